@@ -1,0 +1,176 @@
+"""What can go wrong, named after the condition; each error carries its facts and its exit code.
+
+Messages are one line: "host b: <cause>; try: <hint>". The command line prints them as they are
+and exits with `exit_code`; docs/exit-codes.md lists the codes.
+"""
+
+from collections.abc import Sequence
+
+__all__ = [
+    "AgentFailed",
+    "BadEnvironment",
+    "BadHost",
+    "BadUsage",
+    "ConnectFailed",
+    "HostError",
+    "HostKeyChanged",
+    "HostKeyRevoked",
+    "HostKeyUnknown",
+    "HostLost",
+    "HostsFailed",
+    "HvlaunchError",
+    "NoPython",
+    "NotEnoughSlots",
+    "PermissionDenied",
+    "StartTimeout",
+    "UnknownHost",
+    "Unreachable",
+    "WorkingDirectoryMissing",
+]
+
+EXIT_USAGE = 2
+EXIT_HOSTS = 69
+EXIT_INTERNAL = 70
+
+
+class HvlaunchError(Exception):
+    """The base: `cause` is what happened, `host` where (if anywhere), `hint` what to try."""
+
+    exit_code = EXIT_INTERNAL
+
+    def __init__(self, cause: str, *, host: str | None = None, hint: str | None = None) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.host = host
+        self.hint = hint
+
+    def __str__(self) -> str:
+        where = f"host {self.host}: " if self.host else ""
+        hint = f"; try: {self.hint}" if self.hint else ""
+        return f"{where}{self.cause}{hint}"
+
+
+class BadUsage(HvlaunchError):
+    """The command line, or a file that it names, asks for something that can't be."""
+
+    exit_code = EXIT_USAGE
+
+
+class BadHost(BadUsage):
+    """A host that can't be read. `source` is `-H` or the hostfile, `line` counts from 1, `word` is the culprit."""
+
+    def __init__(self, cause: str, *, word: str, source: str, line: int | None = None) -> None:
+        where = f"{source}:{line}" if line is not None else source
+        super().__init__(f"{where}: {word!r}: {cause}")
+        self.word = word
+        self.source = source
+        self.line = line
+
+
+class NotEnoughSlots(BadUsage):
+    """More processes were asked for than there are slots."""
+
+    def __init__(self, wanted: int, available: int) -> None:
+        noun = "slot" if available == 1 else "slots"
+        super().__init__(
+            f"{wanted} processes were asked for, and the hosts have {available} {noun}",
+            hint=f"-np {available}, or more slots (host:N)",
+        )
+        self.wanted = wanted
+        self.available = available
+
+
+class BadEnvironment(BadUsage):
+    """A variable that no process can be started with. `name` is the variable."""
+
+    def __init__(self, name: str, cause: str) -> None:
+        super().__init__(f"variable {name}: {cause}")
+        self.name = name
+
+
+class HostError(HvlaunchError):
+    """Something is wrong with one host: it can't be reached, refuses us, or was lost."""
+
+    exit_code = EXIT_HOSTS
+
+    def __init__(self, cause: str, *, host: str, hint: str | None = None) -> None:
+        super().__init__(cause, host=host, hint=hint)
+
+
+class UnknownHost(HostError):
+    """The name resolves to no address."""
+
+
+class ConnectFailed(HostError):
+    """No SSH connection: refused, reset, no route, or the other side does not speak SSH."""
+
+
+class StartTimeout(HostError):
+    """The host did not get ready within --start-timeout."""
+
+
+class HostKeyUnknown(HostError):
+    """The host's key is in no known_hosts file. `fingerprint` is `SHA256:…`, `key_type` as in `ssh-ed25519`."""
+
+    def __init__(self, cause: str, *, host: str, hint: str, key_type: str, fingerprint: str) -> None:
+        super().__init__(cause, host=host, hint=hint)
+        self.key_type = key_type
+        self.fingerprint = fingerprint
+
+
+class HostKeyChanged(HostKeyUnknown):
+    """The host shows another key than the known_hosts file has: a new machine, or an attack."""
+
+
+class HostKeyRevoked(HostKeyUnknown):
+    """The host shows a key that a known_hosts file marks @revoked."""
+
+
+class PermissionDenied(HostError):
+    """No authentication method was accepted. `tried` names the keys that were offered."""
+
+    def __init__(self, cause: str, *, host: str, hint: str, tried: Sequence[str]) -> None:
+        super().__init__(cause, host=host, hint=hint)
+        self.tried = tuple(tried)
+
+
+class NoPython(HostError):
+    """None of the interpreters tried on the host is a Python >= 3.8."""
+
+
+class AgentFailed(HostError):
+    """The agent did not start, or spoke something else; `cause` quotes what the host printed."""
+
+
+class HostLost(HostError):
+    """The host was there, and is gone: its channel closed, its agent died, or it is silent for a lease."""
+
+
+class Unreachable(HostError):
+    """A host can't connect to another host of the job. `other` is the target, `addresses` what was tried."""
+
+    def __init__(self, cause: str, *, host: str, other: str, addresses: Sequence[str], hint: str) -> None:
+        super().__init__(cause, host=host, hint=hint)
+        self.other = other
+        self.addresses = tuple(addresses)
+
+
+class WorkingDirectoryMissing(HostError):
+    """The workers' directory `path` is not there, or can't be entered, on the host."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, cause: str, *, host: str, path: str, hint: str) -> None:
+        super().__init__(cause, host=host, hint=hint)
+        self.path = path
+
+
+class HostsFailed(HvlaunchError):
+    """Several hosts failed; `errors` has one error for each, in the order of the hosts."""
+
+    exit_code = EXIT_HOSTS
+
+    def __init__(self, errors: Sequence[HostError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(str(error) for error in self.errors))
+        self.exit_code = self.errors[0].exit_code

@@ -1,0 +1,116 @@
+"""What a job is and how it ended: the one hand-over between the command line and the controllers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hvlaunch.errors import HvlaunchError
+
+__all__ = ["Host", "HostKeyPolicy", "JobResult", "JobSpec", "SSHOptions", "StdinPolicy", "WorkerExit"]
+
+HostKeyPolicy = Literal["strict", "accept-new", "off"]
+StdinPolicy = Literal["0", "all", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine named by the user. What is None was not said, and has a default elsewhere."""
+
+    name: str
+    """As the user wrote it, without user and slots: its name in messages and in HVLAUNCH_HOST."""
+    slots: int | None = None
+    user: str | None = None
+    port: int | None = None
+    identity: str | None = None
+    """Path of a private key."""
+    python: str | None = None
+    """The interpreter for the agent on this host."""
+    address: str | None = None
+    """Where to connect, in place of the name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SSHOptions:
+    """What holds for all hosts; a host's own words come first, then these, then ~/.ssh/config."""
+
+    port: int | None = None
+    user: str | None = None
+    identity: Path | None = None
+    config: Path | None = None
+    host_keys: HostKeyPolicy = "strict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """All that a controller needs to run a job."""
+
+    command: tuple[str, ...]
+    hosts: tuple[Host, ...]
+    cwd: str
+    """The workers' working directory, on every host."""
+    np: int | None = None
+    """How many workers; None is one in every slot."""
+    slots_per_host: int | None = None
+    """For hosts without slots of their own; None counts the host's GPUs."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What the user passes on: forwarded by default, from --env-file and -x, merged in that order."""
+    stdin: StdinPolicy = "0"
+    output_dir: Path | None = None
+    ssh: SSHOptions = field(default_factory=SSHOptions)
+    remote_python: str | None = None
+    start_timeout: float = 60.0
+    """Seconds for all of connecting."""
+    lease: float = 30.0
+    """Seconds without a word from the other side after which driver and agent give each other up."""
+    grace: float = 10.0
+    """Seconds between the first signal to a worker that is to stop and SIGKILL."""
+    verbose: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExit:
+    """How one worker ended."""
+
+    rank: int
+    host: str
+    code: int | None = None
+    """Exit code; None where a signal ended it or it never started."""
+    signal: int | None = None
+    when: float = 0.0
+    """Seconds since the workers of its round were started."""
+    max_rss: int | None = None
+    """Largest resident size, in bytes."""
+    oom_killed: bool = False
+    """The kernel's out-of-memory killer ended it, as far as the kernel tells."""
+    stopped: bool = False
+    """hvlaunch stopped it, because of another failure or an interrupt."""
+    error_file: str | None = None
+    """What the worker left in TORCHELASTIC_ERROR_FILE."""
+    not_started: str | None = None
+    """Why it could not be started; `code` is then 126 or 127, as a shell would say."""
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell counts it: the code, or 128 + the signal."""
+        if self.signal is not None:
+            return 128 + self.signal
+        return self.code if self.code is not None else 1
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """How a job ended. `failure` is the first failing worker, `error` what else ended the job."""
+
+    exit_code: int
+    elapsed: float
+    """Seconds since the workers of the last round were started; 0 if none was."""
+    exits: tuple[WorkerExit, ...] = ()
+    failure: WorkerExit | None = None
+    error: HvlaunchError | None = None
+    interrupted: int | None = None
+    """The signal that the user ended the job with."""

@@ -1,0 +1,49 @@
+"""What hvlaunch asks of a way to a host, whichever client carries it."""
+
+from typing import Protocol
+
+__all__ = ["Channel", "Connection"]
+
+
+class Channel(Protocol):
+    """One command running on the host, its stdin and stdout as raw bytes."""
+
+    def read(self) -> bytes:
+        """Next bytes of the command's stdout, as many as are there; b"" at its end. Blocks.
+
+        Raises OSError where the connection broke.
+        """
+
+    def write(self, data: bytes) -> None:
+        """Send all of `data` to the command's stdin. Blocks while the host does not take it.
+
+        Raises OSError where the connection broke or the command is gone.
+        """
+
+    def stderr(self) -> bytes:
+        """The last bytes (at most 16 KiB) that the command wrote to stderr so far."""
+
+    def exit_status(self, timeout: float) -> int | None:
+        """The command's exit status, 128 + n for a signal n; None if not known within `timeout` seconds."""
+
+    def close(self) -> None:
+        """Give the command up; unblocks read() and write() in other threads. Never raises, may be repeated."""
+
+
+class Connection(Protocol):
+    """An open, authenticated way to one host."""
+
+    local_address: str | None
+    """Our own end, which is how the host sees the driver; None where there is no such address (local)."""
+
+    remote_address: str | None
+    """The host's end; None where the host is this machine."""
+
+    def run(self, command: str) -> Channel:
+        """Start `command` through the login shell of the host (of this machine: /bin/sh).
+
+        Raises HostError.
+        """
+
+    def close(self) -> None:
+        """Close it and its channels; unblocks threads in them. Never raises, may be repeated."""

@@ -1,0 +1,61 @@
+"""Packaging of hvlaunch; the tools' settings are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "([^"]+)"', (ROOT / "hvlaunch/__init__.py").read_text(), re.M)
+assert VERSION is not None
+
+TORCH = ["torch>=2.4"]
+EXAMPLES = [*TORCH, "numpy", "scikit-learn"]
+TEST = [*EXAMPLES, "hypothesis", "pytest", "pytest-timeout", "pytest-xdist"]
+DEV = [
+    *TEST,
+    "codespell",
+    "import-linter",
+    "mypy",
+    "ruff",
+    "types-paramiko",
+    "types-psutil",
+    "vermin",
+]
+
+setup(
+    name="hvlaunch",
+    version=VERSION.group(1),
+    description="Starts distributed PyTorch training on every machine that you can ssh into",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["hvlaunch", "hvlaunch.*"]),
+    package_data={"hvlaunch": ["py.typed"]},
+    install_requires=[
+        "ClusterShell>=1.9.2",
+        "httptools>=0.6",
+        "paramiko>=5",
+        "psutil>=5.9",
+        "rich>=13",
+        "rich-argparse>=1.4",
+    ],
+    extras_require={
+        "uvloop": ["uvloop>=0.19"],
+        "torch": TORCH,
+        "examples": EXAMPLES,
+        "test": TEST,
+        "dev": DEV,
+    },
+    entry_points={"console_scripts": ["hvlaunch = hvlaunch.cli.main:main"]},
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: MacOS",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
+)
