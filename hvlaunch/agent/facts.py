@@ -1,0 +1,131 @@
+"""What the agent tells of its host: who it is, how it can be reached, what it has."""
+
+import os
+import socket
+import struct
+import sys
+import time
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+__all__ = ["free_port", "host_facts", "interface_addresses"]
+
+_RTM_NEWADDR, _RTM_GETADDR = 20, 22
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_NLM_F_REQUEST_DUMP = 0x301
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_IFA_F_DEPRECATED_OR_TENTATIVE = 0x20 | 0x40
+_HEADER_SIZE, _ATTRIBUTE_SIZE = 16, 4
+_LOWEST_PORT = 20000
+
+
+def host_facts() -> Dict[str, Any]:
+    """The facts of the `hello` frame. Sizes in bytes, `clock` in seconds since the epoch."""
+    return {
+        "hostname": socket.gethostname(),
+        "python": "%d.%d.%d" % sys.version_info[:3],
+        "executable": sys.executable,
+        "kernel": os.uname().release,
+        "boot_id": _read("/proc/sys/kernel/random/boot_id"),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "addresses": interface_addresses(),
+        "clock": time.time(),
+    }
+
+
+def _read(path: str) -> Optional[str]:
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def interface_addresses() -> Dict[str, List[str]]:
+    """Addresses by interface, in the kernel's order, IPv4 and IPv6, from rtnetlink(7)."""
+    names = dict(socket.if_nameindex())
+    found: Dict[str, List[str]] = {name: [] for name in names.values()}
+    for index, address in _netlink_addresses():
+        if index in names and address not in found[names[index]]:
+            found[names[index]].append(address)
+    return found
+
+
+def _netlink_addresses() -> Iterator[Tuple[int, str]]:
+    request = struct.pack("=IHHIIBxxxi", 24, _RTM_GETADDR, _NLM_F_REQUEST_DUMP, 1, 0, socket.AF_UNSPEC, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
+        netlink.send(request)
+        while True:
+            data = netlink.recv(1 << 16)
+            start = 0
+            while start + _HEADER_SIZE <= len(data):
+                size, kind = struct.unpack_from("=IH", data, start)
+                if kind in (_NLMSG_DONE, _NLMSG_ERROR) or size < _HEADER_SIZE:
+                    return
+                if kind == _RTM_NEWADDR:
+                    address = _address_of(data[start + _HEADER_SIZE : start + size])
+                    if address is not None:
+                        yield address
+                start += (size + 3) & ~3
+
+
+def _address_of(message: bytes) -> Optional[Tuple[int, str]]:
+    """Interface index and address of one RTM_NEWADDR; None for what can't be connected to."""
+    family, _, flags, _, index = struct.unpack_from("=BBBBI", message)
+    if family not in (socket.AF_INET, socket.AF_INET6) or flags & _IFA_F_DEPRECATED_OR_TENTATIVE:
+        return None
+    attributes = {}
+    start = 8
+    while start + _ATTRIBUTE_SIZE <= len(message):
+        size, kind = struct.unpack_from("=HH", message, start)
+        if size < _ATTRIBUTE_SIZE:
+            break
+        attributes[kind] = message[start + _ATTRIBUTE_SIZE : start + size]
+        start += (size + 3) & ~3
+    # On a point-to-point link IFA_ADDRESS is the other end, and IFA_LOCAL is ours.
+    raw = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS))
+    return None if raw is None else (index, socket.inet_ntop(family, raw))
+
+
+def free_port() -> socket.socket:
+    """A bound socket on a port that nothing listens on, to be closed just before the port is used.
+
+    The port is outside the range that the kernel gives to outgoing connections, where there is
+    room, so that none of them takes it in the meantime.
+    """
+    low, high = 32768, 60999
+    text = _read("/proc/sys/net/ipv4/ip_local_port_range")
+    if text:
+        low, high = (int(word) for word in text.split())
+    first, last = max((_LOWEST_PORT, low - 1), (high + 1, 65535), key=lambda span: span[1] - span[0])
+    for _ in range(64 if last > first else 0):
+        reserved = _bind(first + int.from_bytes(os.urandom(4), "big") % (last - first + 1))
+        if reserved is not None:
+            return reserved
+    reserved = _bind(0)
+    if reserved is None:
+        raise OSError("no free port")
+    return reserved
+
+
+def _bind(port: int) -> Optional[socket.socket]:
+    """A socket bound to the port in every family that the host has; None where it is taken."""
+    try:
+        both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    except OSError:
+        both = None
+    if both is not None:
+        try:
+            both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            both.bind(("::", port))
+        except OSError:
+            both.close()
+        else:
+            return both
+    only = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        only.bind(("", port))
+    except OSError:
+        only.close()
+        return None
+    return only

@@ -1,0 +1,71 @@
+"""Frames between driver and agent: two lengths, a small JSON header, raw bytes.
+
+The header says what it is ("type") and carries the small facts; the body is output, stdin, or the
+workers of a `start`. docs/architecture.md lists the types.
+"""
+
+import json
+import struct
+from typing import Any, Dict, Iterator, List, Tuple
+
+__all__ = ["MAGIC", "PROTOCOL", "BadFrame", "Decoder", "Frame", "encode"]
+
+PROTOCOL = 1
+MAGIC = b"\x00\x01hvlaunch-agent\x01\x00"
+"""What the agent says first. Everything before it came from the host's login shell."""
+
+_LENGTHS = struct.Struct("!II")
+_MAX_HEADER = 1 << 20
+_MAX_BODY = 1 << 28
+
+Frame = Tuple[Dict[str, Any], bytes]
+
+
+class BadFrame(Exception):
+    """The bytes are no frame: the other side is not ours, or something else wrote into the channel."""
+
+
+def encode(header: Dict[str, Any], body: bytes = b"") -> bytes:
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    return _LENGTHS.pack(len(text), len(body)) + text + body
+
+
+class Decoder:
+    """Bytes in, as they come; frames out, once whole."""
+
+    def __init__(self) -> None:
+        self._chunks: List[bytes] = []
+        self._have = 0
+        self._need = _LENGTHS.size
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are complete with `data`. Raises BadFrame."""
+        self._chunks.append(data)
+        self._have += len(data)
+        if self._have < self._need:
+            return
+        buffer = b"".join(self._chunks)
+        start = 0
+        while True:
+            self._need = _LENGTHS.size
+            if len(buffer) - start < self._need:
+                break
+            header_size, body_size = _LENGTHS.unpack_from(buffer, start)
+            if header_size > _MAX_HEADER or body_size > _MAX_BODY:
+                raise BadFrame("a frame of %d + %d bytes" % (header_size, body_size))
+            self._need += header_size + body_size
+            if len(buffer) - start < self._need:
+                break
+            split = start + _LENGTHS.size + header_size
+            end = start + self._need
+            try:
+                header = json.loads(buffer[start + _LENGTHS.size : split].decode("ascii"))
+            except ValueError as error:
+                raise BadFrame("a header that is no JSON: %s" % error) from None
+            if not isinstance(header, dict) or not isinstance(header.get("type"), str):
+                raise BadFrame("a header without a type")
+            yield header, buffer[split:end]
+            start = end
+        rest = buffer[start:]
+        self._chunks = [rest] if rest else []
+        self._have = len(rest)

@@ -1,0 +1,168 @@
+"""The agent: starts, watches and stops this host's workers as the driver's frames say.
+
+One thread, one loop. The agent ends its workers and itself when the driver says so, when the
+channel closes, when the driver is silent for the lease, and when the guardian above it is gone.
+"""
+
+import os
+import selectors
+import signal
+import time
+import traceback
+from collections import deque
+from typing import Any, Callable, Deque, Dict, NoReturn, Optional
+
+from hvlaunch.agent import guardian, reaper
+from hvlaunch.agent.channel import Channel
+from hvlaunch.agent.frames import MAGIC, BadFrame, Frame
+from hvlaunch.agent.greeting import Greeting
+from hvlaunch.agent.workers import Workers
+
+__all__ = ["Agent", "main"]
+
+_SIGNALS_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_KILL_PATIENCE = 20.0
+_LAST_WORDS = 1.0
+
+
+def main(config: Dict[str, Any], scratch: str, guardian_fd: int, trouble: Optional[str]) -> NoReturn:
+    """Run the agent over fds 0 and 1 and exit. `guardian_fd` reads end-of-file when the guardian dies."""
+    channel = Channel(0, 1)
+    channel.send_raw(MAGIC)
+    try:
+        code = Agent(channel, config, scratch, guardian_fd, trouble).run()
+    except BaseException:  # noqa: BLE001 (whatever it is, the driver must hear of it)
+        channel.send({"type": "fault", "cause": traceback.format_exc()})
+        channel.flush_all(5.0)
+        code = 1
+    os._exit(code)
+
+
+class Agent:
+    """The loop, and what the driver's frames mean."""
+
+    def __init__(
+        self, channel: Channel, config: Dict[str, Any], scratch: str, guardian_fd: int, trouble: Optional[str]
+    ) -> None:
+        self._channel = channel
+        self._lease = float(config["lease"])
+        self._grace = float(config["grace"])
+        self._scratch = scratch
+        self._trouble = trouble
+        self._ending = False
+        self._alone = False
+        self._last_heard = time.monotonic()
+        self._calls: Deque[Callable[[], None]] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._workers = Workers(channel, self._selector, int(config["window"]))
+        self._greeting = Greeting(channel, self._selector, self._call_soon, scratch)
+        self._wake_read, self._wake_write = os.pipe()
+        self._watch_signals()
+        self._selector.register(channel.read_fd, selectors.EVENT_READ, self._receive)
+        self._selector.register(guardian_fd, selectors.EVENT_READ, self._orphaned)
+        self._writing = False
+
+    def _watch_signals(self) -> None:
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        for number in (signal.SIGCHLD, *_SIGNALS_TO_END):
+            signal.signal(number, lambda *_: None)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+
+    def _call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call` in the loop; for other threads."""
+        self._calls.append(call)
+        os.write(self._wake_write, b"\0")
+
+    def run(self) -> int:
+        """Work until there is nothing left to do and nobody left to do it for; the exit code."""
+        while not (self._ending and self._workers.all_ended):
+            self._watch_writing()
+            for key, _ in self._selector.select(self._timeout()):
+                key.data()
+            now = time.monotonic()
+            self._workers.take_due_steps(now)
+            if now >= self._last_heard + self._lease and not self._ending:
+                self._give_up("heard nothing from the driver for %g seconds" % self._lease)
+        left = reaper.kill_descendants(_KILL_PATIENCE)
+        self._workers.read_the_rest()
+        self._channel.send({"type": "bye", "left": left})
+        self._channel.flush_all(_LAST_WORDS if self._alone else self._lease)
+        return 0
+
+    def _timeout(self) -> Optional[float]:
+        deadlines = [] if self._ending else [self._last_heard + self._lease]
+        deadlines.extend(self._workers.deadlines())
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _watch_writing(self) -> None:
+        if self._channel.blocked == self._writing:
+            return
+        if self._writing:
+            self._selector.unregister(self._channel.write_fd)
+        else:
+            self._selector.register(self._channel.write_fd, selectors.EVENT_WRITE, self._channel.flush)
+        self._writing = not self._writing
+
+    def _receive(self) -> None:
+        try:
+            frames = self._channel.receive()
+        except BadFrame as error:
+            self._channel.send({"type": "fault", "cause": "the driver sent %s" % error})
+            frames = None
+        if frames is None:
+            self._selector.unregister(self._channel.read_fd)
+            self._give_up("the driver is gone")
+            return
+        for frame in frames:
+            self._last_heard = time.monotonic()
+            self._obey(frame)
+
+    def _obey(self, frame: Frame) -> None:
+        header, body = frame
+        kind = header["type"]
+        if kind == "ping":
+            self._channel.send({"type": "pong", "at": time.monotonic()})
+        elif kind == "hello":
+            self._greeting.greet(header, self._trouble)
+        elif kind == "probe":
+            self._greeting.probe(header)
+        elif kind == "start":
+            self._greeting.release_ports()
+            self._workers.start(header, body)
+        elif kind == "bye":
+            self._ending = True
+            self._workers.stop(None, [(signal.SIGKILL, 0.0)])
+        else:
+            self._workers.obey(header, body)
+
+    def _woken(self) -> None:
+        for number in os.read(self._wake_read, 512):
+            if number in _SIGNALS_TO_END:
+                self._give_up("got %s" % signal.Signals(number).name, alone=False)
+        while self._calls:
+            self._calls.popleft()()
+        self._workers.reap()
+
+    def _orphaned(self) -> None:
+        """The guardian was killed. Nothing watches over the agent now, so it ends all at once."""
+        self._channel.send({"type": "parting", "cause": "its guardian was killed"})
+        self._ending = True
+        self._workers.stop(None, [(signal.SIGKILL, 0.0)])
+        reaper.kill_descendants(_KILL_PATIENCE)
+        guardian.remove_scratch(self._scratch)
+        self._channel.flush_all(_LAST_WORDS)
+        os._exit(1)
+
+    def _give_up(self, cause: str, *, alone: bool = True) -> None:
+        """End the workers and then ourselves; `alone` is when nobody is there to report to."""
+        if self._ending:
+            return
+        self._channel.send({"type": "parting", "cause": cause})
+        self._ending = True
+        self._alone = alone
+        if alone:
+            self._workers.discard_output()
+        self._workers.stop(None, [(signal.SIGTERM, 0.0), (signal.SIGKILL, self._grace)])

@@ -1,0 +1,143 @@
+"""Which addresses really lead to whom: connect, and believe only the right nonce."""
+
+import errno
+import selectors
+import socket
+import time
+from typing import Callable, Dict, Optional, Sequence, Tuple
+
+__all__ = ["Beacon", "http_request", "reach"]
+
+Target = Tuple[str, int]
+
+
+class Beacon:
+    """A listening socket that tells everyone who connects this host's nonce, and hangs up."""
+
+    def __init__(self, listener: socket.socket, nonce: str) -> None:
+        listener.setblocking(False)
+        listener.listen(64)
+        self.listener = listener
+        self.port: int = listener.getsockname()[1]
+        self._nonce = nonce.encode("ascii")
+
+    def answer(self) -> None:
+        """Serve one connection; nothing where it is gone again."""
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:
+            return
+        with connection:
+            try:
+                connection.send(self._nonce)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self.listener.close()
+
+
+def reach(
+    targets: Sequence[Target],
+    request: Callable[[Target], bytes],
+    nonce: str,
+    timeout: float,
+    found: Callable[[int, str], bool],
+    settle: Optional[float] = None,
+) -> None:
+    """Try all targets at once; call found(index, our address) for each that answers with the nonce.
+
+    Returns when `found` says that it is enough, when every target has answered or failed, `settle`
+    seconds after the first good answer, and after `timeout` seconds at the latest.
+    """
+    deadline = time.monotonic() + timeout
+    with selectors.DefaultSelector() as selector:
+        waiting = _connect_all(selector, targets)
+        answers: Dict[int, bytes] = dict.fromkeys(range(len(targets)), b"")
+        while waiting:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            for key, mask in selector.select(left):
+                index, connection = key.data, key.fileobj
+                assert isinstance(connection, socket.socket)  # noqa: S101 (for the type checker)
+                done = _advance(connection, mask, request(targets[index]), answers, index, selector)
+                if nonce.encode("ascii") in answers[index]:
+                    done = True
+                    if settle is not None:
+                        deadline = min(deadline, time.monotonic() + settle)
+                    if found(index, _own_address(connection)):
+                        deadline = 0.0
+                if done:
+                    selector.unregister(connection)
+                    connection.close()
+                    waiting -= 1
+        for key in list(selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+
+
+def _connect_all(selector: selectors.BaseSelector, targets: Sequence[Target]) -> int:
+    waiting = 0
+    for index, (address, port) in enumerate(targets):
+        try:
+            family, kind, protocol, _, where = socket.getaddrinfo(
+                address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+            )[0]
+            connection = socket.socket(family, kind, protocol)
+        except OSError:
+            continue
+        connection.setblocking(False)
+        if connection.connect_ex(where) not in _UNDERWAY:
+            connection.close()
+            continue
+        selector.register(connection, selectors.EVENT_WRITE, index)
+        waiting += 1
+    return waiting
+
+
+_UNDERWAY = (0, errno.EINPROGRESS, errno.EAGAIN)
+
+
+def _advance(
+    connection: socket.socket,
+    mask: int,
+    request: bytes,
+    answers: Dict[int, bytes],
+    index: int,
+    selector: selectors.BaseSelector,
+) -> bool:
+    """Send the request, then collect the answer; True when nothing more will come."""
+    try:
+        if mask & selectors.EVENT_WRITE:
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                return True
+            connection.sendall(request)
+            selector.modify(connection, selectors.EVENT_READ, index)
+            return False
+        data = connection.recv(4096)
+    except OSError:
+        return True
+    answers[index] += data
+    return not data or len(answers[index]) > 1 << 16
+
+
+def _own_address(connection: socket.socket) -> str:
+    address: str = connection.getsockname()[0]
+    return address.partition("%")[0].replace("::ffff:", "")
+
+
+def http_request(token: str) -> Callable[[Target], bytes]:
+    """The request for the rendezvous' nonce, with a token that is good for nothing else."""
+
+    def request(target: Target) -> bytes:
+        host = "[%s]:%d" % target if ":" in target[0] else "%s:%d" % target
+        lines = [
+            "GET /-/nonce HTTP/1.1",
+            "Host: " + host,
+            "Authorization: Bearer " + token,
+            "Connection: close",
+        ]
+        return "\r\n".join([*lines, "", ""]).encode("ascii")
+
+    return request

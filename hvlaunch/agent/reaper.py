@@ -1,0 +1,96 @@
+"""Leaving nothing behind: adopt every descendant, kill until waitpid says that there is none.
+
+A child subreaper (prctl(2), PR_SET_CHILD_SUBREAPER) becomes the parent of its orphaned descendants,
+those that called setsid or forked twice too, so that killing one's own children again and again
+ends them all, and nobody else's.
+"""
+
+import ctypes
+import errno
+import os
+import signal
+import time
+from typing import List, Optional
+
+__all__ = ["adopt_descendants", "children", "kill_descendants"]
+
+_PR_SET_CHILD_SUBREAPER = 36
+_FIRST_PAUSE = 0.0005
+_LONGEST_PAUSE = 0.05
+
+
+def adopt_descendants() -> Optional[str]:
+    """Make this process the parent of its orphaned descendants; say why where the kernel can't."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0:
+        return None
+    return "prctl(PR_SET_CHILD_SUBREAPER): " + os.strerror(ctypes.get_errno())
+
+
+def children() -> List[int]:
+    """The pids of this process's children, zombies included."""
+    me = os.getpid()
+    try:
+        with open("/proc/self/task/%d/children" % me) as listing:
+            return [int(pid) for pid in listing.read().split()]
+    except OSError:
+        return _children_by_parent(me)
+
+
+def _children_by_parent(parent: int) -> List[int]:
+    """For kernels without CONFIG_PROC_CHILDREN: the processes whose parent is `parent`."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open("/proc/%s/stat" % name, "rb") as stat:
+                fields = stat.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(name))
+    return found
+
+
+def kill_descendants(patience: float) -> int:
+    """SIGKILL every descendant and reap it; how many could not be ended within `patience` seconds.
+
+    What remains can't be killed by us (another user's, by sudo) or sits in the kernel (state D).
+    """
+    deadline = time.monotonic() + patience
+    pause = _FIRST_PAUSE
+    while True:
+        for pid in children():
+            _kill(pid)
+        reaped = _reap()
+        if reaped is None:
+            return 0
+        if reaped:
+            pause = _FIRST_PAUSE
+            continue
+        if time.monotonic() > deadline:
+            return len(children())
+        time.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError as error:
+        if error.errno not in (errno.ESRCH, errno.EPERM):
+            raise
+
+
+def _reap() -> Optional[int]:
+    """Reap what has ended; how many, or None when there is no child at all."""
+    reaped = 0
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if pid == 0:
+            return reaped
+        reaped += 1

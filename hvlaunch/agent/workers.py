@@ -1,0 +1,249 @@
+"""All workers of this host: output with credit, stdin, signals on time, ends."""
+
+import json
+import os
+import selectors
+import signal
+import time
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from hvlaunch.agent import worker as one
+from hvlaunch.agent.channel import Channel
+
+__all__ = ["Workers"]
+
+_CHUNK = 1 << 16
+_PIPE_SIZE = 1 << 16
+
+Step = Tuple[int, float]
+
+
+class _Slot:
+    """A worker and what the agent still has to do for it."""
+
+    def __init__(self, round_number: int, worker: one.Worker) -> None:
+        self.round = round_number
+        self.worker = worker
+        self.steps: List[Step] = []
+        self.end: Optional[Dict[str, Any]] = None
+        self.told = False
+        self.to_drain = dict.fromkeys(worker.output, _PIPE_SIZE)
+        self.stdin_waiting = bytearray()
+        self.stdin_ended = False
+
+
+class Workers:
+    """Starts and watches workers. At most `window` bytes of output are on their way to the driver at a time."""
+
+    def __init__(self, channel: Channel, selector: selectors.BaseSelector, window: int) -> None:
+        self._channel = channel
+        self._selector = selector
+        self._credit = window
+        self._discard = False
+        self._slots: Dict[int, _Slot] = {}
+        self._oom = one.OomWatch()
+
+    @property
+    def all_ended(self) -> bool:
+        return all(slot.end is not None for slot in self._slots.values())
+
+    def start(self, header: Dict[str, Any], body: bytes) -> None:
+        """Start the workers of a `start` frame; `started` or `not_started` for each."""
+        plan = json.loads(body.decode("ascii"))
+        for item in plan["workers"]:
+            env = dict(plan["defaults"])
+            env.update(os.environ)
+            env.update(plan["env"])
+            env.update(item["env"])
+            about = {"round": header["round"], "slot": item["slot"]}
+            try:
+                worker = one.start(item["slot"], plan["argv"], env, item["stdin"])
+            except one.CannotStart as error:
+                self._channel.send({"type": "not_started", "code": error.code, "cause": error.cause, **about})
+                continue
+            slot = self._slots[item["slot"]] = _Slot(header["round"], worker)
+            for stream in worker.output:
+                self._watch(slot, stream)
+            self._channel.send({"type": "started", "pid": worker.pid, "at": time.monotonic(), **about})
+
+    def obey(self, header: Dict[str, Any], body: bytes) -> None:
+        """Carry out a frame about running workers."""
+        kind = header["type"]
+        if kind == "ack":
+            self._resume(header["bytes"])
+        elif kind == "stop":
+            self.stop(header["slots"], [(number, after) for number, after in header["steps"]])
+        elif kind == "signal":
+            for slot in self._chosen(header["slots"]):
+                slot.worker.send_signal(header["signal"], group=False)
+        elif kind == "stdin":
+            for slot in self._chosen([header["slot"]]):
+                self._feed(slot, body)
+
+    def stop(self, slots: Optional[Sequence[int]], steps: Sequence[Step]) -> None:
+        """Send the signals of `steps` (number, seconds from now) to the slots (None: all) while they live."""
+        now = time.monotonic()
+        for slot in self._chosen(slots):
+            slot.steps = [(number, now + after) for number, after in steps]
+        self.take_due_steps(now)
+
+    def _chosen(self, slots: Optional[Sequence[int]]) -> List[_Slot]:
+        return [
+            slot
+            for number, slot in self._slots.items()
+            if slot.end is None and (slots is None or number in slots)
+        ]
+
+    def deadlines(self) -> Iterator[float]:
+        """When the next signals are due."""
+        return (slot.steps[0][1] for slot in self._slots.values() if slot.steps)
+
+    def take_due_steps(self, now: float) -> None:
+        """Send the signals that are due."""
+        for slot in self._slots.values():
+            while slot.steps and slot.steps[0][1] <= now:
+                number, _ = slot.steps.pop(0)
+                slot.worker.send_signal(number, group=True)
+
+    def reap(self) -> None:
+        """Collect who has ended: workers, and orphans that were handed to the agent."""
+        by_pid = {slot.worker.pid: slot for slot in self._slots.values() if slot.end is None}
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in by_pid:
+                self._ended(by_pid[pid], status, usage.ru_maxrss)
+
+    def _ended(self, slot: _Slot, status: int, max_rss: int) -> None:
+        slot.end = one.exit_of(status, max_rss)
+        slot.end["oom_killed"] = (
+            slot.end["signal"] == signal.SIGKILL and not slot.worker.killed and self._oom.struck()
+        )
+        slot.steps = []
+        self._drop_stdin(slot)
+        self._drain(slot)
+
+    def _drain(self, slot: _Slot) -> None:
+        """Read what the ended worker left in its pipes, then tell of its end.
+
+        Its descendants may hold the pipes open: no more is waited for than a pipe can hold.
+        """
+        for stream in list(slot.worker.output):
+            while slot.to_drain.get(stream, 0) > 0:
+                if not self._has_credit:
+                    return
+                size = self._read(slot, stream)
+                slot.to_drain[stream] = slot.to_drain[stream] - size if size else 0
+        if not slot.told and slot.end is not None:
+            slot.told = True
+            error = "" if slot.end["code"] == 0 else slot.worker.error_text()
+            about = {"round": slot.round, "slot": slot.worker.slot}
+            self._channel.send({"type": "exited", **about, **slot.end}, error.encode())
+
+    @property
+    def _has_credit(self) -> bool:
+        return self._credit > 0 or self._discard
+
+    def _watch(self, slot: _Slot, stream: str) -> None:
+        if self._has_credit:
+            fd = slot.worker.output[stream]
+            self._selector.register(fd, selectors.EVENT_READ, lambda: self._read(slot, stream))
+
+    def _read(self, slot: _Slot, stream: str) -> int:
+        """Pass one chunk on; its size, 0 where there is none now or no more."""
+        fd = slot.worker.output.get(stream)
+        if fd is None or not self._has_credit:
+            return 0
+        try:
+            data = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""
+        if not data:
+            if fd in self._selector.get_map():
+                self._selector.unregister(fd)
+            os.close(fd)
+            del slot.worker.output[stream]
+        if not self._discard:
+            about = {"round": slot.round, "slot": slot.worker.slot, "stream": stream}
+            self._channel.send({"type": "output", **about}, data)
+            self._credit -= len(data)
+            if self._credit <= 0:
+                self._pause()
+        return len(data)
+
+    def _pause(self) -> None:
+        """No credit: stop reading, so that the workers block in write(), as on a full pipe."""
+        for slot in self._slots.values():
+            for fd in slot.worker.output.values():
+                if fd in self._selector.get_map():
+                    self._selector.unregister(fd)
+
+    def _resume(self, credit: int) -> None:
+        had = self._has_credit
+        self._credit += credit
+        if not had and self._has_credit:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        for slot in list(self._slots.values()):
+            if slot.end is not None and not slot.told:
+                self._drain(slot)
+            for stream in list(slot.worker.output):
+                if self._has_credit and slot.worker.output[stream] not in self._selector.get_map():
+                    self._watch(slot, stream)
+
+    def discard_output(self) -> None:
+        """Nobody wants it any more; the workers must still not block in write()."""
+        self._discard = True
+        self._read_on()
+
+    def read_the_rest(self) -> None:
+        """At the end, when no process is left that could write: pass on what the pipes still hold."""
+        self._credit = 1 << 40
+        for slot in self._slots.values():
+            for stream in list(slot.worker.output):
+                while self._read(slot, stream):
+                    pass
+
+    def _feed(self, slot: _Slot, data: bytes) -> None:
+        if slot.worker.stdin is None:
+            return
+        if not slot.stdin_waiting and not slot.stdin_ended:
+            self._selector.register(slot.worker.stdin, selectors.EVENT_WRITE, lambda: self._write_stdin(slot))
+        slot.stdin_waiting += data
+        slot.stdin_ended = slot.stdin_ended or not data
+
+    def _write_stdin(self, slot: _Slot) -> None:
+        if slot.worker.stdin is None:
+            return
+        written = 0
+        try:
+            if slot.stdin_waiting:
+                written = os.write(slot.worker.stdin, slot.stdin_waiting[:_CHUNK])
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop_stdin(slot)
+            return
+        del slot.stdin_waiting[:written]
+        if written:
+            self._channel.send({"type": "stdin_taken", "slot": slot.worker.slot, "bytes": written})
+        if not slot.stdin_waiting:
+            if slot.stdin_ended:
+                self._drop_stdin(slot)
+            else:
+                self._selector.unregister(slot.worker.stdin)
+
+    def _drop_stdin(self, slot: _Slot) -> None:
+        fd, slot.worker.stdin = slot.worker.stdin, None
+        if fd is None:
+            return
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+        os.close(fd)
