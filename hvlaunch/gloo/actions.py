@@ -1,0 +1,105 @@
+"""What the engine wants done: all that the driver's loop ever carries out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvlaunch.gloo.events import HostFacts
+from hvlaunch.gloo.worker_env import HostNetwork
+from hvlaunch.hosts.placement import Placement
+from hvlaunch.job import Host, JobResult
+
+__all__ = [
+    "Abandon",
+    "Action",
+    "Connect",
+    "Finish",
+    "Probe",
+    "Release",
+    "Say",
+    "Signal",
+    "Start",
+    "Step",
+    "Stop",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A signal to a worker that is to end, `after` seconds from the order, if it still lives then."""
+
+    signal: int
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    host: Host
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Let the host try the addresses of another host's beacon."""
+
+    host: str
+    target: str
+    addresses: Sequence[str]
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a round's workers of one host."""
+
+    host: str
+    round: int
+    places: Sequence[Placement]
+    network: HostNetwork
+    facts: HostFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Pass a signal to all workers of a host."""
+
+    host: str
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End all workers of a host, by these steps, which replace those of an earlier Stop."""
+
+    host: str
+    steps: Sequence[Step]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nothing more for this host: its agent ends what is left there, and itself."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Close the way to the host at once; its agent notices and ends."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Tell the user; `detail` only where he asked for details."""
+
+    text: str
+    detail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over, and nothing of it is left on any host that can be reached."""
+
+    result: JobResult
+
+
+Action = Connect | Probe | Start | Signal | Stop | Release | Abandon | Say | Finish

@@ -1,0 +1,270 @@
+"""The loop: events off one queue, into the engine, and what it wants carried out."""
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from secrets import token_hex
+from typing import Any, BinaryIO
+
+from hvlaunch.agent.frames import PROTOCOL
+from hvlaunch.console.files import OutputFiles
+from hvlaunch.console.printer import Printer
+from hvlaunch.console.report import failure_report
+from hvlaunch.errors import HostLost
+from hvlaunch.gloo import actions as do
+from hvlaunch.gloo import events as on
+from hvlaunch.gloo.bundle import agent_command, bundle, python_candidates
+from hvlaunch.gloo.engine import Engine
+from hvlaunch.gloo.link import HostLink, Opening
+from hvlaunch.gloo.signals import signals_as_events
+from hvlaunch.gloo.start_frame import gets_stdin, start_frame
+from hvlaunch.gloo.stdin import StdinPump
+from hvlaunch.hosts.local import is_local
+from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.ssh.connection import Connection
+
+__all__ = ["Driver", "Keys", "run"]
+
+_OUTPUT_IN_FLIGHT = 64 << 20
+_WINDOW_RANGE = (256 << 10, 4 << 20)
+_LONGEST_PULSE = 5.0
+_PULSES_PER_LEASE = 4
+
+
+def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) -> JobResult:
+    """Run a job: workers' output to stdout and stderr, the failure report last of all.
+
+    `stdin` is a file descriptor. Must be called in the main thread for signals to reach the workers.
+    Raises HvlaunchError for what is wrong with the job itself, before anything is started.
+    """
+    events: SimpleQueue[on.Event] = SimpleQueue()
+    broken = on.Interrupted(signal.SIGPIPE)
+    printer = Printer(stdout, stderr, on_broken=lambda: events.put(broken))
+    keys = Keys(token=token_hex(32), probe_token=token_hex(16), nonce=token_hex(16))
+    server = RendezvousServer(keys.token, keys.probe_token, keys.nonce)
+    try:
+        with server, signals_as_events(events.put):
+            driver = Driver(spec, events, printer, server.port, keys, connect_to(spec), stdin=stdin)
+            result = driver.run()
+        tails = {end.rank: printer.tail(end.rank) for end in result.exits}
+        printer.show(failure_report(result, tails, len(driver.places)))
+    finally:
+        printer.close()
+    return result
+
+
+def connect_to(spec: JobSpec) -> Callable[[Host], Connection]:
+    """The way to a host: none but a pipe to this machine itself, else SSH. What is not used is not imported."""
+
+    def connect(host: Host) -> Connection:
+        if is_local(host):
+            from hvlaunch.ssh.local import LocalConnection  # noqa: PLC0415 (see the docstring)
+
+            return LocalConnection()
+        from hvlaunch.ssh.paramiko_client import connect  # noqa: PLC0415 (100 ms, in the host's own thread)
+
+        return connect(host, spec.ssh, timeout=spec.start_timeout)
+
+    return connect
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A job's secrets: `token` opens the rendezvous, `probe_token` only tells its `nonce`."""
+
+    token: str = field(repr=False)
+    probe_token: str = field(repr=False)
+    nonce: str
+
+
+class Driver:
+    """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        events: SimpleQueue[on.Event],
+        printer: Printer,
+        rendezvous_port: int,
+        keys: Keys,
+        connect: Callable[[Host], Connection],
+        *,
+        stdin: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spec = spec
+        self._events = events
+        self._printer = printer
+        self._rendezvous_port = rendezvous_port
+        self._keys = keys
+        self._connect = connect
+        self._stdin = stdin
+        self._clock = clock
+        self._job_id = token_hex(6)
+        self._engine = Engine(spec, rendezvous_port)
+        self._links: dict[str, HostLink] = {}
+        self._nonces: dict[str, str] = {}
+        self._starts: list[do.Start] = []
+        self._pulse = min(_LONGEST_PULSE, spec.lease / _PULSES_PER_LEASE)
+        self._next_pulse = self._awake_since = clock()
+        self._result: JobResult | None = None
+        config = {"lease": spec.lease, "grace": spec.grace, "window": self._window()}
+        self._bundle = bundle(config)
+
+    def _window(self) -> int:
+        least, most = _WINDOW_RANGE
+        return max(least, min(most, _OUTPUT_IN_FLIGHT // len(self._spec.hosts)))
+
+    @property
+    def places(self) -> list[Any]:
+        """All workers' places, once they were started."""
+        return [place for start in self._starts for place in start.places]
+
+    def run(self) -> JobResult:
+        """Take events until the engine has finished. Leaves no connection open, whatever happens."""
+        try:
+            self._handle(on.Began())
+            while self._result is None:
+                self._handle(self._next_event())
+                self._keep_alive()
+        finally:
+            for link in self._links.values():
+                link.close()
+        return self._result
+
+    def _next_event(self) -> on.Event:
+        deadline = self._next_pulse
+        if self._engine.deadline is not None:
+            deadline = min(deadline, self._engine.deadline)
+        try:
+            return self._events.get(timeout=max(0.0, deadline - self._clock()))
+        except Empty:
+            return on.Tick()
+
+    def _handle(self, event: on.Event) -> None:
+        actions = self._engine.handle(event, self._clock())
+        for action in actions:
+            self._carry_out(action)
+        if any(isinstance(action, do.Start) for action in actions):
+            self._feed_stdin()
+
+    def _keep_alive(self) -> None:
+        """Let the agents hear from us, and give up those that are silent for the lease."""
+        now = self._clock()
+        if now < self._next_pulse:
+            return
+        if now > self._next_pulse + self._pulse:
+            self._awake_since = now  # we were stopped ourselves: what the hosts sent is still to be read
+        self._next_pulse = now + self._pulse
+        for name, link in self._links.items():
+            if link.last_heard is None:
+                continue
+            if now - max(link.last_heard, self._awake_since) > self._spec.lease:
+                cause = f"lost: silent for {self._spec.lease:g} s (--lease)"
+                hint = f"ping {name}: the host is down, or the network is cut"
+                self._events.put(on.HostGone(name, HostLost(cause, host=name, hint=hint)))
+                link.close()
+            else:
+                link.send({"type": "ping"})
+
+    def _carry_out(self, action: do.Action) -> None:
+        match action:
+            case do.Connect(host):
+                self._open(host)
+            case do.Probe(host, target, addresses, port):
+                frame = {"type": "probe", "addresses": addresses, "port": port, "nonce": self._nonces[target]}
+                self._links[host].send(frame)
+            case do.Start():
+                self._start(action)
+            case do.Signal(host, number):
+                self._links[host].send({"type": "signal", "slots": None, "signal": number})
+            case do.Stop(host, steps):
+                orders = [(step.signal, step.after) for step in steps]
+                self._links[host].send({"type": "stop", "slots": None, "steps": orders})
+            case do.Release(host):
+                self._links[host].send({"type": "bye"})
+            case do.Abandon(host):
+                self._links[host].close()
+            case do.Say(text, detail):
+                if self._spec.verbose or not detail:
+                    self._printer.say(text)
+            case do.Finish(result):
+                self._result = result
+
+    def _open(self, host: Host) -> None:
+        self._nonces[host.name] = token_hex(16)
+        candidates = python_candidates(host.python or self._spec.remote_python)
+        opening = Opening(
+            connect=self._connect,
+            command=agent_command(candidates, len(self._bundle)),
+            bundle=self._bundle,
+            hello=partial(self._hello, host),
+            window=self._window(),
+        )
+        link = HostLink(host, opening, self._events.put, self._printer, self._clock)
+        self._links[host.name] = link
+        link.open()
+
+    def _hello(self, host: Host, connection: Connection) -> Mapping[str, Any]:
+        return {
+            "type": "hello",
+            "protocol": PROTOCOL,
+            "nonce": self._nonces[host.name],
+            "cwd": self._spec.cwd,
+            "gpus": host.slots is None and self._spec.slots_per_host is None,
+            "rendezvous": {
+                "candidates": [(address, self._rendezvous_port) for address in _own_addresses(connection)],
+                "token": self._keys.probe_token,
+                "nonce": self._keys.nonce,
+            },
+        }
+
+    def _start(self, start: do.Start) -> None:
+        if self._spec.output_dir is not None and not self._starts:
+            self._printer.keep(OutputFiles(self._spec.output_dir, start.places[0].size))
+        self._starts.append(start)
+        link = self._links[start.host]
+        link.ranks = {place.local_rank: place.rank for place in start.places}
+        link.send(*start_frame(start, self._spec, job_id=self._job_id, token=self._keys.token))
+
+    def _feed_stdin(self) -> None:
+        """Pass stdin on to the workers that get it."""
+        readers = [
+            (self._links[start.host], place.local_rank)
+            for start in self._starts
+            for place in start.places
+            if gets_stdin(place, self._spec)
+        ]
+        if not readers:
+            return
+
+        def sender(link: HostLink, slot: int) -> Callable[[bytes], None]:
+            return lambda data: link.send({"type": "stdin", "slot": slot}, data)
+
+        pump = StdinPump(self._stdin, [sender(link, slot) for link, slot in readers])
+        index = {(link.host.name, slot): number for number, (link, slot) in enumerate(readers)}
+        for link, _ in readers:
+            name = link.host.name
+            link.stdin_taken = lambda slot, size, name=name: pump.taken(index[name, slot], size)  # type: ignore[misc]
+        pump.start()
+
+
+def _own_addresses(connection: Connection) -> list[str]:
+    """The driver's addresses, as the host may reach them; the one that SSH uses first."""
+    if connection.local_address is None:
+        return ["127.0.0.1"]
+    import psutil  # noqa: PLC0415 (only a remote host needs it)
+
+    families = ("AF_INET", "AF_INET6")
+    listed = [
+        entry.address.partition("%")[0]
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if getattr(entry.family, "name", "") in families
+    ]
+    usable = [one for one in listed if not one.startswith(("127.", "169.254.", "fe80:")) and one != "::1"]
+    return list(dict.fromkeys([connection.local_address, *usable]))

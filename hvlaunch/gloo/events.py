@@ -1,0 +1,179 @@
+"""What happens to a job: all that the engine is ever told. Times are seconds of the driver's monotonic clock."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hvlaunch.errors import HostError
+
+__all__ = [
+    "Began",
+    "Event",
+    "HostClosed",
+    "HostConnected",
+    "HostFacts",
+    "HostFailed",
+    "HostGone",
+    "HostProbed",
+    "HostReady",
+    "Interrupted",
+    "RendezvousReached",
+    "Tick",
+    "UserSignal",
+    "WorkerExited",
+    "WorkerNotStarted",
+    "WorkerStarted",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What an agent told of its host."""
+
+    addresses: Mapping[str, Sequence[str]]
+    """By interface name."""
+    cpus: int
+    gpus: int | None
+    """None where they were not asked for."""
+    scratch: str
+    """The job's private directory there."""
+    beacon_port: int
+    """Where the agent answers other hosts' probes."""
+    master_port: int
+    """A free port, kept for rank 0's store until its workers start."""
+    peer_address: str | None
+    """Where the driver connected to; None where the host is the driver's own machine."""
+    cwd_error: str | None = None
+    """Why the working directory can't be entered."""
+    trouble: str | None = None
+    """What the host's kernel lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The job is to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostConnected:
+    """SSH is through; the agent was sent."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostReady:
+    """The agent said hello."""
+
+    host: str
+    facts: HostFacts
+
+
+@dataclass(frozen=True, slots=True)
+class HostFailed:
+    """The host will not get ready."""
+
+    host: str
+    error: HostError
+
+
+@dataclass(frozen=True, slots=True)
+class HostGone:
+    """A host that was ready is gone."""
+
+    host: str
+    error: HostError
+
+
+@dataclass(frozen=True, slots=True)
+class HostClosed:
+    """The agent has said bye and the channel is closed: `left` processes could not be ended."""
+
+    host: str
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousReached:
+    """Where the host reaches the driver's rendezvous; None: at none of `tried`."""
+
+    host: str
+    address: str | None
+    tried: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostProbed:
+    """The host reaches rank 0's host at `address`, from its own `interface`; None: no more addresses will follow."""
+
+    host: str
+    address: str | None
+    interface: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    host: str
+    round: int
+    slot: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNotStarted:
+    """The host can't start the command; `code` is 126 or 127."""
+
+    host: str
+    round: int
+    slot: int
+    code: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExited:
+    host: str
+    round: int
+    slot: int
+    code: int | None
+    signal: int | None
+    at: float
+    max_rss: int | None = None
+    oom_killed: bool = False
+    error_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The user, or whoever runs hvlaunch, wants the job to end: SIGINT, SIGTERM, SIGHUP, or SIGPIPE of the console."""
+
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class UserSignal:
+    """A signal that is meant for the workers: SIGUSR1, SIGUSR2."""
+
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The engine's deadline has come."""
+
+
+Event = (
+    Began
+    | HostConnected
+    | HostReady
+    | HostFailed
+    | HostGone
+    | HostClosed
+    | RendezvousReached
+    | HostProbed
+    | WorkerStarted
+    | WorkerNotStarted
+    | WorkerExited
+    | Interrupted
+    | UserSignal
+    | Tick
+)

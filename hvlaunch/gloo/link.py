@@ -1,0 +1,274 @@
+"""One host's thread: connect, send the agent, turn its frames into events and output.
+
+A second thread writes, so that neither a slow host nor a full window holds up the driver's loop.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from hvlaunch.agent.frames import MAGIC, PROTOCOL, BadFrame, Decoder, Frame, encode
+from hvlaunch.console.lines import Stream
+from hvlaunch.errors import AgentFailed, HostError, HostLost, HvlaunchError, NoPython
+from hvlaunch.gloo import events as on
+from hvlaunch.gloo.bundle import NO_PYTHON
+from hvlaunch.job import Host
+from hvlaunch.ssh.connection import Channel, Connection
+
+__all__ = ["HostLink", "Opening", "OutputSink"]
+
+_NOISE_KEPT = 4096
+_EXIT_STATUS_WAIT = 2.0
+_NOT_FOUND = 127
+
+
+class OutputSink(Protocol):
+    """Where workers' output goes. `done` is called with the number of bytes once they are printed."""
+
+    def output(self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None]) -> None: ...
+
+    def end(self, rank: int, stream: Stream) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a link begins: the way to the host, the command, and the first bytes for its stdin."""
+
+    connect: Callable[[Host], Connection]
+    command: str
+    bundle: bytes
+    hello: Callable[[Connection], Mapping[str, Any]]
+    window: int
+    """Bytes of output that may be on their way from this host."""
+
+
+class HostLink:
+    """The way to one host's agent. `post` takes events, `clock` is the driver's."""
+
+    def __init__(
+        self,
+        host: Host,
+        opening: Opening,
+        post: Callable[[on.Event], None],
+        sink: OutputSink,
+        clock: Callable[[], float],
+    ) -> None:
+        self.host = host
+        self.last_heard: float | None = None
+        """When the agent's last bytes came; None before its hello."""
+        self.ranks: Mapping[int, int] = {}
+        """Rank by slot, of the current round."""
+        self.stdin_taken: Callable[[int, int], None] = lambda _slot, _size: None
+        self._opening = opening
+        self._post = post
+        self._sink = sink
+        self._clock = clock
+        self._offset: float | None = None
+        self._unacknowledged = 0
+        self._parting: str | None = None
+        self._bye: int | None = None
+        self._noise = bytearray()
+        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+        self._connection: Connection | None = None
+        self._closed = threading.Event()
+
+    def open(self) -> None:
+        """Begin to connect, in a thread of its own; what comes of it arrives as events."""
+        threading.Thread(target=self._run, name=f"host {self.host.name}", daemon=True).start()
+
+    def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+        """Send a frame, as soon as those before it are through. Never blocks."""
+        self._outgoing.put(encode(dict(header), body))
+
+    def close(self) -> None:
+        """Give the host up, whatever its threads are doing. May be repeated."""
+        self._closed.set()
+        self._outgoing.put(None)
+        if self._connection is not None:
+            self._connection.close()
+
+    def _run(self) -> None:
+        try:
+            ending = self._serve()
+        except HostError as error:
+            ending = on.HostFailed(self.host.name, error)
+        except HvlaunchError as error:
+            ending = on.HostFailed(
+                self.host.name, AgentFailed(error.cause, host=self.host.name, hint=error.hint)
+            )
+        except Exception as error:  # noqa: BLE001 (a thread's end must reach the loop, whatever it is)
+            cause = f"internal error: {type(error).__name__}: {error}"
+            ending = on.HostFailed(self.host.name, AgentFailed(cause, host=self.host.name))
+        self._post(ending)
+        self.close()
+
+    def _serve(self) -> on.Event:
+        connection = self._opening.connect(self.host)
+        self._connection = connection
+        if self._closed.is_set():
+            connection.close()
+        channel = connection.run(self._opening.command)
+        self._post(on.HostConnected(self.host.name))
+        self._outgoing_first(encode(dict(self._opening.hello(connection))))
+        threading.Thread(
+            target=self._write, args=(channel,), name=f"to {self.host.name}", daemon=True
+        ).start()
+        broken = None
+        try:
+            for header, body in self._frames(channel):
+                self._obey(header, body, connection)
+        except (OSError, BadFrame) as error:
+            broken = str(error) or type(error).__name__
+        return self._ending(channel, broken)
+
+    def _outgoing_first(self, hello: bytes) -> None:
+        """The bundle and the hello go before anything that was already sent."""
+        waiting = []
+        while not self._outgoing.empty():
+            waiting.append(self._outgoing.get())
+        for data in (self._opening.bundle + hello, *waiting):
+            self._outgoing.put(data)
+
+    def _write(self, channel: Channel) -> None:
+        try:
+            while (data := self._outgoing.get()) is not None:
+                channel.write(data)
+        except OSError:
+            return  # the reading side sees the end too, and knows more of its cause
+
+    def _frames(self, channel: Channel) -> Iterator[Frame]:
+        """Skip what the login shell printed, then decode."""
+        decoder = Decoder()
+        seen = b""
+        while (data := channel.read()) and MAGIC not in (seen := seen + data):
+            self._noise = (self._noise + data)[-_NOISE_KEPT:]
+            seen = seen[-len(MAGIC) :]
+        data = seen.partition(MAGIC)[2] if MAGIC in seen else b""
+        while data or MAGIC in seen:
+            seen = b""
+            if data:
+                self.last_heard = self._clock()
+                yield from decoder.feed(data)
+            data = channel.read()
+
+    def _obey(self, header: Mapping[str, Any], body: bytes, connection: Connection) -> None:
+        name = self.host.name
+        match header["type"]:
+            case "output":
+                self._output(header, body)
+            case "hello":
+                self._hello(header, connection)
+            case "reached":
+                self._post(on.RendezvousReached(name, header["address"], header["tried"]))
+            case "probed":
+                self._post(on.HostProbed(name, header["address"], header.get("interface")))
+            case "started":
+                self._tell_time(header["at"])
+                self._post(on.WorkerStarted(name, header["round"], header["slot"], header["pid"]))
+            case "not_started":
+                code, cause = header["code"], header["cause"]
+                self._post(on.WorkerNotStarted(name, header["round"], header["slot"], code, cause))
+            case "exited":
+                self._post(self._exited(header, body))
+            case "stdin_taken":
+                self.stdin_taken(header["slot"], header["bytes"])
+            case "pong":
+                self._tell_time(header["at"])
+            case "parting" | "fault":
+                self._parting = header["cause"]
+            case "bye":
+                self._bye = header["left"]
+
+    def _hello(self, header: Mapping[str, Any], connection: Connection) -> None:
+        if header["protocol"] != PROTOCOL:
+            raise AgentFailed(
+                f"its agent speaks protocol {header['protocol']}, this hvlaunch speaks {PROTOCOL}",
+                host=self.host.name,
+            )
+        facts = header["facts"]
+        gpus = facts.get("gpus")
+        told = on.HostFacts(
+            addresses=facts["addresses"],
+            cpus=facts["cpus"],
+            gpus=None if gpus is None else len(gpus),
+            scratch=header["scratch"],
+            beacon_port=header["beacon_port"],
+            master_port=header["master_port"],
+            peer_address=connection.remote_address,
+            cwd_error=header["cwd_error"],
+            trouble=header["trouble"],
+        )
+        self._post(on.HostReady(self.host.name, told))
+
+    def _output(self, header: Mapping[str, Any], body: bytes) -> None:
+        rank = self.ranks[header["slot"]]
+        if body:
+            self._sink.output(rank, header["stream"], body, self._acknowledge)
+        else:
+            self._sink.end(rank, header["stream"])
+
+    def _acknowledge(self, size: int) -> None:
+        """Called by the printer's thread alone: give the agent new credit, in large portions."""
+        self._unacknowledged += size
+        if self._unacknowledged >= self._opening.window // 4:
+            self.send({"type": "ack", "bytes": self._unacknowledged})
+            self._unacknowledged = 0
+
+    def _tell_time(self, at: float) -> None:
+        """Learn the distance of the host's clock from ours; the quickest frame knows it best."""
+        offset = self._clock() - at
+        self._offset = offset if self._offset is None else min(self._offset, offset)
+
+    def _exited(self, header: Mapping[str, Any], body: bytes) -> on.WorkerExited:
+        self._tell_time(header["at"])
+        return on.WorkerExited(
+            host=self.host.name,
+            round=header["round"],
+            slot=header["slot"],
+            code=header["code"],
+            signal=header["signal"],
+            at=header["at"] + (self._offset or 0.0),
+            max_rss=header["max_rss"],
+            oom_killed=header["oom_killed"],
+            error_file=body.decode("utf-8", "replace") or None,
+        )
+
+    def _ending(self, channel: Channel, broken: str | None) -> on.Event:
+        """Why there are no more frames."""
+        name = self.host.name
+        if self._bye is not None:
+            return on.HostClosed(name, self._bye)
+        status = channel.exit_status(_EXIT_STATUS_WAIT) if broken is None else None
+        stderr = bytes(channel.stderr()).decode("utf-8", "replace").strip()
+        if self.last_heard is None:
+            return on.HostFailed(name, self._never_began(status, stderr, broken))
+        if self._parting is not None:
+            cause = f"its agent ended: {self._parting}"
+        elif broken is not None:
+            cause = f"the connection broke: {broken}"
+        else:
+            cause = stderr.rpartition("\n")[2] or f"its agent ended with status {status}"
+        return on.HostGone(
+            name,
+            HostLost(f"lost: {cause}", host=name, hint="the system log of the host, if nobody killed it"),
+        )
+
+    def _never_began(self, status: int | None, stderr: str, broken: str | None) -> HostError:
+        name = self.host.name
+        if status == _NOT_FOUND and NO_PYTHON in stderr:
+            tried = stderr[stderr.index(NO_PYTHON) + len(NO_PYTHON) :].splitlines()[0].strip()
+            return NoPython(
+                f"no Python >= 3.8 there (tried {tried})",
+                host=name,
+                hint="--remote-python PATH, or python=PATH in the hostfile",
+            )
+        noise = bytes(self._noise).decode("utf-8", "replace").strip()
+        said = (stderr or noise).splitlines()[-1:] or [broken or "nothing"]
+        ended = f"status {status}" if status is not None else "no status"
+        return AgentFailed(
+            f"its agent did not start ({ended}); the host said: {said[0]}",
+            host=name,
+            hint=f"ssh {name} python3 --version",
+        )

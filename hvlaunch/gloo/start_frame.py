@@ -1,0 +1,37 @@
+"""The `start` frame: a round's workers of one host. What they share is in it once."""
+
+import json
+from typing import Any
+
+from hvlaunch.gloo.actions import Start
+from hvlaunch.gloo.worker_env import default_env, identity_env, shared_env
+from hvlaunch.hosts.placement import Placement
+from hvlaunch.job import JobSpec
+
+__all__ = ["gets_stdin", "start_frame"]
+
+
+def start_frame(start: Start, spec: JobSpec, *, job_id: str, token: str) -> tuple[dict[str, Any], bytes]:
+    """Header and body, which carries the command and all environment: none of it is on a command line."""
+    workers = [
+        {
+            "slot": place.local_rank,
+            "env": identity_env(
+                place, job_id=job_id, round_number=start.round, token=token, scratch=start.facts.scratch
+            ),
+            "stdin": gets_stdin(place, spec),
+        }
+        for place in start.places
+    ]
+    body = {
+        "argv": spec.command,
+        "defaults": default_env(start.facts.cpus, len(start.places)),
+        "env": shared_env(start.network, spec.env),
+        "workers": workers,
+    }
+    return {"type": "start", "round": start.round}, json.dumps(body).encode("ascii")
+
+
+def gets_stdin(place: Placement, spec: JobSpec) -> bool:
+    """Whether the worker reads what the driver's stdin has; the others read an empty one."""
+    return spec.stdin == "all" or (spec.stdin == "0" and place.rank == 0)

@@ -1,0 +1,55 @@
+"""The driver's stdin, on its way to rank 0 or to all: no more than workers take."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+__all__ = ["StdinPump"]
+
+_CHUNK = 1 << 16
+_WINDOW = 1 << 18
+
+
+class StdinPump:
+    """Reads a file descriptor and calls each of `targets` with the bytes, b"" at the end.
+
+    `taken` is told what a target's worker has read, so that at most 256 KiB are ever on the way.
+    """
+
+    def __init__(self, fd: int, targets: Sequence[Callable[[bytes], None]]) -> None:
+        self._fd = fd
+        self._targets = targets
+        self._outstanding = [0] * len(targets)
+        self._changed = threading.Condition()
+
+    def start(self) -> None:
+        """Begin to read, in a thread that ends with the process."""
+        threading.Thread(target=self._run, name="stdin", daemon=True).start()
+
+    def taken(self, index: int, size: int) -> None:
+        """The worker behind targets[index] has read `size` bytes."""
+        with self._changed:
+            self._outstanding[index] -= size
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: max(self._outstanding) < _WINDOW)
+            if not self._pass_on(self._read()):
+                return
+
+    def _read(self) -> bytes | None:
+        try:
+            return os.read(self._fd, _CHUNK)
+        except OSError:
+            return None  # a terminal that we are in the background of: it isn't ours to read
+
+    def _pass_on(self, data: bytes | None) -> bool:
+        if data is None:
+            return False
+        with self._changed:
+            self._outstanding = [size + len(data) for size in self._outstanding]
+        for target in self._targets:
+            target(data)
+        return bool(data)

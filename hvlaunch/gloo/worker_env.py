@@ -1,0 +1,83 @@
+"""What a worker finds in its environment; docs/environment.md is the table for users."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvlaunch.hosts.placement import Placement
+
+__all__ = ["HostNetwork", "default_env", "identity_env", "shared_env"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostNetwork:
+    """What the workers of one host are told of the network."""
+
+    master_addr: str
+    """Rank 0's host, as the other hosts reach it."""
+    master_port: int
+    interface: str | None
+    """This host's interface towards the others; None leaves the choice to the libraries."""
+    rendezvous: tuple[str, int] | None
+    """Address and port of the driver's rendezvous, as this host reaches it; None where it can't."""
+
+
+def default_env(cpus: int, local_size: int) -> dict[str, str]:
+    """Set only where neither the user nor the host has set it."""
+    return {"OMP_NUM_THREADS": str(max(1, cpus // local_size)), "PYTHONUNBUFFERED": "1"}
+
+
+def shared_env(network: HostNetwork, user_env: Mapping[str, str]) -> dict[str, str]:
+    """The same for all workers of a host. The user's own choice of address, port and interface stands."""
+    env = {"MASTER_ADDR": network.master_addr, "MASTER_PORT": str(network.master_port)}
+    if network.interface is not None:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
+            env[name] = network.interface
+    env.update(user_env)
+    env["HOROVOD_CONTROLLER"] = env["HOROVOD_CPU_OPERATIONS"] = "gloo"
+    if network.rendezvous is not None:
+        address, port = network.rendezvous
+        host = f"[{address}]" if ":" in address else address
+        env["HVLAUNCH_RENDEZVOUS"] = f"http://{host}:{port}"
+        env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
+        env["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
+    return env
+
+
+def identity_env(
+    place: Placement, *, job_id: str, round_number: int, token: str, scratch: str
+) -> dict[str, str]:
+    """Who this worker is. `scratch` is the job's private directory on the worker's host."""
+    ranks = {
+        "RANK": place.rank,
+        "SIZE": place.size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_SIZE": place.local_size,
+        "CROSS_RANK": place.cross_rank,
+        "CROSS_SIZE": place.cross_size,
+    }
+    torch = {
+        "RANK": place.rank,
+        "WORLD_SIZE": place.size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_size,
+        "GROUP_RANK": place.group_rank,
+        "GROUP_WORLD_SIZE": place.group_size,
+        "NODE_RANK": place.group_rank,
+        "ROLE_RANK": place.rank,
+        "ROLE_WORLD_SIZE": place.size,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RESTART_COUNT": round_number,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RUN_ID": job_id,
+        "TORCHELASTIC_ERROR_FILE": f"{scratch}/round.{round_number}.slot.{place.local_rank}.error.json",
+    }
+    own = {
+        "HVLAUNCH_JOB_ID": job_id,
+        "HVLAUNCH_ROUND": round_number,
+        "HVLAUNCH_HOST": place.host,
+        "HVLAUNCH_WORKER": f"{place.host}/{place.local_rank}",
+        "HVLAUNCH_TOKEN": token,
+        "HOROVOD_HOSTNAME": place.host,
+    }
+    both = {f"{prefix}_{name}": value for prefix in ("HVLAUNCH", "HOROVOD") for name, value in ranks.items()}
+    return {name: str(value) for name, value in (own | both | torch).items()}
