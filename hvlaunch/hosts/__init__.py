@@ -1,0 +1,1 @@
+"""Hosts and slots: what the user names, and who gets which rank."""

@@ -1,0 +1,138 @@
+"""Hostfiles: the dialects of Open MPI, Horovod, DeepSpeed and MPICH, told apart line by line, and our own words.
+
+A line is a host as in `-H`, then words: `gpu[01-04] slots=8 port=2222  # comment`. Sources: Open MPI's
+hostfile lexer (the words' spellings, lower case only, spaces around `=`, `#` anywhere begins a comment),
+MPICH's Hydra (`host:4 user=name`), DeepSpeed and horovodrun (`host slots=4`).
+"""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hvlaunch.errors import BadHost, BadUsage
+from hvlaunch.hosts.merge import Mention, merge
+from hvlaunch.hosts.parse import MAX_SLOTS, integer, is_address, is_user, parse_host
+from hvlaunch.job import Host
+
+__all__ = ["parse_hostfile", "read_hostfile"]
+
+_SPELLINGS = {
+    "slots": ("slots", "count", "cpu"),
+    "max_slots": ("max_slots", "max-slots", "slots_max", "slots-max"),
+    "user": ("user", "username", "user_name", "user-name"),
+    "port": ("port",),
+    "identity": ("identity",),
+    "python": ("python",),
+    "address": ("address",),
+}
+_FIELDS = {spelling: field for field, spellings in _SPELLINGS.items() for spelling in spellings}
+_MAX_PORT = 65_535
+
+
+def read_hostfile(path: Path) -> list[Host]:
+    """The hosts of a file, each once, in the order of first mention.
+
+    Raises BadHost where a line is wrong, BadUsage where the file can't be read or has no host in it.
+    """
+    try:
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise BadUsage(f"hostfile {path}: {cause}") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise BadUsage(f"hostfile {path}: line {line} is not UTF-8 text") from None
+    hosts = parse_hostfile(text, str(path))
+    if not hosts:
+        raise BadUsage(f"hostfile {path}: no host in it", hint="a line such as: host slots=4")
+    return hosts
+
+
+def parse_hostfile(text: str, source: str) -> list[Host]:
+    """The hosts of a hostfile's text, which may be none. `source` names it in errors. Raises BadHost."""
+    lines = enumerate(text.split("\n"), 1)
+    return merge(mention for number, line in lines for mention in _mentions(line, source, number))
+
+
+def _mentions(line: str, source: str, number: int) -> Iterator[Mention]:
+    try:
+        tokens = _tokens(line)
+    except ValueError:
+        raise BadHost("a quote is not closed", word=line.strip(), source=source, line=number) from None
+    if not tokens:
+        return
+    word, *rest = tokens
+    if rest and rest[0].startswith("="):
+        raise BadHost("a line begins with a host", word=word, source=source, line=number)
+    hosts = parse_host(word, source=source, line=number)
+    said = _read_words(rest, source, number)
+    slots, most = said.get("slots", hosts[0].slots), said.pop("max_slots", None)
+    for field in ("slots", "user"):
+        if field in said and getattr(hosts[0], field) is not None:
+            raise BadHost(f"{field} said twice, here and later", word=word, source=source, line=number)
+    if most is not None and slots is not None and most < slots:
+        raise BadHost(f"{slots} slots, but at most {most}", word=word, source=source, line=number)
+    if "address" in said and len(hosts) > 1:
+        raise BadHost(f"one address for {len(hosts)} hosts", word=word, source=source, line=number)
+    for host in hosts:
+        yield Mention(replace(host, **said), word, source, number)
+
+
+def _tokens(line: str) -> list[str]:
+    """Words, values, and the `=` between them. Raises ValueError where a quote is not closed."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="=")
+    lexer.whitespace_split = True
+    lexer.escape = ""  # DOMAIN\user
+    return list(lexer)
+
+
+def _read_words(tokens: list[str], source: str, number: int) -> dict[str, Any]:
+    """The fields of Host, and max_slots, that `word = value` triples say."""
+    said: dict[str, Any] = {}
+    for start in range(0, len(tokens), 3):
+        word, equals, value = (*tokens[start : start + 3], "", "")[:3]
+        bad = partial(
+            BadHost, word=f"{word}{equals}{value}" if equals == "=" else word, source=source, line=number
+        )
+        field = _FIELDS.get(word)
+        if field is None:
+            raise bad(f"no such word; after the host come {', '.join(f'{name}=' for name in _SPELLINGS)}")
+        if equals != "=" or not value:
+            raise bad(f"no value; write {word}=VALUE")
+        if field in said:
+            raise bad(f"{field} said twice")
+        try:
+            said[field] = _read_value(field, value)
+        except ValueError as error:
+            raise bad(str(error)) from None
+    return said
+
+
+def _read_value(field: str, text: str) -> str | int:
+    """Raises ValueError with the cause."""
+    if not text.isprintable():
+        raise ValueError("a character that can't be printed")
+    if field in ("slots", "max_slots", "port"):
+        most = _MAX_PORT if field == "port" else MAX_SLOTS
+        number = integer(text, most)
+        if number is None:
+            raise ValueError(f"{field} is a whole number from 1 to {most}")
+        return number
+    if field == "user" and not is_user(text):
+        raise ValueError("no user name")
+    if field == "address":
+        bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+        if not is_address(bare):
+            raise ValueError("no address or name of a host")
+        return bare
+    if field == "identity":
+        try:
+            return str(Path(text).expanduser())
+        except RuntimeError:
+            raise ValueError("no home directory for the ~") from None
+    return text

@@ -1,0 +1,102 @@
+"""Placing workers on hosts: who gets which rank."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvlaunch.errors import BadUsage, NotEnoughSlots
+from hvlaunch.job import Host
+
+__all__ = ["Placement", "needed", "place", "slots_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One worker's place in a round. Ranks count from 0; docs/architecture.md, "Words", says what they mean."""
+
+    host: str
+    rank: int
+    local_rank: int
+    cross_rank: int
+    size: int
+    local_size: int
+    cross_size: int
+    group_rank: int
+    """Index of the host among those in use."""
+    group_size: int
+    """How many hosts are in use."""
+
+
+def place(slots: Sequence[tuple[str, int]], np: int | None = None) -> list[Placement]:
+    """Give `np` workers their places by rank, filling the slots host by host in the order given.
+
+    `slots` has each host once, with the number of its slots; np None is one worker in every slot.
+    Raises NotEnoughSlots where np is more than the slots, BadUsage where it is less than 1. Source of
+    cross_rank and cross_size: Horovod, which counts the hosts that have the worker's local_rank.
+    """
+    _check(np)
+    available = sum(count for _, count in slots)
+    size = available if np is None else np
+    if size > available:
+        raise NotEnoughSlots(size, available)
+    used = _fill(slots, size)
+    cross_sizes = Counter(local_rank for _, count in used for local_rank in range(count))
+    cross_ranks: Counter[int] = Counter()
+    placements: list[Placement] = []
+    for group_rank, (host, local_size) in enumerate(used):
+        for local_rank in range(local_size):
+            placements.append(
+                Placement(
+                    host=host,
+                    rank=len(placements),
+                    local_rank=local_rank,
+                    cross_rank=cross_ranks[local_rank],
+                    size=size,
+                    local_size=local_size,
+                    cross_size=cross_sizes[local_rank],
+                    group_rank=group_rank,
+                    group_size=len(used),
+                )
+            )
+            cross_ranks[local_rank] += 1
+    return placements
+
+
+def slots_of(host: Host, slots_per_host: int | None, gpus: int) -> int:
+    """The host's slots: its own, else --slots-per-host, else one for each of its `gpus`, else 1."""
+    return host.slots or slots_per_host or max(gpus, 1)
+
+
+def needed(hosts: Sequence[Host], np: int | None, slots_per_host: int | None = None) -> list[Host]:
+    """The first hosts, as many as `np` workers may need; all where np is None. The others are left alone.
+
+    A host whose slots only its agent can count (its GPUs) is taken for one slot. Raises
+    NotEnoughSlots where the slots are known and too few, BadUsage where np is less than 1.
+    """
+    _check(np)
+    if np is None:
+        return list(hosts)
+    least = 0
+    for index, host in enumerate(hosts, 1):
+        least += slots_of(host, slots_per_host, gpus=0)
+        if least >= np:
+            return list(hosts[:index])
+    if slots_per_host or all(host.slots for host in hosts):
+        raise NotEnoughSlots(np, least)
+    return list(hosts)
+
+
+def _check(np: int | None) -> None:
+    if np is not None and np < 1:
+        raise BadUsage(f"-np {np}: at least 1 process is needed")
+
+
+def _fill(slots: Sequence[tuple[str, int]], size: int) -> list[tuple[str, int]]:
+    """The hosts in use, each with the number of its workers."""
+    used: list[tuple[str, int]] = []
+    for host, count in slots:
+        taken = min(count, size)
+        if taken > 0:
+            used.append((host, taken))
+            size -= taken
+    return used

@@ -1,0 +1,109 @@
+"""Plays histories of events to an engine, and keeps what it wanted done."""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from hvlaunch.gloo import actions as do
+from hvlaunch.gloo import events as on
+from hvlaunch.gloo.engine import Engine
+from hvlaunch.job import Host, JobResult, JobSpec
+
+A = TypeVar("A")
+
+PORT = 4711
+
+
+def hosts(text: str) -> tuple[Host, ...]:
+    """`a:2,b:2`; without slots, they are not known."""
+    pairs = [item.partition(":") for item in text.split(",")]
+    return tuple(Host(name, slots=int(slots) if slots else None) for name, _, slots in pairs)
+
+
+def spec(text: str, **changes: object) -> JobSpec:
+    return JobSpec(command=("train",), hosts=hosts(text), cwd="/work", **changes)  # type: ignore[arg-type]
+
+
+def facts(number: int, **changes: object) -> on.HostFacts:
+    """Of the host 10.0.0.<number>."""
+    values: dict[str, object] = {
+        "addresses": {"lo": ["127.0.0.1"], "eth0": [f"10.0.0.{number}"]},
+        "cpus": 8,
+        "gpus": None,
+        "scratch": "/tmp/hvlaunch-x",
+        "beacon_port": 9000 + number,
+        "master_port": 20000 + number,
+        "peer_address": f"10.0.0.{number}",
+    }
+    return on.HostFacts(**(values | changes))  # type: ignore[arg-type]
+
+
+class History:
+    """An engine, its clock, and all actions so far."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self.now = 100.0
+        self.engine = Engine(job, PORT)
+        self.actions: list[do.Action] = []
+        self.names = [host.name for host in job.hosts]
+
+    def play(self, *events: on.Event) -> list[do.Action]:
+        """Handle the events now; what the engine wants done about them."""
+        new = [action for event in events for action in self.engine.handle(event, self.now)]
+        self.actions += new
+        return new
+
+    def wait(self) -> list[do.Action]:
+        """Let the time pass until the engine's deadline."""
+        assert self.engine.deadline is not None, "the engine waits for nothing"
+        self.now = self.engine.deadline
+        return self.play(on.Tick())
+
+    def connect(self, special: Mapping[str, on.HostFacts] | None = None) -> list[do.Action]:
+        """Begin, and let all hosts get ready."""
+        new = self.play(on.Began())
+        for number, name in enumerate(self.names, 1):
+            new += self.play(
+                on.HostConnected(name), on.HostReady(name, (special or {}).get(name, facts(number)))
+            )
+        return new
+
+    def wire(self) -> list[do.Action]:
+        """Let all hosts reach the rendezvous, and all probes get through."""
+        new = self.play(*(on.RendezvousReached(name, "10.0.0.100") for name in self.names))
+        for probe in [action for action in self.actions if isinstance(action, do.Probe)]:
+            for address in probe.addresses:
+                new += self.play(on.HostProbed(probe.host, address, "eth0"))
+            new += self.play(on.HostProbed(probe.host, None))
+        return new
+
+    def start(self, special: Mapping[str, on.HostFacts] | None = None) -> "History":
+        self.connect(special)
+        self.wire()
+        assert self.of(do.Start), "the engine started nothing"
+        return self
+
+    def exit(
+        self, host: str, slot: int, code: int | None = 0, signal: int | None = None, after: float = 0.0
+    ) -> list[do.Action]:
+        """A worker ends, `after` seconds from now by its host's clock, and the news comes at once."""
+        return self.play(
+            on.WorkerExited(host=host, round=0, slot=slot, code=code, signal=signal, at=self.now + after)
+        )
+
+    def close(self) -> list[do.Action]:
+        """Every released host closes."""
+        return self.play(*(on.HostClosed(action.host) for action in self.of(do.Release)))
+
+    def of(self, kind: type[A], actions: Sequence[do.Action] | None = None) -> list[A]:
+        return [
+            action for action in (self.actions if actions is None else actions) if isinstance(action, kind)
+        ]
+
+    @property
+    def result(self) -> JobResult:
+        (finish,) = self.of(do.Finish)
+        return finish.result
+
+    @property
+    def said(self) -> str:
+        return "\n".join(action.text for action in self.of(do.Say))
