@@ -13,6 +13,7 @@ __all__ = [
     "BadUsage",
     "ConnectFailed",
     "HostError",
+    "HostFault",
     "HostKeyChanged",
     "HostKeyRevoked",
     "HostKeyUnknown",
@@ -140,6 +141,12 @@ class NoPython(HostError):
 
 class AgentFailed(HostError):
     """The agent did not start, or spoke something else; `cause` quotes what the host printed."""
+
+
+class HostFault(HostError):
+    """A fault of hvlaunch itself, in what it does for one host."""
+
+    exit_code = EXIT_INTERNAL
 
 
 class HostLost(HostError):

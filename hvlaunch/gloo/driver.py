@@ -62,9 +62,9 @@ def connect_to(spec: JobSpec) -> Callable[[Host], Connection]:
 
     def connect(host: Host) -> Connection:
         if is_local(host):
-            from hvlaunch.ssh.local import LocalConnection  # noqa: PLC0415 (see the docstring)
+            from hvlaunch.ssh.local import connect_local  # noqa: PLC0415 (see the docstring)
 
-            return LocalConnection()
+            return connect_local(host)
         from hvlaunch.ssh.paramiko_client import connect  # noqa: PLC0415 (100 ms, in the host's own thread)
 
         return connect(host, spec.ssh, timeout=spec.start_timeout)

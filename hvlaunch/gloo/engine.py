@@ -97,6 +97,8 @@ class Engine:
             case on.HostFailed(host, error) | on.HostGone(host, error) if host in self._open:
                 self._open.discard(host)
                 return self._host_failed(host, error, now)
+            case on.HostParting(host, error) if host in self._open:
+                return self._parting(host, error, now)
             case on.HostClosed(host, left) if host in self._open:
                 self._open.discard(host)
                 return self._not_ended(host, left) + self._finish_if_closed()
@@ -151,6 +153,22 @@ class Engine:
                 return self._host_lost(self._round, host, error, now)
             case _:
                 return [do.Say(str(error)), *self._finish_if_closed()]
+
+    def _parting(self, host: str, error: HostError, now: float) -> list[Action]:
+        match self.phase:
+            case Phase.CONNECTING:
+                self._failed[host] = error
+                return self._connected_if_all(now)
+            case Phase.PROBING:
+                return self._close(now, error)
+            case Phase.RUNNING:
+                self._error = error
+                return self._stop(self._gently(), now)
+            case _:
+                return [do.Say(str(error))]
+
+    def _gently(self) -> list[Step]:
+        return [Step(signal.SIGTERM, 0.0), Step(signal.SIGKILL, self._spec.grace)]
 
     def _start_timed_out(self, now: float) -> list[Action]:
         late = [host for host in self._hosts if host not in self._facts and host not in self._failed]
@@ -251,7 +269,7 @@ class Engine:
             return []
         stop: list[Action] = []
         if not end.ok and self.phase is Phase.RUNNING:
-            stop = self._stop([Step(signal.SIGTERM, 0.0), Step(signal.SIGKILL, self._spec.grace)], now)
+            stop = self._stop(self._gently(), now)
         return stop + self._close_if_over(now)
 
     def _host_lost(self, current: Round, host: str, error: HostError, now: float) -> list[Action]:
@@ -259,7 +277,7 @@ class Engine:
         stop: list[Action] = []
         if self.phase is Phase.RUNNING:
             self._error = error
-            stop = self._stop([Step(signal.SIGTERM, 0.0), Step(signal.SIGKILL, self._spec.grace)], now)
+            stop = self._stop(self._gently(), now)
         elif self._error is None:
             stop = [do.Say(str(error))]
         return stop + self._close_if_over(now)

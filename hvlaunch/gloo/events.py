@@ -13,6 +13,7 @@ __all__ = [
     "HostFacts",
     "HostFailed",
     "HostGone",
+    "HostParting",
     "HostProbed",
     "HostReady",
     "Interrupted",
@@ -79,6 +80,14 @@ class HostFailed:
 @dataclass(frozen=True, slots=True)
 class HostGone:
     """A host that was ready is gone."""
+
+    host: str
+    error: HostError
+
+
+@dataclass(frozen=True, slots=True)
+class HostParting:
+    """The agent ends on its own account: it still tells how its workers end, and then closes."""
 
     host: str
     error: HostError
@@ -167,6 +176,7 @@ Event = (
     | HostReady
     | HostFailed
     | HostGone
+    | HostParting
     | HostClosed
     | RendezvousReached
     | HostProbed

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from hvlaunch.agent.frames import MAGIC, PROTOCOL, BadFrame, Decoder, Frame, encode
 from hvlaunch.console.lines import Stream
-from hvlaunch.errors import AgentFailed, HostError, HostLost, HvlaunchError, NoPython
+from hvlaunch.errors import AgentFailed, HostError, HostFault, HostLost, HvlaunchError, NoPython
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.bundle import NO_PYTHON
 from hvlaunch.job import Host
@@ -100,7 +100,7 @@ class HostLink:
             )
         except Exception as error:  # noqa: BLE001 (a thread's end must reach the loop, whatever it is)
             cause = f"internal error: {type(error).__name__}: {error}"
-            ending = on.HostFailed(self.host.name, AgentFailed(cause, host=self.host.name))
+            ending = on.HostFailed(self.host.name, HostFault(cause, host=self.host.name))
         self._post(ending)
         self.close()
 
@@ -178,6 +178,7 @@ class HostLink:
                 self._tell_time(header["at"])
             case "parting" | "fault":
                 self._parting = header["cause"]
+                self._post(on.HostParting(name, self._lost(f"its agent ends: {self._parting}")))
             case "bye":
                 self._bye = header["left"]
 
@@ -250,10 +251,11 @@ class HostLink:
             cause = f"the connection broke: {broken}"
         else:
             cause = stderr.rpartition("\n")[2] or f"its agent ended with status {status}"
-        return on.HostGone(
-            name,
-            HostLost(f"lost: {cause}", host=name, hint="the system log of the host, if nobody killed it"),
-        )
+        return on.HostGone(name, self._lost(cause))
+
+    def _lost(self, cause: str) -> HostLost:
+        hint = "the system log of the host, if nobody killed it"
+        return HostLost(f"lost: {cause}", host=self.host.name, hint=hint)
 
     def _never_began(self, status: int | None, stderr: str, broken: str | None) -> HostError:
         name = self.host.name

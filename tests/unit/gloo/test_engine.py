@@ -324,6 +324,17 @@ def test_a_host_lost_after_a_failure_leaves_the_failures_code() -> None:
     assert "host b: lost" in job.said
 
 
+def test_an_agent_that_is_told_to_end_by_others_ends_the_job_and_is_waited_for() -> None:
+    job = History(spec("a:1,b:1")).start()
+    parting = on.HostParting("b", HostLost("lost: got SIGTERM", host="b"))
+    assert job.play(parting) == [do.Stop("a", GENTLE), do.Stop("b", GENTLE)]
+    job.exit("b", 0, None, signal.SIGTERM, after=0.1)
+    assert job.exit("a", 0, None, signal.SIGTERM, after=0.1) == [do.Release("a"), do.Release("b")]
+    job.close()
+    assert job.result.exit_code == 69
+    assert job.result.failure is None
+
+
 def test_all_hosts_lost() -> None:
     job = History(spec("a:1,b:1")).start()
     job.play(lost("a"))

@@ -1,0 +1,100 @@
+"""A connection whose host is the test."""
+
+from collections import deque
+from threading import Condition
+
+from hvlaunch.agent.frames import MAGIC, Decoder, Frame, encode
+
+__all__ = ["HELLO", "FakeChannel", "FakeConnection"]
+
+HELLO = {
+    "type": "hello",
+    "protocol": 1,
+    "facts": {"addresses": {"lo": ["127.0.0.1"]}, "cpus": 4, "boot_id": "b"},
+    "scratch": "/tmp/x",
+    "beacon_port": 1,
+    "master_port": 2,
+    "cwd_error": None,
+    "trouble": None,
+}
+
+
+class FakeChannel:
+    """What the host prints is given by say(); what the driver writes is kept."""
+
+    def __init__(self) -> None:
+        self.changed = Condition()
+        self.incoming: deque[bytes | Exception] = deque()
+        self.written = bytearray()
+        self.status: int | None = None
+        self.errors = b""
+        self.closed = False
+
+    def say(self, *parts: bytes) -> None:
+        with self.changed:
+            self.incoming.extend(parts)
+            self.changed.notify_all()
+
+    def frame(self, header: dict[str, object], body: bytes = b"") -> None:
+        self.say(encode(header, body))
+
+    def greet(self, **changes: object) -> None:
+        self.say(MAGIC)
+        self.frame(HELLO | changes)
+
+    def end(self, status: int = 0, errors: bytes = b"") -> None:
+        self.status, self.errors = status, errors
+        self.say(b"")
+
+    def break_off(self, error: OSError) -> None:
+        with self.changed:
+            self.incoming.append(error)
+            self.changed.notify_all()
+
+    def frames(self, skip: int) -> list[Frame]:
+        """What the driver sent, behind `skip` bytes of bundle."""
+        return list(Decoder().feed(bytes(self.written[skip:])))
+
+    def read(self) -> bytes:
+        with self.changed:
+            self.changed.wait_for(lambda: self.incoming or self.closed)
+            if not self.incoming:
+                raise OSError("closed")
+            item = self.incoming.popleft()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def write(self, data: bytes) -> None:
+        with self.changed:
+            if self.closed:
+                raise OSError("closed")
+            self.written += data
+            self.changed.notify_all()
+
+    def stderr(self) -> bytes:
+        return self.errors
+
+    def exit_status(self, timeout: float) -> int | None:
+        return self.status
+
+    def close(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+
+class FakeConnection:
+    local_address: str | None = "10.0.0.100"
+    remote_address: str | None = "10.0.0.1"
+
+    def __init__(self) -> None:
+        self.channel = FakeChannel()
+        self.command = ""
+
+    def run(self, command: str) -> FakeChannel:
+        self.command = command
+        return self.channel
+
+    def close(self) -> None:
+        self.channel.close()

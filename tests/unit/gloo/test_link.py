@@ -1,0 +1,236 @@
+"""A link: from the bytes of a host to events and output, and why it ended."""
+
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from hvlaunch.agent.frames import MAGIC
+from hvlaunch.errors import AgentFailed, ConnectFailed, HostLost, NoPython
+from hvlaunch.gloo import events as on
+from hvlaunch.gloo.bundle import NO_PYTHON
+from hvlaunch.gloo.link import HostLink, Opening
+from hvlaunch.job import Host
+from tests.unit.gloo.fakes import FakeConnection
+
+BUNDLE = b"BUNDLE"
+WINDOW = 1000
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.got: list[tuple[int, str, bytes]] = []
+        self.dones: list[Callable[[int], None]] = []
+
+    def output(self, rank: int, stream: str, data: bytes, done: Callable[[int], None]) -> None:
+        self.got.append((rank, stream, data))
+        self.dones.append(done)
+
+    def end(self, rank: int, stream: str) -> None:
+        self.got.append((rank, stream, b"END"))
+
+
+class Rig:
+    """A link to a host that the test plays."""
+
+    def __init__(self, connect: Callable[[Host], Any] | None = None) -> None:
+        self.events: SimpleQueue[on.Event] = SimpleQueue()
+        self.sink = Sink()
+        self.connection = FakeConnection()
+        self.channel = self.connection.channel
+        self.now = 50.0
+        opening = Opening(
+            connect=connect or (lambda _host: self.connection),
+            command="start the agent",
+            bundle=BUNDLE,
+            hello=lambda connection: {"type": "hello", "seen": connection.local_address},
+            window=WINDOW,
+        )
+        self.link = HostLink(Host("a"), opening, self.events.put, self.sink, lambda: self.now)
+        self.link.open()
+
+    def event(self) -> Any:
+        return self.events.get(timeout=10)
+
+    def ready(self) -> "Rig":
+        assert self.event() == on.HostConnected("a")
+        self.channel.greet()
+        assert isinstance(self.event(), on.HostReady)
+        return self
+
+    def sent(self, count: int) -> list[Any]:
+        """The first `count` frames from the driver."""
+        channel = self.channel
+        with channel.changed:
+            assert channel.changed.wait_for(lambda: len(channel.frames(len(BUNDLE))) >= count, timeout=10)
+        return [header for header, _ in channel.frames(len(BUNDLE))][:count]
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.link.close()
+
+
+def test_bundle_and_hello_go_first(rig: Rig) -> None:
+    rig.link.send({"type": "ping"})
+    assert rig.sent(2) == [{"type": "hello", "seen": "10.0.0.100"}, {"type": "ping"}]
+    assert rig.channel.written.startswith(BUNDLE)
+    assert rig.connection.command == "start the agent"
+
+
+def test_facts(rig: Rig) -> None:
+    assert rig.event() == on.HostConnected("a")
+    assert rig.link.last_heard is None
+    rig.channel.greet(
+        facts={"addresses": {"e": ["10.0.0.1"]}, "cpus": 4, "gpus": [["0", "H100", "1"], ["1", "H100", "1"]]}
+    )
+    event = rig.event()
+    assert (event.facts.gpus, event.facts.cpus, event.facts.peer_address) == (2, 4, "10.0.0.1")
+    assert rig.link.last_heard == 50.0
+
+
+@pytest.mark.parametrize("cut", range(1, len(MAGIC)))
+def test_noise_before_the_preamble_is_skipped_wherever_the_chunks_end(rig: Rig, cut: int) -> None:
+    rig.event()
+    rig.channel.say(b"Welcome to a!\n" * 1000, MAGIC[:3], b"no, not yet" + MAGIC[:cut], MAGIC[cut:])
+    rig.channel.frame({"type": "reached", "address": "10.0.0.9", "tried": []})
+    assert rig.event() == on.RendezvousReached("a", "10.0.0.9", [])
+
+
+def test_output_goes_to_the_rank_of_its_slot_and_is_acknowledged_in_portions(rig: Rig) -> None:
+    rig.ready()
+    rig.link.ranks = {0: 6, 1: 7}
+    rig.channel.frame({"type": "output", "round": 0, "slot": 1, "stream": "stderr"}, b"x" * 200)
+    rig.channel.frame({"type": "output", "round": 0, "slot": 1, "stream": "stderr"})
+    rig.channel.frame({"type": "started", "round": 0, "slot": 1, "pid": 3, "at": 0.0})
+    assert rig.event() == on.WorkerStarted("a", 0, 1, 3)
+    assert rig.sink.got == [(7, "stderr", b"x" * 200), (7, "stderr", b"END")]
+    (done,) = rig.sink.dones
+    done(200)
+    done(100)
+    assert rig.sent(2)[1] == {"type": "ack", "bytes": 300}
+
+
+def test_the_time_of_an_end_is_told_by_our_clock(rig: Rig) -> None:
+    rig.ready()
+    rig.channel.frame({"type": "pong", "at": 1000.0})
+    end = {
+        "type": "exited",
+        "round": 0,
+        "slot": 0,
+        "code": 3,
+        "signal": None,
+        "max_rss": 5,
+        "oom_killed": False,
+    }
+    rig.channel.frame(end | {"at": 999.5}, b'{"message": "x"}')
+    event = rig.event()
+    assert event.at == 49.5
+    assert (event.code, event.error_file, event.max_rss) == (3, '{"message": "x"}', 5)
+
+
+def test_a_clean_end(rig: Rig) -> None:
+    rig.ready()
+    rig.channel.frame({"type": "bye", "left": 0})
+    rig.channel.end()
+    assert rig.event() == on.HostClosed("a", 0)
+
+
+def test_no_way_to_the_host() -> None:
+    def refuse(_host: Host) -> Any:
+        raise ConnectFailed("connection refused", host="a")
+
+    event = Rig(refuse).event()
+    assert isinstance(event, on.HostFailed)
+    assert isinstance(event.error, ConnectFailed)
+
+
+def test_a_fault_of_ours_is_an_event_too() -> None:
+    def fail(_host: Host) -> Any:
+        raise RuntimeError("oops")
+
+    event = Rig(fail).event()
+    assert isinstance(event, on.HostFailed)
+    assert "internal error: RuntimeError: oops" in str(event.error)
+
+
+def test_no_python(rig: Rig) -> None:
+    rig.event()
+    rig.channel.end(127, f"{NO_PYTHON} /opt/py/bin/python, python3\n".encode())
+    event = rig.event()
+    assert isinstance(event.error, NoPython)
+    assert "tried /opt/py/bin/python, python3" in str(event.error)
+
+
+def test_an_agent_that_does_not_start_is_quoted(rig: Rig) -> None:
+    rig.event()
+    rig.channel.say(b"This account is currently not available.\n")
+    rig.channel.end(1)
+    event = rig.event()
+    assert isinstance(event, on.HostFailed)
+    assert isinstance(event.error, AgentFailed)
+    assert "status 1" in str(event.error)
+    assert "This account is currently not available." in str(event.error)
+
+
+def test_a_killed_agent_is_named(rig: Rig) -> None:
+    rig.ready()
+    rig.channel.end(137, b"hvlaunch agent: killed by SIGKILL\n")
+    event = rig.event()
+    assert isinstance(event, on.HostGone)
+    assert isinstance(event.error, HostLost)
+    assert "hvlaunch agent: killed by SIGKILL" in str(event.error)
+
+
+def test_an_agent_that_parts_says_why(rig: Rig) -> None:
+    rig.ready()
+    rig.channel.frame({"type": "parting", "cause": "its guardian was killed"})
+    rig.channel.end(1)
+    parting, gone = rig.event(), rig.event()
+    assert isinstance(parting, on.HostParting)
+    assert isinstance(gone, on.HostGone)
+    assert "its guardian was killed" in str(parting.error)
+    assert "its guardian was killed" in str(gone.error)
+
+
+def test_an_agent_that_parts_in_an_orderly_way_closes(rig: Rig) -> None:
+    rig.ready()
+    rig.channel.frame({"type": "parting", "cause": "got SIGTERM"})
+    rig.channel.frame({"type": "bye", "left": 0})
+    rig.channel.end(0)
+    event = rig.event()
+    assert isinstance(event, on.HostParting)
+    assert "got SIGTERM" in str(event.error)
+    assert rig.event() == on.HostClosed("a", 0)
+
+
+def test_a_broken_connection(rig: Rig) -> None:
+    rig.ready()
+    rig.channel.break_off(OSError("Connection reset by peer"))
+    event = rig.event()
+    assert isinstance(event, on.HostGone)
+    assert "Connection reset by peer" in str(event.error)
+
+
+def test_garbage_in_the_channel(rig: Rig) -> None:
+    rig.ready()
+    rig.channel.say(b"\xff" * 100)
+    event = rig.event()
+    assert isinstance(event, on.HostGone)
+    assert "a frame of" in str(event.error)
+
+
+def test_another_protocol(rig: Rig) -> None:
+    rig.event()
+    rig.channel.greet(protocol=99)
+    event = rig.event()
+    assert "speaks protocol 99" in str(event.error)
+
+
+def test_close_unblocks_everything(rig: Rig) -> None:
+    rig.ready()
+    rig.link.close()
+    assert isinstance(rig.event(), on.HostGone)
