@@ -51,7 +51,7 @@ def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) ->
             driver = Driver(spec, events, printer, server.port, keys, connect_to(spec), stdin=stdin)
             result = driver.run()
         tails = {end.rank: printer.tail(end.rank) for end in result.exits}
-        printer.show(failure_report(result, tails, len(driver.places)))
+        printer.show(failure_report(result, tails, len(driver.places), output_dir=spec.output_dir))
     finally:
         printer.close()
     return result

@@ -1,0 +1,105 @@
+"""What to try after a failure, from how the worker ended and what it said."""
+
+import re
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
+
+from hvlaunch.console.evidence import Evidence
+from hvlaunch.job import WorkerExit
+
+__all__ = ["advice", "lost_connection"]
+
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+
+_LOST_CONNECTION = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|gloo/transport|connectFullMesh|ncclRemoteError"
+    r"|remote process exited|socket timeout|DistNetworkError|Watchdog caught collective operation timeout"
+    r"|failed to recv|Timed out waiting .* (send|recv) operation|NCCL communicator was aborted",
+    re.IGNORECASE,
+)
+
+_SAID = (
+    (
+        "CUDA out of memory|OutOfMemoryError|CUDA error: out of memory",
+        "a smaller batch; on {host}, nvidia-smi shows who else uses the GPU",
+    ),
+    (
+        "MemoryError|bad_alloc|Cannot allocate memory|can't allocate memory",
+        "a smaller batch, fewer workers on {host} or fewer data loader processes; free -h there shows its memory",
+    ),
+    (
+        "shared memory|/dev/shm",
+        "a larger /dev/shm on {host} (containers: --shm-size, --ipc=host), or DataLoader(num_workers=0)",
+    ),
+    ("No space left on device", "df -h on {host}; /dev/shm and the temporary directory count too"),
+    ("Too many open files", "a higher limit of open files on {host} (ulimit -n)"),
+    (
+        "Address already in use|EADDRINUSE",
+        "a port of its own for what the script listens on; ss -ltnp on {host} shows who has it",
+    ),
+    (
+        "ModuleNotFoundError|ImportError|error while loading shared libraries",
+        "the same environment on every host: what it misses is not found on {host} (-x PYTHONPATH=…, LD_LIBRARY_PATH)",
+    ),
+    (
+        "FileNotFoundError|can't open file|No such file or directory",
+        "the file must be on {host} too, under the same path (a shared directory, rsync, or --cwd)",
+    ),
+    (
+        "invalid device ordinal|No CUDA GPUs are available|no CUDA-capable device",
+        "as many slots on {host} as nvidia-smi shows GPUs there, and torch.cuda.set_device(LOCAL_RANK)",
+    ),
+)
+
+_FAULTHANDLER = "-x PYTHONFAULTHANDLER=1, which prints the Python stack at the crash"
+_SIGNALLED: dict[int, str] = {
+    SIGSEGV: _FAULTHANDLER,
+    SIGABRT: _FAULTHANDLER + "; what aborted says so above",
+    SIGFPE: _FAULTHANDLER,
+    SIGBUS: "df -h /dev/shm on {host}: it is often full when a process gets SIGBUS; or " + _FAULTHANDLER,
+    SIGILL: "packages built for the CPU of {host}: they use an instruction that it does not have",
+    SIGKILL: "dmesg -T | grep -i -e oom -e killed on {host}: SIGKILL came from outside, mostly for memory or by a"
+    " scheduler",
+    SIGTERM: "the logs of {host} and its scheduler: SIGTERM came from outside, mostly for a time limit or a shutdown",
+    SIGINT: "the logs of {host}: SIGINT came from outside",
+    SIGHUP: "the logs of {host}: SIGHUP came from outside",
+}
+
+
+def lost_connection(said: Evidence) -> bool:
+    """Whether it failed because another worker was gone, or could not be reached: often a consequence."""
+    return any(_LOST_CONNECTION.search(line) for line in said.verdict)
+
+
+def advice(worker: WorkerExit, said: Evidence) -> str | None:
+    """One specific thing to try; None where nothing better than reading `said` comes to mind."""
+    text = _advice(worker, said)
+    return text.replace("{host}", worker.host) if text is not None else None
+
+
+def _advice(worker: WorkerExit, said: Evidence) -> str | None:
+    if worker.oom_killed:
+        return "a smaller batch, fewer workers on {host} (host:slots), or more memory there (a container's limit counts)"
+    if worker.exit_code == _NOT_FOUND:
+        return "the command's full path, or a PATH that has it on {host} (-x PATH=…)"
+    if worker.exit_code == _NOT_EXECUTABLE:
+        return "chmod +x on {host}, or the interpreter in front (python train.py)"
+    number = worker.exit_code - 128
+    if number in _SIGNALLED and number != SIGABRT:
+        return _SIGNALLED[number]
+    for line in reversed(said.verdict):
+        for pattern, text in _SAID:
+            if re.search(pattern, line):
+                return text
+    if lost_connection(said):
+        return (
+            "NCCL_DEBUG=INFO or TORCH_CPP_LOG_LEVEL=INFO (-x) to see who it talked to, and the network between the"
+            " hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)"
+        )
+    if number == SIGABRT:
+        return _SIGNALLED[SIGABRT]
+    if worker.code == 1 and not said.lines:
+        return (
+            "@record of torch.distributed.elastic.multiprocessing.errors on the script's main(): it said nothing"
+            " on stderr, and its traceback would stand here"
+        )
+    return None

@@ -1,0 +1,45 @@
+"""Errors in words: many hosts that fail alike are one line."""
+
+import re
+from collections import Counter
+
+from hvlaunch.console.fold import fold_hosts
+from hvlaunch.errors import HostError, HostsFailed, HvlaunchError
+
+__all__ = ["describe"]
+
+_ANY_HOST = "HOST"
+
+
+def describe(error: HvlaunchError) -> list[str]:
+    """The lines that a person reads; the first begins with `hvlaunch: `, the others are indented."""
+    if not isinstance(error, HostsFailed):
+        first, *more = str(error).split("\n")
+        return [f"hvlaunch: {first}", *(f"  {line}" for line in more)]
+    groups = _alike(error)
+    if len(groups) == 1:
+        return [f"hvlaunch: {groups[0]}"]
+    return [f"hvlaunch: {len(error.errors)} hosts failed:", *(f"  {line}" for line in groups)]
+
+
+def _alike(failed: HostsFailed) -> list[str]:
+    """A line for each cause, in the order of the hosts. Texts that differ only in the host's own name are alike."""
+    exact = Counter((error.cause, error.hint) for error in failed.errors)
+    groups: dict[tuple[str, str | None], list[HostError]] = {}
+    for error in failed.errors:
+        key = (error.cause, error.hint)
+        if exact[key] == 1:
+            key = (_without_name(error.cause, error), error.hint and _without_name(error.hint, error))
+        groups.setdefault(key, []).append(error)
+    return [_line(group, *texts) for texts, group in groups.items()]
+
+
+def _line(group: list[HostError], cause: str, hint: str | None) -> str:
+    if len(group) == 1:
+        return str(group[0])
+    names = fold_hosts(str(error.host) for error in group)
+    return f"{names}: {cause}" + (f"; try: {hint}" if hint else "")
+
+
+def _without_name(text: str, error: HostError) -> str:
+    return re.sub(rf"(?<![\w.-]){re.escape(str(error.host))}(?![\w-])", _ANY_HOST, text)

@@ -1,0 +1,121 @@
+"""How workers ended, in words: one of them, and all that ended alike in one line."""
+
+import signal
+from collections.abc import Iterable, Sequence
+
+from hvlaunch.console.fold import fold_hosts, fold_ranks
+from hvlaunch.job import WorkerExit
+
+__all__ = ["duration", "end", "endings", "failed_itself", "signal_name"]
+
+_MOST_LINES = 12
+_MINUTE, _HOUR = 60, 3600
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # POSIX, Shell Command Language, 2.8.2
+_SAME_TIME = 0.05
+
+
+def failed_itself(worker: WorkerExit) -> bool:
+    """Neither well nor because hvlaunch stopped it."""
+    return not worker.ok and not worker.stopped
+
+
+def end(worker: WorkerExit) -> str:
+    """`exit code 7`, `SIGSEGV (segmentation fault)`, `could not be started: …`."""
+    if worker.not_started is not None:
+        return f"could not be started: {worker.not_started}"
+    if worker.oom_killed:
+        return f"killed by the kernel's out-of-memory killer ({_brief_end(worker)})"
+    if worker.signal is not None:
+        known = worker.signal in set(signal.Signals)
+        meaning = signal.strsignal(worker.signal) if known else None
+        return signal_name(worker.signal) + (f" ({meaning.lower()})" if meaning else "")
+    return f"exit code {worker.exit_code}{_shell_meaning(worker.exit_code)}"
+
+
+def endings(workers: Sequence[WorkerExit], size: int, since: WorkerExit | None) -> list[str]:
+    """How `workers` ended, a line for all that ended alike: the failed, the stopped, the finished, the unknown.
+
+    Times are counted from the end of `since`, who is not listed; from the start where it is None.
+    """
+    groups: dict[tuple[int, str], list[WorkerExit]] = {}
+    for worker in sorted(workers, key=lambda worker: (worker.when, worker.rank)):
+        groups.setdefault(_kind(worker), []).append(worker)
+    lines = [_line(group, since) for _, group in sorted(groups.items(), key=lambda item: item[0][0])]
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} other endings"]
+    known = {worker.rank for worker in (*workers, since) if worker is not None}
+    unknown = [rank for rank in range(size) if rank not in known]
+    if unknown:
+        lines.append(f"{len(unknown)} whose end is not known: {fold_ranks(unknown)}")
+    return lines
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def duration(seconds: float) -> str:
+    """`0.04 s`, `12.4 s`, `3 min 12 s`, `2 h 14 min`."""
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
+    return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE} min"
+
+
+def _kind(worker: WorkerExit) -> tuple[int, str]:
+    if failed_itself(worker):
+        return 0, end(worker)
+    return (1 if worker.stopped else 2), _brief_end(worker)
+
+
+def _line(group: Sequence[WorkerExit], since: WorkerExit | None) -> str:
+    first = group[0]
+    ranks = fold_ranks(worker.rank for worker in group)
+    if failed_itself(first):
+        hosts = fold_hosts(worker.host for worker in group)
+        same = since is not None and since.not_started is not None and end(since) == end(first)
+        what = "could not be started either" if same else end(first)
+        when = "" if first.not_started is not None else f", {_when(group, since)}"
+        return f"{ranks} on {hosts}: {what}{when}"
+    how = "stopped by hvlaunch" if first.stopped else "finished"
+    return f"{len(group)} {how} ({_brief_end(first)}): {ranks}"
+
+
+def _when(group: Iterable[WorkerExit], since: WorkerExit | None) -> str:
+    times = [worker.when for worker in group]
+    if since is None:
+        first, last = duration(times[0]), duration(times[-1])
+        return f"after {first}" if first == last else f"after {first} to {last}"
+    first, last = _delta(times[0] - since.when), _delta(times[-1] - since.when)
+    if first == last:
+        return first
+    if first.endswith(" s later"):
+        first = first.removesuffix(" s later")
+    return f"{first} to {last}"
+
+
+def _delta(seconds: float) -> str:
+    if abs(seconds) < _SAME_TIME:
+        return "at the same time"
+    return f"{abs(seconds):.1f} s {'later' if seconds > 0 else 'earlier'}"
+
+
+def _brief_end(worker: WorkerExit) -> str:
+    return signal_name(worker.signal) if worker.signal is not None else f"exit code {worker.exit_code}"
+
+
+def _shell_meaning(code: int) -> str:
+    if code == _NOT_FOUND:
+        return " (command not found, as a shell says it)"
+    if code == _NOT_EXECUTABLE:
+        return " (found, but not executable, as a shell says it)"
+    if code - 128 in set(signal.Signals):
+        return f" (128 + {code - 128}: {signal_name(code - 128)} ended a command that it ran)"
+    return ""

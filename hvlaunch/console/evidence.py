@@ -1,0 +1,109 @@
+"""What a failed worker left behind that says why: its traceback, or its last lines of stderr."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvlaunch.console.lines import LineSplitter
+from hvlaunch.console.printer import TAIL
+from hvlaunch.job import WorkerExit
+
+__all__ = ["Evidence", "evidence"]
+
+_LAST_LINES = 20
+_MOST_LINES = 60
+_MOST_CHARACTERS = 1000
+
+_TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
+_CXX_FRAME = re.compile(r"\s*(frame #\d+: |#\d+ +0x)")
+_TORCH_PREFIX = re.compile(r"\[rank\d+\]: ")  # torch.distributed's, on every line of a traceback
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Lines to quote, and what they are: `traceback`, `error file` or `last lines of stderr`."""
+
+    kind: str
+    lines: tuple[str, ...]
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """The lines to judge by: of a traceback only the exception, not the code that it passed through."""
+        starts = [number for number, line in enumerate(self.lines) if _TRACEBACK.match(line)]
+        if not starts:
+            return self.lines
+        return tuple(line for line in self.lines[starts[-1] + 1 :] if not line.startswith(" "))
+
+
+def evidence(worker: WorkerExit, tail: bytes) -> Evidence:
+    """From the worker's error file where it left one, else from `tail`, its last bytes of stderr.
+
+    The file is torchelastic's: `{"message": {"message": …, "extraInfo": {"py_callstack": …}}}` or
+    `{"message": …}` (torch.distributed.elastic.multiprocessing.errors.ErrorHandler); anything else is quoted as it is.
+    """
+    if worker.error_file and worker.error_file.strip():
+        kind, text = _from_error_file(worker.error_file)
+        return Evidence(kind, _bounded(_clean(text), _MOST_LINES))
+    return Evidence("last lines of stderr", _last_lines(tail))
+
+
+def _from_error_file(text: str) -> tuple[str, str]:
+    try:
+        message = json.loads(text)["message"]
+        if isinstance(message, dict):
+            extra = message.get("extraInfo")
+            stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+            message = stack or message["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "error file", text
+    if not isinstance(message, str):
+        return "error file", text
+    return ("traceback" if _TRACEBACK.search(message) else "error file"), message
+
+
+def _last_lines(tail: bytes) -> tuple[str, ...]:
+    """The last 20 lines; more where a traceback begins before them."""
+    splitter = LineSplitter()
+    whole = splitter.feed(tail) + splitter.end()
+    if len(tail) >= TAIL:  # its first line is likely to be the end of one
+        whole = whole.partition(b"\n")[2] or whole
+    lines = _clean(whole.decode(errors="replace"))
+    starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
+    first = max(0, len(lines) - _LAST_LINES)
+    if starts:
+        first = min(first, starts[-1])
+    return _bounded(lines[first:], _MOST_LINES)
+
+
+def _clean(text: str) -> list[str]:
+    """Lines without colours, other control characters, empty lines at both ends, and frames of C++ code."""
+    lines = [_plain(line) for line in text.strip("\r\n").split("\n")]
+    kept: list[str] = []
+    frames = 0
+    for line in [*lines, ""]:
+        if _CXX_FRAME.match(line):
+            frames += 1
+            continue
+        if frames:
+            kept.append(f"({frames} C++ frames)")
+            frames = 0
+        kept.append(line)
+    while kept and not kept[-1]:
+        kept.pop()
+    return kept
+
+
+def _plain(line: str) -> str:
+    line = _CONTROL.sub("", line).rstrip()
+    prefix = _TORCH_PREFIX.match(line)
+    return line[prefix.end() :] if prefix else line
+
+
+def _bounded(lines: Sequence[str], most: int) -> tuple[str, ...]:
+    """The first line and the last ones, where there are too many; none too long."""
+    if len(lines) > most:
+        left_out = len(lines) - most + 1
+        lines = [lines[0], f"({left_out} lines left out)", *lines[left_out + 1 :]]
+    return tuple(line if len(line) <= _MOST_CHARACTERS else line[:_MOST_CHARACTERS] + "…" for line in lines)

@@ -1,0 +1,80 @@
+"""Each worker's output in files of its own: --output-filename."""
+
+import os
+import resource
+from collections import OrderedDict
+from pathlib import Path
+
+from hvlaunch.console.lines import Stream
+from hvlaunch.errors import BadUsage
+
+__all__ = ["OutputFiles", "rank_directory"]
+
+_MOST_OPEN = 1024
+
+
+def rank_directory(directory: Path, rank: int, size: int) -> Path:
+    """Where a rank's files are: rank.N, N padded with zeros to the width of the largest of `size` ranks."""
+    return directory / f"rank.{rank:0{len(str(size - 1))}}"
+
+
+class OutputFiles:
+    """DIR/rank.N/{stdout,stderr}, raw and unprefixed; every write can be seen at once (tail -f).
+
+    Files in use longest ago are closed when many are open, and opened again when needed: raising the limit of
+    open files instead would change it for the workers on this machine too.
+    """
+
+    def __init__(self, directory: Path, size: int, *, most_open: int | None = None) -> None:
+        """Make the directories and empty files of ranks 0 to size - 1. Raises BadUsage."""
+        self._directory = directory
+        self._size = size
+        self._most_open = most_open or min(
+            _MOST_OPEN, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        )
+        self._open: OrderedDict[tuple[int, Stream], int] = OrderedDict()
+        try:
+            for rank in range(size):
+                for stream in ("stdout", "stderr"):
+                    os.close(self._make(self._path(rank, stream), os.O_TRUNC))
+        except OSError as error:
+            raise BadUsage(
+                f"--output-filename {directory}: {error.filename}: {_reason(error)}",
+                hint="a directory that you may write to",
+            ) from None
+
+    def write(self, rank: int, stream: Stream, data: bytes) -> None:
+        """Append `data` to the rank's file. Raises OSError, with the file's name."""
+        descriptor = self._descriptor(rank, stream)
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path(rank, stream))) from None
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _descriptor(self, rank: int, stream: Stream) -> int:
+        key = (rank, stream)
+        if key in self._open:
+            self._open.move_to_end(key)
+        else:
+            if len(self._open) >= self._most_open:
+                os.close(self._open.popitem(last=False)[1])
+            self._open[key] = self._make(self._path(rank, stream))
+        return self._open[key]
+
+    def _path(self, rank: int, stream: str) -> Path:
+        return rank_directory(self._directory, rank, self._size) / stream
+
+    @staticmethod
+    def _make(path: Path, flags: int = 0) -> int:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno or 0).lower()

@@ -1,0 +1,107 @@
+import json
+
+import pytest
+
+from hvlaunch.console.evidence import evidence
+from hvlaunch.console.printer import TAIL
+from hvlaunch.job import WorkerExit
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n    f()\nOSError: no'
+
+
+def from_tail(tail):
+    return evidence(WorkerExit(rank=0, host="a", code=1), tail)
+
+
+def from_file(text):
+    return evidence(WorkerExit(rank=0, host="a", code=1, error_file=text), b"not this\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "lines"),
+    [
+        (
+            json.dumps({"message": {"message": "m", "extraInfo": {"py_callstack": TRACEBACK}}}),
+            "traceback",
+            TRACEBACK,
+        ),
+        (json.dumps({"message": TRACEBACK}), "traceback", TRACEBACK),
+        (json.dumps({"message": {"message": "m"}}), "error file", "m"),
+        (json.dumps({"message": {"message": "m", "extraInfo": None}}), "error file", "m"),
+        (json.dumps({"message": "just text\nof two lines"}), "error file", "just text\nof two lines"),
+        ('{"message": 3}', "error file", '{"message": 3}'),
+        ('{"message": {"other": 1}}', "error file", '{"message": {"other": 1}}'),
+        ("[1]", "error file", "[1]"),
+        ('{"message": "cut of', "error file", '{"message": "cut of'),
+        ("[" * 100_000, "error file", "[" * 1000 + "…"),
+    ],
+)
+def test_error_files(text, kind, lines):
+    found = from_file(text)
+    assert (found.kind, "\n".join(found.lines)) == (kind, lines)
+
+
+@pytest.mark.parametrize("text", [None, "", " \n"])
+def test_an_empty_error_file_says_nothing(text):
+    assert from_file(text).lines == ("not this",)
+
+
+def test_the_last_lines():
+    tail = b"".join(b"line %d\n" % number for number in range(100)) + b"no end"
+    found = from_tail(tail)
+    assert found.kind == "last lines of stderr"
+    assert found.lines == (*(f"line {number}" for number in range(81, 100)), "no end")
+    assert from_tail(b"").lines == ()
+    assert from_tail(b"\n \n").lines == ()
+
+
+def test_a_traceback_is_not_cut():
+    frames = "".join(f'  File "t.py", line {number}, in f\n' for number in range(30))
+    tail = f"before\nTraceback (most recent call last):\n{frames}ValueError: bad\n"
+    lines = from_tail(tail.encode()).lines
+    assert (lines[0], len(lines)) == ("Traceback (most recent call last):", 32)
+
+
+def test_a_very_long_traceback_keeps_its_first_and_last_lines():
+    frames = "".join(f'  File "t.py", line {number}, in f\n' for number in range(200))
+    lines = from_tail(f"Traceback (most recent call last):\n{frames}ValueError: bad\n".encode()).lines
+    assert lines[:2] == ("Traceback (most recent call last):", "(143 lines left out)")
+    assert lines[2] == '  File "t.py", line 143, in f'
+    assert (lines[-1], len(lines)) == ("ValueError: bad", 60)
+
+
+def test_a_line_that_the_tail_cut_is_left_out():
+    tail = (b"x" * 5000 + b"\n" + b"last\n" * 10_000)[:TAIL]
+    assert tail.startswith(b"x")
+    assert from_tail(tail[-TAIL:]).lines[0] == "last"
+    assert from_tail(b"y" * TAIL).lines == ("y" * 1000 + "…",)
+
+
+def test_what_a_terminal_would_do_is_not_quoted():
+    tail = b"\x1b[31mred\x1b[0m\n\x1b]0;title\x07 10%\r 20%\r\nbell\x07\tcaf\xc3\xa9 \xff\n"
+    assert from_tail(tail).lines == ("red", " 10%", " 20%", "bell\tcafé \ufffd")
+
+
+def test_frames_of_cxx_code_do_not_crowd_out_the_message():
+    frames = b"".join(b"frame #%d: c10::Error + 0x5 (0x7f in libc10.so)\n" % number for number in range(40))
+    tail = (
+        b"RuntimeError: NCCL error\nException raised from x (most recent call first):\n" + frames + b"\nend\n"
+    )
+    assert from_tail(tail).lines == (
+        "RuntimeError: NCCL error",
+        "Exception raised from x (most recent call first):",
+        "(40 C++ frames)",
+        "",
+        "end",
+    )
+
+
+def test_torchs_own_prefix_is_taken_off():
+    tail = b"".join(b"[rank3]: %s\n" % line.encode() for line in TRACEBACK.split("\n"))
+    assert from_tail(tail).lines == tuple(TRACEBACK.split("\n"))
+
+
+def test_a_traceback_is_judged_by_its_exception():
+    tail = b"connection refused, trying again\n" + TRACEBACK.encode() + b" such file\nof two lines\n"
+    assert from_tail(tail).verdict == ("OSError: no such file", "of two lines")
+    assert from_tail(b"one\n  two\n").verdict == ("one", "  two")

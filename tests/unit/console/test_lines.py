@@ -1,0 +1,156 @@
+import tracemalloc
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hvlaunch.console.lines import LONGEST, LineSplitter, Screen
+
+
+def split(chunks):
+    splitter = LineSplitter()
+    return b"".join([*(splitter.feed(chunk) for chunk in chunks), splitter.end()])
+
+
+def one_byte_at_a_time(data):
+    """What the splitter promises, written plainly."""
+    lines, line, number = [], b"", 0
+    while number < len(data):
+        byte = data[number : number + 1]
+        number += 1
+        if byte == b"\r":
+            while data[number : number + 1] == b"\r":
+                number += 1
+            if data[number : number + 1] == b"\n":
+                number += 1
+            elif not line:
+                continue
+        elif byte != b"\n":
+            line += byte
+            continue
+        lines.append(line + b"\n")
+        line = b""
+    return b"".join([*lines, line + b"\n" if line else b""])
+
+
+@pytest.mark.parametrize(
+    ("data", "printed"),
+    [
+        (b"", b""),
+        (b"one\ntwo\n", b"one\ntwo\n"),
+        (b"one\n\n\ntwo\n", b"one\n\n\ntwo\n"),
+        (b"no end", b"no end\n"),
+        (b"dos\r\nlines\r\n\r\n", b"dos\nlines\n\n"),
+        (b"text mode twice\r\r\nnext\n", b"text mode twice\nnext\n"),
+        (b"10%\r20%\r30%\n", b"10%\n20%\n30%\n"),
+        (b"\r10%\r20%\r30%\ndone\n", b"10%\n20%\n30%\ndone\n"),  # as tqdm has it
+        (b"10%\r20%\r", b"10%\n20%\n"),
+        (b"\xff\xfe\x00 \xc3\xa9t\xc3\xa9 \xc3\n", b"\xff\xfe\x00 \xc3\xa9t\xc3\xa9 \xc3\n"),
+    ],
+)
+def test_what_ends_a_line(data, printed):
+    assert split([data]) == printed
+    assert split(data[at : at + 1] for at in range(len(data))) == printed
+
+
+pieces = st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"bc", b"\xc3", b"\xa9", b""]), max_size=30)
+
+
+@given(pieces, st.data())
+@example([b"a\r", b"\n"], None)
+@example([b"\n\r", b"\r\n"], None)
+def test_any_chunking_gives_the_same_lines(chunks, data):
+    whole = b"".join(chunks)
+    expected = one_byte_at_a_time(whole)
+    assert split([whole]) == expected
+    assert split(chunks) == expected
+    if data is not None:
+        cut = data.draw(st.integers(0, len(whole)))
+        assert split([whole[:cut], whole[cut:]]) == expected
+
+
+@given(st.lists(st.binary(max_size=20).filter(lambda chunk: b"\r" not in chunk), max_size=10))
+def test_without_returns_every_byte_passes_unchanged(chunks):
+    whole = b"".join(chunks)
+    assert split(chunks) == whole + (b"" if whole.endswith(b"\n") or not whole else b"\n")
+
+
+def test_only_whole_lines_come_out():
+    splitter = LineSplitter()
+    assert splitter.feed(b"one\ntw") == b"one\n"
+    assert splitter.feed(b"") == b""
+    assert splitter.feed(b"o\nthr") == b"two\n"
+    assert splitter.end() == b"thr\n"
+    assert splitter.end() == b""
+
+
+def test_a_return_at_the_end_of_a_chunk_waits_for_what_follows():
+    splitter = LineSplitter()
+    assert splitter.feed(b"50%\r") == b""
+    assert splitter.feed(b"\nnext\r") == b"50%\n"
+    assert splitter.feed(b"60%") == b"next\n"
+    assert splitter.end() == b"60%\n"
+
+
+def test_after_its_end_a_stream_begins_anew():
+    splitter = LineSplitter()
+    assert splitter.feed(b"old\r") + splitter.end() == b"old\n"
+    assert splitter.feed(b"\nnew\n") == b"\nnew\n"
+
+
+def test_a_long_line_is_passed_on_in_pieces_and_not_kept():
+    splitter, passed = LineSplitter(), 0
+    chunk = b"x" * 65536
+    tracemalloc.start()
+    for _ in range(160):
+        passed += len(splitter.feed(chunk))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    rest = splitter.feed(b"end\nnext\n")
+    assert passed == 160 * len(chunk)
+    assert rest == b"end\nnext\n"
+    assert peak < 4 * LONGEST
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r", b""])
+def test_a_long_line_ends_like_any_other(ending):
+    assert split([b"x" * LONGEST, ending]) == b"x" * LONGEST + b"\n"
+
+
+A, B = "a", "b"
+
+
+def placed(*texts):
+    screen = Screen()
+    prefixes = {A: b"[a] ", B: b"[b] "}
+    return b"".join(part for owner, text in texts for part in screen.place(owner, prefixes[owner], text))
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        ([(A, b"")], b""),
+        ([(A, b"1\n2\n\n3\n")], b"[a] 1\n[a] 2\n[a] \n[a] 3\n"),
+        ([(A, b"1\n"), (B, b"2\n"), (A, b"3\n")], b"[a] 1\n[b] 2\n[a] 3\n"),
+        ([(A, b"1\nlo"), (A, b"ng"), (A, b"er\n2\n")], b"[a] 1\n[a] longer\n[a] 2\n"),
+        ([(A, b"lo"), (B, b"x\n"), (A, b"ng\n")], b"[a] lo\n[b] x\n[a] ng\n"),
+        ([(A, b"lo"), (B, b""), (A, b"ng\n")], b"[a] long\n"),
+        ([(A, b"lo"), (B, b"x\n"), (A, b"\n"), (A, b"\n")], b"[a] lo\n[b] x\n[a] \n"),
+        ([(A, b"lo"), (B, b"in"), (A, b"ng"), (B, b"g\n")], b"[a] lo\n[b] in\n[a] ng\n[b] g\n"),
+    ],
+)
+def test_lines_of_many_on_one_screen(texts, shown):
+    assert placed(*texts) == shown
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([A, B]), st.sampled_from([b"1\n", b"2", b"3\n4", b"\n", b"", b"5\n6\n"]))
+    )
+)
+def test_every_line_on_a_screen_has_one_owner_and_nothing_is_lost(texts):
+    lines = placed(*texts).split(b"\n")
+    assert all(line[:4] in (b"[a] ", b"[b] ") for line in lines if line)
+    for owner, prefix in ((A, b"[a] "), (B, b"[b] ")):
+        written = b"".join(text for who, text in texts if who == owner).replace(b"\n", b"")
+        assert b"".join(line[4:] for line in lines if line.startswith(prefix)) == written

@@ -1,0 +1,365 @@
+import errno
+import io
+import os
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+
+import pytest
+
+from hvlaunch.console.files import OutputFiles
+from hvlaunch.console.printer import TAIL, Printer
+
+WAIT = 20
+
+
+class Console:
+    """A printer on two sinks in memory, and what it acknowledged."""
+
+    def __init__(self, stdout=None, stderr=None, **options):
+        self.stdout = stdout or io.BytesIO()
+        self.stderr = stderr or io.BytesIO()
+        self.done = []
+        self.printer = Printer(self.stdout, self.stderr, **options)
+
+    def output(self, rank, data, stream="stdout"):
+        self.printer.output(rank, stream, data, self.done.append)
+
+    def close(self):
+        assert self.printer.close(WAIT)
+        return self.stdout.getvalue(), self.stderr.getvalue()
+
+
+class Gate(io.BytesIO):
+    """A sink that takes nothing until it is opened."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = threading.Event()
+        self.entered = threading.Event()
+        self.writes = []
+
+    def write(self, data):
+        self.entered.set()
+        assert self.open.wait(WAIT)
+        self.writes.append(bytes(data))
+        return super().write(data)
+
+
+class Failing(io.BytesIO):
+    def __init__(self, code):
+        super().__init__()
+        self.code = code
+        self.tries = 0
+
+    def write(self, data):
+        self.tries += 1
+        raise OSError(self.code, os.strerror(self.code))
+
+
+@pytest.fixture
+def pipe():
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as read, os.fdopen(writer, "wb") as write:
+        yield read, write
+
+
+def test_whose_line_is_whose():
+    console = Console()
+    console.output(3, b"loss 0.5\nloss 0.4\n")
+    console.output(12, b"warning\n", "stderr")
+    assert console.close() == (b"[3]<stdout>: loss 0.5\n[3]<stdout>: loss 0.4\n", b"[12]<stderr>: warning\n")
+    assert console.done == [18, 8]
+
+
+def test_another_prefix():
+    console = Console(prefix=lambda rank, stream: f"{stream}-{rank}|".encode())
+    console.output(0, b"a\nb\n")
+    assert console.close()[0] == b"stdout-0|a\nstdout-0|b\n"
+
+
+def test_lines_are_printed_whole_however_they_come():
+    console = Console()
+    for byte in b"one\ntwo\n":
+        console.output(0, bytes([byte]))
+        console.output(1, b"x")
+    assert console.close()[0] == b"[0]<stdout>: one\n[0]<stdout>: two\n[1]<stdout>: xxxxxxxx\n"
+    assert console.done == [1] * 16
+
+
+def test_the_end_of_a_stream_prints_its_unfinished_line():
+    console = Console()
+    console.output(0, b"bye")
+    console.printer.end(0, "stdout")
+    console.printer.end(1, "stdout")
+    console.output(0, b"again\n")
+    assert console.close()[0] == b"[0]<stdout>: bye\n[0]<stdout>: again\n"
+
+
+def test_close_prints_all_that_is_left_in_order_of_ranks():
+    console = Console()
+    for rank in (2, 0, 1):
+        console.output(rank, b"whole\nhalf")
+    shown = b"".join(b"[%d]<stdout>: whole\n" % rank for rank in (2, 0, 1))
+    assert console.close()[0] == shown + b"".join(b"[%d]<stdout>: half\n" % rank for rank in (0, 1, 2))
+    assert console.printer.close()
+
+
+def test_messages():
+    console = Console()
+    console.output(0, b"half a line", "stderr")
+    console.printer.say("host b: ready\nhost c: ready")
+    console.printer.show("the report\n  as it is\n")
+    console.printer.show("")
+    console.printer.say("a path: \udcff")
+    assert console.close()[1] == (
+        b"hvlaunch: host b: ready\nhvlaunch: host c: ready\nthe report\n  as it is\nhvlaunch: a path: \\udcff\n"
+        b"[0]<stderr>: half a line\n"
+    )
+
+
+def test_the_two_streams_of_one_terminal_do_not_mix_their_lines():
+    terminal = io.BytesIO()
+    console = Console(terminal, terminal)
+    long = b"x" * (1 << 20)
+    console.output(0, long)
+    console.printer.say("message")
+    console.output(0, b"rest\n")
+    console.output(1, b"error\n", "stderr")
+    assert console.close()[0] == (
+        b"[0]<stdout>: " + long + b"\nhvlaunch: message\n[0]<stdout>: rest\n[1]<stderr>: error\n"
+    )
+
+
+def test_a_long_line_in_one_file_is_not_cut_by_messages_in_another():
+    console = Console()
+    long = b"x" * (1 << 20)
+    console.output(0, long)
+    console.printer.say("message")
+    console.output(0, b"rest\n")
+    assert console.close() == (b"[0]<stdout>: " + long + b"rest\n", b"hvlaunch: message\n")
+
+
+def test_many_ranks_from_many_threads_keep_their_lines_whole_and_in_order():
+    console = Console()
+    ranks, lines = 16, 200
+
+    def work(rank):
+        text = b"".join(b"rank %d line %d\n" % (rank, number) for number in range(lines))
+        step = 7 + rank
+        for at in range(0, len(text), step):
+            console.output(rank, text[at : at + step], "stdout" if rank % 2 else "stderr")
+
+    threads = [threading.Thread(target=work, args=[rank]) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    shown = b"".join(console.close()).decode().splitlines()
+    by_rank = defaultdict(list)
+    for line in shown:
+        prefix, _, text = line.partition(": ")
+        by_rank[prefix].append(text)
+    assert by_rank == {
+        f"[{rank}]<{'stdout' if rank % 2 else 'stderr'}>": [
+            f"rank {rank} line {number}" for number in range(lines)
+        ]
+        for rank in range(ranks)
+    }
+
+
+def test_done_is_called_after_the_bytes_were_written():
+    gate = Gate()
+    console = Console(stdout=gate)
+    console.output(0, b"one\n")
+    assert gate.entered.wait(WAIT)
+    console.output(0, b"two\n")
+    assert console.done == []
+    gate.open.set()
+    console.close()
+    assert console.done == [4, 4]
+
+
+def test_what_waited_together_is_written_together():
+    gate = Gate()
+    console = Console(stdout=gate)
+    console.output(0, b"first\n")
+    assert gate.entered.wait(WAIT)
+    for rank in range(100):
+        console.output(rank, b"later\n")
+    gate.open.set()
+    console.close()
+    assert len(gate.writes) == 2
+
+
+def test_a_slow_reader_holds_done_back(pipe):
+    read, write = pipe
+    acknowledged = threading.Event()
+    printer = Printer(write, io.BytesIO())
+    line = b"x" * 99 + b"\n"
+    text = line * 3000  # more than a pipe takes
+    printer.output(0, "stdout", text, lambda _: acknowledged.set())
+    start = read.read(1000)
+    assert not acknowledged.is_set()
+    rest = read.read(3000 * len(b"[0]<stdout>: " + line) - 1000)
+    assert acknowledged.wait(WAIT)
+    assert start + rest == (b"[0]<stdout>: " + line) * 3000
+    assert printer.close(WAIT)
+
+
+def test_close_can_give_up_a_terminal_that_is_held(pipe):
+    read, write = pipe
+    printer = Printer(write, io.BytesIO())
+    printer.output(0, "stdout", b"x\n" * (1 << 20), lambda _: None)
+    assert not printer.close(0.01)
+    drain = threading.Thread(target=lambda: [None for _ in iter(lambda: read.read1(1 << 20), b"")])
+    drain.start()
+    assert printer.close(WAIT)
+    write.close()
+    drain.join()
+
+
+def test_a_gone_reader_is_told_of_once_and_all_else_goes_on(pipe, tmp_path):
+    read, write = pipe
+    read.close()
+    broken, done, stderr = [], [], io.BytesIO()
+    printer = Printer(write, stderr, on_broken=lambda: broken.append(True))
+    printer.keep(OutputFiles(tmp_path, 1))
+    for _ in range(3):
+        printer.output(0, "stdout", b"out\n", done.append)
+        printer.output(0, "stderr", b"err\n", done.append)
+    assert printer.close(WAIT)
+    assert broken == [True]
+    assert done == [4] * 6
+    assert (tmp_path / "rank.0" / "stdout").read_bytes() == b"out\n" * 3
+    assert stderr.getvalue() == b"[0]<stderr>: err\n" * 3
+    assert printer.tail(0) == b"err\n" * 3
+
+
+def test_both_readers_gone_are_told_of_once():
+    broken = []
+    console = Console(Failing(errno.EPIPE), Failing(errno.EPIPE), on_broken=lambda: broken.append(True))
+    console.output(0, b"out\n")
+    console.output(0, b"err\n", "stderr")
+    console.close()
+    assert broken == [True]
+    assert console.done == [4, 4]
+
+
+def test_a_gone_reader_without_anyone_to_tell():
+    console = Console(Failing(errno.EPIPE))
+    console.output(0, b"out\n")
+    console.close()
+    assert console.done == [4]
+
+
+def test_another_write_error_is_said_once_and_writing_goes_on():
+    full = Failing(errno.ENOSPC)
+    acknowledged = threading.Semaphore(0)
+    console = Console(full)
+    for _ in range(3):
+        console.printer.output(0, "stdout", b"out\n", lambda _: acknowledged.release())
+        assert acknowledged.acquire(timeout=WAIT)
+    _, stderr = console.close()
+    assert stderr == b"hvlaunch: stdout: no space left on device; some output is lost\n"
+    assert full.tries == 3
+
+
+def test_a_stderr_that_fails_cannot_say_so_and_harms_nothing():
+    console = Console(stderr=Failing(errno.EIO))
+    console.output(0, b"err\n", "stderr")
+    console.output(0, b"out\n")
+    assert console.close()[0] == b"[0]<stdout>: out\n"
+    assert console.done == [4, 4]
+
+
+def test_files_get_the_raw_bytes_before_done(tmp_path):
+    console = Console()
+    console.printer.keep(OutputFiles(tmp_path, 2))
+    seen = []
+    path = tmp_path / "rank.1" / "stderr"
+    console.printer.output(1, "stderr", b"half\r\xff", lambda _: seen.append(path.read_bytes()))
+    console.close()
+    assert seen == [b"half\r\xff"]
+    assert path.read_bytes() == b"half\r\xff"
+
+
+def test_files_that_fail_are_told_of_once_and_the_console_goes_on(tmp_path):
+    console = Console()
+    console.printer.keep(OutputFiles(tmp_path, 1))
+    path = tmp_path / "rank.0" / "stdout"
+    path.unlink()
+    path.symlink_to("/dev/full")
+    console.output(0, b"one\n")
+    console.output(0, b"two\n")
+    stdout, stderr = console.close()
+    assert stdout == b"[0]<stdout>: one\n[0]<stdout>: two\n"
+    assert stderr == (
+        f"hvlaunch: {path}: no space left on device; the files of --output-filename have gaps\n".encode()
+    )
+
+
+def test_tails():
+    console = Console()
+    console.output(0, b"not this\n")
+    for number in range(3000):
+        console.output(0, b"%d\n" % number, "stderr")
+    console.output(1, b"x" * 3 * TAIL + b"end", "stderr")
+    whole = b"".join(b"%d\n" % number for number in range(3000))
+    assert console.printer.tail(0) == whole[-TAIL:]
+    assert console.printer.tail(1) == (b"x" * TAIL + b"end")[-TAIL:]
+    assert console.printer.tail(2) == b""
+    console.close()
+
+
+def test_the_next_worker_of_a_rank_begins_a_new_tail():
+    console = Console()
+    console.output(0, b"old\n", "stderr")
+    console.printer.end(0, "stderr")
+    assert console.printer.tail(0) == b"old\n"
+    console.output(0, b"new\n", "stderr")
+    console.output(0, b"more\n", "stderr")
+    assert console.printer.tail(0) == b"new\nmore\n"
+    console.close()
+
+
+def test_a_tail_is_there_before_it_is_printed():
+    gate = Gate()
+    console = Console(stderr=gate)
+    console.output(0, b"why\n", "stderr")
+    assert console.printer.tail(0) == b"why\n"
+    gate.open.set()
+    console.close()
+
+
+def test_a_failure_to_write_leaves_no_trace_at_the_end_of_the_interpreter():
+    script = (
+        "import sys\n"
+        "from hvlaunch.console.printer import Printer\n"
+        "printer = Printer(sys.stdout.buffer, sys.stderr.buffer)\n"
+        "for _ in range(5):\n"
+        "    printer.output(0, 'stdout', b'x' * 1000 + b'\\n', lambda _: None)\n"
+        "printer.close()\n"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_terminal_shows_both_streams_in_the_order_they_came():
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "wb", buffering=0) as terminal, os.fdopen(ours, "rb", buffering=0) as screen:
+        printer = Printer(terminal, terminal)
+        for number in range(5):
+            printer.output(0, "stdout", b"out %d\n" % number, lambda _: None)
+            printer.output(0, "stderr", b"err %d\n" % number, lambda _: None)
+        assert printer.close(WAIT)
+        expected = b"".join(b"[0]<stdout>: out %d\r\n[0]<stderr>: err %d\r\n" % (n, n) for n in range(5))
+        shown = b""
+        while len(shown) < len(expected):
+            shown += screen.read(4096)
+    assert shown == expected

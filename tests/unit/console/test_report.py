@@ -1,0 +1,391 @@
+"""The failure report for each kind of ending, as a person would read it."""
+
+import json
+from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGPIPE, SIGSEGV, SIGTERM
+from textwrap import dedent
+
+import pytest
+
+from hvlaunch.console.report import failure_report
+from hvlaunch.errors import AgentFailed, HostLost, HostsFailed, PermissionDenied, UnknownHost
+from hvlaunch.job import JobResult, WorkerExit
+
+GIB = 1 << 30
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    main()
+  File "train.py", line 4, in main
+    raise ValueError("bad learning rate")
+ValueError: bad learning rate
+"""
+
+GLOO = b"""\
+Traceback (most recent call last):
+  File "train.py", line 9, in step
+    dist.all_reduce(loss)
+RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:31337
+"""
+
+
+def worker(rank, host="a", **facts):
+    return WorkerExit(rank=rank, host=host, **facts)
+
+
+def stopped(*ranks, host="a", signal=SIGTERM, when=13.0, **facts):
+    return [worker(rank, host, signal=signal, when=when, stopped=True, **facts) for rank in ranks]
+
+
+def ended(failure=None, *others, **facts):
+    exits = tuple(sorted([*([failure] if failure else []), *others], key=lambda end: end.rank))
+    code = failure.exit_code if failure else facts.pop("exit_code", 69)
+    return JobResult(exit_code=code, elapsed=13.2, exits=exits, failure=failure, **facts)
+
+
+def check(result, size, expected, tails=None, **options):
+    assert failure_report(result, tails or {}, size, **options) == dedent(expected).lstrip("\n")
+
+
+def test_success_prints_nothing():
+    result = JobResult(exit_code=0, elapsed=3.0, exits=(worker(0, code=0), worker(1, code=0)))
+    assert failure_report(result, {0: b"a warning\n"}, 2) == ""
+
+
+def test_an_exception():
+    check(
+        ended(
+            worker(3, "b", code=1, when=12.41),
+            worker(5, "c", code=1, when=12.63),
+            *stopped(0, 1, 2, 4, 6, 7),
+        ),
+        8,
+        """
+        hvlaunch: rank 3 of 8 on host b failed first, after 12.4 s: exit code 1
+          Its last lines of stderr:
+            Traceback (most recent call last):
+              File "train.py", line 7, in <module>
+                main()
+              File "train.py", line 4, in main
+                raise ValueError("bad learning rate")
+            ValueError: bad learning rate
+          The others:
+            rank 5 on host c: exit code 1, 0.2 s later
+            6 stopped by hvlaunch (SIGTERM): ranks 0-2,4,6-7
+          Lost connections of the others are consequences; the cause is rank 3.
+          All its output: logs/rank.3/
+        """,
+        {3: TRACEBACK.encode(), 5: GLOO},
+        output_dir=Path("logs"),
+    )
+
+
+def test_a_traceback_from_the_error_file():
+    error_file = json.dumps(
+        {
+            "message": {
+                "message": "ValueError: bad learning rate",
+                "extraInfo": {"py_callstack": TRACEBACK, "timestamp": "1795235855"},
+            }
+        }
+    )
+    check(
+        ended(worker(0, code=1, when=0.5, error_file=error_file), *stopped(1)),
+        2,
+        """
+        hvlaunch: rank 0 of 2 on host a failed first, after 0.50 s: exit code 1
+          Its traceback:
+            Traceback (most recent call last):
+              File "train.py", line 7, in <module>
+                main()
+              File "train.py", line 4, in main
+                raise ValueError("bad learning rate")
+            ValueError: bad learning rate
+          The others:
+            1 stopped by hvlaunch (SIGTERM): rank 1
+        """,
+        {0: b"not these lines\n"},
+    )
+
+
+def test_out_of_memory():
+    check(
+        ended(
+            worker(9, "gpu02", signal=SIGKILL, when=3725.0, oom_killed=True, max_rss=int(61.23 * GIB)),
+            worker(10, "gpu02", signal=SIGKILL, when=3725.3, oom_killed=True, max_rss=int(60.1 * GIB)),
+            *stopped(*range(8), host="gpu01", when=3726.0),
+            *stopped(8, 11, 12, 13, 14, host="gpu02", when=3726.0),
+            *stopped(15, host="gpu02", signal=SIGKILL, when=3736.0),
+        ),
+        16,
+        """
+        hvlaunch: rank 9 of 16 on host gpu02 failed first, after 1 h 2 min: killed by the kernel's out-of-memory killer (SIGKILL); its memory peaked at 61.2 GiB
+          Its last lines of stderr:
+            epoch 3
+          The others:
+            rank 10 on host gpu02: killed by the kernel's out-of-memory killer (SIGKILL), 0.3 s later
+            13 stopped by hvlaunch (SIGTERM): ranks 0-8,11-14
+            1 stopped by hvlaunch (SIGKILL): rank 15
+          Try: a smaller batch, fewer workers on gpu02 (host:slots), or more memory there (a container's limit counts)
+        """,
+        {9: b"epoch 3\n"},
+    )
+
+
+def test_a_kill_from_outside():
+    check(
+        ended(worker(0, code=137, when=75.0, max_rss=2 * GIB)),
+        1,
+        """
+        hvlaunch: rank 0 of 1 on host a failed, after 1 min 15 s: exit code 137 (128 + 9: SIGKILL ended a command that it ran); its memory peaked at 2.0 GiB
+          Try: dmesg -T | grep -i -e oom -e killed on a: SIGKILL came from outside, mostly for memory or by a scheduler
+        """,
+    )
+
+
+def test_a_crash():
+    check(
+        ended(worker(1, signal=SIGSEGV, when=2.0), *stopped(0)),
+        2,
+        """
+        hvlaunch: rank 1 of 2 on host a failed first, after 2.0 s: SIGSEGV (segmentation fault)
+          The others:
+            1 stopped by hvlaunch (SIGTERM): rank 0
+          Try: -x PYTHONFAULTHANDLER=1, which prints the Python stack at the crash
+        """,
+    )
+
+
+def test_a_command_that_is_nowhere():
+    cause = "trainer: command not found (PATH=/usr/bin:/bin)"
+    check(
+        ended(*(worker(rank, host, code=127, not_started=cause) for rank, host in enumerate("aabb"))),
+        4,
+        """
+        hvlaunch: rank 0 of 4 on host a could not be started: trainer: command not found (PATH=/usr/bin:/bin)
+          The others:
+            ranks 1-3 on hosts a,b: could not be started either
+          Try: the command's full path, or a PATH that has it on a (-x PATH=…)
+        """,
+    )
+
+
+def test_a_command_that_a_shell_did_not_find():
+    check(
+        ended(worker(0, code=127, when=0.01)),
+        1,
+        """
+        hvlaunch: rank 0 of 1 on host a failed, after 0.01 s: exit code 127 (command not found, as a shell says it)
+          Its last lines of stderr:
+            run.sh: line 2: trainer: command not found
+          Try: the command's full path, or a PATH that has it on a (-x PATH=…)
+        """,
+        {0: b"run.sh: line 2: trainer: command not found\n"},
+    )
+
+
+def test_a_script_that_is_not_executable():
+    cause = "train.py: permission denied"
+    check(
+        ended(worker(0, "b", code=126, not_started=cause), *stopped(1)),
+        2,
+        """
+        hvlaunch: rank 0 of 2 on host b could not be started: train.py: permission denied
+          The others:
+            1 stopped by hvlaunch (SIGTERM): rank 1
+          Try: chmod +x on b, or the interpreter in front (python train.py)
+        """,
+    )
+
+
+def test_a_lost_connection_points_at_the_worker_that_failed_for_another_reason():
+    check(
+        ended(
+            worker(0, "a", code=1, when=10.0),
+            worker(6, "d", code=1, when=10.3),
+            worker(2, "b", code=1, when=10.1),
+            *stopped(1, 3, 4, 5, 7),
+        ),
+        8,
+        """
+        hvlaunch: rank 0 of 8 on host a failed first, after 10.0 s: exit code 1
+          Its last lines of stderr:
+            Traceback (most recent call last):
+              File "train.py", line 9, in step
+                dist.all_reduce(loss)
+            RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:31337
+          It lost a connection; rank 6 on host d failed for another reason: look there first.
+          Rank 6's last lines of stderr:
+            torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+          The others:
+            ranks 2,6 on hosts b,d: exit code 1, 0.1 to 0.3 s later
+            5 stopped by hvlaunch (SIGTERM): ranks 1,3-5,7
+          Lost connections of the others are consequences; the cause is rank 6.
+          Try: a smaller batch; on d, nvidia-smi shows who else uses the GPU
+        """,
+        {0: GLOO, 2: GLOO, 6: b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"},
+    )
+
+
+def test_nothing_but_lost_connections():
+    check(
+        ended(worker(0, code=1, when=10.0), worker(1, "b", code=1, when=10.01)),
+        2,
+        """
+        hvlaunch: rank 0 of 2 on host a failed first, after 10.0 s: exit code 1
+          Its last lines of stderr:
+            Connection reset by peer
+          The others:
+            rank 1 on host b: exit code 1, at the same time
+          Try: NCCL_DEBUG=INFO or TORCH_CPP_LOG_LEVEL=INFO (-x) to see who it talked to, and the network between the hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)
+        """,
+        {0: b"Connection reset by peer\n", 1: b"Connection reset by peer\n"},
+    )
+
+
+def test_a_worker_that_said_nothing():
+    check(
+        ended(worker(0, code=1, when=1.0)),
+        1,
+        """
+        hvlaunch: rank 0 of 1 on host a failed, after 1.0 s: exit code 1
+          Try: @record of torch.distributed.elastic.multiprocessing.errors on the script's main(): it said nothing on stderr, and its traceback would stand here
+        """,
+    )
+
+
+def test_a_code_of_its_own_needs_no_advice():
+    check(
+        ended(worker(3, code=7, when=1.0), worker(0, code=0, when=0.5), worker(1, code=0, when=0.6)),
+        4,
+        """
+        hvlaunch: rank 3 of 4 on host a failed first, after 1.0 s: exit code 7
+          The others:
+            2 finished (exit code 0): ranks 0-1
+            1 whose end is not known: rank 2
+        """,
+    )
+
+
+def test_a_lost_host():
+    error = HostLost("lost: silent for 30 s (--lease)", host="b", hint="ping b: the host is down")
+    check(
+        ended(None, *stopped(0, 1), worker(3, code=1, when=12.0), worker(4, code=1, when=14.5), error=error),
+        6,
+        """
+        hvlaunch: host b: lost: silent for 30 s (--lease); try: ping b: the host is down
+          The workers, after 13.2 s:
+            ranks 3-4 on host a: exit code 1, after 12.0 s to 14.5 s
+            2 stopped by hvlaunch (SIGTERM): ranks 0-1
+            2 whose end is not known: ranks 2,5
+        """,
+    )
+
+
+def test_an_error_before_any_worker():
+    error = UnknownHost("no address for this name", host="gpu9", hint="its spelling")
+    result = JobResult(exit_code=69, elapsed=0.0, error=error)
+    check(result, 0, "hvlaunch: host gpu9: no address for this name; try: its spelling\n")
+
+
+def test_an_error_beside_a_failure():
+    error = HostLost("lost: its connection closed", host="b")
+    check(
+        ended(worker(0, code=7, when=1.0), error=error),
+        2,
+        """
+        hvlaunch: rank 0 of 2 on host a failed first, after 1.0 s: exit code 7
+          The others:
+            1 whose end is not known: rank 1
+          Besides:
+            host b: lost: its connection closed
+        """,
+    )
+
+
+def denied(host):
+    return PermissionDenied(
+        "permission denied (publickey); tried 2 keys", host=host, hint=f"ssh -p 22 {host}", tried=["k1", "k2"]
+    )
+
+
+def test_all_hosts_fail_alike():
+    result = JobResult(
+        exit_code=69, elapsed=0.0, error=HostsFailed([denied(f"gpu0{n}") for n in range(1, 8)])
+    )
+    check(
+        result,
+        0,
+        "hvlaunch: hosts gpu[01-07]: permission denied (publickey); tried 2 keys; try: ssh -p 22 HOST\n",
+    )
+
+
+def test_hosts_fail_for_several_reasons():
+    errors = [
+        denied("a"),
+        AgentFailed("is no host for a job", host="c"),
+        UnknownHost("no address", host="gpu03"),
+        denied("b"),
+        AgentFailed("is no host for a job", host="a2"),
+    ]
+    check(
+        JobResult(exit_code=69, elapsed=0.0, error=HostsFailed(errors)),
+        0,
+        """
+        hvlaunch: 5 hosts failed:
+          hosts a,b: permission denied (publickey); tried 2 keys; try: ssh -p 22 HOST
+          hosts a2,c: is no host for a job
+          host gpu03: no address
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("result", "size", "line"),
+    [
+        (
+            ended(None, *stopped(0, 1, signal=SIGINT), interrupted=SIGINT),
+            2,
+            "interrupted by SIGINT after 13.2 s; all workers have ended",
+        ),
+        (
+            ended(None, *stopped(0, 2), *stopped(1, 3, signal=SIGKILL), interrupted=SIGTERM),
+            4,
+            "interrupted by SIGTERM after 13.2 s; all workers have ended, ranks 1,3 only by SIGKILL",
+        ),
+        (
+            ended(None, *stopped(0), interrupted=SIGINT),
+            3,
+            "interrupted by SIGINT after 13.2 s; the end of ranks 1-2 is not known",
+        ),
+        (
+            ended(None, *stopped(0), interrupted=SIGPIPE),
+            1,
+            "interrupted by SIGPIPE (nobody reads its output any more) after 13.2 s; all workers have ended",
+        ),
+        (
+            JobResult(exit_code=130, elapsed=0.0, interrupted=SIGINT),
+            0,
+            "interrupted by SIGINT before the workers were started",
+        ),
+    ],
+)
+def test_an_interrupt_is_one_line(result, size, line):
+    assert failure_report(result, {0: b"KeyboardInterrupt\n"}, size) == f"hvlaunch: {line}\n"
+
+
+def test_an_interrupt_after_a_failure_or_an_error():
+    failed = failure_report(ended(worker(0, code=7, when=1.0), interrupted=SIGINT), {}, 1)
+    assert failed == (
+        "hvlaunch: rank 0 of 1 on host a failed, after 1.0 s: exit code 7\n  Then interrupted by SIGINT.\n"
+    )
+    lost = JobResult(
+        exit_code=130, elapsed=0.0, error=UnknownHost("no address", host="b"), interrupted=SIGINT
+    )
+    assert failure_report(lost, {}, 0) == "hvlaunch: host b: no address\n  Interrupted by SIGINT.\n"
+
+
+def test_a_code_that_nobody_explains_is_still_told():
+    report = failure_report(JobResult(exit_code=70, elapsed=0.0), {}, 0)
+    assert report == "hvlaunch: the job ended with exit code 70\n"

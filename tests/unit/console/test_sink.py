@@ -1,0 +1,58 @@
+import io
+import os
+import threading
+
+import pytest
+
+from hvlaunch.console.sink import Sink, same_place
+
+
+@pytest.fixture
+def pipe():
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as read, os.fdopen(writer, "wb") as write:
+        yield read, write
+
+
+def test_a_file_in_memory():
+    file = io.BytesIO()
+    Sink(file, "stdout").write(b"text")
+    assert file.getvalue() == b"text"
+
+
+def test_what_was_buffered_comes_first(pipe):
+    read, write = pipe
+    write.write(b"before ")
+    Sink(write, "stdout").write(b"after\n")
+    assert read.readline() == b"before after\n"
+
+
+@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "non-blocking"])
+def test_all_is_written_to_a_slow_reader(pipe, blocking):
+    read, write = pipe
+    os.set_blocking(write.fileno(), blocking)
+    data = os.urandom(1 << 20)
+    writer = threading.Thread(target=Sink(write, "stdout").write, args=[data])
+    writer.start()
+    assert read.read(len(data)) == data
+    writer.join()
+
+
+def test_a_gone_reader_leaves_nothing_that_fails_again(pipe):
+    read, write = pipe
+    sink = Sink(write, "stdout")
+    read.close()
+    with pytest.raises(BrokenPipeError):
+        sink.write(b"text")
+    write.flush()
+
+
+def test_places(tmp_path, pipe):
+    _, write = pipe
+    with os.fdopen(os.dup(write.fileno()), "wb") as copy, (tmp_path / "file").open("wb") as file:
+        assert same_place(Sink(write, "stdout"), Sink(copy, "stderr"))
+        assert not same_place(Sink(write, "stdout"), Sink(file, "stderr"))
+    memory = io.BytesIO()
+    assert same_place(Sink(memory, "stdout"), Sink(memory, "stderr"))
+    assert not same_place(Sink(memory, "stdout"), Sink(io.BytesIO(), "stderr"))
+    assert not same_place(Sink(memory, "stdout"), Sink(write, "stderr"))

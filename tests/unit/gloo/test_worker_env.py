@@ -1,0 +1,118 @@
+"""The table of the design, row by row, and who wins."""
+
+import json
+
+import pytest
+
+from hvlaunch.gloo import actions as do
+from hvlaunch.gloo.start_frame import start_frame
+from hvlaunch.gloo.worker_env import HostNetwork, default_env, identity_env, shared_env
+from hvlaunch.hosts.placement import place
+from tests.unit.gloo.history import facts, spec
+
+NETWORK = HostNetwork(
+    master_addr="10.0.0.1", master_port=29999, interface="eth0", rendezvous=("10.0.0.9", 4711)
+)
+
+
+def identity(rank: int) -> dict[str, str]:
+    placement = place([("a", 2), ("b", 1), ("c", 2)])[rank]
+    return identity_env(placement, job_id="j0b", round_number=0, token="t0k", scratch="/tmp/s")
+
+
+def test_who_a_worker_is() -> None:
+    assert identity(4) == {
+        "HVLAUNCH_JOB_ID": "j0b",
+        "HVLAUNCH_ROUND": "0",
+        "HVLAUNCH_HOST": "c",
+        "HVLAUNCH_RANK": "4",
+        "HVLAUNCH_SIZE": "5",
+        "HVLAUNCH_LOCAL_RANK": "1",
+        "HVLAUNCH_LOCAL_SIZE": "2",
+        "HVLAUNCH_CROSS_RANK": "1",
+        "HVLAUNCH_CROSS_SIZE": "2",
+        "HVLAUNCH_TOKEN": "t0k",
+        "HVLAUNCH_WORKER": "c/1",
+        "RANK": "4",
+        "WORLD_SIZE": "5",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "2",
+        "GROUP_WORLD_SIZE": "3",
+        "NODE_RANK": "2",
+        "ROLE_RANK": "4",
+        "ROLE_WORLD_SIZE": "5",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "j0b",
+        "TORCHELASTIC_ERROR_FILE": "/tmp/s/round.0.slot.1.error.json",
+        "HOROVOD_HOSTNAME": "c",
+        "HOROVOD_RANK": "4",
+        "HOROVOD_SIZE": "5",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "1",
+        "HOROVOD_CROSS_SIZE": "2",
+    }
+
+
+def test_what_the_workers_of_a_host_share() -> None:
+    assert shared_env(NETWORK, {"MINE": "x"}) == {
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29999",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "TP_SOCKET_IFNAME": "eth0",
+        "HOROVOD_GLOO_IFACE": "eth0",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.9",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
+        "HVLAUNCH_RENDEZVOUS": "http://10.0.0.9:4711",
+        "MINE": "x",
+    }
+
+
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+def test_the_users_own_choice_of_the_network_stands(name: str) -> None:
+    assert shared_env(NETWORK, {name: "mine"})[name] == "mine"
+
+
+def test_ipv6_is_bracketed_in_the_url_alone() -> None:
+    network = HostNetwork(master_addr="fd00::1", master_port=1, interface=None, rendezvous=("fd00::9", 4711))
+    env = shared_env(network, {})
+    assert env["HVLAUNCH_RENDEZVOUS"] == "http://[fd00::9]:4711"
+    assert env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "fd00::9"
+    assert "GLOO_SOCKET_IFNAME" not in env
+
+
+def test_no_rendezvous_no_url() -> None:
+    network = HostNetwork(master_addr="10.0.0.1", master_port=1, interface=None, rendezvous=None)
+    assert not [name for name in shared_env(network, {}) if "RENDEZVOUS" in name]
+
+
+@pytest.mark.parametrize(("cpus", "local_size", "threads"), [(8, 2, "4"), (2, 8, "1"), (7, 2, "3")])
+def test_threads(cpus: int, local_size: int, threads: str) -> None:
+    assert default_env(cpus, local_size) == {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+
+
+def test_the_frame_carries_what_is_shared_once() -> None:
+    job = spec("a:2", env={"BIG": "x" * 1000})
+    start = do.Start("a", 0, place([("a", 2)]), NETWORK, facts(1))
+    header, body = start_frame(start, job, job_id="j0b", token="t0k")
+    assert header == {"type": "start", "round": 0}
+    assert body.count(b"x" * 1000) == 1
+    plan = json.loads(body)
+    assert plan["argv"] == ["train"]
+    assert [worker["slot"] for worker in plan["workers"]] == [0, 1]
+    assert [worker["env"]["RANK"] for worker in plan["workers"]] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("0", [True, False]), ("all", [True, True]), ("none", [False, False])]
+)
+def test_who_gets_stdin(policy: str, expected: list[bool]) -> None:
+    start = do.Start("a", 0, place([("a", 2)]), NETWORK, facts(1))
+    _, body = start_frame(start, spec("a:2", stdin=policy), job_id="j", token="t")
+    assert [worker["stdin"] for worker in json.loads(body)["workers"]] == expected
