@@ -20,14 +20,14 @@ def main(config: Dict[str, Any]) -> None:
     `config` has `grace` and `lease` in seconds. Never returns.
     """
     scratch = _make_scratch()
-    trouble = reaper.adopt_descendants()
+    reaper.adopt_descendants()
     alive_read, alive_write = os.pipe()
     agent = os.fork()
     if agent == 0:
         os.close(alive_write)
         from hvlaunch.agent import main as agent_main  # noqa: PLC0415 (the guardian stays small)
 
-        agent_main.main(config, scratch, alive_read, trouble)
+        agent_main.main(config, scratch, alive_read)
     os.close(alive_read)
     status = _wait(agent, float(config["grace"]))
     left = reaper.kill_descendants(_KILL_PATIENCE)

@@ -25,10 +25,11 @@ _KILL_PATIENCE = 20.0
 _LAST_WORDS = 1.0
 
 
-def main(config: Dict[str, Any], scratch: str, guardian_fd: int, trouble: Optional[str]) -> NoReturn:
+def main(config: Dict[str, Any], scratch: str, guardian_fd: int) -> NoReturn:
     """Run the agent over fds 0 and 1 and exit. `guardian_fd` reads end-of-file when the guardian dies."""
     channel = Channel(0, 1)
     channel.send_raw(MAGIC)
+    trouble = reaper.adopt_descendants()  # fork does not hand it on, and the guardian may be killed
     try:
         code = Agent(channel, config, scratch, guardian_fd, trouble).run()
     except BaseException:  # noqa: BLE001 (whatever it is, the driver must hear of it)

@@ -1,0 +1,366 @@
+"""The flags: what they are called, what they take, and where the user's command begins."""
+
+import argparse
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
+
+from hvlaunch import __version__
+from hvlaunch.errors import BadUsage
+from hvlaunch.hosts.parse import MAX_SLOTS, is_user
+from hvlaunch.job import HostKeyPolicy, JobSpec, StdinPolicy
+
+__all__ = ["Answer", "Options", "parse"]
+
+_USAGE = "hvlaunch [-np N] [-H HOSTS | -hostfile FILE] [flags] COMMAND [ARG ...]"
+_DESCRIPTION = (
+    "Start COMMAND as N workers on the hosts, over ssh, with all that torch.distributed needs to find the "
+    "others. Flags come before COMMAND; whatever follows its first word belongs to it."
+)
+_EPILOG = """\
+examples:
+  two workers on this machine
+    hvlaunch -np 2 python train.py
+
+  eight workers on two hosts
+    hvlaunch -np 8 -H gpu01:4,gpu02:4 python train.py --epochs 3
+
+  one worker for each GPU of sixteen hosts, as user ml
+    hvlaunch -H 'gpu[01-16]' --ssh-user ml python train.py
+
+  hosts from a file, secrets from another, NCCL's log on
+    hvlaunch -hostfile hosts --env-file keys -x NCCL_DEBUG=INFO python train.py
+
+  what would be started where, and with which environment
+    hvlaunch --dry-run -np 8 -H gpu01:4,gpu02:4 python train.py
+"""
+
+_MOST_WORKERS = 1 << 20  # more is a slip of the finger, and would eat the memory
+_LONGEST = 1_000_000.0  # seconds; poll(2) counts milliseconds in 31 bits
+_HINT = "hvlaunch --help"
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(JobSpec)}
+_Number = TypeVar("_Number", int, float)
+
+
+class Answer(Exception):
+    """The user asked a question instead of for a job; `text` answers it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class Options(argparse.Namespace):
+    """The flags as given; what is None was not said. `command` is the user's own, untouched."""
+
+    np: int | None
+    hosts: str | None
+    hostfile: str | None
+    slots_per_host: int | None
+    cwd: str | None
+    stdin: StdinPolicy
+    x: list[str]
+    env_file: list[str]
+    env: str | None
+    output_filename: str | None
+    verbose: bool
+    ssh_port: int | None
+    ssh_identity_file: str | None
+    ssh_user: str | None
+    ssh_config: str | None
+    host_keys: HostKeyPolicy
+    remote_python: str | None
+    start_timeout: float
+    lease: float
+    grace: float
+    gloo: bool
+    dry_run: bool
+    check_build: bool
+    command: tuple[str, ...]
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read the command line, without the program's own name.
+
+    Raises BadUsage, and Answer for --help and --version.
+    """
+    parser = _parser()
+    flags, command = parser.split(argv)
+    options, unknown = parser.parse_known_args(flags, namespace=Options())
+    if unknown:
+        raise parser.unknown_option(unknown[0])
+    if not command and not options.check_build:
+        raise BadUsage("no command to run", hint="hvlaunch -np 2 python train.py, or hvlaunch --help")
+    options.command = tuple(command)
+    return options
+
+
+class _Ask(argparse.Action):
+    """Raises Answer with `const`, or with the help where it is None."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        raise Answer(self.const or parser.format_help())
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but: errors are ours, rich is loaded for help only, and the command is split off first.
+
+    argparse's own REMAINDER lets words of the command that look like abbreviated flags be ambiguous.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        raise BadUsage(message.removeprefix("argument "), hint=_HINT)
+
+    def format_help(self) -> str:
+        from rich.text import Text  # noqa: PLC0415 (only help needs rich, and it loads slowly)
+        from rich_argparse import RichHelpFormatter  # noqa: PLC0415
+
+        class Formatter(RichHelpFormatter):
+            help_markup = text_markup = False
+            group_name_formatter = str
+
+        self.formatter_class = Formatter
+        self.epilog = Text(_EPILOG)  # type: ignore[assignment]  # rich_argparse prints it as it stands
+        return super().format_help()
+
+    def split(self, argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+        """Our flags and the user's command: it begins at the first word that is no flag and no flag's value."""
+        index = 0
+        while index < len(argv):
+            word = argv[index]
+            if word == "--":
+                return argv[:index], argv[index + 1 :]
+            if not word.startswith("-") or word == "-":
+                return argv[:index], argv[index:]
+            index += 2 if self._takes_next_word(word) else 1
+        return argv, ()
+
+    def _takes_next_word(self, word: str) -> bool:
+        options = {name: action for action in self._actions for name in action.option_strings}
+        names = [word] if word in options else [name for name in options if name.startswith(word)]
+        return len({id(options[name]) for name in names}) == 1 and options[names[0]].nargs != 0
+
+    def unknown_option(self, word: str) -> BadUsage:
+        """The error for a flag that we do not have, with the one that was perhaps meant."""
+        names = [name for action in self._actions for name in action.option_strings]
+        close = difflib.get_close_matches(word.partition("=")[0], names, n=1, cutoff=0.75)
+        return BadUsage(f"unknown option {word!r}", hint=f"{close[0]}, or {_HINT}" if close else _HINT)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="hvlaunch",
+        usage=_USAGE,
+        description=_DESCRIPTION,
+        add_help=False,
+    )
+    _add_hosts(parser)
+    _add_workers(parser)
+    _add_environment(parser)
+    _add_output(parser)
+    _add_ssh(parser)
+    _add_ending(parser)
+    _add_controller(parser)
+    _add_general(parser)
+    return parser
+
+
+def _add_hosts(parser: _Parser) -> None:
+    hosts = parser.add_argument_group("hosts")
+    which = hosts.add_mutually_exclusive_group()
+    which.add_argument(
+        "-H",
+        "--hosts",
+        metavar="HOST,...",
+        help="host, host:slots, user@host:slots, ranges such as gpu[01-04]:8, [fe80::1]:4; "
+        "default: localhost with N slots",
+    )
+    which.add_argument("-hostfile", "--hostfile", metavar="FILE", help="hosts from a file, one on each line")
+    hosts.add_argument(
+        "--slots-per-host",
+        metavar="N",
+        type=_slots,
+        help="slots of hosts that name none; default: as many as the host has GPUs, else 1",
+    )
+
+
+def _add_workers(parser: _Parser) -> None:
+    workers = parser.add_argument_group("workers")
+    workers.add_argument(
+        "-np",
+        "--num-proc",
+        dest="np",
+        metavar="N",
+        type=_workers,
+        help="how many workers, filling the slots in the order of the hosts; default: one in every slot",
+    )
+    workers.add_argument(
+        "--cwd", metavar="DIR", type=_some, help="their directory, on every host; default: this one"
+    )
+    workers.add_argument(
+        "--stdin",
+        choices=("0", "all", "none"),
+        default="0",
+        help="who reads what is typed or piped into hvlaunch: rank 0 (default), all workers, or none",
+    )
+
+
+def _add_environment(parser: _Parser) -> None:
+    environment = parser.add_argument_group("environment")
+    environment.add_argument(
+        "-x",
+        metavar="NAME[=VALUE]",
+        action="append",
+        default=[],
+        help="pass a variable on, give it a value, or pass on all that match a quoted pattern such as "
+        "'WANDB_*'; may be repeated",
+    )
+    environment.add_argument(
+        "--env-file",
+        metavar="FILE",
+        action="append",
+        type=_some,
+        default=[],
+        help="variables from a file with a line NAME=VALUE for each; may be repeated",
+    )
+    environment.add_argument(
+        "--env",
+        choices=("all",),
+        help="pass on everything that makes sense on another host, not just PATH, PYTHONPATH, NCCL_* and the like",
+    )
+
+
+def _add_output(parser: _Parser) -> None:
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--output-filename",
+        metavar="DIR",
+        type=_some,
+        help="write each worker's output to DIR/rank.N/stdout and stderr, beside showing it here",
+    )
+    output.add_argument(
+        "--verbose", action="store_true", help="tell what hvlaunch does, and show its own tracebacks"
+    )
+
+
+def _add_ssh(parser: _Parser) -> None:
+    ssh = parser.add_argument_group("ssh")
+    ssh.add_argument("-p", "--ssh-port", metavar="PORT", type=_port, help="for hosts that name none")
+    ssh.add_argument(
+        "-i", "--ssh-identity-file", metavar="FILE", type=_some, help="private key to log in with"
+    )
+    ssh.add_argument("--ssh-user", metavar="NAME", type=_user, help="for hosts that name none")
+    ssh.add_argument("--ssh-config", metavar="FILE", type=_some, help="read in place of ~/.ssh/config")
+    ssh.add_argument(
+        "--host-keys",
+        choices=("strict", "accept-new", "off"),
+        default="strict",
+        help="hosts whose key is not in known_hosts: refuse them (strict, the default), learn the key "
+        "(accept-new), or check no key at all (off)",
+    )
+    ssh.add_argument(
+        "--remote-python",
+        metavar="PATH",
+        type=_some,
+        help="Python >= 3.8 for hvlaunch's own process on the hosts; default: this one's path, python3, python",
+    )
+    ssh.add_argument(
+        "--start-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=_DEFAULTS["start_timeout"],
+        help="for all hosts to be reached; default: %(default)g",
+    )
+
+
+def _add_ending(parser: _Parser) -> None:
+    ending = parser.add_argument_group("ending")
+    ending.add_argument(
+        "--grace",
+        metavar="SECONDS",
+        type=_seconds,
+        default=_DEFAULTS["grace"],
+        help="between asking a worker to stop and killing it; default: %(default)g",
+    )
+    ending.add_argument(
+        "--lease",
+        metavar="SECONDS",
+        type=_seconds,
+        default=_DEFAULTS["lease"],
+        help="of silence between here and a host, after which both give up and stop the workers; default: %(default)g",
+    )
+
+
+def _add_controller(parser: _Parser) -> None:
+    controller = parser.add_argument_group("controller")
+    controller.add_argument(
+        "--gloo",
+        action="store_true",
+        help="hvlaunch itself starts the workers; the only one, and so the default",
+    )
+
+
+def _add_general(parser: _Parser) -> None:
+    general = parser.add_argument_group("general")
+    general.add_argument(
+        "--dry-run", action="store_true", help="print hosts, ranks, command and environment; connect nowhere"
+    )
+    general.add_argument(
+        "-cb",
+        "--check-build",
+        action="store_true",
+        help="print what this installation has, for bug reports too",
+    )
+    general.add_argument("-h", "--help", action=_Ask, nargs=0, help="print this")
+    general.add_argument(
+        "-v", "--version", action=_Ask, nargs=0, const=f"hvlaunch {__version__}\n", help="print it"
+    )
+
+
+def _workers(text: str) -> int:
+    return _whole(text, most=_MOST_WORKERS)
+
+
+def _slots(text: str) -> int:
+    return _whole(text, most=MAX_SLOTS)
+
+
+def _port(text: str) -> int:
+    return _whole(text, most=65535)
+
+
+def _whole(text: str, *, most: int) -> int:
+    number = _number(text, int, "whole number")
+    if not 1 <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {most}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = _number(text, float, "number of seconds")
+    if math.isnan(number) or number <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0 seconds")
+    if number > _LONGEST:
+        raise argparse.ArgumentTypeError(f"{text} is more than {_LONGEST:.0f} seconds")
+    return number
+
+
+def _number(text: str, kind: Callable[[str], _Number], noun: str) -> _Number:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a {noun}") from None
+
+
+def _some(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty string won't do")
+    return text
+
+
+def _user(text: str) -> str:
+    if not is_user(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a user name")
+    return text

@@ -1,0 +1,68 @@
+"""What this installation has, for `--check-build`: the first thing to read in a bug report."""
+
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+
+from hvlaunch import __version__
+
+__all__ = ["check_build", "package_version", "ssh_version"]
+
+_SSH_PATIENCE = 10.0  # seconds; the binary may lie on a slow network disk
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a package, without importing it; None if it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def ssh_version(program: str = "ssh") -> str | None:
+    """What the ssh binary calls itself, such as OpenSSH_9.2p1; None if there is none that answers."""
+    try:
+        answer = subprocess.run(
+            [program, "-V"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SSH_PATIENCE,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.match(r"[^\s,]+", answer.stderr or answer.stdout)
+    return found[0] if found else None
+
+
+def check_build(
+    version_of: Callable[[str], str | None] = package_version, ssh: Callable[[], str | None] = ssh_version
+) -> str:
+    """The report: what is there is marked [X]."""
+    return "\n".join(
+        [
+            f"hvlaunch {__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}",
+            "",
+            "controllers:",
+            _line("gloo", __version__, "hvlaunch itself starts the workers"),
+            "",
+            "ssh:",
+            _line("paramiko", version_of("paramiko"), "the client in use"),
+            _line("ssh", ssh(), "reads ~/.ssh/config for paramiko"),
+            "",
+            "rendezvous:",
+            _line("httptools", version_of("httptools"), "reads requests"),
+            _line("uvloop", version_of("uvloop"), "a faster event loop; pip install 'hvlaunch[uvloop]'"),
+            "",
+            "training:",
+            _line("torch", version_of("torch"), "on this machine; the hosts use their own"),
+        ]
+    )
+
+
+def _line(name: str, version: str | None, note: str) -> str:
+    return f"  [{'X' if version else ' '}] {name:<10} {version or 'not found':<18} {note}"

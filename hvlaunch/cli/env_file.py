@@ -1,0 +1,85 @@
+"""Files of variables for --env-file: a line `NAME=VALUE` for each; docs/environment.md has the rules."""
+
+import codecs
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvlaunch.errors import BadUsage
+
+__all__ = ["EnvLine", "parse_env_file", "read_env_file"]
+
+_REST_OF_LINE = re.compile(r"[^\n]*\n?")
+_NOTHING = re.compile(r"[ \t\r]*(?:#[^\n]*)?(?:\n|\Z)")
+_NAME = re.compile(r"[ \t]*(?:export[ \t]+)?(?P<name>[^\s='\"]+)(?P<equals>=)?")
+_QUOTED = re.compile(r"""[ \t]*(?:'(?P<single>[^']*)'|"(?P<double>[^"\\]*(?:\\.[^"\\]*)*)")""", re.DOTALL)
+_OPEN_QUOTE = re.compile(r"[ \t]*['\"]")
+_COMMENT = re.compile(r"[ \t]+#.*")
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "$": "$", "`": "`", "\n": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class EnvLine:
+    """One variable. `number` is its line, from 1; `value` is None for a bare `NAME`: as it is here."""
+
+    number: int
+    name: str
+    value: str | None
+
+
+def read_env_file(path: Path) -> list[EnvLine]:
+    """Read a file of variables, decoded as os.environ is: its bytes arrive as they are. Raises BadUsage."""
+    try:
+        text = os.fsdecode(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+    except OSError as error:
+        raise BadUsage(f"--env-file {path}: {(error.strerror or str(error)).lower()}") from None
+    return parse_env_file(text, source=str(path))
+
+
+def parse_env_file(text: str, *, source: str) -> list[EnvLine]:
+    r"""The variables of a file's text, in order. Raises BadUsage with `source` and line.
+
+    The rules are those of a POSIX shell, but nothing is expanded: `#` begins a comment at the start of a word,
+    'single quotes' keep all, "double quotes" know \n \t \r \\ \" \$ \` and may span lines as single ones do.
+    """
+    lines: list[EnvLine] = []
+    position, number = 0, 1
+    while position < len(text):
+        start = position
+        if blank := _NOTHING.match(text, position):
+            position = blank.end()
+        else:
+            line, position = _variable(text, position, f"{source}:{number}", number)
+            lines.append(line)
+        number += text.count("\n", start, position)
+    return lines
+
+
+def _variable(text: str, position: int, where: str, number: int) -> tuple[EnvLine, int]:
+    head = _NAME.match(text, position)
+    if head is None:
+        raise BadUsage(f"{where}: not NAME=VALUE")
+    position = head.end()
+    value: str | None = None
+    if head["equals"] and _OPEN_QUOTE.match(text, position):
+        value, position = _quoted(text, position, where)
+    elif head["equals"]:
+        raw = _REST_OF_LINE.match(text, position)
+        assert raw is not None  # noqa: S101 (the pattern matches anything, the empty text too)
+        return EnvLine(number, head["name"], _COMMENT.sub("", raw[0]).strip()), raw.end()
+    rest = _NOTHING.match(text, position)
+    if rest is None:
+        cause = "text after the closing quote" if head["equals"] else "not NAME=VALUE (no spaces before '=')"
+        raise BadUsage(f"{where}: {cause}")
+    return EnvLine(number, head["name"], value), rest.end()
+
+
+def _quoted(text: str, position: int, where: str) -> tuple[str, int]:
+    quoted = _QUOTED.match(text, position)
+    if quoted is None:
+        raise BadUsage(f"{where}: no closing quote")
+    if quoted["single"] is not None:
+        return quoted["single"], quoted.end()
+    return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[0]), quoted["double"]), quoted.end()

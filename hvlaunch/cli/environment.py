@@ -1,0 +1,228 @@
+"""Which variables the user passes on to the workers, and how they are shown; docs/environment.md is for users."""
+
+import fnmatch
+import functools
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from hvlaunch.cli.env_file import read_env_file
+from hvlaunch.errors import BadEnvironment
+
+__all__ = ["MASK", "MAX_STRING", "SET_BY_HVLAUNCH", "EnvMode", "masked", "shown", "user_env"]
+
+EnvMode = Literal["default", "all"]
+
+MAX_STRING = 131072
+"""Bytes of NAME=VALUE, or of one argument, with its NUL, that execve(2) takes: MAX_ARG_STRLEN, 32 pages of 4 KiB."""
+
+MASK = "****"
+
+_FORWARDED = (
+    "PATH",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "CONDA_*",
+    "NCCL_*",
+    "GLOO_*",
+    "TORCH_*",
+    "CUDA_*",
+    "OMP_*",
+    "HF_*",
+    "LANG",
+    "LC_*",
+)
+
+SET_BY_HVLAUNCH = (
+    "HVLAUNCH_*",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "NODE_RANK",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_ERROR_FILE",
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+    "HOROVOD_HOSTNAME",
+    "HOROVOD_GLOO_RENDEZVOUS_*",
+    "HOROVOD_CONTROLLER",
+    "HOROVOD_CPU_OPERATIONS",
+)
+"""Each worker's own; what the user gives for them does not count."""
+
+_LEFT_BEHIND = (
+    # hvlaunch chooses them where the user does not; here they are perhaps those of a job around this one.
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "HOROVOD_GLOO_IFACE",
+    "HOROVOD_ELASTIC",
+    # The driver's GPUs are not the host's.
+    "*CUDA_VISIBLE_DEVICES",
+    # Of this machine, this user and this shell.
+    "BASH_FUNC_*",
+    "OLDPWD",
+    "PWD",
+    "SHLVL",
+    "_",
+    "HOSTNAME",
+    "HOST",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "MAIL",
+    # Of this terminal and this session.
+    "TERM",
+    "TERM_*",
+    "TERMCAP",
+    "TERMINFO*",
+    "COLORTERM",
+    "COLUMNS",
+    "LINES",
+    "STY",
+    "WINDOW",
+    "WINDOWID",
+    "TMUX*",
+    "SSH_*",
+    "XDG_*",
+    "DBUS_*",
+    "DISPLAY",
+    "WAYLAND_DISPLAY",
+    "XAUTHORITY",
+    "GPG_*",
+    "SUDO_*",
+    "INVOCATION_ID",
+    "JOURNAL_STREAM",
+    "LISTEN_*",
+    "NOTIFY_SOCKET",
+)
+
+_SECRET_NAME = re.compile(
+    r"TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|(_|^)PASS$|._PWD$|KEY|CREDENTIAL|AUTH|COOKIE|JWT|BEARER|WEBHOOK|DSN$",
+    re.IGNORECASE,
+)
+_SECRET_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def user_env(
+    environ: Mapping[str, str],
+    *,
+    mode: EnvMode = "default",
+    files: Sequence[Path] = (),
+    chosen: Sequence[str] = (),
+) -> tuple[dict[str, str], list[str]]:
+    """What the user passes on, for JobSpec.env, and warnings of one line each.
+
+    `environ` is the driver's own environment. What `mode` forwards from it comes first, then `files`
+    (--env-file), then `chosen` (-x: NAME, NAME=VALUE or a pattern of names); what comes later wins.
+    Bytes that are not UTF-8 are surrogates, as in os.environ.
+
+    Raises BadEnvironment for names and values that no process can be started with, BadUsage for files.
+    """
+    env = dict(_forwarded(environ, mode))
+    warnings: list[str] = []
+    for path in files:
+        for line in read_env_file(path):
+            env.update(_one(environ, line.name, line.value, f"{path}:{line.number}: ", warnings))
+    for word in chosen:
+        name, equals, value = word.partition("=")
+        if _is_pattern(name):
+            env.update(_matching(environ, name, equals, warnings))
+        else:
+            env.update(_one(environ, name, value if equals else None, "", warnings))
+    for name, value in env.items():
+        _check_size(name, value)
+    return env, warnings
+
+
+def _forwarded(environ: Mapping[str, str], mode: EnvMode) -> Iterator[tuple[str, str]]:
+    wanted = _matcher("*") if mode == "all" else _matcher(*_FORWARDED)
+    unwanted = _matcher(*SET_BY_HVLAUNCH, *_LEFT_BEHIND)
+    for name, value in environ.items():
+        if name and wanted.match(name) and not unwanted.match(name):
+            yield name, value
+
+
+def _one(
+    environ: Mapping[str, str], name: str, value: str | None, where: str, warnings: list[str]
+) -> dict[str, str]:
+    _check_name(name, where)
+    if _matcher(*SET_BY_HVLAUNCH).match(name):
+        warnings.append(
+            f"{where}variable {shown(name)} is set by hvlaunch for each worker; yours is not used"
+        )
+        return {}
+    if value is None and name not in environ:
+        warnings.append(f"{where}variable {shown(name)} is not set here, so it is not passed on")
+        return {}
+    value = environ[name] if value is None else value
+    if "\0" in value:
+        raise BadEnvironment(shown(name), f"{where}its value has a NUL byte")
+    return {name: value}
+
+
+def _matching(environ: Mapping[str, str], pattern: str, equals: str, warnings: list[str]) -> dict[str, str]:
+    if equals:
+        raise BadEnvironment(shown(pattern), "a pattern takes no value")
+    wanted, unwanted = _matcher(pattern), _matcher(*SET_BY_HVLAUNCH)
+    found = {
+        name: value
+        for name, value in environ.items()
+        if wanted.match(name) and not unwanted.match(name) and name
+    }
+    if not found:
+        warnings.append(f"no variable here matches {shown(pattern)}")
+    return found
+
+
+def _is_pattern(name: str) -> bool:
+    return any(mark in name for mark in "*?[")
+
+
+@functools.cache
+def _matcher(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns))
+
+
+def _check_name(name: str, where: str) -> None:
+    if not name:
+        raise BadEnvironment("''", f"{where}the name is empty")
+    for mark, word in (("=", "="), ("\0", "a NUL byte")):
+        if mark in name:
+            raise BadEnvironment(shown(name), f"{where}the name has {word}")
+
+
+def _check_size(name: str, value: str) -> None:
+    size = len(os.fsencode(f"{name}={value}"))
+    if size >= MAX_STRING:
+        raise BadEnvironment(
+            shown(name),
+            f"name and value take {size} bytes; no process can be started with more than {MAX_STRING - 1}",
+        )
+
+
+def shown(name: str) -> str:
+    """A name for a message: as it is, or escaped where it would not print as one plain word."""
+    return name if name.isprintable() else ascii(name)
+
+
+def masked(name: str, value: str) -> str:
+    """The value for display: `****` where the name tells of a secret, and in place of user and password in a URL."""
+    if _SECRET_NAME.search(name):
+        return MASK
+    return _SECRET_IN_URL.sub(MASK, value)

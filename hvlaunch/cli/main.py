@@ -1,0 +1,107 @@
+"""The command line: from words to an exit code, and the one place where errors become messages."""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Protocol, TextIO
+
+from hvlaunch.cli.arguments import Answer, parse
+from hvlaunch.cli.spec import job_spec
+from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
+from hvlaunch.job import JobResult, JobSpec
+
+__all__ = ["Run", "main"]
+
+_INTERRUPTED = 130  # 128 + SIGINT
+_BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+class Run(Protocol):
+    """What runs a job, and prints all that there is to say about it."""
+
+    def __call__(self, spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO) -> JobResult: ...
+
+
+def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
+    """Do what the command line says; the exit code, as docs/exit-codes.md has it.
+
+    `argv` is without the program's name; None is this process's own. `run` None is hvlaunch's own controller.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        return _do(argv, run)
+    except HvlaunchError as error:
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except Exception as error:  # noqa: BLE001 (ours to explain, whatever it is)
+        _explain(error, verbose="--verbose" in argv)
+        return EXIT_INTERNAL
+
+
+def _do(argv: Sequence[str], run: Run | None) -> int:
+    try:
+        options = parse(argv)
+    except Answer as answer:
+        return _print(answer.text)
+    if options.check_build:
+        from hvlaunch.cli.check_build import check_build  # noqa: PLC0415 (as below: a job needs none of it)
+
+        return _print(check_build() + "\n")
+    spec, warnings = job_spec(options, os.environ)
+    for warning in warnings:
+        _complain(f"warning: {warning}")
+    if options.dry_run:
+        from hvlaunch.cli.plan import plan  # noqa: PLC0415
+
+        return _print(plan(spec) + "\n")
+    if run is None:
+        from hvlaunch.gloo.driver import run as gloo_run  # noqa: PLC0415 (slow to load; errors above come first)
+
+        run = gloo_run
+    return run(spec, stdout=_binary(sys.stdout), stderr=_binary(sys.stderr)).exit_code
+
+
+def _print(text: str) -> int:
+    """Write to stdout and flush; the exit code that this leads to."""
+    if sys.stdout is None:  # closed before we started
+        return 0
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
+        return _BROKEN_PIPE
+    return 0
+
+
+def _complain(message: str) -> None:
+    """Write a message to stderr: one line, or one for each host; control characters, which may be a host's, escaped."""
+    with suppress(OSError):
+        for line in message.split("\n"):
+            text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+            print(f"hvlaunch: {text}", file=sys.stderr, flush=True)  # noqa: T201 (printing errors is done here)
+
+
+def _explain(error: Exception, *, verbose: bool) -> None:
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    if not verbose:
+        _complain(
+            f"internal error: {what}; this is a defect of hvlaunch; try: the same with --verbose, and report it"
+        )
+        return
+    import traceback  # noqa: PLC0415 (needed in this case only)
+
+    traceback.print_exception(error)
+    _complain(
+        f"internal error: {what}; please report it, with the above and the output of hvlaunch --check-build"
+    )
+
+
+def _binary(stream: TextIO | None) -> BinaryIO:
+    """The bytes below a standard stream; None is one that was closed before we started."""
+    return Path(os.devnull).open("wb") if stream is None else stream.buffer

@@ -1,0 +1,177 @@
+"""The plan of a job, for `--dry-run`: what would be started where, with which environment."""
+
+import shlex
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from hvlaunch.cli.environment import MASK, masked, shown
+from hvlaunch.gloo.worker_env import HostNetwork, default_env, identity_env, shared_env
+from hvlaunch.hosts.local import is_local
+from hvlaunch.hosts.placement import Placement, needed, place, slots_of
+from hvlaunch.job import Host, JobSpec
+
+__all__ = ["plan", "quoted"]
+
+_LATER = "(known once connected)"
+_DEFAULT = "(set where the host has none)"
+_WIDTH = 100
+
+_NETWORKS = [
+    HostNetwork(master_addr=mark, master_port=port, interface=mark, rendezvous=(mark, port))
+    for mark, port in (("a", 1), ("b", 2))
+]
+"""Two that differ in all that only a connected host knows: what differs with them is known once connected."""
+
+
+def plan(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local) -> str:
+    """The plan as text for people. Secrets are masked. Connects nowhere, but may ask the resolver for hosts' names.
+
+    Raises NotEnoughSlots.
+    """
+    hosts = needed(spec.hosts, spec.np, spec.slots_per_host)
+    places = _places(spec, hosts)
+    by_rank = _by_rank(places or _any_two(spec.np))
+    sections = [
+        ("hosts", _host_lines(spec, hosts, is_local)),
+        ("workers", _worker_lines(spec, places)),
+        ("command", [" ".join(quoted(word) for word in spec.command)]),
+        ("working directory", [quoted(spec.cwd)]),
+        ("environment of every worker, above its host's own", _environment_lines(spec, by_rank)),
+        ("environment by rank", _rank_lines(places, by_rank)),
+    ]
+    blocks = [
+        "\n".join([f"{title}:", *(f"  {line}".rstrip() for line in lines)])
+        for title, lines in sections
+        if lines
+    ]
+    return "\n\n".join(blocks)
+
+
+def quoted(word: str) -> str:
+    """The word as a shell takes it, and as one line: what does not print is escaped as in bash's $'...'."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(_escaped(char) for char in word) + "'"
+
+
+def _escaped(char: str) -> str:
+    if char in "'\\":
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    named = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(char)
+    return named or "".join(f"\\{byte:03o}" for byte in char.encode("utf-8", "surrogateescape"))
+
+
+def _places(spec: JobSpec, hosts: Sequence[Host]) -> list[Placement] | None:
+    """Who is where; None where that depends on hosts' GPUs."""
+    if spec.slots_per_host is None and any(host.slots is None for host in hosts):
+        return None
+    return place([(host.name, slots_of(host, spec.slots_per_host, gpus=0)) for host in hosts], spec.np)
+
+
+def _host_lines(spec: JobSpec, hosts: Sequence[Host], is_local: Callable[[Host], bool]) -> list[str]:
+    rows = [("host", "slots", "reached by")]
+    for host in hosts:
+        slots = host.slots or spec.slots_per_host
+        rows.append((host.name, str(slots) if slots else "its GPUs, else 1", _way(spec, host, is_local)))
+    return list(_table(rows))
+
+
+def _way(spec: JobSpec, host: Host, is_local: Callable[[Host], bool]) -> str:
+    if is_local(host):
+        return "this machine, without ssh"
+    said = {
+        "user": host.user or spec.ssh.user,
+        "port": host.port or spec.ssh.port,
+        "address": host.address,
+        "identity": host.identity or spec.ssh.identity,
+    }
+    return ", ".join(["ssh", *(f"{word} {value}" for word, value in said.items() if value is not None)])
+
+
+def _worker_lines(spec: JobSpec, places: Sequence[Placement] | None) -> list[str]:
+    if places is None:
+        count = "one in every slot" if spec.np is None else str(spec.np)
+        return [f"{count}; which rank is where depends on the hosts' GPUs, {_LATER[1:-1]}"]
+    rows = [("rank", "host", "local_rank", "cross_rank")]
+    rows += [(str(at.rank), at.host, str(at.local_rank), str(at.cross_rank)) for at in places]
+    return list(_table(rows))
+
+
+def _environment_lines(spec: JobSpec, by_rank: Mapping[str, Sequence[str]]) -> list[str]:
+    one, other = (shared_env(network, spec.env) for network in _NETWORKS)
+    known = {name: value if value == other[name] else _LATER for name, value in one.items()}
+    known |= {name: _DEFAULT for name in default_env(1, 1) if name not in spec.env}
+    known |= {name: values[0] for name, values in by_rank.items() if _is_shared(values)}
+    return [f"{shown(name)}={_value(name, known[name])}" for name in sorted(known)]
+
+
+def _rank_lines(places: Sequence[Placement] | None, by_rank: Mapping[str, Sequence[str]]) -> list[str]:
+    own = {name: values for name, values in sorted(by_rank.items()) if not _is_shared(values)}
+    if places is None:
+        return textwrap.wrap(f"{', '.join(own)}: {_LATER[1:-1]}", _WIDTH)
+    if not own:
+        return []
+    columns = [("rank", *own), *zip(map(str, range(len(places))), *own.values(), strict=True)]
+    return list(_blocks(columns))
+
+
+def _by_rank(places: Sequence[Placement]) -> dict[str, list[str]]:
+    """What tells the workers from each other: for each variable, its value at rank 0, 1, ..."""
+    values: dict[str, list[str]] = {}
+    for at in places:
+        one, other = (
+            identity_env(at, job_id=mark, round_number=0, token=mark, scratch=mark) for mark in "ab"
+        )
+        for name, value in one.items():
+            values.setdefault(name, []).append(value if value == other[name] else _LATER)
+    return values
+
+
+def _any_two(np: int | None) -> list[Placement]:
+    """Two places that differ in all that depends on hosts' slots, which are not known yet."""
+    return [
+        Placement(
+            host=str(n),
+            rank=n,
+            local_rank=n,
+            cross_rank=n,
+            size=np or n,
+            local_size=n,
+            cross_size=n,
+            group_rank=n,
+            group_size=n,
+        )
+        for n in (1, 2)
+    ]
+
+
+def _is_shared(values: Sequence[str]) -> bool:
+    return len(set(values)) == 1
+
+
+def _value(name: str, value: str) -> str:
+    if value not in (_LATER, _DEFAULT):
+        value = masked(name, value)
+    return value if value in (_LATER, _DEFAULT, MASK) else quoted(value)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _blocks(columns: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table of the columns, in several blocks below each other where it is too wide; each has the first column."""
+    first, *rest = columns
+    start = 0
+    while start < len(rest):
+        end, width = start, max(map(len, first))
+        while end < len(rest) and (end == start or width + 2 + max(map(len, rest[end])) <= _WIDTH):
+            width += 2 + max(map(len, rest[end]))
+            end += 1
+        yield from [""] if start else []
+        yield from _table(list(zip(first, *rest[start:end], strict=True)))
+        start = end

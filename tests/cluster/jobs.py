@@ -1,0 +1,89 @@
+"""Runs hvlaunch in the driver place, as a user would, and watches what it prints."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Thread
+
+from tests.cluster.testhosts import Process, TestHosts, wait_until
+
+__all__ = ["HVLAUNCH", "PROGRAMS", "Job", "agents", "guardians", "pids"]
+
+HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+class Job:
+    """A running hvlaunch. `stdout` and `stderr` grow as it prints."""
+
+    def __init__(
+        self, hosts: TestHosts, arguments: Sequence[object], env: Mapping[str, str] | None = None
+    ) -> None:
+        self.stdout = self.stderr = ""
+        self.process = hosts.driver.popen(
+            [*HVLAUNCH, *map(str, arguments)],
+            env={**hosts.driver.env, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._readers = [
+            Thread(target=self._read, args=(name,), daemon=True) for name in ("stdout", "stderr")
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str) -> None:
+        pipe = getattr(self.process, name)
+        while data := os.read(pipe.fileno(), 1 << 16):
+            setattr(self, name, getattr(self, name) + data.decode(errors="replace"))
+
+    def saw(self, text: str, times: int = 1, timeout: float = 30.0) -> "Job":
+        """Wait until a worker or hvlaunch has printed the text so many times."""
+
+        def enough() -> bool:
+            if self.process.poll() is not None and (self.stdout + self.stderr).count(text) < times:
+                raise AssertionError(
+                    f"ended with {self.process.returncode} before {text!r}: {self.stdout}{self.stderr}"
+                )
+            return (self.stdout + self.stderr).count(text) >= times
+
+        wait_until(enough, f"{text!r} is printed {times} times", timeout)
+        return self
+
+    def send(self, number: int) -> "Job":
+        os.kill(self.process.pid, number)
+        return self
+
+    def code(self, timeout: float = 30.0) -> int:
+        """Wait for the end: its exit code, negative for a signal."""
+        code = self.process.wait(timeout)
+        for reader in self._readers:
+            reader.join(timeout)
+        return code
+
+    def interrupt(self) -> "Job":
+        return self.send(signal.SIGINT)
+
+
+def _is_ours(process: Process) -> bool:
+    return any("exec(zlib.decompress(" in word for word in process.argv) and process.comm != "sh"
+
+
+def agents(processes: Sequence[Process]) -> list[Process]:
+    """The agents among a host's processes: those whose parent has the same program, the guardian."""
+    ours = {process.pid: process for process in processes if _is_ours(process)}
+    return [process for process in ours.values() if process.ppid in ours]
+
+
+def guardians(processes: Sequence[Process]) -> list[Process]:
+    watched = {process.ppid for process in agents(processes)}
+    return [process for process in processes if process.pid in watched]
+
+
+def pids(hosts: TestHosts) -> dict[str, set[int]]:
+    """What runs on each host, in its own PID space, but for its init and sshd."""
+    return {host.name: {process.pid for process in host.user_processes()} for host in hosts}

@@ -1,0 +1,192 @@
+"""The flags, and where the user's command begins."""
+
+import pytest
+
+from hvlaunch import __version__
+from hvlaunch.cli.arguments import Answer, parse
+from hvlaunch.errors import BadUsage
+
+TRUE = ("true",)
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("-np 2 true", "np", 2),
+        ("-np=2 true", "np", 2),
+        ("--num-proc 2 true", "np", 2),
+        ("--num-proc=2 true", "np", 2),
+        ("--num 2 true", "np", 2),
+        ("-H a:2,b true", "hosts", "a:2,b"),
+        ("--hosts a:2 true", "hosts", "a:2"),
+        ("-hostfile f true", "hostfile", "f"),
+        ("--hostfile f true", "hostfile", "f"),
+        ("--slots 3 true", "slots_per_host", 3),
+        ("-p 2222 true", "ssh_port", 2222),
+        ("-p2222 true", "ssh_port", 2222),
+        ("--ssh-port 2222 true", "ssh_port", 2222),
+        ("-i key true", "ssh_identity_file", "key"),
+        ("--ssh-identity-file key true", "ssh_identity_file", "key"),
+        ("--ssh-user me true", "ssh_user", "me"),
+        ("--ssh-config f true", "ssh_config", "f"),
+        ("true", "host_keys", "strict"),
+        ("--host-keys accept-new true", "host_keys", "accept-new"),
+        ("--host-keys off true", "host_keys", "off"),
+        ("--remote-python /opt/python true", "remote_python", "/opt/python"),
+        ("true", "start_timeout", 60.0),
+        ("--start-timeout 2.5 true", "start_timeout", 2.5),
+        ("true", "lease", 30.0),
+        ("--lease 5 true", "lease", 5.0),
+        ("true", "grace", 10.0),
+        ("--grace 0.5 true", "grace", 0.5),
+        ("true", "x", []),
+        ("-x A -x B=1=2 -xC=3 -x NCCL_* true", "x", ["A", "B=1=2", "C=3", "NCCL_*"]),
+        ("--env-file a --env-file b true", "env_file", ["a", "b"]),
+        ("true", "env", None),
+        ("--env all true", "env", "all"),
+        ("--cwd /data true", "cwd", "/data"),
+        ("true", "stdin", "0"),
+        ("--stdin all true", "stdin", "all"),
+        ("--stdin none true", "stdin", "none"),
+        ("--output-filename out true", "output_filename", "out"),
+        ("true", "verbose", False),
+        ("--verbose true", "verbose", True),
+        ("--dry-run true", "dry_run", True),
+        ("--gloo true", "gloo", True),
+        ("true", "np", None),
+    ],
+)
+def test_a_flag_gives_its_value_and_leaves_the_command_alone(line, field, value):
+    options = parse(line.split())
+    assert getattr(options, field) == value
+    assert options.command == TRUE
+
+
+@pytest.mark.parametrize("flag", ["-cb", "--check-build"])
+def test_check_build_needs_no_command(flag):
+    options = parse([flag])
+    assert options.check_build
+    assert options.command == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("-np 2 python train.py --np 3 -H x", "python train.py --np 3 -H x"),
+        ("-np 2 python --s 3 --h --unknown -x", "python --s 3 --h --unknown -x"),
+        ("-np 2 python -c pass -h --version", "python -c pass -h --version"),
+        ("-np 2 -- python -np 3", "python -np 3"),
+        ("-np 2 -- -odd-name -np 3", "-odd-name -np 3"),
+        ("-np 2 python -- -np 3 --", "python -- -np 3 --"),
+        ("-- -- x", "-- x"),
+        ("--verbose true --verbose", "true --verbose"),
+        ("--gloo --dry-run true", "true"),
+        ("--num 2 --ssh-u me -x A=b true", "true"),
+        ("--env-file=f true", "true"),
+        ("- x", "- x"),
+        ("-n 2 true", "true"),
+    ],
+)
+def test_the_command_begins_at_the_first_word_that_is_ours_no_more(line, command):
+    assert parse(line.split()).command == tuple(command.split())
+
+
+def test_words_of_the_command_are_kept_as_they_are():
+    words = ["sh", "-c", "echo $HOME 'a  b'", "", "ü", "\udcff", "--", "a\nb"]
+    assert parse(["-np", "2", *words]).command == tuple(words)
+
+
+def test_an_empty_word_is_a_command_and_no_flag():
+    assert parse(["-np", "2", "", "x"]).command == ("", "x")
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("", "no command to run"),
+        ("-np 2", "no command to run"),
+        ("-np 2 --", "no command to run"),
+        ("--dry-run -np 2", "no command to run"),
+        ("-np", "-np/--num-proc: expected one argument"),
+        ("-np two true", "-np/--num-proc: 'two' is not a whole number"),
+        ("-np 1.5 true", "-np/--num-proc: '1.5' is not a whole number"),
+        ("-np 0 true", "-np/--num-proc: 0 is not between 1 and"),
+        ("-np -1 true", "-np/--num-proc: -1 is not between 1 and"),
+        ("-np 99999999999 true", "-np/--num-proc: 99999999999 is not between 1 and"),
+        ("--slots-per-host 0 true", "--slots-per-host: 0 is not between 1 and"),
+        ("--slots-per-host 70000 true", "--slots-per-host: 70000 is not between 1 and 65535"),
+        ("-p 0 true", "-p/--ssh-port: 0 is not between 1 and 65535"),
+        ("-p 65536 true", "-p/--ssh-port: 65536 is not between 1 and 65535"),
+        ("--start-timeout 0 true", "--start-timeout: 0 is not more than 0 seconds"),
+        ("--lease -3 true", "--lease: -3 is not more than 0 seconds"),
+        ("--grace nan true", "--grace: nan is not more than 0 seconds"),
+        ("--grace inf true", "--grace: inf is more than 1000000 seconds"),
+        ("--grace soon true", "--grace: 'soon' is not a number of seconds"),
+        ("--stdin 1 true", "--stdin: invalid choice: '1'"),
+        ("--host-keys no true", "--host-keys: invalid choice: 'no'"),
+        ("--env some true", "--env: invalid choice: 'some'"),
+        ("-H a -hostfile f true", "not allowed with argument"),
+        ("--ssh-user -oProxyCommand=x true", "--ssh-user: expected one argument"),
+        ("--ssh-user=-oProxyCommand=x true", "--ssh-user: '-oProxyCommand=x' is not a user name"),
+        ("--ssh-user= true", "--ssh-user: '' is not a user name"),
+        ("--cwd= true", "--cwd: an empty string won't do"),
+        ("--ho a true", "ambiguous option: --ho could match"),
+        ("--gloo=1 true", "--gloo: ignored explicit argument '1'"),
+        ("--bogus true", "unknown option '--bogus'; try: hvlaunch --help"),
+        ("--bogus=3 true", "unknown option '--bogus=3'"),
+        ("--hostfiles f true", "unknown option '--hostfiles'; try: --hostfile, or hvlaunch --help"),
+        ("-z true", "unknown option '-z'"),
+    ],
+)
+def test_what_can_not_be_is_one_line_that_names_the_flag(line, part):
+    with pytest.raises(BadUsage) as caught:
+        parse(line.split())
+    assert part in str(caught.value)
+    assert "hvlaunch --help" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_fits_the_terminal_and_tells_of_every_flag(width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(Answer) as caught:
+        parse(["--help"])
+    text = caught.value.text
+    assert max(map(len, text.splitlines())) <= width
+    groups = [
+        "hosts",
+        "workers",
+        "environment",
+        "output",
+        "ssh",
+        "ending",
+        "controller",
+        "general",
+        "examples",
+    ]
+    places = [text.index(f"\n{group}:\n") for group in groups]
+    assert places == sorted(places)
+    flags = "-np --num-proc -H --hosts -hostfile --hostfile --slots-per-host -p --ssh-port -i --ssh-identity-file "
+    flags += "--ssh-user --ssh-config --host-keys --remote-python --start-timeout --lease --grace -x --env-file --env "
+    flags += (
+        "--cwd --stdin --output-filename --verbose --dry-run -cb --check-build --gloo -v --version -h --help"
+    )
+    listed = [
+        word.strip(",") for line in text.splitlines() if line.startswith("  -") for word in line.split()
+    ]
+    assert set(flags.split()) <= set(listed)
+    assert "gpu[01-04]:8" in text, "square brackets are no markup"
+    assert "default: 60" in text
+
+
+def test_help_wins_over_an_unknown_flag():
+    with pytest.raises(Answer, match="hosts:"):
+        parse(["--bogus", "--help"])
+
+
+@pytest.mark.parametrize("flag", ["-v", "--version"])
+def test_version(flag):
+    with pytest.raises(Answer) as caught:
+        parse([flag])
+    assert caught.value.text == f"hvlaunch {__version__}\n"

@@ -1,0 +1,55 @@
+"""The report of --check-build."""
+
+import pytest
+
+from hvlaunch.cli.check_build import check_build, package_version, ssh_version
+
+
+def test_what_is_there_is_marked():
+    text = check_build(
+        {"paramiko": "5.1", "torch": "2.13.0+cpu", "httptools": "0.9"}.get, lambda: "OpenSSH_9.2p1"
+    )
+    lines = {line.split()[1]: line for line in text.splitlines() if line.startswith("  [X]")}
+    assert set(lines) == {"gloo", "paramiko", "ssh", "torch", "httptools"}
+    assert "5.1" in lines["paramiko"]
+    assert "OpenSSH_9.2p1" in lines["ssh"]
+    assert "  [ ] uvloop     not found" in text
+    assert "Python 3." in text.splitlines()[0]
+
+
+def test_what_is_not_there_is_not_marked():
+    text = check_build(lambda name: None, lambda: None)
+    assert text.count("[X]") == 1
+    assert text.count("[ ]") == 5
+
+
+def test_only_what_exists_is_listed():
+    text = check_build()
+    assert not any(word in text for word in ("mpi", "srun", "jsrun"))
+    assert "[X] paramiko" in text
+
+
+def test_a_package_is_found_without_importing_it():
+    assert package_version("pytest") == pytest.__version__
+    assert package_version("no-such-package") is None
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("echo 'OpenSSH_9.2p1 Debian-2, OpenSSL 3.0' >&2", "OpenSSH_9.2p1"),
+        ("echo 'OpenSSH_8.9p1, OpenSSL 3.0' >&2", "OpenSSH_8.9p1"),
+        ("echo 'Sun_SSH_1.1'", "Sun_SSH_1.1"),
+        ("echo 'unknown option' >&2; exit 255", None),
+        ("true", None),
+    ],
+)
+def test_the_ssh_binary_is_asked(tmp_path, script, expected):
+    program = tmp_path / "ssh"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    assert ssh_version(str(program)) == expected
+
+
+def test_no_ssh_binary(tmp_path):
+    assert ssh_version(str(tmp_path / "none")) is None

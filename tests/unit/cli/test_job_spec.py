@@ -1,0 +1,151 @@
+"""From options to a JobSpec: hosts, directories, files, limits."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from hvlaunch.cli.arguments import parse
+from hvlaunch.cli.environment import MAX_STRING
+from hvlaunch.cli.spec import current_directory, job_spec
+from hvlaunch.errors import BadHost, BadUsage
+from hvlaunch.job import Host, JobSpec, SSHOptions
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def spec_of(line, environ=None):
+    spec, warnings = job_spec(parse(line.split()), environ or {})
+    assert warnings == []
+    return spec
+
+
+def test_nothing_said_is_the_defaults_of_job_spec(here):
+    assert spec_of("true") == JobSpec(command=("true",), hosts=(Host("localhost"),), cwd=str(here))
+
+
+def test_everything_said_arrives(here):
+    for name in ("key", "config", "vars"):
+        (here / name).write_text("FROM_FILE=1\n")
+    line = (
+        "-np 3 -H a:2,u@b:1 --slots-per-host 4 -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
+        "--ssh-user me -i key --ssh-config config --host-keys off --remote-python /py --start-timeout 1 --lease 2 "
+        "--grace 3 --verbose --cwd /data python -m train -np 4"
+    )
+    spec = spec_of(line, {"PATH": "/bin", "OTHER": "x"})
+    assert spec == JobSpec(
+        command=("python", "-m", "train", "-np", "4"),
+        hosts=(Host("a", slots=2), Host("b", slots=1, user="u")),
+        cwd="/data",
+        np=3,
+        slots_per_host=4,
+        env={"PATH": "/bin", "FROM_FILE": "1", "A": "1"},
+        stdin="none",
+        output_dir=Path("out"),
+        ssh=SSHOptions(port=22, user="me", identity=Path("key"), config=Path("config"), host_keys="off"),
+        remote_python="/py",
+        start_timeout=1.0,
+        lease=2.0,
+        grace=3.0,
+        verbose=True,
+    )
+    defaults = JobSpec(command=(), hosts=(), cwd="")
+    for field in dataclasses.fields(JobSpec):
+        assert getattr(spec, field.name) != getattr(defaults, field.name), (
+            f"{field.name} is not covered by this test"
+        )
+
+
+def test_without_hosts_all_workers_are_on_this_machine(here):
+    assert spec_of("-np 7 true").hosts == (Host("localhost", slots=7),)
+
+
+def test_hosts_from_a_file(here):
+    (here / "hosts").write_text("# pool\na slots=2\nb:3\n")
+    assert spec_of("-hostfile hosts true").hosts == (Host("a", slots=2), Host("b", slots=3))
+
+
+def test_env_all(here):
+    assert spec_of("--env all true", {"ANY": "1", "HOME": "/h"}).env == {"ANY": "1"}
+
+
+def test_warnings_are_handed_on(here):
+    _, warnings = job_spec(parse(["-x", "GONE", "true"]), {})
+    assert len(warnings) == 1
+    assert "GONE" in warnings[0]
+
+
+def test_the_directory_is_named_as_the_users_shell_names_it(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("real")
+    monkeypatch.chdir(link)
+    assert current_directory({"PWD": str(link)}) == str(link)
+    real = os.path.realpath(link)
+    assert current_directory({}) == real
+    for wrong in (str(tmp_path), "relative", ".", "/no/such/place", "/\0", ""):
+        assert current_directory({"PWD": wrong}) == real
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [("/data", "/data"), ("sub/x", "{}/sub/x"), ("..", "{}/.."), (".", "{}")]
+)
+def test_cwd_may_be_relative_to_this_directory(here, said, expected):
+    assert spec_of(f"--cwd {said} true").cwd == expected.format(here)
+
+
+def test_a_directory_that_is_gone_is_an_error_unless_another_is_named(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(BadUsage, match="current directory is gone; try: --cwd"):
+        spec_of("true", {"PWD": str(gone)})
+    assert spec_of("--cwd /data true").cwd == "/data"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-i missing true", "-i/--ssh-identity-file missing: no such file or directory"),
+        ("-i . true", "-i/--ssh-identity-file .: is a directory"),
+        ("--ssh-config missing true", "--ssh-config missing: no such file or directory"),
+        ("-i ~nobody-has-this-name/key true", "-i/--ssh-identity-file '~nobody-has-this-name/key': "),
+        ("-hostfile missing true", "missing"),
+        ("--env-file missing true", "--env-file missing: no such file or directory"),
+    ],
+)
+def test_files_that_can_not_be_read(here, line, message):
+    with pytest.raises(BadUsage) as caught:
+        spec_of(line)
+    assert message in str(caught.value)
+
+
+def test_a_home_directory_is_found(here, monkeypatch):
+    monkeypatch.setenv("HOME", str(here))
+    (here / "key").touch()
+    assert spec_of("-i ~/key true").ssh.identity == here / "key"
+
+
+@pytest.mark.parametrize("hosts", ["", "a:0", "a:b", "a,,b", "gpu[1-"])
+def test_bad_hosts(here, hosts):
+    with pytest.raises(BadHost):
+        job_spec(parse(["-H", hosts, "true"]), {})
+
+
+def test_an_argument_as_long_as_the_kernel_takes_and_one_byte_more(here):
+    longest = "x" * (MAX_STRING - 1)
+    spec, _ = job_spec(parse(["echo", longest]), {})
+    assert spec.command == ("echo", longest)
+    with pytest.raises(BadUsage, match=f"word 2 of the command takes {MAX_STRING} bytes"):
+        job_spec(parse(["echo", longest + "y"]), {})
+
+
+def test_an_argument_with_a_nul(here):
+    with pytest.raises(BadUsage, match="word 3 of the command has a NUL byte"):
+        job_spec(parse(["echo", "a", "b\0c"]), {})

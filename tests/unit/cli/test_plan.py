@@ -1,0 +1,181 @@
+"""What --dry-run prints."""
+
+import re
+import shlex
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvlaunch.cli.plan import plan, quoted
+from hvlaunch.errors import NotEnoughSlots
+from hvlaunch.job import Host, JobSpec, SSHOptions
+
+LATER = "(known once connected)"
+
+
+def spec(*hosts, **said):
+    return JobSpec(**{"command": ("python", "train.py"), "hosts": hosts, "cwd": "/data", **said})
+
+
+def sections(spec, local=()):
+    """Title to lines, without their indentation."""
+    text = plan(spec, is_local=lambda host: host.name in local)
+    parts = re.split(r"^(\S.*):\n", text, flags=re.MULTILINE)[1:]
+    return {
+        title: [line[2:] for line in body.rstrip("\n").split("\n")]
+        for title, body in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def shared(found):
+    return dict(line.split("=", 1) for line in found["environment of every worker, above its host's own"])
+
+
+def by_rank(found):
+    """Variable to its values by rank, with the blocks joined."""
+    values = {}
+    for line in found.get("environment by rank", []):
+        if line:
+            name, *cells = line.split()
+            values.setdefault(name, []).extend(cells)
+    return values
+
+
+def test_hosts_and_how_they_are_reached():
+    found = sections(
+        spec(
+            Host("here", slots=1),
+            Host("a", slots=2),
+            Host("b", user="u", port=2222, address="10.0.0.1", identity="/k"),
+            slots_per_host=4,
+            ssh=SSHOptions(port=22, user="me"),
+        ),
+        local=["here"],
+    )
+    assert [re.split(r"  +", line) for line in found["hosts"]] == [
+        ["host", "slots", "reached by"],
+        ["here", "1", "this machine, without ssh"],
+        ["a", "2", "ssh, user me, port 22"],
+        ["b", "4", "ssh, user u, port 2222, address 10.0.0.1, identity /k"],
+    ]
+
+
+def test_ranks_fill_the_slots_in_order():
+    found = sections(spec(Host("a", slots=2), Host("b", slots=1), Host("c", slots=3), np=5))
+    assert [line.split() for line in found["workers"]] == [
+        ["rank", "host", "local_rank", "cross_rank"],
+        ["0", "a", "0", "0"],
+        ["1", "a", "1", "0"],
+        ["2", "b", "0", "1"],
+        ["3", "c", "0", "2"],
+        ["4", "c", "1", "1"],
+    ]
+    values = by_rank(found)
+    assert (
+        values["rank"] == values["RANK"] == values["HVLAUNCH_RANK"] == values["HOROVOD_RANK"] == list("01234")
+    )
+    assert values["LOCAL_RANK"] == list("01001")
+    assert values["HVLAUNCH_CROSS_SIZE"] == list("32332")
+    assert values["HVLAUNCH_HOST"] == list("aabcc")
+    assert shared(found)["WORLD_SIZE"] == "5"
+
+
+def test_hosts_that_are_not_needed_are_not_in_the_plan():
+    assert "spare" not in plan(
+        spec(Host("a", slots=2), Host("spare", slots=2), np=2), is_local=lambda host: False
+    )
+
+
+def test_too_many_processes():
+    with pytest.raises(NotEnoughSlots):
+        plan(spec(Host("a", slots=2), np=3), is_local=lambda host: False)
+
+
+def test_the_plan_says_what_only_connected_hosts_know():
+    env = shared(sections(spec(Host("a", slots=1))))
+    later = {name for name, value in env.items() if value == LATER}
+    assert later >= {
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "HVLAUNCH_TOKEN",
+        "HVLAUNCH_RENDEZVOUS",
+        "GLOO_SOCKET_IFNAME",
+    }
+    assert later >= {"HVLAUNCH_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
+    assert env["OMP_NUM_THREADS"] == env["PYTHONUNBUFFERED"] == "(set where the host has none)"
+    assert env["RANK"] == "0"
+    assert env["HOROVOD_CONTROLLER"] == "gloo"
+
+
+def test_the_users_choice_stands():
+    env = {
+        "MASTER_ADDR": "m",
+        "MASTER_PORT": "1",
+        "NCCL_SOCKET_IFNAME": "ib0",
+        "OMP_NUM_THREADS": "3",
+        "MINE": "x y",
+    }
+    found = shared(sections(spec(Host("a", slots=1), env=env)))
+    assert {name: found[name] for name in env} == env | {"MINE": "'x y'"}
+
+
+@pytest.mark.parametrize(("np", "size"), [(2, "2"), (None, None)])
+def test_where_gpus_decide_no_rank_is_invented(np, size):
+    found = sections(spec(Host("a"), Host("b"), np=np))
+    assert "depends on the hosts' GPUs" in found["workers"][0]
+    assert found["hosts"][1].split("  ")[1].strip() or "its GPUs, else 1" in found["hosts"][1]
+    assert shared(found).get("WORLD_SIZE") == size
+    text = " ".join(found["environment by rank"])
+    assert text.endswith("known once connected")
+    assert {"RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"} <= set(re.findall(r"\w+", text))
+
+
+def test_secrets_are_masked():
+    env = {
+        "API_KEY": "hunter2",
+        "HF_TOKEN": "hunter2",
+        "https_proxy": "http://me:hunter2@p:1",
+        "PLAIN": "value",
+    }
+    text = plan(spec(Host("a", slots=1), env=env), is_local=lambda host: False)
+    assert "hunter2" not in text
+    assert "  API_KEY=****\n" in text
+    assert "  PLAIN=value\n" in text
+
+
+def test_wide_tables_are_folded():
+    found = sections(spec(*(Host(f"a-rather-long-name-{n}", slots=4) for n in range(10))))
+    lines = found["environment by rank"]
+    assert max(map(len, lines)) <= 100
+    assert by_rank(found)["RANK"] == [str(n) for n in range(40)]
+    assert by_rank(found)["HVLAUNCH_HOST"] == [f"a-rather-long-name-{n // 4}" for n in range(40)]
+
+
+def test_a_host_with_a_name_wider_than_the_table_gets_a_block_of_its_own():
+    found = sections(spec(Host("x" * 150, slots=1), Host("b", slots=1)))
+    assert by_rank(found)["HVLAUNCH_HOST"] == ["x" * 150, "b"]
+
+
+def test_command_and_directory_are_quoted_lines():
+    found = sections(
+        spec(Host("a", slots=1), command=("sh", "-c", "echo '$X' \n\x1b[31m", "\udcff"), cwd="/a b")
+    )
+    assert found["command"] == [r"sh -c $'echo \'$X\' \n\033[31m' $'\377'"]
+    assert found["working directory"] == ["'/a b'"]
+
+
+@given(st.text(st.characters(exclude_characters="\0")))
+def test_a_quoted_word_is_one_printable_line(word):
+    assert quoted(word).isprintable()
+    if word.isprintable():
+        assert shlex.split(quoted(word)) == [word]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.binary(max_size=20).filter(lambda raw: b"\0" not in raw), max_size=20))
+def test_bash_reads_back_what_was_quoted(raw):
+    line = " ".join(quoted(part.decode("utf-8", "surrogateescape")) for part in raw)
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
+    assert done.stdout.split(b"\0")[:-1] == (raw or [b""])

@@ -1,0 +1,336 @@
+"""What the user passes on: patterns, precedence, limits; and what is not shown."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvlaunch.cli.environment import MASK, MAX_STRING, SET_BY_HVLAUNCH, masked, shown, user_env
+from hvlaunch.errors import BadEnvironment, BadUsage
+from hvlaunch.gloo.worker_env import HostNetwork, default_env, identity_env, shared_env
+from hvlaunch.hosts.placement import place
+
+FORWARDED = [
+    "PATH",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "CONDA_DEFAULT_ENV",
+    "NCCL_DEBUG",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+    "TORCH_HOME",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "CUDA_HOME",
+    "CUDA_DEVICE_ORDER",
+    "OMP_NUM_THREADS",
+    "HF_HOME",
+    "HF_TOKEN",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+]
+FOR_ALL = [
+    "MY_VAR",
+    "WANDB_API_KEY",
+    "TMPDIR",
+    "HOROVOD_LOG_LEVEL",
+    "HOROVOD_FUSION_THRESHOLD",
+    "EDITOR",
+    "http_proxy",
+    "PWDX",
+]
+NEVER = [
+    "CUDA_VISIBLE_DEVICES",
+    "NEW_CUDA_VISIBLE_DEVICES",
+    "BASH_FUNC_x%%",
+    "OLDPWD",
+    "PWD",
+    "SHLVL",
+    "_",
+    "HOSTNAME",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "MAIL",
+    "TERM",
+    "TERM_PROGRAM",
+    "COLORTERM",
+    "COLUMNS",
+    "LINES",
+    "SSH_AUTH_SOCK",
+    "SSH_CONNECTION",
+    "XDG_RUNTIME_DIR",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "DISPLAY",
+    "WAYLAND_DISPLAY",
+    "TMUX",
+    "TMUX_PANE",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "HVLAUNCH_TOKEN",
+    "HVLAUNCH_RANK",
+    "HVLAUNCH_ANYTHING",
+    "HOROVOD_RANK",
+    "HOROVOD_CONTROLLER",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+]
+EVERYTHING = {name: f"value of {name}" for name in [*FORWARDED, *FOR_ALL, *NEVER]}
+
+
+def passed(environ, *chosen, **options):
+    env, warnings = user_env(environ, chosen=chosen, **options)
+    assert warnings == []
+    return env
+
+
+def test_what_is_forwarded_by_default():
+    assert passed(EVERYTHING) == {name: EVERYTHING[name] for name in FORWARDED}
+
+
+def test_what_env_all_forwards():
+    assert passed(EVERYTHING, mode="all") == {name: EVERYTHING[name] for name in [*FORWARDED, *FOR_ALL]}
+
+
+def test_names_are_matched_whole_and_by_case():
+    assert (
+        passed({"MYPATH": "1", "PATHS": "1", "path": "1", "NCCL": "1", "nccl_debug": "1", "LANGUAGE": "1"})
+        == {}
+    )
+
+
+def test_a_variable_without_a_name_is_left_alone():
+    assert passed({"": "x", "=C:": "x"}, "*", mode="default") == {"=C:": "x"}
+
+
+def test_nothing_that_makes_a_worker_what_it_is_comes_from_the_user():
+    one = place([("a", 1)])[0]
+    network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
+    own = identity_env(one, job_id="j", round_number=0, token="t", scratch="s")
+    never_the_users = own.keys() | {
+        name
+        for name, value in shared_env(network, dict.fromkeys(shared_env(network, {}), "user")).items()
+        if value != "user"
+    }
+    for name in never_the_users:
+        env, warnings = user_env({name: "outer"}, mode="all", chosen=[name, f"{name}=mine"])
+        assert env == {}
+        assert len(warnings) == 2
+        assert f"variable {name} is set by hvlaunch" in warnings[0]
+
+
+def test_hvlaunch_sets_all_that_it_says_it_sets():
+    one = place([("a", 1)])[0]
+    network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
+    names = (
+        identity_env(one, job_id="j", round_number=0, token="t", scratch="s").keys()
+        | shared_env(network, {}).keys()
+    )
+    assert {name for name in SET_BY_HVLAUNCH if "*" not in name} <= names
+
+
+@pytest.mark.parametrize(
+    "name", ["CUDA_VISIBLE_DEVICES", "HOME", "MASTER_ADDR", "MASTER_PORT", "SSH_AUTH_SOCK", "BASH_FUNC_x%%"]
+)
+def test_x_may_name_what_is_not_forwarded(name):
+    assert passed({name: "here"}, name) == {name: "here"}
+    assert passed({name: "here"}, f"{name}=there") == {name: "there"}
+
+
+def test_later_wins_over_earlier(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text("B=one\nC=one\nD=one\n")
+    two.write_text("C=two\nD=two\n")
+    environ = {"NCCL_A": "environ", "B": "environ", "D": "environ"}
+    assert passed(environ, "NCCL_A=x", "D=x", "D", files=[one, two]) == {
+        "NCCL_A": "x",
+        "B": "one",
+        "C": "two",
+        "D": "environ",
+    }
+
+
+def test_a_pattern_passes_on_all_that_match():
+    environ = {"WANDB_A": "1", "WANDB_B": "2", "XWANDB_C": "3", "WANDB": "4"}
+    assert passed(environ, "WANDB_*") == {"WANDB_A": "1", "WANDB_B": "2"}
+    assert passed(environ, "WANDB_[A]") == {"WANDB_A": "1"}
+    assert passed(environ, "WANDB_?") == {"WANDB_A": "1", "WANDB_B": "2"}
+
+
+def test_what_is_not_there_is_warned_of_and_the_rest_goes_on(tmp_path):
+    file = tmp_path / "env"
+    file.write_text("A=1\nGONE\n")
+    env, warnings = user_env({}, files=[file], chosen=["AWAY", "NO_*", "B=2"])
+    assert env == {"A": "1", "B": "2"}
+    assert warnings == [
+        f"{file}:2: variable GONE is not set here, so it is not passed on",
+        "variable AWAY is not set here, so it is not passed on",
+        "no variable here matches NO_*",
+    ]
+
+
+def test_a_bare_name_in_a_file_is_as_it_is_here(tmp_path):
+    file = tmp_path / "env"
+    file.write_text("A\nexport B # comment\n")
+    assert passed({"A": "1", "B": "2", "C": "3"}, files=[file]) == {"A": "1", "B": "2"}
+
+
+NAMES = st.text(st.characters(exclude_characters="\0=*?[", codec="utf-8"), min_size=1).filter(
+    lambda name: (
+        not name.startswith(("HVLAUNCH_", "HOROVOD_", "TORCHELASTIC_")) and name not in SET_BY_HVLAUNCH
+    )
+)
+VALUES = st.binary().filter(lambda raw: b"\0" not in raw).map(os.fsdecode)
+
+
+@given(st.dictionaries(NAMES, VALUES))
+def test_every_value_arrives_unchanged(wanted):
+    assert passed({}, *(f"{name}={value}" for name, value in wanted.items())) == wanted
+    assert passed(wanted, *wanted) == wanted
+
+
+def test_ten_thousand_variables():
+    wanted = {f"V{n}": str(n) for n in range(10_000)}
+    assert passed(wanted, "V*") == wanted
+    assert passed(wanted, mode="all") == wanted
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "cause"),
+    [
+        ("", "''", "the name is empty"),
+        ("=1", "''", "the name is empty"),
+        ("A\0B=1", r"'A\x00B'", "the name has a NUL byte"),
+        ("A=1\0", "A", "its value has a NUL byte"),
+        ("NCCL_*=1", "NCCL_*", "a pattern takes no value"),
+    ],
+)
+def test_names_and_values_that_can_not_be(word, name, cause):
+    with pytest.raises(BadEnvironment) as caught:
+        user_env({}, chosen=[word])
+    assert caught.value.name == name
+    assert str(caught.value) == f"variable {name}: {cause}"
+    assert caught.value.exit_code == 2
+
+
+def test_a_nul_in_a_file_is_an_error_with_its_line(tmp_path):
+    file = tmp_path / "env"
+    file.write_bytes(b"A=1\nB=x\0y\n")
+    with pytest.raises(BadEnvironment, match=f"{file}:2: its value has a NUL byte"):
+        user_env({}, files=[file])
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "\udcff"])
+def test_the_limit_is_the_kernels(letter):
+    size = len(os.fsencode(letter))
+    longest = "A=" + "y" * ((MAX_STRING - 3) % size) + letter * ((MAX_STRING - 3) // size)
+    assert len(os.fsencode(longest)) == MAX_STRING - 1
+    assert passed({}, longest) == {"A": longest[2:]}
+    for options in ({"chosen": [f"{longest}z"]}, {"chosen": ["A"]}, {"mode": "all"}):
+        with pytest.raises(BadEnvironment) as caught:
+            user_env({"A": f"{longest[2:]}z"}, **options)
+        assert caught.value.name == "A"
+        assert str(MAX_STRING) in str(caught.value)
+        assert letter * 5 not in str(caught.value)
+
+
+@pytest.mark.skipif(os.sysconf("SC_PAGESIZE") != 4096, reason="MAX_ARG_STRLEN is 32 pages")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="Linux's limit")
+def test_the_kernel_agrees_on_the_limit():
+    assert os.waitpid(os.posix_spawn("/bin/true", ["true"], {"A": "x" * (MAX_STRING - 3)}), 0)[1] == 0
+    with pytest.raises(OSError, match="too long"):
+        os.posix_spawn("/bin/true", ["true"], {"A": "x" * (MAX_STRING - 2)})
+
+
+def test_a_file_that_is_missing_is_bad_usage(tmp_path):
+    with pytest.raises(BadUsage, match="no such file"):
+        user_env({}, files=[tmp_path / "missing"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "GITHUB_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "WANDB_API_KEY",
+        "DB_PASSWORD",
+        "MYSQL_PWD",
+        "PASSWD",
+        "db_password",
+        "SSH_AUTH_SOCK",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "SENTRY_DSN",
+        "SLACK_WEBHOOK_URL",
+        "KEY",
+        "SMTP_PASS",
+        "SESSION_COOKIE",
+        "JWT_X",
+        "HVLAUNCH_TOKEN",
+    ],
+)
+def test_secrets_are_masked_by_name(name):
+    assert masked(name, "hunter2") == MASK
+
+
+@pytest.mark.parametrize(
+    "name", ["PATH", "PWD", "OLDPWD", "TOKENIZERS_PARALLELISM", "LANG", "NCCL_DEBUG", "BYPASS_CACHE", "RANK"]
+)
+def test_what_is_no_secret_is_shown(name):
+    assert masked(name, "hunter2") == "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("http://me:hunter2@proxy:3128", f"http://{MASK}@proxy:3128"),
+        ("a https://tok@h/x b", f"a https://{MASK}@h/x b"),
+        ("postgresql+x://u:p@a,redis://:p2@b", f"postgresql+x://{MASK}@a,redis://{MASK}@b"),
+        ("https://host/path?mail=a@b", "https://host/path?mail=a@b"),
+        ("me@host", "me@host"),
+    ],
+)
+def test_user_and_password_in_a_url_are_masked(value, expected):
+    assert masked("URL", value) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("A", "A"), ("ü", "ü"), ("A\nB", r"'A\nB'"), ("\udcff", r"'\udcff'")]
+)
+def test_a_name_is_one_plain_word_in_messages(name, expected):
+    assert shown(name) == expected
+
+
+DOCS = (Path(__file__).parents[3] / "docs/environment.md").read_text()
+
+
+def test_the_page_for_users_has_every_variable():
+    one = place([("a", 1)])[0]
+    network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
+    names = identity_env(one, job_id="j", round_number=0, token="t", scratch="s").keys()
+    names |= shared_env(network, {}).keys() | default_env(1, 1).keys()
+    table = DOCS.partition("## What a worker finds")[2].partition("## What you pass on")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(names)
+
+
+def test_the_example_file_of_the_page_is_right(tmp_path):
+    file = tmp_path / "env"
+    file.write_text(DOCS.partition("### Files of variables")[2].partition("```sh\n")[2].partition("```")[0])
+    assert passed({"HF_TOKEN": "t"}, files=[file]) == {
+        "NCCL_DEBUG": "INFO",
+        "WANDB_PROJECT": "digits",
+        "HF_TOKEN": "t",
+        "GREETING": r"single quotes keep $everything \as it is",
+        "TWO_LINES": 'double quotes know \n, \t, \r, ", \\, $ and `,\nand both kinds may span lines',
+        "EMPTY": "",
+    }
