@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ class Place:
             self.address, self.address6 = "10.77.0.1", "fd77::1:0"
         self.folder = keeper.state / name
         self.mounts: Mounts = ()
-        self.started: list[subprocess.Popen[Any]] = []
+        self._started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
         self.interface = {
             "port": f"p{number}",
             "mac": f"02:77:00:00:{number >> 8:02x}:{number & 255:02x}",
@@ -127,7 +128,7 @@ class Place:
             env=self.env if env is None else env,
             **options,
         )
-        self.started = [*(other for other in self.started if other.poll() is None), process]
+        self._started.add(process)
         return process
 
     def run(
@@ -164,7 +165,7 @@ class Place:
         return done
 
     def end_commands(self) -> None:
-        for process in self.started:
+        for process in list(self._started):
             if process.poll() is None:
                 process.kill()
                 process.wait()
@@ -335,8 +336,10 @@ class Host(Place):
         return "/"
 
     def _launch_sshd(self) -> None:
+        before = len(self.sshd_log())
         if self.run(self._sshd_command()).returncode != 0:
-            raise TestHostsError(f"sshd of {self.name} does not start: {self.sshd_log().strip()}")
+            why = "; ".join(self.sshd_log()[before:].splitlines())
+            raise TestHostsError(f"sshd of {self.name} does not start: {why}")
         self.wait_for_sshd()
 
     def _sshd_command(self) -> list[str]:

@@ -1,0 +1,162 @@
+"""Real training on real hosts: unmodified scripts, Gloo, and the environment that they find."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.jobs import PROGRAMS, Job
+from tests.cluster.testhosts import CHECKOUT, TestHosts
+
+DIGITS = [sys.executable, CHECKOUT / "examples" / "ddp_digits.py"]
+FOUR = "a:2,b:2,c:2,d:2"
+
+
+def accuracy(output: str) -> float:
+    found = re.findall(r"accuracy (0\.\d+|1\.0+)", output)
+    assert found, output
+    return float(found[-1])
+
+
+@pytest.fixture(scope="session")
+def alone() -> float:
+    """The accuracy of one process without a launcher."""
+    run = subprocess.run(list(map(str, DIGITS)), capture_output=True, text=True, check=True)
+    return accuracy(run.stdout)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "hosts",
+    [["-np", 8, "-H", FOUR], ["-np", 5, "-H", "a:1,b:3,c:2"], ["-np", 3, "-H", FOUR]],
+    ids=["4 hosts, 2 slots each", "uneven slots, -np below them", "-np below the slots"],
+)
+def test_digits_are_learned_as_well_as_by_one_process(cluster: TestHosts, alone: float, hosts: list[object]) -> None:
+    job = Job(cluster, [*hosts, *DIGITS])
+    assert job.code(timeout=240) == 0, job.stderr
+    assert accuracy(job.stdout) > 0.95
+    assert accuracy(job.stdout) == pytest.approx(alone, abs=0.01)
+    assert job.stdout.count("accuracy 0.") >= 1
+
+
+@pytest.mark.timeout(300)
+def test_collectives_by_hostfile(cluster: TestHosts, tmp_path: Path) -> None:
+    hostfile = tmp_path / "cluster"
+    hostfile.write_text("# two dialects in one file\na slots=2\nb:1   # one only\nc slots=2 max_slots=4\nd\n")
+    job = Job(cluster, ["--hostfile", hostfile, sys.executable, PROGRAMS / "collectives.py"])
+    assert job.code(timeout=240) == 0, job.stderr
+    for rank, host in enumerate("aabccd"):
+        assert f"[{rank}]<stdout>: rank {rank} of 6 on {host} is right" in job.stdout
+
+
+@pytest.mark.timeout(300)
+def test_the_drivers_machine_as_one_of_the_hosts(cluster: TestHosts) -> None:
+    job = Job(cluster, ["-H", "localhost:2,a:1,b:1", sys.executable, PROGRAMS / "collectives.py"])
+    assert job.code(timeout=240) == 0, job.stderr
+    assert job.stdout.count("is right") == 4
+
+
+def dump(cluster: TestHosts, *arguments: object, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """What each rank finds, in order of rank."""
+    job = Job(cluster, [*arguments, sys.executable, PROGRAMS / "dump_env.py"], env)
+    assert job.code() == 0, job.stderr
+    lines = re.findall(r"^\[(\d+)\]<stdout>: (\{.*\})$", job.stdout, re.MULTILINE)
+    return [found for _, found in sorted((int(rank), json.loads(line)) for rank, line in lines)]
+
+
+EXPECTED = [  # host, rank, local_rank, local_size, cross_rank, cross_size, group_rank
+    ("a", 0, 0, 2, 0, 3, 0),
+    ("a", 1, 1, 2, 0, 2, 0),
+    ("b", 2, 0, 1, 1, 3, 1),
+    ("c", 3, 0, 3, 2, 3, 2),
+    ("c", 4, 1, 3, 1, 2, 2),
+    ("c", 5, 2, 3, 0, 1, 2),
+]
+
+
+def test_every_ranks_environment_is_as_the_table_says(cluster: TestHosts) -> None:
+    found = dump(cluster, "-H", "a:2,b:1,c:3,d:4", "-np", 6)
+    assert len(found) == 6
+    master = {(one["env"]["MASTER_ADDR"], one["env"]["MASTER_PORT"]) for one in found}
+    ((address, port),) = master
+    assert address == cluster["a"].address
+    assert 0 < int(port) < 65536
+    assert len({one["env"]["HVLAUNCH_TOKEN"] for one in found}) == 1
+    for row, one in zip(EXPECTED, found, strict=True):
+        host, rank, local_rank, local_size, cross_rank, cross_size, group_rank = row
+        env = one["env"]
+        assert one["hostname"] == host
+        for prefix in ("HVLAUNCH", "HOROVOD"):
+            names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+            values = [env[f"{prefix}_{name}"] for name in names]
+            assert values == [str(v) for v in (rank, 6, local_rank, local_size, cross_rank, cross_size)]
+        expected = {
+            "HVLAUNCH_HOST": host,
+            "HVLAUNCH_ROUND": "0",
+            "HVLAUNCH_WORKER": f"{host}/{local_rank}",
+            "HOROVOD_HOSTNAME": host,
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "RANK": rank,
+            "WORLD_SIZE": 6,
+            "LOCAL_RANK": local_rank,
+            "LOCAL_WORLD_SIZE": local_size,
+            "GROUP_RANK": group_rank,
+            "GROUP_WORLD_SIZE": 3,
+            "NODE_RANK": group_rank,
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": 6,
+            "ROLE_NAME": "default",
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
+            "TORCHELASTIC_RUN_ID": env["HVLAUNCH_JOB_ID"],
+            "PYTHONUNBUFFERED": 1,
+            "OMP_NUM_THREADS": max(1, 2 // local_size) if _cpus() == 2 else env["OMP_NUM_THREADS"],
+        }
+        assert {name: env.get(name) for name in expected} == {name: str(value) for name, value in expected.items()}
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
+            assert env[name] == "eth0"
+        url = f"http://{cluster.driver.address}:{env['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
+        assert env["HVLAUNCH_RENDEZVOUS"] == url
+        assert env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == cluster.driver.address
+        assert env["TORCHELASTIC_ERROR_FILE"].endswith(f".slot.{local_rank}.error.json")
+
+
+def _cpus() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0))
+
+
+def test_what_is_passed_on_and_what_is_not(cluster: TestHosts, tmp_path: Path) -> None:
+    file = tmp_path / "env"
+    file.write_text("FROM_FILE='a b'\nBOTH=file\n")
+    env = {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "3", "MINE": "no", "CHOSEN": "yes", "LC_ALL": "C.UTF-8"}
+    options = ["-H", "a:1", "--env-file", file, "-x", "CHOSEN", "-x", "BOTH=x", "-x", "GLOO_SOCKET_IFNAME=lo"]
+    (found,) = dump(cluster, *options, env=env)
+    got = found["env"]
+    assert (got["NCCL_DEBUG"], got["LC_ALL"], got["CHOSEN"], got["FROM_FILE"], got["BOTH"]) == (
+        "INFO",
+        "C.UTF-8",
+        "yes",
+        "a b",
+        "x",
+    )
+    assert "MINE" not in got
+    assert "CUDA_VISIBLE_DEVICES" not in got
+    assert got["GLOO_SOCKET_IFNAME"] == "lo"
+    assert got["NCCL_SOCKET_IFNAME"] == "lo"
+    (everything,) = dump(cluster, "-H", "a:1", "--env", "all", env=env)
+    assert everything["env"]["MINE"] == "no"
+    assert "CUDA_VISIBLE_DEVICES" not in everything["env"]
+
+
+def test_the_working_directory_is_the_drivers(cluster: TestHosts) -> None:
+    (found,) = dump(cluster, "-H", "a:1", "--cwd", "/usr")
+    assert found["cwd"] == found["env"]["PWD"] == "/usr"
+    (found,) = dump(cluster, "-H", "a:1")
+    assert found["cwd"] == str(cluster.driver.default_cwd())
