@@ -6,7 +6,7 @@ from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIG
 from hvlaunch.console.evidence import Evidence
 from hvlaunch.job import WorkerExit
 
-__all__ = ["advice", "lost_connection"]
+__all__ = ["advice", "lost_connection", "start_advice"]
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
@@ -74,6 +74,15 @@ def advice(worker: WorkerExit, said: Evidence) -> str | None:
     """One specific thing to try; None where nothing better than reading `said` comes to mind."""
     text = _advice(worker, said)
     return text.replace("{host}", worker.host) if text is not None else None
+
+
+def start_advice(worker: WorkerExit) -> str | None:
+    """What to try where the command could not be started."""
+    if worker.code == _NOT_FOUND:
+        return "its full path, or a PATH that has it (-x PATH=…)"
+    if "permission denied" in (worker.not_started or ""):
+        return "chmod +x, or the interpreter in front (python train.py)"
+    return None
 
 
 def _advice(worker: WorkerExit, said: Evidence) -> str | None:

@@ -80,10 +80,8 @@ def _line(group: Sequence[WorkerExit], since: WorkerExit | None) -> str:
     ranks = fold_ranks(worker.rank for worker in group)
     if failed_itself(first):
         hosts = fold_hosts(worker.host for worker in group)
-        same = since is not None and since.not_started is not None and end(since) == end(first)
-        what = "could not be started either" if same else end(first)
         when = "" if first.not_started is not None else f", {_when(group, since)}"
-        return f"{ranks} on {hosts}: {what}{when}"
+        return f"{ranks} on {hosts}: {end(first)}{when}"
     how = "stopped by hvlaunch" if first.stopped else "finished"
     return f"{len(group)} {how} ({_brief_end(first)}): {ranks}"
 

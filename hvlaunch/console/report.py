@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from signal import SIGKILL, SIGPIPE
 
-from hvlaunch.console.advice import advice, lost_connection
+from hvlaunch.console.advice import advice, lost_connection, start_advice
 from hvlaunch.console.causes import describe
 from hvlaunch.console.endings import duration, end, endings, failed_itself, signal_name
 from hvlaunch.console.evidence import Evidence, evidence
 from hvlaunch.console.files import rank_directory
-from hvlaunch.console.fold import fold_ranks
+from hvlaunch.console.fold import fold_hosts, fold_ranks
 from hvlaunch.job import JobResult, WorkerExit
 
 __all__ = ["failure_report"]
@@ -23,7 +23,9 @@ def failure_report(
     `tails` has the last bytes of stderr by rank (Printer.tail), `size` is the number of workers, `output_dir` is
     --output-filename.
     """
-    if result.failure is not None:
+    if result.failure is not None and result.failure.not_started is not None:
+        lines = _not_started(result.exits)
+    elif result.failure is not None:
         lines = _failed(result, result.failure, tails, size, output_dir)
     elif result.error is not None:
         lines = [*describe(result.error), *_workers(result, size)]
@@ -36,6 +38,18 @@ def failure_report(
     else:
         return ""
     return "\n".join(lines) + "\n"
+
+
+def _not_started(exits: Iterable[WorkerExit]) -> list[str]:
+    """A line for each reason why the command can't be started; the hosts that say the same stand together."""
+    hosts: dict[tuple[str, str | None], list[str]] = {}
+    for worker in exits:
+        if worker.not_started is not None:
+            hosts.setdefault((worker.not_started, start_advice(worker)), []).append(worker.host)
+    return [
+        f"hvlaunch: {fold_hosts(names)}: {cause}" + (f"; try: {hint}" if hint else "")
+        for (cause, hint), names in hosts.items()
+    ]
 
 
 def _failed(
@@ -69,8 +83,6 @@ def _failed(
 
 def _headline(failure: WorkerExit, size: int) -> str:
     who = f"hvlaunch: rank {failure.rank} of {size} on host {failure.host}"
-    if failure.not_started is not None:
-        return f"{who} {end(failure)}"
     first = " first" if size > 1 else ""
     peak = ""
     if failure.max_rss and (failure.oom_killed or failure.exit_code == 128 + SIGKILL):

@@ -35,7 +35,9 @@ def alone() -> float:
     [["-np", 8, "-H", FOUR], ["-np", 5, "-H", "a:1,b:3,c:2"], ["-np", 3, "-H", FOUR]],
     ids=["4 hosts, 2 slots each", "uneven slots, -np below them", "-np below the slots"],
 )
-def test_digits_are_learned_as_well_as_by_one_process(cluster: TestHosts, alone: float, hosts: list[object]) -> None:
+def test_digits_are_learned_as_well_as_by_one_process(
+    cluster: TestHosts, alone: float, hosts: list[object]
+) -> None:
     job = Job(cluster, [*hosts, *DIGITS])
     assert job.code(timeout=240) == 0, job.stderr
     assert accuracy(job.stdout) > 0.95
@@ -117,7 +119,9 @@ def test_every_ranks_environment_is_as_the_table_says(cluster: TestHosts) -> Non
             "PYTHONUNBUFFERED": 1,
             "OMP_NUM_THREADS": max(1, 2 // local_size) if _cpus() == 2 else env["OMP_NUM_THREADS"],
         }
-        assert {name: env.get(name) for name in expected} == {name: str(value) for name, value in expected.items()}
+        assert {name: env.get(name) for name in expected} == {
+            name: str(value) for name, value in expected.items()
+        }
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
             assert env[name] == "eth0"
         url = f"http://{cluster.driver.address}:{env['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
@@ -135,7 +139,13 @@ def _cpus() -> int:
 def test_what_is_passed_on_and_what_is_not(cluster: TestHosts, tmp_path: Path) -> None:
     file = tmp_path / "env"
     file.write_text("FROM_FILE='a b'\nBOTH=file\n")
-    env = {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "3", "MINE": "no", "CHOSEN": "yes", "LC_ALL": "C.UTF-8"}
+    env = {
+        "NCCL_DEBUG": "INFO",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "MINE": "no",
+        "CHOSEN": "yes",
+        "LC_ALL": "C.UTF-8",
+    }
     options = ["-H", "a:1", "--env-file", file, "-x", "CHOSEN", "-x", "BOTH=x", "-x", "GLOO_SOCKET_IFNAME=lo"]
     (found,) = dump(cluster, *options, env=env)
     got = found["env"]

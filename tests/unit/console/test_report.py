@@ -163,10 +163,7 @@ def test_a_command_that_is_nowhere():
         ended(*(worker(rank, host, code=127, not_started=cause) for rank, host in enumerate("aabb"))),
         4,
         """
-        hvlaunch: rank 0 of 4 on host a could not be started: trainer: command not found (PATH=/usr/bin:/bin)
-          The others:
-            ranks 1-3 on hosts a,b: could not be started either
-          Try: the command's full path, or a PATH that has it on a (-x PATH=…)
+        hvlaunch: hosts a,b: trainer: command not found (PATH=/usr/bin:/bin); try: its full path, or a PATH that has it (-x PATH=…)
         """,
     )
 
@@ -191,10 +188,7 @@ def test_a_script_that_is_not_executable():
         ended(worker(0, "b", code=126, not_started=cause), *stopped(1)),
         2,
         """
-        hvlaunch: rank 0 of 2 on host b could not be started: train.py: permission denied
-          The others:
-            1 stopped by hvlaunch (SIGTERM): rank 1
-          Try: chmod +x on b, or the interpreter in front (python train.py)
+        hvlaunch: host b: train.py: permission denied; try: chmod +x, or the interpreter in front (python train.py)
         """,
     )
 

@@ -1,0 +1,1 @@
+"""The HTTP key-value server that workers meet at, and its client."""

@@ -1,0 +1,67 @@
+"""What can go wrong at the rendezvous, in the store, on the wire and in a client."""
+
+from hvlaunch.errors import HvlaunchError
+
+__all__ = [
+    "NoRendezvous",
+    "RendezvousClosed",
+    "RendezvousError",
+    "RendezvousUnreachable",
+    "StoreFull",
+    "Unauthorized",
+    "UnexpectedAnswer",
+    "ValueTooLarge",
+    "WaitTimeout",
+]
+
+
+class RendezvousError(HvlaunchError):
+    """The base. `url` is the server's, where one is known; no message ever has the token."""
+
+    def __init__(self, cause: str, *, url: str | None = None, hint: str | None = None) -> None:
+        super().__init__(f"rendezvous {url}: {cause}" if url else cause, hint=hint)
+        self.url = url
+
+
+class NoRendezvous(RendezvousError):
+    """Nothing, or nothing usable, says where the rendezvous is or what its token is."""
+
+
+class RendezvousUnreachable(RendezvousError):
+    """No connection, one that broke, or no answer in time."""
+
+
+class RendezvousClosed(RendezvousError):
+    """The server has ended, or is just ending."""
+
+
+class Unauthorized(RendezvousError):
+    """The server does not take the token."""
+
+
+class UnexpectedAnswer(RendezvousError):
+    """The server answers what a rendezvous would not: `status` is its HTTP status."""
+
+    def __init__(self, status: int, *, url: str) -> None:
+        super().__init__(
+            f"unexpected HTTP status {status}", url=url, hint="check that this address is the job's driver"
+        )
+        self.status = status
+
+
+class WaitTimeout(RendezvousError):
+    """Nobody set `key` of `scope` within `seconds`."""
+
+    def __init__(self, scope: str, key: str, seconds: float, *, url: str | None = None) -> None:
+        super().__init__(f"nobody set {scope}/{key} within {seconds:g} s", url=url)
+        self.scope = scope
+        self.key = key
+        self.seconds = seconds
+
+
+class ValueTooLarge(RendezvousError):
+    """A value has more bytes than the store takes."""
+
+
+class StoreFull(RendezvousError):
+    """The store has all the keys, or all the bytes, that it may have."""

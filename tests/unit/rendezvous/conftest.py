@@ -1,0 +1,80 @@
+"""A server on each event loop, and raw sockets to it."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hvlaunch.rendezvous.http import HttpLimits
+from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.store import StoreLimits
+from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN, Wire
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def loop_kind(request, monkeypatch):
+    if request.param == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)  # as where it is not installed
+    else:
+        pytest.importorskip("uvloop")
+    return request.param
+
+
+@pytest.fixture
+def start(loop_kind):
+    """start(head=…, idle=…, value=…): a running server; the keywords are limits."""
+    servers = []
+
+    def start_server(*, host: str = "", **limits: Any) -> RendezvousServer:
+        stored = {name: limits.pop(name) for name in ("value", "total", "keys") if name in limits}
+        store_limits = StoreLimits(**stored)
+        http_limits = HttpLimits(**{"body": store_limits.value, **limits})
+        server = RendezvousServer(
+            TOKEN, PROBE_TOKEN, NONCE, host=host, store_limits=store_limits, http_limits=http_limits
+        )
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start_server
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def server(start):
+    server = start()
+    yield server
+    assert server.stats().faults == 0
+
+
+@pytest.fixture
+def connect():
+    """connect(server): a Wire to it."""
+    wires = []
+
+    def connect_to(server: RendezvousServer, host: str = "127.0.0.1") -> Wire:
+        wires.append(Wire(server.port, host))
+        return wires[-1]
+
+    yield connect_to
+    for wire in wires:
+        wire.close()
+
+
+@pytest.fixture
+def wire(server, connect):
+    return connect(server)
+
+
+@pytest.fixture
+def until():
+    def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "the condition never held"
+            time.sleep(0.002)
+
+    return wait_until

@@ -1,0 +1,168 @@
+"""What one client may cost, on both event loops: sizes, slowness, silence, and answers that are not taken."""
+
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.unit.rendezvous.wire import AUTH, get, transports
+
+
+def test_a_large_head_is_431(start, connect):
+    wire = connect(start(head=1000))
+    wire.send(get("/s/k", AUTH + b"X: " + b"y" * 2000 + b"\r\n"))
+    assert wire.read().status == 431
+    assert wire.at_end()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_large_body_is_413_though_the_client_is_still_sending(start, connect, chunked):
+    server = start(value=1000)
+    wire = connect(server)
+    size = 4_000_000
+    length = b"Transfer-Encoding: chunked\r\n" if chunked else b"Content-Length: %d\r\n" % size
+    wire.send(
+        b"PUT /s/k HTTP/1.1\r\n"
+        + AUTH
+        + length
+        + b"\r\n"
+        + (b"%x\r\n" % size if chunked else b"")
+        + b"x" * size
+    )
+    assert wire.read().status == 413
+    assert wire.at_end()
+    assert connect(server).ask("GET", "/s/k").status == 404
+    assert server.stats().size == 0
+
+
+def test_a_full_store_is_507_and_the_connection_lives(start, connect):
+    wire = connect(start(keys=1))
+    assert wire.ask("PUT", "/s/1", b"").status == 200
+    assert wire.ask("PUT", "/s/2", b"").status == 507
+    assert wire.ask("GET", "/s/1").status == 200
+
+
+@pytest.mark.parametrize("begun", [b"GET", b"GET /s/k HTTP/1.1\r\n", b"PUT /s/k HTTP/1.1\r\nContent-Length: 5\r\n" + AUTH + b"\r\nab"])  # fmt: skip
+def test_a_request_that_does_not_arrive_is_408(start, connect, begun):
+    server = start(exchange=0.1)
+    wire = connect(server)
+    wire.send(begun)
+    assert wire.read().status == 408
+    assert wire.at_end()
+    assert server.stats().dropped == 1
+
+
+def test_trickling_does_not_move_the_deadline(start, connect):
+    server = start(exchange=0.3, idle=0.3, linger=0.1)
+    wire, idler = connect(server), connect(server)
+    idler.ask("GET", "/s/k")
+    wire.socket.settimeout(0.02)
+    wire.send(b"GET /s/k HTTP/1.1\r\n")
+    deadline = time.monotonic() + 20
+    while server.stats().connections:
+        assert time.monotonic() < deadline
+        for trickling, bytes_ in ((wire, b"X: y\r\n"), (idler, b"\r\n")):
+            with contextlib.suppress(OSError):  # dropped, as it should be
+                trickling.send(bytes_)
+        time.sleep(0.02)
+    assert server.stats().dropped == 2
+
+
+def test_a_connection_that_says_nothing_is_dropped(start, connect):
+    wire = connect(start(exchange=0.1))
+    assert wire.at_end()
+
+
+def test_an_idle_connection_is_dropped(start, connect):
+    server = start(idle=0.1)
+    wire = connect(server)
+    assert wire.ask("GET", "/s/k").status == 404
+    assert wire.at_end()
+    assert server.stats().dropped == 1
+
+
+def test_a_long_poll_is_not_idle(start, connect):
+    wire = connect(start(idle=0.05, exchange=0.05))
+    wire.send(get("/-/get/s/k?wait=0.5"))
+    assert wire.read().status == 404
+    assert wire.at_end()
+
+
+def test_idleness_counts_from_the_last_answer(start, connect):
+    wire = connect(start(idle=1.0))
+    began = time.monotonic()
+    while time.monotonic() - began < 1.5:
+        assert wire.ask("GET", "/s/k").status == 404
+        time.sleep(0.05)
+
+
+def test_a_client_that_does_not_read_is_not_buffered_for_and_is_dropped(start, connect, until):
+    server = start(exchange=0.5)
+    wire = connect(server)
+    value = b"x" * 8_000_000
+    server.put("s", "k", value)
+    wire.send(get("/s/k") * 100)
+    until(lambda: any(transport.get_write_buffer_size() for transport in transports(server)))
+    largest = 0
+    while server.stats().connections:
+        largest = max([largest, *(transport.get_write_buffer_size() for transport in transports(server))])
+        assert server.stats().requests <= 2
+    assert 0 < largest <= 2 * len(value)
+    assert server.stats().dropped == 1
+
+
+def test_a_client_that_reads_late_gets_everything_in_order(server, connect, until):
+    wire = connect(server)
+    values = [bytes([number]) * 1_000_000 for number in range(20)]
+    for number, value in enumerate(values):
+        server.put("s", str(number), value)
+    wire.send(b"".join(get(f"/s/{number}") for number in range(20)))
+    until(lambda: any(transport.get_write_buffer_size() for transport in transports(server)))
+    for value in values:
+        assert wire.read().body == value
+    assert wire.ask("GET", "/s/0").body == values[0]
+
+
+def test_a_flood_behind_a_long_poll_is_not_read(server, connect, until):
+    wire = connect(server)
+    wire.send(get("/-/get/s/k?wait=60"))
+    until(lambda: server.stats().waiting)
+    count, request = 10_000, get("/s/other")
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(wire.send, request * count)
+        [connection] = server._traffic.open
+        until(lambda: not connection._transport.is_reading())
+        assert len(connection._reader.ready) * len(request) <= 2 * 256 * 1024
+        server.put("s", "k", b"v")
+        assert wire.read().body == b"v"
+        for _ in range(count):
+            assert wire.read().status == 404
+        sending.result(20)
+
+
+def test_others_are_served_beside_many_slow_clients(server, connect):
+    slow = [connect(server).send(b"PUT /s/k HTTP/1.1\r\nContent-Length: 100\r\n") for _ in range(200)]
+    wire = connect(server)
+    for number in range(100):
+        assert wire.ask("PUT", "/s/k", b"%d" % number).status == 200
+    assert server.stats().connections == len(slow) + 1
+
+
+def test_the_last_answer_may_take_longer_than_the_goodbye(start, connect, until):
+    server = start(linger=0.05)
+    value = b"x" * 8_000_000
+    server.put("s", "k", value)
+    wire = connect(server).send(get("/s/k", AUTH + b"Connection: close\r\n"))
+    until(lambda: any(transport.get_write_buffer_size() for transport in transports(server)))
+    time.sleep(0.3)
+    assert wire.read().body == value
+    assert wire.at_end()
+
+
+def test_a_client_that_does_not_hang_up_after_goodbye_is_cut_off(start, connect, until):
+    server = start(linger=0.05)
+    wire = connect(server).send(get("/s/k", AUTH + b"Connection: close\r\n"))
+    assert wire.read().status == 404
+    until(lambda: server.stats().connections == 0)
+    assert server.stats().dropped == 0

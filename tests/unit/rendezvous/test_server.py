@@ -1,0 +1,483 @@
+"""The server as clients meet it, on both event loops: order, limits, slow and hostile clients, its end."""
+
+import asyncio
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hvlaunch.agent.probe import http_request, reach
+from hvlaunch.rendezvous.errors import RendezvousClosed, RendezvousError, StoreFull, ValueTooLarge
+from hvlaunch.rendezvous.server import RendezvousServer
+from tests.unit.rendezvous.wire import AUTH, NONCE, PROBE_TOKEN, TOKEN, Wire, get, put, transports
+
+# Requests
+
+
+def test_put_get_delete_on_one_connection(wire):
+    assert wire.ask("GET", "/s/k").status == 404
+    assert wire.ask("PUT", "/s/k", b"\0value\xff") == (200, {b"content-length": b"0"}, b"")
+    assert wire.ask("GET", "/s/k") == (200, {b"content-length": b"7"}, b"\0value\xff")
+    assert wire.ask("DELETE", "/s/k").status == 200
+    assert wire.ask("GET", "/s/k").status == 404
+
+
+def test_byte_by_byte(wire):
+    wire.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for byte in put("/s/k", b"slowly") + get("/s/k"):
+        wire.send(bytes([byte]))
+    assert wire.read().status == 200
+    assert wire.read().body == b"slowly"
+
+
+def test_pipelined_requests_are_answered_in_order(wire):
+    wire.send(b"".join(put("/s/k", b"%d" % number) + get("/s/k") for number in range(500)))
+    for number in range(500):
+        assert wire.read().status == 200
+        assert wire.read().body == b"%d" % number
+
+
+def test_requests_wait_behind_a_long_poll(server, wire, connect, until):
+    wire.send(get("/-/get/s/first?wait=60") + put("/s/second", b"2") + get("/s/second"))
+    until(lambda: server.stats().waiting)
+    other = connect(server)
+    assert other.ask("GET", "/s/second").status == 404
+    other.ask("PUT", "/s/first", b"1")
+    assert [wire.read().body for _ in range(3)] == [b"1", b"", b"2"]
+
+
+def test_a_client_that_puts_behind_its_own_long_poll_waits_it_out(wire):
+    wire.send(get("/-/get/s/k?wait=0.05") + put("/s/k", b"v") + get("/-/get/s/k?wait=60"))
+    assert [wire.read().status for _ in range(3)] == [404, 200, 200]
+
+
+def test_chunked_bodies(wire):
+    wire.send(b"PUT /s/k HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + AUTH + b"\r\n")
+    for piece in (b"5\r\nhello\r\n", b"1;x=y\r\n \r\n", b"5\r\nworld\r\n", b"0\r\nTrailer: x\r\n\r\n"):
+        wire.send(piece)
+    assert wire.read().status == 200
+    assert wire.ask("GET", "/s/k").body == b"hello world"
+
+
+def test_a_body_is_asked_for_where_the_client_waits_for_that(wire):
+    wire.send(b"PUT /s/k HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n" + AUTH + b"\r\n")
+    assert wire.file.readline() + wire.file.readline() == b"HTTP/1.1 100 Continue\r\n\r\n"
+    wire.send(b"ab")
+    assert wire.read().status == 200
+    assert wire.ask("GET", "/s/k").body == b"ab"
+
+
+def test_a_body_is_not_asked_for_where_it_would_be_refused(wire):
+    wire.send(b"PUT /s/k HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+    assert wire.read().status == 401
+    assert wire.at_end()
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_537, 5_000_000])
+def test_values_of_every_size_come_back_unchanged(wire, size):
+    value = random.Random(size).randbytes(size)
+    assert wire.ask("PUT", "/s/k", value).status == 200
+    assert wire.ask("GET", "/s/k").body == value
+
+
+def test_http_1_0(server, connect):
+    wire = connect(server)
+    wire.send(b"GET /s/k HTTP/1.0\r\nConnection: keep-alive\r\n" + AUTH + b"\r\n")
+    assert wire.read().headers[b"connection"] == b"keep-alive"
+    wire.send(b"GET /s/k HTTP/1.0\r\n" + AUTH + b"\r\n")
+    assert wire.read().headers[b"connection"] == b"close"
+    assert wire.at_end()
+
+
+def test_a_client_that_has_said_all_it_will_is_answered(wire):
+    wire.send(put("/s/k", b"v") + get("/s/k"))
+    wire.socket.shutdown(socket.SHUT_WR)
+    assert wire.read().status == 200
+    assert wire.read().body == b"v"
+    assert wire.at_end()
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "OPTIONS"])
+def test_other_methods_get_405_and_the_connection_lives(wire, method):
+    wire.ask("PUT", "/s/k", b"secret")
+    assert wire.ask(method, "/s/k", b"x").status == 405
+    assert wire.ask("GET", "/s/k").body == b"secret"
+
+
+def test_a_head_request_gets_no_body(wire):
+    wire.send(b"HEAD /s/k HTTP/1.1\r\n" + AUTH + b"\r\n" + get("/-/nonce"))
+    assert wire.read(no_body=True).status == 405
+    assert wire.read().body == NONCE.encode()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [b"\x16\x03\x01\x02\x00\x01\x00", b"GET /\r\n\r\n", b"GET / HTTP/1.1\r\nbroken\r\n\r\n", b"BREW / HTTP/1.1\r\n\r\n", b"\0"],
+)  # fmt: skip
+def test_after_a_malformed_request_the_connection_ends(server, wire, request_):
+    wire.send(get("/s/k") + request_)
+    assert wire.read().status == 404
+    refusal = wire.read()
+    assert refusal.status in (400, 501, 505)
+    assert refusal.headers[b"connection"] == b"close"
+    assert wire.at_end()
+    assert server.stats().refused == 1
+
+
+def test_answers_are_not_delayed_to_fill_packets(server, wire):
+    wire.ask("GET", "/s/k")
+    [transport] = transports(server)
+    assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
+# Tokens
+
+
+def test_401_on_every_route_is_counted(server, wire):
+    wire.ask("PUT", "/s/k", b"secret")
+    places = ["/s/k", "/-/nonce", "/-/get/s/k", "/-/get/s/k?wait=60", "/-/unknown", "/", "/s"]
+    wrong = [b"", b"Authorization: Bearer wrong\r\n", b"Authorization: Basic " + TOKEN.encode() + b"\r\n"]
+    for place in places:
+        for method in ("GET", "PUT", "DELETE", "HEAD", "POST"):
+            for headers in wrong:
+                assert wire.ask(method, place, b"new", headers=headers).status == 401
+    assert server.stats().unauthorized == len(places) * 5 * len(wrong)
+    assert server.get("s", "k") == b"secret"
+
+
+def test_the_probe_token_tells_the_nonce_and_no_value(wire):
+    probe = f"Authorization: Bearer {PROBE_TOKEN}\r\n".encode()
+    wire.ask("PUT", "/s/k", b"secret")
+    assert wire.ask("GET", "/-/nonce", headers=probe).body == NONCE.encode()
+    assert wire.ask("GET", "/s/k", headers=probe).status == 401
+    assert wire.ask("GET", "/-/get/s/k?wait=60", headers=probe).status == 401
+
+
+def test_an_agent_tells_this_server_from_another_by_its_nonce(server):
+    other = RendezvousServer(TOKEN, PROBE_TOKEN, "another-nonce")
+    found = []
+    with other:
+        targets = [("127.0.0.1", other.port), ("127.0.0.1", server.port), ("127.0.0.1", 1)]
+        reach(
+            targets,
+            http_request(PROBE_TOKEN),
+            NONCE,
+            20,
+            lambda index, address: found.append((index, address)),
+        )
+    assert found == [(1, "127.0.0.1")]
+
+
+def test_an_unauthorized_body_is_read_past_and_the_connection_lives(wire):
+    assert wire.ask("PUT", "/s/k", b"x" * 1_000_000, headers=b"").status == 401
+    assert wire.ask("GET", "/s/k").status == 404
+
+
+# Long polls
+
+
+def test_a_long_poll_is_answered_when_the_key_is_set_not_when_its_time_is_over(server, connect, until):
+    waiters = [connect(server).send(get("/-/get/s/k?wait=60")) for _ in range(50)]
+    until(lambda: server.stats().waiting == 50)
+    began = time.monotonic()
+    connect(server).ask("PUT", "/s/k", b"now")
+    assert {waiter.read().body for waiter in waiters} == {b"now"}
+    assert time.monotonic() - began < 30
+
+
+def test_a_long_poll_whose_time_is_over_is_404_and_forgotten(server, wire):
+    wire.send(get("/-/get/s/k?wait=0.02"))
+    assert wire.read().status == 404
+    assert server.stats().waiting == 0
+    assert wire.ask("PUT", "/s/k", b"v").status == 200
+    assert wire.ask("GET", "/s/k").body == b"v"
+
+
+def test_a_client_that_goes_away_while_it_waits_is_forgotten(server, connect, until):
+    wire = connect(server)
+    wire.send(get("/-/get/s/k?wait=60"))
+    until(lambda: server.stats().waiting == 1)
+    wire.close()
+    until(lambda: server.stats().waiting == 0 and server.stats().connections == 0)
+    server.put("s", "k", b"v")
+
+
+def test_a_chain_of_answers_is_no_recursion(server, connect, until):
+    """Each client waits for a key, and has the next client's key in its pipeline."""
+    links = 250
+    wires = [connect(server) for _ in range(links)]
+    for number, wire in enumerate(wires):
+        wire.send(get(f"/-/get/s/{number}?wait=60") + put(f"/s/{number + 1}", b"v"))
+    until(lambda: server.stats().waiting == links)
+    server.put("s", "0", b"v")
+    assert server.wait("s", str(links), 20) == b"v"
+    for wire in wires:
+        assert (wire.read().body, wire.read().status) == (b"v", 200)
+
+
+# Many clients
+
+
+def test_many_clients_against_a_model(server, connect):
+    """Each has keys of its own, for which its model is exact, and one that all write whole values to."""
+
+    def run(seed):
+        wire, dice, model = connect(server), random.Random(seed), {}
+        for _ in range(150):
+            key = f"/scope{seed % 3}/{seed}-{dice.randrange(5)}"
+            action = dice.choice(["PUT", "GET", "DELETE", "wait", "shared"])
+            if action == "PUT":
+                model[key] = dice.randbytes(dice.choice([0, 10, 70_000]))
+                assert wire.ask("PUT", key, model[key]).status == 200
+            elif action == "DELETE":
+                assert wire.ask("DELETE", key).status == 200
+                model.pop(key, None)
+            elif action == "shared":
+                assert wire.ask("PUT", "/shared/k", bytes([seed]) * 1000).status == 200
+                assert len(set(wire.ask("GET", "/shared/k").body)) == 1
+            else:
+                place = key if action == "GET" else f"/-/get{key}?wait=0.001"
+                response = wire.ask("GET", place)
+                expected = (200, model[key]) if key in model else (404, b"")
+                assert (response.status, response.body) == expected
+        return model
+
+    with ThreadPoolExecutor(16) as pool:
+        models = list(pool.map(run, range(16)))
+    merged = {key: value for model in models for key, value in model.items()}
+    for place, value in merged.items():
+        _, scope, key = place.split("/")
+        assert server.get(scope, key) == value
+    assert server.stats().keys == len(merged) + (server.get("shared", "k") is not None)
+
+
+def test_horovods_way_one_connection_for_each_request(server):
+    """The pattern of a gloo full mesh: short polls, Content-Length: 0 on GET, and nobody closes but by count."""
+    size = 4
+
+    def request(method, key, body=b""):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            head = f"{method} /global/{key} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+            connection.sendall(head.encode() + AUTH + b"\r\n" + body)
+            wire = Wire.__new__(Wire)
+            wire.file = connection.makefile("rb")
+            response = wire.read()
+            wire.file.close()
+            return response
+
+    def worker(rank):
+        assert request("PUT", f"rank_{rank}", b"host").status == 200
+        for other in range(rank):
+            assert request("GET", f"rank_{other}").status in (200, 404)
+        assert request("PUT", str(rank), bytes([rank]) * 136 * (size - 1)).status == 200
+        seen = []
+        for other in range(size):
+            while (response := request("GET", str(other))).status == 404:
+                time.sleep(0.01)
+            seen.append(response.body)
+        return seen
+
+    with ThreadPoolExecutor(size) as pool:
+        for seen in pool.map(worker, range(size)):
+            assert seen == [bytes([rank]) * 136 * (size - 1) for rank in range(size)]
+    for rank in range(size):
+        assert request("DELETE", str(rank)).status == 200
+
+
+# The driver's own way
+
+
+def test_the_driver_and_clients_share_one_store(server, wire):
+    server.put("s", "k", b"from the driver")
+    assert wire.ask("GET", "/s/k").body == b"from the driver"
+    wire.ask("PUT", "/s/k", b"from a client")
+    assert server.get("s", "k") == b"from a client"
+    server.delete("s", "k")
+    server.delete("s", "k")
+    assert wire.ask("GET", "/s/k").status == 404
+    assert server.get("s", "k") is None
+
+
+def test_the_driver_waits_for_a_client(server, wire, until):
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.wait, "s", "k", 60)
+        until(lambda: server.stats().waiting == 1)
+        wire.ask("PUT", "/s/k", b"v")
+        assert waiting.result(20) == b"v"
+    assert server.wait("s", "k", 0) == b"v"
+    assert server.wait("s", "never", 0.01) is None
+    assert server.stats().waiting == 0
+    assert not server._waits
+
+
+def test_the_driver_wakes_a_client(server, wire, until):
+    wire.send(get("/-/get/s/k?wait=60"))
+    until(lambda: server.stats().waiting == 1)
+    server.put("s", "k", b"v")
+    assert wire.read().body == b"v"
+
+
+def test_the_store_s_errors_reach_the_driver(start):
+    server = start(value=3, keys=1)
+    with pytest.raises(ValueTooLarge):
+        server.put("s", "k", b"1234")
+    server.put("s", "k", b"123")
+    with pytest.raises(StoreFull):
+        server.put("s", "other", b"")
+
+
+def test_stats(server, wire):
+    wire.ask("PUT", "/s/k", b"abc")
+    wire.ask("GET", "/s/none")
+    wire.ask("GET", "/s/k", headers=b"")
+    wire.ask("POST", "/s/k")
+    stats = server.stats()
+    assert (stats.requests, stats.unauthorized, stats.refused) == (4, 1, 1)
+    assert (stats.connections, stats.keys, stats.size, stats.waiting) == (1, 1, 5, 0)
+    assert (stats.dropped, stats.faults) == (0, 0)
+
+
+def test_a_fault_ends_one_connection_and_is_counted(start, connect, monkeypatch):
+    server = start()
+    monkeypatch.setattr(server._store, "get", lambda scope, key: 1 / 0)
+    wire = connect(server)
+    wire.send(get("/s/k"))
+    assert wire.at_end()
+    assert connect(server).ask("PUT", "/-/x", b"").status == 404
+    assert server.stats().faults == 1
+
+
+# Start and end
+
+
+def test_one_port_for_both_families(server, connect):
+    assert connect(server, "127.0.0.1").ask("PUT", "/s/k", b"v").status == 200
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this kernel has no IPv6")
+    assert connect(server, "::1").ask("GET", "/s/k").body == b"v"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_one_address_only(start, connect, host):
+    if host == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("this kernel has no IPv6")
+    server = start(host=host)
+    assert connect(server, host).ask("GET", "/s/k").status == 404
+    with pytest.raises(ConnectionRefusedError):
+        Wire(server.port, "127.0.0.1" if host == "::1" else "127.0.0.2")
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_so(server):
+    second = RendezvousServer(TOKEN, PROBE_TOKEN, NONCE, port=server.port)
+    with pytest.raises(RendezvousError, match=f"port {server.port}: Address already in use") as caught:
+        second.start()
+    assert TOKEN not in str(caught.value)
+    second.close()
+
+
+def test_an_unknown_address_is_an_error_that_says_so():
+    with pytest.raises(RendezvousError, match=r"can't listen on 192\.0\.2\.1 port 0: "):
+        RendezvousServer(TOKEN, PROBE_TOKEN, NONCE, host="192.0.2.1").start()
+
+
+def test_it_starts_beside_a_running_event_loop(loop_kind):
+    async def as_in_a_notebook():
+        with RendezvousServer(TOKEN, PROBE_TOKEN, NONCE) as server:
+            server.put("s", "k", b"v")
+            return server.get("s", "k")
+
+    assert asyncio.run(as_in_a_notebook()) == b"v"
+
+
+def test_close_answers_who_waits_and_ends_everything(server_to_close, connect, until):
+    server = server_to_close
+    waiters = [connect(server).send(get("/-/get/s/k?wait=60")) for _ in range(20)]
+    idle, partial = connect(server), connect(server)
+    idle.ask("GET", "/s/k")
+    partial.send(b"PUT /s/k HTTP/1.1\r\nContent-Le")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.wait, "s", "k", 60)
+        until(lambda: server.stats().waiting == 21)
+        server.close()
+        with pytest.raises(RendezvousClosed):
+            waiting.result(20)
+    for waiter in waiters:
+        response = waiter.read()
+        assert response.status == 503
+        assert response.headers[b"connection"] == b"close"
+        assert waiter.at_end()
+    assert idle.at_end()
+    assert partial.at_end()
+    with pytest.raises(ConnectionRefusedError):
+        Wire(server.port)
+    assert not any(thread.name == "hvlaunch-rendezvous" for thread in threading.enumerate())
+
+
+def test_close_does_not_wait_for_a_client_that_does_not_read(server_to_close, connect, until):
+    server = server_to_close
+    server.put("s", "k", b"x" * 8_000_000)
+    connect(server).send(get("/s/k"))
+    until(lambda: any(transport.get_write_buffer_size() for transport in transports(server)))
+    began = time.monotonic()
+    server.close()
+    assert time.monotonic() - began < 10
+
+
+def test_after_close_every_call_says_so_and_close_may_be_repeated(server_to_close):
+    server = server_to_close
+    server.close()
+    server.close()
+    for call in (
+        lambda: server.put("s", "k", b""),
+        lambda: server.get("s", "k"),
+        lambda: server.wait("s", "k", 60),
+        server.stats,
+    ):
+        with pytest.raises(RendezvousClosed):
+            call()
+
+
+def test_calls_that_meet_the_end_are_done_or_refused_and_never_hang(start):
+    for _ in range(20):
+        server = start()
+
+        def hammer(server=server):
+            count = 0
+            try:
+                while True:
+                    server.put("s", "k", b"%d" % count)
+                    count += 1
+            except RendezvousClosed:
+                return count
+
+        with ThreadPoolExecutor(4) as pool:
+            counts = [pool.submit(hammer) for _ in range(4)]
+            server.wait("s", "k", 20)
+            server.close()
+            assert all(isinstance(count.result(20), int) for count in counts)
+
+
+def test_a_server_that_was_never_started_closes():
+    server = RendezvousServer(TOKEN, PROBE_TOKEN, NONCE)
+    server.close()
+    with pytest.raises(RendezvousClosed):
+        server.get("s", "k")
+
+
+@pytest.fixture
+def server_to_close(start):
+    return start()
+
+
+@pytest.mark.parametrize("module", ["server", "client"])
+def test_importing_is_cheap(module):
+    code = f"import sys, hvlaunch.rendezvous.{module}; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert not {"asyncio", "httptools", "uvloop", "paramiko", "rich"} & set(loaded)

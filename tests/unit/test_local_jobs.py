@@ -1,0 +1,238 @@
+"""Whole jobs on this machine, through the command line: output, stdin, signals, ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
+DEADLINE = 30.0
+
+
+def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [*HVLAUNCH, *map(str, arguments)]
+    options = {"stdin": subprocess.DEVNULL, **options} if "input" not in options else options
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes of this machine that have the mark as a word of their command."""
+    return [
+        one.pid
+        for one in psutil.process_iter(["cmdline"])
+        if mark in (one.info["cmdline"] or []) and one.info["cmdline"][0] != sys.executable
+    ]
+
+
+@pytest.fixture
+def mark(request: pytest.FixtureRequest) -> Iterator[str]:
+    mark = f"mark-{os.getpid()}-{request.node.name}"
+    yield mark
+    wait_until(lambda: not marked(mark), "a worker was left behind")
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*HVLAUNCH, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_output_is_prefixed_and_kept_apart() -> None:
+    done = run("-np", 2, "sh", "-c", "echo out $RANK; echo err $RANK >&2; printf unfinished")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [
+        "[0]<stdout>: out 0",
+        "[0]<stdout>: unfinished",
+        "[1]<stdout>: out 1",
+        "[1]<stdout>: unfinished",
+    ]
+    assert sorted(done.stderr.splitlines()) == ["[0]<stderr>: err 0", "[1]<stderr>: err 1"]
+
+
+def test_a_silent_job_prints_nothing() -> None:
+    done = run("-np", 2, "true")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("size", [1, 2, 11])
+def test_output_files_are_raw_and_padded(tmp_path: Path, size: int) -> None:
+    folder = tmp_path / "out"
+    done = run("-np", size, "--output-filename", folder, "sh", "-c", "printf 'a\\rb\\n'; echo e$RANK >&2")
+    assert done.returncode == 0
+    width = len(str(size - 1))
+    for rank in range(size):
+        files = folder / f"rank.{rank:0{width}}"
+        assert (files / "stdout").read_bytes() == b"a\rb\n"
+        assert (files / "stderr").read_bytes() == f"e{rank}\n".encode()
+
+
+def test_a_directory_that_cannot_be_made_is_said_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run("-np", 1, "--output-filename", tmp_path / "file", "touch", tmp_path / "started")
+    assert done.returncode == 2
+    assert str(tmp_path / "file") in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [("0", {0: "hello", 1: ""}), ("all", {0: "hello", 1: "hello"}), ("none", {0: "", 1: ""})],
+)
+def test_stdin(policy: str, expected: dict[int, str]) -> None:
+    done = run("-np", 2, "--stdin", policy, "sh", "-c", "echo got $(cat)", input="hello\n")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [
+        f"[{rank}]<stdout>: got {text}".rstrip() for rank, text in expected.items()
+    ]
+
+
+def test_much_stdin_arrives_whole() -> None:
+    text = "".join(f"{number}\n" for number in range(500_000))
+    done = run("-np", 2, "wc", "-c", input=text)
+    assert done.returncode == 0
+    assert f"[0]<stdout>: {len(text)}\n" in done.stdout
+
+
+def test_a_worker_that_reads_no_stdin_ends_all_the_same() -> None:
+    assert run("-np", 1, "true", input="x" * 1_000_000).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -SEGV $$", 139), ("exit 255", 255)],
+)
+def test_the_exit_code_is_the_workers(script: str, code: int) -> None:
+    assert run("-np", 2, "sh", "-c", f"[ $RANK = 1 ] && {{ {script}; }} || sleep 0").returncode == code
+
+
+def test_a_failure_stops_the_rest_and_is_reported_last(mark: str) -> None:
+    script = '[ $RANK = 2 ] || exec sleep 3600; echo "it broke" >&2; exit 3'
+    done = run("-np", 3, "sh", "-c", script, mark)
+    assert done.returncode == 3
+    report = done.stderr.splitlines()
+    assert report[0] == "[2]<stderr>: it broke"
+    assert report[1].startswith("hvlaunch: rank 2 of 3 on host localhost failed first, after ")
+    assert report[1].endswith("exit code 3")
+    assert "    it broke" in report
+    assert "    2 stopped by hvlaunch (SIGTERM): ranks 0-1" in report
+
+
+def test_the_traceback_of_the_error_file_is_in_the_report() -> None:
+    script = (
+        "import json, os, sys; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write(json.dumps("
+        "{'message': {'message': 'ValueError: no', 'extraInfo': {'py_callstack': 'Traceback: line 1', 'timestamp': '1'}}}"
+        ")); sys.exit(4)"
+    )
+    done = run("-np", 1, "python3", "-c", script)
+    assert done.returncode == 4
+    assert "Traceback: line 1" in done.stderr
+
+
+def test_signals_for_the_workers_reach_them_and_only_them(tmp_path: Path) -> None:
+    script = "trap 'echo one' USR1; trap 'echo two; exit 0' USR2; echo ready; while :; do sleep 0.05; done"
+    job = start("-np", 2, "sh", "-c", script)
+    assert job.stdout is not None
+    lines = [job.stdout.readline() for _ in range(2)]
+    assert all("ready" in line for line in lines)
+    job.send_signal(signal.SIGUSR1)
+    assert sorted(job.stdout.readline() for _ in range(2)) == ["[0]<stdout>: one\n", "[1]<stdout>: one\n"]
+    job.send_signal(signal.SIGUSR2)
+    assert job.wait(DEADLINE) == 0
+    assert sorted(job.stdout.read().splitlines()) == ["[0]<stdout>: two", "[1]<stdout>: two"]
+
+
+def test_ctrl_c_lets_workers_finish_what_they_do() -> None:
+    script = "import time\ntry:\n print('ready', flush=True); time.sleep(3600)\nexcept KeyboardInterrupt:\n print('saved', flush=True)"
+    job = start("-np", 2, "python3", "-c", script)
+    assert job.stdout is not None
+    assert all("ready" in job.stdout.readline() for _ in range(2))
+    job.send_signal(signal.SIGINT)
+    out, err = job.communicate(timeout=DEADLINE)
+    assert job.returncode == 130
+    assert out.count("saved") == 2
+    assert "interrupted by SIGINT" in err
+
+
+def test_a_killed_driver_leaves_nothing(mark: str) -> None:
+    job = start("-np", 2, "sh", "-c", "echo ready; exec sleep 3600", mark)
+    assert job.stdout is not None
+    assert all("ready" in job.stdout.readline() for _ in range(2))
+    job.kill()
+    job.wait(DEADLINE)
+
+
+def test_a_reader_that_goes_ends_the_job(mark: str) -> None:
+    job = start("-np", 2, "sh", "-c", "while echo line; do :; done", mark)
+    assert job.stdout is not None
+    job.stdout.readline()
+    job.stdout.close()
+    assert job.wait(DEADLINE) == 128 + signal.SIGPIPE
+
+
+def test_a_reader_that_is_slow_slows_the_workers_down_and_loses_nothing() -> None:
+    count = 400_000
+    job = start("-np", 2, "seq", count)
+    assert job.stdout is not None
+    seen = {0: 0, 1: 0}
+    for number, line in enumerate(job.stdout):
+        rank, value = int(line[1]), int(line.partition(": ")[2])
+        assert value == seen[rank] + 1
+        seen[rank] = value
+        if number == 1000:
+            os.kill(job.pid, 0)
+    assert job.wait(DEADLINE) == 0
+    assert seen == {0: count, 1: count}
+
+
+def test_hup_stays_ignored_under_nohup() -> None:
+    job = subprocess.Popen(
+        ["nohup", *HVLAUNCH, "-np", "1", "sh", "-c", "echo ready; read line; echo $line"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout is not None
+    assert job.stdin is not None
+    while "ready" not in (line := job.stdout.readline()):
+        assert line
+    job.send_signal(signal.SIGHUP)
+    out, _ = job.communicate("went on\n", timeout=DEADLINE)
+    assert job.returncode == 0
+    assert "went on" in out
+
+
+def test_a_local_job_loads_only_what_it_needs() -> None:
+    script = (
+        "import sys; from hvlaunch.cli.main import main; code = main(['-np', '2', 'true']);"
+        "print(code, sorted({'paramiko', 'rich', 'torch', 'ClusterShell', 'psutil', 'rich_argparse'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE, check=True
+    )
+    assert done.stdout == "0 []\n"
+
+
+def test_no_rank_port_is_used_twice() -> None:
+    """Two jobs at once on one machine get different ports for rank 0's store."""
+    jobs = [start("-np", 1, "sh", "-c", "echo $MASTER_PORT; sleep 0.2") for _ in range(3)]
+    ports = {job.communicate(timeout=DEADLINE)[0] for job in jobs}
+    assert len(ports) == 3
