@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, TextIO
 
 from hvlaunch.cli.arguments import Answer, parse
+from hvlaunch.cli.own_argv import hide_values
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
@@ -51,6 +52,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         from hvlaunch.cli.check_build import check_build  # noqa: PLC0415 (as below: a job needs none of it)
 
         return _print(check_build() + "\n")
+    hide_values(options.x)
     spec, warnings = job_spec(options, os.environ)
     for warning in warnings:
         _complain(f"warning: {warning}")

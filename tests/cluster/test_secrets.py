@@ -12,9 +12,10 @@ SECRET = "s3cr3t-0f-the-user"
 REPORT = "import os, sys, time; print('TOKEN', os.environ['HVLAUNCH_TOKEN'], flush=True); time.sleep(3600)"
 
 
-def test_ps_shows_neither_secret_nor_token(cluster: TestHosts) -> None:
+@pytest.mark.parametrize("chosen", ["API_KEY", f"API_KEY={SECRET}"], ids=["-x NAME", "-x NAME=VALUE"])
+def test_ps_shows_neither_secret_nor_token(cluster: TestHosts, chosen: str) -> None:
     job = Job(
-        cluster, ["-H", "a:1,b:1", "--verbose", "-x", "API_KEY", "python3", "-c", REPORT], {"API_KEY": SECRET}
+        cluster, ["-H", "a:1,b:1", "--verbose", "-x", chosen, "python3", "-c", REPORT], {"API_KEY": SECRET}
     )
     job.saw("TOKEN ", 2)
     token = job.stdout.split("TOKEN ")[1].split()[0]

@@ -1,0 +1,59 @@
+"""The example trains to what its README says, in one process and in several."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples/ddp_digits.py"
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+pytestmark = pytest.mark.timeout(300)  # importing torch and scikit-learn is slow on a busy machine
+
+
+def run(*command: str) -> list[str]:
+    """The lines that rank 0 prints."""
+    env = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+    env["OMP_NUM_THREADS"] = "1"
+    done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def accuracy(lines: list[str], *, ranks: int) -> float:
+    found = re.fullmatch(rf"accuracy (0\.\d{{3}}|1\.000) seconds \d+\.\d ranks {ranks}", lines[-1])
+    assert found, lines
+    return float(found[1])
+
+
+def run_with_torchrun(ranks: int) -> list[str]:
+    return run("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT))
+
+
+@pytest.fixture(scope="module")
+def one_process() -> list[str]:
+    return run(str(SCRIPT))
+
+
+def test_one_process_without_a_launcher_learns_the_digits(one_process):
+    assert accuracy(one_process, ranks=1) > 0.95
+
+
+def test_rank_0_alone_prints_and_the_accuracy_does_not_depend_on_the_ranks(one_process):
+    lines = run_with_torchrun(3)
+    assert len(lines) == len(one_process)
+    assert accuracy(lines, ranks=3) == pytest.approx(accuracy(one_process, ranks=1), abs=0.01)
+
+
+def test_the_same_seed_trains_the_same_and_another_does_not():
+    first, again, other = (run(str(SCRIPT), "--epochs=1", f"--seed={seed}")[0] for seed in (5, 5, 6))
+    assert first == again
+    assert first != other
+
+
+def test_the_example_is_plain_torch():
+    assert "hvlaunch" not in SCRIPT.read_text()

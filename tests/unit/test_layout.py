@@ -1,0 +1,81 @@
+"""What CONTRIBUTING.md says of every module, and what the documents say of files and command lines."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hvlaunch.cli.arguments import parse
+from hvlaunch.hosts.parse import parse_hosts
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "hvlaunch").rglob("*.py"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+MOST_LINES = 500
+WITHOUT_ALL = {"__init__.py", "__main__.py"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def shell_commands(markdown: str, program: str) -> list[str]:
+    """The lines of the `sh` blocks that run `program`, with continued lines joined."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", markdown, re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.startswith(f"{program} ")]
+
+
+def hvlaunch_commands() -> list[str]:
+    return sorted({line for path in DOCUMENTS for line in shell_commands(path.read_text(), "hvlaunch")})
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_is_short_and_says_what_it_is(path):
+    text = path.read_text()
+    assert text.count("\n") <= MOST_LINES, "a module this long is two modules"
+    assert ast.get_docstring(ast.parse(text)), "no docstring"
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.name not in WITHOUT_ALL], ids=name_of)
+def test_a_module_names_what_it_offers(path):
+    assigned = [
+        target.id
+        for statement in ast.parse(path.read_text()).body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    ]
+    assert "__all__" in assigned
+
+
+def test_readme_has_command_lines():
+    section = (ROOT / "README.md").read_text().split("\n## Command lines\n")[1].split("\n## ")[0]
+    assert len(shell_commands(section, "hvlaunch")) >= 5
+
+
+@pytest.mark.parametrize("line", hvlaunch_commands())
+def test_a_command_line_of_the_documents_is_understood(line):
+    options = parse(shlex.split(line, comments=True)[1:])
+    assert options.command[0] == "python"
+    if options.hosts and options.np:
+        assert options.np <= sum(host.slots or 1 for host in parse_hosts(options.hosts))
+
+
+def test_a_make_command_of_the_documents_has_a_target():
+    named = {
+        shlex.split(line, comments=True)[-1]
+        for path in DOCUMENTS
+        for line in shell_commands(path.read_text(), "make")
+    }
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_links_between_documents_lead_to_files(path):
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text())
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (path.parent / target).exists()] == []
