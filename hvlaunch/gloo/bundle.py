@@ -64,7 +64,7 @@ def agent_command(candidates: Sequence[str], size: int) -> str:
     script = (
         f"for p in {words}; do "
         f'command -v "$p" >/dev/null 2>&1 && "$p" -I -S -c "{_IS_NEW_ENOUGH}" </dev/null >/dev/null 2>&1 '
-        f'&& exec "$p" -I -S -c "{_BOOT.format(size=size)}"; '
+        f'&& exec "$p" -I -S -X utf8 -c "{_BOOT.format(size=size)}"; '
         f'done; echo "{NO_PYTHON} {", ".join(usable)}" >&2; exit 127'
     )
     return f"exec /bin/sh -c '{script}'"

@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -26,6 +27,7 @@ from hvlaunch.hosts.local import is_local
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.server import RendezvousServer
 from hvlaunch.ssh.connection import Connection
+from hvlaunch.ssh.keys import Keyring
 
 __all__ = ["Driver", "Keys", "run"]
 
@@ -47,8 +49,9 @@ def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) ->
     keys = Keys(token=token_hex(32), probe_token=token_hex(16), nonce=token_hex(16))
     server = RendezvousServer(keys.token, keys.probe_token, keys.nonce)
     try:
-        with server, signals_as_events(events.put):
-            driver = Driver(spec, events, printer, server.port, keys, connect_to(spec), stdin=stdin)
+        with server, signals_as_events(events.put), closing(Keyring()) as keyring:
+            connect = partial(connect_to, spec, keyring)
+            driver = Driver(spec, events, printer, server.port, keys, connect, stdin=stdin)
             result = driver.run()
         tails = {end.rank: printer.tail(end.rank) for end in result.exits}
         printer.show(failure_report(result, tails, len(driver.places), output_dir=spec.output_dir))
@@ -57,19 +60,18 @@ def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) ->
     return result
 
 
-def connect_to(spec: JobSpec) -> Callable[[Host], Connection]:
-    """The way to a host: none but a pipe to this machine itself, else SSH. What is not used is not imported."""
+def connect_to(spec: JobSpec, keyring: Keyring, host: Host) -> Connection:
+    """A way to the host: pipes where it is this machine itself, else SSH. What is not used is not imported.
 
-    def connect(host: Host) -> Connection:
-        if is_local(host):
-            from hvlaunch.ssh.local import connect_local  # noqa: PLC0415 (see the docstring)
+    Raises HostError.
+    """
+    if is_local(host):
+        from hvlaunch.ssh.local import connect_local  # noqa: PLC0415 (see the docstring)
 
-            return connect_local(host)
-        from hvlaunch.ssh.paramiko_client import connect  # noqa: PLC0415 (100 ms, in the host's own thread)
+        return connect_local(host)
+    from hvlaunch.ssh.paramiko_client import connect  # noqa: PLC0415 (100 ms, in the host's own thread)
 
-        return connect(host, spec.ssh, timeout=spec.start_timeout)
-
-    return connect
+    return connect(host, spec.ssh, timeout=spec.start_timeout, keyring=keyring)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +218,19 @@ class Driver:
             "nonce": self._nonces[host.name],
             "cwd": self._spec.cwd,
             "gpus": host.slots is None and self._spec.slots_per_host is None,
-            "rendezvous": {
-                "candidates": [(address, self._rendezvous_port) for address in _own_addresses(connection)],
-                "token": self._keys.probe_token,
-                "nonce": self._keys.nonce,
-            },
+            "rendezvous": self._rendezvous_candidates(connection),
+        }
+
+    def _rendezvous_candidates(self, connection: Connection) -> Mapping[str, Any] | None:
+        """Where a host may reach the rendezvous; nothing needs to be found out on this machine itself."""
+        if connection.local_address is None:
+            return None
+        return {
+            "candidates": [
+                (address, self._rendezvous_port) for address in _own_addresses(connection.local_address)
+            ],
+            "token": self._keys.probe_token,
+            "nonce": self._keys.nonce,
         }
 
     def _start(self, start: do.Start) -> None:
@@ -253,10 +263,8 @@ class Driver:
         pump.start()
 
 
-def _own_addresses(connection: Connection) -> list[str]:
-    """The driver's addresses, as the host may reach them; the one that SSH uses first."""
-    if connection.local_address is None:
-        return ["127.0.0.1"]
+def _own_addresses(used: str) -> list[str]:
+    """The driver's addresses, as a host may reach them; the one that SSH uses first."""
     import psutil  # noqa: PLC0415 (only a remote host needs it)
 
     families = ("AF_INET", "AF_INET6")
@@ -267,4 +275,4 @@ def _own_addresses(connection: Connection) -> list[str]:
         if getattr(entry.family, "name", "") in families
     ]
     usable = [one for one in listed if not one.startswith(("127.", "169.254.", "fe80:")) and one != "::1"]
-    return list(dict.fromkeys([connection.local_address, *usable]))
+    return list(dict.fromkeys([used, *usable]))

@@ -115,6 +115,8 @@ class Engine:
 
     def _ready(self, host: str, facts: on.HostFacts, now: float) -> list[Action]:
         self._facts[host] = facts
+        if facts.peer_address is None:
+            self._reached[host] = LOOPBACK
         said: list[Action] = []
         if facts.trouble is not None:
             text = f"host {host}: {facts.trouble}: what a worker detaches there may outlive the job"

@@ -26,7 +26,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, token: str) -> tupl
     body = {
         "argv": spec.command,
         "defaults": default_env(start.facts.cpus, len(start.places)),
-        "env": {**shared_env(start.network, spec.env), "PWD": spec.cwd},
+        "env": shared_env(start.network, spec.env),
         "workers": workers,
     }
     return {"type": "start", "round": start.round}, json.dumps(body).encode("ascii")

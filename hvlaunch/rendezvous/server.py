@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -54,6 +56,8 @@ class Stats:
 class RendezvousServer:
     """Serves one job's store from start() until close(); all methods may be called from any thread.
 
+    It sleeps, without the event loop, until the first client or call comes: many a job needs neither.
+
     token opens everything, probe_token only `/-/nonce`, which tells `nonce`: who got these two from the
     driver can find out whether an address leads to this server, without showing the token to a stranger.
     host "" is every address of this machine; port 0 is a free one, told by `port`.
@@ -81,6 +85,9 @@ class RendezvousServer:
         self._stop: asyncio.Event
         self._traffic: Traffic
         self._thread: threading.Thread | None = None
+        self._bell: tuple[int, int] | None = None
+        self._closing = False
+        self._awake = threading.Event()
         self._waits: set[Future[bytes]] = set()
 
     def __enter__(self) -> RendezvousServer:  # noqa: PYI034 (typing.Self came with Python 3.11)
@@ -95,25 +102,32 @@ class RendezvousServer:
 
         Raises RendezvousError where the port can't be had.
         """
-        from concurrent.futures import Future  # noqa: PLC0415 (see the top)
-
         listener = _listen(self._host, self.port)
         self.port = listener.getsockname()[1]
-        started: Future[None] = Future()
+        self._bell = os.pipe()
         self._thread = threading.Thread(
-            target=self._run, args=(listener, started), name="hvlaunch-rendezvous", daemon=True
+            target=self._run, args=(listener, self._bell[0]), name="hvlaunch-rendezvous", daemon=True
         )
         self._thread.start()
-        started.result()
 
     def close(self) -> None:
         """End the thread and every connection; who still waits is told. May be repeated."""
         with self._lock:
+            self._closing = True
             loop, self._loop = self._loop, None
             if loop is not None:
                 loop.call_soon_threadsafe(self._stop.set)
+            self._ring()
         if self._thread is not None:
             self._thread.join()
+        with self._lock:
+            bell, self._bell = self._bell, None
+            for fd in bell or ():
+                os.close(fd)
+
+    def _ring(self) -> None:
+        if self._bell is not None:
+            os.write(self._bell[1], b"!")
 
     # The driver's own way to the store:
 
@@ -176,6 +190,10 @@ class RendezvousServer:
             except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
                 result.set_exception(error)
 
+        if self._thread is not None and not self._awake.is_set():
+            with self._lock:
+                self._ring()
+            self._awake.wait()
         with self._lock:  # close() sends its last word under it, so what is sent before is still done
             if self._loop is None:
                 raise RendezvousClosed("the rendezvous is not running")
@@ -198,20 +216,27 @@ class RendezvousServer:
 
     # The server's thread:
 
-    def _run(self, listener: socket.socket, started: Future[None]) -> None:
+    def _run(self, listener: socket.socket, bell: int) -> None:
+        try:
+            first = select.poll()
+            for source in (listener.fileno(), bell):
+                first.register(source, select.POLLIN)
+            first.poll()
+            if not self._closing:
+                self._run_loop(listener)
+        finally:
+            listener.close()
+            self._awake.set()
+
+    def _run_loop(self, listener: socket.socket) -> None:
         loop = _new_loop()
         try:
             loop.set_exception_handler(self._on_fault)
-            loop.run_until_complete(self._serve(listener, started))
-        except BaseException as error:
-            if started.done():
-                raise
-            started.set_exception(error)
+            loop.run_until_complete(self._serve(listener))
         finally:
-            listener.close()
             loop.close()
 
-    async def _serve(self, listener: socket.socket, started: Future[None]) -> None:
+    async def _serve(self, listener: socket.socket) -> None:
         import asyncio  # noqa: PLC0415 (see the top)
 
         from hvlaunch.rendezvous.connection import ClientConnection, Traffic  # noqa: PLC0415 (see the top)
@@ -226,8 +251,12 @@ class RendezvousServer:
         acceptor = await loop.create_server(
             lambda: ClientConnection(routes, limits, self._traffic), sock=listener, backlog=_BACKLOG
         )
-        self._loop = loop
-        started.set_result(None)
+        with self._lock:
+            if self._closing:
+                self._stop.set()
+            else:
+                self._loop = loop
+        self._awake.set()
         await self._stop.wait()
         acceptor.close()
         for found in list(self._waits):

@@ -1,0 +1,1 @@
+"""Ways to a host: paramiko, and this machine itself."""

@@ -1,0 +1,146 @@
+"""A host that is this machine: the same protocol by subprocess, without ssh."""
+
+import contextlib
+import os
+import selectors
+import subprocess
+import threading
+from typing import IO
+
+from hvlaunch.errors import HostError
+from hvlaunch.job import Host
+from hvlaunch.ssh.connection import Channel
+from hvlaunch.ssh.tail import Tail
+
+__all__ = ["LocalChannel", "LocalConnection", "connect_local"]
+
+_READ_SIZE = 1 << 20
+_STDERR_PATIENCE = 1.0
+
+
+def connect_local(host: Host) -> "LocalConnection":
+    """The connection to `host`, which is this machine."""
+    return LocalConnection(host.name)
+
+
+class LocalConnection:
+    """hvlaunch.ssh.connection.Connection on this machine. `host` is its name in messages."""
+
+    local_address: str | None = None
+    remote_address: str | None = None
+
+    def __init__(self, host: str = "localhost") -> None:
+        self._host = host
+        self._channels: list[LocalChannel] = []
+
+    def run(self, command: str) -> Channel:
+        try:
+            # A session of its own: Ctrl-C in the terminal is for the driver, which tells the command what to do.
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise HostError(f"no command can be started here: {error}", host=self._host) from None
+        channel = LocalChannel(process)
+        self._channels.append(channel)
+        return channel
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+
+class LocalChannel:
+    """hvlaunch.ssh.connection.Channel over the three pipes of `process`.
+
+    The process is never killed, since that could leave its children behind: it sees its stdin end.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self._tail = Tail()
+        self._wake_read, self._wake_write = os.pipe()
+        self._stdin = _Pipe(process.stdin, selectors.EVENT_WRITE, self._wake_read)
+        self._stdout = _Pipe(process.stdout, selectors.EVENT_READ, self._wake_read)
+        self._stderr = _Pipe(process.stderr, selectors.EVENT_READ, self._wake_read)
+        self._closing = threading.Lock()
+        self._drain = threading.Thread(target=self._drain_stderr, name="local stderr", daemon=True)
+        self._drain.start()
+
+    def read(self) -> bytes:
+        return self._stdout.read()
+
+    def write(self, data: bytes) -> None:
+        self._stdin.write(data)
+
+    def stderr(self) -> bytes:
+        if self._process.poll() is not None:
+            self._drain.join(_STDERR_PATIENCE)
+        return self._tail.get()
+
+    def exit_status(self, timeout: float) -> int | None:
+        try:
+            status = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        return status if status >= 0 else 128 - status
+
+    def close(self) -> None:
+        with self._closing:
+            if self._wake_write < 0:
+                return
+            os.close(self._wake_write)  # every select() on the other end returns from now on
+            self._wake_write = -1
+            for pipe in (self._stdin, self._stdout, self._stderr):
+                pipe.close()
+            os.close(self._wake_read)
+
+    def _drain_stderr(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._stderr.read():
+                self._tail.add(data)
+        self._process.wait()  # whoever asks for the status or not, no zombie stays
+
+
+class _Pipe:
+    """One end of a pipe, for one thread at a time. What waits on it gives up when `wake` is readable."""
+
+    def __init__(self, file: IO[bytes] | None, event: int, wake: int) -> None:
+        if file is None:
+            raise ValueError("the process has no such pipe")
+        self._file = file
+        self._turn = threading.Lock()
+        os.set_blocking(file.fileno(), False)
+        self._selector = selectors.PollSelector()
+        self._selector.register(file, event)
+        self._selector.register(wake, selectors.EVENT_READ)
+        self._wake = wake
+
+    def read(self) -> bytes:
+        with self._turn:
+            while True:
+                self._wait()
+                with contextlib.suppress(BlockingIOError):
+                    return os.read(self._file.fileno(), _READ_SIZE)
+
+    def write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        with self._turn:
+            while rest:
+                self._wait()
+                with contextlib.suppress(BlockingIOError):
+                    rest = rest[os.write(self._file.fileno(), rest) :]
+
+    def close(self) -> None:
+        with self._turn:
+            self._selector.close()
+            self._file.close()
+
+    def _wait(self) -> None:
+        if self._file.closed or any(key.fd == self._wake for key, _ in self._selector.select()):
+            raise ConnectionAbortedError("the channel is closed")

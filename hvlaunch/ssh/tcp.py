@@ -1,0 +1,88 @@
+"""TCP connections to hosts: every address within one deadline, and no waiting for delayed ACKs."""
+
+import contextlib
+import socket
+import time
+from typing import Any
+
+from hvlaunch.errors import ConnectFailed, StartTimeout, UnknownHost
+from hvlaunch.ssh.settings import HostSettings
+
+__all__ = ["QuickSocket", "dial"]
+
+_GREETING_SIZE = 256
+_QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
+"""Linux has it."""
+
+
+class QuickSocket(socket.socket):
+    """A TCP socket that sends and acknowledges at once.
+
+    Small packets to and fro, as in an SSH handshake, otherwise wait for Nagle's algorithm here and
+    for the kernel's delayed ACK; the kernel forgets TCP_QUICKACK, so it is set again after each recv.
+    """
+
+    greeting = b""
+    """The first bytes that came: they tell what the other side is."""
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        data = super().recv(size, flags)
+        if len(self.greeting) < _GREETING_SIZE:
+            self.greeting += data[:_GREETING_SIZE]
+        if _QUICKACK is not None:
+            with contextlib.suppress(OSError):  # closed meanwhile: the next call says so
+                self.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+        return data
+
+
+def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
+    """Connect to the host's addresses in the order of getaddrinfo; the first that answers wins.
+
+    `host` is for messages, `deadline` as time.monotonic() counts; an address that stays silent has an
+    equal share of what is left. The lookup of the name is bounded by the resolver's own limits.
+
+    Raises UnknownHost, ConnectFailed, StartTimeout.
+    """
+    name, port = settings.hostname, settings.port
+    try:
+        found = socket.getaddrinfo(name, port, settings.address_family, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        cause = f"the name {name} resolves to no address: {_reason(error)}"
+        raise UnknownHost(cause, host=host, hint=f"getent hosts {name}") from None
+    failures: list[str] = []
+    silent = True
+    for index, (family, _, protocol, _, address) in enumerate(found):
+        share = (deadline - time.monotonic()) / (len(found) - index)
+        limit = min(share, settings.connect_timeout or share)
+        if limit <= 0:
+            break
+        try:
+            return _connect(family, protocol, address, limit)
+        except TimeoutError as error:
+            failures.append(f"{address[0]}: no answer within {limit:.0f} s")
+            silent = silent and error.errno is None
+        except OSError as error:
+            failures.append(f"{address[0]}: {_reason(error)}")
+            silent = False
+    cause = f"no connection to {name} port {port}: " + ("; ".join(failures) or "no time left")
+    if silent and time.monotonic() >= deadline:
+        raise StartTimeout(
+            cause, host=host, hint=f"ping {name}; a firewall may drop what is sent to port {port}"
+        )
+    raise ConnectFailed(cause, host=host)
+
+
+def _connect(family: socket.AddressFamily, protocol: int, address: Any, limit: float) -> QuickSocket:
+    sock = QuickSocket(family, socket.SOCK_STREAM, protocol)
+    try:
+        sock.settimeout(limit)
+        sock.connect(address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

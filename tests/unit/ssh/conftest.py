@@ -1,0 +1,269 @@
+"""A real sshd on 127.0.0.1 as the current user, with keys and known_hosts files of its own."""
+
+import contextlib
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.connection import Channel
+from hvlaunch.ssh.paramiko_client import ParamikoConnection, connect
+
+SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
+PATIENCE = 20.0
+
+
+def until(condition, what: str, timeout: float = PATIENCE) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.005)
+
+
+def gone(process: psutil.Process) -> bool:
+    """Ended, though perhaps its parent does not know yet."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def read_all(channel: Channel) -> bytes:
+    pieces = []
+    while piece := channel.read():
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def in_thread(action: Callable[[], object]) -> tuple[threading.Thread, list[BaseException | None]]:
+    """Run `action` in a thread; the list gets what it raises, or None."""
+    ended: list[BaseException | None] = []
+
+    def work() -> None:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001
+            ended.append(error)
+        else:
+            ended.append(None)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, ended
+
+
+def keygen(path: Path, kind: str = "ed25519", *words: str, passphrase: str = "") -> Path:
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", path, *words], check=True
+    )
+    return path
+
+
+def public(path: Path) -> str:
+    """Type and key, without the comment."""
+    return " ".join(Path(f"{path}.pub").read_text().split()[:2])
+
+
+@dataclass
+class Sshd:
+    """One sshd, and the ssh configuration that a user of it would have."""
+
+    folder: Path
+    key_types: tuple[str, ...] = ("ed25519",)
+    words: tuple[str, ...] = ()
+    """More lines for sshd_config."""
+    port: int = 0
+    process: "subprocess.Popen[bytes] | None" = None
+    config: list[str] = field(default_factory=list)
+    """Lines of the user's ssh configuration, before our own."""
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.folder / "home" / ".ssh" / "known_hosts"
+
+    @property
+    def key(self) -> Path:
+        """The user's key, which is authorized."""
+        return self.folder / "id"
+
+    @property
+    def name(self) -> str:
+        """As in known_hosts."""
+        return f"[127.0.0.1]:{self.port}"
+
+    def host_key(self, kind: str) -> str:
+        return public(self.folder / f"host_{kind}")
+
+    def know(self, *lines: str) -> None:
+        self.known_hosts.parent.mkdir(parents=True, exist_ok=True)
+        self.known_hosts.write_text("".join(line + "\n" for line in lines))
+
+    def options(self, **words) -> SSHOptions:
+        config = self.folder / "ssh_config"
+        mine = [
+            f"UserKnownHostsFile {self.known_hosts}",
+            "GlobalKnownHostsFile none",
+            "IdentityAgent none",
+            f"IdentityFile {self.key}",
+        ]
+        config.write_text("".join(line + "\n" for line in [*self.config, *mine]))
+        return SSHOptions(**{"config": config, "port": self.port, "user": user(), **words})
+
+    def host(self, **words) -> Host:
+        return Host(**{"name": "127.0.0.1", **words})
+
+    def start(self) -> None:
+        for kind in self.key_types:
+            keygen(self.folder / f"host_{kind}", kind)
+        keygen(self.key)
+        (self.folder / "authorized").write_text(public(self.key) + "\n")
+        self._serve()
+        self.know(f"{self.name} {self.host_key(self.key_types[0])}")
+
+    def authorize(self, key: Path) -> None:
+        with (self.folder / "authorized").open("a") as file:
+            file.write(public(key) + "\n")
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+
+    def _serve(self) -> None:
+        for _ in range(5):  # the free port may be taken by the time sshd binds it
+            self.port = free_port()
+            lines = [
+                *self.words,  # sshd takes the first of each
+                f"Port {self.port}",
+                "ListenAddress 127.0.0.1",
+                *(f"HostKey {self.folder}/host_{kind}" for kind in self.key_types),
+                f"AuthorizedKeysFile {self.folder}/authorized",
+                f"PidFile {self.folder}/pid",
+                "StrictModes no",
+                "UsePAM no",
+                "PasswordAuthentication no",
+                "KbdInteractiveAuthentication no",
+                "PermitRootLogin prohibit-password",
+                "MaxStartups 1000",
+                "SetEnv SHLVL=2",  # bash then leaves ~/.bashrc alone, which may print or take long
+            ]
+            config = self.folder / "sshd_config"
+            config.write_text("".join(line + "\n" for line in lines))
+            log = (self.folder / "log").open("ab")
+            self.process = subprocess.Popen(
+                [SSHD, "-D", "-e", "-f", config], stderr=log, stdin=subprocess.DEVNULL
+            )
+            log.close()
+            until(lambda: self.process.poll() is not None or self._answers(), "sshd to listen")
+            if self.process.poll() is None:
+                return
+        pytest.fail("sshd does not start: " + (self.folder / "log").read_text()[-500:])
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as probe:
+                return probe.recv(4) == b"SSH-"
+        except OSError:
+            return False
+
+
+def user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def sshd_folder(tmp_path_factory) -> Path:
+    if SSHD is None:
+        pytest.skip("needs sshd (Debian: openssh-server)")
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # where root's sshd separates privileges
+    return tmp_path_factory.mktemp("sshd")
+
+
+@pytest.fixture
+def make_sshd(sshd_folder: Path) -> Iterator[Callable[..., Sshd]]:
+    """Starts sshd's that end with the test."""
+    started = []
+
+    def make(**words) -> Sshd:
+        started.append(Sshd(Path(tempfile.mkdtemp(dir=sshd_folder)), **words))
+        started[-1].start()
+        return started[-1]
+
+    yield make
+    for sshd in started:
+        sshd.stop()
+
+
+@pytest.fixture(scope="module")
+def sshd(sshd_folder: Path) -> Iterator[Sshd]:
+    """One sshd for all tests of a module that leave it as it is."""
+    server = Sshd(Path(tempfile.mkdtemp(dir=sshd_folder)))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def connection(sshd: Sshd) -> Iterator[ParamikoConnection]:
+    connection = connect(sshd.host(), sshd.options(), timeout=PATIENCE)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[socket.socket], None]], int]]:
+    """Starts servers that do something with each connection; gives their port. They end with the test."""
+    closers: list[Callable[[], None]] = []
+
+    def start(handle: Callable[[socket.socket], None]) -> int:
+        listener = socket.create_server(("127.0.0.1", 0))
+        taken: list[socket.socket] = []
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(listener.accept()[0])
+                    handle(taken[-1])
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+
+        def close() -> None:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for sock in (listener, *taken):
+                sock.close()
+
+        closers.append(close)
+        return listener.getsockname()[1]
+
+    yield start
+    for close in closers:
+        close()
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_stays() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    # Less than paramiko's timer for handshakes, which must not stay either.
+    until(lambda: set(threading.enumerate()) <= before, "threads to end", timeout=10.0)

@@ -1,0 +1,256 @@
+"""Commands over a real sshd: bytes, statuses, ends."""
+
+import hashlib
+import os
+import select
+import socket
+import threading
+import time
+
+import paramiko
+import psutil
+import pytest
+
+from hvlaunch.errors import HostError, HostLost, StartTimeout
+from hvlaunch.ssh.paramiko_client import connect
+
+from .conftest import PATIENCE, gone, in_thread, read_all, until
+
+
+@pytest.fixture
+def session_of_sshd(sshd, connection):
+    """The sshd process that serves `connection`; needs it to be the only one."""
+    listener = psutil.Process(sshd.process.pid)
+    until(lambda: len(listener.children()) == 1, "one connection")
+    return listener.children()[0]
+
+
+def test_both_ends_are_known(connection):
+    assert (connection.local_address, connection.remote_address) == ("127.0.0.1", "127.0.0.1")
+
+
+def test_bytes_in_both_directions(connection):
+    data = os.urandom(8 << 20)
+    channel = connection.run(f"head -c {len(data)}")
+    thread, ended = in_thread(lambda: channel.write(data))
+    assert hashlib.sha256(read_all(channel)).digest() == hashlib.sha256(data).digest()
+    thread.join()
+    assert ended == [None]
+    assert channel.read() == b""
+    assert channel.exit_status(PATIENCE) == 0
+
+
+def test_bytes_arrive_on_the_host(connection):
+    data = os.urandom(8 << 20)
+    channel = connection.run(f"head -c {len(data)} | sha256sum")
+    channel.write(data)
+    assert read_all(channel).split()[0].decode() == hashlib.sha256(data).hexdigest()
+
+
+def test_an_answer_does_not_wait_for_delayed_acks(connection):
+    channel = connection.run("cat")
+    channel.write(b"x")
+    channel.read()
+    started = time.monotonic()
+    for _ in range(50):
+        channel.write(b"x")
+        channel.read()
+    assert time.monotonic() - started < 50 * 0.04  # what one delayed ACK costs
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("exec no-such-command", 127),
+        ("kill -KILL $$", 137),
+        ("kill -TERM $$", 143),
+        ("kill -XCPU $$", 255),  # a signal that RFC 4254 has no name for
+    ],
+)
+def test_exit_status(connection, command, status):
+    channel = connection.run(command)
+    assert read_all(channel) == b""
+    assert channel.exit_status(PATIENCE) == status
+
+
+def test_a_running_command_has_no_status(connection):
+    channel = connection.run("cat")
+    assert channel.exit_status(0.01) is None
+
+
+def test_the_end_of_stderr_is_kept_and_never_stalls(connection):
+    """More than the window, with nobody asking for it."""
+    channel = connection.run("head -c 9000000 /dev/zero | tr '\\0' x >&2; echo end >&2; echo done")
+    assert read_all(channel) == b"done\n"
+    assert channel.exit_status(PATIENCE) == 0
+    assert channel.stderr() == b"x" * (16 * 1024 - 4) + b"end\n"
+
+
+def test_stderr_while_the_command_runs(connection):
+    channel = connection.run("echo early >&2; cat")
+    until(lambda: channel.stderr() == b"early\n", "stderr")
+
+
+def test_one_command_after_another(connection):
+    first = connection.run("cat")
+    first.close()
+    second = connection.run("echo $((6 * 7))")
+    assert read_all(second) == b"42\n"
+
+
+def test_output_that_is_not_read_stays_on_the_host(connection):
+    """Back-pressure: the command blocks when the window is full."""
+    channel = connection.run("head -c 50000000 /dev/zero; echo finished >&2")
+    assert channel.read()
+    assert channel.exit_status(0.3) is None
+    assert channel.stderr() == b""
+    read_all(channel)
+    assert channel.exit_status(PATIENCE) == 0
+    assert channel.stderr() == b"finished\n"
+
+
+@pytest.mark.parametrize("whose", ["channel", "connection"])
+def test_close_unblocks_a_reader_and_ends_the_command(connection, whose):
+    channel = connection.run("echo $$; exec cat")
+    command = psutil.Process(int(channel.read()))
+    thread, ended = in_thread(channel.read)
+    (channel if whose == "channel" else connection).close()
+    thread.join(PATIENCE)
+    assert isinstance(ended[0], OSError)
+    until(lambda: gone(command), "the command to see the end of its stdin")
+
+
+@pytest.mark.parametrize("whose", ["channel", "connection"])
+def test_close_unblocks_a_writer(connection, whose):
+    channel = connection.run("echo; exec sleep 1")
+    channel.read()
+    thread, ended = in_thread(lambda: channel.write(bytes(64 << 20)))
+    until(lambda: channel._session.out_window_size == 0, "the window to be full")
+    (channel if whose == "channel" else connection).close()
+    thread.join(PATIENCE)
+    assert isinstance(ended[0], OSError)
+
+
+def test_close_does_not_wait_for_a_connection_that_is_stuck(connection, session_of_sshd):
+    """The writer waits for TCP here, not for the window, and holds up whatever else would be sent."""
+    channel = connection.run("exec cat >/dev/null")
+    transport = connection._transport
+    transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    session_of_sshd.suspend()
+    try:
+        thread, ended = in_thread(lambda: channel.write(bytes(8 << 20)))
+        # Until TCP probes the other end's closed window, it may find some more room.
+        until(lambda: not select.select([], [transport.sock], [], 0.5)[1], "TCP to be full for good")
+        assert channel._session.out_window_size > 0
+        channel.close()
+        thread.join(PATIENCE)
+        assert isinstance(ended[0], OSError)
+    finally:
+        session_of_sshd.resume()
+
+
+def test_after_close_everything_fails_and_close_may_be_repeated(connection):
+    channel = connection.run("cat")
+    for _ in range(2):
+        channel.close()
+    with pytest.raises(OSError, match="closed"):
+        channel.read()
+    with pytest.raises(OSError, match="closed"):
+        channel.write(b"x")
+    for _ in range(2):
+        connection.close()
+    channel.close()
+    with pytest.raises(HostLost):
+        connection.run("true")
+
+
+def test_writing_to_a_command_that_is_gone(connection):
+    channel = connection.run("exit 0")
+    read_all(channel)
+    until(lambda: channel._session.closed, "the host to close the channel")
+    with pytest.raises(OSError):
+        channel.write(b"x")
+
+
+def test_a_broken_connection_is_not_the_end_of_output(connection, session_of_sshd):
+    channel = connection.run("echo before; exec cat")
+    assert channel.read() == b"before\n"
+    thread, ended = in_thread(channel.read)
+    for process in [*session_of_sshd.children(recursive=True), session_of_sshd]:
+        if process.name().startswith("sshd"):
+            process.kill()
+    thread.join(PATIENCE)
+    assert isinstance(ended[0], ConnectionResetError)
+    with pytest.raises(ConnectionResetError, match="the connection was lost"):
+        channel.read()
+    with pytest.raises(OSError):
+        channel.write(b"x" * 100_000)
+    assert channel.exit_status(0.01) is None
+    with pytest.raises(HostLost, match="lost") as caught:
+        connection.run("true")
+    assert caught.value.host == "127.0.0.1"
+
+
+def test_output_ends_well_though_the_connection_breaks_later(connection, session_of_sshd):
+    channel = connection.run("echo $$; exec >&- 2>&-; exec sleep 30")
+    shell = psutil.Process(int(channel.read()))
+    assert channel.read() == b""
+    session_of_sshd.kill()
+    until(lambda: not connection._transport.is_active(), "the connection to break")
+    assert channel.read() == b""
+    shell.kill()
+
+
+def test_a_host_that_allows_no_session(make_sshd):
+    sshd = make_sshd(words=("MaxSessions 0",))
+    connection = connect(sshd.host(), sshd.options(), timeout=PATIENCE)
+    try:
+        with pytest.raises(HostError, match="opens no session for us") as caught:
+            connection.run("true")
+        assert caught.value.host == "127.0.0.1"
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("stage", ["check_channel_request", "check_channel_exec_request"])
+def test_a_host_that_does_not_take_the_command(sshd, serve, stage):
+    """A server that lets us in, and then thinks for ever."""
+    done = threading.Event()
+
+    class Server(paramiko.ServerInterface):
+        def check_auth_publickey(self, username, key):
+            return paramiko.AUTH_SUCCESSFUL
+
+        def get_allowed_auths(self, username):
+            return "publickey"
+
+        def check_channel_request(self, kind, chanid):
+            return self._think(stage == "check_channel_request") or paramiko.OPEN_SUCCEEDED
+
+        def check_channel_exec_request(self, channel, command):
+            return self._think(stage == "check_channel_exec_request") or True
+
+        def _think(self, long: bool) -> None:
+            if long:
+                done.wait(PATIENCE)
+
+    transports = []
+
+    def handle(sock) -> None:
+        transports.append(paramiko.Transport(sock))
+        transports[-1].add_server_key(paramiko.Ed25519Key(filename=str(sshd.folder / "host_ed25519")))
+        transports[-1].start_server(event=threading.Event(), server=Server())
+
+    port = serve(handle)
+    connection = connect(sshd.host(port=port), sshd.options(host_keys="off"), timeout=2.0)
+    try:
+        with pytest.raises(StartTimeout, match="it did not take a command within 2 s"):
+            connection.run("true")
+    finally:
+        done.set()
+        connection.close()
+        for transport in transports:
+            transport.join(PATIENCE)
+            transport.close()

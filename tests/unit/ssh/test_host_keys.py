@@ -1,0 +1,303 @@
+"""known_hosts files: what is found in them, what is refused, what is recorded."""
+
+import base64
+import fcntl
+import os
+import subprocess
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hvlaunch.errors import EXIT_HOSTS, HostError, HostKeyChanged, HostKeyRevoked, HostKeyUnknown
+from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.host_keys import HostKey, KnownHosts, preferred_algorithms
+from hvlaunch.ssh.settings import resolve
+
+from .conftest import in_thread, until
+
+BY_HAND = "ssh -p 2222 ada@node.example"
+
+
+def no_ssh(arguments, timeout):
+    raise FileNotFoundError("ssh")
+
+
+def key(number: int, kind: str = "ssh-ed25519") -> HostKey:
+    return HostKey(kind, bytes([number]) * 32)
+
+
+def text(of: HostKey) -> str:
+    return f"{of.type} {base64.b64encode(of.blob).decode()}"
+
+
+OURS, OTHER = key(1), key(2)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Of node.example, port 2222, with two files in tmp_path."""
+    config = tmp_path / "config"
+    config.write_text(
+        f"UserKnownHostsFile {tmp_path}/home/.ssh/user\nGlobalKnownHostsFile {tmp_path}/global\n"
+    )
+    (tmp_path / "home").mkdir()
+    return resolve(Host("node.example", port=2222), SSHOptions(config=config), ask=no_ssh)
+
+
+def write(path: str, *lines: str) -> None:
+    Path(path).parent.mkdir(exist_ok=True)
+    Path(path).write_text("".join(line + "\n" for line in lines))
+
+
+def check(settings, policy="strict", shown=OURS, known_hosts=None) -> None:
+    known_hosts = known_hosts or KnownHosts()
+    known_hosts.check(shown, host="node", settings=settings, policy=policy, by_hand=BY_HAND)
+
+
+def keygen_hashed(path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", path], check=True, capture_output=True)
+
+
+NAME = "[node.example]:2222"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        NAME,
+        f"a,{NAME},b",
+        NAME.upper(),
+        "[*.example]:2222",
+        "[node.?xample]:*",
+        "*",
+        f"!other,{NAME}",
+        "node.example",
+        "*.example",
+        "10.0.0.1,node.example",
+    ],
+)
+def test_found(settings, names):
+    write(settings.user_known_hosts_files[0], "# comment", "", f"{names} {text(OURS)} comment here")
+    check(settings)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"[node.example]:22 {text(OURS)}",
+        f"node {text(OURS)}",
+        f"*.example,!node.example {text(OURS)}",
+        f"[nodeXexample]:2222 {text(OURS)}",
+        f"# {NAME} {text(OURS)}",
+        f"{NAME} ssh-ed25519",
+        f"{NAME} ssh-ed25519 not*base64",
+        f"@cert-authority {NAME} {text(OURS)}",
+        f"@unheard-of {NAME} {text(OURS)}",
+        f"|1|broken {text(OURS)}",
+        f"|1|x|y|z {text(OURS)}",
+        "\ufffd\x00",
+        f"node.example {text(OTHER)}",
+    ],
+)
+def test_not_found(settings, line):
+    write(settings.user_known_hosts_files[0], line)
+    with pytest.raises(HostKeyUnknown) as caught:
+        check(settings)
+    assert type(caught.value) is HostKeyUnknown
+
+
+def test_unknown_says_what_and_where_and_what_to_do(settings):
+    with pytest.raises(HostKeyUnknown) as caught:
+        check(settings)
+    error = caught.value
+    assert (error.host, error.key_type, error.fingerprint) == ("node", "ssh-ed25519", OURS.fingerprint)
+    assert error.exit_code == EXIT_HOSTS
+    message = str(error)
+    assert "\n" not in message
+    for part in (
+        OURS.fingerprint,
+        NAME,
+        settings.user_known_hosts_files[0],
+        "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
+        BY_HAND,
+        "--host-keys accept-new",
+    ):
+        assert part in message
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
+def test_the_fingerprint_is_that_of_ssh_keygen(tmp_path, kind):
+    path = tmp_path / "k"
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", path], check=True)
+    name, blob = Path(f"{path}.pub").read_text().split()[:2]
+    said = subprocess.run(["ssh-keygen", "-lf", path], check=True, capture_output=True, text=True).stdout
+    assert HostKey(name, base64.b64decode(blob)).fingerprint in said.split()
+
+
+@pytest.mark.parametrize("policy", ["strict", "accept-new"])
+@pytest.mark.parametrize("known", [OTHER, key(2, "ssh-rsa")], ids=["same type", "another type"])
+def test_changed_names_the_line(settings, policy, known):
+    write(settings.global_known_hosts_files[0], "# one", "two ssh-rsa AAAA", f"{NAME} {text(known)}")
+    with pytest.raises(HostKeyChanged) as caught:
+        check(settings, policy)
+    message = str(caught.value)
+    assert f"{settings.global_known_hosts_files[0]}:3" in message
+    assert OURS.fingerprint in message
+    assert known.fingerprint in message
+    assert f"-R '{NAME}'" in message
+    assert not Path(settings.user_known_hosts_files[0]).exists()
+
+
+def test_changed_is_taken_where_keys_are_off(settings):
+    write(settings.user_known_hosts_files[0], f"{NAME} {text(OTHER)}")
+    check(settings, "off")
+    check(settings, "off", key(3))
+    assert Path(settings.user_known_hosts_files[0]).read_text() == f"{NAME} {text(OTHER)}\n"
+
+
+def test_one_of_several_known_keys_is_enough(settings):
+    write(settings.user_known_hosts_files[0], f"{NAME} {text(OTHER)}", f"{NAME} {text(key(3, 'ssh-rsa'))}")
+    write(settings.global_known_hosts_files[0], f"{NAME} {text(OURS)}")
+    check(settings)
+
+
+@pytest.mark.parametrize("policy", ["strict", "accept-new", "off"])
+@pytest.mark.parametrize("names", ["*", NAME, "node.example"])
+def test_revoked_is_refused_though_known(settings, policy, names):
+    write(settings.user_known_hosts_files[0], f"{NAME} {text(OURS)}", f"@revoked {names} {text(OURS)}")
+    with pytest.raises(HostKeyRevoked, match=":2"):
+        check(settings, policy)
+
+
+def test_a_revoked_key_does_not_make_another_one_changed(settings):
+    write(settings.user_known_hosts_files[0], f"@revoked * {text(OTHER)}")
+    check(settings, "accept-new")
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_accept_new_records_what_openssh_can_read(settings, hashed):
+    path = Path(settings.user_known_hosts_files[0])
+    check(replace(settings, hash_known_hosts=hashed), "accept-new")
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert path.stat().st_mode & 0o777 == 0o600
+    check(settings, "strict")
+    assert ("node" in path.read_text()) is not hashed
+    with pytest.raises(HostKeyChanged, match=f"{path}:1"):
+        check(settings, "accept-new", OTHER)
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_openssh_finds_what_we_record(settings, tmp_path, hashed):
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "k"], check=True)
+    kind, blob = (tmp_path / "k.pub").read_text().split()[:2]
+    check(replace(settings, hash_known_hosts=hashed), "accept-new", HostKey(kind, base64.b64decode(blob)))
+    command = ["ssh-keygen", "-F", NAME, "-f", settings.user_known_hosts_files[0]]
+    assert blob in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_entries_hashed_by_openssh_are_found(settings, tmp_path):
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "k"], check=True)
+    kind, blob = (tmp_path / "k.pub").read_text().split()[:2]
+    path = Path(settings.user_known_hosts_files[0])
+    write(str(path), f"other {kind} {blob}", f"{NAME} {kind} {blob}")
+    keygen_hashed(path)
+    assert "node" not in path.read_text()
+    check(settings, "strict", HostKey(kind, base64.b64decode(blob)))
+    with pytest.raises(HostKeyChanged, match="user:2"):
+        check(settings)
+
+
+def test_accept_new_finishes_an_unfinished_line(settings):
+    path = Path(settings.user_known_hosts_files[0])
+    write(str(path))
+    path.write_text(f"other {text(OTHER)}")
+    known_hosts = KnownHosts()
+    check(settings, "accept-new", known_hosts=known_hosts)
+    assert path.read_text() == f"other {text(OTHER)}\n{NAME} {text(OURS)}\n"
+    with pytest.raises(HostKeyChanged, match=f"{path}:2"):
+        check(settings, shown=OTHER, known_hosts=known_hosts)
+
+
+def test_accept_new_in_many_threads_records_each_host_once(settings):
+    known_hosts = KnownHosts()
+    hosts = [replace(settings, hostname=f"n{i % 16}.example") for i in range(64)]
+    threads = [
+        threading.Thread(target=check, args=(host, "accept-new"), kwargs={"known_hosts": known_hosts})
+        for host in hosts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = Path(settings.user_known_hosts_files[0]).read_text().splitlines()
+    assert sorted(lines) == sorted(f"[n{i}.example]:2222 {text(OURS)}" for i in range(16))
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs Linux")
+def test_accept_new_waits_for_others_who_write(settings):
+    path = Path(settings.user_known_hosts_files[0])
+    write(str(path), f"other {text(OTHER)}")
+    inode = f":{path.stat().st_ino} "
+
+    def somebody_waits() -> bool:
+        return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        thread, ended = in_thread(lambda: check(settings, "accept-new"))
+        until(somebody_waits, "the lock to be waited for")
+        file.write("a line of another process\n")
+    thread.join()
+    assert ended == [None]
+    assert path.read_text().splitlines()[1:] == ["a line of another process", f"{NAME} {text(OURS)}"]
+
+
+def test_accept_new_without_a_file_of_the_users_accepts(settings):
+    check(replace(settings, user_known_hosts_files=()), "accept-new")
+    assert not Path(settings.global_known_hosts_files[0]).exists()
+
+
+def test_a_file_that_can_not_be_written(settings):
+    with pytest.raises(HostError, match=r"can't be recorded in /proc/nowhere/kh: No such file") as caught:
+        check(replace(settings, user_known_hosts_files=("/proc/nowhere/kh",)), "accept-new")
+    assert caught.value.host == "node"
+
+
+def test_a_file_that_can_not_be_read(settings, tmp_path):
+    with pytest.raises(HostError, match="can't be read: Is a directory") as caught:
+        KnownHosts().key_types("node", replace(settings, global_known_hosts_files=(str(tmp_path),)))
+    assert caught.value.host == "node"
+
+
+def test_a_file_is_read_once(settings):
+    write(settings.user_known_hosts_files[0], f"{NAME} {text(OURS)}")
+    known_hosts = KnownHosts()
+    check(settings, known_hosts=known_hosts)
+    os.unlink(settings.user_known_hosts_files[0])  # noqa: PTH108
+    check(settings, known_hosts=known_hosts)
+
+
+def test_an_alias_is_looked_up_without_the_port(settings):
+    write(settings.user_known_hosts_files[0], f"cluster {text(OURS)}")
+    check(replace(settings, host_key_alias="Cluster"))
+
+
+def test_known_types_come_first(settings):
+    write(
+        settings.user_known_hosts_files[0],
+        f"{NAME} {text(key(1, 'ssh-rsa'))}",
+        f"@revoked {NAME} {text(key(4))}",
+        f"node.example {text(key(3))}",
+    )
+    known = KnownHosts().key_types("node", settings)
+    assert known == ("ssh-rsa",)
+    offered = ("ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512", "rsa-sha2-256")
+    assert preferred_algorithms(known, offered) == (
+        "rsa-sha2-512",
+        "rsa-sha2-256",
+        "ssh-ed25519",
+        "ecdsa-sha2-nistp256",
+    )
+    assert preferred_algorithms((), offered) == offered

@@ -1,0 +1,121 @@
+"""TCP connections: which address, which error, how long."""
+
+import socket
+import time
+from dataclasses import replace
+
+import pytest
+
+from hvlaunch.errors import ConnectFailed, StartTimeout, UnknownHost
+from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.settings import resolve
+from hvlaunch.ssh.tcp import QuickSocket, dial
+
+from .conftest import PATIENCE, free_port
+
+
+@pytest.fixture
+def settings(tmp_path):
+    (tmp_path / "config").touch()
+
+    def make(**words):
+        found = resolve(Host("localhost"), SSHOptions(config=tmp_path / "config"))
+        return replace(found, **words)
+
+    return make
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE
+
+
+@pytest.fixture
+def full_port():
+    """A port whose kernel drops further connections: its queue is full, and nobody accepts."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+        for sock in waiting:
+            sock.close()
+
+
+def test_no_delays(serve, settings):
+    port = serve(lambda peer: peer.sendall(b"x" * 1000))
+    with dial("node", settings(hostname="127.0.0.1", port=port), soon()) as sock:
+        assert isinstance(sock, QuickSocket)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        received = b""
+        while len(received) < 1000:
+            received += sock.recv(100)
+        assert len(sock.greeting) >= 256
+        assert received.startswith(sock.greeting)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="needs Linux")
+def test_every_answer_is_acknowledged_at_once(serve, settings):
+    def echo(peer: socket.socket) -> None:
+        while data := peer.recv(100):
+            peer.sendall(data)
+
+    port = serve(echo)
+    with dial("node", settings(hostname="127.0.0.1", port=port), soon()) as sock:
+        for _ in range(20):  # the kernel takes us for interactive, and delays
+            sock.sendall(b"ping")
+            assert sock.recv(100) == b"ping"
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 1
+
+
+def test_an_unknown_name(settings):
+    with pytest.raises(
+        UnknownHost, match=r"the name no-such-host\.invalid resolves to no address: "
+    ) as caught:
+        dial("node", settings(hostname="no-such-host.invalid"), soon())
+    assert caught.value.host == "node"
+
+
+@pytest.mark.parametrize("name", ["x" * 64, "a..b"])
+def test_a_name_that_can_be_none(settings, name):
+    with pytest.raises(UnknownHost):
+        dial("node", settings(hostname=name), soon())
+
+
+def test_refused(settings):
+    port = free_port()
+    cause = f"no connection to 127.0.0.1 port {port}: 127.0.0.1: Connection refused"
+    with pytest.raises(ConnectFailed, match=cause):
+        dial("node", settings(hostname="127.0.0.1", port=port), soon())
+
+
+def test_every_address_is_tried(settings, serve):
+    """localhost is often ::1 and 127.0.0.1; the server has only the latter."""
+    port = serve(lambda peer: None)
+    with dial("node", settings(hostname="localhost", port=port), soon()) as sock:
+        assert sock.getpeername()[0] == "127.0.0.1"
+
+
+def test_the_address_family_is_kept(settings, serve):
+    port = serve(lambda peer: None)
+    with pytest.raises((ConnectFailed, UnknownHost)):
+        dial("node", settings(hostname="127.0.0.1", port=port, address_family=socket.AF_INET6), soon())
+
+
+def test_no_answer_until_the_deadline(settings, full_port):
+    started = time.monotonic()
+    with pytest.raises(StartTimeout, match=r"127\.0\.0\.1: no answer"):
+        dial("node", settings(hostname="127.0.0.1", port=full_port), started + 0.3)
+    assert 0.3 <= time.monotonic() - started < PATIENCE
+
+
+def test_no_answer_within_the_configured_time(settings, full_port):
+    with pytest.raises(ConnectFailed, match="no answer"):
+        dial("node", settings(hostname="127.0.0.1", port=full_port, connect_timeout=0.2), soon())
+
+
+def test_no_time_left(settings):
+    with pytest.raises(StartTimeout, match="no time left"):
+        dial("node", settings(hostname="127.0.0.1"), time.monotonic())
