@@ -60,7 +60,7 @@ class Decoder:
             end = start + self._need
             try:
                 header = json.loads(buffer[start + _LENGTHS.size : split].decode("ascii"))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise BadFrame("a header that is no JSON: %s" % error) from None
             if not isinstance(header, dict) or not isinstance(header.get("type"), str):
                 raise BadFrame("a header without a type")

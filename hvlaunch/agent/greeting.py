@@ -3,6 +3,7 @@
 import os
 import selectors
 import threading
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional
 
 from hvlaunch.agent import facts, probe
@@ -62,9 +63,16 @@ class Greeting:
         """Try the addresses of another host's beacon; a `probed` frame for each good one, then a last one."""
         self._in_thread(lambda: self._reach_host(header))
 
-    @staticmethod
-    def _in_thread(work: Callable[[], None]) -> None:
-        threading.Thread(target=work, daemon=True).start()
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        """Do it beside the loop; what it raises is raised in the loop, where the driver is told."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 (see above)
+                self._call_soon(partial(_raise, error))
+
+        threading.Thread(target=run, daemon=True).start()
 
     def _send_soon(self, header: Dict[str, Any]) -> None:
         self._call_soon(lambda: self._channel.send(header))
@@ -77,7 +85,7 @@ class Greeting:
         targets = [(str(address), int(port)) for address, port in rendezvous["candidates"]]
         good: List[int] = []
 
-        def found(index: int, _: str) -> bool:
+        def found(index: int) -> bool:
             good.append(index)
             return index == 0
 
@@ -88,17 +96,18 @@ class Greeting:
 
     def _reach_host(self, header: Dict[str, Any]) -> None:
         targets = [(str(address), int(header["port"])) for address in header["addresses"]]
-        interfaces = {
-            address: name for name, listed in facts.interface_addresses().items() for address in listed
-        }
+        about = {"type": "probed", "target": header["target"]}
 
-        def found(index: int, own: str) -> bool:
-            name = interfaces.get(own)
-            self._send_soon({"type": "probed", "address": targets[index][0], "interface": name})
+        def found(index: int) -> bool:
+            self._send_soon({**about, "address": targets[index][0]})
             return False
 
         probe.reach(targets, lambda _: b"", header["nonce"], _PROBE_TIMEOUT, found)
-        self._send_soon({"type": "probed", "address": None})
+        self._send_soon({**about, "address": None})
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _cannot_enter(path: str) -> Optional[str]:
@@ -107,6 +116,7 @@ def _cannot_enter(path: str) -> Optional[str]:
         os.chdir(path)
     except OSError as error:
         return os.strerror(error.errno or 0)
+    os.environ["PWD"] = path
     return None
 
 

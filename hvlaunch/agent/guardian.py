@@ -3,14 +3,14 @@
 import os
 import select
 import signal
+import sys
+import time
 from typing import Any, Dict, Optional, Tuple
 
 from hvlaunch.agent import reaper
 
 __all__ = ["main", "remove_scratch"]
 
-_STUCK_AGENT_MARGIN = 10.0
-"""Seconds beyond the grace that an agent whose driver is gone may take to end its workers."""
 _KILL_PATIENCE = 20.0
 
 
@@ -29,7 +29,7 @@ def main(config: Dict[str, Any]) -> None:
 
         agent_main.main(config, scratch, alive_read)
     os.close(alive_read)
-    status = _wait(agent, float(config["grace"]))
+    status = _wait(agent, float(config["grace"]) + float(config["lease"]))
     left = reaper.kill_descendants(_KILL_PATIENCE)
     remove_scratch(scratch)
     _exit_as(status, left)
@@ -37,10 +37,16 @@ def main(config: Dict[str, Any]) -> None:
 
 def _make_scratch() -> str:
     """A private directory for the workers' error files, removed at the end."""
-    base = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
-    path = os.path.join(base, "hvlaunch-" + os.urandom(8).hex())
-    os.mkdir(path, 0o700)
-    return path
+    refusals = []
+    for base in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
+        path = os.path.abspath(os.path.join(base or ".", "hvlaunch-" + os.urandom(8).hex()))
+        try:
+            if base:
+                os.mkdir(path, 0o700)
+                return path
+        except OSError as error:
+            refusals.append("%s: %s" % (base, os.strerror(error.errno or 0).lower()))
+    sys.exit("hvlaunch agent: no place for temporary files (%s)" % ", ".join(refusals))
 
 
 def remove_scratch(path: str) -> None:
@@ -53,8 +59,8 @@ def remove_scratch(path: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _wait(agent: int, grace: float) -> int:
-    """The agent's wait status. An agent that outlives its channel by too much is killed."""
+def _wait(agent: int, patience: float) -> int:
+    """The agent's wait status. An agent that outlives its channel by more than `patience` seconds is killed."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -64,21 +70,21 @@ def _wait(agent: int, grace: float) -> int:
     poll = select.poll()
     poll.register(wake_read, select.POLLIN)
     poll.register(0, select.POLLHUP | select.POLLRDHUP)
-    timeout: Optional[float] = None
+    deadline: Optional[float] = None
     while True:
         ended, status = os.waitpid(agent, os.WNOHANG)
         if ended:
             return status
-        events = poll.poll(timeout)
-        if not events:
-            os.kill(agent, signal.SIGKILL)
-            timeout = None
-        for fd, _ in events:
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+        for fd, _ in poll.poll(timeout):
             if fd == wake_read:
                 os.read(wake_read, 512)
             else:
                 poll.unregister(0)
-                timeout = (grace + _STUCK_AGENT_MARGIN) * 1000
+                deadline = time.monotonic() + patience
+        if deadline is not None and time.monotonic() >= deadline:
+            os.kill(agent, signal.SIGKILL)
+            deadline = None
 
 
 def _forward(agent: int, number: int) -> None:
@@ -104,6 +110,7 @@ def _exit_as(status: int, left: int) -> None:
 def _explain(status: int) -> Tuple[int, str]:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return 128 + number, "killed by %s" % signal.Signals(number).name
+        names = {int(one): one.name for one in signal.Signals}
+        return 128 + number, "killed by %s" % names.get(number, "signal %d" % number)
     code = os.WEXITSTATUS(status)
     return code, "" if code == 0 else "ended with code %d" % code

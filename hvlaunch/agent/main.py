@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import time
-import traceback
 from collections import deque
 from typing import Any, Callable, Deque, Dict, NoReturn, Optional
 
@@ -33,6 +32,8 @@ def main(config: Dict[str, Any], scratch: str, guardian_fd: int) -> NoReturn:
     try:
         code = Agent(channel, config, scratch, guardian_fd, trouble).run()
     except BaseException:  # noqa: BLE001 (whatever it is, the driver must hear of it)
+        import traceback  # noqa: PLC0415 (2 ms, and never needed where all is well)
+
         channel.send({"type": "fault", "cause": traceback.format_exc()})
         channel.flush_all(5.0)
         code = 1
@@ -117,8 +118,8 @@ class Agent:
             self._selector.unregister(self._channel.read_fd)
             self._give_up("the driver is gone")
             return
+        self._last_heard = time.monotonic()
         for frame in frames:
-            self._last_heard = time.monotonic()
             self._obey(frame)
 
     def _obey(self, frame: Frame) -> None:

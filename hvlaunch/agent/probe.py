@@ -42,10 +42,10 @@ def reach(
     request: Callable[[Target], bytes],
     nonce: str,
     timeout: float,
-    found: Callable[[int, str], bool],
+    found: Callable[[int], bool],
     settle: Optional[float] = None,
 ) -> None:
-    """Try all targets at once; call found(index, our address) for each that answers with the nonce.
+    """Try all targets at once; call found(index) for each that answers with the nonce.
 
     Returns when `found` says that it is enough, when every target has answered or failed, `settle`
     seconds after the first good answer, and after `timeout` seconds at the latest.
@@ -66,7 +66,7 @@ def reach(
                     done = True
                     if settle is not None:
                         deadline = min(deadline, time.monotonic() + settle)
-                    if found(index, _own_address(connection)):
+                    if found(index):
                         deadline = 0.0
                 if done:
                     selector.unregister(connection)
@@ -120,11 +120,6 @@ def _advance(
         return True
     answers[index] += data
     return not data or len(answers[index]) > 1 << 16
-
-
-def _own_address(connection: socket.socket) -> str:
-    address: str = connection.getsockname()[0]
-    return address.partition("%")[0].replace("::ffff:", "")
 
 
 def http_request(token: str) -> Callable[[Target], bytes]:

@@ -5,7 +5,6 @@ those that called setsid or forked twice too, so that killing one's own children
 ends them all, and nobody else's.
 """
 
-import ctypes
 import errno
 import os
 import signal
@@ -21,7 +20,12 @@ _LONGEST_PAUSE = 0.05
 
 def adopt_descendants() -> Optional[str]:
     """Make this process the parent of its orphaned descendants; say why where the kernel can't."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        import ctypes  # noqa: PLC0415 (some builds of Python have none)
+
+        libc = ctypes.CDLL(None, use_errno=True)
+    except (ImportError, OSError) as error:
+        return "no ctypes: %s" % error
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0:
         return None
     return "prctl(PR_SET_CHILD_SUBREAPER): " + os.strerror(ctypes.get_errno())
@@ -29,12 +33,14 @@ def adopt_descendants() -> Optional[str]:
 
 def children() -> List[int]:
     """The pids of this process's children, zombies included."""
-    me = os.getpid()
+    found: List[int] = []
     try:
-        with open("/proc/self/task/%d/children" % me) as listing:
-            return [int(pid) for pid in listing.read().split()]
+        for thread in os.listdir("/proc/self/task"):
+            with open("/proc/self/task/%s/children" % thread) as listing:
+                found.extend(int(pid) for pid in listing.read().split())
     except OSError:
-        return _children_by_parent(me)
+        return _children_by_parent(os.getpid())
+    return found
 
 
 def _children_by_parent(parent: int) -> List[int]:

@@ -4,21 +4,13 @@ import errno
 import os
 import signal
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 __all__ = ["CannotStart", "OomWatch", "Worker", "exit_of", "start"]
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-_RESET = [
-    signal.SIGPIPE,
-    signal.SIGXFSZ,
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGCHLD,
-    signal.SIGTTIN,
-]
+_MAX_STRING_PAGES = 32
+"""execve(2): MAX_ARG_STRLEN, in pages."""
 _ERROR_FILE_LIMIT = 1 << 18
 
 
@@ -56,41 +48,44 @@ class Worker:
     def error_text(self) -> str:
         """What it left in its TORCHELASTIC_ERROR_FILE, at most 256 KiB; empty where nothing."""
         try:
-            with open(self.error_file, "rb") as file:
-                return file.read(_ERROR_FILE_LIMIT).decode("utf-8", "replace")
+            fd = os.open(self.error_file, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO must not hold us up
         except OSError:
             return ""
+        try:
+            return os.read(fd, _ERROR_FILE_LIMIT).decode("utf-8", "replace")
+        except OSError:
+            return ""
+        finally:
+            os.close(fd)
 
 
 def start(slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool) -> Worker:
     """Start `argv` in the current directory, in a session of its own. Raises CannotStart."""
     program = _find(argv[0], env.get("PATH", os.defpath))
-    pipes = [os.pipe(), os.pipe()]
-    stdin = os.pipe() if with_stdin else (os.open(os.devnull, os.O_RDONLY), -1)
-    theirs = [stdin[0], pipes[0][1], pipes[1][1]]
-    ours = [pipes[0][0], pipes[1][0], stdin[1]]
+    fds: List[int] = []
     try:
-        pid = _spawn(program, argv, env, theirs)
-    except OSError as error:
-        for fd in ours:
-            if fd >= 0:
-                os.close(fd)
-        raise _reason(error, program, argv, env) from None
-    finally:
-        for fd in theirs:
+        fds.extend((*os.pipe(), *os.pipe()))
+        fds.extend(os.pipe() if with_stdin else [os.open(os.devnull, os.O_RDONLY)])
+        stdout, their_stdout, stderr, their_stderr, their_stdin, *stdin = fds
+        pid = _spawn(program, argv, env, [their_stdin, their_stdout, their_stderr])
+    except (OSError, ValueError) as error:
+        for fd in fds:
             os.close(fd)
-    for fd in ours:
-        if fd >= 0:
-            os.set_blocking(fd, False)
-    output = {"stdout": ours[0], "stderr": ours[1]}
-    return Worker(slot, pid, output, stdin[1] if with_stdin else None, env.get("TORCHELASTIC_ERROR_FILE", ""))
+        raise _reason(error, program, argv, env) from None
+    for fd in (their_stdin, their_stdout, their_stderr):
+        os.close(fd)
+    for fd in (stdout, stderr, *stdin):
+        os.set_blocking(fd, False)
+    output = {"stdout": stdout, "stderr": stderr}
+    return Worker(slot, pid, output, stdin[0] if stdin else None, env.get("TORCHELASTIC_ERROR_FILE", ""))
 
 
 def _spawn(program: str, argv: Sequence[str], env: Dict[str, str], fds: Sequence[int]) -> int:
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
     command = [os.fsencode(word) for word in argv]
     variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
-    common: Dict[str, Any] = {"file_actions": actions, "setsigmask": [], "setsigdef": _RESET}
+    all_signals = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    common: Dict[str, Any] = {"file_actions": actions, "setsigmask": [], "setsigdef": all_signals}
     try:
         return os.posix_spawn(program, command, variables, setsid=True, **common)
     except NotImplementedError:  # a C library older than glibc 2.26: a process group is the next best
@@ -115,22 +110,34 @@ def _find(name: str, path: str) -> str:
     raise CannotStart(_NOT_FOUND, "%s: command not found (PATH=%s)" % (name, path))
 
 
-def _reason(error: OSError, program: str, argv: Sequence[str], env: Dict[str, str]) -> CannotStart:
-    if error.errno == errno.ENOENT and os.path.exists(program):
+def _reason(error: Exception, program: str, argv: Sequence[str], env: Dict[str, str]) -> CannotStart:
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None:
+        return CannotStart(_NOT_EXECUTABLE, "%s: %s" % (program, error))
+    if number == errno.ENOENT and os.path.exists(program):
         return CannotStart(_NOT_FOUND, "%s: its interpreter (first line) was not found" % program)
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+    if number in (errno.ENOENT, errno.ENOTDIR):
         return CannotStart(_NOT_FOUND, "%s: command not found" % program)
-    if error.errno == errno.E2BIG:
-        words = list(argv) + ["%s=%s" % item for item in env.items()]
-        size = sum(len(os.fsencode(word)) + 1 for word in words)
-        return CannotStart(
-            _NOT_EXECUTABLE,
-            "command and environment take %d bytes, more than this kernel starts a process with "
-            "(execve(2): a quarter of the stack limit, ulimit -s)" % size,
-        )
-    if error.errno == errno.EACCES and os.path.isdir(program):
+    if number == errno.E2BIG:
+        return CannotStart(_NOT_EXECUTABLE, _too_big(argv, env))
+    if number == errno.EACCES and os.path.isdir(program):
         return CannotStart(_NOT_EXECUTABLE, "%s: is a directory" % program)
-    return CannotStart(_NOT_EXECUTABLE, "%s: %s" % (program, os.strerror(error.errno or 0).lower()))
+    return CannotStart(_NOT_EXECUTABLE, "%s: %s" % (program, os.strerror(number).lower()))
+
+
+def _too_big(argv: Sequence[str], env: Dict[str, str]) -> str:
+    """What of the command and its environment is more than the kernel takes, in bytes."""
+    limit = _MAX_STRING_PAGES * os.sysconf("SC_PAGE_SIZE")
+    words = [("argument %d" % number, word) for number, word in enumerate(argv)]
+    words.extend(("variable %s" % name, "%s=%s" % (name, value)) for name, value in env.items())
+    sizes = [(name, len(os.fsencode(word)) + 1) for name, word in words]
+    for name, size in sizes:
+        if size > limit:
+            return "%s takes %d bytes; this kernel takes %d for one string (execve(2))" % (name, size, limit)
+    return (
+        "command and environment take %d bytes, more than this kernel starts a process with "
+        "(execve(2): a quarter of the stack limit, ulimit -s)" % sum(size for _, size in sizes)
+    )
 
 
 def exit_of(status: int, max_rss_kib: int) -> Dict[str, Any]:
@@ -141,39 +148,43 @@ def exit_of(status: int, max_rss_kib: int) -> Dict[str, Any]:
 
 
 class OomWatch:
-    """Whether the kernel's out-of-memory killer was at work, as far as its counters tell."""
+    """Whether the kernel's out-of-memory killer was at work, as far as its counter tells."""
 
     def __init__(self) -> None:
-        self._before = {path: self._count(path) for path in (*self._cgroup_sources(), "/proc/vmstat")}
-        self._claimed = 0
+        self._path = next((path for path in _oom_counters() if _oom_kills(path) is not None), "")
+        self._seen = _oom_kills(self._path) or 0
 
     def struck(self) -> bool:
-        """True once for each kill that the counters show since the start."""
-        kills = max(self._count(path) - before for path, before in self._before.items())
-        if kills <= self._claimed:
+        """True once for each kill that the counter shows since the start."""
+        if (_oom_kills(self._path) or 0) <= self._seen:
             return False
-        self._claimed += 1
+        self._seen += 1
         return True
 
-    @staticmethod
-    def _count(path: str) -> int:
-        try:
-            with open(path) as file:
-                for line in file:
-                    name, _, value = line.partition(" ")
-                    if name == "oom_kill":
-                        return int(value)
-        except (OSError, ValueError):
-            pass
-        return 0
 
-    @staticmethod
-    def _cgroup_sources() -> List[str]:
-        try:
-            with open("/proc/self/cgroup") as file:
-                lines = [line.rstrip("\n").split(":", 2) for line in file]
-        except OSError:
-            return []
-        return [
-            "/sys/fs/cgroup%s/memory.events" % line[2].rstrip("/") for line in lines if line[:2] == ["0", ""]
-        ]
+def _oom_counters() -> Iterator[str]:
+    """The files that may have the counter: of our own cgroup (version 2 or 1), else of the whole machine."""
+    try:
+        with open("/proc/self/cgroup") as file:
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        groups = []
+    for _, controllers, path in groups:
+        if not controllers:
+            yield "/sys/fs/cgroup%s/memory.events" % path.rstrip("/")
+        elif "memory" in controllers.split(","):
+            yield "/sys/fs/cgroup/memory%s/memory.oom_control" % path.rstrip("/")
+            yield "/sys/fs/cgroup/memory/memory.oom_control"  # a container sees its own group there
+    yield "/proc/vmstat"
+
+
+def _oom_kills(path: str) -> Optional[int]:
+    try:
+        with open(path) as file:
+            for line in file:
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
+    except (OSError, ValueError):
+        pass
+    return None

@@ -1,5 +1,6 @@
 """All workers of this host: output with credit, stdin, signals on time, ends."""
 
+import fcntl
 import json
 import os
 import selectors
@@ -13,7 +14,7 @@ from hvlaunch.agent.channel import Channel
 __all__ = ["Workers"]
 
 _CHUNK = 1 << 16
-_PIPE_SIZE = 1 << 16
+_F_GETPIPE_SZ = 1032  # fcntl(2); the module has the name since Python 3.10
 
 Step = Tuple[int, float]
 
@@ -27,7 +28,7 @@ class _Slot:
         self.steps: List[Step] = []
         self.end: Optional[Dict[str, Any]] = None
         self.told = False
-        self.to_drain = dict.fromkeys(worker.output, _PIPE_SIZE)
+        self.to_drain: Dict[str, int] = {}
         self.stdin_waiting = bytearray()
         self.stdin_ended = False
 
@@ -77,8 +78,7 @@ class Workers:
             for slot in self._chosen(header["slots"]):
                 slot.worker.send_signal(header["signal"], group=False)
         elif kind == "stdin":
-            for slot in self._chosen([header["slot"]]):
-                self._feed(slot, body)
+            self._feed(header["slot"], body)
 
     def stop(self, slots: Optional[Sequence[int]], steps: Sequence[Step]) -> None:
         """Send the signals of `steps` (number, seconds from now) to the slots (None: all) while they live."""
@@ -125,15 +125,22 @@ class Workers:
         )
         slot.steps = []
         self._drop_stdin(slot)
+        self._measure(slot)
         self._drain(slot)
+
+    @staticmethod
+    def _measure(slot: _Slot) -> None:
+        """All that the pipes can hold is to be drained, and the end of the stream behind it."""
+        for stream, fd in slot.worker.output.items():
+            slot.to_drain[stream] = fcntl.fcntl(fd, _F_GETPIPE_SZ) + 1
 
     def _drain(self, slot: _Slot) -> None:
         """Read what the ended worker left in its pipes, then tell of its end.
 
-        Its descendants may hold the pipes open: no more is waited for than a pipe can hold.
+        Its descendants may hold the pipes open: no more is read than a pipe can hold.
         """
         for stream in list(slot.worker.output):
-            while slot.to_drain.get(stream, 0) > 0:
+            while slot.to_drain[stream] > 0:
                 if not self._has_credit:
                     return
                 size = self._read(slot, stream)
@@ -207,12 +214,13 @@ class Workers:
         """At the end, when no process is left that could write: pass on what the pipes still hold."""
         self._credit = 1 << 40
         for slot in self._slots.values():
-            for stream in list(slot.worker.output):
-                while self._read(slot, stream):
-                    pass
+            self._measure(slot)
+            self._drain(slot)
 
-    def _feed(self, slot: _Slot, data: bytes) -> None:
-        if slot.worker.stdin is None:
+    def _feed(self, number: int, data: bytes) -> None:
+        slot = self._slots.get(number)
+        if slot is None or slot.worker.stdin is None:
+            self._tell_taken(number, len(data))
             return
         if not slot.stdin_waiting and not slot.stdin_ended:
             self._selector.register(slot.worker.stdin, selectors.EVENT_WRITE, lambda: self._write_stdin(slot))
@@ -232,18 +240,24 @@ class Workers:
             self._drop_stdin(slot)
             return
         del slot.stdin_waiting[:written]
-        if written:
-            self._channel.send({"type": "stdin_taken", "slot": slot.worker.slot, "bytes": written})
+        self._tell_taken(slot.worker.slot, written)
         if not slot.stdin_waiting:
             if slot.stdin_ended:
                 self._drop_stdin(slot)
             else:
                 self._selector.unregister(slot.worker.stdin)
 
+    def _tell_taken(self, slot: int, size: int) -> None:
+        """The worker has taken this much of its stdin, or never will: the driver may send on."""
+        if size:
+            self._channel.send({"type": "stdin_taken", "slot": slot, "bytes": size})
+
     def _drop_stdin(self, slot: _Slot) -> None:
         fd, slot.worker.stdin = slot.worker.stdin, None
         if fd is None:
             return
+        self._tell_taken(slot.worker.slot, len(slot.stdin_waiting))
+        slot.stdin_waiting.clear()
         if fd in self._selector.get_map():
             self._selector.unregister(fd)
         os.close(fd)

@@ -89,10 +89,11 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Tell the user; `detail` only where he asked for details."""
+    """Tell the user; `detail` only where he asked for details, `error` even where he asked for quiet."""
 
     text: str
     detail: bool = False
+    error: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,12 @@ from hvlaunch.errors import (
     HostsFailed,
     HvlaunchError,
     StartTimeout,
-    Unreachable,
     WorkingDirectoryMissing,
 )
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.actions import Action, Step
-from hvlaunch.gloo.network import LOOPBACK, Findings, candidates, interface_of
+from hvlaunch.gloo.network import LOOPBACK, Network
 from hvlaunch.gloo.round import Round
 from hvlaunch.gloo.worker_env import HostNetwork
 from hvlaunch.hosts.placement import Placement, needed, place, slots_of
@@ -55,7 +54,7 @@ class Engine:
         self._facts: dict[str, on.HostFacts] = {}
         self._failed: dict[str, HostError] = {}
         self._reached: dict[str, str | None] = {}
-        self._findings: Findings | None = None
+        self._network: Network | None = None
         self._round: Round | None = None
         self._places: list[Placement] = []
         self._error: HvlaunchError | None = None
@@ -91,8 +90,8 @@ class Engine:
             case on.RendezvousReached(host, address, tried):
                 self._reached[host] = address
                 return self._no_rendezvous(host, address, tried) + self._start_if_wired(now)
-            case on.HostProbed(host, address, interface) if self._findings is not None:
-                self._findings.add(host, address, interface)
+            case on.HostProbed(host, target, address) if self._network is not None:
+                self._network.add(host, target, address)
                 return self._start_if_wired(now)
             case on.HostFailed(host, error) | on.HostGone(host, error) if host in self._open:
                 self._open.discard(host)
@@ -154,7 +153,7 @@ class Engine:
             case Phase.RUNNING | Phase.STOPPING if self._round is not None:
                 return self._host_lost(self._round, host, error, now)
             case _:
-                return [do.Say(str(error)), *self._finish_if_closed()]
+                return [do.Say(str(error), error=True), *self._finish_if_closed()]
 
     def _parting(self, host: str, error: HostError, now: float) -> list[Action]:
         match self.phase:
@@ -167,7 +166,7 @@ class Engine:
                 self._error = error
                 return self._stop(self._gently(), now)
             case _:
-                return [do.Say(str(error))]
+                return [do.Say(str(error), error=True)]
 
     def _gently(self) -> list[Step]:
         return [Step(signal.SIGTERM, 0.0), Step(signal.SIGKILL, self._spec.grace)]
@@ -197,13 +196,14 @@ class Engine:
             return self._close(now, error)
         self.phase = Phase.PROBING
         self.deadline = now + _PROBING_TIME
-        first, *others = dict.fromkeys(one.host for one in self._places)
-        unused: list[Action] = [do.Release(host) for host in self._hosts if host not in {first, *others}]
-        self._hosts = {name: host for name, host in self._hosts.items() if name in {first, *others}}
-        addresses = candidates(self._facts[first]) if others else [LOOPBACK]
-        self._findings = Findings.expected(addresses, others)
-        port = self._facts[first].beacon_port
-        probes = [do.Probe(host, first, addresses, port) for host in others]
+        used = dict.fromkeys(one.host for one in self._places)
+        unused: list[Action] = [do.Release(host) for host in self._hosts if host not in used]
+        self._hosts = {name: self._hosts[name] for name in used}
+        self._network = Network({name: self._facts[name] for name in used}, self._spec.network_interfaces)
+        probes = [
+            do.Probe(host, target, addresses, self._facts[target].beacon_port)
+            for host, target, addresses in self._network.tries()
+        ]
         return unused + probes + self._start_if_wired(now)
 
     def _no_rendezvous(self, host: str, address: str | None, tried: Iterable[str]) -> list[Action]:
@@ -217,50 +217,35 @@ class Engine:
         ]
 
     def _start_if_wired(self, now: float, *, at_last: bool = False) -> list[Action]:
-        findings = self._findings
-        if self.phase is not Phase.PROBING or findings is None:
+        network = self._network
+        if self.phase is not Phase.PROBING or network is None:
             return []
-        if not at_last and not (findings.is_best and self._hosts.keys() <= self._reached.keys()):
-            if findings.common() is not None and self._hosts.keys() <= self._reached.keys():
+        if not at_last and not (network.is_best and self._hosts.keys() <= self._reached.keys()):
+            if network.is_enough and self._hosts.keys() <= self._reached.keys():
                 self.deadline = min(self.deadline or now, now + _SETTLE)
             return []
-        if lost := findings.unreachable_from():
-            return self._close(now, self._unreachable(lost[0], findings))
-        return self._start(findings, now)
-
-    def _unreachable(self, host: str, findings: Findings) -> Unreachable:
-        first = self._places[0].host
-        tried = ", ".join(findings.addresses) or "it has no address but loopback"
-        return Unreachable(
-            f"can't connect to host {first}, where rank 0 is to run (tried {tried})",
-            host=host,
-            other=first,
-            addresses=findings.addresses,
-            hint="opening the firewall between the two hosts, or -x MASTER_ADDR with an order of hosts that can",
-        )
+        problem = network.problem()
+        return self._start(network, now) if problem is None else self._close(now, problem)
 
     # Running
 
-    def _start(self, findings: Findings, now: float) -> list[Action]:
+    def _start(self, network: Network, now: float) -> list[Action]:
         self.phase, self.deadline = Phase.RUNNING, None
         self._round = Round(0, self._places, started_at=now)
-        first = self._places[0].host
-        master = findings.common() or findings.addresses[0]
-        routes = findings.choice()
+        port = self._facts[network.first].master_port
         starts: list[Action] = []
         for host in self._round.hosts:
-            facts = self._facts[host]
-            route = routes.get(host)
             reached = self._reached.get(host)
-            network = HostNetwork(
-                master_addr=route.address if route else master,
-                master_port=self._facts[first].master_port,
-                interface=route.interface if route else interface_of(facts, master),
+            own = HostNetwork(
+                master_addr=network.address(host),
+                master_port=port,
+                interface=network.interface(host),
                 rendezvous=(reached, self._rendezvous_port) if reached else None,
             )
             places = [one for one in self._places if one.host == host]
-            starts.append(do.Start(host, 0, places, network, facts))
-        text = f"starting {len(self._places)} workers on {len(starts)} hosts; MASTER_ADDR={master}"
+            starts.append(do.Start(host, 0, places, own, self._facts[host]))
+        where = f"{network.address(network.first)}:{port}"
+        text = f"starting {len(self._places)} workers on {len(starts)} hosts; rank 0 is at {where}"
         return [do.Say(text, detail=True), *starts]
 
     def _worker_ended(self, event: on.WorkerExited | on.WorkerNotStarted, now: float) -> list[Action]:
@@ -281,7 +266,7 @@ class Engine:
             self._error = error
             stop = self._stop(self._gently(), now)
         elif self._error is None:
-            stop = [do.Say(str(error))]
+            stop = [do.Say(str(error), error=True)]
         return stop + self._close_if_over(now)
 
     def _live_hosts(self) -> list[str]:
@@ -340,7 +325,8 @@ class Engine:
             return []
         return [
             do.Say(
-                f"host {host}: {left} processes of the job can't be killed (another user's, or stuck in the kernel)"
+                f"host {host}: {left} processes of the job can't be killed (another user's, or stuck in the kernel)",
+                error=True,
             )
         ]
 
@@ -348,7 +334,8 @@ class Engine:
         late = sorted(self._open)
         self._open.clear()
         said = [
-            do.Say(f"host {host}: does not close; its agent still ends what is left there") for host in late
+            do.Say(f"host {host}: does not close; its agent still ends what is left there", error=True)
+            for host in late
         ]
         return [*said, *(do.Abandon(host) for host in late), *self._finish_if_closed()]
 

@@ -43,6 +43,8 @@ class HostFacts:
     """A free port, kept for rank 0's store until its workers start."""
     peer_address: str | None
     """Where the driver connected to; None where the host is the driver's own machine."""
+    python: str | None = None
+    """The version of the agent's interpreter."""
     cwd_error: str | None = None
     """Why the working directory can't be entered."""
     trouble: str | None = None
@@ -112,11 +114,11 @@ class RendezvousReached:
 
 @dataclass(frozen=True, slots=True)
 class HostProbed:
-    """The host reaches rank 0's host at `address`, from its own `interface`; None: no more addresses will follow."""
+    """The host reaches another host, `target`, at `address`; None: no more addresses will follow."""
 
     host: str
+    target: str
     address: str | None
-    interface: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

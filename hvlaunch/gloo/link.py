@@ -163,7 +163,7 @@ class HostLink:
             case "reached":
                 self._post(on.RendezvousReached(name, header["address"], header["tried"]))
             case "probed":
-                self._post(on.HostProbed(name, header["address"], header.get("interface")))
+                self._post(on.HostProbed(name, header["target"], header["address"]))
             case "started":
                 self._tell_time(header["at"])
                 self._post(on.WorkerStarted(name, header["round"], header["slot"], header["pid"]))
@@ -198,6 +198,7 @@ class HostLink:
             beacon_port=header["beacon_port"],
             master_port=header["master_port"],
             peer_address=connection.remote_address,
+            python=facts.get("python"),
             cwd_error=header["cwd_error"],
             trouble=header["trouble"],
         )

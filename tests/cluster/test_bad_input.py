@@ -135,6 +135,7 @@ def test_hosts_that_cannot_reach_each_other(cluster: TestHosts) -> None:
         line = complaint(Job(cluster, ["-H", "a:1,b:1", "true"]), 69)
         assert "host b: can't connect to host a" in line
         assert cluster["a"].address in line
+        assert cluster["a"].address6 in line
     finally:
         cluster["a"].run(["iptables", "-F"])
         cluster["a"].run(["ip6tables", "-F"])

@@ -112,8 +112,8 @@ class World:
             case do.Probe(name, target, addresses, _):
                 assert self.hosts[target].link in ("ready", "closed")
                 for address in addresses:
-                    self.send(name, on.HostProbed(name, address, "eth0"))
-                self.send(name, on.HostProbed(name, None))
+                    self.send(name, on.HostProbed(name, target, address))
+                self.send(name, on.HostProbed(name, target, None))
             case do.Start():
                 self.start(action)
             case do.Stop(name, steps):

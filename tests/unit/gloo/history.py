@@ -72,8 +72,8 @@ class History:
         new = self.play(*(on.RendezvousReached(name, "10.0.0.100") for name in self.names))
         for probe in [action for action in self.actions if isinstance(action, do.Probe)]:
             for address in probe.addresses:
-                new += self.play(on.HostProbed(probe.host, address, "eth0"))
-            new += self.play(on.HostProbed(probe.host, None))
+                new += self.play(on.HostProbed(probe.host, probe.target, address))
+            new += self.play(on.HostProbed(probe.host, probe.target, None))
         return new
 
     def start(self, special: Mapping[str, on.HostFacts] | None = None) -> "History":

@@ -32,7 +32,10 @@ def test_a_job_that_goes_well() -> None:
     job = History(spec("a:2,b:2"))
     connects = job.connect()
     assert [action.host.name for action in job.of(do.Connect, connects)] == ["a", "b"]
-    assert job.of(do.Probe) == [do.Probe("b", "a", ["10.0.0.1"], 9001)]
+    assert job.of(do.Probe) == [
+        do.Probe("b", "a", ["10.0.0.1"], 9001),
+        do.Probe("a", "b", ["10.0.0.2"], 9002),
+    ]
     assert not job.of(do.Start)
     job.wire()
     starts = job.of(do.Start)
@@ -54,7 +57,7 @@ def test_workers_are_told_how_their_own_host_sees_the_network() -> None:
     job = History(spec("a:1,b:1"))
     job.connect({"b": facts(2, addresses={"enp1": ["10.0.0.2"]})})
     job.play(on.RendezvousReached("a", None, ["10.9.9.9"]), on.RendezvousReached("b", "10.0.0.100"))
-    job.play(on.HostProbed("b", "10.0.0.1", "enp1"))
+    job.play(on.HostProbed("b", "a", "10.0.0.1"), on.HostProbed("a", "b", "10.0.0.2"))
     first, second = (start.network for start in job.of(do.Start))
     assert (first.master_addr, first.master_port, first.interface) == ("10.0.0.1", 20001, "eth0")
     assert (second.master_addr, second.master_port, second.interface) == ("10.0.0.1", 20001, "enp1")
@@ -176,39 +179,70 @@ def test_what_a_kernel_lacks_is_said() -> None:
 # Probing
 
 
-def test_a_host_that_cannot_reach_rank_0() -> None:
+def all_reach_the_rendezvous(job: History) -> None:
+    job.play(*(on.RendezvousReached(name, "10.0.0.100") for name in job.names))
+
+
+def test_a_host_that_cannot_reach_another() -> None:
     job = History(spec("a:1,b:1,c:1"))
     job.connect()
-    job.play(*(on.RendezvousReached(name, "10.0.0.100") for name in "abc"))
-    job.play(on.HostProbed("b", "10.0.0.1", "eth0"), on.HostProbed("b", None), on.HostProbed("c", None))
+    all_reach_the_rendezvous(job)
+    job.play(on.HostProbed("b", "a", "10.0.0.1"), on.HostProbed("c", "a", "10.0.0.1"))
+    job.play(on.HostProbed("a", "b", "10.0.0.2"))
+    assert job.play(on.HostProbed("b", "c", None))
     job.close()
     error = job.result.error
     assert isinstance(error, Unreachable)
-    assert (error.host, error.other, list(error.addresses), error.exit_code) == ("c", "a", ["10.0.0.1"], 69)
+    assert (error.host, error.other, list(error.addresses), error.exit_code) == ("b", "c", ["10.0.0.3"], 69)
+    assert not job.of(do.Start)
 
 
 def test_the_best_address_that_all_reach_is_taken_after_a_moment() -> None:
     two = facts(1, addresses={"eth0": ["10.0.0.1"], "ib0": ["10.1.0.1"]})
     job = History(spec("a:1,b:1,c:1"))
     job.connect({"a": two})
-    job.play(*(on.RendezvousReached(name, "10.0.0.100") for name in "abc"))
-    job.play(on.HostProbed("b", "10.0.0.1", "eth0"), on.HostProbed("b", "10.1.0.1", "ib0"))
-    assert job.play(on.HostProbed("c", "10.1.0.1", "ib7")) == []
+    all_reach_the_rendezvous(job)
+    job.play(on.HostProbed("a", "b", "10.0.0.2"), on.HostProbed("b", "c", "10.0.0.3"))
+    job.play(on.HostProbed("b", "a", "10.0.0.1"), on.HostProbed("b", "a", "10.1.0.1"))
+    assert job.play(on.HostProbed("c", "a", "10.1.0.1")) == []
     before = job.now
     job.wait()
     assert job.now - before == pytest.approx(0.3)
     assert [start.network.master_addr for start in job.of(do.Start)] == ["10.1.0.1"] * 3
-    assert [start.network.interface for start in job.of(do.Start)] == ["ib0", "ib0", "ib7"]
+    assert [start.network.interface for start in job.of(do.Start)] == ["ib0", "eth0", "eth0"]
 
 
 def test_hosts_that_have_no_address_in_common_use_what_each_of_them_reaches() -> None:
     two = facts(1, addresses={"eth0": ["10.0.0.1"], "ib0": ["10.1.0.1"]})
     job = History(spec("a:1,b:1,c:1"))
     job.connect({"a": two})
-    job.play(*(on.RendezvousReached(name, "10.0.0.100") for name in "abc"))
-    job.play(on.HostProbed("b", "10.0.0.1", "eth0"), on.HostProbed("b", None))
-    job.play(on.HostProbed("c", "10.1.0.1", "ib0"), on.HostProbed("c", None))
+    all_reach_the_rendezvous(job)
+    job.play(on.HostProbed("a", "b", "10.0.0.2"), on.HostProbed("b", "c", "10.0.0.3"))
+    job.play(on.HostProbed("b", "a", "10.0.0.1"), on.HostProbed("b", "a", None))
+    job.play(on.HostProbed("c", "a", "10.1.0.1"), on.HostProbed("c", "a", None))
     assert [start.network.master_addr for start in job.of(do.Start)] == ["10.0.0.1", "10.0.0.1", "10.1.0.1"]
+
+
+def test_interfaces_that_the_user_names_are_taken_without_trying() -> None:
+    two = facts(1, addresses={"eth0": ["10.0.0.1"], "ib0": ["10.1.0.1"]})
+    other = facts(2, addresses={"eth0": ["10.0.0.2"], "mlx0": ["10.1.0.2"]})
+    job = History(spec("a:1,b:1", network_interfaces=("ib0", "mlx0")))
+    job.connect({"a": two, "b": other})
+    all_reach_the_rendezvous(job)
+    assert not job.of(do.Probe)
+    assert [(s.network.master_addr, s.network.interface) for s in job.of(do.Start)] == [
+        ("10.1.0.1", "ib0"),
+        ("10.1.0.1", "mlx0"),
+    ]
+
+
+def test_an_interface_that_a_host_does_not_have() -> None:
+    job = History(spec("a:1,b:1", network_interfaces=("ib0",)))
+    job.connect({"a": facts(1, addresses={"ib0": ["10.1.0.1"]})})
+    all_reach_the_rendezvous(job)
+    job.close()
+    assert job.result.exit_code == 2
+    assert str(job.result.error).startswith("host b: none of the interfaces ib0 has an address there")
 
 
 def test_a_host_that_never_answers_about_the_rendezvous_does_not_hold_the_job() -> None:

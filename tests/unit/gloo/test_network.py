@@ -2,7 +2,8 @@
 
 import pytest
 
-from hvlaunch.gloo.network import Findings, Route, candidates, interface_of
+from hvlaunch.errors import Unreachable
+from hvlaunch.gloo.network import Network, candidates, interface_of
 from tests.unit.gloo.history import facts
 
 MANY = {
@@ -39,33 +40,74 @@ def test_interfaces_are_found_by_address() -> None:
     assert interface_of(facts(1, addresses=MANY), "10.9.9.9") is None
 
 
-def test_the_first_address_that_all_reach_is_common() -> None:
-    findings = Findings.expected(["x", "y", "z"], ["b", "c"])
-    findings.add("b", "y", "eth0")
-    findings.add("b", "z", "eth1")
-    assert findings.common() is None
-    findings.add("c", "z", "eth2")
-    assert findings.common() == "z"
-    assert not findings.is_best
-    findings.add("c", "y", "eth2")
-    assert findings.common() == "y"
-    findings.add("b", "x", "eth0")
-    findings.add("c", "x", "eth0")
-    assert findings.is_best
-    assert findings.choice() == {"b": Route("x", "eth0"), "c": Route("x", "eth0")}
+def network(*numbers: int, only: tuple[str, ...] = ()) -> Network:
+    return Network({"abcd"[number - 1]: facts(number) for number in numbers}, only)
 
 
-def test_when_all_have_tried_all_it_gets_no_better() -> None:
-    findings = Findings.expected(["x", "y"], ["b"])
-    findings.add("b", "y", None)
-    assert not findings.is_best
-    findings.add("b", None, None)
-    assert findings.is_best
-    assert findings.unreachable_from() == []
+def test_everyone_tries_the_first_host_and_each_the_next() -> None:
+    assert sorted((host, target) for host, target, _ in network(1, 2, 3, 4).tries()) == [
+        ("a", "b"),
+        ("b", "a"),
+        ("b", "c"),
+        ("c", "a"),
+        ("c", "d"),
+        ("d", "a"),
+    ]
+
+
+def test_nobody_is_left_out_of_the_choice() -> None:
+    net = network(1, 2, 3)
+    for host, target, addresses in net.tries():
+        assert not net.is_enough
+        for address in addresses:
+            net.add(host, target, address)
+    assert net.is_enough
+    assert net.is_best
+    assert net.problem() is None
+    assert [net.address(host) for host in "abc"] == ["10.0.0.1"] * 3
+    assert [net.interface(host) for host in "abc"] == ["eth0"] * 3
+
+
+def test_an_interface_that_leads_nowhere_is_not_chosen() -> None:
+    """eth0 of b comes first, and nobody gets there; docker0 has the same address on both."""
+    dead = {"eth0": ["192.168.9.2"], "eth1": ["10.0.0.2"], "docker0": ["172.17.0.1"]}
+    good = {"eth5": ["10.0.0.1"], "docker0": ["172.17.0.1"]}
+    net = Network({"a": facts(1, addresses=good), "b": facts(2, addresses=dead, peer_address=None)})
+    net.add("b", "a", "10.0.0.1")
+    net.add("a", "b", "10.0.0.2")
+    assert not net.is_best
+    for host, target in (("a", "b"), ("b", "a")):
+        net.add(host, target, None)
+    assert net.is_best
+    assert net.problem() is None
+    assert (net.address("b"), net.interface("a"), net.interface("b")) == ("10.0.0.1", "eth5", "eth1")
+
+
+def test_ipv6_only() -> None:
+    six = {"eth0": ["fd00::1", "fe80::1"]}
+    net = Network({"a": facts(1, addresses=six, peer_address="fd00::1"), "b": facts(2)})
+    assert ("b", "a", ["fd00::1"]) in list(net.tries())
+
+
+def test_a_pair_that_cannot_is_named() -> None:
+    net = network(1, 2)
+    net.add("b", "a", "10.0.0.1")
+    net.add("a", "b", None)
+    problem = net.problem()
+    assert isinstance(problem, Unreachable)
+    assert (problem.host, problem.other, list(problem.addresses)) == ("a", "b", ["10.0.0.2"])
+
+
+def test_a_host_with_nothing_but_loopback() -> None:
+    net = Network({"a": facts(1), "b": facts(2, addresses={"lo": ["127.0.0.1"]}, peer_address=None)})
+    net.add("a", "b", None)
+    net.add("b", "a", "10.0.0.1")
+    assert "it has no address but loopback" in str(net.problem())
 
 
 def test_one_host_alone_needs_nobody() -> None:
-    findings = Findings.expected(["127.0.0.1"], [])
-    assert findings.is_best
-    assert findings.common() == "127.0.0.1"
-    assert findings.choice() == {}
+    net = network(1)
+    assert list(net.tries()) == []
+    assert net.is_best
+    assert (net.address("a"), net.interface("a")) == ("127.0.0.1", "lo")
+    assert network(1, only=("eth0",)).address("a") == "10.0.0.1"

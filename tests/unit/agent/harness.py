@@ -1,0 +1,267 @@
+"""An agent in a process of its own, driven through pipes as the driver would, and its processes counted."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hvlaunch.agent.frames import MAGIC, Decoder, Frame, encode
+from hvlaunch.gloo.bundle import agent_command, bundle
+
+__all__ = ["PATIENCE", "AgentProcess", "Hunt", "python", "until"]
+
+PATIENCE = 30.0
+"""Seconds after which a condition that a test waits for has failed."""
+
+
+def python(code: str, *args: str) -> list[str]:
+    """The command of a worker that runs `code`."""
+    return [sys.executable, "-I", "-S", "-c", code, *args]
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until the condition holds, and give what it gave."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s for: {what}"
+        time.sleep(0.005)
+    return value
+
+
+class Hunt:
+    """Finds this test's processes on the whole machine by a word of their command lines.
+
+    `mark` is a number of seconds that no other process sleeps: `sleep MARK` is found wherever it
+    hides from sessions, groups, parents and environments.
+    """
+
+    def __init__(self) -> None:
+        self.mark = f"86400.{int.from_bytes(os.urandom(6), 'big'):015d}"
+
+    def pids(self) -> list[int]:
+        """The living processes with the mark."""
+        word = self.mark.encode()
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if word in (process / "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(process.name))
+            except OSError:
+                continue
+        return found
+
+    def wait_for(self, count: int) -> None:
+        until(lambda: len(self.pids()) == count, f"{count} processes")
+
+    def end(self) -> None:
+        for pid in self.pids():
+            os.kill(pid, signal.SIGKILL)
+
+
+class AgentProcess:
+    """Guardian and agent, and the driver's end of their channel.
+
+    Every output frame is acknowledged unless `acks` is False. `before` are shell commands that the
+    login shell runs first.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace: float = 0.2,
+        lease: float = 60.0,
+        window: int = 1 << 20,
+        acks: bool = True,
+        shell: Sequence[str] = ("/bin/sh", "-c"),
+        before: str = "",
+        candidates: Sequence[str] = (sys.executable,),
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> None:
+        self.acks = acks
+        self.noise = b""
+        self.seen: list[Frame] = []
+        """Frames that came and that no test asked for yet."""
+        self.ended = False
+        """Whether the agent's stdout has ended."""
+        self._decoder = Decoder()
+        self._bundle = bundle({"grace": grace, "lease": lease, "window": window})
+        command = before + agent_command(candidates, len(self._bundle))
+        self.process = subprocess.Popen(
+            [*shell, command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+            bufsize=0,
+        )
+        self.write(self._bundle)
+
+    @property
+    def guardian(self) -> psutil.Process:
+        """The shells exec, so the guardian has the pid of the first."""
+        return psutil.Process(self.process.pid)
+
+    @property
+    def agent(self) -> psutil.Process:
+        [agent] = self.guardian.children()
+        return agent
+
+    def write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        view = memoryview(data)
+        while view:
+            view = view[self.process.stdin.write(view) :]
+
+    def send(self, kind: str, body: bytes = b"", **facts: Any) -> None:
+        self.write(encode({"type": kind, **facts}, body))
+
+    def hello(self, **facts: Any) -> dict[str, Any]:
+        """Greet the agent; its answer."""
+        asked = {"nonce": "agent-nonce", "cwd": "/", "gpus": False, "rendezvous": None, **facts}
+        self.send("hello", protocol=1, **asked)
+        return self.expect("hello")[0]
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        workers: int = 1,
+        stdin: bool = False,
+        env: Mapping[str, str] | None = None,
+        defaults: Mapping[str, str] | None = None,
+        own: Mapping[str, str] | None = None,
+        round_number: int = 0,
+    ) -> None:
+        """Start workers in slots 0, 1, …; `own` is each worker's own environment."""
+        body = {
+            "argv": list(argv),
+            "defaults": dict(defaults or {}),
+            "env": dict(env or {}),
+            "workers": [{"slot": slot, "env": dict(own or {}), "stdin": stdin} for slot in range(workers)],
+        }
+        self.send("start", json.dumps(body).encode("ascii"), round=round_number)
+
+    def run(self, argv: Sequence[str], **options: Any) -> tuple[dict[str, Any], bytes, bytes]:
+        """Start one worker and wait for its end: how it ended, its stdout and stderr."""
+        self.start(argv, **options)
+        header, _ = self.expect("exited", slot=0)
+        return header, self.output("stdout"), self.output("stderr")
+
+    def expect(self, kind: str, **facts: Any) -> Frame:
+        """The next frame of this kind that has the facts."""
+        for frame in self.frames():
+            header, _ = frame
+            if header["type"] == kind and all(header[name] == value for name, value in facts.items()):
+                self.seen.remove(frame)
+                return frame
+            assert header["type"] != "fault" or kind == "fault", header["cause"]
+        raise AssertionError(f"the agent ended without {kind} {facts}; it sent {self.seen}; {self.stderr()}")
+
+    def frames(self) -> Iterator[Frame]:
+        """What came and was not asked for, then what comes, until the agent's stdout ends."""
+        index = 0
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            while index < len(self.seen):
+                yield self.seen[index]
+                index += 1
+            if self.ended:
+                return
+            self.receive(max(0.0, deadline - time.monotonic()))
+            assert time.monotonic() < deadline, f"no such frame in {PATIENCE:g} s; there were {self.seen}"
+
+    def receive(self, timeout: float) -> None:
+        """Take in what the agent sends within the time."""
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], timeout)[0]:
+            return
+        data = self.process.stdout.read(1 << 16)
+        self.ended = not data
+        if MAGIC not in self.noise:
+            self.noise += data
+            data = self.noise.partition(MAGIC)[2]
+        for header, body in self._decoder.feed(data) if data else ():
+            self.seen.append((header, body))
+            if self.acks and header["type"] == "output" and body:
+                self.send("ack", bytes=len(body))
+
+    def output(self, stream: str = "stdout", slot: int = 0) -> bytes:
+        """What came so far of one stream; it is then forgotten."""
+        mine: list[Frame] = []
+        others: list[Frame] = []
+        for header, body in self.seen:
+            is_mine = header["type"] == "output" and (header["stream"], header["slot"]) == (stream, slot)
+            (mine if is_mine else others).append((header, body))
+        self.seen = others
+        return b"".join(body for _, body in mine)
+
+    def read_output(self, size: int, stream: str = "stdout", slot: int = 0) -> bytes:
+        """At least `size` bytes of a stream, waited for."""
+        got = self.output(stream, slot)
+        deadline = time.monotonic() + PATIENCE
+        while len(got) < size:
+            assert time.monotonic() < deadline
+            assert not self.ended, (got, self.seen, self.stderr())
+            assert not any(self._tells_end_of(slot, header) for header, _ in self.seen), (got, self.seen)
+            self.receive(PATIENCE)
+            got += self.output(stream, slot)
+        return got
+
+    @staticmethod
+    def _tells_end_of(slot: int, header: Mapping[str, Any]) -> bool:
+        return (header["type"], header.get("slot")) == ("exited", slot)
+
+    def bye(self) -> tuple[dict[str, Any], int]:
+        """Part as the driver does; the agent's last frame and exit status."""
+        self.send("bye")
+        header, _ = self.expect("bye")
+        return header, self.status()
+
+    def hang_up(self) -> None:
+        """As when the driver is gone."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def status(self) -> int:
+        """The exit status of the guardian, waited for; its stdout is read on meanwhile."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.ended:
+            assert time.monotonic() < deadline, "the agent does not end"
+            self.receive(0.1)
+        return self.process.wait(PATIENCE)
+
+    def stderr(self) -> str:
+        """What guardian and agent said, once they have ended."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read().decode() if self.process.poll() is not None else ""
+
+    def end(self) -> None:
+        """For a test's end, however it went: the agent ends itself, or the test fails."""
+        stdin, stdout, stderr = self.process.stdin, self.process.stdout, self.process.stderr
+        assert stdin is not None and stdout is not None and stderr is not None
+        try:
+            self._part()
+        finally:
+            self.process.kill()
+            for pipe in (stdin, stdout, stderr):
+                pipe.close()
+
+    def _part(self) -> None:
+        if self.process.poll() is not None:
+            return
+        with suppress(OSError):
+            self.send("bye")
+        self.hang_up()
+        self.status()

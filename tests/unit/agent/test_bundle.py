@@ -1,0 +1,217 @@
+"""The start: any login shell, any candidate, exactly the bundle's bytes, nothing of the host's."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hvlaunch import agent as agent_package
+from hvlaunch.agent.frames import MAGIC, encode
+from hvlaunch.errors import BadUsage
+from hvlaunch.gloo import bundle as bundles
+from hvlaunch.gloo.bundle import NO_PYTHON, agent_command, bundle, python_candidates
+from tests.unit.agent.harness import AgentProcess
+
+Launch = Callable[..., AgentProcess]
+SHELLS = ["sh", "bash", "dash", "zsh", "fish", "csh", "tcsh", "ksh", "busybox"]
+
+
+def shell_command(name: str) -> list[str]:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"no {name} here")
+    return [path, "sh", "-c"] if name == "busybox" else [path, "-c"]
+
+
+@pytest.fixture
+def spaced_python(tmp_path: Path) -> str:
+    """An interpreter whose path has what needs quoting."""
+    directory = tmp_path / "a (b) & c; d* ~ #{e} %"
+    directory.mkdir()
+    script = directory / "my python"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def old_python(tmp_path: Path, name: str = "old") -> str:
+    """What a Python 3.7 would say to the question whether it is new enough."""
+    script = tmp_path / name
+    script.write_text("#!/bin/sh\nexit 1\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_login_shell_starts_the_agent(shell: str, launch: Launch, spaced_python: str) -> None:
+    agent = launch(shell=shell_command(shell), candidates=["/no/such dir/python", spaced_python])
+    assert agent.hello()["facts"]["executable"] == sys.executable
+    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert agent.stderr() == ""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_no_candidate_is_one_line_and_127(shell: str, tmp_path: Path) -> None:
+    candidates = ["/no/such dir/python", old_python(tmp_path), "no-such-python", str(tmp_path)]
+    done = subprocess.run(
+        [*shell_command(shell), agent_command(candidates, 1)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (127, b"")
+    assert done.stderr.decode() == f"{NO_PYTHON} {', '.join(candidates)}\n"
+
+
+def test_a_python_that_is_too_old_is_passed_over(launch: Launch, tmp_path: Path) -> None:
+    agent = launch(candidates=[old_python(tmp_path), sys.executable])
+    assert agent.hello()["facts"]["executable"] == sys.executable
+
+
+def test_the_version_test_of_the_command_tells_old_from_new() -> None:
+    test = re.search(r'-c "(import sys;[^"]*)"', agent_command(["python3"], 1))
+    assert test is not None
+    for version, code in (((2, 7), 1), ((3, 7, 17), 1), ((3, 8, 0), 0), ((4, 0), 0)):
+        program = f"import sys;sys.version_info={version!r};" + test[1].removeprefix("import sys;")
+        assert subprocess.run([sys.executable, "-c", program], check=False).returncode == code
+
+
+def test_a_home_directory_is_expanded(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs" / "python").symlink_to(sys.executable)
+    agent = launch(candidates=["~/envs/python"], env={"HOME": str(tmp_path)})
+    assert agent.hello()["facts"]["executable"] == str(tmp_path / "envs" / "python")
+
+
+def test_noise_of_the_login_shell_comes_before_the_preamble(launch: Launch) -> None:
+    noise = "Welcome! \\0\\001hvlaunch-agen \\377 100%% full"
+    agent = launch(before=f"printf '{noise}'; echo to stderr >&2; ")
+    agent.hello()
+    assert agent.noise.partition(MAGIC)[0] == b"Welcome! \0\1hvlaunch-agen \xff 100% full"
+
+
+def test_the_users_python_stands_alone() -> None:
+    assert python_candidates("~/venv/bin/python") == ["~/venv/bin/python"]
+    assert python_candidates(None) == [sys.executable, "python3", "python"]
+
+
+@pytest.mark.parametrize("path", ["a'b", 'a"b', "a$b", "a`b", "a\\b", "a!b", "a\nb", ""])
+def test_a_path_that_no_quoting_suits_all_shells_is_bad_usage(path: str) -> None:
+    with pytest.raises(BadUsage, match="remote python"):
+        python_candidates(path)
+
+
+def test_nothing_secret_and_nothing_long_is_on_the_command_line() -> None:
+    assert len(agent_command(python_candidates(None), 20_000)) < 700
+
+
+def test_every_module_of_the_agent_travels() -> None:
+    there = {path.stem for path in Path(agent_package.__file__).parent.glob("*.py")}
+    assert there == {*bundles._MODULES, "boot"}
+
+
+def test_the_bundle_stays_small() -> None:
+    assert len(bundle({"grace": 10.0, "lease": 30.0, "window": 1 << 20})) < 24_000
+
+
+def test_frames_right_behind_the_bundle_are_not_swallowed(launch: Launch) -> None:
+    """One write has the bundle and the hello; the boot may read only its own part."""
+    data = bundle({"grace": 0.2, "lease": 60.0, "window": 1 << 20})
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", agent_command([sys.executable], len(data))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    out, _ = process.communicate(data + encode({"type": "ping"}) + encode({"type": "bye"}), timeout=30)
+    assert process.returncode == 0
+    assert b'"pong"' in out
+    assert b'"bye"' in out
+
+
+def test_a_bundle_that_comes_in_drops_is_read_whole() -> None:
+    data = bundle({"grace": 0.2, "lease": 60.0, "window": 1 << 20}) + encode({"type": "bye"})
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", agent_command([sys.executable], len(data) - len(encode({"type": "bye"})))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    for start in range(0, len(data), 499):
+        process.stdin.write(data[start : start + 499])
+        process.stdin.flush()
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert b'"bye"' in out
+
+
+def test_the_hosts_own_modules_are_not_imported(launch: Launch, tmp_path: Path) -> None:
+    """Neither PYTHONPATH, nor the working directory, nor site-packages come before the standard library."""
+    for name in ("json", "select", "selectors", "sitecustomize", "usercustomize", "hvlaunch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the host')")
+    env = {"PYTHONPATH": str(tmp_path), "PYTHONSTARTUP": str(tmp_path / "json.py"), "PYTHONHOME": "/nowhere"}
+    agent = launch(env=env, cwd=str(tmp_path))
+    agent.hello()
+    _, out, _ = agent.run(["/bin/sh", "-c", "echo $PYTHONPATH"])
+    assert out.decode().strip() == str(tmp_path)
+
+
+def test_the_start_imports_little() -> None:
+    """What an import costs is paid on every host before its workers can start."""
+    data = bundle({"grace": 0.2, "lease": 60.0, "window": 1 << 20})
+    command = agent_command([sys.executable], len(data)).replace('exec "$p" -I', 'exec "$p" -X importtime -I')
+    hello = {"type": "hello", "nonce": "x", "cwd": "/", "gpus": False, "rendezvous": None}
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        input=data + encode(hello) + encode({"type": "bye"}),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    imported = {line.rpartition(b"|")[2].strip().decode() for line in done.stderr.splitlines()}
+    assert "hvlaunch.agent.workers" in imported
+    heavy = {
+        "subprocess",
+        "shutil",
+        "traceback",
+        "asyncio",
+        "logging",
+        "pathlib",
+        "tempfile",
+        "inspect",
+        "site",
+    }
+    assert not imported & heavy
+
+
+def interpreter(version: str) -> str:
+    """A Python of this version that works (pyenv's shims are there without one)."""
+    installed = Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")
+    for path in [*map(str, installed), shutil.which(f"python{version}")]:
+        if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return path
+    pytest.skip(f"no Python {version} here")
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_the_agent_runs_on_every_python_from_the_oldest_promised(launch: Launch, version: str) -> None:
+    agent = launch(candidates=[interpreter(version)])
+    assert agent.hello()["facts"]["python"].startswith(f"{version}.")
+    agent.start(["/bin/sh", "-c", "cat; exit 3"], stdin=True)
+    agent.send("stdin", b"words", slot=0)
+    agent.send("stdin", b"", slot=0)
+    agent.expect("exited", code=3)
+    assert agent.output() == b"words"
+    agent.start(["/no/such/file"])
+    agent.expect("not_started", code=127)
+    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert agent.stderr() == ""
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
+def test_no_older_python_is_taken(launch: Launch, version: str) -> None:
+    agent = launch(candidates=[interpreter(version), sys.executable])
+    assert agent.hello()["facts"]["executable"] == sys.executable

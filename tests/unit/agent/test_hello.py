@@ -1,0 +1,138 @@
+import os
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvlaunch.agent.frames import PROTOCOL
+from tests.unit.agent.harness import AgentProcess, Hunt
+
+Launch = Callable[..., AgentProcess]
+
+
+def test_the_hello_tells_the_hosts_facts(launch: Launch) -> None:
+    hello = launch().hello()
+    facts = hello["facts"]
+    assert hello["protocol"] == PROTOCOL
+    assert hello["trouble"] is None
+    assert facts["hostname"] == socket.gethostname()
+    assert facts["python"] == "{}.{}.{}".format(*sys.version_info)
+    assert facts["kernel"] == os.uname().release
+    assert facts["cpus"] == len(os.sched_getaffinity(0))
+    assert facts["memory"] == psutil.virtual_memory().total
+    assert facts["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert abs(facts["clock"] - time.time()) < 60
+    assert "gpus" not in facts
+
+
+def test_the_addresses_are_those_of_the_interfaces(launch: Launch) -> None:
+    found = launch().hello()["facts"]["addresses"]
+    families = (socket.AF_INET, socket.AF_INET6)
+    for name, entries in psutil.net_if_addrs().items():
+        expected = {entry.address.partition("%")[0] for entry in entries if entry.family in families}
+        assert set(found[name]) == expected
+
+
+def test_gpus_are_counted_where_asked(launch: Launch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '0, NVIDIA H200, 143771'\necho '1, NVIDIA H200, 143771'\n")
+    tool.chmod(0o755)
+    agent = launch(env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert agent.hello(gpus=True)["facts"]["gpus"] == [
+        ["0", "NVIDIA H200", "143771"],
+        ["1", "NVIDIA H200", "143771"],
+    ]
+
+
+def test_a_host_without_nvidia_smi_has_no_gpus(launch: Launch, tmp_path: Path) -> None:
+    agent = launch(env={"PATH": str(tmp_path)})
+    assert agent.hello(gpus=True)["facts"]["gpus"] == []
+
+
+def test_a_gpu_count_that_hangs_ends_with_the_agent(launch: Launch, tmp_path: Path, hunt: Hunt) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nexec sleep {hunt.mark}\n")
+    tool.chmod(0o755)
+    agent = launch(env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    agent.send("hello", protocol=1, nonce="x", cwd="/", gpus=True, rendezvous=None)
+    hunt.wait_for(1)
+    began = time.monotonic()
+    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert time.monotonic() - began < 15
+    assert hunt.pids() == []
+
+
+@pytest.mark.parametrize(
+    ("path", "error"), [("/no/such", "No such file or directory"), ("/etc/passwd", "Not a directory")]
+)
+def test_a_directory_that_cant_be_entered_is_told(launch: Launch, path: str, error: str) -> None:
+    assert launch().hello(cwd=path)["cwd_error"] == error
+
+
+def test_the_workers_run_in_the_directory(launch: Launch, tmp_path: Path) -> None:
+    agent = launch(cwd="/")
+    assert agent.hello(cwd=str(tmp_path))["cwd_error"] is None
+    _, out, _ = agent.run(["/bin/pwd", "-P"])
+    assert out.decode().strip() == str(tmp_path.resolve())
+    _, out, _ = agent.run(["/usr/bin/env"])
+    assert f"PWD={tmp_path}" in out.decode().splitlines()
+
+
+def test_the_ports_are_free_and_the_masters_is_kept_until_the_start(launch: Launch) -> None:
+    agent = launch()
+    hello = agent.hello()
+    master = hello["master_port"]
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert master < low or master > high
+    assert master != hello["beacon_port"]
+    with socket.socket() as taken, pytest.raises(OSError, match="in use"):
+        taken.bind(("", master))
+    agent.run(["true"])
+    with socket.socket() as free:
+        free.bind(("", master))
+
+
+def test_the_scratch_directory_is_ours_alone_and_goes(launch: Launch, tmp_path: Path) -> None:
+    agent = launch(env={"TMPDIR": str(tmp_path)})
+    scratch = Path(agent.hello()["scratch"])
+    assert scratch.parent == tmp_path
+    assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
+    (scratch / "deep" / "er").mkdir(parents=True)
+    (scratch / "deep" / "file").write_text("x")
+    agent.bye()
+    assert not scratch.exists()
+
+
+def test_a_temporary_directory_that_is_missing_is_replaced(launch: Launch, tmp_path: Path) -> None:
+    agent = launch(env={"TMPDIR": str(tmp_path / "gone")})
+    assert Path(agent.hello()["scratch"]).is_dir()
+
+
+def test_pings_are_answered_with_the_hosts_clock(agent: AgentProcess) -> None:
+    for _ in range(3):
+        before = time.monotonic()
+        agent.send("ping")
+        header, _ = agent.expect("pong")
+        assert before <= header["at"] <= time.monotonic()
+
+
+def test_a_driver_that_speaks_something_else_is_told(launch: Launch) -> None:
+    agent = launch()
+    agent.hello()
+    agent.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+    header, _ = agent.expect("fault")
+    assert "the driver sent a frame of" in header["cause"]
+    assert agent.status() == 0
+
+
+def test_a_fault_of_the_agent_itself_reaches_the_driver_with_its_traceback(agent: AgentProcess) -> None:
+    agent.send("start", b"{}", round=0)
+    header, _ = agent.expect("fault")
+    assert "KeyError" in header["cause"]
+    assert agent.status() == 1
+    assert agent.stderr() == "hvlaunch agent: ended with code 1\n"

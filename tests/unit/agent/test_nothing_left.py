@@ -1,0 +1,246 @@
+"""Whatever ends: no process of the job is left, the scratch directory is gone, other jobs go on."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvlaunch.gloo.bundle import agent_command, bundle
+from tests.unit.agent.harness import AgentProcess, Hunt, python, until
+
+Launch = Callable[..., AgentProcess]
+
+FAMILY = """
+sleep $0 &
+setsid sleep $0 &
+(setsid sleep $0 >/dev/null 2>&1 </dev/null &)
+(env -i setsid sleep $0 &)
+(trap '' TERM HUP INT; exec sleep $0) &
+(cd /; setsid sh -c 'trap "" TERM; sleep $0' $0 &)
+trap '' TERM
+sleep $0
+:"""
+"""A worker that ignores TERM, with children of every kind: six, one of them with a child, and its own."""
+FAMILY_SIZE = 9
+CHAIN = python(
+    "import os, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    while True:\n"
+    "        if os.fork(): os._exit(0)\n"
+    "time.sleep(1000)"
+)
+
+
+class Job:
+    """An agent with a family of processes, and what must be gone in the end."""
+
+    def __init__(self, agent: AgentProcess, hunt: Hunt) -> None:
+        self.link = agent
+        self.hunt = hunt
+        self.scratch = Path(agent.hello()["scratch"])
+        (self.scratch / "error.json").write_text("{}")
+        agent.start(["/bin/sh", "-c", FAMILY, hunt.mark])
+        hunt.wait_for(FAMILY_SIZE)
+        self.guardian, self.agent = agent.guardian, agent.agent
+
+    def assert_nothing_left(self) -> None:
+        """At once when the channel has ended: the driver counts on it."""
+        assert self.hunt.pids() == []
+        assert not self.agent.is_running()
+        assert not self.guardian.is_running()
+        assert not self.scratch.exists()
+
+
+@pytest.fixture
+def job(launch: Launch, hunt: Hunt) -> Job:
+    return Job(launch(), hunt)
+
+
+@pytest.fixture(autouse=True)
+def neighbour(launch: Launch) -> Iterator[None]:
+    """Another job on the same machine, which is to notice nothing."""
+    hunt = Hunt()
+    other = Job(launch(), hunt)
+    before = sorted(hunt.pids())
+    yield
+    assert sorted(hunt.pids()) == before
+    assert {other.guardian.status(), other.agent.status()} <= {"sleeping", "running"}
+    assert other.scratch.exists()
+    other.link.send("ping")
+    other.link.expect("pong")
+    hunt.end()
+
+
+def test_after_a_bye(job: Job) -> None:
+    assert job.link.bye() == ({"type": "bye", "left": 0}, 0)
+    job.assert_nothing_left()
+
+
+def test_everything_is_gone_when_the_bye_is_told(job: Job) -> None:
+    """The agent's last frame is a promise, which needs no guardian."""
+    job.guardian.suspend()
+    job.link.send("bye")
+    job.link.expect("bye", left=0)
+    assert job.hunt.pids() == []
+    job.guardian.resume()
+
+
+def test_after_the_driver_is_gone(job: Job) -> None:
+    job.link.hang_up()
+    assert job.link.expect("parting")[0]["cause"] == "the driver is gone"
+    assert job.link.status() == 0
+    job.assert_nothing_left()
+
+
+def test_after_the_driver_is_gone_and_nobody_reads(job: Job) -> None:
+    """As when its machine is switched off: what the agent says goes nowhere."""
+    job.link.start(["yes"], workers=2)
+    job.link.expect("started", slot=1)
+    stdout = job.link.process.stdout
+    assert stdout is not None
+    stdout.close()
+    job.link.hang_up()
+    assert job.link.process.wait(30) == 0
+    job.assert_nothing_left()
+
+
+def test_after_a_lease_of_silence(launch: Launch, hunt: Hunt) -> None:
+    job = Job(launch(lease=2.0), hunt)
+    assert job.link.expect("parting")[0]["cause"] == "heard nothing from the driver for 2 seconds"
+    assert job.link.status() == 0
+    job.assert_nothing_left()
+
+
+def test_pings_renew_the_lease(launch: Launch) -> None:
+    agent = launch(lease=1.0)
+    agent.hello()
+    for _ in range(20):
+        agent.send("ping")
+        agent.expect("pong")
+        agent.receive(0.1)
+    assert agent.seen == []
+
+
+def test_bytes_of_an_unfinished_frame_renew_the_lease(launch: Launch) -> None:
+    """A long start frame over a slow line is no silence."""
+    agent = launch(lease=1.0)
+    agent.hello()
+    agent.write(b"\0\0\0\x20\0\0\0\x14")
+    for number in range(20):
+        agent.write(b'{"type": "ping", "padding": "x"}'[number : number + 1])
+        agent.receive(0.1)
+    assert agent.seen == []
+
+
+def test_after_a_kill_of_the_agent(job: Job) -> None:
+    job.agent.kill()
+    assert job.link.status() == 137
+    assert job.link.stderr() == "hvlaunch agent: killed by SIGKILL\n"
+    job.assert_nothing_left()
+
+
+def test_after_an_end_of_the_agent_by_a_signal_without_a_name(job: Job) -> None:
+    os.kill(job.agent.pid, signal.SIGRTMIN + 1)
+    assert job.link.status() == 128 + signal.SIGRTMIN + 1
+    assert job.link.stderr() == f"hvlaunch agent: killed by signal {signal.SIGRTMIN + 1:d}\n"
+    job.assert_nothing_left()
+
+
+def test_after_a_kill_of_the_guardian(job: Job) -> None:
+    job.guardian.kill()
+    assert job.link.expect("parting")[0]["cause"] == "its guardian was killed"
+    assert job.link.status() == -signal.SIGKILL
+    until(lambda: not job.agent.is_running() or job.agent.status() == "zombie", "the agent's end")
+    assert job.hunt.pids() == []
+    assert not job.scratch.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("which", ["guardian", "agent"])
+def test_after_a_signal_to(which: str, number: signal.Signals, job: Job) -> None:
+    getattr(job, which).send_signal(number)
+    assert job.link.expect("parting")[0]["cause"] == f"got {number.name}"
+    assert job.link.expect("exited")[0]["signal"] == signal.SIGKILL
+    assert job.link.expect("bye")[0]["left"] == 0
+    assert job.link.status() == 0
+    job.assert_nothing_left()
+
+
+def test_after_a_frame_that_is_none(job: Job) -> None:
+    job.link.write(b"\xff" * 100)
+    assert job.link.status() == 0
+    job.assert_nothing_left()
+
+
+def test_after_an_agent_that_is_stopped_and_loses_its_driver(launch: Launch, hunt: Hunt) -> None:
+    """Nothing can wake it; the guardian sees the channel close, and waits no longer than grace and lease."""
+    job = Job(launch(grace=0.2, lease=1.0), hunt)
+    job.agent.suspend()
+    job.link.hang_up()
+    assert job.link.status() == 137
+    job.assert_nothing_left()
+
+
+def test_after_a_stopped_worker(job: Job) -> None:
+    for pid in job.hunt.pids():
+        os.kill(pid, signal.SIGSTOP)
+    assert job.link.bye() == ({"type": "bye", "left": 0}, 0)
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("ending", ["bye", "agent", "guardian"])
+def test_after_a_chain_that_forks_and_exits_as_fast_as_it_can(
+    launch: Launch, hunt: Hunt, ending: str
+) -> None:
+    agent = launch()
+    agent.hello()
+    agent.start([*CHAIN, hunt.mark])
+    until(lambda: len(hunt.pids()) >= 2, "the chain")
+    family = [agent.guardian, agent.agent]
+    if ending == "bye":
+        agent.send("bye")
+    else:
+        family[ending == "agent"].kill()
+    agent.status()
+    until(lambda: all(not one.is_running() or one.status() == "zombie" for one in family), "the agent's end")
+    assert hunt.pids() == []
+
+
+def test_after_a_worker_that_ended_and_left_daemons(launch: Launch, hunt: Hunt) -> None:
+    agent = launch()
+    agent.hello()
+    agent.start(["/bin/sh", "-c", "(setsid sleep $0 >/dev/null 2>&1 &); exit 0", hunt.mark])
+    agent.expect("exited", code=0)
+    hunt.wait_for(1)
+    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert hunt.pids() == []
+
+
+def test_before_the_hello(launch: Launch) -> None:
+    agent = launch()
+    agent.hang_up()
+    assert agent.status() == 0
+
+
+def test_over_a_socket_as_some_ssh_servers_give_it(tmp_path: Path) -> None:
+    """One socket for both directions: its end is told otherwise than a pipe's."""
+    data = bundle({"grace": 0.2, "lease": 60.0, "window": 1 << 20})
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", agent_command([sys.executable], len(data))], stdin=theirs.fileno(), stdout=theirs.fileno()
+        )
+        theirs.close()
+        ours.sendall(data)
+        assert ours.recv(4)
+        [agent] = psutil.Process(process.pid).children()
+        ours.shutdown(socket.SHUT_WR)
+        assert process.wait(30) == 0
+        assert not agent.is_running()
