@@ -57,6 +57,8 @@ class JobSpec:
     """What the user passes on: forwarded by default, from --env-file and -x, merged in that order."""
     stdin: StdinPolicy = "0"
     output_dir: Path | None = None
+    network_interfaces: tuple[str, ...] = ()
+    """Interfaces to use, without trying which lead where; on each host the first that has an address."""
     ssh: SSHOptions = field(default_factory=SSHOptions)
     remote_python: str | None = None
     start_timeout: float = 60.0

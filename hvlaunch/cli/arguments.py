@@ -59,6 +59,7 @@ class Options(argparse.Namespace):
     hosts: str | None
     hostfile: str | None
     slots_per_host: int | None
+    network_interfaces: list[str]
     cwd: str | None
     stdin: StdinPolicy
     x: list[str]
@@ -183,6 +184,16 @@ def _add_hosts(parser: _Parser) -> None:
         metavar="N",
         type=_slots,
         help="slots of hosts that name none; default: as many as the host has GPUs, else 1",
+    )
+    hosts.add_argument(
+        "--network-interfaces",
+        "--network-interface",
+        dest="network_interfaces",
+        metavar="NAME,NAME",
+        action="append",
+        default=[],
+        help="interfaces for the workers, by name; on each host the first that has an address is taken as it is."
+        " Default: the hosts try each other's addresses",
     )
 
 

@@ -33,6 +33,9 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         cwd=_cwd(options.cwd, environ),
         np=options.np,
         slots_per_host=options.slots_per_host,
+        network_interfaces=tuple(
+            name for names in options.network_interfaces for name in names.split(",") if name
+        ),
         env=env,
         stdin=options.stdin,
         output_dir=None if options.output_filename is None else Path(options.output_filename),

@@ -35,7 +35,7 @@ def test_everything_said_arrives(here):
     line = (
         "-np 3 -H a:2,u@b:1 --slots-per-host 4 -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
         "--ssh-user me -i key --ssh-config config --host-keys off --remote-python /py --start-timeout 1 --lease 2 "
-        "--grace 3 --verbose --cwd /data python -m train -np 4"
+        "--grace 3 --verbose --network-interfaces ib0,ib1 --network-interface eth0 --cwd /data python -m train -np 4"
     )
     spec = spec_of(line, {"PATH": "/bin", "OTHER": "x"})
     assert spec == JobSpec(
@@ -44,6 +44,7 @@ def test_everything_said_arrives(here):
         cwd="/data",
         np=3,
         slots_per_host=4,
+        network_interfaces=("ib0", "ib1", "eth0"),
         env={"PATH": "/bin", "FROM_FILE": "1", "A": "1"},
         stdin="none",
         output_dir=Path("out"),
