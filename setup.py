@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
-VERSION = re.search(r'^__version__ = "([^"]+)"', (ROOT / "hvlaunch/__init__.py").read_text(), re.M)
+VERSION = re.search(r'^__version__ = "([^"]+)"', (ROOT / "hvlaunch/__init__.py").read_text(), re.MULTILINE)
 assert VERSION is not None
 
 TORCH = ["torch>=2.4"]
@@ -40,6 +40,7 @@ setup(
         "psutil>=5.9",
         "rich>=13",
         "rich-argparse>=1.4",
+        "shtab>=1.7",
     ],
     extras_require={
         "uvloop": ["uvloop>=0.19"],
