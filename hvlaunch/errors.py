@@ -23,6 +23,7 @@ __all__ = [
     "NoPython",
     "NotEnoughSlots",
     "PermissionDenied",
+    "SentAway",
     "StartTimeout",
     "UnknownHost",
     "Unreachable",
@@ -104,6 +105,10 @@ class UnknownHost(HostError):
 
 class ConnectFailed(HostError):
     """No SSH connection: refused, reset, no route, or the other side does not speak SSH."""
+
+
+class SentAway(ConnectFailed):
+    """The host's sshd closes connections before it says anything: too many at once (MaxStartups), or it refuses us."""
 
 
 class StartTimeout(HostError):

@@ -7,10 +7,23 @@ from typing import Literal
 
 from hvlaunch.errors import HvlaunchError
 
-__all__ = ["Host", "HostKeyPolicy", "JobResult", "JobSpec", "SSHOptions", "StdinPolicy", "WorkerExit"]
+__all__ = [
+    "ColorPolicy",
+    "ConsoleOptions",
+    "Host",
+    "HostKeyPolicy",
+    "JobResult",
+    "JobSpec",
+    "SSHClient",
+    "SSHOptions",
+    "StdinPolicy",
+    "WorkerExit",
+]
 
 HostKeyPolicy = Literal["strict", "accept-new", "off"]
+SSHClient = Literal["paramiko", "openssh"]
 StdinPolicy = Literal["0", "all", "none"]
+ColorPolicy = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,25 @@ class SSHOptions:
     identity: Path | None = None
     config: Path | None = None
     host_keys: HostKeyPolicy = "strict"
+    client: SSHClient = "paramiko"
+    """Who speaks SSH: paramiko in this process, or the ssh binary."""
+    connect_limit: int = 8
+    """How many connections to one address may be made at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleOptions:
+    """What the user sees, and how."""
+
+    prefix: str = "[{rank}]<{stream}>: "
+    """Before each line of a worker; docs/output.md has the fields."""
+    color: ColorPolicy = "auto"
+    ranks: tuple[range, ...] | None = None
+    """Whose output is shown; None is everyone's."""
+    merge: bool = False
+    """Print equal lines of several ranks once."""
+    quiet: bool = False
+    """Only workers' output, errors and the failure report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +89,9 @@ class JobSpec:
     """What the user passes on: forwarded by default, from --env-file and -x, merged in that order."""
     stdin: StdinPolicy = "0"
     output_dir: Path | None = None
+    console: ConsoleOptions = field(default_factory=ConsoleOptions)
+    events: Path | None = None
+    """Where an object is appended for each event."""
     network_interfaces: tuple[str, ...] = ()
     """Interfaces to use, without trying which lead where; on each host the first that has an address."""
     ssh: SSHOptions = field(default_factory=SSHOptions)

@@ -7,9 +7,9 @@ import sys
 import time
 from typing import Any, Dict, Optional, Tuple
 
-from hvlaunch.agent import reaper
+from hvlaunch.agent import reaper, scratch
 
-__all__ = ["main", "remove_scratch"]
+__all__ = ["main"]
 
 _KILL_PATIENCE = 20.0
 
@@ -19,7 +19,9 @@ def main(config: Dict[str, Any]) -> None:
 
     `config` has `grace` and `lease` in seconds. Never returns.
     """
-    scratch = _make_scratch()
+    if not sys.platform.startswith("linux"):
+        sys.exit("hvlaunch agent: workers run on Linux, and this host runs " + sys.platform)
+    directory = scratch.make()
     reaper.adopt_descendants()
     alive_read, alive_write = os.pipe()
     agent = os.fork()
@@ -27,36 +29,12 @@ def main(config: Dict[str, Any]) -> None:
         os.close(alive_write)
         from hvlaunch.agent import main as agent_main  # noqa: PLC0415 (the guardian stays small)
 
-        agent_main.main(config, scratch, alive_read)
+        agent_main.main(config, directory, alive_read)
     os.close(alive_read)
     status = _wait(agent, float(config["grace"]) + float(config["lease"]))
     left = reaper.kill_descendants(_KILL_PATIENCE)
-    remove_scratch(scratch)
+    scratch.remove(directory)
     _exit_as(status, left)
-
-
-def _make_scratch() -> str:
-    """A private directory for the workers' error files, removed at the end."""
-    refusals = []
-    for base in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
-        path = os.path.abspath(os.path.join(base or ".", "hvlaunch-" + os.urandom(8).hex()))
-        try:
-            if base:
-                os.mkdir(path, 0o700)
-                return path
-        except OSError as error:
-            refusals.append("%s: %s" % (base, os.strerror(error.errno or 0).lower()))
-    sys.exit("hvlaunch agent: no place for temporary files (%s)" % ", ".join(refusals))
-
-
-def remove_scratch(path: str) -> None:
-    """Remove the directory and what is in it, as far as it goes."""
-    try:
-        os.rmdir(path)
-    except OSError:
-        import shutil  # noqa: PLC0415 (costs 8 ms, and is needed only where a worker left a file)
-
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _wait(agent: int, patience: float) -> int:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, NoReturn, Optional
 
-from hvlaunch.agent import guardian, reaper
+from hvlaunch.agent import reaper, scratch
 from hvlaunch.agent.channel import Channel
 from hvlaunch.agent.frames import MAGIC, BadFrame, Frame
 from hvlaunch.agent.greeting import Greeting
@@ -24,13 +24,13 @@ _KILL_PATIENCE = 20.0
 _LAST_WORDS = 1.0
 
 
-def main(config: Dict[str, Any], scratch: str, guardian_fd: int) -> NoReturn:
+def main(config: Dict[str, Any], directory: str, guardian_fd: int) -> NoReturn:
     """Run the agent over fds 0 and 1 and exit. `guardian_fd` reads end-of-file when the guardian dies."""
     channel = Channel(0, 1)
     channel.send_raw(MAGIC)
     trouble = reaper.adopt_descendants()  # fork does not hand it on, and the guardian may be killed
     try:
-        code = Agent(channel, config, scratch, guardian_fd, trouble).run()
+        code = Agent(channel, config, directory, guardian_fd, trouble).run()
     except BaseException:  # noqa: BLE001 (whatever it is, the driver must hear of it)
         import traceback  # noqa: PLC0415 (2 ms, and never needed where all is well)
 
@@ -44,12 +44,17 @@ class Agent:
     """The loop, and what the driver's frames mean."""
 
     def __init__(
-        self, channel: Channel, config: Dict[str, Any], scratch: str, guardian_fd: int, trouble: Optional[str]
+        self,
+        channel: Channel,
+        config: Dict[str, Any],
+        directory: str,
+        guardian_fd: int,
+        trouble: Optional[str],
     ) -> None:
         self._channel = channel
         self._lease = float(config["lease"])
         self._grace = float(config["grace"])
-        self._scratch = scratch
+        self._scratch = directory
         self._trouble = trouble
         self._ending = False
         self._alone = False
@@ -57,7 +62,7 @@ class Agent:
         self._calls: Deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
         self._workers = Workers(channel, self._selector, int(config["window"]))
-        self._greeting = Greeting(channel, self._selector, self._call_soon, scratch)
+        self._greeting = Greeting(channel, self._selector, self._call_soon, directory)
         self._wake_read, self._wake_write = os.pipe()
         self._watch_signals()
         self._selector.register(channel.read_fd, selectors.EVENT_READ, self._receive)
@@ -154,7 +159,7 @@ class Agent:
         self._ending = True
         self._workers.stop(None, [(signal.SIGKILL, 0.0)])
         reaper.kill_descendants(_KILL_PATIENCE)
-        guardian.remove_scratch(self._scratch)
+        scratch.remove(self._scratch)
         self._channel.flush_all(_LAST_WORDS)
         os._exit(1)
 

@@ -8,9 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 from hvlaunch import __version__
+from hvlaunch.cli.ranks import parse_ranks
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import MAX_SLOTS, is_user
-from hvlaunch.job import HostKeyPolicy, JobSpec, StdinPolicy
+from hvlaunch.job import (
+    ColorPolicy,
+    ConsoleOptions,
+    HostKeyPolicy,
+    JobSpec,
+    SSHClient,
+    SSHOptions,
+    StdinPolicy,
+)
 
 __all__ = ["Answer", "Options", "parse"]
 
@@ -41,6 +50,7 @@ _MOST_WORKERS = 1 << 20  # more is a slip of the finger, and would eat the memor
 _LONGEST = 1_000_000.0  # seconds; poll(2) counts milliseconds in 31 bits
 _HINT = "hvlaunch --help"
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(JobSpec)}
+_SSH_DEFAULTS = {field.name: field.default for field in dataclasses.fields(SSHOptions)}
 _Number = TypeVar("_Number", int, float)
 
 
@@ -66,12 +76,21 @@ class Options(argparse.Namespace):
     env_file: list[str]
     env: str | None
     output_filename: str | None
+    prefix: str
+    prefix_timestamp: bool
+    color: ColorPolicy
+    ranks: tuple[range, ...] | None
+    merge: bool
+    events: str | None
     verbose: bool
+    quiet: bool
     ssh_port: int | None
     ssh_identity_file: str | None
     ssh_user: str | None
     ssh_config: str | None
     host_keys: HostKeyPolicy
+    ssh_client: SSHClient
+    connect_limit: int
     remote_python: str | None
     start_timeout: float
     lease: float
@@ -103,6 +122,21 @@ class _Ask(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         raise Answer(self.const or parser.format_help())
+
+
+class _PrintCompletion(argparse.Action):
+    """Raises Answer with the completion script for a shell."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        _namespace: argparse.Namespace,
+        values: object,
+        _option: str | None = None,
+    ) -> NoReturn:
+        from hvlaunch.cli.completion import completion  # noqa: PLC0415 (no job needs it)
+
+        raise Answer(completion(parser, str(values)))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -252,6 +286,47 @@ def _add_output(parser: _Parser) -> None:
         help="write each worker's output to DIR/rank.N/stdout and stderr, beside showing it here",
     )
     output.add_argument(
+        "--prefix",
+        metavar="TEMPLATE",
+        default=ConsoleOptions().prefix,
+        help="before each line here; fields are {rank}, {host}, {local_rank}, {time} and {stream}, with formats such as "
+        "{rank:03} or {time:%%H:%%M:%%S}; default: '%(default)s'",
+    )
+    output.add_argument(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        dest="prefix_timestamp",
+        action="store_true",
+        help="put the time before the prefix",
+    )
+    output.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="prefixes in a colour for each rank: on a terminal, unless NO_COLOR is set (auto, the default), always "
+        "or never",
+    )
+    output.add_argument(
+        "--ranks",
+        metavar="LIST",
+        type=parse_ranks,
+        help="show only the output of these ranks, such as 0,8-15; files and the failure report have all",
+    )
+    output.add_argument(
+        "--merge",
+        action="store_true",
+        help="print a line that several ranks write at about the same time once, with the set of ranks",
+    )
+    output.add_argument(
+        "--events", metavar="FILE", type=_some, help="append a JSON object for each event of the job"
+    )
+    loudness = output.add_mutually_exclusive_group()
+    loudness.add_argument(
+        "--quiet",
+        action="store_true",
+        help="print only what workers write, errors and the failure report",
+    )
+    loudness.add_argument(
         "--verbose", action="store_true", help="tell what hvlaunch does, and show its own tracebacks"
     )
 
@@ -270,6 +345,20 @@ def _add_ssh(parser: _Parser) -> None:
         default="strict",
         help="hosts whose key is not in known_hosts: refuse them (strict, the default), learn the key "
         "(accept-new), or check no key at all (off)",
+    )
+    ssh.add_argument(
+        "--ssh-client",
+        choices=("paramiko", "openssh"),
+        default="paramiko",
+        help="who speaks ssh: hvlaunch itself, by paramiko (the default), or the ssh binary, for GSSAPI, FIDO keys, "
+        "PKCS#11 and connections that are open already (ControlPath)",
+    )
+    ssh.add_argument(
+        "--connect-limit",
+        metavar="N",
+        type=_positive,
+        default=_SSH_DEFAULTS["connect_limit"],
+        help="at most N connections to one host or jump host are made at the same time; default: %(default)s",
     )
     ssh.add_argument(
         "--remote-python",
@@ -324,6 +413,12 @@ def _add_general(parser: _Parser) -> None:
         action="store_true",
         help="print what this installation has, for bug reports too",
     )
+    general.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        choices=("bash", "zsh", "tcsh"),
+        help="print a script that completes flags and values in this shell",
+    )
     general.add_argument("-h", "--help", action=_Ask, nargs=0, help="print this")
     general.add_argument(
         "-v", "--version", action=_Ask, nargs=0, const=f"hvlaunch {__version__}\n", help="print it"
@@ -336,6 +431,10 @@ def _workers(text: str) -> int:
 
 def _slots(text: str) -> int:
     return _whole(text, most=MAX_SLOTS)
+
+
+def _positive(text: str) -> int:
+    return _whole(text, most=_MOST_WORKERS)
 
 
 def _port(text: str) -> int:

@@ -10,6 +10,7 @@ from typing import BinaryIO, Protocol, TextIO
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.own_argv import hide_values
 from hvlaunch.cli.spec import job_spec
+from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
 
@@ -54,7 +55,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         return _print(check_build() + "\n")
     hide_values(options.x)
     spec, warnings = job_spec(options, os.environ)
-    for warning in warnings:
+    for warning in () if options.quiet else warnings:
         _complain(f"warning: {warning}")
     if options.dry_run:
         from hvlaunch.cli.plan import plan  # noqa: PLC0415
@@ -85,8 +86,7 @@ def _complain(message: str) -> None:
     """Write a message to stderr: one line, or one for each host; control characters, which may be a host's, escaped."""
     with suppress(OSError):
         for line in message.split("\n"):
-            text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
-            print(f"hvlaunch: {text}", file=sys.stderr, flush=True)  # noqa: T201 (printing errors is done here)
+            print(f"hvlaunch: {visible(line)}", file=sys.stderr, flush=True)  # noqa: T201 (printing errors is done here)
 
 
 def _explain(error: Exception, *, verbose: bool) -> None:

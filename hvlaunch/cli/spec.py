@@ -6,10 +6,11 @@ from pathlib import Path, PurePosixPath
 
 from hvlaunch.cli.arguments import Options
 from hvlaunch.cli.environment import MAX_STRING, user_env
+from hvlaunch.console.prefix import ASCTIME, Prefix
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.hostfile import read_hostfile
 from hvlaunch.hosts.parse import parse_hosts
-from hvlaunch.job import Host, JobSpec, SSHOptions
+from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
 
 __all__ = ["current_directory", "job_spec"]
 
@@ -39,12 +40,22 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         env=env,
         stdin=options.stdin,
         output_dir=None if options.output_filename is None else Path(options.output_filename),
+        console=ConsoleOptions(
+            prefix=_prefix(options),
+            color=options.color,
+            ranks=options.ranks,
+            merge=options.merge,
+            quiet=options.quiet,
+        ),
+        events=None if options.events is None else Path(options.events),
         ssh=SSHOptions(
             port=options.ssh_port,
             user=options.ssh_user,
             identity=_file(options.ssh_identity_file, "-i/--ssh-identity-file"),
             config=_file(options.ssh_config, "--ssh-config"),
             host_keys=options.host_keys,
+            client=options.ssh_client,
+            connect_limit=options.connect_limit,
         ),
         remote_python=options.remote_python,
         start_timeout=options.start_timeout,
@@ -86,6 +97,11 @@ def _hosts(options: Options) -> tuple[Host, ...]:
     if options.hostfile is not None:
         return tuple(read_hostfile(Path(options.hostfile)))
     return (Host("localhost", slots=options.np),)
+
+
+def _prefix(options: Options) -> str:
+    Prefix(options.prefix)  # what is wrong with it is said now
+    return ASCTIME + options.prefix if options.prefix_timestamp else options.prefix
 
 
 def _file(name: str | None, flag: str) -> Path | None:

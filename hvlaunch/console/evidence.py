@@ -18,6 +18,7 @@ _MOST_CHARACTERS = 1000
 _TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
 _CXX_FRAME = re.compile(r"\s*(frame #\d+: |#\d+ +0x)")
 _TORCH_PREFIX = re.compile(r"\[rank\d+\]: ")  # torch.distributed's, on every line of a traceback
+_STATE = re.compile(rb"[^\r\n]*\r")  # of a progress bar: the next one takes its place
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -69,7 +70,7 @@ def _last_lines(tail: bytes) -> tuple[str, ...]:
     whole = splitter.feed(tail) + splitter.end()
     if len(tail) >= TAIL:  # its first line is likely to be the end of one
         whole = whole.partition(b"\n")[2] or whole
-    lines = _clean(whole.decode(errors="replace"))
+    lines = _clean(_STATE.sub(b"", whole).decode(errors="replace"))
     starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
     first = max(0, len(lines) - _LAST_LINES)
     if starts:

@@ -2,27 +2,36 @@
 
 from collections.abc import Iterable
 
-__all__ = ["fold_hosts", "fold_ranks"]
+__all__ = ["fold_hosts", "fold_ranks", "host_set", "number_set"]
 
 
-def fold_ranks(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-3,6`."""
-    from ClusterShell.RangeSet import RangeSet  # noqa: PLC0415 - only a job that fails needs it
+def number_set(numbers: Iterable[int]) -> str:
+    """`3`, `0-3,6`."""
+    from ClusterShell.RangeSet import RangeSet  # noqa: PLC0415 - only a job that fails or merges needs it
 
-    known = sorted(set(ranks))
-    folded = RangeSet.fromlist(str(rank) for rank in known)
-    return f"{'rank' if len(known) == 1 else 'ranks'} {folded}"
+    return str(RangeSet.fromlist(str(number) for number in sorted(set(numbers))))
 
 
-def fold_hosts(hosts: Iterable[str]) -> str:
-    """`host b`, `hosts gpu[01-07],login`."""
+def host_set(hosts: Iterable[str]) -> str:
+    """`b`, `gpu[01-07],login`."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # noqa: PLC0415 - as above
 
     known = list(dict.fromkeys(hosts))
     if len(known) == 1:
-        return f"host {known[0]}"
+        return known[0]
     try:
-        folded = str(NodeSet.fromlist(known, resolver=RESOLVER_NOGROUP))
+        return str(NodeSet.fromlist(known, resolver=RESOLVER_NOGROUP))
     except NodeSetException:  # a name that is none of ClusterShell's, which a hostfile may still hold
-        folded = ",".join(known)
-    return f"hosts {folded}"
+        return ",".join(known)
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0-3,6`."""
+    known = set(ranks)
+    return f"{'rank' if len(known) == 1 else 'ranks'} {number_set(known)}"
+
+
+def fold_hosts(hosts: Iterable[str]) -> str:
+    """`host b`, `hosts gpu[01-07],login`."""
+    known = set(names := list(hosts))
+    return f"{'host' if len(known) == 1 else 'hosts'} {host_set(names)}"

@@ -4,68 +4,98 @@ import re
 from collections.abc import Hashable
 from typing import Literal
 
-__all__ = ["LONGEST", "LineSplitter", "Screen", "Stream"]
+__all__ = ["LONGEST", "Key", "LineSplitter", "Screen", "Stream"]
 
 Stream = Literal["stdout", "stderr"]
+
+Key = tuple[int, Stream]
+"""Whose output, and which."""
 
 LONGEST = 1 << 20
 """Bytes of an unfinished line that are kept; a longer line is passed on in pieces."""
 
-_EMPTY_RETURNS = re.compile(rb"(?<=\n)\r+(?![\r\n])")
-_RETURNS = re.compile(rb"\r+\n?")
+_EMPTY_RETURNS = rb"(?<=\n)\r+(?![\r\n])"
+_RETURNED_ENDS = rb"\r+\n"
+_REPEATED = rb"\r\r+"
+_FIRST_END = rb"[\r\n]"
 
 
 class LineSplitter:
-    r"""One stream's bytes, cut into whole lines that end with `\n`.
+    r"""One stream's bytes, cut into whole lines.
 
-    `\n`, `\r\n` and a lone `\r` (progress bars) end a line. Several `\r` in a row count as one, and a lone
-    `\r` at the start of a line, where many progress bars put it, ends nothing. Everything else passes
-    unchanged, whether UTF-8 or not. However the bytes are cut into chunks, the lines are the same.
+    A line that stays ends with `\n`; `\r\n` is made `\n`. One that ends with a lone `\r` is a state of a progress
+    bar, which the next line takes the place of. Several `\r` in a row count as one, and a lone `\r` at the start of
+    a line, where many progress bars put it, ends nothing. Everything else passes unchanged, whether UTF-8 or not.
+    However the bytes are cut into chunks, the lines are the same.
     """
 
-    __slots__ = ("_inside", "_returned", "_waiting")
+    __slots__ = ("_drawing", "_inside", "_returned", "_waiting", "has_states")
 
     def __init__(self) -> None:
+        self.has_states = False
+        """Whether what feed() gave last has a state of a progress bar, or the unfinished line is one."""
         self._waiting = bytearray()
         self._inside = False  # of a long line, whose beginning was passed on
         self._returned = False  # by a \r that ended the last chunk: a \n may follow
+        self._drawing = False  # a \r, and no \n since
+
+    @property
+    def state(self) -> bytes | None:
+        """The unfinished line, where it is a progress bar's: what a terminal would show now. Else None."""
+        return bytes(self._waiting) if self._drawing or self._returned else None
 
     def feed(self, data: bytes) -> bytes:
         """The lines that `data` completes; after LONGEST bytes without an end also an unfinished piece."""
-        if self._returned or b"\r" in data:
+        returns = self._returned or b"\r" in data
+        if returns:
             data = self._without_returns(data)
-        cut = data.rfind(b"\n") + 1
-        ready = data[:cut]
+            cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        else:
+            cut = data.rfind(b"\n") + 1
+            self._drawing = self._drawing and not cut
         if cut:
-            if self._waiting:
-                ready = bytes(self._waiting) + ready
-                self._waiting.clear()
+            ready = b"".join((self._waiting, memoryview(data)[:cut]))
+            self._waiting.clear()
             self._inside = False
-        self._waiting += data[cut:]
+        else:
+            ready = b""
+        self._waiting += memoryview(data)[cut:]
         if len(self._waiting) >= LONGEST:
             ready += self._waiting
             self._waiting.clear()
             self._inside = True
+            self._drawing = False
+        self.has_states = self._drawing or self._returned or (returns and b"\r" in ready)
         return ready
 
     def end(self) -> bytes:
         """The unfinished last line, now ended; b"" where there is none. What is fed next is a new stream."""
         ready = bytes(self._waiting) + b"\n" if self._waiting or self._inside else b""
         self._waiting.clear()
-        self._inside = self._returned = False
+        self._inside = self._returned = self._drawing = False
         return ready
 
     def _without_returns(self, data: bytes) -> bytes:
+        r"""`data` without `\r\n`, repeated and meaningless `\r`, and without those at the end, which wait."""
         if self._returned:
             data = b"\r" + data
         known = data.rstrip(b"\r")
         self._returned = len(known) < len(data)
         known = known.replace(b"\r\n", b"\n")
         if b"\r" not in known:
+            self._drawing = self._drawing and b"\n" not in known
             return known
+        self._drawing = known.rfind(b"\r") > known.rfind(b"\n") or (self._drawing and b"\n" not in known)
         if self._waiting or self._inside:
-            return _RETURNS.sub(b"\n", _EMPTY_RETURNS.sub(b"", known))
-        return _RETURNS.sub(b"\n", _EMPTY_RETURNS.sub(b"", b"\n" + known))[1:]
+            known = re.sub(_EMPTY_RETURNS, b"", known)
+        else:
+            known = re.sub(_EMPTY_RETURNS, b"", b"\n" + known)[1:]
+        known = re.sub(_REPEATED, b"\r", re.sub(_RETURNED_ENDS, b"\n", known))
+        if self._inside and (end := re.search(_FIRST_END, known)):
+            known = (
+                known[: end.start()] + b"\n" + known[end.end() :]
+            )  # its beginning was passed on, and stays
+        return known
 
 
 class Screen:
@@ -74,6 +104,11 @@ class Screen:
     def __init__(self) -> None:
         self._open: Hashable = None  # whose unfinished line is the last thing on the screen
         self._cut: set[Hashable] = set()  # whose unfinished line was ended for them
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last line is ended: what comes next stands at the start of a line."""
+        return self._open is None
 
     def place(self, owner: Hashable, prefix: bytes, text: bytes) -> list[bytes]:
         """What to write, as parts to join, so that `text` (lines, perhaps with a piece at the end) stands right."""

@@ -2,21 +2,27 @@
 
 import errno
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import BinaryIO, NamedTuple
 
+from hvlaunch.console.color import can_redraw, colored
 from hvlaunch.console.files import OutputFiles
-from hvlaunch.console.lines import LineSplitter, Screen, Stream
+from hvlaunch.console.lines import Stream
+from hvlaunch.console.outlet import Outlet
+from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.sink import Sink, same_place
+from hvlaunch.job import ConsoleOptions
 
-__all__ = ["TAIL", "Printer", "rank_prefix"]
+__all__ = ["TAIL", "Printer"]
 
 TAIL = 8192
 """Bytes of each rank's stderr that are kept for the failure report."""
 
-_BATCH = 1 << 17
+_BATCH = 1 << 18
+_MOST_LIVE_ROWS = 8
 
 
 class _Output(NamedTuple):
@@ -31,18 +37,13 @@ class _End(NamedTuple):
     stream: Stream
 
 
-class _Message(NamedTuple):
-    prefix: bytes
-    text: str
+class _Order(NamedTuple):
+    """Anything else that is to be done in the printer's thread, in its turn."""
+
+    carry_out: Callable[[], None]
 
 
-_Item = _Output | _End | _Message | None
-"""What the queue carries; None closes the printer."""
-
-
-def rank_prefix(rank: int, stream: Stream) -> bytes:
-    """`[3]<stdout>: `, as horovodrun and Open MPI's --tag-output have it."""
-    return b"[%d]<%s>: " % (rank, stream.encode())
+_Item = _Output | _End | _Order
 
 
 class Printer:
@@ -58,27 +59,29 @@ class Printer:
         stdout: BinaryIO,
         stderr: BinaryIO,
         *,
-        prefix: Callable[[int, Stream], bytes] = rank_prefix,
+        options: ConsoleOptions | None = None,
+        environ: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.monotonic,
         on_broken: Callable[[], None] | None = None,
     ) -> None:
-        """`on_broken` is called once, when the reader of stdout or stderr is gone (`hvlaunch … | head`)."""
-        self._sinks: dict[Stream, Sink] = {"stdout": Sink(stdout, "stdout"), "stderr": Sink(stderr, "stderr")}
-        self._shared = same_place(*self._sinks.values())
-        screen = Screen()
-        self._screens: dict[Stream, Screen] = {
-            "stdout": screen,
-            "stderr": screen if self._shared else Screen(),
-        }
-        self._prefix = prefix
+        """`on_broken` is called once, when the reader of stdout or stderr is gone (`hvlaunch … | head`).
+
+        `environ` tells what the terminal can do. Raises BadUsage where the prefix is none.
+        """
+        options = options or ConsoleOptions()
+        self._prefix = Prefix(options.prefix)
+        self._shown = options.ranks
+        self._outlets = _outlets(
+            Sink(stdout, "stdout"), Sink(stderr, "stderr"), self._prefix, options, environ
+        )
+        self._clock = clock
         self._on_broken = on_broken
         self._files: OutputFiles | None = None
-        self._splitters: dict[tuple[int, Stream], LineSplitter] = {}
         self._tails: dict[int, bytes] = {}
         self._ended: set[int] = set()
         self._broken: set[Sink] = set()
         self._reported: set[object] = set()
-        self._page: list[tuple[Sink, list[bytes]]] = []
-        self._queue: SimpleQueue[_Item] = SimpleQueue()
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="printer", daemon=True)
         self._thread.start()
 
@@ -86,11 +89,15 @@ class Printer:
         """Write all output to `files` too, from here on; close() closes them."""
         self._files = files
 
+    def place(self, places: Mapping[int, tuple[str, int]]) -> None:
+        """Learn host and local_rank of these ranks, whose workers will be started."""
+        self._queue.put(_Order(lambda: self._place(places)))
+
     def output(self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None]) -> None:
         """Print what a worker wrote; `done(len(data))` when that was written.
 
-        An unfinished last line waits for its end, up to lines.LONGEST, and counts as written: its worker could
-        otherwise never send the rest.
+        What waits (an unfinished last line, up to lines.LONGEST; a bar's state; lines to be merged) counts as
+        written: its worker could otherwise never send the rest.
         """
         if stream == "stderr":
             before = b"" if rank in self._ended else self._tails.get(rank, b"")
@@ -106,12 +113,15 @@ class Printer:
 
     def say(self, text: str) -> None:
         """Print hvlaunch's own message to stderr, each of its lines as `hvlaunch: …`."""
-        self._queue.put(_Message(b"hvlaunch: ", text))
+        self._queue.put(_Order(lambda: self._outlets["stderr"].say(text)))
 
     def show(self, text: str) -> None:
         """Print text to stderr as it is: the failure report. Nothing where it is empty."""
-        if text:
-            self._queue.put(_Message(b"", text))
+        self._queue.put(_Order(lambda: self._outlets["stderr"].show(text)))
+
+    def status(self, text: Callable[[], str] | None) -> None:
+        """What hvlaunch waits for, shown on a terminal until the next status; None: it waits for nothing."""
+        self._queue.put(_Order(lambda: self._outlets["stderr"].status(text, self._clock())))
 
     def tail(self, rank: int) -> bytes:
         """The last bytes, at most TAIL, that the rank's worker sent to stderr; printed or not."""
@@ -130,50 +140,62 @@ class Printer:
         closing = False
         while not closing:
             batch, closing = self._take()
+            now = self._clock()
             for item in batch:
-                self._handle(item)
+                self._handle(item, now)
             if closing:
-                self._finish()
-            self._write()
+                self._finish(now)
+            self._write(now)
             for item in batch:
                 if isinstance(item, _Output):
                     item.done(len(item.data))
 
-    def _take(self) -> tuple[list[_Output | _End | _Message], bool]:
-        """What is there now, at least one item; whether it is the last."""
-        batch: list[_Output | _End | _Message] = []
+    def _take(self) -> tuple[list[_Item], bool]:
+        """What is there now, at least one item unless something else is due; whether it is the last."""
+        batch: list[_Item] = []
         size = 0
-        item = self._queue.get()
-        while item is not None:
-            batch.append(item)
-            size += len(item.data) if isinstance(item, _Output) else 0
-            if size >= _BATCH:
-                return batch, False
-            try:
+        try:
+            item = self._queue.get(timeout=self._patience())
+            while item is not None:
+                batch.append(item)
+                size += len(item.data) if isinstance(item, _Output) else 0
+                if size >= _BATCH:
+                    return batch, False
                 item = self._queue.get_nowait()
-            except Empty:
-                return batch, False
+        except Empty:
+            return batch, False
         return batch, True
 
-    def _handle(self, item: _Output | _End | _Message) -> None:
-        if isinstance(item, _Message):
-            self._message(item)
+    def _patience(self) -> float | None:
+        times = [outlet.deadline for outlet in self._outlets.values()]
+        known = [time for time in times if time is not None]
+        return max(0.0, min(known) - self._clock()) if known else None
+
+    def _handle(self, item: _Item, now: float) -> None:
+        if isinstance(item, _Order):
+            item.carry_out()
             return
         key = (item.rank, item.stream)
-        splitter = self._splitters.get(key)
-        if isinstance(item, _End):
-            if splitter is not None:
-                self._place(item.stream, key, self._prefix(*key), splitter.end())
-            return
-        if splitter is None:
-            splitter = self._splitters[key] = LineSplitter()
-        if self._files is not None:
+        if isinstance(item, _Output) and self._files is not None:
             self._file(self._files, item)
-        self._place(item.stream, key, self._prefix(*key), splitter.feed(item.data))
+        if not self._shows(item.rank):
+            return
+        if isinstance(item, _Output):
+            self._outlets[item.stream].output(key, item.data, now)
+        else:
+            self._outlets[item.stream].end(key, now)
 
-    def _finish(self) -> None:
-        for key in sorted(self._splitters):
-            self._handle(_End(*key))
+    def _shows(self, rank: int) -> bool:
+        return self._shown is None or any(rank in part for part in self._shown)
+
+    def _place(self, places: Mapping[int, tuple[str, int]]) -> None:
+        self._prefix.place(places)
+        for outlet in set(self._outlets.values()):
+            outlet.expect(rank for rank in places if self._shows(rank))
+
+    def _finish(self, now: float) -> None:
+        for outlet in self._outlets.values():
+            outlet.end_all(now)
         if self._files is not None:
             self._files.close()
 
@@ -185,30 +207,16 @@ class Printer:
                 files, f"{error.filename}: {_reason(error)}; the files of --output-filename have gaps"
             )
 
-    def _message(self, item: _Message) -> None:
-        splitter = LineSplitter()
-        text = item.text.encode(errors="backslashreplace")
-        self._place("stderr", item.prefix, item.prefix, splitter.feed(text) + splitter.end())
+    def _write(self, now: float) -> None:
+        for outlet in self._outlets.values():
+            while page := outlet.page(now):
+                for sink, parts in page:
+                    if sink not in self._broken:
+                        self._write_to(sink, parts)
 
-    def _place(self, stream: Stream, owner: object, prefix: bytes, text: bytes) -> None:
-        sink = self._sinks[stream]
-        parts = self._screens[stream].place(owner, prefix, text)
-        for known, written in self._page[-1:] if self._shared else self._page:
-            if known is sink:
-                written.extend(parts)
-                return
-        self._page.append((sink, parts))
-
-    def _write(self) -> None:
-        while self._page:
-            page, self._page = self._page, []
-            for sink, parts in page:
-                if parts and sink not in self._broken:
-                    self._write_to(sink, b"".join(parts))
-
-    def _write_to(self, sink: Sink, data: bytes) -> None:
+    def _write_to(self, sink: Sink, parts: list[bytes]) -> None:
         try:
-            sink.write(data)
+            sink.write(*parts)
         except BrokenPipeError:
             self._broken.add(sink)
             if self._on_broken is not None:
@@ -221,7 +229,32 @@ class Printer:
         """Say once what is wrong with `culprit`; with the next page written."""
         if culprit not in self._reported:
             self._reported.add(culprit)
-            self._message(_Message(b"hvlaunch: ", text))
+            self._outlets["stderr"].say(text)
+
+
+def _outlets(
+    out: Sink, err: Sink, prefix: Prefix, options: ConsoleOptions, environ: Mapping[str, str]
+) -> dict[Stream, Outlet]:
+    """Where each stream goes, stderr last; one outlet where both end in the same place."""
+
+    def outlet(sinks: Mapping[Stream, Sink], rows: int) -> Outlet:
+        is_terminal = next(iter(sinks.values())).is_terminal
+        return Outlet(
+            sinks,
+            prefix,
+            color=colored(options.color, terminal=is_terminal, environ=environ),
+            live_rows=rows if can_redraw(terminal=is_terminal, environ=environ) else 0,
+            merge=options.merge,
+        )
+
+    if same_place(out, err):
+        one = outlet({"stdout": out, "stderr": err}, _MOST_LIVE_ROWS)
+        return {"stdout": one, "stderr": one}
+    # What reads a pipe may write to the same terminal: then only one row can be redrawn without harm.
+    return {
+        "stdout": outlet({"stdout": out}, 1 if err.is_pipe else _MOST_LIVE_ROWS),
+        "stderr": outlet({"stderr": err}, 1 if out.is_pipe else _MOST_LIVE_ROWS),
+    }
 
 
 def _reason(error: OSError) -> str:

@@ -2,9 +2,14 @@
 
 import os
 import select
+import stat
+from collections.abc import Iterator
 from typing import BinaryIO
 
 __all__ = ["Sink", "same_place"]
+
+_MOST_PARTS = 32
+"""More, and so smaller, parts are joined: that is cheaper then, and there is a limit (IOV_MAX)."""
 
 
 class Sink:
@@ -22,20 +27,47 @@ class Sink:
         except OSError:  # io.UnsupportedOperation: in memory
             self.descriptor = None
 
-    def write(self, data: bytes) -> None:
-        """Write all of `data`; blocks while the reader does not take it. Raises OSError."""
+    @property
+    def is_terminal(self) -> bool:
+        return self.descriptor is not None and os.isatty(self.descriptor)
+
+    @property
+    def is_pipe(self) -> bool:
+        return self.descriptor is not None and stat.S_ISFIFO(os.fstat(self.descriptor).st_mode)
+
+    def height(self) -> int:
+        """Rows of the terminal; 24 where it does not tell."""
+        try:
+            return os.get_terminal_size(self.descriptor or 0).lines or 24
+        except OSError:
+            return 24
+
+    def write(self, *parts: bytes) -> None:
+        """Write all of `parts`; blocks while the reader does not take it. Raises OSError."""
         if self.descriptor is None:
-            self._file.write(data)
+            self._file.write(b"".join(parts))
             self._file.flush()
             return
-        rest = memoryview(data)
+        if len(parts) > _MOST_PARTS:
+            parts = (b"".join(parts),)
+        rest = [memoryview(part) for part in parts if part]
         while rest:
             try:
-                rest = rest[os.write(self.descriptor, rest) :]
+                written = os.writev(self.descriptor, rest)
             except BlockingIOError:  # noqa: PERF203 - another process on this terminal made it non-blocking
                 poll = select.poll()
                 poll.register(self.descriptor, select.POLLOUT)
                 poll.poll()
+            else:
+                rest = list(_without(rest, written))
+
+
+def _without(parts: list[memoryview], size: int) -> Iterator[memoryview]:
+    """What is left of `parts` behind their first `size` bytes."""
+    for part in parts:
+        if size < len(part):
+            yield part[size:]
+        size = max(0, size - len(part))
 
 
 def same_place(one: Sink, other: Sink) -> bool:

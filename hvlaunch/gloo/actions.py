@@ -1,7 +1,7 @@
 """What the engine wants done: all that the driver's loop ever carries out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hvlaunch.gloo.events import HostFacts
 from hvlaunch.gloo.worker_env import HostNetwork
@@ -23,21 +23,18 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A signal to a worker that is to end, `after` seconds from the order, if it still lives then."""
 
     signal: int
     after: float
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(NamedTuple):
     host: Host
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(NamedTuple):
     """Let the host try the addresses of another host's beacon."""
 
     host: str
@@ -46,8 +43,7 @@ class Probe:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """Start a round's workers of one host."""
 
     host: str
@@ -57,38 +53,33 @@ class Start:
     facts: HostFacts
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(NamedTuple):
     """Pass a signal to all workers of a host."""
 
     host: str
     signal: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """End all workers of a host, by these steps, which replace those of an earlier Stop."""
 
     host: str
     steps: Sequence[Step]
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """Nothing more for this host: its agent ends what is left there, and itself."""
 
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class Abandon:
+class Abandon(NamedTuple):
     """Close the way to the host at once; its agent notices and ends."""
 
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(NamedTuple):
     """Tell the user; `detail` only where he asked for details, `error` even where he asked for quiet."""
 
     text: str
@@ -96,8 +87,7 @@ class Say:
     error: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """The job is over, and nothing of it is left on any host that can be reached."""
 
     result: JobResult

@@ -10,7 +10,7 @@ from typing import Any
 from hvlaunch import agent
 from hvlaunch.errors import BadUsage
 
-__all__ = ["NO_PYTHON", "agent_command", "bundle", "python_candidates"]
+__all__ = ["NO_PYTHON", "agent_command", "bundle", "local_agent_command", "python_candidates"]
 
 NO_PYTHON = "hvlaunch: no Python >= 3.8 among"
 """What the command prints where it finds no interpreter."""
@@ -19,6 +19,7 @@ _MODULES = (
     "__init__",
     "frames",
     "reaper",
+    "scratch",
     "facts",
     "probe",
     "channel",
@@ -68,6 +69,15 @@ def agent_command(candidates: Sequence[str], size: int) -> str:
         f'done; echo "{NO_PYTHON} {", ".join(usable)}" >&2; exit 127'
     )
     return f"exec /bin/sh -c '{script}'"
+
+
+def local_agent_command(config: Mapping[str, Any]) -> str:
+    """Start the agent on this machine itself, from the files of this installation: nothing needs to travel."""
+    import shlex  # noqa: PLC0415 (only for this machine)
+
+    root = str(Path(agent.__file__).parents[2])
+    program = f"import sys;sys.path.append({root!r});from hvlaunch.agent.guardian import main;main({dict(config)!r})"
+    return "exec " + shlex.join([sys.executable, "-I", "-S", "-X", "utf8", "-c", program])
 
 
 def _home(path: str) -> str:

@@ -3,11 +3,12 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
+from threading import Lock
 from typing import Any, BinaryIO
 
 from hvlaunch.agent.frames import PROTOCOL
@@ -16,9 +17,10 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.errors import HostLost
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
-from hvlaunch.gloo.bundle import agent_command, bundle, python_candidates
+from hvlaunch.gloo.bundle import agent_command, bundle, local_agent_command, python_candidates
 from hvlaunch.gloo.engine import Engine
 from hvlaunch.gloo.link import HostLink, Opening
+from hvlaunch.gloo.narrator import Narrator
 from hvlaunch.gloo.signals import signals_as_events
 from hvlaunch.gloo.start_frame import gets_stdin, start_frame
 from hvlaunch.gloo.stdin import StdinPump
@@ -26,7 +28,7 @@ from hvlaunch.hosts.local import is_local
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.server import RendezvousServer
 from hvlaunch.ssh.connection import Connection
-from hvlaunch.ssh.keys import Keyring
+from hvlaunch.ssh.ways import Ways
 
 __all__ = ["Driver", "Keys", "run"]
 
@@ -53,9 +55,14 @@ def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) ->
     keys = Keys(token=_random_word(32), probe_token=_random_word(16), nonce=_random_word(16))
     server = RendezvousServer(keys.token, keys.probe_token, keys.nonce)
     try:
-        with server, signals_as_events(events.put), closing(Keyring()) as keyring:
-            connect = partial(connect_to, spec, keyring)
-            driver = Driver(spec, events, printer, server.port, keys, connect, stdin=stdin)
+        with (
+            _journal(spec, printer.say) as record,
+            server,
+            signals_as_events(events.put),
+            closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways,
+        ):
+            connect = partial(connect_to, ways)
+            driver = Driver(spec, events, printer, server.port, keys, connect, stdin=stdin, record=record)
             result = driver.run()
         if result.exit_code != 0:
             from hvlaunch.console.report import failure_report  # noqa: PLC0415 (15 ms, and hopefully never)
@@ -67,7 +74,21 @@ def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) ->
     return result
 
 
-def connect_to(spec: JobSpec, keyring: Keyring, host: Host) -> Connection:
+@contextmanager
+def _journal(
+    spec: JobSpec, say: Callable[[str], None]
+) -> Iterator[Callable[[Mapping[str, object]], None] | None]:
+    """What takes records for --events. Raises BadUsage."""
+    if spec.events is None:
+        yield None
+        return
+    from hvlaunch.console.journal import Journal  # noqa: PLC0415 (few jobs have one)
+
+    with closing(Journal(spec.events, say)) as journal:
+        yield journal.write
+
+
+def connect_to(ways: Ways, host: Host) -> Connection:
     """A way to the host: pipes where it is this machine itself, else SSH. What is not used is not imported.
 
     Raises HostError.
@@ -76,9 +97,7 @@ def connect_to(spec: JobSpec, keyring: Keyring, host: Host) -> Connection:
         from hvlaunch.ssh.local import connect_local  # noqa: PLC0415 (see the docstring)
 
         return connect_local(host)
-    from hvlaunch.ssh.paramiko_client import connect  # noqa: PLC0415 (100 ms, in the host's own thread)
-
-    return connect(host, spec.ssh, timeout=spec.start_timeout, keyring=keyring)
+    return ways.connect(host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +122,7 @@ class Driver:
         connect: Callable[[Host], Connection],
         *,
         stdin: int,
+        record: Callable[[Mapping[str, object]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec = spec
@@ -115,14 +135,19 @@ class Driver:
         self._clock = clock
         self._job_id = _random_word(6)
         self._engine = Engine(spec, rendezvous_port)
+        self._watchers = [Narrator(spec, printer.say, printer.status).see]
+        if record is not None:
+            from hvlaunch.gloo.recorder import Recorder  # noqa: PLC0415 (as the journal)
+
+            self._watchers.append(Recorder(spec, self._job_id, record).see)
         self._links: dict[str, HostLink] = {}
         self._nonces: dict[str, str] = {}
         self._starts: list[do.Start] = []
         self._pulse = min(_LONGEST_PULSE, spec.lease / _PULSES_PER_LEASE)
         self._next_pulse = self._awake_since = clock()
         self._result: JobResult | None = None
-        config = {"lease": spec.lease, "grace": spec.grace, "window": self._window()}
-        self._bundle = bundle(config)
+        self._bundling = Lock()
+        self._bundle = b""
 
     def _window(self) -> int:
         least, most = _WINDOW_RANGE
@@ -155,7 +180,10 @@ class Driver:
             return on.Tick()
 
     def _handle(self, event: on.Event) -> None:
-        actions = self._engine.handle(event, self._clock())
+        now = self._clock()
+        actions = self._engine.handle(event, now)
+        for watch in self._watchers:
+            watch(event, actions, now)
         for action in actions:
             self._carry_out(action)
         if any(isinstance(action, do.Start) for action in actions):
@@ -198,25 +226,32 @@ class Driver:
                 self._links[host].send({"type": "bye"})
             case do.Abandon(host):
                 self._links[host].close()
-            case do.Say(text, detail):
-                if self._spec.verbose or not detail:
-                    self._printer.say(text)
+            case do.Say():
+                pass  # the narrator does
             case do.Finish(result):
                 self._result = result
 
     def _open(self, host: Host) -> None:
         self._nonces[host.name] = _random_word(16)
-        candidates = python_candidates(host.python or self._spec.remote_python)
         opening = Opening(
             connect=self._connect,
-            command=agent_command(candidates, len(self._bundle)),
-            bundle=self._bundle,
+            agent=partial(self._agent, host),
             hello=partial(self._hello, host),
             window=self._window(),
         )
         link = HostLink(host, opening, self._events.put, self._printer, self._clock)
         self._links[host.name] = link
         link.open()
+
+    def _agent(self, host: Host, connection: Connection) -> tuple[str, bytes]:
+        """The command that starts the host's agent, and what it reads first."""
+        config = {"lease": self._spec.lease, "grace": self._spec.grace, "window": self._window()}
+        chosen = host.python or self._spec.remote_python
+        if connection.remote_address is None and chosen is None:
+            return local_agent_command(config), b""
+        with self._bundling:
+            self._bundle = self._bundle or bundle(config)
+        return agent_command(python_candidates(chosen), len(self._bundle)), self._bundle
 
     def _hello(self, host: Host, connection: Connection) -> Mapping[str, Any]:
         return {
@@ -272,7 +307,7 @@ class Driver:
 
 
 def _own_addresses(used: str) -> list[str]:
-    """The driver's addresses, as a host may reach them; the one that SSH uses first."""
+    """The driver's addresses, as a host may reach them; the one that SSH uses first, if that is known."""
     import psutil  # noqa: PLC0415 (only a remote host needs it)
 
     families = ("AF_INET", "AF_INET6")
@@ -283,4 +318,4 @@ def _own_addresses(used: str) -> list[str]:
         if getattr(entry.family, "name", "") in families
     ]
     usable = [one for one in listed if not one.startswith(("127.", "169.254.", "fe80:")) and one != "::1"]
-    return list(dict.fromkeys([used, *usable]))
+    return list(dict.fromkeys([used, *usable] if used else usable))

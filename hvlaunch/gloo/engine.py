@@ -18,6 +18,7 @@ from hvlaunch.errors import (
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.actions import Action, Step
+from hvlaunch.gloo.machines import shared_machines
 from hvlaunch.gloo.network import LOOPBACK, Network
 from hvlaunch.gloo.round import Round
 from hvlaunch.gloo.worker_env import HostNetwork
@@ -204,7 +205,14 @@ class Engine:
             do.Probe(host, target, addresses, self._facts[target].beacon_port)
             for host, target, addresses in self._network.tries()
         ]
-        return unused + probes + self._start_if_wired(now)
+        return unused + self._shared_machines() + probes + self._start_if_wired(now)
+
+    def _shared_machines(self) -> list[Action]:
+        used = {name: self._facts[name] for name in self._hosts}
+        return [
+            do.Say(f"hosts {', '.join(names)} are one machine, and each uses all of its slots there")
+            for names in shared_machines(used)
+        ]
 
     def _no_rendezvous(self, host: str, address: str | None, tried: Iterable[str]) -> list[Action]:
         if address is not None:
@@ -234,7 +242,7 @@ class Engine:
         self._round = Round(0, self._places, started_at=now)
         port = self._facts[network.first].master_port
         starts: list[Action] = []
-        for host in self._round.hosts:
+        for host, places in self._round.by_host.items():
             reached = self._reached.get(host)
             own = HostNetwork(
                 master_addr=network.address(host),
@@ -242,7 +250,6 @@ class Engine:
                 interface=network.interface(host),
                 rendezvous=(reached, self._rendezvous_port) if reached else None,
             )
-            places = [one for one in self._places if one.host == host]
             starts.append(do.Start(host, 0, places, own, self._facts[host]))
         where = f"{network.address(network.first)}:{port}"
         text = f"starting {len(self._places)} workers on {len(starts)} hosts; rank 0 is at {where}"
@@ -260,7 +267,7 @@ class Engine:
         return stop + self._close_if_over(now)
 
     def _host_lost(self, current: Round, host: str, error: HostError, now: float) -> list[Action]:
-        current.lost_hosts.add(host)
+        current.lose(host)
         stop: list[Action] = []
         if self.phase is Phase.RUNNING:
             self._error = error
@@ -272,7 +279,7 @@ class Engine:
     def _live_hosts(self) -> list[str]:
         if self._round is None or self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return []
-        return [host for host in self._round.hosts if host in self._open]
+        return [host for host in self._round.by_host if host in self._open]
 
     # Ending
 

@@ -34,12 +34,13 @@ class OutputSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a link begins: the way to the host, the command, and the first bytes for its stdin."""
+    """How a link begins."""
 
     connect: Callable[[Host], Connection]
-    command: str
-    bundle: bytes
+    agent: Callable[[Connection], tuple[str, bytes]]
+    """The command that starts the agent, and what it reads before the first frame."""
     hello: Callable[[Connection], Mapping[str, Any]]
+    """The first frame."""
     window: int
     """Bytes of output that may be on their way from this host."""
 
@@ -109,9 +110,10 @@ class HostLink:
         self._connection = connection
         if self._closed.is_set():
             connection.close()
-        channel = connection.run(self._opening.command)
+        command, program = self._opening.agent(connection)
+        channel = connection.run(command)
         self._post(on.HostConnected(self.host.name))
-        self._outgoing_first(encode(dict(self._opening.hello(connection))))
+        self._outgoing_first(program + encode(dict(self._opening.hello(connection))))
         threading.Thread(
             target=self._write, args=(channel,), name=f"to {self.host.name}", daemon=True
         ).start()
@@ -123,12 +125,12 @@ class HostLink:
             broken = str(error) or type(error).__name__
         return self._ending(channel, broken)
 
-    def _outgoing_first(self, hello: bytes) -> None:
-        """The bundle and the hello go before anything that was already sent."""
+    def _outgoing_first(self, start: bytes) -> None:
+        """The agent and the hello go before anything that was already sent."""
         waiting = []
         while not self._outgoing.empty():
             waiting.append(self._outgoing.get())
-        for data in (self._opening.bundle + hello, *waiting):
+        for data in (start, *waiting):
             self._outgoing.put(data)
 
     def _write(self, channel: Channel) -> None:
@@ -201,6 +203,7 @@ class HostLink:
             python=facts.get("python"),
             cwd_error=header["cwd_error"],
             trouble=header["trouble"],
+            boot_id=facts.get("boot_id"),
         )
         self._post(on.HostReady(self.host.name, told))
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from hvlaunch.console.endings import duration
 from hvlaunch.console.fold import host_set
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
@@ -23,6 +22,7 @@ class Narrator:
     ) -> None:
         self._verbose = spec.verbose
         self._quiet = spec.console.quiet
+        self._shown = spec.console.ranks
         self._say = say
         self._status = status
         self._began = 0.0
@@ -43,11 +43,19 @@ class Narrator:
             if isinstance(action, do.Say):
                 self._repeat(action)
             elif isinstance(action, do.Start):
-                self._ranks[action.host] = [place.rank for place in action.places]
-                if self._verbose:
-                    self._tell(_of_start(action))
+                self._start(action)
         if self._connecting and not self._quiet:
             self._wait(event, actions)
+
+    def _start(self, start: do.Start) -> None:
+        size = start.places[0].size
+        if not self._ranks and not self._quiet and self._shown is not None:
+            first = min(part.start for part in self._shown)
+            if first >= size:
+                self._say(f"--ranks: the job has only ranks 0-{size - 1}, so no output is shown")
+        self._ranks[start.host] = [place.rank for place in start.places]
+        if self._verbose:
+            self._tell(_of_start(start))
 
     def _tell(self, texts: Iterable[str]) -> None:
         for text in texts:
@@ -69,10 +77,10 @@ class Narrator:
                     return
         self._hosts = max(self._hosts, len(self._waiting))
         match event:
-            case on.HostReady(host):
-                self._waiting.pop(host, None)
-            case on.HostFailed(host) | on.HostGone(host) | on.HostParting(host) if host in self._waiting:
-                del self._waiting[host]
+            case on.HostReady():
+                self._waiting.pop(event.host, None)
+            case on.HostFailed() | on.HostGone() | on.HostParting() if event.host in self._waiting:
+                del self._waiting[event.host]
                 self._failed += 1
             case on.Began():
                 pass
@@ -83,17 +91,15 @@ class Narrator:
     def _of_event(self, event: on.Event, now: float) -> Iterable[str]:
         match event:
             case on.HostConnected(host):
-                yield f"host {host}: connected after {duration(now - self._began)}"
+                yield f"host {host}: connected after {now - self._began:.2f} s"
             case on.HostReady(host, facts):
                 gpus = "" if facts.gpus is None else f", {_count(facts.gpus, 'GPU')}"
                 has = f"Python {facts.python}, {_count(facts.cpus, 'CPU')}{gpus}"
-                yield f"host {host}: ready after {duration(now - self._began)}: {has}"
+                yield f"host {host}: ready after {now - self._began:.2f} s: {has}"
             case on.RendezvousReached(host, address) if address is not None:
                 yield f"host {host}: reaches the rendezvous at {address}"
-            case on.HostProbed(host, address, interface) if address is not None:
-                yield f"host {host}: reaches rank 0's host at {address}" + (
-                    f" from {interface}" if interface else ""
-                )
+            case on.HostProbed(host, target, address) if address is not None:
+                yield f"host {host}: reaches host {target} at {address}"
             case on.WorkerStarted(host, pid=pid):
                 yield from self._started(host, pid)
             case on.HostClosed(host):

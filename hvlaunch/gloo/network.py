@@ -1,7 +1,6 @@
 """Which addresses and interfaces the workers use: who tries whom, what they find, the choice. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from hvlaunch.errors import BadUsage, HvlaunchError, Unreachable
 from hvlaunch.gloo.events import HostFacts
@@ -23,7 +22,7 @@ def candidates(facts: HostFacts) -> list[str]:
     if peer in own:
         own.remove(peer)
         own.insert(0, peer)
-    elif peer is not None and _is_usable(peer):
+    elif peer and _is_usable(peer):
         own.append(peer)
     return own
 
@@ -40,26 +39,32 @@ def interface_of(facts: HostFacts, address: str) -> str | None:
     return next((name for name, listed in facts.addresses.items() if address in listed), None)
 
 
-@dataclass(slots=True)
 class _Target:
-    """A host that others try: its addresses in order of preference, and who got through to which."""
+    """A host that `hosts` try: its addresses in order of preference, and who got through to which."""
 
-    addresses: Sequence[str]
-    found: dict[str, set[str]]
-    """By the host that tries."""
-    trying: set[str] = field(default_factory=set)
+    def __init__(self, addresses: Sequence[str], hosts: Sequence[str]) -> None:
+        self.addresses = addresses
+        self.hosts = hosts
+        self._reached: dict[str, set[str]] = {address: set() for address in addresses}
+        self._trying = set(hosts)
+
+    def add(self, host: str, address: str | None) -> None:
+        if address is None:
+            self._trying.discard(host)
+        else:
+            self._reached[address].add(host)
 
     def common(self) -> str | None:
         """The best address that all who try got through to so far."""
-        return next((one for one in self.addresses if all(one in got for got in self.found.values())), None)
+        return next((one for one in self.addresses if len(self._reached[one]) == len(self.hosts)), None)
 
     def best_for(self, host: str) -> str | None:
-        return next((one for one in self.addresses if one in self.found[host]), None)
+        return next((one for one in self.addresses if host in self._reached[one]), None)
 
     @property
     def is_best(self) -> bool:
         """Whether waiting longer can't give a better common address."""
-        return not self.trying or (bool(self.addresses) and self.common() == self.addresses[0])
+        return not self._trying or (bool(self.addresses) and self.common() == self.addresses[0])
 
 
 class Network:
@@ -80,37 +85,39 @@ class Network:
             previous = dict(zip(others, [self.first, *others], strict=False))
             for target in facts:
                 hosts = others if target == self.first else [previous[target]]
-                tried = candidates(facts[target])
-                self._targets[target] = _Target(tried, {host: set() for host in hosts}, set(hosts))
+                self._targets[target] = _Target(candidates(facts[target]), hosts)
+        self._may_improve = list(self._targets.values())
+        self._lack = list(self._targets.values())
 
     def tries(self) -> Iterator[tuple[str, str, Sequence[str]]]:
         """Who is to try whom, at which addresses."""
         for name, target in self._targets.items():
-            for host in target.found:
+            for host in target.hosts:
                 yield host, name, target.addresses
 
     def add(self, host: str, target: str, address: str | None) -> None:
         """`host` got through to `target` at the address; None: it has tried all."""
-        if address is None:
-            self._targets[target].trying.discard(host)
-        else:
-            self._targets[target].found[host].add(address)
+        self._targets[target].add(host, address)
 
     @property
     def is_best(self) -> bool:
         """Whether waiting longer can't give a better choice."""
-        return all(target.is_best for target in self._targets.values())
+        while self._may_improve and self._may_improve[-1].is_best:
+            self._may_improve.pop()  # it stays so: thousands of findings must not ask every host each time
+        return not self._may_improve
 
     @property
     def is_enough(self) -> bool:
         """Whether every host can be reached by all who are to reach it, though perhaps not in the best way."""
-        return all(target.common() is not None for target in self._targets.values())
+        while self._lack and self._lack[-1].common() is not None:
+            self._lack.pop()
+        return not self._lack
 
     def problem(self) -> HvlaunchError | None:
         """Why the hosts can't work together, when nothing more will be found: the first pair, or interface."""
         for name, target in self._targets.items():
-            for host, found in target.found.items():
-                if not found:
+            for host in target.hosts:
+                if target.best_for(host) is None:
                     return _unreachable(host, name, target.addresses)
         for name, facts in self._facts.items():
             if self._only and self._named(facts) is None:
@@ -133,15 +140,14 @@ class Network:
         if target not in self._targets:
             return LOOPBACK
         tried = self._targets[target]
-        own = tried.best_for(host) if host in tried.found else None
-        return tried.common() or own or tried.addresses[0]
+        return tried.common() or tried.best_for(host) or tried.addresses[0]
 
     def interface(self, host: str) -> str | None:
         """The host's own interface that the others reach it by."""
         facts = self._facts[host]
         if self._only:
             return self._named(facts)
-        others = iter(self._targets[host].found) if host in self._targets else iter([host])
+        others = iter(self._targets[host].hosts) if host in self._targets else iter([host])
         return interface_of(facts, self.address(next(others), host))
 
 

@@ -64,8 +64,8 @@ class Recorder:
                 yield {"type": "host_closed", "host": host, "left": left}
             case on.RendezvousReached(host, address, tried):
                 yield {"type": "rendezvous_reached", "host": host, "address": address, "tried": list(tried)}
-            case on.HostProbed(host, address, interface):
-                yield {"type": "host_probed", "host": host, "address": address, "interface": interface}
+            case on.HostProbed(host, target, address):
+                yield {"type": "host_probed", "host": host, "target": target, "address": address}
             case on.WorkerStarted() | on.WorkerNotStarted() | on.WorkerExited():
                 yield self._of_worker(event)
             case on.Interrupted(number):

@@ -21,19 +21,27 @@ class Round:
     started_at: float
     exits: dict[int, WorkerExit] = field(default_factory=dict)
     """By rank."""
-    lost_hosts: set[str] = field(default_factory=set)
     stopped_at: float | None = None
     stop_signals: set[int] = field(default_factory=set)
+    by_host: dict[str, list[Placement]] = field(init=False)
+    """The places of each host in use; all in order of rank."""
+    _live: set[int] = field(init=False)
+    """Ranks of the workers that are left."""
 
-    @property
-    def hosts(self) -> list[str]:
-        """The hosts in use, in order of rank."""
-        return list(dict.fromkeys(place.host for place in self.places))
+    def __post_init__(self) -> None:
+        self.by_host = {}
+        for place in self.places:
+            self.by_host.setdefault(place.host, []).append(place)
+        self._live = {place.rank for place in self.places}
 
     @property
     def is_over(self) -> bool:
         """Whether no worker is left: each has ended, or went with its host."""
-        return all(place.rank in self.exits or place.host in self.lost_hosts for place in self.places)
+        return not self._live
+
+    def lose(self, host: str) -> None:
+        """Note that the host is gone, and its workers with it."""
+        self._live.difference_update(place.rank for place in self.by_host.get(host, ()))
 
     def stop(self, steps: Iterable[Step], now: float) -> None:
         """Note that the workers were told to end."""
@@ -66,10 +74,11 @@ class Round:
                 error_file=event.error_file,
             )
         self.exits[place.rank] = end
+        self._live.discard(place.rank)
         return end
 
     def _place(self, host: str, slot: int) -> Placement | None:
-        return next((one for one in self.places if (one.host, one.local_rank) == (host, slot)), None)
+        return next((one for one in self.by_host.get(host, ()) if one.local_rank == slot), None)
 
     def _was_stopped(self, event: WorkerExited) -> bool:
         """Ended because we said so: after our signals, by one of them, or well."""

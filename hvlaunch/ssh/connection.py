@@ -34,10 +34,13 @@ class Connection(Protocol):
     """An open, authenticated way to one host."""
 
     local_address: str | None
-    """Our own end, which is how the host sees the driver; None where there is no such address (local)."""
+    """Our own end, which is how the host, or the first machine on the way to it, sees the driver.
+
+    Empty where it is not known; None where the host is this machine.
+    """
 
     remote_address: str | None
-    """The host's end; None where the host is this machine."""
+    """The host's end; empty where it is not known (behind a jump host); None where the host is this machine."""
 
     def run(self, command: str) -> Channel:
         """Start `command` through the login shell of the host (of this machine: /bin/sh).

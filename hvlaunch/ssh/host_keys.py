@@ -11,17 +11,21 @@ import hmac
 import os
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvlaunch.errors import HostError, HostKeyChanged, HostKeyRevoked, HostKeyUnknown
 from hvlaunch.job import HostKeyPolicy
+from hvlaunch.ssh.host_certificate import CERTIFICATE, BadCertificate, HostCertificate, read_certificate
 from hvlaunch.ssh.settings import HostSettings
 
 __all__ = ["HostKey", "KnownHosts", "preferred_algorithms"]
 
 _RSA_ALGORITHMS = ("rsa-sha2-512", "rsa-sha2-256")
+_REVOKED = "@revoked"
+_AUTHORITY = "@cert-authority"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class HostKey:
 
     type: str
     blob: bytes
+    certificate: bytes | None = field(default=None, compare=False)
+    """What the host shows in place of the bare key, if it does."""
 
     @property
     def fingerprint(self) -> str:
@@ -41,9 +47,14 @@ class HostKey:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     key: HostKey
-    revoked: bool
+    marker: str | None
     path: str
     line: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it says that this is the host's own key."""
+        return self.marker is None
 
 
 @dataclass(slots=True)
@@ -82,21 +93,26 @@ class _File:
                 yield entry
 
 
-def preferred_algorithms(known: tuple[str, ...], offered: tuple[str, ...]) -> tuple[str, ...]:
+def preferred_algorithms(
+    known: tuple[str, ...], offered: tuple[str, ...], *, certificates: bool = False
+) -> tuple[str, ...]:
     """Put the signature algorithms for host keys of the `known` types first, as OpenSSH does.
 
-    So a host that has several keys, of which we know one, shows that one.
+    So a host that has several keys, of which we know one, shows that one; or its certificate, if
+    we know an authority for it.
     """
     first = {
         name for key_type in known for name in (_RSA_ALGORITHMS if key_type == "ssh-rsa" else (key_type,))
     }
-    return tuple(sorted(offered, key=lambda name: name not in first))
+    ordered = tuple(sorted(offered, key=lambda name: name not in first))
+    return (*(name + CERTIFICATE for name in offered), *ordered) if certificates else ordered
 
 
 class KnownHosts:
     """The known_hosts files of a job: each is read once, whichever and however many hosts ask. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
         self._lock = threading.Lock()
         self._files: dict[str, _File] = {}
 
@@ -104,7 +120,14 @@ class KnownHosts:
         """The types of the keys that are known for the host. `host` is for messages; raises HostError as `check`."""
         with self._lock:
             named, plain = self._find(host, settings)
-        return tuple(dict.fromkeys(entry.key.type for entry in named or plain if not entry.revoked))
+        listed = [entry for entry in named if entry.is_plain] or plain
+        return tuple(dict.fromkeys(entry.key.type for entry in listed if entry.is_plain))
+
+    def has_authority(self, host: str, settings: HostSettings) -> bool:
+        """Whether an authority is known that may vouch for the host. Raises HostError as `check`."""
+        with self._lock:
+            named, plain = self._find(host, settings)
+        return any(entry.marker == _AUTHORITY for entry in (*named, *plain))
 
     def check(
         self, key: HostKey, *, host: str, settings: HostSettings, policy: HostKeyPolicy, by_hand: str
@@ -116,13 +139,23 @@ class KnownHosts:
         """
         with self._lock:
             named, plain = self._find(host, settings)
+            certificate, problem = _certificate(key)
             same = [entry for entry in (*named, *plain) if entry.key == key]
-            revoked = next((entry for entry in same if entry.revoked), None)
+            vouching = [
+                entry for entry in (*named, *plain) if certificate and entry.key.blob == certificate.authority
+            ]
+            revoked = next((entry for entry in (*same, *vouching) if entry.marker == _REVOKED), None)
             if revoked is not None:
                 raise _revoked(key, host, revoked)
-            if policy == "off" or same:
+            if policy == "off" or any(entry.is_plain for entry in same):
                 return
-            known = next((entry for entry in named if not entry.revoked), None)
+            if certificate is not None and any(entry.marker == _AUTHORITY for entry in vouching):
+                problem = certificate.problem(_certified_name(settings), self._now())
+                if problem is None:
+                    return
+            if problem is not None:
+                raise _not_certified(key, host, problem)
+            known = next((entry for entry in named if entry.is_plain), None)
             if known is not None:
                 raise _changed(key, host, settings, known)
             if policy == "strict":
@@ -162,7 +195,7 @@ class KnownHosts:
             ) from None
         file = self._file(path, host)
         file.lines += 1
-        file.add(shown, _Entry(key, revoked=False, path=path, line=file.lines))
+        file.add(shown, _Entry(key, marker=None, path=path, line=file.lines))
 
 
 def _pattern(word: str) -> re.Pattern[str]:
@@ -179,14 +212,28 @@ def _read(path: str) -> _File:
         file.lines += 1
         words = line.split()
         marker = words.pop(0) if words and words[0].startswith("@") else None
-        if len(words) < 3 or words[0].startswith("#") or marker not in (None, "@revoked"):  # noqa: PLR2004  (names, type, key)
+        if len(words) < 3 or words[0].startswith("#") or marker not in (None, _REVOKED, _AUTHORITY):  # noqa: PLR2004  (names, type, key)
             continue
         try:
             key = HostKey(words[1], base64.b64decode(words[2], validate=True))
         except binascii.Error:
             continue
-        file.add(words[0], _Entry(key, marker is not None, path, file.lines))
+        file.add(words[0], _Entry(key, marker, path, file.lines))
     return file
+
+
+def _certificate(key: HostKey) -> tuple[HostCertificate | None, str | None]:
+    """The certificate that the host showed with its key, or what is wrong with it."""
+    if key.certificate is None:
+        return None, None
+    try:
+        return read_certificate(key.certificate), None
+    except BadCertificate as error:
+        return None, error.cause
+
+
+def _certified_name(settings: HostSettings) -> str:
+    return (settings.host_key_alias or settings.hostname).lower()
 
 
 def _append(path: str, line: str) -> None:
@@ -217,6 +264,12 @@ def _unknown(key: HostKey, host: str, settings: HostSettings, by_hand: str) -> H
         f"`ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` on the host to compare,"
         f" then `{by_hand}` once here; or --host-keys accept-new"
     )
+    return HostKeyUnknown(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
+
+
+def _not_certified(key: HostKey, host: str, problem: str) -> HostKeyUnknown:
+    cause = f"its host certificate for the key {key.type} {key.fingerprint} does not hold: {problem}"
+    hint = "`ssh-keygen -Lf /etc/ssh/ssh_host_*-cert.pub` on the host, and a new one from its authority"
     return HostKeyUnknown(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
 
 

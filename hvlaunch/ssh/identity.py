@@ -10,35 +10,45 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from paramiko.agent import AgentKey
 from paramiko.ecdsakey import ECDSAKey
 from paramiko.ed25519key import Ed25519Key
 from paramiko.message import Message
-from paramiko.pkey import PKey
+from paramiko.pkey import PKey, PublicBlob
 from paramiko.rsakey import RSAKey
 from paramiko.ssh_exception import SSHException
 
-__all__ = ["Identity", "read_identity"]
+from hvlaunch.ssh.host_certificate import BadCertificate, bare_key
+
+__all__ = ["Certificate", "Identity", "certified", "read_certificate", "read_identity"]
 
 _OPENSSH_MAGIC = b"openssh-key-v1\0"
 _PUBLIC_KEY_TYPES = (b"ssh-", b"ecdsa-", b"sk-")
+_FIDO = b"sk-"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What an identity file holds: keys to sign with, or why there is none; and the public half, where known.
-
-    With a certificate beside the file there are two keys, of which the first shows the certificate.
-    """
+    """What an identity file holds: a key to sign with, or why there is none; and the public half, where known."""
 
     path: str
-    keys: tuple[PKey, ...] = ()
+    key: PKey | None = None
     public: bytes | None = None
     problem: str | None = None
     missing: bool = False
     encrypted: bool = False
 
 
-def read_identity(path: str) -> Identity:
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What an authority signed: `public` is the key that it is for."""
+
+    path: str
+    public: bytes
+    blob: PublicBlob
+
+
+def read_identity(path: str, passphrase: bytes | None = None) -> Identity:
     """Read `path` and what lies beside it. Never raises: what is wrong is the `problem`.
 
     The formats are OpenSSH's (PROTOCOL.key in its sources) and PEM, PKCS #8 included.
@@ -51,19 +61,44 @@ def read_identity(path: str) -> Identity:
         return Identity(path, problem=f"it can't be read ({error.strerror})")
     public = _public_half(path, data)
     try:
-        key = _private_key(data)
+        key = _private_key(data, passphrase)
     except TypeError:  # cryptography wants a password, and got none
         return Identity(path, public=public, problem="encrypted, and no agent holds it", encrypted=True)
     except (ValueError, UnsupportedAlgorithm, SSHException):
-        problem = "no agent holds it" if public else "it is not an RSA, ECDSA or Ed25519 private key"
-        return Identity(path, public=public, problem=problem)
-    return Identity(path, keys=(*_certified(path, key), key), public=key.asbytes())
+        if passphrase is not None:
+            return Identity(path, public=public, problem="encrypted, by another passphrase", encrypted=True)
+        return Identity(path, public=public, problem=_unusable(public))
+    return Identity(path, key, key.asbytes())
 
 
-def _private_key(data: bytes) -> PKey:
+def read_certificate(path: str) -> Certificate | None:
+    """The certificate in `path`; None where there is none that can be used."""
+    try:
+        blob = PublicBlob.from_file(path)
+        return Certificate(path, bare_key(blob.key_blob), blob)
+    except (OSError, ValueError, SSHException, BadCertificate):
+        return None
+
+
+def certified(key: PKey, blob: PublicBlob) -> PKey:
+    """The same key, which shows the certificate in `blob`."""
+    shows = AgentKey(key.agent, key.blob, key.comment) if isinstance(key, AgentKey) else copy.copy(key)
+    shows.public_blob = blob
+    return shows
+
+
+def _unusable(public: bytes | None) -> str:
+    if not public:
+        return "it is not an RSA, ECDSA or Ed25519 private key"
+    if public[4:].startswith(_FIDO):  # after the length of its type
+        return "a FIDO key that no agent holds; --ssh-client openssh can use it"
+    return "no agent holds it"
+
+
+def _private_key(data: bytes, passphrase: bytes | None) -> PKey:
     openssh = b"BEGIN OPENSSH PRIVATE KEY" in data
     load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
-    private = load(data, password=None)
+    private = load(data, password=passphrase)
     # paramiko reads only some PEM formats; this one it reads for every kind of key.
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
     kinds: tuple[tuple[type, type[PKey]], ...] = (
@@ -76,18 +111,6 @@ def _private_key(data: bytes) -> PKey:
             text = private.private_bytes(encoding, form, serialization.NoEncryption()).decode("ascii")
             return key_class.from_private_key(io.StringIO(text))
     raise ValueError(type(private).__name__)
-
-
-def _certified(path: str, key: PKey) -> tuple[PKey, ...]:
-    certificate = path + "-cert.pub"
-    if not Path(certificate).exists():
-        return ()
-    certified = copy.copy(key)
-    try:
-        certified.load_certificate(certificate)
-    except (ValueError, OSError, SSHException):
-        return ()
-    return (certified,)
 
 
 def _public_half(path: str, data: bytes) -> bytes | None:

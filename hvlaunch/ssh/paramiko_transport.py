@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 from paramiko.channel import Channel
 from paramiko.common import MSG_CHANNEL_REQUEST
@@ -14,7 +14,7 @@ from paramiko.message import Message
 from paramiko.packet import Packetizer
 from paramiko.transport import Transport
 
-from hvlaunch.ssh.tcp import QuickSocket
+from hvlaunch.ssh.stream import Stream
 
 __all__ = ["WINDOW", "ClientTransport"]
 
@@ -50,19 +50,24 @@ def _take_request(channel: Channel, message: Message) -> None:
 
 
 class ClientTransport(Transport):
-    """One SSH connection over a socket that is connected already."""
+    """One SSH connection over a stream that is connected already."""
 
     _channel_handler_table: ClassVar[dict[int, Callable[[Channel, Message], None]]] = {
         **Transport._channel_handler_table,  # type: ignore[attr-defined]  # noqa: SLF001  (not in the stubs)
         MSG_CHANNEL_REQUEST: _take_request,
     }
 
-    def __init__(self, sock: QuickSocket, name: str) -> None:
-        super().__init__(sock, default_window_size=WINDOW, packetizer_class=_Packetizer)
+    def __init__(self, stream: Stream, name: str) -> None:
+        super().__init__(cast("Any", stream), default_window_size=WINDOW, packetizer_class=_Packetizer)
         self.set_log_channel(_LOG)
         self.name = name
         self.farewell: str | None = None
         """Why the host disconnected, in its own words."""
+
+    @property
+    def preferred_keys(self) -> tuple[str, ...]:
+        """Host keys as they were set: paramiko would ask for certificates in any case."""
+        return tuple(self._preferred_keys)  # type: ignore[attr-defined]  # not in the stubs
 
     def hang_up(self) -> None:
         """Close the connection and wait for its thread; unblocks every thread in it. May be repeated.

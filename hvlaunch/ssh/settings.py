@@ -13,7 +13,7 @@ from pathlib import Path
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
 
-__all__ = ["HostSettings", "ask_ssh", "by_hand", "resolve"]
+__all__ = ["HostSettings", "ask_ssh", "by_hand", "resolve", "ssh_words"]
 
 SSH_PORT = 22
 
@@ -24,6 +24,13 @@ _CONFIG_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 # What OpenSSH refuses in a name (it may reach a shell through ProxyCommand), and what it reads as user@host or a URI.
 _BAD_IN_NAME = frozenset("'`\"$\\;&<>|(){}@/")
+
+_BEYOND = {
+    "gssapiauthentication": "GSSAPIAuthentication",
+    "hostbasedauthentication": "HostbasedAuthentication",
+    "pkcs11provider": "PKCS11Provider",
+    "proxyusefdpass": "ProxyUseFdpass",
+}
 
 _AskSSH = Callable[[Sequence[str], float], subprocess.CompletedProcess[str]]
 
@@ -52,8 +59,16 @@ class HostSettings:
     address_family: socket.AddressFamily
     connect_timeout: float | None
     """Seconds for one address to answer, on top of the limit for all of connecting."""
+    certificate_files: tuple[str, ...]
+    """Certificates for our keys, besides those that lie next to the keys."""
     proxy_command: str | None
+    """Its tokens are replaced."""
     proxy_jump: str | None
+    """As in `user@first:port,second`: the host is reached from the last one."""
+    control_path: str | None
+    """Where the ssh binary looks for a connection that is open already."""
+    beyond: tuple[str, ...]
+    """Settings that only the ssh binary can follow, as in `PKCS11Provider /usr/lib/token.so`."""
 
     @property
     def known_hosts_files(self) -> tuple[str, ...]:
@@ -88,11 +103,14 @@ def resolve(
     host: Host,
     options: SSHOptions,
     *,
+    jump: str | None = None,
     timeout: float = 10.0,
     ask: _AskSSH = ask_ssh,
     environ: Mapping[str, str] = os.environ,
 ) -> HostSettings:
     """Settings for `host`: its own words first, then `options`, then the ssh configuration.
+
+    `jump` is a ProxyJump that comes before the configuration's.
 
     The configuration is what `ssh -G` prints (within `timeout` seconds; it may look names up, or run
     the commands of `Match exec`). Without an ssh binary it is read by paramiko's parser, which knows
@@ -102,9 +120,11 @@ def resolve(
     """
     _check_names(host, options)
     try:
-        found = _from_ssh(host, options, timeout, ask)
+        found = _from_ssh(host, options, jump, timeout, ask)
     except FileNotFoundError:
         found = _from_parser(host, options)
+        if jump is not None:
+            found = {**found, "proxyjump": [jump], "proxycommand": ["none"]}
     return _settings(host, options, found, environ)
 
 
@@ -133,19 +153,29 @@ def _is_plain(word: str) -> bool:
     return word.isprintable() and not any(c.isspace() or c in _BAD_IN_NAME for c in word)
 
 
-def _from_ssh(host: Host, options: SSHOptions, timeout: float, ask: _AskSSH) -> dict[str, list[str]]:
+def ssh_words(host: Host, options: SSHOptions) -> list[str]:
+    """Arguments with which the ssh binary sees the host as we do, its name excepted."""
     port, user, identity = _own_words(host, options)
-    arguments = ["-G", "-T"]
+    words: list[str] = []
     if options.config is not None:
-        arguments += ["-F", str(options.config)]
+        words += ["-F", str(options.config)]
     if port is not None:
-        arguments += ["-p", str(port)]
+        words += ["-p", str(port)]
     if user is not None:
-        arguments += ["-l", user]
+        words += ["-l", user]
     if identity is not None:
-        arguments += ["-i", identity]
+        words += ["-i", identity]
     if host.address is not None:
-        arguments += ["-o", "HostName=" + host.address.replace("%", "%%")]
+        words += ["-o", "HostName=" + host.address.replace("%", "%%")]
+    return words
+
+
+def _from_ssh(
+    host: Host, options: SSHOptions, jump: str | None, timeout: float, ask: _AskSSH
+) -> dict[str, list[str]]:
+    arguments = ["-G", "-T", *ssh_words(host, options)]
+    if jump is not None:
+        arguments += ["-J", jump]
     try:
         answer = ask([*arguments, "--", host.name], timeout)
     except subprocess.TimeoutExpired:
@@ -235,8 +265,17 @@ def _settings(
         host_key_alias=alias,
         address_family=_FAMILIES.get(one("addressfamily") or "any", socket.AF_UNSPEC),
         connect_timeout=connect_timeout or None,
-        proxy_command=one("proxycommand"),
+        certificate_files=tuple(
+            _expand(path, tokens) for path in found.get("certificatefile", []) if path.lower() != "none"
+        ),
+        proxy_command=_replaced(one("proxycommand"), tokens),
         proxy_jump=one("proxyjump"),
+        control_path=one("controlpath"),
+        beyond=tuple(
+            f"{name} {found[key][0]}"
+            for key, name in _BEYOND.items()
+            if found.get(key, ["no"])[0].lower() not in ("no", "none", "false")
+        ),
     )
 
 
@@ -259,7 +298,11 @@ def _agent_socket(value: str | None, tokens: Mapping[str, str], environ: Mapping
 
 def _expand(path: str, tokens: Mapping[str, str]) -> str:
     """Tokens as in ssh_config(5), "TOKENS", and a leading ~."""
-    return _tilde(re.sub("%(.)", lambda match: tokens.get(match[1], match[0]), path))
+    return _tilde(_replaced(path, tokens) or "")
+
+
+def _replaced(text: str | None, tokens: Mapping[str, str]) -> str | None:
+    return text and re.sub("%(.)", lambda match: tokens.get(match[1], match[0]), text)
 
 
 def _tilde(path: str) -> str:

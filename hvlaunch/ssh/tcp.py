@@ -7,28 +7,31 @@ from typing import Any
 
 from hvlaunch.errors import ConnectFailed, StartTimeout, UnknownHost
 from hvlaunch.ssh.settings import HostSettings
+from hvlaunch.ssh.stream import GreetingSocket
 
-__all__ = ["QuickSocket", "dial"]
+__all__ = ["QuickSocket", "addresses_toward", "dial"]
 
-_GREETING_SIZE = 256
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 """Linux has it."""
 
 
-class QuickSocket(socket.socket):
+class QuickSocket(GreetingSocket):
     """A TCP socket that sends and acknowledges at once.
 
     Small packets to and fro, as in an SSH handshake, otherwise wait for Nagle's algorithm here and
     for the kernel's delayed ACK; the kernel forgets TCP_QUICKACK, so it is set again after each recv.
     """
 
-    greeting = b""
-    """The first bytes that came: they tell what the other side is."""
+    @property
+    def local_address(self) -> str:
+        return str(self.getsockname()[0])
+
+    @property
+    def remote_address(self) -> str:
+        return str(self.getpeername()[0])
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         data = super().recv(size, flags)
-        if len(self.greeting) < _GREETING_SIZE:
-            self.greeting += data[:_GREETING_SIZE]
         if _QUICKACK is not None:
             with contextlib.suppress(OSError):  # closed meanwhile: the next call says so
                 self.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
@@ -70,6 +73,19 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
             cause, host=host, hint=f"ping {name}; a firewall may drop what is sent to port {port}"
         )
     raise ConnectFailed(cause, host=host)
+
+
+def addresses_toward(settings: HostSettings) -> tuple[str, str]:
+    """Our own address and the host's, as routes and names have them now; nothing is sent. Empty if not known."""
+    name, port = settings.hostname, settings.port
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            name, port, settings.address_family, socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as sock:
+                sock.connect(address)
+                return str(sock.getsockname()[0]), str(sock.getpeername()[0])
+    return "", ""
 
 
 def _connect(family: socket.AddressFamily, protocol: int, address: Any, limit: float) -> QuickSocket:

@@ -32,6 +32,10 @@ TRUE = ("true",)
         ("true", "host_keys", "strict"),
         ("--host-keys accept-new true", "host_keys", "accept-new"),
         ("--host-keys off true", "host_keys", "off"),
+        ("true", "ssh_client", "paramiko"),
+        ("--ssh-client openssh true", "ssh_client", "openssh"),
+        ("true", "connect_limit", 8),
+        ("--connect-limit 2 true", "connect_limit", 2),
         ("--remote-python /opt/python true", "remote_python", "/opt/python"),
         ("true", "start_timeout", 60.0),
         ("--start-timeout 2.5 true", "start_timeout", 2.5),
@@ -51,6 +55,21 @@ TRUE = ("true",)
         ("--output-filename out true", "output_filename", "out"),
         ("true", "verbose", False),
         ("--verbose true", "verbose", True),
+        ("--verbose true", "quiet", False),
+        ("--quiet true", "quiet", True),
+        ("true", "prefix", "[{rank}]<{stream}>: "),
+        ("--prefix {host}| true", "prefix", "{host}|"),
+        ("--prefix= true", "prefix", ""),
+        ("true", "prefix_timestamp", False),
+        ("-prefix-timestamp true", "prefix_timestamp", True),
+        ("--prefix-output-with-timestamp true", "prefix_timestamp", True),
+        ("true", "color", "auto"),
+        ("--color never true", "color", "never"),
+        ("true", "ranks", None),
+        ("--ranks 0,8-15 true", "ranks", (range(1), range(8, 16))),
+        ("true", "merge", False),
+        ("--merge true", "merge", True),
+        ("--events f true", "events", "f"),
         ("--dry-run true", "dry_run", True),
         ("--gloo true", "gloo", True),
         ("true", "np", None),
@@ -124,6 +143,14 @@ def test_an_empty_word_is_a_command_and_no_flag():
         ("--grace soon true", "--grace: 'soon' is not a number of seconds"),
         ("--stdin 1 true", "--stdin: invalid choice: '1'"),
         ("--host-keys no true", "--host-keys: invalid choice: 'no'"),
+        ("--ssh-client putty true", "--ssh-client: invalid choice: 'putty'"),
+        ("--connect-limit 0 true", "--connect-limit: 0 is not between 1 and"),
+        ("--color red true", "--color: invalid choice: 'red'"),
+        ("--ranks 3-1 true", "--ranks: '3-1' has no rank in it"),
+        ("--ranks a true", "--ranks: 'a' is neither a rank nor a range such as 8-15"),
+        ("--events= true", "--events: an empty string won't do"),
+        ("--quiet --verbose true", "--verbose: not allowed with argument --quiet"),
+        ("--print-completion ksh", "--print-completion: invalid choice: 'ksh'"),
         ("--env some true", "--env: invalid choice: 'some'"),
         ("-H a -hostfile f true", "not allowed with argument"),
         ("--ssh-user -oProxyCommand=x true", "--ssh-user: expected one argument"),
@@ -168,9 +195,10 @@ def test_help_fits_the_terminal_and_tells_of_every_flag(width, monkeypatch):
     places = [text.index(f"\n{group}:\n") for group in groups]
     assert places == sorted(places)
     flags = "-np --num-proc -H --hosts -hostfile --hostfile --slots-per-host -p --ssh-port -i --ssh-identity-file "
-    flags += "--ssh-user --ssh-config --host-keys --remote-python --start-timeout --lease --grace -x --env-file --env "
+    flags += "--ssh-user --ssh-config --host-keys --ssh-client --connect-limit --remote-python --start-timeout --lease --grace -x --env-file --env "
     flags += (
-        "--cwd --stdin --output-filename --verbose --dry-run -cb --check-build --gloo -v --version -h --help"
+        "--prefix -prefix-timestamp --prefix-output-with-timestamp --color --ranks --merge --events --quiet "
+        "--print-completion --cwd --stdin --output-filename --verbose --dry-run -cb --check-build --gloo -v --version -h --help"
     )
     listed = [
         word.strip(",") for line in text.splitlines() if line.startswith("  -") for word in line.split()

@@ -89,6 +89,8 @@ BAD_LINES = [
     ("-i /no/such/file true", "/no/such/file"),
     ("-x =1 true", "the name is empty"),
     ("--lease 0 true", "--lease"),
+    ("--prefix {{rnak}} true", "unknown field {{rnak}}"),
+    ("--ranks 1-x true", "'1-x' is neither a rank nor a range"),
     ("--dry-run -np 3 -H localhost:2 true", "3 processes were asked for, and the hosts have 2 slots"),
 ]
 
@@ -154,6 +156,12 @@ def test_warnings_do_not_end_the_job(capsys, monkeypatch):
     monkeypatch.delenv("GONE", raising=False)
     assert main(["-x", "GONE", "true"], run=FakeDriver()) == 0
     assert capsys.readouterr().err.startswith("hvlaunch: warning: variable GONE is not set here")
+
+
+def test_quiet_is_without_warnings(capsys, monkeypatch):
+    monkeypatch.delenv("GONE", raising=False)
+    assert main(["--quiet", "-x", "GONE", "true"], run=FakeDriver()) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_dry_run_prints_the_plan_and_starts_nothing(capsys, monkeypatch):

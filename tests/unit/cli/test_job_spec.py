@@ -9,8 +9,9 @@ import pytest
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.environment import MAX_STRING
 from hvlaunch.cli.spec import current_directory, job_spec
+from hvlaunch.console.prefix import ASCTIME
 from hvlaunch.errors import BadHost, BadUsage
-from hvlaunch.job import Host, JobSpec, SSHOptions
+from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
 
 
 @pytest.fixture
@@ -34,7 +35,8 @@ def test_everything_said_arrives(here):
         (here / name).write_text("FROM_FILE=1\n")
     line = (
         "-np 3 -H a:2,u@b:1 --slots-per-host 4 -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
-        "--ssh-user me -i key --ssh-config config --host-keys off --remote-python /py --start-timeout 1 --lease 2 "
+        "--ssh-user me -i key --ssh-config config --host-keys off --ssh-client openssh --connect-limit 3 --remote-python /py --start-timeout 1 --lease 2 "
+        "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log "
         "--grace 3 --verbose --network-interfaces ib0,ib1 --network-interface eth0 --cwd /data python -m train -np 4"
     )
     spec = spec_of(line, {"PATH": "/bin", "OTHER": "x"})
@@ -48,7 +50,19 @@ def test_everything_said_arrives(here):
         env={"PATH": "/bin", "FROM_FILE": "1", "A": "1"},
         stdin="none",
         output_dir=Path("out"),
-        ssh=SSHOptions(port=22, user="me", identity=Path("key"), config=Path("config"), host_keys="off"),
+        console=ConsoleOptions(
+            prefix=ASCTIME + "{host}:", color="never", ranks=(range(1, 3),), merge=True, quiet=False
+        ),
+        events=Path("log"),
+        ssh=SSHOptions(
+            port=22,
+            user="me",
+            identity=Path("key"),
+            config=Path("config"),
+            host_keys="off",
+            client="openssh",
+            connect_limit=3,
+        ),
         remote_python="/py",
         start_timeout=1.0,
         lease=2.0,
@@ -60,6 +74,15 @@ def test_everything_said_arrives(here):
         assert getattr(spec, field.name) != getattr(defaults, field.name), (
             f"{field.name} is not covered by this test"
         )
+
+
+def test_quiet_arrives_too(here):
+    assert spec_of("--quiet true").console == ConsoleOptions(quiet=True)
+
+
+def test_a_prefix_that_is_none_is_said_at_once(here):
+    with pytest.raises(BadUsage, match=r"unknown field \{lol\}; try: \{rank\}"):
+        spec_of("-prefix-timestamp --prefix {lol} true")
 
 
 def test_without_hosts_all_workers_are_on_this_machine(here):

@@ -18,6 +18,7 @@ HEAVY = {
     "torch",
     "numpy",
     "ClusterShell",
+    "shtab",
     "psutil",
     "httptools",
     "asyncio",
@@ -49,6 +50,7 @@ def modules(line):
     [
         "-np 2 true",
         "-np 8 -H a:4,b:4 -p 22 -x A=1 python train.py",
+        "-np 2 --prefix {host}/{rank} --ranks 0-1 --merge --color never --quiet --events e true",
         "--env all true",
         "--dry-run -np 2 true",
         "--check-build",

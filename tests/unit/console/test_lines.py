@@ -18,17 +18,20 @@ def one_byte_at_a_time(data):
     while number < len(data):
         byte = data[number : number + 1]
         number += 1
+        end = b"\n"
         if byte == b"\r":
             while data[number : number + 1] == b"\r":
                 number += 1
             if data[number : number + 1] == b"\n":
                 number += 1
-            elif not line:
+            elif not line or number == len(data):
                 continue
+            else:
+                end = b"\r"
         elif byte != b"\n":
             line += byte
             continue
-        lines.append(line + b"\n")
+        lines.append(line + end)
         line = b""
     return b"".join([*lines, line + b"\n" if line else b""])
 
@@ -42,9 +45,9 @@ def one_byte_at_a_time(data):
         (b"no end", b"no end\n"),
         (b"dos\r\nlines\r\n\r\n", b"dos\nlines\n\n"),
         (b"text mode twice\r\r\nnext\n", b"text mode twice\nnext\n"),
-        (b"10%\r20%\r30%\n", b"10%\n20%\n30%\n"),
-        (b"\r10%\r20%\r30%\ndone\n", b"10%\n20%\n30%\ndone\n"),  # as tqdm has it
-        (b"10%\r20%\r", b"10%\n20%\n"),
+        (b"10%\r20%\r30%\n", b"10%\r20%\r30%\n"),
+        (b"\r10%\r20%\r30%\ndone\n", b"10%\r20%\r30%\ndone\n"),  # as tqdm has it
+        (b"10%\r20%\r", b"10%\r20%\n"),
         (b"\xff\xfe\x00 \xc3\xa9t\xc3\xa9 \xc3\n", b"\xff\xfe\x00 \xc3\xa9t\xc3\xa9 \xc3\n"),
     ],
 )
@@ -88,8 +91,36 @@ def test_a_return_at_the_end_of_a_chunk_waits_for_what_follows():
     splitter = LineSplitter()
     assert splitter.feed(b"50%\r") == b""
     assert splitter.feed(b"\nnext\r") == b"50%\n"
-    assert splitter.feed(b"60%") == b"next\n"
+    assert splitter.feed(b"60%") == b"next\r"
     assert splitter.end() == b"60%\n"
+
+
+def test_what_a_terminal_would_show_of_a_bar():
+    splitter = LineSplitter()
+    seen = []
+    for chunk in (b"plain", b"\n\r", b"10%", b"\r20%", b" of all\r", b"30", b"%\n", b"plain", b"\r", b"\n"):
+        text = splitter.feed(chunk)
+        seen.append((text, splitter.state, splitter.has_states))
+    assert seen == [
+        (b"", None, False),
+        (b"plain\n", b"", True),
+        (b"", b"10%", True),
+        (b"10%\r", b"20%", True),
+        (b"", b"20% of all", True),
+        (b"20% of all\r", b"30", True),
+        (b"30%\n", None, False),
+        (b"", None, False),
+        (b"", b"plain", True),
+        (b"plain\n", None, False),
+    ]
+
+
+def test_the_end_of_a_long_line_is_no_state():
+    splitter = LineSplitter()
+    assert splitter.feed(b"x" * LONGEST) == b"x" * LONGEST
+    assert splitter.feed(b"y\rbar\rnext\nz\r") == b"y\nbar\rnext\n"
+    assert splitter.feed(b"x" * LONGEST) == b"z\r" + b"x" * LONGEST
+    assert splitter.feed(b"\rbar\r.") == b"\nbar\r"
 
 
 def test_after_its_end_a_stream_begins_anew():

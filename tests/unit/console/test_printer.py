@@ -10,6 +10,7 @@ import pytest
 
 from hvlaunch.console.files import OutputFiles
 from hvlaunch.console.printer import TAIL, Printer
+from hvlaunch.job import ConsoleOptions
 
 WAIT = 20
 
@@ -74,9 +75,10 @@ def test_whose_line_is_whose():
 
 
 def test_another_prefix():
-    console = Console(prefix=lambda rank, stream: f"{stream}-{rank}|".encode())
-    console.output(0, b"a\nb\n")
-    assert console.close()[0] == b"stdout-0|a\nstdout-0|b\n"
+    console = Console(options=ConsoleOptions(prefix="{stream}-{rank} {host}/{local_rank}|"))
+    console.printer.place({9: ("gpu01", 1)})
+    console.output(9, b"a\nb\n")
+    assert console.close()[0] == b"stdout-9 gpu01/1|a\nstdout-9 gpu01/1|b\n"
 
 
 def test_lines_are_printed_whole_however_they_come():
@@ -353,7 +355,7 @@ def test_a_failure_to_write_leaves_no_trace_at_the_end_of_the_interpreter():
 def test_a_terminal_shows_both_streams_in_the_order_they_came():
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "wb", buffering=0) as terminal, os.fdopen(ours, "rb", buffering=0) as screen:
-        printer = Printer(terminal, terminal)
+        printer = Printer(terminal, terminal, environ={"TERM": "dumb"})
         for number in range(5):
             printer.output(0, "stdout", b"out %d\n" % number, lambda _: None)
             printer.output(0, "stderr", b"err %d\n" % number, lambda _: None)
@@ -363,3 +365,104 @@ def test_a_terminal_shows_both_streams_in_the_order_they_came():
         while len(shown) < len(expected):
             shown += screen.read(4096)
     assert shown == expected
+
+
+def test_hidden_ranks_are_in_files_and_tails_all_the_same(tmp_path):
+    console = Console(options=ConsoleOptions(ranks=(range(1), range(8, 16))))
+    console.printer.keep(OutputFiles(tmp_path, 16))
+    for rank in range(16):
+        console.output(rank, b"out %d\n" % rank)
+        console.output(rank, b"err %d" % rank, "stderr")
+        console.printer.end(rank, "stderr")
+    stdout, stderr = console.close()
+    shown = [0, *range(8, 16)]
+    assert stdout == b"".join(b"[%d]<stdout>: out %d\n" % (rank, rank) for rank in shown)
+    assert stderr == b"".join(b"[%d]<stderr>: err %d\n" % (rank, rank) for rank in shown)
+    assert len(console.done) == 32
+    for rank in range(16):
+        assert (tmp_path / f"rank.{rank:02}" / "stdout").read_bytes() == b"out %d\n" % rank
+        assert console.printer.tail(rank) == b"err %d" % rank
+
+
+def test_hidden_ranks_are_not_waited_for_when_lines_are_merged():
+    still = Console(options=ConsoleOptions(ranks=(range(2),), merge=True), clock=lambda: 0.0)
+    still.printer.place({rank: ("a", rank) for rank in range(4)})
+    arrived = threading.Event()
+    for rank in range(2):
+        still.printer.output(rank, "stdout", b"line\n", lambda _: arrived.set())
+    assert arrived.wait(WAIT)
+    still.output(3, b"line\n")
+    assert still.close()[0] == b"[0-1]<stdout>: line\n"
+
+
+def test_merged_lines_come_by_themselves(pipe):
+    read, write = pipe
+    printer = Printer(write, io.BytesIO(), options=ConsoleOptions(merge=True))
+    printer.place({0: ("a", 0), 1: ("a", 1)})
+    printer.output(0, "stdout", b"only mine\n", lambda _: None)
+    assert read.readline() == b"[0]<stdout>: only mine\n"
+    assert printer.close(WAIT)
+
+
+def test_a_bar_that_stands_still_comes_by_itself(pipe):
+    read, write = pipe
+    printer = Printer(write, io.BytesIO())
+    printer.output(0, "stdout", b"\r10%\r20%", lambda _: None)
+    assert read.readline() == b"[0]<stdout>: 20%\n"
+    assert printer.close(WAIT)
+
+
+def read_until(screen, terminal, shown):
+    while terminal.shown != shown:
+        data = screen.read(4096)
+        assert data, terminal.shown
+        terminal.feed(data)
+
+
+def test_bars_and_status_on_a_terminal(terminal):
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "wb", buffering=0) as tty, os.fdopen(ours, "rb", buffering=0) as screen:
+        printer = Printer(tty, tty, environ={"TERM": "xterm"})
+        printer.status(lambda: "connecting 0/1: waiting for b")
+        read_until(screen, terminal, "hvlaunch: connecting 0/1: waiting for b")
+        printer.output(0, "stderr", b"\r 10%", lambda _: None)
+        read_until(screen, terminal, "[0]<stderr>:  10%\nhvlaunch: connecting 0/1: waiting for b")
+        printer.status(None)
+        printer.output(1, "stdout", b"hello\n", lambda _: None)
+        read_until(screen, terminal, "[1]<stdout>: hello\n[0]<stderr>:  10%")
+        printer.output(0, "stderr", b"\r100%\n", lambda _: None)
+        assert printer.close(WAIT)
+        read_until(screen, terminal, "[1]<stdout>: hello\n[0]<stderr>: 100%")
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_line_of_50_mb_passes_whole(merge):
+    console = Console(options=ConsoleOptions(merge=merge))
+    line = os.urandom(1 << 20).replace(b"\n", b" ").replace(b"\r", b" ") * 50
+    for at in range(0, len(line), 65536):
+        console.output(0, line[at : at + 65536])
+    console.output(0, b"\nnext\n")
+    stdout, _ = console.close()
+    assert stdout == b"[0]<stdout>: " + line + b"\n[0]<stdout>: next\n"
+    assert sum(console.done) == len(line) + 6
+
+
+def test_where_stdout_goes_elsewhere_both_are_plain(pipe):
+    read, write = pipe
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "wb", buffering=0) as tty, os.fdopen(ours, "rb", buffering=0) as screen:
+        printer = Printer(write, tty, environ={"TERM": "xterm"})
+        printer.output(0, "stdout", b"out\n", lambda _: None)
+        assert read.readline() == b"[0]<stdout>: out\n", "no colours in a pipe"
+        printer.output(0, "stderr", b"err\n", lambda _: None)
+        assert b"\x1b[0;36m[0]<stderr>: \x1b[0merr" in screen.read(100)
+        assert printer.close(WAIT)
+
+
+def test_colours_can_be_asked_for_in_a_pipe_too():
+    console = Console(options=ConsoleOptions(color="always"))
+    console.output(0, b"out\n")
+    console.printer.say("message")
+    stdout, stderr = console.close()
+    assert stdout == b"\x1b[0;36m[0]<stdout>: \x1b[0mout\n"
+    assert stderr == b"\x1b[0;1mhvlaunch: \x1b[0mmessage\n"

@@ -1,5 +1,8 @@
+import fcntl
 import io
 import os
+import struct
+import termios
 import threading
 
 import pytest
@@ -36,6 +39,27 @@ def test_all_is_written_to_a_slow_reader(pipe, blocking):
     writer.start()
     assert read.read(len(data)) == data
     writer.join()
+
+
+@pytest.mark.parametrize("count", [1, 7, 5000])
+def test_many_parts_arrive_in_order(pipe, count):
+    read, write = pipe
+    parts = [os.urandom(index % 5 * 100) for index in range(count)]
+    writer = threading.Thread(target=Sink(write, "stdout").write, args=parts)
+    writer.start()
+    assert read.read(sum(map(len, parts))) == b"".join(parts)
+    writer.join()
+
+
+def test_what_it_is(pipe, tmp_path):
+    _, write = pipe
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "wb") as tty, os.fdopen(ours, "rb"), (tmp_path / "file").open("wb") as file:
+        sinks = [Sink(one, "stdout") for one in (write, tty, file, io.BytesIO())]
+        assert [sink.is_terminal for sink in sinks] == [False, True, False, False]
+        assert [sink.is_pipe for sink in sinks] == [True, False, False, False]
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+        assert [sink.height() for sink in sinks[:3]] == [24, 50, 24]
 
 
 def test_a_gone_reader_leaves_nothing_that_fails_again(pipe):

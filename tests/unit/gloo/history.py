@@ -37,6 +37,23 @@ def facts(number: int, **changes: object) -> on.HostFacts:
     return on.HostFacts(**(values | changes))  # type: ignore[arg-type]
 
 
+class Wanted(list[do.Action]):
+    """Actions, which are equal only if their classes are: named tuples alone would not care."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list) and [(type(one), one) for one in self] == [
+            (type(one), one) for one in other
+        ]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __contains__(self, action: object) -> bool:
+        return any(type(one) is type(action) and one == action for one in self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class History:
     """An engine, its clock, and all actions so far."""
 
@@ -46,19 +63,19 @@ class History:
         self.actions: list[do.Action] = []
         self.names = [host.name for host in job.hosts]
 
-    def play(self, *events: on.Event) -> list[do.Action]:
+    def play(self, *events: on.Event) -> Wanted:
         """Handle the events now; what the engine wants done about them."""
-        new = [action for event in events for action in self.engine.handle(event, self.now)]
+        new = Wanted(action for event in events for action in self.engine.handle(event, self.now))
         self.actions += new
         return new
 
-    def wait(self) -> list[do.Action]:
+    def wait(self) -> Wanted:
         """Let the time pass until the engine's deadline."""
         assert self.engine.deadline is not None, "the engine waits for nothing"
         self.now = self.engine.deadline
         return self.play(on.Tick())
 
-    def connect(self, special: Mapping[str, on.HostFacts] | None = None) -> list[do.Action]:
+    def connect(self, special: Mapping[str, on.HostFacts] | None = None) -> Wanted:
         """Begin, and let all hosts get ready."""
         new = self.play(on.Began())
         for number, name in enumerate(self.names, 1):
@@ -67,7 +84,7 @@ class History:
             )
         return new
 
-    def wire(self) -> list[do.Action]:
+    def wire(self) -> Wanted:
         """Let all hosts reach the rendezvous, and all probes get through."""
         new = self.play(*(on.RendezvousReached(name, "10.0.0.100") for name in self.names))
         for probe in [action for action in self.actions if isinstance(action, do.Probe)]:
@@ -84,13 +101,13 @@ class History:
 
     def exit(
         self, host: str, slot: int, code: int | None = 0, signal: int | None = None, after: float = 0.0
-    ) -> list[do.Action]:
+    ) -> Wanted:
         """A worker ends, `after` seconds from now by its host's clock, and the news comes at once."""
         return self.play(
             on.WorkerExited(host=host, round=0, slot=slot, code=code, signal=signal, at=self.now + after)
         )
 
-    def close(self) -> list[do.Action]:
+    def close(self) -> Wanted:
         """Every released host closes."""
         return self.play(*(on.HostClosed(action.host) for action in self.of(do.Release)))
 

@@ -73,6 +73,20 @@ def test_one_host_stays_on_its_loopback() -> None:
     assert (start.network.master_addr, start.network.interface) == ("127.0.0.1", "lo")
 
 
+def test_two_names_of_one_machine_are_told_once() -> None:
+    job = History(spec("a:1,b:1,c:1"))
+    twin = {"boot_id": "x", "addresses": {"eth0": ["10.0.0.1"]}}
+    job.connect({"a": facts(1, **twin), "b": facts(2, boot_id="x"), "c": facts(3, **twin)})
+    assert job.said.count("hosts a, c are one machine") == 1
+    assert "b" not in job.said.partition("are one machine")[0]
+
+
+def test_hosts_without_a_boot_id_are_not_taken_for_one() -> None:
+    job = History(spec("a:1,b:1"))
+    job.connect({"a": facts(1), "b": facts(1)})
+    assert "one machine" not in job.said
+
+
 def test_np_below_the_slots_contacts_only_the_hosts_it_needs() -> None:
     job = History(spec("a:2,b:2,c:2", np=3))
     job.names = ["a", "b"]

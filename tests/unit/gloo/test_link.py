@@ -42,8 +42,7 @@ class Rig:
         self.now = 50.0
         opening = Opening(
             connect=connect or (lambda _host: self.connection),
-            command="start the agent",
-            bundle=BUNDLE,
+            agent=lambda _connection: ("start the agent", BUNDLE),
             hello=lambda connection: {"type": "hello", "seen": connection.local_address},
             window=WINDOW,
         )

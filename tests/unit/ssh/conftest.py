@@ -18,10 +18,23 @@ import pytest
 
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.connection import Channel
-from hvlaunch.ssh.paramiko_client import ParamikoConnection, connect
+from hvlaunch.ssh.keys import Keyring
+from hvlaunch.ssh.paramiko_client import ParamikoClient, ParamikoConnection
+from hvlaunch.ssh.turns import Turns
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 PATIENCE = 20.0
+
+
+def connect(
+    host: Host, options: SSHOptions, *, timeout: float, keyring: Keyring | None = None
+) -> ParamikoConnection:
+    """A connection that shares nothing but the keyring, if any; who is sent away comes back at once."""
+    if keyring is None:
+        with contextlib.closing(Keyring()) as own:
+            return connect(host, options, timeout=timeout, keyring=own)
+    turns = Turns(options.connect_limit, sleep=lambda _: None)
+    return ParamikoClient(options, timeout=timeout, keyring=keyring, turns=turns).connect(host)
 
 
 def until(condition, what: str, timeout: float = PATIENCE) -> None:

@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from hvlaunch.errors import HostError, HostLost, StartTimeout
-from hvlaunch.ssh.paramiko_client import connect
 
-from .conftest import PATIENCE, gone, in_thread, read_all, until
+from .conftest import PATIENCE, connect, gone, in_thread, read_all, until
 
 
 @pytest.fixture

@@ -24,9 +24,8 @@ from hvlaunch.errors import (
 )
 from hvlaunch.job import Host
 from hvlaunch.ssh.keys import Keyring
-from hvlaunch.ssh.paramiko_client import connect
 
-from .conftest import PATIENCE, Sshd, free_port, keygen, public, read_all, until, user
+from .conftest import PATIENCE, Sshd, connect, free_port, keygen, public, read_all, until, user
 
 
 def answer(sshd: Sshd, *, keyring: Keyring | None = None, host: dict | None = None, **options) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.ssh.identity import read_identity
+from hvlaunch.ssh.identity import certified, read_certificate, read_identity
 
 from .conftest import keygen
 
@@ -32,9 +32,9 @@ def test_a_key_to_sign_with(tmp_path, kind, words):
     path = keygen(tmp_path / "k", kind, *words)
     found = read_identity(str(path))
     assert found.problem is None
-    assert [key.asbytes() for key in found.keys] == [blob(path)]
-    assert found.public == blob(path)
-    assert found.keys[0].can_sign()
+    assert found.key is not None
+    assert found.key.asbytes() == found.public == blob(path)
+    assert found.key.can_sign()
 
 
 @pytest.mark.parametrize("words", [(), ("-m", "PEM")])
@@ -45,14 +45,14 @@ def test_an_encrypted_key_tells_its_public_half(tmp_path, words, with_public_fil
     if not with_public_file:
         Path(f"{path}.pub").unlink()
     found = read_identity(str(path))
-    assert (found.keys, found.public, found.encrypted) == ((), expected, True)
+    assert (found.key, found.public, found.encrypted) == (None, expected, True)
     assert found.problem == "encrypted, and no agent holds it"
 
 
 def test_a_public_key_stands_for_one_that_an_agent_may_hold(tmp_path):
     path = keygen(tmp_path / "k")
     found = read_identity(f"{path}.pub")
-    assert (found.keys, found.public, found.problem) == ((), blob(path), "no agent holds it")
+    assert (found.key, found.public, found.problem) == (None, blob(path), "no agent holds it")
 
 
 def test_no_file(tmp_path):
@@ -82,20 +82,37 @@ def test_no_key(tmp_path, content):
     path = tmp_path / "k"
     path.write_bytes(content)
     found = read_identity(str(path))
-    assert (found.keys, found.encrypted) == ((), False)
+    assert (found.key, found.encrypted) == (None, False)
     assert found.problem == "it is not an RSA, ECDSA or Ed25519 private key"
 
 
-def test_a_key_with_a_certificate_is_two(tmp_path):
+def test_a_certificate_is_for_a_key(tmp_path):
     authority, path = keygen(tmp_path / "ca"), keygen(tmp_path / "k")
     subprocess.run(["ssh-keygen", "-q", "-s", authority, "-I", "me", "-n", "ada", f"{path}.pub"], check=True)
-    certified, plain = read_identity(str(path)).keys
-    assert certified.public_blob.key_type == "ssh-ed25519-cert-v01@openssh.com"
-    assert plain.public_blob is None
-    assert plain.asbytes() == certified.asbytes() == blob(path)
+    found = read_certificate(f"{path}-cert.pub")
+    key = read_identity(str(path)).key
+    assert found is not None
+    assert key is not None
+    assert found.public == blob(path)
+    shows = certified(key, found.blob)
+    assert shows.public_blob.key_type == "ssh-ed25519-cert-v01@openssh.com"
+    assert key.public_blob is None
+    assert shows.asbytes() == key.asbytes()
 
 
-def test_a_broken_certificate_does_not_spoil_the_key(tmp_path):
-    path = keygen(tmp_path / "k")
-    Path(f"{path}-cert.pub").write_text("nonsense\n")
-    assert [key.public_blob for key in read_identity(str(path)).keys] == [None]
+@pytest.mark.parametrize("content", [None, "nonsense\n", "ssh-ed25519 AAAA\n"])
+def test_no_certificate(tmp_path, content):
+    path = tmp_path / "k-cert.pub"
+    if content is not None:
+        path.write_text(content)
+    assert read_certificate(str(path)) is None
+
+
+@pytest.mark.parametrize("words", [(), ("-m", "PEM"), ("-m", "PKCS8")])
+def test_a_passphrase_opens_a_key(tmp_path, words):
+    path = keygen(tmp_path / "k", "rsa", *words, passphrase="secret")
+    key = read_identity(str(path), b"secret").key
+    assert key is not None
+    assert key.asbytes() == blob(path)
+    wrong = read_identity(str(path), b"guess")
+    assert (wrong.key, wrong.encrypted, wrong.problem) == (None, True, "encrypted, by another passphrase")

@@ -1,0 +1,190 @@
+"""One place where output ends up, a terminal, a pipe or a file, and what is under way there."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from hvlaunch.console.bars import Bars
+from hvlaunch.console.color import paint_message, paint_prefix, paint_report
+from hvlaunch.console.lines import Key, LineSplitter, Screen, Stream
+from hvlaunch.console.prefix import Prefix
+from hvlaunch.console.sink import Sink
+from hvlaunch.console.visible import visible
+
+if TYPE_CHECKING:
+    from hvlaunch.console.live import LiveRows
+    from hvlaunch.console.merge import Merger
+
+__all__ = ["Outlet", "Page"]
+
+Page = list[tuple[Sink, list[bytes]]]
+"""Parts for each sink, one after the other."""
+
+_OWN = b"hvlaunch: "
+
+
+def _new_merger() -> "Merger":
+    from hvlaunch.console.merge import Merger  # noqa: PLC0415 - few jobs merge
+
+    return Merger()
+
+
+def _new_live_rows() -> "LiveRows":
+    from hvlaunch.console.live import LiveRows  # noqa: PLC0415 - only a terminal has them
+
+    return LiveRows()
+
+
+class Outlet:
+    """Turns output into what is to be written. `now` is in seconds, of any clock that never goes back."""
+
+    def __init__(
+        self, sinks: Mapping[Stream, Sink], prefix: Prefix, *, color: bool, live_rows: int, merge: bool
+    ) -> None:
+        """`live_rows` is how many progress bars may be drawn at the bottom; 0 where this is no such terminal."""
+        self._sinks = sinks
+        self._prefix = prefix
+        self._color = color
+        self._own_prefix = paint_message(_OWN) if color else _OWN
+        self._live_rows = live_rows
+        self._splitters: dict[Key, LineSplitter] = {}
+        self._long: set[Key] = set()
+        self._screen = Screen()
+        self._bars = Bars(live=live_rows > 0)
+        self._merger = _new_merger() if merge else None
+        self._live = _new_live_rows() if live_rows > 0 else None
+        self._page: Page = []
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        """Learn of ranks that will write here."""
+        if self._merger is not None:
+            self._merger.expect(ranks)
+
+    def output(self, key: Key, data: bytes, now: float) -> None:
+        """What a worker wrote."""
+        splitter = self._splitters.get(key)
+        if splitter is None:
+            splitter = self._splitters[key] = LineSplitter()
+        text = splitter.feed(data)
+        if splitter.has_states or key in self._bars:
+            text = self._bars.feed(key, text, splitter.state, now)
+            if self._live is not None:
+                self._live.touch()
+        if text:
+            self._lines(key, text, now)
+
+    def end(self, key: Key, now: float) -> None:
+        """The stream has ended: its unfinished line, or the last state of its bar, is a line now."""
+        splitter = self._splitters.pop(key, None)
+        text = splitter.end() if splitter is not None else b""
+        if key in self._bars:
+            text = self._bars.feed(key, text, None, now) + self._bars.end(key)
+            if self._live is not None:
+                self._live.touch()
+        if text:
+            self._lines(key, text, now)
+        if self._merger is not None:
+            self._merger.ended(*key)
+
+    def end_all(self, now: float) -> None:
+        """Nothing more of workers will come."""
+        for key in sorted(self._splitters):
+            self.end(key, now)
+        self._place_merged(now, everything=True)
+        self.status(None, now)
+
+    def say(self, text: str) -> None:
+        """A message of hvlaunch's own, each of its lines as `hvlaunch: …`."""
+        self._own(self._own_prefix, visible(text))
+
+    def show(self, report: str) -> None:
+        """The failure report."""
+        report = visible(report)
+        self._own(b"", paint_report(report) if self._color else report)
+
+    def status(self, text: Callable[[], str] | None, now: float) -> None:
+        """What hvlaunch waits for; None: for nothing any more. Only a terminal shows it."""
+        if self._live is None:
+            return
+        row = None if text is None else lambda: self._own_prefix + visible(text()).encode(errors="replace")
+        self._live.status(row, now)
+
+    @property
+    def deadline(self) -> float | None:
+        """When to ask for a page, even if nothing is put in until then."""
+        known = (
+            self._bars.deadline,
+            self._merger.deadline if self._merger is not None else None,
+            self._live.deadline if self._live is not None and self._screen.is_whole else None,
+        )
+        return min((time for time in known if time is not None), default=None)
+
+    def page(self, now: float) -> Page:
+        """What is to be written now, in order."""
+        for key, line in self._bars.due(now):
+            self._lines(key, line, now)
+        self._place_merged(now)
+        page, self._page = self._page, []
+        return page if self._live is None else self._with_live_rows(self._live, page, now)
+
+    def _lines(self, key: Key, text: bytes, now: float) -> None:
+        is_long = not text.endswith(b"\n")
+        if self._merger is None:
+            self._place(key, (key[0],), key[1], text)
+        elif is_long or key in self._long:
+            self._place_merged(now, everything=True)
+            self._place(key, (key[0],), key[1], text)
+            (self._long.add if is_long else self._long.discard)(key)
+        else:
+            self._merger.add(*key, text, now)
+
+    def _place_merged(self, now: float, *, everything: bool = False) -> None:
+        if self._merger is not None:
+            for ranks, stream, text in self._merger.take(now, everything=everything):
+                self._place((ranks, stream), ranks, stream, text)
+
+    def _place(self, owner: object, ranks: tuple[int, ...], stream: Stream, text: bytes) -> None:
+        prefix = self._prefix.of(ranks, stream)
+        if self._color:
+            prefix = paint_prefix(prefix, ranks)
+        self._append(self._sinks[stream], self._screen.place(owner, prefix, text))
+
+    def _own(self, prefix: bytes, text: str) -> None:
+        data = text.encode(errors="backslashreplace")
+        if data and not data.endswith(b"\n"):
+            data += b"\n"
+        self._append(self._sinks["stderr"], self._screen.place(prefix, prefix, data))
+
+    def _append(self, sink: Sink, parts: list[bytes]) -> None:
+        if not parts:
+            return
+        if self._page and self._page[-1][0] is sink:
+            self._page[-1][1].extend(parts)
+        else:
+            self._page.append((sink, parts))
+
+    def _with_live_rows(self, live: "LiveRows", page: Page, now: float) -> Page:
+        """The page, with the live rows removed before it and drawn after it."""
+        if not page:
+            if live.deadline is None or now < live.deadline or not self._screen.is_whole:
+                return []
+            page = [(next(iter(self._sinks.values())), [])]
+        page[0][1].insert(0, live.erase())
+        if self._screen.is_whole:
+            page[-1][1].append(live.draw(self._bar_rows(), now))
+        return page
+
+    def _bar_rows(self) -> list[bytes]:
+        bars = self._bars.current()
+        if not bars:
+            return []
+        height = next(iter(self._sinks.values())).height()
+        most = max(1, min(self._live_rows, height // 2))
+        rows = [self._row(key, bars[key]) for key in sorted(bars)[:most]]
+        if len(bars) > most > 1:
+            rows.append(b"... and %d more" % (len(bars) - most))
+        return rows
+
+    def _row(self, key: Key, text: bytes) -> bytes:
+        rank, stream = key
+        prefix = self._prefix.of((rank,), stream)
+        return (paint_prefix(prefix, (rank,)) if self._color else prefix) + text

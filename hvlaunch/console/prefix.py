@@ -1,0 +1,142 @@
+"""What stands before each line of a worker: --prefix."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch.console.fold import host_set, number_set
+from hvlaunch.console.lines import Stream
+from hvlaunch.errors import BadUsage
+from hvlaunch.job import ConsoleOptions
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+__all__ = ["ASCTIME", "Prefix"]
+
+ASCTIME = "{time:%a %b %e %H:%M:%S %Y}"
+"""As asctime(3), which is what horovodrun's -prefix-timestamp puts before the prefix."""
+
+_FIELDS = ("rank", "host", "local_rank", "time", "stream")
+_TIME = "%Y-%m-%d %H:%M:%S"
+_MOST_KNOWN = 4096
+
+
+class Prefix:
+    """A template with fields in braces, filled in for a rank or a set of ranks.
+
+    Fields may have a format: `{rank:03}`, `{time:%H:%M:%S}`. A set of ranks that has no such format goes without.
+    """
+
+    def __init__(
+        self, template: str = ConsoleOptions().prefix, *, now: "Callable[[], datetime] | None" = None
+    ) -> None:
+        """`now` is the local time, this machine's where it is None. Raises BadUsage."""
+        self._template = template
+        self._has_time = "time" in _checked(template)
+        self._now = now or _now
+        self._places: dict[int, tuple[str, int]] = {}
+        self._known: dict[tuple[tuple[int, ...], Stream], bytes] = {}
+
+    def place(self, places: Mapping[int, tuple[str, int]]) -> None:
+        """Learn host and local_rank of these ranks."""
+        self._places.update(places)
+        self._known.clear()
+
+    def of(self, ranks: tuple[int, ...], stream: Stream) -> bytes:
+        """The prefix of a line that all of `ranks` (at least one) have written."""
+        key = (ranks, stream)
+        known = self._known.get(key)
+        if known is None:
+            fields = _Fields(lambda name: self._value(name, ranks, stream))
+            known = self._template.format_map(fields).encode(errors="surrogateescape")
+            if not self._has_time and len(self._known) < _MOST_KNOWN:
+                self._known[key] = known
+        return known
+
+    def _value(self, name: str, ranks: tuple[int, ...], stream: Stream) -> Any:
+        match name:
+            case "rank":
+                return ranks[0] if len(ranks) == 1 else number_set(ranks)
+            case "local_rank":
+                local = {self._place(rank)[1] for rank in ranks}
+                return min(local) if len(local) == 1 else number_set(local)
+            case "host":
+                hosts = dict.fromkeys(self._place(rank)[0] for rank in ranks)
+                return next(iter(hosts)) if len(hosts) == 1 else host_set(hosts)
+            case "time":
+                return self._now()
+            case _:
+                return stream
+
+    def _place(self, rank: int) -> tuple[str, int]:
+        return self._places.get(rank, ("?", 0))
+
+
+class _Fields(dict[str, "_Field"]):
+    """What str.format_map looks names up in; `value` is asked for those that the template has."""
+
+    def __init__(self, value: Callable[[str], Any], *, strict: bool = False) -> None:
+        super().__init__()
+        self._value = value
+        self._strict = strict
+
+    def __missing__(self, name: str) -> "_Field":
+        field = self[name] = _Field(self._value(name), strict=self._strict)
+        return field
+
+
+class _Field:
+    """A value that takes formats, and nothing else that str.format offers."""
+
+    def __init__(self, value: Any, *, strict: bool) -> None:
+        self._content = value
+        self._strict = strict
+
+    def __format__(self, spec: str) -> str:
+        if hasattr(self._content, "strftime"):
+            return str(self._content.strftime(spec or _TIME))
+        try:
+            return format(self._content, spec)
+        except (ValueError, OverflowError):
+            if self._strict:
+                raise
+            return str(self._content)
+
+    def __str__(self) -> str:
+        return format(self, "")
+
+    __repr__ = __str__
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(f"a field has no part .{name}")
+
+    def __getitem__(self, name: object) -> Any:
+        raise ValueError(f"a field has no part [{name}]")
+
+
+def _checked(template: str) -> set[str]:
+    """The names of the template's fields. Raises BadUsage."""
+    if "\n" in template or "\r" in template:
+        raise BadUsage(f"--prefix {template!r}: it must be of one line")
+    fields = _Fields(_sample, strict=True)
+    try:
+        template.format_map(fields)
+    except KeyError as error:
+        known = ", ".join(f"{{{name}}}" for name in _FIELDS)
+        raise BadUsage(f"--prefix {template!r}: unknown field {{{error.args[0]}}}", hint=known) from None
+    except ValueError as error:
+        hint = "{{ and }} for braces that are no field"
+        raise BadUsage(f"--prefix {template!r}: {str(error).lower()}", hint=hint) from None
+    return set(fields)
+
+
+def _sample(name: str) -> Any:
+    if name not in _FIELDS:
+        raise KeyError(name)
+    return _now() if name == "time" else 0 if name.endswith("rank") else ""
+
+
+def _now() -> "datetime":
+    from datetime import datetime  # noqa: PLC0415 - most prefixes have no time
+
+    return datetime.now().astimezone()

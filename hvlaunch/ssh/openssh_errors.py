@@ -1,0 +1,126 @@
+"""What OpenSSH's ssh says on stderr when it fails, and which of our errors that is.
+
+The texts are those of OpenSSH 7.4 to 10 (sshconnect.c, sshconnect2.c, packet.c, clientloop.c, ssh.c, mux.c).
+"""
+
+import re
+
+from hvlaunch.errors import (
+    ConnectFailed,
+    HostError,
+    HostKeyChanged,
+    HostKeyRevoked,
+    HostKeyUnknown,
+    PermissionDenied,
+    SentAway,
+    UnknownHost,
+)
+
+__all__ = ["FAILED", "explain", "lost", "was_sent_away"]
+
+FAILED = 255
+"""The exit status of ssh for its own failures."""
+
+_REVOKED = ("REVOKED HOST KEY DETECTED", "is revoked by file")
+_CHANGED = ("REMOTE HOST IDENTIFICATION HAS CHANGED",)
+_UNKNOWN_KEY = ("host key is known for", "Host key verification failed", "authenticity of host")
+_CERTIFICATE = ("Certificate invalid",)
+_UNKNOWN_NAME = ("Could not resolve hostname",)
+_DENIED = ("Permission denied (", "Too many authentication failures", "No supported authentication methods")
+_SENT_AWAY = (
+    "kex_exchange_identification:",
+    "ssh_exchange_identification:",
+    "banner exchange: Connection",
+    "Connection closed by",
+    "Connection reset by",
+    "Exceeded MaxStartups",
+    "Not allowed at this time",
+)
+_NO_CONNECTION = ("connect to host", "Connection timed out", "No route to host", "Network is unreachable")
+_NO_FORWARDING = (
+    "open failed: administratively prohibited",
+    "open failed: connect failed",
+    "stdio forwarding failed",
+)
+_NO_SESSION = ("Session open refused by peer", "request failed on channel", "open failed: resource shortage")
+_BAD_CONFIGURATION = (
+    "Bad configuration option",
+    "Bad owner or permissions",
+    "bad configuration options",
+    "Can't open user config",
+)
+_LOST = (
+    "closed by remote host",
+    "client_loop: send disconnect",
+    "Connection reset by",
+    "Connection closed by",
+    "not responding",
+    "Broken pipe",
+    "Connection timed out",
+    "Corrupted MAC",
+)
+_FINGERPRINT = re.compile(r"for the (\S+) key sent by the remote host is\s+(SHA256:[\w+/=]+)")
+_KEY_TYPE = re.compile(r"No (\S+) host key is known")
+_NO_NEWS = re.compile(r"^(Warning: Permanently added|Control socket|\*\*|@@@|debug\d)", re.IGNORECASE)
+
+
+def was_sent_away(said: str) -> bool:
+    """Whether an sshd on the way closed the connection before it said anything."""
+    return _line(said, _SENT_AWAY) is not None
+
+
+def lost(said: str) -> str | None:
+    """Why a connection that stood was lost, where ssh says that it was."""
+    return _line(said, _LOST)
+
+
+def explain(said: str, *, host: str, by_hand: str) -> HostError:
+    """The error that ssh's stderr tells of. `by_hand` is the command that shows it to the user."""
+    if _line(said, _REVOKED + _CHANGED + _UNKNOWN_KEY):
+        return _host_key(said, host, by_hand)
+    if line := _line(said, _UNKNOWN_NAME):
+        return UnknownHost(line, host=host, hint=by_hand)
+    if line := _line(said, _DENIED):
+        hint = f"{by_hand}; ssh asks for nothing here (ssh-add, kinit or an open ControlPath before)"
+        return PermissionDenied(line, host=host, hint=hint, tried=())
+    if line := _line(said, _NO_FORWARDING):
+        return ConnectFailed(f"its jump host does not connect to it: {line}", host=host, hint=by_hand)
+    if line := _line(said, _NO_CONNECTION):
+        return ConnectFailed(line, host=host, hint=by_hand)
+    if line := _line(said, _NO_SESSION):
+        return HostError(f"it opens no session for us: {line}", host=host, hint=by_hand)
+    if line := _line(said, _BAD_CONFIGURATION):
+        return HostError(f"the ssh configuration can't be used: {line}", host=host, hint=by_hand)
+    told = [line for line in _lines(said) if not _NO_NEWS.match(line)]
+    reason = next((line for line in told if not was_sent_away(line)), None)
+    if told and reason is None:
+        hint = "a smaller --connect-limit, if its sshd has a small MaxStartups; or it refuses our address"
+        return SentAway(told[0], host=host, hint=hint)
+    return ConnectFailed(f"ssh failed, and said: {reason or 'nothing'}", host=host, hint=by_hand)
+
+
+def _host_key(said: str, host: str, by_hand: str) -> HostError:
+    found = _FINGERPRINT.search(said)
+    kind = _KEY_TYPE.search(said)
+    key_type, fingerprint = (found[1], found[2].rstrip(".")) if found else (kind[1] if kind else "", "")
+    facts = {"host": host, "key_type": key_type, "fingerprint": fingerprint}
+    shown = f" {key_type} {fingerprint}".rstrip()
+    if _line(said, _REVOKED):
+        hint = "a new host key for the host (ssh-keygen -A there), or ask who revoked this one"
+        return HostKeyRevoked(f"its host key{shown} is marked @revoked", hint=hint, **facts)
+    if _line(said, _CHANGED):
+        line = _line(said, ("Offending",)) or "the key is not the one in known_hosts"
+        cause = f"its host key{shown} has changed: {line}"
+        hint = "if the host was reinstalled, ssh-keygen -R with its name as in known_hosts"
+        return HostKeyChanged(cause, hint=hint, **facts)
+    line = _line(said, _CERTIFICATE) or _line(said, _UNKNOWN_KEY) or ""
+    return HostKeyUnknown(line, hint=f"`{by_hand}` once here, or --host-keys accept-new", **facts)
+
+
+def _line(said: str, texts: tuple[str, ...]) -> str | None:
+    """The first line that has one of the texts."""
+    return next((line for line in _lines(said) if any(text in line for text in texts)), None)
+
+
+def _lines(said: str) -> list[str]:
+    return [line.strip().removeprefix("ssh: ") for line in said.splitlines() if line.strip()]

@@ -1,0 +1,79 @@
+"""Not too many at one door: a few handshakes at a time for each address, and again for those sent away.
+
+sshd's MaxStartups (10:30:100 by default) drops connections at random where many wait to be authenticated.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import random as any_random
+from typing import TypeVar
+
+from hvlaunch.errors import SentAway, StartTimeout
+
+__all__ = ["Turns"]
+
+T = TypeVar("T")
+
+_TRIES = 10
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 2.0
+
+
+class Turns:
+    """At most `limit` at a time for each address. Thread-safe.
+
+    `random` gives numbers from 0 to 1, `clock` and `sleep` are those of the time module.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        random: Callable[[], float] = any_random,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._limit = limit
+        self._random = random
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._doors: dict[str, threading.Semaphore] = {}
+
+    def take(self, address: str, attempt: Callable[[], T], *, host: str, deadline: float) -> T:
+        """What `attempt` returns, made in a turn of its own; where it is SentAway, again after a pause.
+
+        The pauses double, and each is cut at random, so that those who were sent away together come
+        back apart. `host` is for messages. Raises StartTimeout, and whatever `attempt` raises, SentAway
+        after ten times or at the deadline.
+        """
+        longest = _FIRST_PAUSE
+        for _ in range(_TRIES - 1):
+            try:
+                with self._turn(address, host, deadline):
+                    return attempt()
+            except SentAway:
+                pause = longest * self._random()
+                if self._clock() + pause >= deadline:
+                    raise
+            self._sleep(pause)
+            longest = min(_LONGEST_PAUSE, longest * 2)
+        with self._turn(address, host, deadline):
+            return attempt()
+
+    @contextmanager
+    def _turn(self, address: str, host: str, deadline: float) -> Iterator[None]:
+        with self._lock:
+            door = self._doors.setdefault(address, threading.Semaphore(self._limit))
+        if not door.acquire(timeout=max(0.0, deadline - self._clock())):
+            raise StartTimeout(
+                f"it was not its turn to connect to {address} in time",
+                host=host,
+                hint=f"a longer --start-timeout, or a --connect-limit of more than {self._limit}",
+            )
+        try:
+            yield
+        finally:
+            door.release()

@@ -1,0 +1,58 @@
+"""The ways to the hosts of a job, and what they share."""
+
+import threading
+from typing import Protocol
+
+from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.connection import Connection
+from hvlaunch.ssh.keys import Keyring
+from hvlaunch.ssh.turns import Turns
+
+__all__ = ["Ways"]
+
+
+class _Client(Protocol):
+    def connect(self, host: Host) -> Connection: ...
+
+    def close(self) -> None: ...
+
+
+class Ways:
+    """Connects to hosts over SSH as `options` say, within `timeout` seconds each. Thread-safe.
+
+    Keys are read once, passphrases asked once, jump hosts connected to once, and at most
+    `options.connect_limit` handshakes go on with one address. Nothing is loaded before it is used.
+    """
+
+    def __init__(self, options: SSHOptions, *, timeout: float) -> None:
+        self._options = options
+        self._timeout = timeout
+        self._turns = Turns(options.connect_limit)
+        self._lock = threading.Lock()
+        self._keyring: Keyring | None = None
+        self._client: _Client | None = None
+
+    def connect(self, host: Host) -> Connection:
+        """An open connection to the host. Blocks. Raises HostError."""
+        with self._lock:
+            if self._client is None:
+                self._client = self._make_client()
+        return self._client.connect(host)
+
+    def close(self) -> None:
+        """Close what the connections share, after the connections; may be repeated."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+            if self._keyring is not None:
+                self._keyring.close()
+
+    def _make_client(self) -> _Client:
+        if self._options.client == "openssh":
+            from hvlaunch.ssh.openssh_client import OpenSSHClient  # noqa: PLC0415  (only one of the two is used)
+
+            return OpenSSHClient(self._options, timeout=self._timeout, turns=self._turns)
+        from hvlaunch.ssh.paramiko_client import ParamikoClient  # noqa: PLC0415  (100 ms, in the host's own thread)
+
+        self._keyring = Keyring()
+        return ParamikoClient(self._options, timeout=self._timeout, keyring=self._keyring, turns=self._turns)

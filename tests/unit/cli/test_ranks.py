@@ -1,0 +1,34 @@
+import argparse
+
+import pytest
+
+from hvlaunch.cli.ranks import parse_ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("0", [0]),
+        ("7", [7]),
+        ("0,8-15", [0, *range(8, 16)]),
+        ("3-3", [3]),
+        ("0-6/2, 9", [0, 2, 4, 6, 9]),
+        ("5,5,1", [5, 5, 1]),
+        ("007", [7]),
+    ],
+)
+def test_ranks(text, ranks):
+    assert [rank for part in parse_ranks(text) for rank in part] == ranks
+
+
+def test_a_large_range_costs_nothing():
+    (part,) = parse_ranks("0-999999999")
+    assert 999_999_999 in part
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "0,", "-1", "1-", "3-1", "0-4/0", "0/2", "a", "0..3", "1 2", "٣", "1" * 10, "[0-3]"]
+)
+def test_no_ranks(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"has no rank in it|is neither a rank nor a range"):
+        parse_ranks(text)

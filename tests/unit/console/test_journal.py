@@ -1,0 +1,82 @@
+"""The file of --events."""
+
+import json
+import os
+import stat
+import threading
+
+import pytest
+
+from hvlaunch.console.journal import Journal
+from hvlaunch.errors import BadUsage
+
+WAIT = 20
+
+
+def no_error(text):
+    pytest.fail(text)
+
+
+def test_each_record_is_a_line_behind_what_was_there(tmp_path):
+    path = tmp_path / "events"
+    path.write_text('{"old": 1}\n')
+    records = [{"type": "a", "text": 'quote " \n ü \udcff'}, {"type": "b", "number": 1, "none": None}]
+    journal = Journal(path, no_error)
+    for record in records:
+        journal.write(record)
+    journal.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"old": 1}, *records]
+
+
+def test_a_record_can_be_read_at_once(tmp_path):
+    path = tmp_path / "events"
+    os.mkfifo(path)
+    lines = []
+    reader = threading.Thread(target=lambda: lines.extend(path.open("rb")))
+    reader.start()
+    journal = Journal(path, no_error)
+    journal.write({"n": 1})
+    journal.close()
+    reader.join(WAIT)
+    assert lines == [b'{"n": 1}\n']
+
+
+def test_a_new_file_is_as_the_umask_has_it(tmp_path):
+    before = os.umask(0o027)
+    try:
+        Journal(tmp_path / "events", no_error).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "events").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"), [("no/such", "no such file or directory"), (".", "is a directory")]
+)
+def test_a_file_that_can_not_be_written_is_bad_usage(tmp_path, name, cause):
+    with pytest.raises(BadUsage, match=f"--events .*: {cause}; try: a file that you may write to"):
+        Journal(tmp_path / name, no_error)
+
+
+def test_a_full_disk_is_told_of_once(tmp_path):
+    path = tmp_path / "events"
+    path.symlink_to("/dev/full")
+    told = []
+    journal = Journal(path, told.append)
+    for number in range(3):
+        journal.write({"n": number})
+    journal.close()
+    assert told == [f"--events {path}: no space left on device; some events are lost"]
+
+
+def test_a_disk_that_hangs_holds_up_nobody(tmp_path):
+    path = tmp_path / "events"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    journal = Journal(path, no_error)
+    for _ in range(100):
+        journal.write({"text": "x" * 10_000})
+    journal.close(timeout=0.01)
+    os.set_blocking(reader, True)
+    with os.fdopen(reader, "rb") as pipe:
+        assert len(pipe.read().splitlines()) == 100

@@ -1,0 +1,218 @@
+"""One outlet: lines, bars, messages and merging on a terminal and in a pipe, on a clock of the test's."""
+
+import io
+import re
+
+import pytest
+
+from hvlaunch.console.outlet import Outlet
+from hvlaunch.console.prefix import Prefix
+from hvlaunch.console.sink import Sink
+
+OUT, ERR = "stdout", "stderr"
+
+
+class Place:
+    """An outlet and what was written to it."""
+
+    def __init__(self, *, color=False, live_rows=0, merge=False, template="[{rank}] "):
+        memory = Sink(io.BytesIO(), "memory")
+        prefix = Prefix(template)
+        prefix.place({rank: (f"gpu{rank // 2}", rank % 2) for rank in range(100)})
+        self.outlet = Outlet(
+            {OUT: memory, ERR: memory}, prefix, color=color, live_rows=live_rows, merge=merge
+        )
+        self.written = b""
+        self.now = 0.0
+
+    def flush(self, seconds=0.0):
+        """Let time pass as the printer does, and return what is written meanwhile."""
+        end, before = self.now + seconds, len(self.written)
+        while True:
+            while page := self.outlet.page(self.now):
+                self.written += b"".join(part for _, parts in page for part in parts)
+            deadline = self.outlet.deadline
+            if deadline is None or deadline > end:
+                break
+            self.now = max(self.now, deadline)
+        self.now = end
+        return self.written[before:]
+
+    def output(self, rank, data, stream=OUT):
+        self.outlet.output((rank, stream), data, self.now)
+
+
+def test_in_a_pipe_there_are_lines_only():
+    pipe = Place()
+    pipe.output(0, b"one\n")
+    pipe.outlet.status(lambda: "waiting", 0.0)
+    pipe.output(1, b"\r10%\r20%")
+    pipe.outlet.say("message")
+    assert pipe.flush(5) == b"[0] one\nhvlaunch: message\n[1] 20%\n"
+    assert b"\x1b" not in pipe.written
+    assert pipe.outlet.deadline is None
+
+
+def test_bars_below_and_lines_above(terminal):
+    place = Place(live_rows=8)
+    place.output(1, b"\r10%", ERR)
+    place.output(0, b"\r20%", ERR)
+    terminal.feed(place.flush(1))
+    assert terminal.shown == "[0] 20%\n[1] 10%"
+    place.output(0, b"epoch 1\n")
+    place.outlet.say("message")
+    place.output(1, b"\r30%", ERR)
+    terminal.feed(place.flush(1))
+    assert terminal.shown == "[0] epoch 1\nhvlaunch: message\n[0] 20%\n[1] 30%"
+    place.output(0, b"\r100%\n", ERR)
+    terminal.feed(place.flush())
+    assert terminal.shown == "[0] epoch 1\nhvlaunch: message\n[0] 100%\n[1] 30%"
+    place.outlet.end((1, ERR), place.now)
+    terminal.feed(place.flush())
+    assert terminal.shown == "[0] epoch 1\nhvlaunch: message\n[0] 100%\n[1] 30%"
+    assert terminal.row == 4, "a line now, and no live row"
+    assert place.outlet.deadline is None
+
+
+def test_a_terminal_is_not_flooded():
+    place = Place(live_rows=8)
+    for number in range(1000):
+        place.output(0, b"\r%d" % number)
+        place.flush(0.01)
+    pictures = place.written.count(b"\x1b[?7l")
+    assert 50 <= pictures <= 110  # 10 s
+
+
+def test_more_bars_than_rows(terminal):
+    place = Place(live_rows=3)
+    for rank in range(20):
+        place.output(rank, b"\rbar")
+    terminal.feed(place.flush(1))
+    assert terminal.shown == "[0] bar\n[1] bar\n[2] bar\n... and 17 more"
+
+
+def test_one_row_where_something_else_may_write_to_the_terminal(terminal):
+    place = Place(live_rows=1)
+    for rank in range(20):
+        place.output(rank, b"\rbar")
+    assert b"\x1b[1A" not in place.flush(1)
+    assert terminal.feed(place.written).shown == "[0] bar"
+
+
+def test_no_live_rows_inside_a_long_line(terminal):
+    place = Place(live_rows=8)
+    place.output(1, b"\r10%", ERR)
+    terminal.feed(place.flush(1))
+    long = b"x" * (1 << 20)
+    place.output(0, long)
+    written = place.flush(1)
+    assert written.endswith(b"x")
+    place.output(1, b"\r20%", ERR)
+    assert place.flush(1) == b""
+    place.output(0, b"end\n")
+    assert place.flush(1).startswith(b"end\n")
+    assert place.written.endswith(b"[1] 20%\x1b[0m\x1b[?7h\r")
+
+
+def test_the_end_of_all_leaves_no_live_row(terminal):
+    place = Place(live_rows=8)
+    place.outlet.status(lambda: "waiting", 0.0)
+    place.output(0, b"\r50%")
+    terminal.feed(place.flush(2))
+    assert terminal.shown == "[0] 50%\nhvlaunch: waiting"
+    place.outlet.end_all(place.now)
+    terminal.feed(place.flush())
+    assert terminal.shown == "[0] 50%"
+    assert (terminal.row, terminal.column) == (1, 0)
+
+
+def test_a_status_that_goes_leaves_nothing(terminal):
+    place = Place(live_rows=8)
+    place.outlet.status(lambda: "connecting 0/1: waiting for \x1b[31mb", 0.0)
+    assert place.flush(0.9) == b""
+    terminal.feed(place.flush(0.2))
+    assert terminal.shown == r"hvlaunch: connecting 0/1: waiting for \x1b[31mb"
+    place.outlet.status(None, place.now)
+    terminal.feed(place.flush())
+    assert terminal.shown == ""
+
+
+def test_colours():
+    place = Place(color=True)
+    place.output(0, b"a\n")
+    place.output(10, b"b\n")
+    place.outlet.say("message")
+    place.outlet.show("hvlaunch: report\n  Try: this\n")
+    written = place.flush()
+    assert re.sub(rb"\x1b\[[0-9;]*m", b"", written) == (
+        b"[0] a\n[10] b\nhvlaunch: message\nhvlaunch: report\n  Try: this\n"
+    )
+    colour = rb"\x1b\[0;(\d+)m"
+    assert re.findall(colour + rb"\[0\] \x1b\[0ma\n", written) == re.findall(
+        colour + rb"\[10\] \x1b\[0mb\n", written
+    )
+    assert len(re.findall(colour, written)) == 4
+
+
+def test_messages_and_reports_can_do_nothing_to_the_terminal():
+    place = Place()
+    place.outlet.say("host said \x1b[2J\rx\n and \udcff\n")
+    place.outlet.show("\tquoted \x07\n")
+    assert place.flush() == (b"hvlaunch: host said \\x1b[2J\\rx\nhvlaunch:  and \\udcff\n\tquoted \\x07\n")
+
+
+def test_merged_lines_have_their_set():
+    place = Place(merge=True, template="[{rank} {host}]<{stream}>: ")
+    place.outlet.expect(range(8))
+    for rank in range(8):
+        place.output(rank, b"loading\nshard %d\n" % (rank // 4))
+        place.output(rank, b"warning\n", ERR)
+    assert place.flush(1) == (
+        b"[0-7 gpu[0-3]]<stdout>: loading\n"
+        b"[4-7 gpu[2-3]]<stdout>: shard 1\n[0-3 gpu[0-1]]<stdout>: shard 0\n"
+        b"[0-7 gpu[0-3]]<stderr>: warning\n"
+    )
+
+
+def test_merging_waits_a_moment_for_a_twin_and_no_longer():
+    place = Place(merge=True)
+    place.outlet.expect(range(2))
+    place.output(0, b"a\n")
+    assert place.flush(0.1) == b""
+    place.output(1, b"a\n")
+    assert place.flush() == b"[0-1] a\n"
+    place.output(1, b"b\n")
+    assert place.flush(0.1) == b""
+    assert place.flush(0.2) == b"[1] b\n"
+
+
+def test_merged_colours_are_of_no_rank():
+    place = Place(merge=True, color=True)
+    place.outlet.expect(range(2))
+    for rank in range(2):
+        place.output(rank, b"a\n")
+    assert place.flush() == b"\x1b[0;1m[0-1] \x1b[0ma\n"
+
+
+def test_a_long_line_is_not_merged_and_disturbs_no_order():
+    place = Place(merge=True)
+    place.outlet.expect(range(2))
+    long = b"x" * (1 << 20)
+    place.output(0, b"before\n")
+    place.output(0, long)
+    place.output(1, b"other\n")
+    place.output(0, b"end\nafter\n")
+    place.outlet.end_all(place.now)
+    shown = place.flush().replace(long, b"LONG").splitlines()
+    assert shown == [b"[0] before", b"[0] LONG", b"[1] other", b"[0] end", b"[0] after"]
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_what_waits_at_the_end_is_printed(merge):
+    place = Place(merge=merge)
+    place.outlet.expect(range(3))
+    place.output(2, b"half")
+    place.output(0, b"whole\n\r50%")
+    place.output(1, b"\r10%\r")
+    place.outlet.end_all(place.now)
+    assert place.flush() == b"[0] whole\n[0] 50%\n[1] 10%\n[2] half\n"

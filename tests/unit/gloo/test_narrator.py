@@ -1,0 +1,133 @@
+"""What the user is told of a history of events, and what a terminal shows meanwhile."""
+
+import pytest
+
+from hvlaunch.errors import ConnectFailed
+from hvlaunch.gloo import events as on
+from hvlaunch.gloo.narrator import Narrator
+from hvlaunch.job import ConsoleOptions
+
+from .history import History, facts, spec
+
+BAD = ConnectFailed("refused", host="b")
+
+
+class Told(History):
+    """A history with a narrator that listens."""
+
+    def __init__(self, hosts="a:2,b:2", *, verbose=False, console=None):
+        job = spec(hosts, verbose=verbose, console=console or ConsoleOptions())
+        super().__init__(job)
+        self.texts = []
+        self.status = []
+        self.narrator = Narrator(job, self.texts.append, lambda text: self.status.append(text and text()))
+
+    def play(self, *events):
+        new = []
+        for event in events:
+            actions = super().play(event)
+            self.narrator.see(event, actions, self.now)
+            new += actions
+        return new
+
+
+def test_a_job_that_goes_well_is_not_talked_about():
+    told = Told().start()
+    told.exit("a", 0)
+    told.exit("a", 1)
+    told.exit("b", 0)
+    told.exit("b", 1)
+    told.close()
+    assert told.result.exit_code == 0
+    assert told.texts == []
+
+
+def test_who_is_waited_for():
+    told = Told("gpu01:1,gpu02:1,gpu03:1,gpu04:1")
+    told.play(on.Began(), on.HostConnected("gpu03"))
+    assert told.status == ["connecting 0/4: waiting for gpu[01-04]"]
+    told.play(on.HostReady("gpu03", facts(3)), on.HostReady("gpu01", facts(1)))
+    assert told.status[-1] == "connecting 2/4: waiting for gpu[02,04]"
+    told.play(on.HostFailed("gpu04", BAD))
+    assert told.status[-1] == "connecting 2/4, 1 failed: waiting for gpu02"
+    told.play(on.HostReady("gpu02", facts(2)))
+    assert told.status[-1] != "connecting 3/4, 1 failed: waiting for "
+    assert told.engine.phase.name in ("CLOSING", "DONE")
+    told.close()
+    assert told.status[-1] is None
+
+
+def test_nobody_is_waited_for_once_the_workers_start():
+    told = Told()
+    told.connect()
+    assert told.status[-1] == "connected 2/2: finding addresses that lead from host to host"
+    told.wire()
+    assert told.status[-1] is None
+    seen = len(told.status)
+    told.exit("a", 0, 1)
+    assert len(told.status) == seen
+
+
+def test_nobody_is_waited_for_after_an_interrupt():
+    told = Told()
+    told.play(on.Began(), on.Interrupted(2))
+    assert told.status[-1] is None
+
+
+def test_details():
+    told = Told(verbose=True)
+    told.now = 100.0
+    told.play(on.Began())
+    told.now = 100.25
+    told.play(on.HostConnected("a"), on.HostConnected("b"))
+    told.play(
+        on.HostReady("a", facts(1, python="3.11.7", gpus=8)),
+        on.HostReady("b", facts(2, python="3.9.2", cpus=1)),
+    )
+    told.wire()
+    for host, slot, pid in (("a", 0, 11), ("b", 0, 7), ("a", 1, 12), ("b", 1, 9)):
+        told.play(on.WorkerStarted(host, 0, slot, pid))
+    for host in "ab":
+        told.exit(host, 0)
+        told.exit(host, 1)
+    told.close()
+    wanted = [
+        "host a: connected after 0.25 s",
+        "host a: ready after 0.25 s: Python 3.11.7, 8 CPUs, 8 GPUs",
+        "host b: ready after 0.25 s: Python 3.9.2, 1 CPU",
+        "host a: reaches the rendezvous at 10.0.0.100",
+        "host a: started ranks 0-1, pids 11-12",
+        "host b: started ranks 2-3, pids 7,9",
+        "host b: closed",
+    ]
+    assert [text for text in told.texts if text in wanted] == wanted
+    network = [text for text in told.texts if "MASTER_ADDR=" in text and text.startswith("host ")]
+    assert network == [
+        "host a: MASTER_ADDR=10.0.0.1 MASTER_PORT=20001 on eth0, rendezvous at 10.0.0.100:4711",
+        "host b: MASTER_ADDR=10.0.0.1 MASTER_PORT=20001 on eth0, rendezvous at 10.0.0.100:4711",
+    ]
+    assert any(text.startswith("host b: reaches host a at 10.0.0.1") for text in told.texts)
+    assert any(text.startswith("starting 4 workers") for text in told.texts)
+
+
+@pytest.mark.parametrize(("quiet", "notes"), [(False, True), (True, False)])
+def test_quiet_leaves_errors(quiet, notes):
+    told = Told(console=ConsoleOptions(quiet=quiet)).start()
+    told.play(on.Interrupted(2))
+    assert any("got SIGINT" in text for text in told.texts) is notes
+    for host in "ab":
+        told.exit(host, 0, None, 2)
+        told.exit(host, 1, None, 2)
+    told.play(on.HostClosed("a", 3), on.HostGone("b", ConnectFailed("lost", host="b")))
+    assert any("3 processes of the job can't be killed" in text for text in told.texts)
+    assert "host b: lost" in told.texts
+    assert bool(told.status) is notes
+
+
+@pytest.mark.parametrize(
+    ("ranks", "quiet", "count"),
+    [((range(4, 9), range(20, 21)), False, 1), ((range(4, 9),), True, 0), ((range(3, 9),), False, 0)],
+)
+def test_ranks_that_the_job_does_not_have(ranks, quiet, count):
+    told = Told(console=ConsoleOptions(ranks=ranks, quiet=quiet)).start()
+    assert told.texts.count("--ranks: the job has only ranks 0-3, so no output is shown") == count

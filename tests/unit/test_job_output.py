@@ -1,0 +1,203 @@
+"""What is seen of whole jobs on this machine, through the command line."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
+DEADLINE = 60.0
+
+
+def run(*arguments, env=None):
+    command = [*HVLAUNCH, *map(str, arguments)]
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def on_a_terminal(*arguments, env=None):
+    """All that a job writes to a terminal, and its exit code."""
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm", **(env or {})}
+    command = [*HVLAUNCH, *map(str, arguments)]
+    job = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
+    os.close(theirs)
+    seen = b""
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        try:
+            while data := screen.read(65536):
+                seen += data
+        except OSError:  # EIO: all of the other side have closed
+            pass
+    return seen, job.wait(DEADLINE)
+
+
+def test_a_prefix_with_places():
+    done = run(
+        "-np", 2, "--prefix", "{host}/{local_rank:02}|{stream}| ", "sh", "-c", "echo $RANK; echo e >&2"
+    )
+    assert sorted(done.stdout.splitlines()) == ["localhost/00|stdout| 0", "localhost/01|stdout| 1"]
+    assert sorted(done.stderr.splitlines()) == ["localhost/00|stderr| e", "localhost/01|stderr| e"]
+
+
+def test_a_prefix_as_horovodrun_has_it():
+    done = run("-np", 1, "-prefix-timestamp", "echo", "x")
+    assert re.fullmatch(
+        r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\[0\]<stdout>: x\n", done.stdout
+    )
+
+
+def test_a_bad_prefix_starts_nothing(tmp_path):
+    done = run("--prefix", "{lol}", "touch", tmp_path / "started")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "unknown field {lol}; try: {rank}" in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_hidden_rank_that_fails_is_reported_in_full(tmp_path):
+    script = 'echo "out $RANK"; [ $RANK = 1 ] || exit 0; echo "it broke" >&2; exit 3'
+    done = run("-np", 2, "--ranks", "0", "--output-filename", tmp_path, "sh", "-c", script)
+    assert done.returncode == 3
+    assert done.stdout == "[0]<stdout>: out 0\n"
+    report = done.stderr.splitlines()
+    assert report[0].startswith("hvlaunch: rank 1 of 2 on host localhost failed first, after ")
+    assert "    it broke" in report
+    assert (tmp_path / "rank.1" / "stdout").read_text() == "out 1\n"
+
+
+def test_equal_lines_are_merged():
+    script = "echo loading; echo shard $RANK; echo ready"
+    done = run("-np", 3, "--merge", "sh", "-c", script)
+    assert done.returncode == 0
+    by_rank = {rank: [] for rank in range(3)}
+    for line in done.stdout.splitlines():
+        ranks, text = re.fullmatch(r"\[([\d,-]+)\]<stdout>: (.*)", line).groups()
+        for part in ranks.split(","):
+            first, _, last = part.partition("-")
+            for rank in range(int(first), int(last or first) + 1):
+                by_rank[rank].append(text)
+    assert by_rank == {rank: ["loading", f"shard {rank}", "ready"] for rank in range(3)}
+
+
+def test_bars_in_a_pipe_are_few_lines_and_the_last():
+    script = (
+        "import sys, time\n"
+        "for n in range(200):\n sys.stderr.write(f'\\r{n}/200'); sys.stderr.flush(); time.sleep(0.005)\n"
+        "sys.stderr.write('\\r200/200\\n')"
+    )
+    done = run("-np", 1, sys.executable, "-c", script)
+    lines = done.stderr.splitlines()
+    assert all(re.fullmatch(r"\[0\]<stderr>: \d+/200", line) for line in lines)
+    assert lines[-1] == "[0]<stderr>: 200/200"
+    assert len(lines) < 20
+
+
+def test_bars_on_a_terminal_are_drawn_in_place():
+    script = (
+        "import sys, time\n"
+        "for n in range(100):\n sys.stderr.write(f'\\r{n}/100'); sys.stderr.flush(); time.sleep(0.005)\n"
+        "sys.stderr.write('\\r100/100\\n')"
+    )
+    seen, code = on_a_terminal("-np", 2, sys.executable, "-c", script)
+    assert code == 0
+    assert b"\x1b[J" in seen
+    lines = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", seen).split(b"\r\n")
+    assert sorted(line.rpartition(b"\r")[2] for line in lines if line.endswith(b"100/100")) == [
+        b"[0]<stderr>: 100/100",
+        b"[1]<stderr>: 100/100",
+    ]
+
+
+def test_colours_are_for_terminals():
+    seen, _ = on_a_terminal("-np", 1, "echo", "x")
+    assert seen == b"\x1b[0;36m[0]<stdout>: \x1b[0mx\r\n"
+    assert run("-np", 1, "echo", "x", env={"TERM": "xterm"}).stdout == "[0]<stdout>: x\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "env"), [([], {"NO_COLOR": "1"}), ([], {"TERM": "dumb"}), (["--color", "never"], {})]
+)
+def test_a_terminal_without_colours(flags, env):
+    seen, _ = on_a_terminal(*flags, "-np", 1, "echo", "x", env=env)
+    assert seen == b"[0]<stdout>: x\r\n"
+
+
+def test_a_quick_start_shows_nothing_of_itself():
+    assert on_a_terminal("-np", 2, "true") == (b"", 0)
+
+
+def test_quiet_and_verbose():
+    assert run("--quiet", "-np", 1, "true").stderr == ""
+    told = run("--verbose", "-np", 2, "true").stderr.splitlines()
+    assert all(line.startswith("hvlaunch: ") for line in told)
+    for part in ("host localhost: connected after", "host localhost: ready after", "MASTER_ADDR=127.0.0.1"):
+        assert any(part in line for line in told), part
+    python = ".".join(map(str, sys.version_info[:3]))
+    assert any(f"Python {python}, {len(os.sched_getaffinity(0))} CPU" in line for line in told)
+    assert any(re.search(r"started ranks 0-1, pids \d+", line) for line in told)
+
+
+def test_events_of_a_job(tmp_path):
+    path = tmp_path / "events"
+    first = run("--events", path, "-np", 2, "-x", "SECRET=hunter2", "sh", "-c", 'exit "$RANK"')
+    assert first.returncode == 1
+    assert run("--events", path, "-np", 1, "true").returncode == 0
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({record["job"] for record in records}) == 2
+    ended = [record for record in records if record["type"] == "job_ended"]
+    assert [(one["exit_code"], one["rank"]) for one in ended] == [(1, 1), (0, None)]
+    codes = {
+        one["rank"]: one["code"]
+        for one in records[:-1]
+        if one["type"] == "worker_exited" and one["round"] == 0
+    }
+    assert codes[1] == 1
+    assert "hunter2" not in path.read_text()
+
+
+def test_events_that_can_not_be_written_start_nothing(tmp_path):
+    done = run("--events", tmp_path / "no" / "such", "touch", tmp_path / "started")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no such file or directory; try: a file that you may write to" in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["--events", "{tmp}/events", "--quiet", "--ranks", "0", "--prefix", "{{host}}"]]
+)
+def test_a_job_in_a_pipe_loads_neither_rich_nor_the_like(flags, tmp_path):
+    words = [flag.format(tmp=tmp_path) for flag in flags]
+    script = (
+        f"import sys; from hvlaunch.cli.main import main; code = main({[*words, '-np', '2', 'true']!r});"
+        "print(code, sorted({'rich', 'rich_argparse', 'shtab', 'ClusterShell', 'paramiko', 'psutil', 'datetime'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE, check=True
+    )
+    assert done.stdout == "0 []\n"
+
+
+@pytest.mark.parametrize("merge", [[], ["--merge"]])
+def test_a_line_of_50_mb_and_any_bytes_pass_whole(merge):
+    size = 50 << 20
+    script = (
+        "import sys\n"
+        f"sys.stdout.buffer.write(bytes(b for b in range(256) if b not in (10, 13)) * ({size} // 254) + b'\\n')"
+    )
+    command = [*HVLAUNCH, *merge, "-np", "1", sys.executable, "-c", script]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DEADLINE, check=True
+    )
+    line = bytes(byte for byte in range(256) if byte not in (10, 13)) * (size // 254)
+    assert done.stdout == b"[0]<stdout>: " + line + b"\n"
