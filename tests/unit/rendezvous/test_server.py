@@ -168,7 +168,7 @@ def test_an_agent_tells_this_server_from_another_by_its_nonce(server):
             http_request(PROBE_TOKEN),
             NONCE,
             20,
-            lambda index: found.append(index),
+            found.append,
         )
     assert found == [1]
 

@@ -1,0 +1,107 @@
+"""Asking on a terminal, which is a real one."""
+
+import os
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from hvlaunch.ssh.passphrase import Terminal
+
+from .conftest import in_thread, until
+
+
+@pytest.fixture
+def tty():
+    """Our end of a terminal, and its path."""
+    near, far = os.openpty()
+    os.set_blocking(near, False)
+    yield near, os.ttyname(far)
+    os.close(near)
+    os.close(far)
+
+
+def echoes(near: int) -> bool:
+    return bool(termios.tcgetattr(near)[3] & termios.ECHO)
+
+
+def shown(near: int) -> str:
+    try:
+        return os.read(near, 4096).decode()
+    except BlockingIOError:
+        return ""
+
+
+def test_an_answer_is_not_shown(tty):
+    near, path = tty
+    terminal, said = Terminal(path), []
+    thread, ended = in_thread(lambda: said.append(terminal.ask("Which? ")))
+    until(lambda: not echoes(near), "hiding what is typed")
+    os.write(near, b"open sesame\n")
+    thread.join()
+    terminal.close()
+    assert ended == [None]
+    assert said == [b"open sesame"]
+    assert shown(near).split() == ["Which?"]
+    assert echoes(near)
+
+
+def test_closing_ends_the_question_and_leaves_the_terminal_as_it_was(tty):
+    near, path = tty
+    terminal, said = Terminal(path), []
+    thread, _ = in_thread(lambda: said.append(terminal.ask("Which? ")))
+    until(lambda: not echoes(near), "hiding what is typed")
+    terminal.close()
+    assert echoes(near)
+    terminal.close()
+    thread.join()
+    assert said == [None]
+
+
+def test_an_end_of_file_is_no_answer(tty):
+    near, path = tty
+    terminal, said = Terminal(path), []
+    thread, _ = in_thread(lambda: said.append(terminal.ask("Which? ")))
+    until(lambda: not echoes(near), "hiding what is typed")
+    os.write(near, b"\x04")
+    thread.join()
+    terminal.close()
+    assert said == [None]
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/dev/null"])
+def test_no_terminal(path):
+    terminal = Terminal(path)
+    assert not terminal.is_there()
+    assert terminal.ask("Which? ") is None
+    terminal.close()
+
+
+def test_a_terminal_that_is_not_ours(tty):
+    terminal = Terminal(tty[1])
+    assert not terminal.is_there()
+    terminal.close()
+
+
+SEIZE = "import os,fcntl,termios;os.setsid();fcntl.ioctl(0,termios.TIOCSCTTY,0);"
+ASK = "from hvlaunch.ssh.passphrase import Terminal;t=Terminal();print(t.is_there());t.close()"
+
+
+@pytest.mark.parametrize(
+    ("before", "there"),
+    [
+        (SEIZE, "True"),
+        ("", "False"),
+        (SEIZE + "os.fork() and (os.wait(),os._exit(0));os.setpgid(0,0);", "False"),
+    ],
+    ids=["a terminal of its own", "a session without one", "in the background"],
+)
+def test_only_who_is_in_the_foreground_may_ask(tty, before, there):
+    far = os.open(tty[1], os.O_RDWR | os.O_NOCTTY)
+    command = [sys.executable, "-c", before + ASK]
+    said = subprocess.run(
+        command, check=False, stdin=far, capture_output=True, text=True, start_new_session=not before
+    )
+    os.close(far)
+    assert said.stdout.strip() == there, said.stderr

@@ -1,0 +1,135 @@
+"""Turns at an address, with a clock, a sleep and a die of our own."""
+
+import threading
+
+import pytest
+
+from hvlaunch.errors import ConnectFailed, SentAway, StartTimeout
+from hvlaunch.ssh.turns import Turns
+
+from .conftest import in_thread, until
+
+
+class Times:
+    """A clock that only sleeping moves, and what was slept."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def times():
+    return Times()
+
+
+@pytest.fixture
+def turns(times):
+    return Turns(2, random=lambda: 1.0, clock=times.clock, sleep=times.sleep)
+
+
+def failing(times: int, error: Exception):
+    """An attempt that fails so many times."""
+    made = []
+
+    def attempt() -> int:
+        made.append(None)
+        if len(made) <= times:
+            raise error
+        return len(made)
+
+    return attempt
+
+
+AWAY = SentAway("closed at once", host="a", hint="wait")
+
+
+def test_who_is_let_in_at_once_does_not_wait(turns, times):
+    assert turns.take("a", failing(0, AWAY), host="a", deadline=200.0) == 1
+    assert times.slept == []
+
+
+def test_pauses_double_up_to_two_seconds(turns, times):
+    assert turns.take("a", failing(9, AWAY), host="a", deadline=200.0) == 10
+    assert times.slept == pytest.approx([0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0, 2.0])
+
+
+def test_each_pause_is_cut_at_random(times):
+    dice = iter([0.5, 0.0, 0.25])
+    turns = Turns(2, random=lambda: next(dice), clock=times.clock, sleep=times.sleep)
+    assert turns.take("a", failing(3, AWAY), host="a", deadline=200.0) == 4
+    assert times.slept == pytest.approx([0.1, 0.0, 0.2])
+
+
+def test_ten_times_are_enough(turns, times):
+    with pytest.raises(SentAway):
+        turns.take("a", failing(10, AWAY), host="a", deadline=200.0)
+    assert len(times.slept) == 9
+
+
+def test_nobody_waits_beyond_the_deadline(turns, times):
+    with pytest.raises(SentAway):
+        turns.take("a", failing(10, AWAY), host="a", deadline=101.0)
+    assert times.now < 101.0
+
+
+def test_other_failures_are_final(turns, times):
+    with pytest.raises(ConnectFailed):
+        turns.take("a", failing(1, ConnectFailed("refused", host="a")), host="a", deadline=200.0)
+    assert times.slept == []
+
+
+def test_no_more_than_the_limit_at_one_address():
+    turns, inside, most = Turns(2), [], []
+    go = threading.Event()
+
+    def attempt() -> None:
+        inside.append(None)
+        most.append(len(inside))
+        go.wait(10.0)
+        inside.pop()
+
+    threads = [in_thread(lambda: turns.take("a", attempt, host="a", deadline=1e9))[0] for _ in range(6)]
+    other, _ = in_thread(lambda: turns.take("b", attempt, host="b", deadline=1e9))
+    until(lambda: len(inside) == 3, "two at one address, and one at another")
+    go.set()
+    for thread in (*threads, other):
+        thread.join()
+    assert len(most) == 7
+    assert max(most) == 3
+
+
+def test_whose_turn_does_not_come():
+    turns, inside, go = Turns(1), threading.Event(), threading.Event()
+    thread, _ = in_thread(
+        lambda: turns.take("a", lambda: (inside.set(), go.wait(10.0)), host="x", deadline=1e9)
+    )
+    inside.wait(10.0)
+    with pytest.raises(StartTimeout, match="it was not its turn to connect to a in time") as caught:
+        turns.take("a", failing(0, AWAY), host="late", deadline=0.0)
+    go.set()
+    thread.join()
+    assert caught.value.host == "late"
+    assert "--connect-limit" in caught.value.hint
+
+
+def test_a_turn_ends_with_a_failure(turns):
+    for _ in range(5):
+        with pytest.raises(ConnectFailed):
+            turns.take("a", failing(1, ConnectFailed("refused", host="a")), host="a", deadline=200.0)
+    assert turns.take("a", failing(0, AWAY), host="a", deadline=200.0) == 1
+
+
+def test_who_pauses_leaves_the_turn_to_others(times):
+    turns = Turns(1, random=lambda: 1.0, clock=times.clock)
+    taken = []
+    turns._sleep = lambda _: taken.append(turns.take("a", failing(0, AWAY), host="other", deadline=times.now))
+    assert turns.take("a", failing(1, AWAY), host="a", deadline=200.0) == 2
+    assert taken == [1]
