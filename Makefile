@@ -46,7 +46,7 @@ clean: ## remove what was made, but for the virtual environment
 # The tests on real hosts make them of network namespaces, each with an sshd of its own.
 system-packages:
 	@PATH="$$PATH:/usr/sbin:/sbin"; missing=; \
-	for need in sshd=openssh-server ip=iproute2 iptables=iptables ps=procps; do \
+	for need in sshd=openssh-server ip=iproute2 iptables=iptables ps=procps fish=fish tcsh=tcsh zsh=zsh; do \
 	    command -v "$${need%=*}" >/dev/null || missing="$$missing $${need#*=}"; \
 	done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \

@@ -11,7 +11,7 @@ assert VERSION is not None
 
 TORCH = ["torch>=2.4"]
 EXAMPLES = [*TORCH, "numpy", "scikit-learn"]
-TEST = [*EXAMPLES, "hypothesis", "pytest", "pytest-timeout", "pytest-xdist"]
+TEST = [*EXAMPLES, "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "uvloop>=0.19"]
 DEV = [
     *TEST,
     "codespell",

@@ -4,8 +4,9 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,16 +44,17 @@ class Contender:
 
 def run(popen: Callable[..., subprocess.Popen[Any]], argv: Sequence[str], **options: Any) -> Sample:
     """Run `argv` to its end by popen(argv, **options). Raises Failed."""
-    settings: Mapping[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, **options}
-    started = time.monotonic()
-    process = popen(argv, stderr=subprocess.PIPE, **settings)
-    said = process.stderr.read() if process.stderr is not None else b""
-    _, status, usage = os.wait4(process.pid, 0)
-    wall = time.monotonic() - started
-    process.returncode = os.waitstatus_to_exitcode(status)
+    with tempfile.TemporaryFile() as said:
+        settings = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said, **options}
+        started = time.monotonic()
+        process = popen(argv, **settings)
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.monotonic() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        said.seek(0)
+        text = said.read().decode(errors="replace")
     if process.returncode != 0:
-        text = said.decode(errors="replace")[-_QUOTED:]
-        raise Failed(f"{' '.join(argv)} ended with {process.returncode}: {text}")
+        raise Failed(f"{' '.join(argv)} ended with {process.returncode}: {text[-_QUOTED:]}")
     return Sample(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 

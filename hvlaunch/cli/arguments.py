@@ -3,14 +3,12 @@
 import argparse
 import dataclasses
 import difflib
-import math
-from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import NoReturn
 
 from hvlaunch import __version__
-from hvlaunch.cli.ranks import parse_ranks
+from hvlaunch.cli import values
 from hvlaunch.errors import BadUsage
-from hvlaunch.hosts.parse import MAX_SLOTS, is_user
 from hvlaunch.job import (
     ColorPolicy,
     ConsoleOptions,
@@ -46,12 +44,9 @@ examples:
     hvlaunch --dry-run -np 8 -H gpu01:4,gpu02:4 python train.py
 """
 
-_MOST_WORKERS = 1 << 20  # more is a slip of the finger, and would eat the memory
-_LONGEST = 1_000_000.0  # seconds; poll(2) counts milliseconds in 31 bits
 _HINT = "hvlaunch --help"
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(JobSpec)}
 _SSH_DEFAULTS = {field.name: field.default for field in dataclasses.fields(SSHOptions)}
-_Number = TypeVar("_Number", int, float)
 
 
 class Answer(Exception):
@@ -216,7 +211,7 @@ def _add_hosts(parser: _Parser) -> None:
     hosts.add_argument(
         "--slots-per-host",
         metavar="N",
-        type=_slots,
+        type=values.slots,
         help="slots of hosts that name none; default: as many as the host has GPUs, else 1",
     )
     hosts.add_argument(
@@ -238,11 +233,11 @@ def _add_workers(parser: _Parser) -> None:
         "--num-proc",
         dest="np",
         metavar="N",
-        type=_workers,
+        type=values.workers,
         help="how many workers, filling the slots in the order of the hosts; default: one in every slot",
     )
     workers.add_argument(
-        "--cwd", metavar="DIR", type=_some, help="their directory, on every host; default: this one"
+        "--cwd", metavar="DIR", type=values.some, help="their directory, on every host; default: this one"
     )
     workers.add_argument(
         "--stdin",
@@ -266,7 +261,7 @@ def _add_environment(parser: _Parser) -> None:
         "--env-file",
         metavar="FILE",
         action="append",
-        type=_some,
+        type=values.some,
         default=[],
         help="variables from a file with a line NAME=VALUE for each; may be repeated",
     )
@@ -282,7 +277,7 @@ def _add_output(parser: _Parser) -> None:
     output.add_argument(
         "--output-filename",
         metavar="DIR",
-        type=_some,
+        type=values.some,
         help="write each worker's output to DIR/rank.N/stdout and stderr, beside showing it here",
     )
     output.add_argument(
@@ -309,7 +304,7 @@ def _add_output(parser: _Parser) -> None:
     output.add_argument(
         "--ranks",
         metavar="LIST",
-        type=parse_ranks,
+        type=values.ranks,
         help="show only the output of these ranks, such as 0,8-15; files and the failure report have all",
     )
     output.add_argument(
@@ -318,7 +313,7 @@ def _add_output(parser: _Parser) -> None:
         help="print a line that several ranks write at about the same time once, with the set of ranks",
     )
     output.add_argument(
-        "--events", metavar="FILE", type=_some, help="append a JSON object for each event of the job"
+        "--events", metavar="FILE", type=values.some, help="append a JSON object for each event of the job"
     )
     loudness = output.add_mutually_exclusive_group()
     loudness.add_argument(
@@ -333,12 +328,12 @@ def _add_output(parser: _Parser) -> None:
 
 def _add_ssh(parser: _Parser) -> None:
     ssh = parser.add_argument_group("ssh")
-    ssh.add_argument("-p", "--ssh-port", metavar="PORT", type=_port, help="for hosts that name none")
+    ssh.add_argument("-p", "--ssh-port", metavar="PORT", type=values.port, help="for hosts that name none")
     ssh.add_argument(
-        "-i", "--ssh-identity-file", metavar="FILE", type=_some, help="private key to log in with"
+        "-i", "--ssh-identity-file", metavar="FILE", type=values.some, help="private key to log in with"
     )
-    ssh.add_argument("--ssh-user", metavar="NAME", type=_user, help="for hosts that name none")
-    ssh.add_argument("--ssh-config", metavar="FILE", type=_some, help="read in place of ~/.ssh/config")
+    ssh.add_argument("--ssh-user", metavar="NAME", type=values.user, help="for hosts that name none")
+    ssh.add_argument("--ssh-config", metavar="FILE", type=values.some, help="read in place of ~/.ssh/config")
     ssh.add_argument(
         "--host-keys",
         choices=("strict", "accept-new", "off"),
@@ -356,20 +351,20 @@ def _add_ssh(parser: _Parser) -> None:
     ssh.add_argument(
         "--connect-limit",
         metavar="N",
-        type=_positive,
+        type=values.positive,
         default=_SSH_DEFAULTS["connect_limit"],
         help="at most N connections to one host or jump host are made at the same time; default: %(default)s",
     )
     ssh.add_argument(
         "--remote-python",
         metavar="PATH",
-        type=_some,
+        type=values.some,
         help="Python >= 3.8 for hvlaunch's own process on the hosts; default: this one's path, python3, python",
     )
     ssh.add_argument(
         "--start-timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=values.seconds,
         default=_DEFAULTS["start_timeout"],
         help="for all hosts to be reached; default: %(default)g",
     )
@@ -380,14 +375,14 @@ def _add_ending(parser: _Parser) -> None:
     ending.add_argument(
         "--grace",
         metavar="SECONDS",
-        type=_seconds,
+        type=values.seconds,
         default=_DEFAULTS["grace"],
         help="between asking a worker to stop and killing it; default: %(default)g",
     )
     ending.add_argument(
         "--lease",
         metavar="SECONDS",
-        type=_seconds,
+        type=values.seconds,
         default=_DEFAULTS["lease"],
         help="of silence between here and a host, after which both give up and stop the workers; default: %(default)g",
     )
@@ -423,54 +418,3 @@ def _add_general(parser: _Parser) -> None:
     general.add_argument(
         "-v", "--version", action=_Ask, nargs=0, const=f"hvlaunch {__version__}\n", help="print it"
     )
-
-
-def _workers(text: str) -> int:
-    return _whole(text, most=_MOST_WORKERS)
-
-
-def _slots(text: str) -> int:
-    return _whole(text, most=MAX_SLOTS)
-
-
-def _positive(text: str) -> int:
-    return _whole(text, most=_MOST_WORKERS)
-
-
-def _port(text: str) -> int:
-    return _whole(text, most=65535)
-
-
-def _whole(text: str, *, most: int) -> int:
-    number = _number(text, int, "whole number")
-    if not 1 <= number <= most:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {most}")
-    return number
-
-
-def _seconds(text: str) -> float:
-    number = _number(text, float, "number of seconds")
-    if math.isnan(number) or number <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0 seconds")
-    if number > _LONGEST:
-        raise argparse.ArgumentTypeError(f"{text} is more than {_LONGEST:.0f} seconds")
-    return number
-
-
-def _number(text: str, kind: Callable[[str], _Number], noun: str) -> _Number:
-    try:
-        return kind(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {noun}") from None
-
-
-def _some(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("an empty string won't do")
-    return text
-
-
-def _user(text: str) -> str:
-    if not is_user(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a user name")
-    return text

@@ -102,10 +102,11 @@ def read_certificate(blob: bytes) -> HostCertificate:
     authority = fields.data()
     signed = fields.so_far()
     signature = fields.data()
-    if not fields.at_end():
-        raise BadCertificate("it has bytes after its end")
     authority_type = _Fields(authority).text()
-    algorithm = _Fields(signature).text()
+    seal = _Fields(signature)
+    algorithm, _ = seal.text(), seal.data()
+    if not (fields.at_end() and seal.at_end()):
+        raise BadCertificate("it has bytes after its end")
     if algorithm not in _SIGNATURES:
         raise BadCertificate(f"it is signed by {algorithm}, which is too weak or not known")
     try:

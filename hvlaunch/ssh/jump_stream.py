@@ -47,6 +47,8 @@ class JumpStream:
 
     def close(self) -> None:
         """Close it at our end at once; the jump host is told unless its connection is stuck."""
+        if self._channel.closed:
+            return
         polite = threading.Thread(target=self._tell, name=f"close through {self._jump}", daemon=True)
         polite.start()
         polite.join(_CLOSE_PATIENCE)

@@ -35,6 +35,7 @@ _ALWAYS = (
     "ControlMaster=no",  # to use one that is open, and never to leave one behind
     "ForwardX11=no",
     "RequestTTY=no",
+    "RemoteCommand=none",
     "PermitLocalCommand=yes",
     f"LocalCommand=echo {_MARK.decode().strip()}",
 )
@@ -124,7 +125,8 @@ class OpenSSHConnection:
                 start_new_session=True,  # no terminal: neither Ctrl-C nor a question is for ssh
             )
         except (OSError, ValueError) as error:
-            raise HostError(f"ssh can't be started: {error}", host=self._host) from None
+            hint = "installing OpenSSH's client (Debian: openssh-client), or --ssh-client paramiko"
+            raise HostError(f"ssh can't be started: {error}", host=self._host, hint=hint) from None
         channel = OpenSSHChannel(process)
         self._channels.append(channel)
         if self._closed:

@@ -23,6 +23,7 @@ _GLOBAL_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 _CONFIG_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 # What OpenSSH refuses in a name (it may reach a shell through ProxyCommand), and what it reads as user@host or a URI.
+_BAD_IN_USER = frozenset("'`\"$;&<>|(){}")
 _BAD_IN_NAME = frozenset("'`\"$\\;&<>|(){}@/")
 
 _BEYOND = {
@@ -145,7 +146,7 @@ def _check_names(host: Host, options: SSHOptions) -> None:
         if word is not None and (not word or word.startswith("-") or not _is_plain(word)):
             raise HostError(f"{word!r} can't be the {kind} of a host", host=host.name)
     user = host.user or options.user
-    if user is not None and (user.startswith("-") or not user.isprintable()):
+    if user is not None and (user.startswith("-") or not user.isprintable() or _BAD_IN_USER & set(user)):
         raise HostError(f"{user!r} can't be the name of a user", host=host.name)
 
 

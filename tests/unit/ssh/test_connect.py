@@ -1,10 +1,12 @@
 """Connecting to a real sshd: who gets in, and what is said to those who do not."""
 
+import contextlib
 import logging
 import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -19,13 +21,28 @@ from hvlaunch.errors import (
     HostKeyRevoked,
     HostKeyUnknown,
     PermissionDenied,
+    SentAway,
     StartTimeout,
     UnknownHost,
 )
 from hvlaunch.job import Host
 from hvlaunch.ssh.keys import Keyring
+from hvlaunch.ssh.paramiko_client import ParamikoClient
+from hvlaunch.ssh.turns import Turns
 
-from .conftest import PATIENCE, Sshd, connect, free_port, keygen, public, read_all, until, user
+from .conftest import PATIENCE, Sshd, connect, free_port, in_thread, keygen, public, read_all, until, user
+
+CAT = (
+    sys.executable
+    + ' -c "'
+    + (
+        "import os,socket,sys,threading;s=socket.create_connection((sys.argv[1],int(sys.argv[2])));"
+        "t=threading.Thread(target=lambda:[s.sendall(d) for d in iter(lambda:os.read(0,65536),b'')],daemon=True);t.start();"
+        "[os.write(1,d) for d in iter(lambda:s.recv(65536),b'')]"
+    )
+    + '"'
+)
+"""A ProxyCommand that needs no netcat."""
 
 
 def answer(sshd: Sshd, *, keyring: Keyring | None = None, host: dict | None = None, **options) -> str:
@@ -143,8 +160,36 @@ def test_refused(unused):
 
 
 def test_a_server_that_closes_at_once(unused, serve):
-    unused.port = serve(lambda peer: peer.close())
-    assert "closed the connection before it said anything" in str(refusal(ConnectFailed, unused))
+    tries = []
+    unused.port = serve(lambda peer: (tries.append(None), peer.close()))
+    assert "closed the connection before it said anything" in str(refusal(SentAway, unused))
+    assert len(tries) == 10
+
+
+def test_a_server_that_is_busy_for_a_while(sshd, serve):
+    """Its first four clients are sent away, each in another way."""
+    moods = iter([b"", b"Exceeded MaxStartups\r\n", b"Not allowed at this time\r\n", b""])
+
+    def handle(peer: socket.socket) -> None:
+        mood = next(moods, None)
+        if mood is not None:
+            peer.sendall(mood)
+            peer.close()
+            return
+        onward = socket.create_connection(("127.0.0.1", sshd.port))
+        for ends in ((peer, onward), (onward, peer)):
+            threading.Thread(target=_pass_on, args=ends, daemon=True).start()
+
+    port = serve(handle)
+    assert answer(sshd, host={"port": port}, host_keys="off") == "hello"
+
+
+def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"Exceeded MaxStartups\r\n"])
@@ -198,15 +243,84 @@ def test_nothing_reaches_stderr(unused, serve, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("line", ["ProxyJump ada@gate", "ProxyCommand nc proxy 22"])
-def test_a_proxy_is_never_ignored(sshd, line):
-    sshd.config.append(line)
+def test_a_proxy_command(sshd):
+    sshd.config.append(f"ProxyCommand {CAT} %h %p")
     try:
-        error = refusal(HostError, sshd)
+        with closing(connect(sshd.host(), sshd.options(), timeout=PATIENCE)) as connection:
+            assert (connection.local_address, connection.remote_address) == ("", "")
+            assert read_all(connection.run("echo hello")) == b"hello\n"
     finally:
-        sshd.config.remove(line)
-    assert f"asks for `{line}`, which hvlaunch can't do yet" in str(error)
-    assert "--ssh-config" in error.hint
+        sshd.config.clear()
+
+
+def test_a_proxy_command_that_fails(unused):
+    unused.config.append("ProxyCommand sh -c 'echo %r wants %h:%p >&2; exit 4'")
+    error = refusal(ConnectFailed, unused)
+    assert f"ended with status 4, and said: {user()} wants 127.0.0.1:{unused.port}" in str(error)
+
+
+def test_a_proxy_command_that_meets_a_full_sshd(unused):
+    unused.config.append("ProxyCommand sh -c 'echo kex_exchange_identification: closed >&2; exit 255'")
+    refusal(SentAway, unused)
+
+
+@pytest.fixture
+def gate(make_sshd, sshd):
+    """A jump host, which `sshd` is behind."""
+    gate = make_sshd()
+    known = sshd.known_hosts.read_text()
+    sshd.know(*known.splitlines(), f"{gate.name} {gate.host_key('ed25519')}")
+    sshd.config += [
+        "Match originalhost gate",
+        f"  IdentityFile {gate.key}",
+        "  HostName 127.0.0.1",
+        f"  Port {gate.port}",
+    ]
+    sshd.config += ["Match all"]
+    yield gate
+    sshd.config.clear()
+    sshd.know(*known.splitlines())
+
+
+def test_a_jump_host(sshd, gate):
+    sshd.config.append("Match originalhost target\n  ProxyJump gate\nMatch all")
+    with contextlib.closing(Keyring()) as keyring:
+        client = ParamikoClient(sshd.options(), timeout=PATIENCE, keyring=keyring, turns=Turns(8))
+        host = Host("target", address="127.0.0.1")
+        connection = client.connect(host)
+        assert (connection.local_address, connection.remote_address) == ("127.0.0.1", "127.0.0.1")
+        assert read_all(connection.run("head -c 5000000 /dev/zero")) == bytes(5_000_000)
+        other = client.connect(host)
+        connection.close()
+        assert read_all(other.run("echo hello")) == b"hello\n"
+        channel = other.run("cat")
+        thread, ended = in_thread(channel.read)
+        client.close()
+        thread.join(PATIENCE)
+        assert isinstance(ended[0], OSError)
+        other.close()
+        third = client.connect(host)
+        assert read_all(third.run("echo again")) == b"again\n"
+        third.close()
+        client.close()
+
+
+def test_a_jump_host_that_does_not_let_us_through(sshd, gate):
+    sshd.config.append("Match originalhost target\n  ProxyJump gate\nMatch all")
+    with contextlib.closing(Keyring()) as keyring:
+        client = ParamikoClient(sshd.options(), timeout=PATIENCE, keyring=keyring, turns=Turns(8))
+        with pytest.raises(ConnectFailed) as caught:
+            client.connect(Host("target", address="127.0.0.1", port=free_port()))
+        assert "host target: its jump host gate does not connect to 127.0.0.1 port" in str(caught.value)
+        assert "Connect failed" in str(caught.value) or "Connection refused" in str(caught.value)
+        client.close()
+
+
+def test_a_jump_host_that_refuses_our_key(sshd, gate):
+    sshd.config.append("Match originalhost target\n  ProxyJump gate\nMatch all")
+    (gate.folder / "authorized").write_text("")
+    error = refusal(PermissionDenied, sshd, host={"name": "target", "address": "127.0.0.1"})
+    assert str(error).startswith("host target: its jump host gate: permission denied")
 
 
 def test_an_own_configuration_that_is_not_there(sshd):

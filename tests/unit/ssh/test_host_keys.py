@@ -15,7 +15,7 @@ from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.host_keys import HostKey, KnownHosts, preferred_algorithms
 from hvlaunch.ssh.settings import resolve
 
-from .conftest import in_thread, until
+from .conftest import in_thread, keygen, public, until
 
 BY_HAND = "ssh -p 2222 ada@node.example"
 
@@ -299,5 +299,108 @@ def test_known_types_come_first(settings):
         "rsa-sha2-256",
         "ssh-ed25519",
         "ecdsa-sha2-nistp256",
+    )
+    assert preferred_algorithms((), offered) == offered
+
+
+# Certificates
+
+
+AUTHORITY = "@cert-authority *.example"
+
+
+@pytest.fixture
+def shown(tmp_path):
+    """Makes the key that a host shows with a certificate, and its authority's public key."""
+
+    def make(*words: str) -> tuple[HostKey, str]:
+        authority, own = keygen(tmp_path / "ca"), keygen(tmp_path / "host")
+        subprocess.run(
+            ["ssh-keygen", "-q", "-s", authority, "-I", "x", "-h", *words, f"{own}.pub"], check=True
+        )
+        kind, blob = public(own).split()
+        certificate = Path(f"{own}-cert.pub").read_text().split()[1]
+        return HostKey(kind, base64.b64decode(blob), base64.b64decode(certificate)), public(authority)
+
+    return make
+
+
+@pytest.mark.parametrize("names", ["*.example", "[node.example]:2222", "node.example", "*"])
+def test_an_authority_vouches_for_a_host(settings, shown, names):
+    key, authority = shown("-n", "node.example")
+    write(settings.global_known_hosts_files[0], f"@cert-authority {names} {authority}")
+    known = KnownHosts()
+    check(settings, shown=key, known_hosts=known)
+    assert known.has_authority("node", settings)
+    assert known.key_types("node", settings) == ()
+
+
+def test_an_authority_for_other_hosts_is_none(settings, shown):
+    key, authority = shown()
+    write(settings.user_known_hosts_files[0], f"@cert-authority *.org,!node.example {authority}")
+    known = KnownHosts()
+    assert not known.has_authority("node", settings)
+    with pytest.raises(HostKeyUnknown, match="its host key is not known"):
+        check(settings, shown=key, known_hosts=known)
+
+
+@pytest.mark.parametrize("policy", ["strict", "accept-new"])
+def test_a_certificate_that_does_not_hold_is_refused(settings, shown, policy):
+    key, authority = shown("-n", "other.example")
+    write(settings.user_known_hosts_files[0], f"{AUTHORITY} {authority}")
+    with pytest.raises(HostKeyUnknown, match=r"it is for other\.example, not for node\.example") as caught:
+        check(settings, policy=policy, shown=key)
+    assert caught.value.fingerprint == key.fingerprint
+    check(settings, policy="off", shown=key)
+
+
+def test_time_is_this_machines(settings, shown):
+    key, authority = shown("-V", "20200101:20210101")
+    write(settings.user_known_hosts_files[0], f"{AUTHORITY} {authority}")
+    check(settings, shown=key, known_hosts=KnownHosts(now=lambda: 1.6e9))
+    with pytest.raises(HostKeyUnknown, match="it has expired"):
+        check(settings, shown=key)
+
+
+def test_a_forged_certificate_is_refused_even_where_keys_are_learned(settings, shown):
+    key, authority = shown()
+    write(settings.user_known_hosts_files[0], f"{AUTHORITY} {authority}")
+    assert key.certificate is not None
+    forged = replace(key, certificate=key.certificate[:-1] + bytes([key.certificate[-1] ^ 1]))
+    with pytest.raises(HostKeyUnknown, match="its authority did not sign it"):
+        check(settings, policy="accept-new", shown=forged)
+
+
+@pytest.mark.parametrize("whose", ["authority", "host"])
+@pytest.mark.parametrize("policy", ["strict", "off"])
+def test_a_revoked_key_is_refused_with_its_certificate(settings, shown, whose, policy):
+    key, authority = shown()
+    revoked = authority if whose == "authority" else text(key)
+    write(settings.user_known_hosts_files[0], f"{AUTHORITY} {authority}", f"@revoked * {revoked}")
+    with pytest.raises(HostKeyRevoked):
+        check(settings, policy=policy, shown=key)
+
+
+def test_an_authoritys_own_key_is_no_host_key(settings, shown):
+    _, authority = shown()
+    kind, blob = authority.split()
+    write(settings.user_known_hosts_files[0], f"{AUTHORITY} {authority}")
+    with pytest.raises(HostKeyUnknown, match="its host key is not known"):
+        check(settings, shown=HostKey(kind, base64.b64decode(blob)))
+
+
+def test_the_key_itself_may_be_known_as_well(settings, shown):
+    key, _ = shown("-n", "other.example")
+    write(settings.user_known_hosts_files[0], f"node.example {text(key)}")
+    check(settings, shown=key)
+
+
+def test_certificates_are_asked_for_first_where_there_is_an_authority():
+    offered = ("ssh-ed25519", "rsa-sha2-512")
+    assert preferred_algorithms(("ssh-rsa",), offered, certificates=True) == (
+        "ssh-ed25519-cert-v01@openssh.com",
+        "rsa-sha2-512-cert-v01@openssh.com",
+        "rsa-sha2-512",
+        "ssh-ed25519",
     )
     assert preferred_algorithms((), offered) == offered

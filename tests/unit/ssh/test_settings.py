@@ -82,6 +82,14 @@ def test_defaults(config, ask):
         ("ProxyJump ada@gate:2200", "proxy_jump", "ada@gate:2200"),
         ("ProxyJump none", "proxy_jump", None),
         ("ProxyCommand none", "proxy_command", None),
+        ("ProxyCommand nc %h %p", "proxy_command", "nc node 22"),
+        ("CertificateFile ~/%r-cert.pub", "certificate_files", (f"{HOME}/{USER}-cert.pub",)),
+        ("PKCS11Provider /usr/lib/token.so", "beyond", ("PKCS11Provider /usr/lib/token.so",)),
+        ("GSSAPIAuthentication yes", "beyond", ("GSSAPIAuthentication yes",)),
+        ("ProxyUseFdpass yes", "beyond", ("ProxyUseFdpass yes",)),
+        ("HostbasedAuthentication no", "beyond", ()),
+        ("ControlPath none", "control_path", None),
+        ("ControlPath /run/sock", "control_path", "/run/sock"),
     ],
 )
 def test_one_line_of_the_configuration(config, ask, line, field, value):
@@ -123,6 +131,22 @@ def test_an_identity_of_ones_own_replaces_the_default_ones(config, tmp_path, ask
     key.touch()
     found = resolve(Host("node", identity=str(key)), config(), ask=ask)
     assert (found.identity, found.identity_files) == (str(key), (str(key),))
+
+
+@needs_ssh
+def test_all_tokens_of_a_proxy_command(config):
+    found = resolve(
+        Host("node", user="ada", port=2222), config("HostName real.%h", "ProxyCommand x %n %h %p %r 100%%")
+    )
+    assert found.proxy_command == "x node real.node 2222 ada 100%"
+
+
+@both_ways
+def test_a_jump_host_of_the_callers(config, ask):
+    found = resolve(Host("node"), config("ProxyCommand nc %h %p"), ask=ask, jump="a,ada@b")
+    assert (found.proxy_jump, found.proxy_command) == ("a,ada@b", None)
+    found = resolve(Host("node"), config("ProxyJump other"), ask=ask, jump="a")
+    assert found.proxy_jump == "a"
 
 
 def test_an_identity_may_lie_at_home(config):

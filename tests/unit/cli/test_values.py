@@ -1,8 +1,10 @@
+"""What flags take; the rest of them is in test_arguments.py."""
+
 import argparse
 
 import pytest
 
-from hvlaunch.cli.ranks import parse_ranks
+from hvlaunch.cli import values
 
 
 @pytest.mark.parametrize(
@@ -18,11 +20,11 @@ from hvlaunch.cli.ranks import parse_ranks
     ],
 )
 def test_ranks(text, ranks):
-    assert [rank for part in parse_ranks(text) for rank in part] == ranks
+    assert [rank for part in values.ranks(text) for rank in part] == ranks
 
 
 def test_a_large_range_costs_nothing():
-    (part,) = parse_ranks("0-999999999")
+    (part,) = values.ranks("0-999999999")
     assert 999_999_999 in part
 
 
@@ -31,4 +33,4 @@ def test_a_large_range_costs_nothing():
 )
 def test_no_ranks(text):
     with pytest.raises(argparse.ArgumentTypeError, match=r"has no rank in it|is neither a rank nor a range"):
-        parse_ranks(text)
+        values.ranks(text)

@@ -1,0 +1,112 @@
+"""Makes the pictures of README.md from real jobs on test hosts: python docs/make_pictures.py (root, tmux)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.cluster.testhosts import TestHosts, wait_until  # noqa: E402
+
+PICTURES = ROOT / "docs" / "pictures"
+SESSION = "hvlaunch-pictures"
+WIDTH, HEIGHT = 100, 22
+FAILING = """\
+import os, time
+rank = int(os.environ["RANK"])
+for step in range(4):
+    time.sleep(0.3)
+    if rank == 0:
+        print(f"step {step} loss {2.3 / (step + 1):.3f}", flush=True)
+if rank == 3:
+    open("/data/shard-3.npy", "rb")
+time.sleep(60)
+"""
+BARS = """\
+import os, sys, time
+for step in range(1, 201):
+    done = "#" * (step // 10)
+    print(f"\\repoch 1 [{done:<20}] {step}/200 loss {2.3 / step ** 0.3:.3f}", end="", file=sys.stderr, flush=True)
+    time.sleep(0.05)
+"""
+
+
+def tmux(*words: str) -> str:
+    return subprocess.run(["tmux", *words], capture_output=True, text=True, check=True).stdout
+
+
+class Terminal:
+    """A terminal in the driver place of test hosts, as a person would use one."""
+
+    def __init__(self, hosts: TestHosts, folder: str) -> None:
+        path = f"{ROOT}/.venv/bin:/usr/bin:/bin"
+        env = {**hosts.driver.env, "PATH": path, "PS1": "$ ", "TERM": "tmux-256color", "COLORTERM": ""}
+        words = [f"{name}={value}" for name, value in env.items()]
+        enter = [
+            "nsenter",
+            f"--net=/proc/{hosts.driver.pid}/ns/net",
+            f"--mount=/proc/{hosts.driver.pid}/ns/mnt",
+        ]
+        shell = [*enter, "env", "-i", "-C", folder, *words, "bash", "--norc"]
+        size = ["-x", str(WIDTH), "-y", str(HEIGHT)]
+        tmux("new-session", "-d", "-s", SESSION, *size, *shell)
+
+    def type(self, line: str) -> None:
+        """Type the line at a fresh prompt of an empty screen."""
+        prompt = lambda: tmux("capture-pane", "-p", "-t", SESSION).rstrip().endswith("$")  # noqa: E731
+        wait_until(prompt, "the shell waits", 60)
+        tmux("send-keys", "-t", SESSION, "clear", "Enter")
+        wait_until(
+            lambda: tmux("capture-pane", "-p", "-t", SESSION).strip() == "$", "the screen is empty", 60
+        )
+        tmux("send-keys", "-t", SESSION, "-l", line)
+        tmux("send-keys", "-t", SESSION, "Enter")
+
+    def screen(self) -> str:
+        return tmux("capture-pane", "-p", "-e", "-t", SESSION).rstrip()
+
+    def shows(self, text: str) -> None:
+        try:
+            wait_until(
+                lambda: text in tmux("capture-pane", "-p", "-t", SESSION), f"the terminal shows {text!r}", 60
+            )
+        except TimeoutError:
+            print(self.screen())
+            raise
+
+    def picture(self, name: str, title: str) -> None:
+        console = Console(record=True, width=WIDTH, file=open("/dev/null", "w"), force_terminal=True)  # noqa: SIM115, PTH123
+        console.print(Text.from_ansi(self.screen()), soft_wrap=True)
+        PICTURES.mkdir(exist_ok=True)
+        (PICTURES / f"{name}.svg").write_text(console.export_svg(title=title))
+
+
+def main() -> None:
+    names = ["gpu1", "gpu2", "gpu3", "gpu4"]
+    folder = "/tmp/demo"  # noqa: S108 (it stands in the pictures)
+    Path(folder).mkdir(exist_ok=True)
+    with TestHosts(names, share=[folder]) as hosts:
+        Path(folder, "train.py").write_text(FAILING)
+        Path(folder, "bars.py").write_text(BARS)
+        terminal = Terminal(hosts, folder)
+        try:
+            hosts["gpu3"].cut()
+            terminal.type("hvlaunch -H 'gpu[1-4]:2' python train.py")
+            terminal.shows("waiting for gpu3")
+            terminal.picture("connecting", "connecting")
+            hosts["gpu3"].heal()
+            terminal.shows("failed first")
+            terminal.shows("The others:")
+            terminal.picture("failure", "a failure")
+            terminal.type("hvlaunch -H 'gpu[1-2]:2' python bars.py")
+            terminal.shows("100/200")
+            terminal.picture("running", "a running job")
+        finally:
+            tmux("kill-session", "-t", SESSION)
+
+
+main()

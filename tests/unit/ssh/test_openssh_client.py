@@ -1,0 +1,211 @@
+"""The ssh binary behind the same protocol: bytes, statuses, errors, ends."""
+
+import hashlib
+import os
+import shutil
+import signal
+import time
+from contextlib import closing
+
+import psutil
+import pytest
+
+from hvlaunch.errors import (
+    ConnectFailed,
+    HostError,
+    HostKeyChanged,
+    HostKeyUnknown,
+    PermissionDenied,
+    SentAway,
+    StartTimeout,
+    UnknownHost,
+)
+from hvlaunch.ssh.openssh_client import OpenSSHClient, OpenSSHConnection
+from hvlaunch.ssh.turns import Turns
+
+from .conftest import PATIENCE, Sshd, free_port, gone, in_thread, keygen, public, read_all, until
+
+pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh binary (openssh-client)")
+
+
+def reach(sshd: Sshd, *, timeout: float = PATIENCE, host: dict | None = None, **options) -> OpenSSHConnection:
+    turns = Turns(8, sleep=lambda _: None)
+    client = OpenSSHClient(sshd.options(**options), timeout=timeout, turns=turns)
+    return client.connect(sshd.host(**host or {}))
+
+
+@pytest.fixture
+def connection(sshd):
+    with closing(reach(sshd)) as connection:
+        yield connection
+
+
+@pytest.fixture
+def unused(tmp_path):
+    sshd = Sshd(tmp_path)
+    keygen(sshd.key)
+    sshd.port = free_port()
+    return sshd
+
+
+def test_both_ends_are_known(connection):
+    assert (connection.local_address, connection.remote_address) == ("127.0.0.1", "127.0.0.1")
+
+
+def test_bytes_in_both_directions(connection):
+    data = os.urandom(8 << 20)
+    channel = connection.run(f"head -c {len(data)}")
+    thread, ended = in_thread(lambda: channel.write(data))
+    assert hashlib.sha256(read_all(channel)).digest() == hashlib.sha256(data).digest()
+    thread.join()
+    assert ended == [None]
+    assert channel.exit_status(PATIENCE) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [("exit 0", 0), ("exit 7", 7), ("exec no-such-command", 127), ("kill -KILL $$", 255)],
+)
+def test_exit_status(connection, command, status):
+    channel = connection.run(command)
+    assert read_all(channel) == b""
+    assert channel.exit_status(PATIENCE) == status
+
+
+def test_what_comes_first_is_the_commands_own(connection):
+    """Though ssh itself prints a mark before it."""
+    assert read_all(connection.run("echo hello")) == b"hello\n"
+    assert read_all(connection.run("printf 'hvlaunch: '; printf 'connected\\n'")) == b"hvlaunch: connected\n"
+
+
+def test_the_end_of_stderr(connection):
+    channel = connection.run("echo early >&2; cat")
+    until(lambda: channel.stderr().endswith(b"early\n"), "stderr")
+    channel.close()
+
+
+def test_a_command_line_reaches_the_shell_as_it_is(connection):
+    assert read_all(connection.run("echo \"a  b\" '$HOME' \\\\ # comment")) == b"a  b $HOME \\\n"
+
+
+@pytest.mark.parametrize("whose", ["channel", "connection"])
+def test_close_ends_ssh_and_the_command(connection, whose):
+    channel = connection.run("echo $$; exec cat")
+    command = psutil.Process(int(channel.read()))
+    ssh = psutil.Process(channel._process.pid)
+    thread, ended = in_thread(channel.read)
+    for _ in range(2):
+        (channel if whose == "channel" else connection).close()
+    thread.join(PATIENCE)
+    assert isinstance(ended[0], OSError)
+    until(lambda: gone(command), "the command to see the end of its stdin")
+    assert gone(ssh)
+
+
+def test_an_ssh_that_does_not_listen_is_killed(connection):
+    channel = connection.run("exec cat")
+    os.kill(channel._process.pid, signal.SIGSTOP)
+    channel.close()
+    assert channel.exit_status(0.0) is not None
+
+
+def test_a_broken_connection_is_not_the_end_of_output(sshd, connection):
+    channel = connection.run("echo before; exec cat")
+    assert channel.read() == b"before\n"
+    thread, ended = in_thread(channel.read)
+    for process in psutil.Process(sshd.process.pid).children(recursive=True):
+        if process.name().startswith("sshd"):
+            process.kill()
+    thread.join(PATIENCE)
+    assert isinstance(ended[0], ConnectionResetError)
+    assert "the connection was lost: " in str(ended[0])
+
+
+def test_user_settings_that_would_spoil_it_do_not_count(sshd):
+    sshd.config += [
+        "RequestTTY force",
+        "LocalCommand echo spoiled",
+        "RemoteCommand echo spoiled",
+        "ForwardX11 yes",
+    ]
+    sshd.config += [
+        "PermitLocalCommand no",
+        "BatchMode no",
+        "ControlMaster auto",
+        f"ControlPath {sshd.folder}/cm",
+    ]
+    try:
+        with closing(reach(sshd)) as connection:
+            assert read_all(connection.run("tty; true")) == b"not a tty\n"
+    finally:
+        sshd.config.clear()
+    assert not (sshd.folder / "cm").exists()
+
+
+def test_a_shell_of_the_users_that_runs_nothing(sshd, monkeypatch):
+    monkeypatch.setenv("SHELL", "/bin/false")
+    with closing(reach(sshd)) as connection:
+        assert read_all(connection.run("echo hello")) == b"hello\n"
+
+
+# Errors
+
+
+def refusal(kind: type[HostError], sshd: Sshd, **words) -> HostError:
+    with closing(reach(sshd, **words)) as connection, pytest.raises(HostError) as caught:
+        connection.run("true")
+    assert type(caught.value) is kind, caught.value
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_no_way_to_the_host(unused):
+    refusal(UnknownHost, unused, host={"name": "no-such-host.invalid"})
+    assert "Connection refused" in str(refusal(ConnectFailed, unused))
+
+
+def test_an_sshd_that_closes_at_once(unused, serve):
+    tries = []
+    unused.port = serve(lambda peer: (tries.append(None), peer.close()))
+    refusal(SentAway, unused)
+    assert len(tries) == 10
+
+
+def test_an_sshd_that_is_silent(unused, serve):
+    unused.port = serve(lambda peer: None)
+    started = time.monotonic()
+    error = refusal(StartTimeout, unused, timeout=1.0)
+    assert time.monotonic() - started < PATIENCE
+    assert "ssh did not connect within 1 s" in str(error)
+
+
+def test_a_wrong_key(sshd, tmp_path):
+    sshd.key.rename(tmp_path / "aside")
+    try:
+        error = refusal(PermissionDenied, sshd, identity=keygen(tmp_path / "wrong"))
+    finally:
+        (tmp_path / "aside").rename(sshd.key)
+    assert "Permission denied (publickey)" in str(error)
+
+
+def test_a_host_key_that_is_not_known_or_another(make_sshd):
+    sshd = make_sshd(key_types=("ed25519", "ecdsa"))
+    sshd.know()
+    refusal(HostKeyUnknown, sshd)
+    other = keygen(sshd.folder / "other")
+    sshd.know(f"{sshd.name} {public(other)}")
+    assert refusal(HostKeyChanged, sshd).fingerprint.startswith("SHA256:")
+    with closing(reach(sshd, host_keys="off")) as connection:
+        assert read_all(connection.run("echo hello")) == b"hello\n"
+
+
+def test_settings_that_can_not_be_used(unused):
+    unused.config.append("Foo bar")
+    with pytest.raises(HostError, match="Bad configuration option"):
+        reach(unused)
+
+
+def test_no_ssh(unused, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with closing(reach(unused)) as connection, pytest.raises(HostError, match="ssh can't be started"):
+        connection.run("true")

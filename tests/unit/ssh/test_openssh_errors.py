@@ -1,0 +1,162 @@
+"""What ssh says, as it says it, and what we make of it."""
+
+import pytest
+
+from hvlaunch.errors import (
+    ConnectFailed,
+    HostError,
+    HostKeyChanged,
+    HostKeyRevoked,
+    HostKeyUnknown,
+    PermissionDenied,
+    SentAway,
+    UnknownHost,
+)
+from hvlaunch.ssh.openssh_errors import explain, lost, was_sent_away
+
+CHANGED = """\
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @
+@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
+IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!
+Someone could be eavesdropping on you right now (man-in-the-middle attack)!
+It is also possible that a host key has just been changed.
+The fingerprint for the ED25519 key sent by the remote host is
+SHA256:25QhAfd7RrarnE+EtOhrl3lzR4g3CKxAnZG3knpqRtU.
+Please contact your system administrator.
+Add correct host key in /root/.ssh/known_hosts to get rid of this message.
+Offending ED25519 key in /root/.ssh/known_hosts:3
+Host key for a has changed and you have requested strict checking.
+Host key verification failed.
+"""
+REVOKED = CHANGED.replace("REMOTE HOST IDENTIFICATION HAS CHANGED", "REVOKED HOST KEY DETECTED")
+
+TABLE: list[tuple[str, type[HostError], str]] = [
+    (
+        "ssh: Could not resolve hostname a: Name or service not known\r\n",
+        UnknownHost,
+        "Could not resolve hostname a: Name or service not known",
+    ),
+    (
+        "ssh: connect to host a port 22: Connection refused\r\n",
+        ConnectFailed,
+        "connect to host a port 22: Connection refused",
+    ),
+    ("ssh: connect to host a port 22: No route to host\r\n", ConnectFailed, "No route to host"),
+    ("ssh: connect to host a port 22: Connection timed out\r\n", ConnectFailed, "Connection timed out"),
+    (
+        "kex_exchange_identification: Connection closed by remote host\r\n",
+        SentAway,
+        "kex_exchange_identification",
+    ),
+    (
+        "kex_exchange_identification: read: Connection reset by peer\r\nConnection reset by 10.0.0.1 port 22\r\n",
+        SentAway,
+        "Connection reset by peer",
+    ),
+    ("Connection closed by 10.0.0.1 port 22\r\n", SentAway, "Connection closed by 10.0.0.1 port 22"),
+    ("ssh_exchange_identification: Connection closed by remote host\r\n", SentAway, "Connection closed"),
+    (
+        (
+            "nc: no way\nkex_exchange_identification: Connection closed by remote host\n"
+            "Connection closed by UNKNOWN port 65535\n"
+        ),
+        ConnectFailed,
+        "ssh failed, and said: nc: no way",
+    ),
+    (
+        (
+            "channel 0: open failed: administratively prohibited: open failed\nstdio forwarding failed\n"
+            "Connection closed by UNKNOWN port 65535\n"
+        ),
+        ConnectFailed,
+        "its jump host does not connect to it: channel 0: open failed: administratively prohibited",
+    ),
+    (
+        "root@a: Permission denied (publickey,password).\r\n",
+        PermissionDenied,
+        "Permission denied (publickey,password)",
+    ),
+    (
+        (
+            "Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures\r\n"
+            "Disconnected from 10.0.0.1 port 22\r\n"
+        ),
+        PermissionDenied,
+        "Too many authentication failures",
+    ),
+    (
+        (
+            "No ED25519 host key is known for a and you have requested strict checking.\r\n"
+            "Host key verification failed.\r\n"
+        ),
+        HostKeyUnknown,
+        "No ED25519 host key is known for a",
+    ),
+    (
+        "Certificate invalid: expired\nHost key verification failed.\n",
+        HostKeyUnknown,
+        "Certificate invalid: expired",
+    ),
+    ("Host key verification failed.\r\n", HostKeyUnknown, "Host key verification failed."),
+    (CHANGED, HostKeyChanged, "has changed: Offending ED25519 key in /root/.ssh/known_hosts:3"),
+    (REVOKED, HostKeyRevoked, "is marked @revoked"),
+    ("exec request failed on channel 0\r\n", HostError, "it opens no session for us: exec request failed"),
+    (
+        "mux_client_request_session: session request failed: Session open refused by peer\r\n",
+        HostError,
+        "opens no session",
+    ),
+    (
+        "Bad owner or permissions on /root/.ssh/config\r\n",
+        HostError,
+        "the ssh configuration can't be used: Bad owner or permissions",
+    ),
+    ("Welcome to a\nsomething new\n", ConnectFailed, "ssh failed, and said: Welcome to a"),
+    (
+        "Warning: Permanently added 'a' (ED25519) to the list of known hosts.\r\n",
+        ConnectFailed,
+        "said: nothing",
+    ),
+    ("", ConnectFailed, "ssh failed, and said: nothing"),
+]
+
+
+@pytest.mark.parametrize(("said", "kind", "cause"), TABLE)
+def test_a_text_is_an_error(said, kind, cause):
+    error = explain(said, host="a", by_hand="ssh root@a")
+    assert type(error) is kind
+    assert cause in error.cause
+    assert "\n" not in str(error)
+    assert str(error).startswith("host a: ")
+    assert error.exit_code == 69
+    assert error.hint
+
+
+def test_a_changed_key_tells_its_fingerprint():
+    error = explain(CHANGED, host="a", by_hand="ssh root@a")
+    assert isinstance(error, HostKeyChanged)
+    assert (error.key_type, error.fingerprint) == (
+        "ED25519",
+        "SHA256:25QhAfd7RrarnE+EtOhrl3lzR4g3CKxAnZG3knpqRtU",
+    )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Connection to a closed by remote host.\r\n",
+        "client_loop: send disconnect: Broken pipe\r\n",
+        "Timeout, server a not responding.\r\n",
+        "noise\nConnection reset by 10.0.0.1 port 22\r\n",
+    ],
+)
+def test_a_lost_connection(said):
+    assert lost(said) is not None
+    assert "noise" not in lost(said)
+
+
+@pytest.mark.parametrize("said", ["", "Traceback (most recent call last):\n", "Killed\n"])
+def test_what_a_command_says_is_no_lost_connection(said):
+    assert lost(said) is None
+    assert not was_sent_away(said)
