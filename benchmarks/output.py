@@ -99,7 +99,7 @@ def rows(case: Case, found: Sequence[Contender]) -> list[list[str]]:
                 str(case),
                 one.name,
                 spread(walls),
-                f"{case.bytes / case.width / one.median('wall') / 1000:,.0f}",
+                f"{case.bytes / case.width / one.median('wall') / 1000:.3g}",
                 spread(rates, 0),
                 f"{one.median('cpu'):.2f}",
                 f"{one.median('wall') / ours:.2f}",

@@ -23,6 +23,7 @@ class ParamikoChannel:
         self._transport = transport
         self._session = session
         self._tail = Tail()
+        self._given_up = False
         self._drain = threading.Thread(
             target=self._drain_stderr, name=f"{transport.name} stderr", daemon=True
         )
@@ -34,7 +35,8 @@ class ParamikoChannel:
         except (EOFError, SSHException) as error:
             raise self._lost() from error
         # The host says that stdout ended, or that the command did; silence means that the host is gone.
-        if data or self._session.eof_received or self._session.exit_status >= 0:
+        ended = self._session.eof_received or self._session.exit_status >= 0
+        if data or (ended and not self._given_up):
             return data
         raise self._lost()
 
@@ -61,6 +63,7 @@ class ParamikoChannel:
 
     def close(self) -> None:
         """Tell the host if it listens; with a connection that is stuck, give up all of the connection."""
+        self._given_up = True
         if self._session.closed:
             return
         polite = threading.Thread(

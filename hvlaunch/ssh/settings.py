@@ -22,7 +22,7 @@ _USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _GLOBAL_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 _CONFIG_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-# What OpenSSH refuses in a name (it may reach a shell through ProxyCommand), and what it reads as user@host or a URI.
+# What OpenSSH refuses in names (they may reach a shell through ProxyCommand), and what it reads as user@host or a URI.
 _BAD_IN_USER = frozenset("'`\"$;&<>|(){}")
 _BAD_IN_NAME = frozenset("'`\"$\\;&<>|(){}@/")
 

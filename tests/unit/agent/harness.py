@@ -195,7 +195,8 @@ class AgentProcess:
         for header, body in self._decoder.feed(data) if data else ():
             self.seen.append((header, body))
             if self.acks and header["type"] == "output" and body:
-                self.send("ack", bytes=len(body))
+                with suppress(BrokenPipeError):  # it may have ended since
+                    self.send("ack", bytes=len(body))
 
     def output(self, stream: str = "stdout", slot: int = 0) -> bytes:
         """What came so far of one stream; it is then forgotten."""

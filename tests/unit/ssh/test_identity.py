@@ -116,3 +116,13 @@ def test_a_passphrase_opens_a_key(tmp_path, words):
     assert key.asbytes() == blob(path)
     wrong = read_identity(str(path), b"guess")
     assert (wrong.key, wrong.encrypted, wrong.problem) == (None, True, "encrypted, by another passphrase")
+
+
+def test_a_fido_key_that_no_agent_holds(tmp_path):
+    kind = b"sk-ssh-ed25519@openssh.com"
+    body = len(kind).to_bytes(4, "big") + kind + bytes(4)
+    path = tmp_path / "id_ed25519_sk"
+    path.write_bytes(kind + b" " + base64.b64encode(body) + b"\n")
+    found = read_identity(str(path))
+    assert (found.key, found.public) == (None, body)
+    assert found.problem == "a FIDO key that no agent holds; --ssh-client openssh can use it"

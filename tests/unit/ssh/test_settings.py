@@ -200,6 +200,8 @@ def test_the_name_in_known_hosts_may_be_an_alias(config):
         {"name": "b", "address": "-x"},
         {"name": "b", "user": "-oProxyCommand=x"},
         {"name": "b", "user": "a\nb"},
+        {"name": "b", "user": "a;touch pwned"},
+        {"name": "b", "user": "$(x)"},
     ],
 )
 def test_words_that_ssh_could_misread_never_reach_it(words):
