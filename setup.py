@@ -49,7 +49,7 @@ setup(
         "test": TEST,
         "dev": DEV,
     },
-    entry_points={"console_scripts": ["hvlaunch = hvlaunch.cli.main:main"]},
+    entry_points={"console_scripts": ["hvlaunch = hvlaunch.cli.main:script"]},
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Operating System :: MacOS",

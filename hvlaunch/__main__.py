@@ -1,8 +1,6 @@
 """`python -m hvlaunch` is `hvlaunch`."""
 
-import sys
-
-from hvlaunch.cli.main import main
+from hvlaunch.cli.main import script
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO, NoReturn, Protocol, TextIO
 
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.own_argv import hide_values
@@ -14,7 +14,7 @@ from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
 
-__all__ = ["Run", "main"]
+__all__ = ["Run", "main", "script"]
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -42,6 +42,16 @@ def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
     except Exception as error:  # noqa: BLE001 (ours to explain, whatever it is)
         _explain(error, verbose="--verbose" in argv)
         return EXIT_INTERNAL
+
+
+def script() -> NoReturn:
+    """The program: main(), and then an end without taking Python down piece by piece, which takes 10 to 30 ms."""
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or its reader is gone
+            if stream is not None:
+                stream.flush()
+    os._exit(code)
 
 
 def _do(argv: Sequence[str], run: Run | None) -> int:
