@@ -1,12 +1,13 @@
 """The ways to the hosts of a job, and what they share."""
 
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.connection import Connection
-from hvlaunch.ssh.keys import Keyring
-from hvlaunch.ssh.turns import Turns
+
+if TYPE_CHECKING:  # a local job has no use for it
+    from hvlaunch.ssh.keys import Keyring
 
 __all__ = ["Ways"]
 
@@ -27,7 +28,6 @@ class Ways:
     def __init__(self, options: SSHOptions, *, timeout: float) -> None:
         self._options = options
         self._timeout = timeout
-        self._turns = Turns(options.connect_limit)
         self._lock = threading.Lock()
         self._keyring: Keyring | None = None
         self._client: _Client | None = None
@@ -48,11 +48,15 @@ class Ways:
                 self._keyring.close()
 
     def _make_client(self) -> _Client:
-        if self._options.client == "openssh":
-            from hvlaunch.ssh.openssh_client import OpenSSHClient  # noqa: PLC0415  (only one of the two is used)
+        from hvlaunch.ssh.turns import Turns  # noqa: PLC0415  (see the docstring of the class)
 
-            return OpenSSHClient(self._options, timeout=self._timeout, turns=self._turns)
-        from hvlaunch.ssh.paramiko_client import ParamikoClient  # noqa: PLC0415  (100 ms, in the host's own thread)
+        turns = Turns(self._options.connect_limit)
+        if self._options.client == "openssh":
+            from hvlaunch.ssh.openssh_client import OpenSSHClient  # noqa: PLC0415
+
+            return OpenSSHClient(self._options, timeout=self._timeout, turns=turns)
+        from hvlaunch.ssh.keys import Keyring  # noqa: PLC0415
+        from hvlaunch.ssh.paramiko_client import ParamikoClient  # noqa: PLC0415
 
         self._keyring = Keyring()
-        return ParamikoClient(self._options, timeout=self._timeout, keyring=self._keyring, turns=self._turns)
+        return ParamikoClient(self._options, timeout=self._timeout, keyring=self._keyring, turns=turns)
