@@ -1,5 +1,6 @@
 """The driver's stdin, on its way to rank 0 or to all: no more than workers take."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -42,8 +43,9 @@ class StdinPump:
     def _read(self) -> bytes | None:
         try:
             return os.read(self._fd, _CHUNK)
-        except OSError:
-            return None  # a terminal that we are in the background of: it isn't ours to read
+        except OSError as error:
+            # EIO: a terminal that we are in the background of. It isn't ours to read, and has not ended.
+            return None if error.errno == errno.EIO else b""
 
     def _pass_on(self, data: bytes | None) -> bool:
         if data is None:

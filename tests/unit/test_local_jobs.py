@@ -111,6 +111,14 @@ def test_much_stdin_arrives_whole() -> None:
     assert f"[0]<stdout>: {len(text)}\n" in done.stdout
 
 
+@pytest.mark.parametrize("closed", [(0,), (0, 1), (0, 1, 2)])
+def test_closed_streams_are_empty_ones(closed: tuple[int, ...]) -> None:
+    words = [f"{number}<&-" if number == 0 else f"{number}>&-" for number in closed]
+    command = " ".join([sys.executable, "-m", "hvlaunch", "-np", "1", "sh", "-c", "'cat; exit 5'", *words])
+    done = subprocess.run(["sh", "-c", command], timeout=DEADLINE, check=False, capture_output=True)
+    assert done.returncode == 5
+
+
 def test_a_worker_that_reads_no_stdin_ends_all_the_same() -> None:
     assert run("-np", 1, "true", input="x" * 1_000_000).returncode == 0
 

@@ -1,6 +1,8 @@
 """The pump: everything once, to everyone, and never more than they take."""
 
 import os
+import pty
+import sys
 from queue import SimpleQueue
 from threading import Thread
 
@@ -38,11 +40,34 @@ def test_a_reader_that_takes_nothing_stops_the_pump_until_it_does() -> None:
     assert most <= (1 << 18) + (1 << 16)
 
 
-def test_a_descriptor_that_cannot_be_read_ends_the_pump_without_an_end() -> None:
+def test_a_descriptor_that_cannot_be_read_is_at_its_end() -> None:
     reader, writer = os.pipe()
     got: SimpleQueue[bytes] = SimpleQueue()
     pump = StdinPump(writer, [got.put])
     pump._run()
-    assert got.empty()
+    assert got.get_nowait() == b""
     os.close(reader)
     os.close(writer)
+
+
+def test_a_terminal_of_which_we_are_in_the_background_has_not_ended() -> None:
+    """A child in a process group of its own reads the terminal, while this one is in the foreground."""
+    script = (
+        "import os, signal; from hvlaunch.gloo.stdin import StdinPump; got = []\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    signal.signal(signal.SIGTTIN, signal.SIG_IGN); os.setpgid(0, 0)\n"
+        "    StdinPump(0, [got.append])._run(); os._exit(len(got))\n"
+        "print('status', os.waitpid(child, 0)[1], flush=True)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", script])
+    said = b""
+    try:
+        while b"status" not in said or b"\n" not in said.partition(b"status")[2]:
+            said += os.read(terminal, 1000)
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+    assert b"status 0" in said
