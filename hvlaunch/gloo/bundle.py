@@ -32,7 +32,8 @@ _MODULES = (
 _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
 # Reads exactly its own size from stdin, whose next bytes are frames: buffered by 1, nothing is read ahead.
 _BOOT = "import io,zlib;exec(zlib.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
-_IS_NEW_ENOUGH = "import sys;sys.exit(sys.version_info<(3,8))"
+# What `python -V` prints, which is four times as quick as to start it.
+_NEW_ENOUGH = '"Python 3."[89]*|"Python 3."[1-9][0-9]*'
 
 
 def bundle(config: Mapping[str, Any]) -> bytes:
@@ -64,8 +65,8 @@ def agent_command(candidates: Sequence[str], size: int) -> str:
     words = " ".join(f'"{_home(path)}"' for path in usable)
     script = (
         f"for p in {words}; do "
-        f'command -v "$p" >/dev/null 2>&1 && "$p" -I -S -c "{_IS_NEW_ENOUGH}" </dev/null >/dev/null 2>&1 '
-        f'&& exec "$p" -I -S -X utf8 -c "{_BOOT.format(size=size)}"; '
+        f'case "$("$p" -V </dev/null 2>/dev/null)" in {_NEW_ENOUGH}) '
+        f'exec "$p" -I -S -X utf8 -c "{_BOOT.format(size=size)}";; esac; '
         f'done; echo "{NO_PYTHON} {", ".join(usable)}" >&2; exit 127'
     )
     return f"exec /bin/sh -c '{script}'"

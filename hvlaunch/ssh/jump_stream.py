@@ -30,6 +30,7 @@ class JumpStream:
         self.remote_address = _if_address(name)
         self._channel = channel
         self._jump = jump
+        self._sending = threading.Lock()
 
     def recv(self, size: int, /) -> bytes:
         data = self._channel.recv(size)
@@ -37,7 +38,10 @@ class JumpStream:
         return data
 
     def send(self, data: bytes, /) -> int:
-        return self._channel.send(data)
+        # paramiko sends outside its own lock. Data that follow the channel's close make sshd end the whole
+        # connection to the jump host, with all other hosts behind it ("nonexistent channel").
+        with self._sending:
+            return self._channel.send(data)
 
     def settimeout(self, seconds: float | None, /) -> None:
         self._channel.settimeout(seconds)
@@ -58,8 +62,13 @@ class JumpStream:
         return None if transport.is_active() else f"the connection to its jump host {self._jump} was lost"
 
     def _tell(self) -> None:
-        with contextlib.suppress(EOFError, OSError, SSHException):
-            self._channel.close()
+        is_quiet = self._sending.acquire(timeout=_CLOSE_PATIENCE / 2)
+        try:
+            with contextlib.suppress(EOFError, OSError, SSHException):
+                self._channel.close()
+        finally:
+            if is_quiet:
+                self._sending.release()
 
 
 def open_jump(

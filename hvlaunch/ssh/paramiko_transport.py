@@ -57,6 +57,9 @@ class ClientTransport(Transport):
         MSG_CHANNEL_REQUEST: _take_request,
     }
 
+    # Wait for bytes, not for a tenth of a second: closing the stream is what ends the wait.
+    _active_check_timeout = None
+
     def __init__(self, stream: Stream, name: str) -> None:
         super().__init__(cast("Any", stream), default_window_size=WINDOW, packetizer_class=_Packetizer)
         self.set_log_channel(_LOG)
