@@ -66,8 +66,11 @@ def test_a_bad_prefix_starts_nothing(tmp_path):
 
 
 def test_a_hidden_rank_that_fails_is_reported_in_full(tmp_path):
-    script = 'echo "out $RANK"; [ $RANK = 1 ] || exit 0; echo "it broke" >&2; exit 3'
-    done = run("-np", 2, "--ranks", "0", "--output-filename", tmp_path, "sh", "-c", script)
+    script = (
+        'echo "out $RANK"; [ $RANK = 1 ] || { touch "$0"; exit 0; }; '
+        'until [ -e "$0" ]; do sleep 0.01; done; echo "it broke" >&2; exit 3'
+    )
+    done = run("-np", 2, "--ranks", "0", "--output-filename", tmp_path, "sh", "-c", script, tmp_path / "said")
     assert done.returncode == 3
     assert done.stdout == "[0]<stdout>: out 0\n"
     report = done.stderr.splitlines()
