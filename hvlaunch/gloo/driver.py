@@ -21,6 +21,7 @@ from hvlaunch.gloo.bundle import agent_command, bundle, local_agent_command, pyt
 from hvlaunch.gloo.engine import Engine
 from hvlaunch.gloo.link import HostLink, Opening
 from hvlaunch.gloo.narrator import Narrator
+from hvlaunch.gloo.network import is_usable
 from hvlaunch.gloo.signals import signals_as_events
 from hvlaunch.gloo.start_frame import gets_stdin, start_frame
 from hvlaunch.gloo.stdin import StdinPump
@@ -317,5 +318,5 @@ def _own_addresses(used: str) -> list[str]:
         for entry in entries
         if getattr(entry.family, "name", "") in families
     ]
-    usable = [one for one in listed if not one.startswith(("127.", "169.254.", "fe80:")) and one != "::1"]
+    usable = filter(is_usable, listed)
     return list(dict.fromkeys([used, *usable] if used else usable))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hvlaunch.errors import BadUsage, HvlaunchError, Unreachable
 from hvlaunch.gloo.events import HostFacts
 
-__all__ = ["LOOPBACK", "Network", "candidates", "interface_of"]
+__all__ = ["LOOPBACK", "Network", "candidates", "interface_of", "is_usable"]
 
 LOOPBACK = "127.0.0.1"
 
@@ -16,18 +16,19 @@ def candidates(facts: HostFacts) -> list[str]:
     First the one that the driver used, if the host really has it: an address that only leads to
     the host (by NAT, say) comes last, since the host itself must be able to use it too.
     """
-    own = [address for listed in facts.addresses.values() for address in listed if _is_usable(address)]
+    own = [address for listed in facts.addresses.values() for address in listed if is_usable(address)]
     own.sort(key=lambda address: ":" in address)
     peer = facts.peer_address
     if peer in own:
         own.remove(peer)
         own.insert(0, peer)
-    elif peer and _is_usable(peer):
+    elif peer and is_usable(peer):
         own.append(peer)
     return own
 
 
-def _is_usable(address: str) -> bool:
+def is_usable(address: str) -> bool:
+    """Whether another host may get anywhere by the address: not loopback, nor valid on one link alone."""
     import ipaddress  # noqa: PLC0415 (a job on one host needs none of this)
 
     parsed = ipaddress.ip_address(address)
