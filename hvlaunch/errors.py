@@ -11,7 +11,9 @@ __all__ = [
     "BadEnvironment",
     "BadHost",
     "BadUsage",
+    "ChannelGarbled",
     "ConnectFailed",
+    "DiscoveryFailed",
     "HostError",
     "HostFault",
     "HostKeyChanged",
@@ -20,8 +22,10 @@ __all__ = [
     "HostLost",
     "HostsFailed",
     "HvlaunchError",
+    "NoFreePort",
     "NoPython",
     "NotEnoughSlots",
+    "NotEnoughSlotsInTime",
     "PermissionDenied",
     "SentAway",
     "StartTimeout",
@@ -33,6 +37,7 @@ __all__ = [
 EXIT_USAGE = 2
 EXIT_HOSTS = 69
 EXIT_INTERNAL = 70
+EXIT_TOO_FEW = 75
 
 
 class HvlaunchError(Exception):
@@ -82,12 +87,33 @@ class NotEnoughSlots(BadUsage):
         self.available = available
 
 
+class NotEnoughSlotsInTime(HvlaunchError):
+    """An elastic job had no round of `wanted` workers for `seconds`; at the end it had `available` slots."""
+
+    exit_code = EXIT_TOO_FEW
+
+    def __init__(self, wanted: int, available: int, seconds: float, why: str = "") -> None:
+        super().__init__(
+            f"no round of {wanted} workers (--min-np) for {seconds:g} s (--elastic-timeout); there are {available} slots{why}",
+            hint="more hosts, a smaller --min-np, or a longer --elastic-timeout",
+        )
+        self.wanted = wanted
+        self.available = available
+        self.seconds = seconds
+
+
 class BadEnvironment(BadUsage):
     """A variable that no process can be started with. `name` is the variable."""
 
     def __init__(self, name: str, cause: str) -> None:
         super().__init__(f"variable {name}: {cause}")
         self.name = name
+
+
+class DiscoveryFailed(HvlaunchError):
+    """The script that is to find the hosts failed; the cause ends with what it said on stderr."""
+
+    exit_code = EXIT_HOSTS
 
 
 class HostError(HvlaunchError):
@@ -140,6 +166,15 @@ class PermissionDenied(HostError):
         self.tried = tuple(tried)
 
 
+class NoFreePort(HostError):
+    """The ports that --worker-port-range names are all in use on the host, but for one at most."""
+
+    def __init__(self, *, host: str) -> None:
+        super().__init__(
+            "no two free ports in the workers' range", host=host, hint="a wider --worker-port-range"
+        )
+
+
 class NoPython(HostError):
     """None of the interpreters tried on the host is a Python >= 3.8."""
 
@@ -156,6 +191,10 @@ class HostFault(HostError):
 
 class HostLost(HostError):
     """The host was there, and is gone: its channel closed, its agent died, or it is silent for a lease."""
+
+
+class ChannelGarbled(HostLost):
+    """What an agent sent has something in it that it did not send."""
 
 
 class Unreachable(HostError):

@@ -1,1 +1,18 @@
 """The HTTP key-value server that workers meet at, and its client."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hvlaunch.rendezvous.client import Client
+
+__all__ = ["Client"]
+
+
+def __getattr__(
+    name: str,
+) -> Any:  # imported when it is asked for: the driver, which needs no client, starts faster
+    if name == "Client":
+        from hvlaunch.rendezvous.client import Client  # noqa: PLC0415 (see above)
+
+        return Client
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

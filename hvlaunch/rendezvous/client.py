@@ -2,42 +2,58 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from http.client import NOT_FOUND, OK, PRECONDITION_FAILED
+from secrets import token_hex
 from typing import NamedTuple
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
+from hvlaunch.rendezvous import batch
 from hvlaunch.rendezvous.errors import (
     NoRendezvous,
+    NotANumber,
     RendezvousClosed,
     RendezvousError,
-    RendezvousUnreachable,
     StoreFull,
+    TooManyConnections,
     Unauthorized,
     UnexpectedAnswer,
     ValueTooLarge,
     WaitTimeout,
 )
+from hvlaunch.rendezvous.link import Link, Reply
 
-__all__ = ["Client"]
+__all__ = ["Changes", "Client", "Versioned"]
 
 _LONGEST_POLL = 30.0
 """Seconds that one request of a longer wait lasts, so that what sits between sees traffic."""
 
 _REFUSALS: dict[int, tuple[type[RendezvousError], str | None]] = {
     401: (Unauthorized, "check that HVLAUNCH_TOKEN is this job's"),
+    409: (NotANumber, None),
     413: (ValueTooLarge, None),
+    429: (TooManyConnections, None),
     503: (RendezvousClosed, None),
     507: (StoreFull, None),
 }
 
 
-class _Reply(NamedTuple):
-    status: int
-    body: bytes
+class Versioned(NamedTuple):
+    """A value, None where the key is not set, and the version it has; only compare_and_set can read that."""
+
+    value: bytes | None
+    version: str
+
+
+class Changes(NamedTuple):
+    """What changed, up to `version`, where the next watch may begin: values by key, None where it was deleted."""
+
+    version: int
+    values: Mapping[str, bytes | None]
+    complete: bool = False
+    """These are all values of the scope: a key that is not among them is not set."""
 
 
 class Client:
@@ -45,20 +61,16 @@ class Client:
 
     timeout: seconds for a connection to be made, and for an answer to come. Connections are kept and
     used again, by one thread at a time; a kept one that proves dead is replaced once, which is safe since
-    every request here may be repeated. It goes where url says and nowhere else: no proxy, no redirect.
+    the server does no request twice. It goes where url says and nowhere else: no proxy, no redirect.
 
-    Every method raises RendezvousUnreachable, RendezvousClosed, Unauthorized or UnexpectedAnswer.
+    Every method raises RendezvousUnreachable, RendezvousClosed, Unauthorized, TooManyConnections or
+    UnexpectedAnswer; those that set something ValueTooLarge and StoreFull, too.
     """
 
     def __init__(self, url: str, token: str, *, timeout: float = 10.0) -> None:
-        self._host, self._port = _address(url)
-        if not token or not token.isascii() or not token.isprintable() or " " in token:
-            raise NoRendezvous("the token is no printable ASCII word", url=url)
+        self._link = Link(url, token, timeout)
         self.url = url
         self.timeout = timeout
-        self._headers = {"Authorization": f"Bearer {token}"}
-        self._idle: deque[http.client.HTTPConnection] = deque()
-        self._process = os.getpid()
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ, *, timeout: float = 10.0) -> Client:
@@ -80,126 +92,155 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def close(self) -> None:
+        """Close the connections that are not in use. The client stays usable."""
+        self._link.close()
+
+    # One key:
+
     def get(self, scope: str, key: str) -> bytes | None:
         """The value, or None where the key is not set."""
         reply = self._ask("GET", _path(scope, key))
-        return reply.body if reply.status == http.client.OK else None
+        return reply.body if reply.status == OK else None
 
     def put(self, scope: str, key: str, value: bytes) -> None:
-        """Set the key. Raises ValueTooLarge and StoreFull, too."""
-        path = _path(scope, key)
-        if self._ask("PUT", path, value).status != http.client.OK:
-            raise UnexpectedAnswer(http.client.NOT_FOUND, url=self.url)
+        """Set the key."""
+        self._do("PUT", _path(scope, key), value)
 
-    def delete(self, scope: str, key: str) -> None:
-        """Forget the key, if it is set."""
-        self._ask("DELETE", _path(scope, key))
+    def delete(self, scope: str, key: str) -> bool:
+        """Forget the key; False where it was not set."""
+        return self._ask("POST", _once("delete", scope, key), b"").status == OK
+
+    def add(self, scope: str, key: str, amount: int) -> int:
+        """Add to the value, which is a number in decimal digits (absent: 0), and tell the sum.
+
+        Raises NotANumber where it is none, or the sum has more than 64 bits.
+        """
+        return int(self._do("POST", _once("add", scope, key), b"%d" % amount).body)
+
+    def append(self, scope: str, key: str, value: bytes) -> None:
+        """Put `value` behind what the value is, nothing where it is not set."""
+        self._do("POST", _once("append", scope, key), value)
+
+    def read(self, scope: str, key: str) -> Versioned:
+        """The value with its version; there is one of a key that is not set, too."""
+        return _versioned(self._ask("GET", f"/-/read{_path(scope, key)}"))
+
+    def compare_and_set(self, scope: str, key: str, value: bytes, version: str) -> tuple[bool, Versioned]:
+        """Set the key if it still has this version; tells whether, and what is there now."""
+        reply = self._ask("POST", f"{_once('compare', scope, key)}&version={quote(version, safe='')}", value)
+        if reply.status == PRECONDITION_FAILED:
+            return False, _versioned(reply)
+        if reply.status != OK:
+            raise UnexpectedAnswer(reply.status, url=self.url)
+        return True, Versioned(value, reply.etag)
+
+    # Many keys:
+
+    def get_many(self, scope: str, keys: Sequence[str]) -> list[bytes | None]:
+        """The values, all of one moment, in the order of the keys; None where one is not set."""
+        reply = self._do("POST", f"/-/get-many{_path(scope)}", _list(keys))
+        sizes, data = batch.split(reply.body)
+        return batch.unpack(sizes, data)
+
+    def put_many(self, scope: str, values: Mapping[str, bytes]) -> None:
+        """Set all of them at once; none where that raises."""
+        head = [[key, len(value)] for key, value in values.items()]
+        self._do("POST", f"/-/put-many{_path(scope)}", batch.pack(head, values.values()))
+
+    def check(self, scope: str, keys: Sequence[str]) -> bool:
+        """Whether all of them are set."""
+        return self._ask("POST", f"/-/check{_path(scope)}", _list(keys)).status == OK
+
+    def keys(self, scope: str) -> list[str]:
+        """The keys of the scope, sorted."""
+        return batch.read_keys(self._do("GET", f"/-/keys{_path(scope)}").body)
+
+    def count(self, scope: str) -> int:
+        """How many keys the scope has."""
+        return int(self._do("GET", f"/-/count{_path(scope)}").body)
+
+    def delete_scope(self, scope: str) -> None:
+        """Forget all keys of the scope."""
+        self._do("DELETE", f"/-/scope{_path(scope)}")
+
+    # Waiting:
 
     def wait(self, scope: str, key: str, timeout: float) -> bytes:
         """The value, as soon as there is one. Raises WaitTimeout after `timeout` seconds without."""
+        reply = self._poll("GET", f"/-/get{_path(scope, key)}?", None, timeout)
+        if reply.status != OK:
+            raise WaitTimeout(scope, key, timeout, url=self.url)
+        return reply.body
+
+    def wait_all(self, scope: str, keys: Sequence[str], timeout: float) -> None:
+        """Return as soon as all of them are set. Raises WaitTimeout after `timeout` seconds without."""
+        body = _list(keys)
+        if self._poll("POST", f"/-/check{_path(scope)}?", body, timeout).status != OK:
+            values = self.get_many(scope, keys)
+            missing = [key for key, value in zip(keys, values, strict=True) if value is None]
+            raise WaitTimeout(scope, ", ".join(missing[:3]), timeout, url=self.url)
+
+    def watch(self, scope: str, key: str | None = None, *, since: int = 0, timeout: float) -> Changes:
+        """What changed in the scope, or at its key, after version `since`, as soon as something did.
+
+        0 is for who knows nothing yet: all that is set. Then since is the version of the changes before. Nothing
+        is in the changes after `timeout` seconds without any.
+        """
+        path = f"/-/watch{_path(scope) if key is None else _path(scope, key)}"
+        reply = self._poll("GET", f"{path}?since={since:d}&", None, timeout)
+        if reply.status != OK:
+            return Changes(int(reply.etag or since), {})
+        head, data = batch.split(reply.body)
+        keys = [key for key, _ in head["keys"]]
+        values = batch.unpack([size for _, size in head["keys"]], data)
+        return Changes(head["version"], dict(zip(keys, values, strict=True)), head["complete"])
+
+    # Asking:
+
+    def _poll(self, method: str, path: str, body: bytes | None, timeout: float) -> Reply:
+        """Ask, with more and more `wait=`, until the answer is not 404; that one after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while True:
             poll = min(max(deadline - time.monotonic(), 0.0), _LONGEST_POLL)
-            reply = self._ask("GET", f"/-/get{_path(scope, key)}?wait={poll:.3f}", patience=poll)
-            if reply.status == http.client.OK:
-                return reply.body
-            if time.monotonic() >= deadline:
-                raise WaitTimeout(scope, key, timeout, url=self.url)
+            reply = self._ask(method, f"{path}wait={poll:.3f}", body, patience=poll)
+            if reply.status != NOT_FOUND or time.monotonic() >= deadline:
+                return reply
 
-    def close(self) -> None:
-        """Close the connections that are not in use. The client stays usable."""
-        while self._idle:
-            self._idle.pop().close()
+    def _do(self, method: str, path: str, body: bytes | None = None) -> Reply:
+        reply = self._ask(method, path, body)
+        if reply.status != OK:
+            raise UnexpectedAnswer(reply.status, url=self.url)
+        return reply
 
-    def _ask(self, method: str, path: str, body: bytes | None = None, *, patience: float = 0.0) -> _Reply:
-        """One request; the reply is 200 or 404, everything else is raised. patience is added to the timeout."""
-        connection = self._kept()
-        if connection is not None:
-            try:
-                return self._exchange(connection, method, path, body, patience)
-            except ConnectionError:
-                self.close()  # what was kept with it is most likely as dead
-            except (OSError, http.client.HTTPException) as error:
-                raise self._unreachable(error) from error
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self.timeout)
-        try:
-            return self._exchange(connection, method, path, body, patience)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
-
-    def _kept(self) -> http.client.HTTPConnection | None:
-        if self._process != os.getpid():  # after a fork: the connections are the parent's
-            self._process = os.getpid()
-            self.close()
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
-
-    def _exchange(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        path: str,
-        body: bytes | None,
-        patience: float,
-    ) -> _Reply:
-        try:
-            if connection.sock is None:
-                connection.connect()
-            connection.sock.settimeout(self.timeout + patience)
-            connection.request(method, path, body=body, headers=self._headers)
-            response = connection.getresponse()
-            reply = _Reply(response.status, response.read())
-        except BaseException:
-            connection.close()
-            raise
-        if response.will_close:
-            connection.close()
-        else:
-            self._idle.append(connection)
-        return self._accepted(reply)
-
-    def _accepted(self, reply: _Reply) -> _Reply:
-        if reply.status in (http.client.OK, http.client.NOT_FOUND):
+    def _ask(self, method: str, path: str, body: bytes | None = None, *, patience: float = 0.0) -> Reply:
+        reply = self._link.ask(method, path, body, patience)
+        if reply.status in (OK, NOT_FOUND, PRECONDITION_FAILED):
             return reply
         if reply.status not in _REFUSALS:
             raise UnexpectedAnswer(reply.status, url=self.url)
         kind, hint = _REFUSALS[reply.status]
         raise kind(reply.body[:500].decode(errors="replace").strip(), url=self.url, hint=hint)
 
-    def _unreachable(self, error: Exception) -> RendezvousUnreachable:
-        if isinstance(error, TimeoutError):
-            cause = f"no answer within {self.timeout:g} s"
-        elif isinstance(error, OSError):
-            cause = error.strerror or str(error)
-        else:
-            cause = "the answer breaks off, or is no HTTP"
-        return RendezvousUnreachable(cause, url=self.url)
 
-
-def _address(url: str) -> tuple[str, int]:
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    else:
-        if (
-            parts.scheme != "http"
-            or parts.path.strip("/")
-            or parts.query
-            or parts.fragment
-            or "@" in parts.netloc
-        ):
-            host = None
-    if not host or not port:
-        shown = url.rpartition("@")[2]  # what is before it may be a password
-        raise NoRendezvous(f"{shown!r} is no address of a rendezvous", hint="http://HOST:PORT")
-    return unquote(host), port
-
-
-def _path(scope: str, key: str) -> str:
-    if not scope or not key or scope == "-":
+def _path(scope: str, *key: str) -> str:
+    if not scope or "" in key or scope == "-":
         raise ValueError(f"no place in the store: {scope!r}, {key!r}")
-    return f"/{quote(scope, safe='')}/{quote(key, safe='')}"
+    return "".join(f"/{quote(name, safe='')}" for name in (scope, *key))
+
+
+def _once(verb: str, scope: str, key: str) -> str:
+    """The path of a request that the server does once, though it may come twice."""
+    return f"/-/{verb}{_path(scope, key)}?id={token_hex(12)}"
+
+
+def _list(keys: Sequence[str]) -> bytes:
+    if "" in keys:
+        raise ValueError("no key is empty")
+    return batch.pack(list(keys))
+
+
+def _versioned(reply: Reply) -> Versioned:
+    if not reply.etag:
+        raise UnexpectedAnswer(reply.status, url="")
+    return Versioned(None if reply.etag == "0" else reply.body, reply.etag)

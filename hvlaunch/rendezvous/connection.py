@@ -1,7 +1,6 @@
 """One client's connection: requests answered in order, and every way to waste the server's time bounded."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
@@ -16,21 +15,12 @@ from hvlaunch.rendezvous.http import (
     Route,
     render_head,
 )
+from hvlaunch.rendezvous.traffic import Traffic
 
-__all__ = ["ClientConnection", "Traffic"]
+__all__ = ["ClientConnection"]
 
 _COPY_LIMIT = 64 << 10  # a longer body is written after its head, not copied behind it
-
-
-class Traffic:
-    """What a server's connections have done."""
-
-    def __init__(self) -> None:
-        self.open: set[ClientConnection] = set()
-        self.answers: Counter[int] = Counter()
-        """How many answers by HTTP status."""
-        self.dropped = 0
-        """Connections ended because the client was too slow, idle, or took no answers."""
+_TOO_MANY = Answer(429, b"too many connections\n")
 
 
 class ClientConnection(asyncio.Protocol):
@@ -44,8 +34,11 @@ class ClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._traffic = traffic
-        self._reader = RequestReader(admit, limits)
+        self._admit = admit
+        self._reader: RequestReader
         self._transport: asyncio.Transport
+        self.peer = ""
+        """The client's address; "" where that is not known."""
         self._answered = 0
         self._pending: Exchange | None = None
         self._call_off: Callable[[], None] = _nothing
@@ -62,7 +55,10 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._traffic.open.add(self)
+        self.peer = _address(transport.get_extra_info("peername"))
+        self._reader = RequestReader(self._admit, self._limits, self.peer, self._traffic.arriving)
+        if not self._traffic.enter(self):
+            self._turn_away()
         self._pace()
 
     def data_received(self, data: bytes) -> None:
@@ -80,10 +76,10 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio.Protocol's signature)
         self._forget_pending()
-        self._reader.ready.clear()
+        self._reader.forget()
         if self._timer is not None:
             self._timer.cancel()
-        self._traffic.open.discard(self)
+        self._traffic.leave(self)
         self.lost.set_result(None)
 
     # What the server calls:
@@ -127,6 +123,13 @@ class ClientConnection(asyncio.Protocol):
         self._send(exchange, answer)
         # Not at once: what another connection put has brought us here, and answering may put again.
         self._loop.call_soon(self._advance)
+
+    def _turn_away(self) -> None:
+        if self._traffic.may_part_slowly:
+            self._reader.give_up(_TOO_MANY)
+            self._advance()
+        else:
+            self._transport.abort()
 
     def _forget_pending(self) -> Exchange | None:
         exchange, self._pending = self._pending, None
@@ -208,10 +211,16 @@ class ClientConnection(asyncio.Protocol):
             return
         self._traffic.dropped += 1
         if phase == "arrive" and self._reader.partial:
-            self._reader.give_up(408)
+            self._reader.give_up(Answer(408))
             self._advance()
         else:
             self._transport.abort()
+
+
+def _address(name: object) -> str:
+    """The address in a socket's name, an IPv4 one in its own form also where it came to an IPv6 socket."""
+    address = str(name[0]) if isinstance(name, tuple) and name else ""
+    return address.removeprefix("::ffff:").partition("%")[0]
 
 
 def _nothing() -> None:

@@ -1,13 +1,16 @@
 """What can go wrong at the rendezvous, in the store, on the wire and in a client."""
 
-from hvlaunch.errors import HvlaunchError
+from hvlaunch.errors import EXIT_USAGE, HvlaunchError
 
 __all__ = [
+    "CannotListen",
     "NoRendezvous",
+    "NotANumber",
     "RendezvousClosed",
     "RendezvousError",
     "RendezvousUnreachable",
     "StoreFull",
+    "TooManyConnections",
     "Unauthorized",
     "UnexpectedAnswer",
     "ValueTooLarge",
@@ -21,6 +24,18 @@ class RendezvousError(HvlaunchError):
     def __init__(self, cause: str, *, url: str | None = None, hint: str | None = None) -> None:
         super().__init__(f"rendezvous {url}: {cause}" if url else cause, hint=hint)
         self.url = url
+
+
+class CannotListen(RendezvousError):
+    """The address or the port that the server was told can't be had. `port` 0 was any."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, cause: str, *, host: str, port: int) -> None:
+        where = f"{host or 'all addresses'} port {port}"
+        super().__init__(f"the rendezvous can't listen on {where}: {cause}", hint="another port")
+        self.listen_host = host
+        self.port = port
 
 
 class NoRendezvous(RendezvousError):
@@ -65,3 +80,11 @@ class ValueTooLarge(RendezvousError):
 
 class StoreFull(RendezvousError):
     """The store has all the keys, or all the bytes, that it may have."""
+
+
+class NotANumber(RendezvousError):
+    """What is to be added to is no decimal number of 64 bits, or the sum would be none."""
+
+
+class TooManyConnections(RendezvousError):
+    """The server has as many connections as it takes, from this address or from all."""

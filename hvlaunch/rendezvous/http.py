@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import httptools
 
+from hvlaunch.rendezvous.traffic import Arriving
+
 __all__ = [
     "CONTINUE",
     "Answer",
@@ -31,7 +33,10 @@ _REASONS = {
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    409: "Conflict",
+    412: "Precondition Failed",
     413: "Content Too Large",
+    429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     501: "Not Implemented",
     503: "Service Unavailable",
@@ -64,6 +69,8 @@ class Head(NamedTuple):
     """Path and query, as sent."""
     authorization: bytes
     """The field's value; b"" where there is none."""
+    peer: str = ""
+    """The address that the connection comes from, where that is known."""
 
 
 class Answer(NamedTuple):
@@ -109,7 +116,13 @@ class RequestReader:
     becomes a last exchange with that answer, and `ended` is set: no byte after it is looked at.
     """
 
-    def __init__(self, admit: Callable[[Head], Answer | Route], limits: HttpLimits) -> None:
+    def __init__(
+        self,
+        admit: Callable[[Head], Answer | Route],
+        limits: HttpLimits,
+        peer: str = "",
+        arriving: Arriving | None = None,
+    ) -> None:
         self.ready: deque[Exchange] = deque()
         self.begun = 0
         """How many requests have begun."""
@@ -118,6 +131,8 @@ class RequestReader:
         self.ended = False
         self._admit = admit
         self._limits = limits
+        self._peer = peer
+        self._arriving = arriving or Arriving(limits.body)
         self._parser = httptools.HttpRequestParser(self)
         self._unclaimed = 0  # bytes since anything was reported: the parser hoards a field until it is whole
         self._reset()
@@ -131,8 +146,17 @@ class RequestReader:
         self._announced = 0
         self._outcome: Answer | Route | None = None
         self._expects_continue = False
-        self._body: list[bytes] = []
+        self._body = bytearray()  # a list of pieces would cost many times the bytes of a client's tiny chunks
         self._body_size = 0
+
+    def forget(self) -> None:
+        """The connection is gone, and what it has sent is of no use."""
+        self.ready.clear()
+        self._drop_body()
+
+    def _drop_body(self) -> None:
+        self._arriving.size -= len(self._body)
+        self._body = bytearray()
 
     @property
     def awaits_continue(self) -> bool:
@@ -160,18 +184,18 @@ class RequestReader:
         if self._unclaimed > self._limits.head:
             self._refuse(431)
 
-    def give_up(self, status: int) -> None:
-        """End here: `status` is the last answer, after those of the requests that are ready."""
-        self._refuse(status)
+    def give_up(self, answer: Answer) -> None:
+        """End here: `answer` is the last, after those of the requests that are ready."""
+        if not self.ended:
+            self._end(Exchange(lambda: answer, keep_alive=False, version="1.1", method=""))
 
     def _refuse(self, status: int) -> None:
-        if not self.ended:
-            self._end(Exchange(lambda: Answer(status), keep_alive=False, version="1.1", method=""))
+        self.give_up(Answer(status))
 
     def _end(self, last: Exchange) -> None:
         self.ended = True
         self.partial = False
-        self._body.clear()
+        self._drop_body()
         self.ready.append(last)
 
     def _stop(self, status: int) -> None:
@@ -203,6 +227,9 @@ class RequestReader:
             self._authorization = value.strip()
         elif name == b"content-length":
             self._announced = int(value)
+        elif name == b"transfer-encoding":
+            if value.strip().lower() != b"chunked":
+                self._stop(501)  # the parser undoes the chunks, and would leave the rest to us
         elif name == b"expect":
             self._expects_continue = value.strip().lower() == b"100-continue"
 
@@ -219,7 +246,7 @@ class RequestReader:
             self._stop(505)
         if self._parser.should_upgrade():
             self._stop(501)
-        self._outcome = self._admit(Head(self._method, self._target, self._authorization or b""))
+        self._outcome = self._admit(Head(self._method, self._target, self._authorization or b"", self._peer))
         if self._announced > self._limits.body:
             self._leave_body(413)
         if self._expects_continue and isinstance(self._outcome, Answer):
@@ -231,7 +258,10 @@ class RequestReader:
         if self._body_size > self._limits.body:
             self._leave_body(413)
         if not isinstance(self._outcome, Answer):
-            self._body.append(piece)
+            self._body += piece
+            self._arriving.size += len(piece)
+            if self._arriving.size > self._arriving.limit:
+                self._leave_body(507)
 
     def _leave_body(self, status: int) -> None:
         """End without the rest of the body; a refusal that came before is the answer all the same."""
@@ -251,8 +281,9 @@ class RequestReader:
     def _exchange(self, *, keep_alive: bool) -> Exchange:
         outcome = self._outcome
         assert outcome is not None  # noqa: S101 (for the type checker: a body comes after its head)
-        body = b"".join(self._body)
-        self._body = []
+        body = bytes(self._body)
+        if body:
+            self._drop_body()
         answer = (lambda: outcome) if isinstance(outcome, Answer) else (lambda: outcome(body))
         return Exchange(answer, keep_alive, self._version, self._method)
 

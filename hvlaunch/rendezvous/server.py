@@ -6,12 +6,15 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from hvlaunch.rendezvous.errors import RendezvousClosed, RendezvousError
+from hvlaunch.rendezvous.errors import CannotListen, RendezvousClosed
+from hvlaunch.rendezvous.horovod import HorovodScopes
 from hvlaunch.rendezvous.store import Store, StoreLimits
+from hvlaunch.rendezvous.traffic import Stats, Traffic, TrafficLimits
 
 if (
     TYPE_CHECKING
@@ -19,10 +22,10 @@ if (
     import asyncio
     from concurrent.futures import Future
 
-    from hvlaunch.rendezvous.connection import Traffic
     from hvlaunch.rendezvous.http import HttpLimits
+    from hvlaunch.rendezvous.routes import Routes
 
-__all__ = ["RendezvousServer", "Stats"]
+__all__ = ["RendezvousServer"]
 
 T = TypeVar("T")
 
@@ -30,33 +33,10 @@ _BACKLOG = 1024
 _CLOSE_TIME = 0.5  # seconds for last answers to be taken
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """A server's numbers at one moment."""
-
-    connections: int
-    """Open now."""
-    requests: int
-    """Answered, whatever the answer."""
-    unauthorized: int
-    """Of these, answered with 401."""
-    refused: int
-    """Of these, malformed, not allowed or over a limit."""
-    dropped: int
-    """Connections ended because the client was too slow, idle, or took no answers."""
-    faults: int
-    """Exceptions that nobody caught; each is a fault of the server."""
-    keys: int
-    size: int
-    """Bytes held, names included."""
-    waiting: int
-    """Long polls, and waits of the driver, not yet answered."""
-
-
 class RendezvousServer:
     """Serves one job's store from start() until close(); all methods may be called from any thread.
 
-    It sleeps, without the event loop, until the first client or call comes: many a job needs neither.
+    It sleeps, without the event loop, until the first client comes: many a job has none.
 
     token opens everything, probe_token only `/-/nonce`, which tells `nonce`: who got these two from the
     driver can find out whether an address leads to this server, without showing the token to a stranger.
@@ -73,17 +53,23 @@ class RendezvousServer:
         port: int = 0,
         store_limits: StoreLimits | None = None,
         http_limits: HttpLimits | None = None,
+        traffic_limits: TrafficLimits | None = None,
     ) -> None:
         self.port = port
-        self._secrets = {"token": token, "probe_token": probe_token, "nonce": nonce}
+        self._token = token
+        self._probe_token = probe_token
+        self._nonce = nonce
         self._host = host
-        self._store = Store(store_limits)
+        # A server that takes the place of another goes on from a later version than that one's latest.
+        self._store = Store(store_limits, version=time.time_ns() // 1000)
+        self._traffic = Traffic(traffic_limits)
+        self._horovod = HorovodScopes()
         self._http_limits = http_limits
         self._faults = 0
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event
-        self._traffic: Traffic
+        self._new_client: Callable[[], asyncio.Protocol]
         self._thread: threading.Thread | None = None
         self._bell: tuple[int, int] | None = None
         self._closing = False
@@ -100,7 +86,7 @@ class RendezvousServer:
     def start(self) -> None:
         """Listen, and serve in a thread of its own.
 
-        Raises RendezvousError where the port can't be had.
+        Raises CannotListen where the port can't be had.
         """
         listener = _listen(self._host, self.port)
         self.port = listener.getsockname()[1]
@@ -139,9 +125,44 @@ class RendezvousServer:
         """The value, or None. Raises RendezvousClosed."""
         return self._call(lambda: self._store.get(scope, key))
 
-    def delete(self, scope: str, key: str) -> None:
-        """Forget the key, if it is set. Raises RendezvousClosed."""
-        self._call(lambda: self._store.delete(scope, key))
+    def delete(self, scope: str, key: str) -> bool:
+        """Forget the key; False where it was not set. Raises RendezvousClosed."""
+        return self._call(lambda: self._store.delete(scope, key))
+
+    def delete_scope(self, scope: str) -> None:
+        """Forget all keys of the scope. Raises RendezvousClosed."""
+        self._call(lambda: self._store.delete_scope(scope))
+
+    def keys(self, scope: str) -> list[str]:
+        """The keys of the scope, sorted. Raises RendezvousClosed."""
+        return self._call(lambda: self._store.keys_of(scope))
+
+    def subscribe(self, scope: str, call: Callable[[str, bytes | None], None]) -> Callable[[], None]:
+        """Call `call(key, value)` at each change of a key in the scope; None: it was deleted.
+
+        That is in the thread where the change is made, the server's for a client's: it must neither block
+        nor come back to the server. Returns a function that ends it. Raises RendezvousClosed.
+        """
+        call_off = self._call(lambda: self._store.subscribe(scope, call))
+
+        def end() -> None:
+            with suppress(RendezvousClosed):
+                self._call(call_off)
+
+        return end
+
+    def open_to_horovod(self, sizes: Mapping[str, int], addresses: Iterable[str]) -> None:
+        """Let clients at these addresses use the scopes of these names and sizes without a token (see HorovodScopes).
+
+        It takes the place of an earlier call's, and what the scopes hold is forgotten. Raises RendezvousClosed.
+        """
+
+        def change() -> None:
+            self._horovod.clear(self._store)
+            self._horovod.open(sizes, addresses)
+            self._horovod.clear(self._store)
+
+        self._call(change)
 
     def wait(self, scope: str, key: str, timeout: float) -> bytes | None:
         """The value as soon as there is one; None after `timeout` seconds without.
@@ -163,6 +184,19 @@ class RendezvousServer:
         """The server's numbers now. Raises RendezvousClosed."""
         return self._call(self._count)
 
+    def endpoint(self) -> tuple[asyncio.AbstractEventLoop, Callable[[], asyncio.Protocol]]:
+        """For clients that come another way than by a socket: the event loop, and what makes a client there.
+
+        Raises RendezvousClosed.
+        """
+        import asyncio  # noqa: PLC0415 (see the top)
+
+        if self._thread is not None and not self._awake.is_set():
+            with self._lock:
+                self._ring()
+            self._awake.wait()
+        return self._call(lambda: (asyncio.get_running_loop(), self._new_client))
+
     def _begin_wait(self, scope: str, key: str, found: Future[bytes]) -> Callable[[], None]:
         value = self._store.get(scope, key)
         if value is not None:
@@ -179,25 +213,16 @@ class RendezvousServer:
         return end
 
     def _call(self, work: Callable[[], T]) -> T:
-        """Do it in the server's thread, and wait for that."""
-        from concurrent.futures import Future  # noqa: PLC0415 (see the top)
-
-        result: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                result.set_result(work())
-            except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
-                result.set_exception(error)
-
-        if self._thread is not None and not self._awake.is_set():
-            with self._lock:
-                self._ring()
-            self._awake.wait()
+        """Do it in the server's thread, and wait for that; before it serves, here and now."""
         with self._lock:  # close() sends its last word under it, so what is sent before is still done
-            if self._loop is None:
+            if self._closing or self._thread is None:
                 raise RendezvousClosed("the rendezvous is not running")
-            self._loop.call_soon_threadsafe(run)
+            if self._loop is None:
+                return work()
+            from concurrent.futures import Future  # noqa: PLC0415 (see the top)
+
+            result: Future[T] = Future()
+            self._loop.call_soon_threadsafe(_settle, result, work)
         return result.result()
 
     def _count(self) -> Stats:
@@ -206,8 +231,9 @@ class RendezvousServer:
             connections=len(self._traffic.open),
             requests=answers.total(),
             unauthorized=answers[401],
-            refused=sum(count for status, count in answers.items() if status not in (200, 401, 404)),
+            refused=sum(count for status, count in answers.items() if status not in (200, 401, 404, 412)),
             dropped=self._traffic.dropped,
+            turned_away=self._traffic.turned_away,
             faults=self._faults,
             keys=self._store.keys,
             size=self._store.size,
@@ -227,6 +253,8 @@ class RendezvousServer:
         finally:
             listener.close()
             self._awake.set()
+            for found in list(self._waits):
+                found.set_exception(RendezvousClosed("the rendezvous has ended"))
 
     def _run_loop(self, listener: socket.socket) -> None:
         loop = _new_loop()
@@ -239,28 +267,22 @@ class RendezvousServer:
     async def _serve(self, listener: socket.socket) -> None:
         import asyncio  # noqa: PLC0415 (see the top)
 
-        from hvlaunch.rendezvous.connection import ClientConnection, Traffic  # noqa: PLC0415 (see the top)
+        from hvlaunch.rendezvous.connection import ClientConnection  # noqa: PLC0415 (see the top)
         from hvlaunch.rendezvous.http import Answer, HttpLimits  # noqa: PLC0415 (see the top)
-        from hvlaunch.rendezvous.routes import Routes  # noqa: PLC0415 (see the top)
 
-        routes = Routes(self._store, **self._secrets)
+        routes = self._routes()
         limits = self._http_limits or HttpLimits(body=self._store.limits.value)
-        self._traffic = Traffic()
+        self._new_client = lambda: ClientConnection(routes, limits, self._traffic)
         self._stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        acceptor = await loop.create_server(
-            lambda: ClientConnection(routes, limits, self._traffic), sock=listener, backlog=_BACKLOG
-        )
-        with self._lock:
+        with self._lock:  # from here on, the store is this thread's
             if self._closing:
-                self._stop.set()
-            else:
-                self._loop = loop
+                return
+            self._loop = loop
+        acceptor = await loop.create_server(self._new_client, sock=listener, backlog=_BACKLOG)
         self._awake.set()
         await self._stop.wait()
         acceptor.close()
-        for found in list(self._waits):
-            found.set_exception(RendezvousClosed("the rendezvous has ended"))
         connections = list(self._traffic.open)
         for connection in connections:
             connection.close(Answer(503, b"the rendezvous has ended\n"))
@@ -272,9 +294,32 @@ class RendezvousServer:
                 connection.abort()
             await asyncio.wait([connection.lost for connection in stuck])
 
+    def _routes(self) -> Routes:
+        from hvlaunch.rendezvous import metrics  # noqa: PLC0415 (see the top)
+        from hvlaunch.rendezvous.routes import Routes  # noqa: PLC0415 (see the top)
+
+        return Routes(
+            self._store,
+            token=self._token,
+            probe_token=self._probe_token,
+            nonce=self._nonce,
+            horovod=self._horovod,
+            about={
+                "health": lambda: metrics.health(self._count()),
+                "metrics": lambda: metrics.prometheus(self._count(), self._traffic.answers),
+            },
+        )
+
     def _on_fault(self, _loop: asyncio.AbstractEventLoop, _context: dict[str, object]) -> None:
         """The event loop closes the connection; the others go on, and the console is not ours."""
         self._faults += 1
+
+
+def _settle(result: Future[T], work: Callable[[], T]) -> None:
+    try:
+        result.set_result(work())
+    except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
+        result.set_exception(error)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -299,9 +344,10 @@ def _listen(host: str, port: int) -> socket.socket:
         else:
             listener = socket.create_server(("", port))
     except OSError as error:
-        where = f"{host or 'all addresses'} port {port}"
-        cause = f"the rendezvous can't listen on {where}: {error.strerror or error}"
-        raise RendezvousError(cause, hint="another port") from error
+        # The system's own words where it has some: create_server adds the address to them.
+        number = error.errno or 0
+        cause = os.strerror(number) if number > 0 else error.strerror
+        raise CannotListen(cause or str(error), host=host, port=port) from error
     # Connections inherit it. asyncio alone would leave it unset: it looks for a protocol number that is 0 here.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

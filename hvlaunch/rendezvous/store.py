@@ -1,11 +1,18 @@
-"""The key-value store: scopes of keys, bytes for values, and callbacks for who waits for a key."""
+"""The key-value store: scopes of keys, bytes for values, a version for each change, and callbacks for who waits."""
 
-from collections.abc import Callable
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from hvlaunch.rendezvous.errors import StoreFull, ValueTooLarge
+from hvlaunch.rendezvous.errors import NotANumber, StoreFull, ValueTooLarge
+from hvlaunch.rendezvous.waiters import Waiters
 
-__all__ = ["Store", "StoreLimits"]
+__all__ = ["Changes", "Entry", "Store", "StoreLimits"]
+
+_NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
+_INT64 = 1 << 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,81 +24,308 @@ class StoreLimits:
     total: int = 512 << 20
     """Of all values, with the names of their scopes and keys."""
     keys: int = 100_000
+    deletions: int = 10_000
+    """How many deletions are remembered for those who watch."""
+    deleted_names: int = 4 << 20
+    """Of the names that these deletions have."""
+    waiting: int = 2_000_000
+    """Watches, and keys that are waited for; not bytes."""
+
+
+class Entry(NamedTuple):
+    """A value, and the version of the change that set it."""
+
+    value: bytes
+    version: int
+
+
+class Changes(NamedTuple):
+    """What changed, up to `version`: values by key, None where the key was deleted."""
+
+    version: int
+    values: Mapping[str, bytes | None]
+    complete: bool
+    """These are all values there are: a key that is not among them is not set."""
+
+
+class _Scope:
+    """The latest change of each key. Both dicts are in the order of the versions."""
+
+    __slots__ = ("gone", "values")
+
+    def __init__(self) -> None:
+        self.values: dict[str, Entry] = {}
+        self.gone: dict[str, int] = {}
 
 
 class Store:
-    """Values by scope and key. Not thread-safe: it belongs to one thread, the server's."""
+    """Values by scope and key. Not thread-safe: it belongs to one thread, the server's.
 
-    def __init__(self, limits: StoreLimits | None = None) -> None:
+    Every change has a version of its own, greater than all before it; the first is greater than `version`.
+    """
+
+    def __init__(self, limits: StoreLimits | None = None, version: int = 0) -> None:
         self.limits = limits or StoreLimits()
+        self.version = version
+        """Of the latest change."""
         self.keys = 0
         """How many keys are set."""
         self.size = 0
         """Bytes held, as `limits.total` counts them."""
-        self._scopes: dict[str, dict[str, bytes]] = {}
-        self._waiters: dict[tuple[str, str], dict[object, Callable[[bytes], None]]] = {}
+        self._scopes: dict[str, _Scope] = {}
+        self._deletions: deque[tuple[str, str, int]] = deque()
+        self._deleted_names = 0
+        self._forgotten = version  # the latest change that `_deletions` may lack
+        self._until_set: Waiters[Callable[[bytes], None]] = Waiters()
+        self._until_changed: Waiters[Callable[[], None]] = Waiters()
+        self._subscribers: dict[str, dict[object, Callable[[str, bytes | None], None]]] = {}
 
-    @property
-    def waiting(self) -> int:
-        """How many waiters there are."""
-        return sum(map(len, self._waiters.values()))
+    # Reading:
 
     def get(self, scope: str, key: str) -> bytes | None:
         """The value, or None where the key is not set."""
-        return self._scopes.get(scope, {}).get(key)
+        place = self._scopes.get(scope)
+        entry = None if place is None else place.values.get(key)
+        return None if entry is None else entry.value
 
-    def put(self, scope: str, key: str, value: bytes) -> None:
-        """Set the key, and call everyone who waits for it.
+    def read(self, scope: str, key: str) -> Entry | None:
+        """The value with its version, or None where the key is not set."""
+        place = self._scopes.get(scope)
+        return None if place is None else place.values.get(key)
+
+    def keys_of(self, scope: str) -> list[str]:
+        """The scope's keys, sorted."""
+        place = self._scopes.get(scope)
+        return [] if place is None else sorted(place.values)
+
+    def count(self, scope: str) -> int:
+        """How many keys the scope has."""
+        place = self._scopes.get(scope)
+        return 0 if place is None else len(place.values)
+
+    def first_missing(self, scope: str, keys: Sequence[str], start: int = 0) -> int | None:
+        """The index of the first key, from `start` on, that is not set; None where all are."""
+        place = self._scopes.get(scope)
+        values = {} if place is None else place.values
+        return next((index for index in range(start, len(keys)) if keys[index] not in values), None)
+
+    def scopes(self) -> list[str]:
+        """The scopes that have keys."""
+        return [name for name, place in self._scopes.items() if place.values]
+
+    def changes(self, scope: str, key: str | None = None, *, since: int = 0) -> Changes | None:
+        """What changed in the scope, or at its key, after version `since`; None where nothing did.
+
+        0 is for who knows nothing yet, and hears of no deletion.
+        """
+        place = self._scopes.get(scope)
+        known = 0 < since <= self.version and since >= self._forgotten
+        if key is not None:
+            return self._change(place, key, since if known else 0, asked=since)
+        if not known:
+            values = {} if place is None else {name: entry.value for name, entry in place.values.items()}
+            return Changes(self.version, values, complete=True) if values or since else None
+        if place is None:
+            return None
+        changed: dict[str, bytes | None] = {}
+        for name, version in reversed(place.gone.items()):
+            if version <= since:
+                break
+            changed[name] = None
+        for name, entry in reversed(place.values.items()):
+            if entry.version <= since:
+                break
+            changed[name] = entry.value
+        return Changes(self.version, changed, complete=False) if changed else None
+
+    def _change(self, place: _Scope | None, key: str, since: int, *, asked: int) -> Changes | None:
+        entry = None if place is None else place.values.get(key)
+        if entry is not None:
+            news = entry.version > since
+        elif since:
+            news = place is not None and place.gone.get(key, 0) > since
+        else:
+            news = asked > 0  # a deletion that we have forgotten, if there was one
+        value = None if entry is None else entry.value
+        return Changes(self.version, {key: value}, complete=False) if news else None
+
+    # Changing:
+
+    def put(self, scope: str, key: str, value: bytes) -> int:
+        """Set the key, and call everyone who waits for it; the version of the change.
 
         Raises ValueTooLarge, or StoreFull; the store is then as it was.
         """
-        if len(value) > self.limits.value:
-            raise ValueTooLarge(
-                f"{scope}/{key}: {len(value)} bytes, and a value may have {self.limits.value}"
-            )
-        old = self.get(scope, key)
-        keys = self.keys + (old is None)
-        size = self.size + _weight(scope, key, value) - _weight(scope, key, old)
-        if keys > self.limits.keys:
-            raise StoreFull(f"{scope}/{key}: there are {self.keys} keys already")
-        if size > self.limits.total:
-            raise StoreFull(
-                f"{scope}/{key}: {len(value)} bytes more than the {self.limits.total} that all values may have"
-            )
-        self.keys, self.size = keys, size
-        self._scopes.setdefault(scope, {})[key] = value
-        for call in self._waiters.pop((scope, key), {}).values():
-            call(value)
+        return self.put_many(scope, {key: value})
+
+    def put_many(self, scope: str, values: Mapping[str, bytes]) -> int:
+        """Set all keys, or, where that raises, none; then call those who wait. As put, of the last change."""
+        if not values:
+            return self.version
+        self._make_room(scope, values)
+        place = self._scopes.get(scope)
+        if place is None:
+            place = self._scopes[scope] = _Scope()
+        for key, value in values.items():
+            self.version += 1
+            place.values.pop(key, None)  # so that it becomes the last
+            place.values[key] = Entry(value, self.version)
+            if place.gone:
+                place.gone.pop(key, None)
+        version = self.version
+        for key, value in values.items():
+            self._tell(scope, key, value)
+        return version
+
+    def add(self, scope: str, key: str, amount: int) -> int:
+        """Add to the number that the value is in decimal digits; an absent one is 0.
+
+        Raises NotANumber where it is none, or the sum has more than 64 bits; else as put.
+        """
+        entry = self.read(scope, key)
+        old = b"0" if entry is None else entry.value
+        if _NUMBER.fullmatch(old) is None:
+            raise NotANumber(f"{scope}/{key}: the value is no number")
+        total = int(old) + amount
+        if not -_INT64 <= total < _INT64:
+            raise NotANumber(f"{scope}/{key}: the sum has more than 64 bits")
+        self.put(scope, key, b"%d" % total)
+        return total
+
+    def append(self, scope: str, key: str, value: bytes) -> None:
+        """Put the value behind what is there. Raises as put does."""
+        old = self.get(scope, key) or b""
+        if len(old) + len(value) > self.limits.value:
+            raise self._too_large(scope, key, len(old) + len(value))
+        self.put(scope, key, old + value)
+
+    def compare_and_set(self, scope: str, key: str, value: bytes, version: int) -> int | None:
+        """Set the key if `version` is the one it has now, 0 where it is not set; its new one, None if not set.
+
+        Raises as put does.
+        """
+        entry = self.read(scope, key)
+        if (0 if entry is None else entry.version) != version:
+            return None
+        return self.put(scope, key, value)
 
     def delete(self, scope: str, key: str) -> bool:
         """Forget the key; False where it was not set."""
-        values = self._scopes.get(scope, {})
-        old = values.pop(key, None)
-        if old is None:
+        place = self._scopes.get(scope)
+        if place is None or key not in place.values:
             return False
-        if not values:
-            del self._scopes[scope]
-        self.keys -= 1
-        self.size -= _weight(scope, key, old)
+        self._remove(scope, place, key)
+        self._forget_old_deletions()
+        self._tell(scope, key, None)
         return True
 
-    def when_set(self, scope: str, key: str, call: Callable[[bytes], None]) -> Callable[[], None]:
-        """Call `call(value)` once, inside the next put of the key.
+    def delete_scope(self, scope: str) -> None:
+        """Forget all keys of the scope."""
+        place = self._scopes.get(scope)
+        if place is None:
+            return
+        keys = list(place.values)
+        for key in keys:
+            self._remove(scope, place, key)
+        self._forget_old_deletions()
+        for key in keys:
+            self._tell(scope, key, None)
+
+    def _make_room(self, scope: str, values: Mapping[str, bytes]) -> None:
+        place = self._scopes.get(scope)
+        old = {} if place is None else place.values
+        keys, size = self.keys, self.size
+        for key, value in values.items():
+            if len(value) > self.limits.value:
+                raise self._too_large(scope, key, len(value))
+            entry = old.get(key)
+            if entry is None:
+                keys += 1
+                size += len(scope) + len(key) + len(value)
+            else:
+                size += len(value) - len(entry.value)
+        if keys > self.limits.keys:
+            raise StoreFull(f"{_names(scope, values)}: there are {self.keys} keys already")
+        if size > self.limits.total:
+            raise StoreFull(
+                f"{_names(scope, values)}: {size - self.size} bytes more than the {self.limits.total} that all values may have"
+            )
+        self.keys, self.size = keys, size
+
+    def _too_large(self, scope: str, key: str, size: int) -> ValueTooLarge:
+        return ValueTooLarge(f"{scope}/{key}: {size} bytes, and a value may have {self.limits.value}")
+
+    def _remove(self, scope: str, place: _Scope, key: str) -> None:
+        value = place.values.pop(key).value
+        self.version += 1
+        self.keys -= 1
+        self.size -= len(scope) + len(key) + len(value)
+        place.gone.pop(key, None)
+        place.gone[key] = self.version
+        self._deletions.append((scope, key, self.version))
+        self._deleted_names += len(scope) + len(key)
+
+    def _forget_old_deletions(self) -> None:
+        limits = self.limits
+        while len(self._deletions) > limits.deletions or self._deleted_names > limits.deleted_names:
+            scope, key, version = self._deletions.popleft()
+            self._deleted_names -= len(scope) + len(key)
+            self._forgotten = version
+            place = self._scopes.get(scope)
+            if place is not None and place.gone.get(key) == version:
+                del place.gone[key]
+                if not place.gone and not place.values:
+                    del self._scopes[scope]
+
+    # Waiting:
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a key to be set, or watch."""
+        return self._until_set.count + self._until_changed.count
+
+    def may_wait(self, keys: int) -> bool:
+        """Whether one more may wait, for so many keys."""
+        return self._until_set.weight + self._until_changed.weight + keys <= self.limits.waiting
+
+    def when_set(
+        self, scope: str, key: str, call: Callable[[bytes], None], keys: int = 1
+    ) -> Callable[[], None]:
+        """Call `call(value)` once, inside the next put of the key. `keys`: how many the caller waits for in all.
 
         Returns a function that calls it off, at any time and any number of times.
         """
-        place = scope, key
-        waiter = object()
-        self._waiters.setdefault(place, {})[waiter] = call
+        return self._until_set.add((scope, key), call, keys)
+
+    def when_changed(self, scope: str, key: str | None, call: Callable[[], None]) -> Callable[[], None]:
+        """Call `call()` once, at the next change of the key, or of any key where it is None. Returns as when_set."""
+        return self._until_changed.add((scope, key), call)
+
+    def subscribe(self, scope: str, call: Callable[[str, bytes | None], None]) -> Callable[[], None]:
+        """Call `call(key, value)` at each change of a key in the scope; None: deleted. Returns as when_set."""
+        subscriber = object()
+        self._subscribers.setdefault(scope, {})[subscriber] = call
 
         def call_off() -> None:
-            waiters = self._waiters.get(place, {})
-            waiters.pop(waiter, None)
-            if not waiters:
-                self._waiters.pop(place, None)
+            subscribers = self._subscribers.get(scope, {})
+            subscribers.pop(subscriber, None)
+            if not subscribers:
+                self._subscribers.pop(scope, None)
 
         return call_off
 
+    def _tell(self, scope: str, key: str, value: bytes | None) -> None:
+        if value is not None and self._until_set.count:
+            for found in self._until_set.take((scope, key)):
+                found(value)
+        if self._until_changed.count:
+            for changed in self._until_changed.take((scope, key)) + self._until_changed.take((scope, None)):
+                changed()
+        if scope in self._subscribers:
+            for subscriber in list(self._subscribers[scope].values()):
+                subscriber(key, value)
 
-def _weight(scope: str, key: str, value: bytes | None) -> int:
-    return 0 if value is None else len(scope) + len(key) + len(value)
+
+def _names(scope: str, keys: Iterable[str]) -> str:
+    first, *others = keys
+    return f"{scope}/{first}" + (f" and {len(others)} more" if others else "")

@@ -10,6 +10,7 @@ import pytest
 from hvlaunch.rendezvous.http import HttpLimits
 from hvlaunch.rendezvous.server import RendezvousServer
 from hvlaunch.rendezvous.store import StoreLimits
+from hvlaunch.rendezvous.traffic import TrafficLimits
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN, Wire
 
 
@@ -30,9 +31,22 @@ def start(loop_kind):
     def start_server(*, host: str = "", **limits: Any) -> RendezvousServer:
         stored = {name: limits.pop(name) for name in ("value", "total", "keys") if name in limits}
         store_limits = StoreLimits(**stored)
+        traffic_limits = TrafficLimits(
+            **{
+                name: limits.pop(name)
+                for name in ("connections", "from_one_address", "bodies")
+                if name in limits
+            }
+        )
         http_limits = HttpLimits(**{"body": store_limits.value, **limits})
         server = RendezvousServer(
-            TOKEN, PROBE_TOKEN, NONCE, host=host, store_limits=store_limits, http_limits=http_limits
+            TOKEN,
+            PROBE_TOKEN,
+            NONCE,
+            host=host,
+            store_limits=store_limits,
+            http_limits=http_limits,
+            traffic_limits=traffic_limits,
         )
         servers.append(server)
         server.start()
@@ -52,11 +66,11 @@ def server(start):
 
 @pytest.fixture
 def connect():
-    """connect(server): a Wire to it."""
+    """connect(server): a Wire to it; own: from an address that is `host`, too."""
     wires = []
 
-    def connect_to(server: RendezvousServer, host: str = "127.0.0.1") -> Wire:
-        wires.append(Wire(server.port, host))
+    def connect_to(server: RendezvousServer, host: str = "127.0.0.1", *, own: bool = False) -> Wire:
+        wires.append(Wire(server.port, host, source=host if own else ""))
         return wires[-1]
 
     yield connect_to

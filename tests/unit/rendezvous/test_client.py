@@ -11,10 +11,12 @@ import pytest
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.errors import (
     NoRendezvous,
+    NotANumber,
     RendezvousClosed,
     RendezvousError,
     RendezvousUnreachable,
     StoreFull,
+    TooManyConnections,
     Unauthorized,
     UnexpectedAnswer,
     ValueTooLarge,
@@ -22,6 +24,7 @@ from hvlaunch.rendezvous.errors import (
 )
 from hvlaunch.rendezvous.server import RendezvousServer
 from hvlaunch.rendezvous.store import StoreLimits
+from hvlaunch.rendezvous.traffic import TrafficLimits
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
 
 
@@ -104,8 +107,8 @@ def test_put_get_delete(client):
     assert client.get("s", "k") == b"\0\xff"
     client.put("s", "k", b"")
     assert client.get("s", "k") == b""
-    client.delete("s", "k")
-    client.delete("s", "k")
+    assert client.delete("s", "k")
+    assert not client.delete("s", "k")
     assert client.get("s", "k") is None
 
 
@@ -145,6 +148,77 @@ def test_ipv6():
         assert client.get("s", "k") == b"v"
 
 
+def test_add(client):
+    assert client.add("s", "n", 5) == 5
+    assert client.add("s", "n", -7) == -2
+    assert client.get("s", "n") == b"-2"
+    client.put("s", "n", b"41")
+    assert client.add("s", "n", 1) == 42
+    for value, amount in ((b"4_2", 1), (b"", 0), (b"9223372036854775807", 1)):
+        client.put("s", "text", value)
+        with pytest.raises(NotANumber, match="s/text: the "):
+            client.add("s", "text", amount)
+
+
+def test_append(client):
+    client.append("s", "k", b"a")
+    client.append("s", "k", b"\0b")
+    assert client.get("s", "k") == b"a\0b"
+    client.put("s", "k", b"x" * 2_999_999)
+    client.append("s", "k", b"y")
+    with pytest.raises(ValueTooLarge):
+        client.append("s", "k", b"z")
+
+
+def test_compare_and_set(client):
+    absent = client.read("s", "k")
+    assert absent.value is None
+    done, first = client.compare_and_set("s", "k", b"1", absent.version)
+    assert (done, first) == (True, client.read("s", "k"))
+    assert first.value == b"1"
+    assert client.compare_and_set("s", "k", b"2", absent.version) == (False, first)
+    done, second = client.compare_and_set("s", "k", b"1", first.version)
+    assert done
+    assert second.version != first.version
+    client.delete("s", "k")
+    assert client.compare_and_set("s", "k", b"3", second.version) == (False, absent)
+
+
+@pytest.mark.parametrize("version", ["", "x", "-1", "1&id=2", "\r\n"])
+def test_a_version_that_is_none_is_an_error(client, version):
+    with pytest.raises(UnexpectedAnswer):
+        client.compare_and_set("s", "k", b"1", version)
+
+
+def test_many_keys(client):
+    client.put_many("s", {"a": b"1", "b/ä": b"", "c": b"\n\0"})
+    assert client.get_many("s", ["c", "none", "b/ä", "a", "a"]) == [b"\n\0", None, b"", b"1", b"1"]
+    assert client.get_many("s", []) == []
+    client.put_many("s", {})
+    assert client.keys("s") == ["a", "b/ä", "c"]
+    assert client.count("s") == 3
+    assert client.check("s", ["a", "c"])
+    assert client.check("s", [])
+    assert not client.check("s", ["a", "none"])
+    client.delete_scope("s")
+    client.delete_scope("s")
+    assert (client.keys("s"), client.count("s")) == ([], 0)
+
+
+def test_put_many_sets_all_or_nothing(client):
+    with pytest.raises(ValueTooLarge):
+        client.put_many("s", {"a": b"1", "b": b"x" * 3_000_001})
+    with pytest.raises(StoreFull):
+        client.put_many("s", {str(number): b"" for number in range(51)})
+    assert client.keys("s") == []
+
+
+def test_an_empty_key_is_a_mistake_of_the_caller(client):
+    for call in (client.get_many, client.check, lambda *place: client.wait_all(*place, 1)):
+        with pytest.raises(ValueError):
+            call("s", ["a", ""])
+
+
 # Waiting
 
 
@@ -179,6 +253,61 @@ def test_a_wait_asks_again_where_the_server_waits_less(scripted):
     [requests] = server.requests
     assert all(request.startswith(b"GET /-/get/s/k?wait=") for request in requests)
     assert len(requests) == 3
+
+
+def test_wait_all(server, client, until):
+    client.put("s", "a", b"1")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.wait_all, "s", ["a", "b", "c"], 60)
+        until(lambda: server.stats().waiting == 1)
+        client.put("s", "c", b"1")
+        client.delete("s", "a")
+        client.put("s", "b", b"1")
+        assert server.stats().waiting == 1
+        client.put("s", "a", b"1")
+        assert waiting.result(20) is None
+
+
+def test_wait_all_tells_what_is_missing(client):
+    client.put("s", "a", b"1")
+    with pytest.raises(WaitTimeout, match="nobody set s/b, d within"):
+        client.wait_all("s", ["a", "b", "d"], 0.05)
+
+
+def test_watch_of_a_scope(server, client, until):
+    client.put("s", "a", b"1")
+    client.put("s", "b", b"2")
+    first = client.watch("s", timeout=60)
+    assert (first.values, first.complete) == ({"a": b"1", "b": b"2"}, True)
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(client.watch, "s", since=first.version, timeout=60)
+        until(lambda: server.stats().waiting == 1)
+        client.put("other", "a", b"3")
+        assert server.stats().waiting == 1
+        client.delete("s", "a")
+        second = watching.result(20)
+    assert (second.values, second.complete) == ({"a": None}, False)
+    client.put("s", "b", b"3")
+    client.put("s", "c", b"4")
+    third = client.watch("s", since=second.version, timeout=60)
+    assert third.values == {"b": b"3", "c": b"4"}
+    nothing = client.watch("s", since=third.version, timeout=0)
+    assert (nothing.version, nothing.values) == (third.version, {})
+
+
+def test_watch_of_a_key(server, client, until):
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(client.watch, "s", "k", timeout=60)
+        until(lambda: server.stats().waiting == 1)
+        client.put("s", "other", b"1")
+        assert server.stats().waiting == 1
+        client.put("s", "k", b"1")
+        first = watching.result(20)
+    assert first.values == {"k": b"1"}
+    assert client.watch("s", "k", since=first.version, timeout=0.05).values == {}
+    client.delete("s", "k")
+    assert client.watch("s", "k", since=first.version, timeout=60).values == {"k": None}
+    assert client.watch("s", "k", timeout=0).values == {}
 
 
 def test_a_wait_ends_when_the_server_does(server, client, until):
@@ -226,6 +355,43 @@ def test_a_kept_connection_that_was_dropped_is_replaced(scripted, until, method)
     getattr(client, method)("s", "k", *more)
     assert len(server.requests) == 2
     assert len(server.requests[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "answer"),
+    [
+        ("add", [1], ok(b"1")),
+        ("append", [b"x"], ok()),
+        ("delete", [], ok()),
+        ("compare_and_set", [b"x", "0"], ok().replace(b"\r\n\r\n", b'\r\nETag: "1"\r\n\r\n')),
+    ],
+)
+def test_a_repeated_request_is_known_to_be_one(scripted, method, more, answer):
+    server = scripted([ok(b"1"), b""], [answer])
+    client = Client(server.url, TOKEN)
+    client.get("s", "k")
+    getattr(client, method)("s", "k", *more)
+    [first] = server.requests[1]
+    assert b"?id=" in first.split(b" ")[1]
+
+
+def test_what_the_server_did_already_it_does_not_do_again(server, client):
+    for path, body, answer in (
+        ("add", b"5", (200, b"5", "")),
+        ("append", b"x", (200, b"", "")),
+        ("delete", b"", (200, b"", "")),
+        ("compare", b"y", None),
+    ):
+        client.delete("s", "k")
+        if path == "delete":
+            client.put("s", "k", b"")
+        target = f"/-/{path}/s/k?id={path}" + ("&version=0" if path == "compare" else "")
+        first = client._link.ask("POST", target, body)
+        assert first.status == 200
+        assert answer in (None, first)
+        value = client.get("s", "k")
+        assert client._link.ask("POST", target, body) == first
+        assert client.get("s", "k") == value
 
 
 def test_it_is_replaced_only_once(scripted):
@@ -372,6 +538,18 @@ def test_what_is_no_http_is_one_kind_of_error_and_the_token_stays_here(scripted,
     assert TOKEN not in str(caught.value) + repr(caught.value) + repr(client)
 
 
+def test_too_many_connections():
+    limits = TrafficLimits(connections=1)
+    with (
+        RendezvousServer(TOKEN, PROBE_TOKEN, NONCE, traffic_limits=limits) as server,
+        Client(f"http://127.0.0.1:{server.port}", TOKEN) as client,
+    ):
+        client.put("s", "k", b"")
+        with pytest.raises(TooManyConnections, match="too many connections"):
+            Client(client.url, TOKEN).get("s", "k")
+        assert client.get("s", "k") == b""
+
+
 def test_a_put_that_is_404_is_no_success(scripted):
     server = scripted([ok(status=b"404 Not Found")])
     with pytest.raises(UnexpectedAnswer):
@@ -451,8 +629,8 @@ def test_what_is_no_address_of_a_rendezvous(url):
     ],
 )
 def test_addresses(url, address):
-    client = Client(url, TOKEN)
-    assert (client._host, client._port) == address
+    link = Client(url, TOKEN)._link
+    assert (link._host, link._port) == address
 
 
 @pytest.mark.parametrize("token", ["", "a b", "a\r\nX: y", "tökén", "a\n"])
@@ -460,3 +638,11 @@ def test_a_token_that_can_t_be_sent_is_not_shown(token):
     with pytest.raises(NoRendezvous) as caught:
         Client("http://a:1", token)
     assert not token or token not in str(caught.value)
+
+
+def test_the_package_has_the_client():
+    import hvlaunch.rendezvous
+
+    assert hvlaunch.rendezvous.Client is Client
+    with pytest.raises(AttributeError, match="no attribute 'Server'"):
+        hvlaunch.rendezvous.Server  # noqa: B018 (looking is the test)

@@ -1,5 +1,6 @@
 """Bytes to requests: however they are cut, whatever is wrong with them, and how much of them there is."""
 
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -45,12 +46,12 @@ PIPELINE_ANSWERS = [
     (200, b"", False),
 ]
 PIPELINE_HEADS = [
-    ("PUT", b"/s/k", b"Bearer t"),
-    ("GET", b"/s/k?wait=1", b""),
-    ("PUT", b"/s/k", b""),
-    ("POST", b"/x", b""),
-    ("DELETE", b"/s/k", b""),
-    ("GET", b"/last", b""),
+    Head("PUT", b"/s/k", b"Bearer t"),
+    Head("GET", b"/s/k?wait=1", b""),
+    Head("PUT", b"/s/k", b""),
+    Head("POST", b"/x", b""),
+    Head("DELETE", b"/s/k", b""),
+    Head("GET", b"/last", b""),
 ]
 
 
@@ -113,7 +114,8 @@ BROKEN = {
     b"PUT /a/b HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n": 400,
     b"PUT /a/b HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx": 400,
     b"PUT /a/b HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n": 400,
-    b"PUT /a/b HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nabc": 400,
+    b"PUT /a/b HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nabc": 501,
+    b"PUT /a/b HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n": 501,
     b"PUT /a/b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n": 400,
     b"PUT /a/b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n": 400,
     b"PUT /a/b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\na\r\n": 400,
@@ -223,7 +225,7 @@ def test_the_refusal_of_a_head_comes_before_that_of_its_body():
 def test_no_byte_of_a_refused_body_is_kept():
     subject = reader()
     subject.feed(b"POST /a/b HTTP/1.1\r\nContent-Length: 100\r\n\r\n" + b"x" * 99)
-    assert subject._body == []
+    assert not subject._body
     subject.feed(b"x")
     assert answers(subject) == [(405, b"", True)]
 
@@ -270,3 +272,24 @@ def test_the_answer_says_what_becomes_of_the_connection(request_, connection):
         *([b"Connection: " + connection] if connection else []),
     ]
     assert head == b"\r\n".join([*lines, b"", b""])
+
+
+def test_a_head_tells_the_peer():
+    heads = []
+    subject = RequestReader(lambda head: heads.append(head) or Answer(404), HttpLimits(), "10.0.0.1")
+    subject.feed(b"GET /s/k HTTP/1.1\r\n\r\n")
+    assert heads == [Head("GET", b"/s/k", b"", "10.0.0.1")]
+
+
+def test_a_body_of_tiny_chunks_costs_no_more_than_its_bytes():
+    subject = reader(HttpLimits(head=400, body=1 << 20))
+    subject.feed(b"PUT /s/k HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+    chunks = b"2\r\nab\r\n" * 1000
+    tracemalloc.start()
+    for _ in range(200):
+        subject.feed(chunks)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 2 * 400_000
+    subject.feed(b"0\r\n\r\n")
+    assert answers(subject) == [(200, b"ab" * 200_000, True)]

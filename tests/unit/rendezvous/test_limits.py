@@ -149,6 +149,57 @@ def test_others_are_served_beside_many_slow_clients(server, connect):
     assert server.stats().connections == len(slow) + 1
 
 
+def test_too_many_connections_are_429(start, connect, until):
+    server = start(connections=3, from_one_address=2)
+    first, second = connect(server), connect(server)
+    for wire in (first, second):
+        assert wire.ask("GET", "/s/k").status == 404
+    third = connect(server)
+    answer = third.read()
+    assert (answer.status, answer.body) == (429, b"too many connections\n")
+    assert third.at_end()
+    assert first.ask("GET", "/s/k").status == 404
+    others = [connect(server, f"127.0.0.{number}", own=True) for number in (2, 3)]
+    assert others[0].ask("GET", "/s/k").status == 404
+    assert others[1].read().status == 429
+    assert server.stats().turned_away == 2
+    second.close()
+    others[1].close()
+    third.close()
+    until(lambda: server.stats().connections == 2)
+    assert connect(server).ask("GET", "/s/k").status == 404
+
+
+def test_a_crowd_that_is_turned_away_does_not_stay(start, connect, until):
+    server = start(connections=1, linger=60)
+    wire = connect(server)
+    assert wire.ask("GET", "/s/k").status == 404
+    crowd = [connect(server) for _ in range(300)]
+    until(lambda: server.stats().turned_away == 300)
+    assert server.stats().connections <= 102
+    assert wire.ask("GET", "/s/k").status == 404
+    for one in crowd:
+        one.close()
+    until(lambda: server.stats().connections == 1)
+
+
+def test_waits_that_are_called_off_leave_nothing(start, connect, until):
+    server = start()
+    wires = [
+        connect(server).send(get(path))
+        for path in ("/-/get/s/k?wait=60", "/-/watch/s?wait=60", "/-/watch/s/k?wait=60")
+    ]
+    wires.append(
+        connect(server).send(
+            b"POST /-/check/s?wait=60 HTTP/1.1\r\nContent-Length: 5\r\n" + AUTH + b'\r\n["k"]'
+        )
+    )
+    until(lambda: server.stats().waiting == 4)
+    for wire in wires:
+        wire.close()
+    until(lambda: server.stats().waiting == 0)
+
+
 def test_the_last_answer_may_take_longer_than_the_goodbye(start, connect, until):
     server = start(linger=0.05)
     value = b"x" * 8_000_000
@@ -166,3 +217,19 @@ def test_a_client_that_does_not_hang_up_after_goodbye_is_cut_off(start, connect,
     assert wire.read().status == 404
     until(lambda: server.stats().connections == 0)
     assert server.stats().dropped == 0
+
+
+def test_bodies_that_arrive_together_have_a_limit(start, connect, until):
+    server = start(bodies=250_000)
+    begun = b"PUT /s/k HTTP/1.1\r\nContent-Length: 200000\r\n" + AUTH + b"\r\n"
+    first, second = (connect(server).send(begun + b"x" * 100_000) for _ in range(2))
+    until(lambda: server._traffic.arriving.size == 200_000)
+    third = connect(server).send(begun + b"x" * 100_000)
+    assert third.read().status == 507
+    assert third.at_end()
+    second.close()
+    until(lambda: server._traffic.arriving.size == 100_000)
+    first.send(b"x" * 100_000)
+    assert first.read().status == 200
+    assert connect(server).ask("GET", "/s/k").body == b"x" * 200_000
+    assert server._traffic.arriving.size == 0

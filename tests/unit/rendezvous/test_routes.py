@@ -3,8 +3,9 @@
 import pytest
 
 from hvlaunch.rendezvous.http import Answer, Head, Later
-from hvlaunch.rendezvous.routes import MAX_WAIT, Routes
+from hvlaunch.rendezvous.routes import Routes
 from hvlaunch.rendezvous.store import Store, StoreLimits
+from hvlaunch.rendezvous.verbs import MAX_WAIT
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
 
 PLACES = [

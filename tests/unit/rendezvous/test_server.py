@@ -1,6 +1,7 @@
 """The server as clients meet it, on both event loops: order, limits, slow and hostile clients, its end."""
 
 import asyncio
+import json
 import random
 import socket
 import subprocess
@@ -14,7 +15,11 @@ import pytest
 from hvlaunch.agent.probe import http_request, reach
 from hvlaunch.rendezvous.errors import RendezvousClosed, RendezvousError, StoreFull, ValueTooLarge
 from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.store import Store
+from hvlaunch.rendezvous.verbs import Verbs
 from tests.unit.rendezvous.wire import AUTH, NONCE, PROBE_TOKEN, TOKEN, Wire, get, put, transports
+
+VERBS = list(Verbs(Store(), {"nonce": None, "health": None, "metrics": None})._verbs)
 
 # Requests
 
@@ -378,6 +383,156 @@ def test_a_port_that_is_taken_is_an_error_that_says_so(server):
         second.start()
     assert TOKEN not in str(caught.value)
     second.close()
+
+
+def test_horovod_s_scopes_are_open_to_the_job_s_addresses(start, connect):
+    server = start()
+    server.put("global", "0", b"from the round before")
+    assert connect(server).ask("GET", "/global/0", headers=b"").status == 401
+    server.open_to_horovod({"global": 2, "local_a": 1}, {"127.0.0.1"})
+    wire = connect(server)
+    assert wire.ask("GET", "/global/0", headers=b"").status == 404
+    assert wire.ask("PUT", "/global/0", b"v", headers=b"").status == 200
+    assert wire.ask("GET", "/s/0", headers=b"").status == 401
+    assert server.get("global", "0") == b"v"
+    if socket.has_dualstack_ipv6():
+        assert connect(server, "::1").ask("GET", "/global/0", headers=b"").status == 401
+    server.open_to_horovod({"local_a": 1}, {"127.0.0.1", "::1"})
+    assert server.keys("global") == []
+    assert connect(server).ask("GET", "/global/0", headers=b"").status == 401
+    assert wire.ask("GET", "/local_a/0", headers=b"").status == 404
+    if socket.has_dualstack_ipv6():
+        assert connect(server, "::1").ask("GET", "/local_a/0", headers=b"").status == 404
+
+
+def test_a_subscriber_is_told_of_every_change(start, connect, until):
+    server = start()
+    told = []
+    end = server.subscribe("s", lambda key, value: told.append((key, value)))
+    server.put("s", "before any client", b"1")
+    wire = connect(server)
+    wire.ask("PUT", "/s/k", b"2")
+    wire.ask("PUT", "/other/k", b"3")
+    wire.ask("POST", "/-/put-many/s", b'[["a",1],["b",0]]\n4')
+    wire.ask("DELETE", "/s/k")
+    wire.ask("DELETE", "/s/k")
+    server.delete_scope("s")
+    expected = [("before any client", b"1"), ("k", b"2"), ("a", b"4"), ("b", b""), ("k", None)]
+    assert told[:5] == expected
+    assert sorted(told[5:]) == [("a", None), ("b", None), ("before any client", None)]
+    end()
+    end()
+    server.put("s", "k", b"not told")
+    assert len(told) == 8
+    server.close()
+    end()
+
+
+def test_before_the_first_client_the_driver_needs_no_event_loop():
+    code = """
+import sys
+from hvlaunch.rendezvous.server import RendezvousServer
+with RendezvousServer("t", "p", "n") as server:
+    server.subscribe("s", lambda key, value: print(key, value.decode()))
+    server.put("s", "k", b"v")
+    server.open_to_horovod({"global": 1}, {"10.0.0.1"})
+    assert server.wait("s", "k", 60) == server.get("s", "k") == b"v"
+    assert server.wait("s", "absent", 0) is None
+    server.stats()
+    assert server.delete("s", "absent") is False
+print(*sys.modules)
+"""
+    told, loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert told == "k v"
+    assert not {"asyncio", "httptools", "uvloop"} & set(loaded.split())
+
+
+def test_a_wait_that_began_before_the_first_client_ends(start, connect, until):
+    server = start()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(server.wait, "s", "k", 60)
+        until(lambda: server.stats().waiting == 1)
+        connect(server).ask("PUT", "/s/k", b"v")
+        assert waiting.result(20) == b"v"
+
+
+def test_a_wait_of_a_server_that_no_client_came_to_ends_with_it(start, until):
+    server = start()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.wait, "s", "k", 60)
+        until(lambda: server.stats().waiting == 1)
+        server.close()
+        with pytest.raises(RendezvousClosed):
+            waiting.result(20)
+
+
+def test_calls_while_the_first_client_comes_are_all_done(start, connect):
+    for _ in range(20):
+        server = start()
+        with ThreadPoolExecutor(4) as pool:
+            putting = [pool.submit(server.put, "s", str(number), b"v") for number in range(50)]
+            wires = [connect(server).send(put("/s/w", b"v")) for _ in range(4)]
+            for future in putting:
+                future.result(20)
+            assert [wire.read().status for wire in wires] == [200] * 4
+        assert len(server.keys("s")) == 51
+        server.close()
+
+
+def test_a_later_server_has_later_versions(start):
+    versions = []
+    for _ in range(2):
+        server = start()
+        server.put("s", "k", b"")
+        versions.append(server._store.version)
+        server.close()
+    assert 0 < versions[0] < versions[1]
+
+
+def test_health_and_metrics(server, wire):
+    pytest.importorskip("prometheus_client")
+    wire.ask("PUT", "/s/k", b"value")
+    wire.ask("GET", "/s/k", headers=b"")
+    health = wire.ask("GET", "/-/health")
+    assert health.headers[b"content-type"] == b"application/json"
+    told = json.loads(health.body)
+    assert (told["status"], told["keys"], told["requests"], told["unauthorized"]) == ("ok", 1, 2, 1)
+    metrics = wire.ask("GET", "/-/metrics")
+    assert metrics.headers[b"content-type"].startswith(b"text/plain")
+    lines = metrics.body.decode().splitlines()
+    assert 'hvlaunch_rendezvous_requests_total{status="200"} 2.0' in lines
+    assert 'hvlaunch_rendezvous_requests_total{status="401"} 1.0' in lines
+    assert "hvlaunch_rendezvous_keys 1.0" in lines
+    assert "hvlaunch_rendezvous_faults_total 0.0" in lines
+    for place in ("/-/health", "/-/metrics"):
+        assert wire.ask("GET", place, headers=b"").status == 401
+
+
+def test_no_place_opens_to_another_job_s_token(start, connect):
+    server, other_job = start(), RendezvousServer("another-jobs-token", "p", "n")
+    server.put("s", "k", b"secret")
+    places = [f"/-/{verb}{names}" for verb in VERBS for names in ("", "/s", "/s/k")]
+    places += ["/s/k", "/", "/-", "/s/k/more", "/-/unknown", "*"]
+    asked = 0
+    with other_job:
+        other_job.put("s", "k", b"another")
+        wire = connect(server)
+        assert wire.ask("GET", "/s/k").body == b"secret"
+        for headers in (b"", b"Authorization: Bearer another-jobs-token\r\n", b"Authorization: Basic x\r\n"):
+            for place in places:
+                for method in ("GET", "PUT", "POST", "DELETE", "HEAD"):
+                    assert wire.ask(method, place, headers=headers).status == 401
+                    asked += 1
+        assert connect(other_job).ask("GET", "/s/k").status == 401
+    assert server.stats().unauthorized == asked
+    assert server.keys("s") == ["k"]
+
+
+def test_without_prometheus_client_metrics_are_501(server, wire, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert wire.ask("GET", "/-/metrics").status == 501
 
 
 def test_an_unknown_address_is_an_error_that_says_so():

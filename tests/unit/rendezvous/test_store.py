@@ -128,12 +128,13 @@ def test_waiters_that_called_off_leave_nothing_behind():
         off()
         off()
     assert store.waiting == 0
-    assert not store._waiters
+    assert not store._until_set._calls
 
 
-def test_deleted_keys_leave_nothing_behind():
-    store = Store()
+def test_deleted_keys_leave_little_behind():
+    store = Store(StoreLimits(deletions=3))
     for number in range(100):
         store.put(f"round-{number}", "k", b"v")
         store.delete(f"round-{number}", "k")
-    assert not store._scopes
+    assert len(store._scopes) == len(store._deletions) == 3
+    assert store._deleted_names == 3 * len("round-99k")

@@ -21,8 +21,9 @@ class Response(NamedTuple):
 class Wire:
     """A raw connection to the server: sends what it is told, reads one answer at a time."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        self.socket = socket.create_connection((host, port), timeout=20)
+    def __init__(self, port: int, host: str = "127.0.0.1", *, source: str = "") -> None:
+        own = (source, 0) if source else None
+        self.socket = socket.create_connection((host, port), timeout=20, source_address=own)
         self.file = self.socket.makefile("rb")
 
     def send(self, data: bytes) -> "Wire":

@@ -1,0 +1,122 @@
+"""hvlaunch-rendezvous: the rendezvous alone, for programs that hvlaunch does not start."""
+
+import argparse
+import re
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from hvlaunch import __version__
+from hvlaunch.console.visible import visible
+from hvlaunch.errors import EXIT_INTERNAL, BadUsage, HvlaunchError
+
+__all__ = ["main", "script"]
+
+_NAME = "hvlaunch-rendezvous"
+_DEFAULT_BIND = ":29400"  # torchrun's own
+_PLACE = re.compile(r"(?:(?P<host>[^\[\]:]*)|\[(?P<ipv6>[^\[\]]+)\]):(?P<port>[0-9]{1,5})")
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_DESCRIPTION = "Serve hvlaunch's rendezvous until SIGINT or SIGTERM. What it holds is gone then."
+_EPILOG = """\
+example, with the token file copied to, or shared by, all nodes:
+  hvlaunch-rendezvous --token-file token
+  torchrun --rdzv-backend=hvlaunch --rdzv-endpoint=HOST:29400 --rdzv-conf token_file=token ...
+"""
+
+
+def main(argv: Sequence[str] | None = None, *, until_told: Callable[[], object]) -> int:
+    """Serve as the command line says, until until_told() returns; the exit code, as docs/exit-codes.md has it."""
+    try:
+        options = _parser().parse_args(argv)
+        _serve(options.bind, options.token_file, until_told)
+    except HvlaunchError as error:
+        _complain(str(error))
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 (ours to explain, whatever it is)
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        _complain(f"internal error: {what}; this is a defect of hvlaunch; try: report it")
+        return EXIT_INTERNAL
+    return 0
+
+
+def script() -> NoReturn:
+    """The program, which ends with 0 when a signal tells it to."""
+    # Blocked in all threads, and waited for: no handler, so nothing that it could interrupt. nohup's stays ignored.
+    ending = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    sys.exit(main(until_told=lambda: signal.sigwait(ending)))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadUsage(message.removeprefix("argument "), hint=f"{_NAME} --help")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog=_NAME,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--bind",
+        metavar="HOST:PORT",
+        type=_place,
+        default=_DEFAULT_BIND,
+        help="where to listen, IPv6 in brackets; no HOST is every address, port 0 a free one; default: %(default)s",
+    )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="has the token that every client must show; where there is no FILE, it is made, with a new token",
+    )
+    parser.add_argument("--version", action="version", version=f"{_NAME} {__version__}")
+    return parser
+
+
+def _place(text: str) -> tuple[str, int]:
+    match = _PLACE.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:  # noqa: PLR2004 (of 16 bits)
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return match["host"] or match["ipv6"] or "", int(match["port"])
+
+
+def _serve(bind: tuple[str, int], token_file: Path, until_told: Callable[[], object]) -> None:
+    from hvlaunch.rendezvous.server import RendezvousServer  # noqa: PLC0415 (--help needs none of it)
+    from hvlaunch.rendezvous.token_file import make_token_file, read_token_file  # noqa: PLC0415 (as above)
+
+    if make_token_file(token_file):
+        _say(f"{token_file} has a new token")
+    token = read_token_file(token_file)
+    host, port = bind
+    with RendezvousServer(
+        token, secrets.token_urlsafe(32), secrets.token_urlsafe(16), host=host, port=port
+    ) as server:
+        _say(f"serving on {_shown(host)}:{server.port}")
+        until_told()
+
+
+def _shown(host: str) -> str:
+    """The host as others may name it in an address."""
+    if not host:
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # nobody reads it
+        print(visible(text), flush=True)  # noqa: T201 (this is what the program prints)
+
+
+def _complain(message: str) -> None:
+    with suppress(OSError):
+        print(f"{_NAME}: {visible(message)}", file=sys.stderr, flush=True)  # noqa: T201 (as above)

@@ -1,0 +1,64 @@
+"""A token that several programs share by a file."""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from hvlaunch.errors import EXIT_USAGE
+from hvlaunch.rendezvous.errors import RendezvousError
+
+__all__ = ["BadTokenFile", "make_token_file", "read_token_file"]
+
+_SHORTEST = 16
+_LONGEST = 4096
+
+
+class BadTokenFile(RendezvousError):
+    """The token file can't be read or written, is open to other users, or has no token. `path` is the file."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, cause: str, *, path: Path, hint: str | None = None) -> None:
+        super().__init__(f"token file {path}: {cause}", hint=hint)
+        self.path = path
+
+
+def make_token_file(path: Path) -> bool:
+    """Write a new token to the file, which only its owner may read, unless it is there; tells whether it was not.
+
+    Raises BadTokenFile.
+    """
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise BadTokenFile(error.strerror or str(error), path=path) from error
+    with os.fdopen(file, "w", encoding="ascii") as writer:
+        writer.write(secrets.token_urlsafe(32) + "\n")
+    return True
+
+
+def read_token_file(path: Path) -> str:
+    """The token: the one word in the file. Raises BadTokenFile, also where any user may read or write the file."""
+    try:
+        with path.open("rb") as reader:
+            mode = os.fstat(reader.fileno()).st_mode
+            content = reader.read(_LONGEST)
+    except OSError as error:
+        raise BadTokenFile(error.strerror or str(error), path=path) from error
+    if stat.S_ISREG(mode) and mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise BadTokenFile(
+            f"every user may read or write it (mode {stat.S_IMODE(mode):03o})",
+            path=path,
+            hint=f"chmod 600 {path}",
+        )
+    token = content.decode("latin-1").strip()
+    if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
+        raise BadTokenFile(
+            f"it has no token, which is one word of {_SHORTEST} ASCII characters or more",
+            path=path,
+            hint="another FILE; a new one gets a token",
+        )
+    return token

@@ -1,0 +1,55 @@
+"""How many connections there may be."""
+
+import resource
+import subprocess
+import sys
+
+from hvlaunch.rendezvous.descriptors import room_for
+from hvlaunch.rendezvous.traffic import Traffic, TrafficLimits
+
+
+class Connection:
+    def __init__(self, peer):
+        self.peer = peer
+
+
+def test_who_is_turned_away_takes_no_place():
+    traffic = Traffic(TrafficLimits(connections=3, from_one_address=2), lambda count: True)
+    first, second, third = (Connection("a") for _ in range(3))
+    assert [traffic.enter(one) for one in (first, second, third)] == [True, True, False]
+    others = [Connection(peer) for peer in "bc"]
+    assert [traffic.enter(one) for one in others] == [True, False]
+    assert (len(traffic.open), traffic.turned_away) == (5, 2)
+    traffic.leave(third)
+    assert not traffic.enter(third)
+    for one in (third, first):
+        traffic.leave(one)
+    assert traffic.enter(first)
+    for one in list(traffic.open):
+        traffic.leave(one)
+    assert not traffic._by_peer
+    assert not traffic._parting
+
+
+def test_the_machine_may_have_no_room():
+    traffic = Traffic(room_for=lambda count: count <= 1)
+    assert traffic.enter(Connection("a"))
+    assert not traffic.enter(Connection("a"))
+    assert traffic.may_part_slowly
+
+
+def test_the_limit_of_descriptors_is_raised_when_it_is_needed():
+    code = """
+import resource
+from hvlaunch.rendezvous.descriptors import room_for
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 700))
+for count in (44, 45, 300, 444, 445):
+    print(room_for(count), *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert told.splitlines() == [
+        "True 300 700", "True 600 700", "True 600 700", "True 700 700", "False 700 700",
+    ]  # fmt: skip
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert room_for(1)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
