@@ -1,0 +1,210 @@
+"""Workers' connections to the rendezvous, carried in frames where this host can't reach the driver's port.
+
+Data flows by credit: at most WINDOW bytes of a connection are on their way in one
+direction, so neither a slow worker nor a slow driver makes memory grow.
+"""
+
+import resource
+import selectors
+import socket
+from typing import Any, Dict, List, Optional
+
+from hvlaunch.agent.channel import Channel
+
+__all__ = ["CHUNK", "WINDOW", "Relay"]
+
+WINDOW = 1 << 18
+"""Bytes of one connection that one side may send before the other has passed any on."""
+CHUNK = 1 << 15
+"""The most bytes in one frame: an output frame waits for no more than one of these."""
+
+_HELD = 8  # frames that wait for the channel, after which no more is read from workers
+
+
+class _Connection:
+    """A worker's connection. `waiting` is for the worker; `ending` is what the driver said comes behind it."""
+
+    def __init__(self, number: int, sock: socket.socket) -> None:
+        self.number = number
+        self.socket = sock
+        self.credit = WINDOW
+        self.reading = True
+        self.held = False
+        self.watched = 0
+        self.waiting = bytearray()
+        self.taken = 0
+        self.ending = ""
+
+
+class Relay:
+    """Listens on a loopback port for workers; the driver's end of each connection is in gloo/relay.py.
+
+    `relay` frames have the connection's number `id` and `what`: `open` (by the agent only), `data` (body: bytes),
+    `end` (no more data from this side), `close` (the connection is over; what was sent before still counts),
+    `credit` (`bytes` were passed on).
+    """
+
+    def __init__(self, channel: Channel, selector: selectors.BaseSelector) -> None:
+        self._channel = channel
+        self._selector = selector
+        self._connections: Dict[int, _Connection] = {}
+        self._opened = 0
+        self._held: List[_Connection] = []
+        self._listener: Optional[socket.socket] = None
+        self._full = False
+        # Half of our file descriptors: whoever connects here, workers can still be started.
+        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+
+    def listen(self) -> int:
+        """Let workers come; the port on 127.0.0.1. Raises OSError."""
+        listener = self._listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(512)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+        port: int = listener.getsockname()[1]
+        return port
+
+    def obey(self, header: Dict[str, Any], body: bytes) -> None:
+        """Carry out a `relay` frame. One about a connection that has ended here is late, and nothing."""
+        connection = self._connections.get(header["id"])
+        if connection is None:
+            return
+        what = header["what"]
+        if what == "data":
+            connection.waiting += body
+        elif what == "credit":
+            connection.credit += header["bytes"]
+        else:
+            connection.ending = what
+            connection.reading = connection.reading and what != "close"
+        self._write(connection)
+
+    def read_on(self) -> None:
+        """Once the channel has taken what waited: read from the workers that had to be held up."""
+        if self._held and not self._is_held_up:
+            held, self._held = self._held, []
+            for connection in held:
+                connection.held = False
+                self._watch(connection)
+
+    def close(self) -> None:
+        """The driver is gone: hang up, and answer nobody any more."""
+        if self._listener is not None:
+            if not self._full:
+                self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+        for connection in list(self._connections.values()):
+            self._forget(connection)
+
+    @property
+    def _is_held_up(self) -> bool:
+        return self._channel.relayed_frames >= _HELD
+
+    def _send(self, connection: _Connection, what: str, body: bytes = b"", **more: int) -> None:
+        header = {"type": "relay", "id": connection.number, "what": what, **more}
+        self._channel.send(header, body, relayed=True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:  # no file descriptor is left
+            self._fill(listener)
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._opened += 1
+        connection = self._connections[self._opened] = _Connection(self._opened, sock)
+        self._send(connection, "open")
+        self._watch(connection)
+        if len(self._connections) == self._most:
+            self._fill(listener)
+
+    def _fill(self, listener: socket.socket) -> None:
+        """The next ones wait until a connection ends."""
+        self._selector.unregister(listener)
+        self._full = True
+
+    def _watch(self, connection: _Connection) -> None:
+        """Wait for what can be done next, which is nothing where the driver has to give credit first."""
+        wanted = selectors.EVENT_WRITE if connection.waiting else 0
+        if connection.reading and connection.credit > 0 and not connection.held:
+            wanted |= selectors.EVENT_READ
+        if wanted == connection.watched:
+            return
+        if not connection.watched:
+            self._selector.register(connection.socket, wanted, lambda: self._serve(connection))
+        elif not wanted:
+            self._selector.unregister(connection.socket)
+        else:
+            self._selector.modify(connection.socket, wanted, lambda: self._serve(connection))
+        connection.watched = wanted
+
+    def _serve(self, connection: _Connection) -> None:
+        if connection.number in self._connections and connection.waiting:
+            self._write(connection)
+        if connection.number in self._connections and connection.watched & selectors.EVENT_READ:
+            self._read(connection)
+
+    def _read(self, connection: _Connection) -> None:
+        if self._is_held_up:
+            connection.held = True
+            self._held.append(connection)
+            self._watch(connection)
+            return
+        try:
+            data = connection.socket.recv(min(CHUNK, connection.credit))
+        except BlockingIOError:
+            return
+        except OSError:
+            self._break(connection)
+            return
+        connection.credit -= len(data)
+        connection.reading = bool(data)
+        self._send(connection, "data" if data else "end", data)
+        self._watch(connection)
+
+    def _write(self, connection: _Connection) -> None:
+        """Give the worker what it takes now, then what comes behind it."""
+        try:
+            if connection.waiting:
+                size = connection.socket.send(connection.waiting)
+                del connection.waiting[:size]
+                connection.taken += size
+            if connection.ending == "end" and not connection.waiting:
+                connection.ending = ""
+                connection.socket.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._break(connection)
+            return
+        if connection.ending == "close" and not connection.waiting:
+            self._forget(connection)
+            return
+        if connection.taken >= WINDOW // 4:
+            self._send(connection, "credit", bytes=connection.taken)
+            connection.taken = 0
+        self._watch(connection)
+
+    def _break(self, connection: _Connection) -> None:
+        """The worker has reset the connection."""
+        if connection.ending != "close":
+            self._send(connection, "close")
+        self._forget(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        if connection.watched:
+            self._selector.unregister(connection.socket)
+        connection.watched = 0
+        connection.reading = False
+        connection.waiting.clear()
+        connection.socket.close()
+        del self._connections[connection.number]
+        listener = self._listener
+        if self._full and listener is not None:
+            self._full = False
+            self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))

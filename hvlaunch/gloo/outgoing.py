@@ -1,0 +1,48 @@
+"""Frames on their way to one host."""
+
+import threading
+from collections import deque
+
+__all__ = ["Outgoing"]
+
+
+class Outgoing:
+    """put() never blocks, get() waits; both from any thread.
+
+    Relayed frames and all others keep their own order and take turns, so neither waits long for the other.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._own: deque[bytes] = deque()
+        self._relayed: deque[bytes] = deque()
+        self._own_turn = True
+        self._closed = False
+
+    def put(self, data: bytes, *, relayed: bool = False) -> None:
+        with self._changed:
+            (self._relayed if relayed else self._own).append(data)
+            self._changed.notify()
+
+    def put_first(self, data: bytes) -> None:
+        """Before all that was put already."""
+        with self._changed:
+            self._own.appendleft(data)
+            self._own_turn = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """No more: get() gives the rest, and then None."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def get(self) -> bytes | None:
+        """The next frame; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._own or self._relayed or self._closed)
+            if not self._own and not self._relayed:
+                return None
+            own = bool(self._own) and (self._own_turn or not self._relayed)
+            self._own_turn = not own
+            return (self._own if own else self._relayed).popleft()
