@@ -1,0 +1,133 @@
+"""What scripts do with a group beside training in it: reduce a number, give all ranks the same start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from hvlaunch.torch.current import world
+
+__all__ = [
+    "allgather_object",
+    "allreduce",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
+
+T = TypeVar("T")
+
+_AVG = dist.ReduceOp.AVG
+_FLIGHT = 64
+"""Broadcasts on their way at once."""
+
+
+def allreduce(
+    tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = _AVG, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """All ranks' tensors as one: their average, or what op (a torch.distributed.ReduceOp) makes of them. Collective.
+
+    The tensor itself stays as it is. group is of torch's; by default all workers. Gloo has no average, so it is made
+    of the sum there; that of integers is rounded down.
+    """
+    result = tensor.detach().to(world().carrier, copy=True).contiguous()
+    dist.all_reduce(result, dist.ReduceOp.SUM if op == _AVG else op, group=group)
+    if op == _AVG:
+        whole = None if result.is_floating_point() or result.is_complex() else "floor"
+        result = torch.div(result, dist.get_world_size(group), rounding_mode=whole)
+    return result.to(tensor.device)
+
+
+def broadcast_object(obj: T, root_rank: int = 0, group: dist.ProcessGroup | None = None) -> T:
+    """What the root (a global rank) gave, on every rank. Collective. It is pickled: only among workers that trust each other."""
+    held = [obj]
+    dist.broadcast_object_list(held, root_rank, group=group, device=world().carrier)
+    return held[0]
+
+
+def allgather_object(obj: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """What every rank gave, in order of rank. Collective. It is pickled, as by broadcast_object."""
+    world()
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, obj, group=group)
+    return found
+
+
+def broadcast_parameters(
+    model: nn.Module | Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0
+) -> None:
+    """Give all ranks the root's parameters and buffers, in place. Collective.
+
+    model: a module, a state_dict, or what named_parameters() gives; the same on all ranks but for the values.
+    DistributedDataParallel does this by itself.
+    """
+    _broadcast(_tensors_of(model), root_rank)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+    """Give all ranks the root's optimizer state, learning rates and the like included. Collective.
+
+    The other ranks' optimizers may be fresh: they need not have made a step.
+    """
+    is_root = world().place.rank == root_rank
+    tensors: list[torch.Tensor] = []
+    skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
+    skeleton, likes = broadcast_object(
+        (skeleton, [(one.shape, one.dtype, one.device.type) for one in tensors]), root_rank
+    )
+    if not is_root:
+        tensors = [torch.empty(shape, dtype=dtype, device=kind) for shape, dtype, kind in likes]
+    _broadcast(tensors, root_rank)
+    if not is_root:
+        optimizer.load_state_dict(_with_tensors(skeleton, tensors))
+
+
+def _tensors_of(
+    model: nn.Module | Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]],
+) -> list[torch.Tensor]:
+    if isinstance(model, nn.Module):
+        return [*model.parameters(), *model.buffers()]
+    named = model.items() if isinstance(model, Mapping) else model
+    return [tensor for _, tensor in named if isinstance(tensor, torch.Tensor)]
+
+
+def _broadcast(tensors: list[torch.Tensor], root_rank: int) -> None:
+    """Several at once, so that many small ones cost little more than one."""
+    carrier = world().carrier
+    for begin in range(0, len(tensors), _FLIGHT):
+        targets = [tensor.detach() for tensor in tensors[begin : begin + _FLIGHT]]
+        carried = [target.to(carrier).contiguous() for target in targets]
+        for work in [dist.broadcast(tensor, root_rank, async_op=True) for tensor in carried]:
+            work.wait()
+        for target, tensor in zip(targets, carried, strict=True):
+            if tensor.data_ptr() != target.data_ptr():
+                target.copy_(tensor)
+
+
+class _Slot(int):
+    """A tensor's place in a skeleton."""
+
+
+def _without_tensors(node: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(node, torch.Tensor):
+        tensors.append(node)
+        return _Slot(len(tensors) - 1)
+    if isinstance(node, dict):
+        return {key: _without_tensors(value, tensors) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return type(node)([_without_tensors(value, tensors) for value in node])
+    return node
+
+
+def _with_tensors(node: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(node, _Slot):
+        return tensors[node]
+    if isinstance(node, dict):
+        return {key: _with_tensors(value, tensors) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return type(node)([_with_tensors(value, tensors) for value in node])
+    return node

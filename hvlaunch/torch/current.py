@@ -1,0 +1,144 @@
+"""The world that this process is in now, and what a training script asks of it."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from functools import partial
+
+import torch
+from torch import distributed as dist
+
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.torch.errors import NotInitialized
+from hvlaunch.torch.meeting import meet
+from hvlaunch.torch.place import Place
+from hvlaunch.torch.world import World
+
+__all__ = [
+    "cross_group",
+    "cross_rank",
+    "cross_size",
+    "device",
+    "enter",
+    "init",
+    "is_initialized",
+    "leave",
+    "local_group",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+    "world",
+]
+
+_world: World | None = None
+
+
+def init(backend: str | None = None, timeout: timedelta | float | None = None) -> None:
+    """Make this process a member of the group of all workers, and choose its device. Collective.
+
+    backend: torch's name of one; by default NCCL where there is CUDA, else Gloo. timeout: for the other workers
+    to come, and for each collective after that, as a timedelta or in seconds; by default torch's own.
+
+    Which rank this is, whoever started it says: hvlaunch, torchrun, mpirun or srun; alone, it is a group of 1.
+    Under hvlaunch the workers find rank 0 through the rendezvous, else at MASTER_ADDR and MASTER_PORT. Once it is
+    done, it does nothing until shutdown().
+
+    Raises GroupError (see hvlaunch.torch.errors), and RendezvousError where the rendezvous can't be reached.
+    """
+    if _world is not None:
+        return
+    place = Place.from_environment()
+    if not isinstance(timeout, timedelta | None):
+        timeout = timedelta(seconds=timeout)
+    enter(World.form(place, partial(meet, client=_job_client(place)), backend=backend, timeout=timeout))
+
+
+def shutdown() -> None:
+    """Leave the group when all workers have come here. Collective. init() may follow. Without a group it does nothing.
+
+    A worker that fails need not call it: the others don't wait for one that is gone.
+    """
+    if _world is not None:
+        _world.leave()
+        leave()
+
+
+def enter(new: World) -> None:
+    """Make this the process' world: the elastic way in, with a world formed elsewhere."""
+    global _world  # noqa: PLW0603 (torch's group is the process', too)
+    _world = new
+
+
+def leave() -> None:
+    """End the process' world at once, whatever others do; the elastic way out of a round that broke."""
+    global _world  # noqa: PLW0603
+    if _world is not None:
+        _world.abandon()
+    _world = None
+
+
+def world() -> World:
+    """The process' world. Raises NotInitialized, as all functions below do."""
+    if _world is None:
+        raise NotInitialized
+    return _world
+
+
+def is_initialized() -> bool:
+    """Whether init() is done, and shutdown() not."""
+    return _world is not None
+
+
+def rank() -> int:
+    """The worker's place among all, from 0."""
+    return world().place.rank
+
+
+def size() -> int:
+    """How many workers there are."""
+    return world().place.size
+
+
+def local_rank() -> int:
+    """The worker's place among those of its host."""
+    return world().place.local_rank
+
+
+def local_size() -> int:
+    """How many workers its host has."""
+    return len(world().local_ranks)
+
+
+def cross_rank() -> int:
+    """The worker's place among those with its local rank, one on each host."""
+    return world().cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have a worker with this local rank."""
+    return len(world().cross_ranks)
+
+
+def local_group() -> dist.ProcessGroup:
+    """The workers of this host."""
+    return world().local_group
+
+
+def cross_group() -> dist.ProcessGroup:
+    """The workers with this one's local rank, one on each host."""
+    return world().cross_group
+
+
+def device() -> torch.device:
+    """Where this worker's model belongs: its own GPU, or the processor."""
+    return world().device
+
+
+def _job_client(place: Place) -> Client | None:
+    """None where hvlaunch did not give this place, or told nobody on this host where the rendezvous is."""
+    if place.launcher != "hvlaunch" or place.size == 1:
+        return None
+    return Client.from_environment() if "HVLAUNCH_RENDEZVOUS" in os.environ else None

@@ -1,0 +1,81 @@
+"""Training that goes on when hosts come and go, or fail. docs/elastic.md is the guide; the names are Horovod's."""
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.torch import current
+from hvlaunch.torch.elastic.errors import (
+    CollectiveFailed,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    WorkersChanged,
+)
+from hvlaunch.torch.elastic.membership import Dismissed, Membership
+from hvlaunch.torch.elastic.rounds import Rounds
+from hvlaunch.torch.elastic.sampler import ElasticSampler
+from hvlaunch.torch.elastic.state import ObjectState, State, TorchState
+
+__all__ = [
+    "CollectiveFailed",
+    "ElasticSampler",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "WorkersChanged",
+    "run",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound=State)
+
+_BEATS_PER_TIMEOUT = 10
+_BEAT_RANGE = (0.2, 5.0)
+
+
+def run(train: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Decorate `train(state, …)`: it is called once in each round, with a state that all workers share.
+
+    In an elastic job of hvlaunch, run() makes the round's groups (see hvlaunch.torch) before and takes them down
+    after; what wraps the model for one group, DistributedDataParallel say, belongs inside `train`. Everywhere
+    else, with one process too, it is init(), state.sync() and one call.
+
+    What `train` raises ends the worker, but for WorkersChanged and CollectiveFailed, and torch's own errors of
+    collectives. A worker that is not needed any more leaves by SystemExit(0).
+    """
+
+    @wraps(train)
+    def wrapper(state: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if os.environ.get("HVLAUNCH_ELASTIC") != "1":
+            return _train_once(state, lambda: train(state, *args, **kwargs))
+        with Client.from_environment() as client:
+            membership = Membership(client, os.environ["HVLAUNCH_WORKER"], beat=_beat())
+            membership.start()
+            try:
+                return Rounds(client, membership, state).run(lambda: train(state, *args, **kwargs))
+            except Dismissed:
+                raise SystemExit(0) from None
+            finally:
+                membership.stop()
+
+    return wrapper
+
+
+def _train_once(state: State, train: Callable[[], T]) -> T:
+    own = not current.is_initialized()
+    current.init()
+    state.sync()
+    result = train()
+    if own:
+        current.shutdown()
+    return result
+
+
+def _beat() -> float:
+    least, most = _BEAT_RANGE
+    return min(most, max(least, float(os.environ["HVLAUNCH_WORKER_TIMEOUT"]) / _BEATS_PER_TIMEOUT))

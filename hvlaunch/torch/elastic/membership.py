@@ -1,0 +1,140 @@
+"""A worker's part in an elastic job, as it speaks of it with the driver: asking, being placed, being warned, beating."""
+
+import threading
+from collections.abc import Callable
+
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.errors import RendezvousClosed, RendezvousError
+from hvlaunch.rendezvous.rounds import ASKS, BEATS, PLACES, ROUNDS, Ask, Beat, Notice, Seat, decode, encode
+
+__all__ = ["Dismissed", "Membership"]
+
+_POLL = 30.0
+_PAUSE = 1.0
+
+
+class Dismissed(Exception):
+    """The driver has no use for this worker any more; `args[0]` is why."""
+
+
+class Membership:
+    """Speaks for the worker `worker` (its id) through `client`. `beat` is seconds between signs of life.
+
+    The signs of life come from a thread of Python, on purpose: a process that is stopped, or whose
+    interpreter is held, is silent.
+    """
+
+    def __init__(self, client: Client, worker: str, *, beat: float) -> None:
+        self._client = client
+        self._worker = worker
+        self._beat = beat
+        self._commits = -1
+        self._beat_now = threading.Event()
+        self._ended = threading.Event()
+        self._changed = threading.Condition()
+        self._notices: dict[int, Notice] = {}
+        self._round: int | None = None
+        self._on_broken: Callable[[], object] = _nothing
+
+    def start(self) -> None:
+        """Begin to beat, and to listen to what becomes of rounds, in threads that end with the process."""
+        for work in (self._send_beats, self._watch_rounds):
+            threading.Thread(target=work, name=f"hvlaunch {work.__name__}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Beat and listen no more."""
+        self._ended.set()
+        self._beat_now.set()
+
+    def ask(self, ask: Ask) -> None:
+        """Tell the driver that this worker is ready for a place. Raises RendezvousError."""
+        self._client.put(ASKS, self._worker, encode(ask))
+
+    def seat(self, after: int) -> Seat:
+        """The worker's place in a round later than `after`, as soon as there is one.
+
+        Raises Dismissed where there will be none, RendezvousError where the driver can't be reached.
+        """
+        since = 0
+        while True:
+            changes = self._client.watch(PLACES, self._worker, since=since, timeout=_POLL)
+            since = changes.version
+            value = changes.values.get(self._worker)
+            seat = None if value is None else decode(Seat, value)
+            if seat is not None and seat.leave is not None:
+                raise Dismissed(seat.leave)
+            if seat is not None and seat.round > after:
+                return seat
+
+    def enter(self, round_number: int, on_broken: Callable[[], object]) -> None:
+        """From now on call `on_broken`, in another thread, once, when the round is said to be broken."""
+        with self._changed:
+            self._round, self._on_broken = round_number, on_broken
+        self._warn()
+
+    def leave(self) -> None:
+        """The round is over for this worker."""
+        with self._changed:
+            self._round, self._on_broken = None, _nothing
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether the round is to be left at the next occasion."""
+        with self._changed:
+            return self._round in self._notices
+
+    def broken(self, round_number: int, timeout: float) -> Notice | None:
+        """The word that the round is broken, if it comes within `timeout` seconds."""
+
+        def found() -> bool:
+            notice = self._notices.get(round_number)
+            return notice is not None and notice.state == "broken"
+
+        with self._changed:
+            return self._notices[round_number] if self._changed.wait_for(found, timeout) else None
+
+    def committed(self, commits: int) -> None:
+        """Let the next sign of life come now, with the number of commits."""
+        self._commits = commits
+        self._beat_now.set()
+
+    def _send_beats(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._client.put(BEATS, self._worker, encode(Beat(self._commits)))
+            except RendezvousClosed:
+                return
+            except RendezvousError:
+                self._ended.wait(_PAUSE)
+            self._beat_now.wait(self._beat)
+            self._beat_now.clear()
+
+    def _watch_rounds(self) -> None:
+        since = 0
+        while not self._ended.is_set():
+            try:
+                changes = self._client.watch(ROUNDS, since=since, timeout=_POLL)
+            except RendezvousClosed:
+                return
+            except RendezvousError:
+                self._ended.wait(_PAUSE)
+                continue
+            since = changes.version
+            with self._changed:
+                for name, value in changes.values.items():
+                    if value is not None:
+                        self._notices[int(name)] = decode(Notice, value)
+                self._changed.notify_all()
+            self._warn()
+
+    def _warn(self) -> None:
+        with self._changed:
+            notice = None if self._round is None else self._notices.get(self._round)
+            if notice is None or notice.state != "broken":
+                return
+            call, self._on_broken = self._on_broken, _nothing
+        call()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,172 @@
+"""A worker's way through the rounds of an elastic job: ask, join, train, leave, and again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.errors import WaitTimeout
+from hvlaunch.rendezvous.rounds import Ask, Seat
+from hvlaunch.torch import current
+from hvlaunch.torch.elastic.errors import CollectiveFailed, WorkersChanged
+from hvlaunch.torch.elastic.membership import Membership
+from hvlaunch.torch.elastic.sockets import GroupSockets
+from hvlaunch.torch.elastic.state import State
+from hvlaunch.torch.errors import RanksMissing, RankZeroGone, RankZeroMissing, StoreUnreachable
+from hvlaunch.torch.meeting import meet
+from hvlaunch.torch.place import Place
+from hvlaunch.torch.world import World
+
+__all__ = ["Rounds"]
+
+T = TypeVar("T")
+
+_LOOK = 2.0
+"""Seconds between looks whether a round broke, while rank 0's address is waited for."""
+_DOUBT = 1.0
+"""Seconds for the driver to say whether a round is broken, where an error does not tell."""
+_PEERS_FAILED = (
+    CollectiveFailed,
+    RanksMissing,
+    RankZeroMissing,
+    RankZeroGone,
+    StoreUnreachable,
+    dist.DistError,
+)
+
+
+class Rounds:
+    """Trains `state` in round after round, as the driver places this worker."""
+
+    def __init__(
+        self, client: Client, membership: Membership, state: State, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self._client = client
+        self._membership = membership
+        self._state = state
+        self._environ = environ
+        self._last = -1
+
+    def run(self, train: Callable[[], T]) -> T:
+        """What train() returns in the round that it is done in.
+
+        Raises Dismissed, RendezvousError, and what train() raises for reasons of its own.
+        """
+        cause: str | None = None
+        while True:
+            self._membership.ask(Ask(self._last, self._state.commits, cause))
+            seat = self._membership.seat(self._last)
+            first, self._last = self._last < 0, seat.round
+            try:
+                return self._train_in(seat, train, first=first)
+            except WorkersChanged:
+                cause = None
+            except Exception as error:
+                cause = self._why_left(seat.round, error)
+                if cause is None:
+                    raise
+                self._state.restore()
+
+    def _train_in(self, seat: Seat, train: Callable[[], T], *, first: bool) -> T:
+        sockets = GroupSockets()
+        broken = partial(_break, sockets)
+        self._membership.enter(seat.round, broken)
+        try:
+            with sockets.watch():
+                current.enter(World.form(self._place(seat), self._meet))
+            self._state.attach(_Link(self._membership))
+            if not first:
+                self._state.on_reset()
+            self._state.sync()
+            result = train()
+            current.shutdown()
+        finally:
+            self._state.attach(None)
+            self._membership.leave()
+            current.leave()
+        return result
+
+    def _why_left(self, round_number: int, error: Exception) -> str | None:
+        """What broke the round, where it was not this worker; None where it was."""
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if isinstance(error, _PEERS_FAILED) or _is_groups(error):
+            return text
+        notice = self._membership.broken(round_number, _DOUBT)
+        return None if notice is None or not isinstance(error, RuntimeError) else text
+
+    def _place(self, seat: Seat) -> Place:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+            if seat.interface is not None:
+                os.environ[name] = seat.interface
+        return Place(
+            rank=seat.rank,
+            size=seat.size,
+            local_rank=seat.local_rank,
+            host=self._environ["HVLAUNCH_HOST"],
+            launcher="hvlaunch",
+            round=seat.round,
+            master_addr=seat.master_addr,
+        )
+
+    def _meet(self, place: Place, timeout: timedelta) -> Store:
+        return meet(place, timeout, _RoundPost(self._client, self._membership, place.round))
+
+
+class _Link:
+    """See RoundLink."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    def committed(self, commits: int) -> None:
+        self._membership.committed(commits)
+
+    def check(self) -> None:
+        changing = torch.tensor([int(self._membership.is_changing)], device=current.world().carrier)
+        dist.all_reduce(changing, dist.ReduceOp.MAX)
+        if changing.item():
+            raise WorkersChanged("workers come or go")
+
+
+class _RoundPost:
+    """The rendezvous for meet(): nobody waits there for a round that is broken."""
+
+    def __init__(self, client: Client, membership: Membership, round_number: int) -> None:
+        self._client = client
+        self._membership = membership
+        self._round = round_number
+
+    def put(self, scope: str, key: str, value: bytes) -> None:
+        self._client.put(scope, key, value)
+
+    def wait(self, scope: str, key: str, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        while self._membership.broken(self._round, 0.0) is None:
+            with suppress(WaitTimeout):
+                return self._client.wait(scope, key, min(_LOOK, max(deadline - time.monotonic(), 0.0)))
+            if time.monotonic() >= deadline:
+                raise RankZeroMissing(timeout)
+        raise CollectiveFailed("the round broke before rank 0 said where it is")
+
+
+def _break(sockets: GroupSockets) -> None:
+    """Let every collective of this process end now."""
+    if dist.is_initialized() and dist.get_backend() == dist.Backend.NCCL:
+        dist.distributed_c10d._abort_process_group()  # noqa: SLF001 (the only way to end NCCL's kernels)
+    sockets.shut_down()
+
+
+def _is_groups(error: Exception) -> bool:
+    """Whether a RuntimeError comes from Gloo, which has no class of its own."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("gloo/" in text or "Gloo" in text)

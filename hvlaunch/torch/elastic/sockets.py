@@ -1,0 +1,95 @@
+"""Ending a collective that waits for a peer that will never answer: by shutting down what it waits on.
+
+Gloo has no way to end a collective that is running: its abort() returns at once and changes nothing. But
+when the kernel says that a connection is over, every operation on it fails at once, in whatever thread it
+waits. So we note which sockets came while a round's groups were made, and shut those down when it is broken.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["GroupSockets"]
+
+_Identity = tuple[int, int]
+
+
+class GroupSockets:
+    """The TCP connections of this process to the other workers of a round.
+
+    Groups that the script makes later, by `torch.distributed.new_group`, are found by their peers: a
+    connection that is younger than the round and leads to an address that the round's own groups use. A
+    connection to the rendezvous may be among them; who uses it makes a new one.
+    """
+
+    def __init__(self) -> None:
+        self._older: set[_Identity] = set()
+        self._peers: set[str] | None = None
+        """None while the groups are made: any peer may be one of theirs."""
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Note what comes inside the block, which makes the round's groups."""
+        self._older = {identity for identity, _ in _connections()}
+        yield
+        self._peers = {host for identity, (host, _) in _connections() if identity not in self._older}
+
+    def shut_down(self) -> int:
+        """End every connection of the round's groups, from any thread; how many there were."""
+        count = 0
+        for fd, peer in _tcp_sockets():
+            with socket.socket(fileno=fd) as ours:
+                if self._is_ours(_identity(fd), peer):
+                    with suppress(OSError):
+                        ours.shutdown(socket.SHUT_RDWR)
+                        count += 1
+        return count
+
+    def _is_ours(self, identity: _Identity, peer: tuple[str, int]) -> bool:
+        return identity not in self._older and (self._peers is None or peer[0] in self._peers)
+
+
+def _connections() -> Iterator[tuple[_Identity, tuple[str, int]]]:
+    for fd, peer in _tcp_sockets():
+        identity = _identity(fd)
+        os.close(fd)
+        yield identity, peer
+
+
+def _identity(fd: int) -> _Identity:
+    about = os.fstat(fd)
+    return about.st_dev, about.st_ino
+
+
+def _tcp_sockets() -> Iterator[tuple[int, tuple[str, int]]]:
+    """A new descriptor of each connected TCP socket of this process, to be closed by who takes it; and its peer.
+
+    A descriptor of our own can't be closed by its owner, and given to something else, while we look at it.
+    """
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (one name of it is gone again at once)
+        try:
+            fd = os.dup(int(name))
+        except OSError:
+            continue
+        peer = _peer(fd)
+        if peer is None:
+            os.close(fd)
+        else:
+            yield fd, peer
+
+
+def _peer(fd: int) -> tuple[str, int] | None:
+    if not Path(f"/proc/self/fd/{fd}").readlink().name.startswith("socket:"):
+        return None
+    taken = socket.socket(fileno=fd)
+    try:
+        if taken.family not in (socket.AF_INET, socket.AF_INET6) or taken.type != socket.SOCK_STREAM:
+            return None
+        host, port, *_ = taken.getpeername()
+    except OSError:
+        return None
+    finally:
+        taken.detach()
+    return host, port

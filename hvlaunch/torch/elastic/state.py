@@ -1,0 +1,189 @@
+"""What a worker must not lose: model, optimizer, sampler, and the plain values beside them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import distributed as dist
+
+from hvlaunch.torch.elastic.errors import WorkersChanged
+from hvlaunch.torch.elastic.snapshot import Snapshot, join, take
+from hvlaunch.torch.elastic.transfer import receive, send
+
+__all__ = ["ObjectState", "RoundLink", "State", "TorchState"]
+
+
+class RoundLink(Protocol):
+    """A state's connection to the round that it is trained in; run() makes it."""
+
+    def committed(self, commits: int) -> None:
+        """Tell the driver that work goes on."""
+        ...
+
+    def check(self) -> None:
+        """Raise WorkersChanged, on all workers at once, where workers come or go. Collective."""
+        ...
+
+
+class State:
+    """The base of all states: when to save, and what to do about workers that come and go.
+
+    A subclass says what is saved, in `collect()`, and how it is taken back, in `apply()`.
+    """
+
+    def __init__(self) -> None:
+        self.commits = -1
+        """How many commits what is saved has behind it; -1 where nothing is saved yet."""
+        self._saved: Snapshot | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        self._link: RoundLink | None = None
+
+    def collect(self) -> Any:
+        """All that is to be saved: tensors, plain values, and dicts and lists of them."""
+        raise NotImplementedError
+
+    def apply(self, value: Any) -> None:
+        """Take back what collect() gave, here or in another worker."""
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        """Save, and see whether workers come or go. Collective: every worker calls it at the same step.
+
+        Raises WorkersChanged and CollectiveFailed, for run() to catch.
+        """
+        self.save()
+        if self._link is not None:
+            self._link.committed(self.commits)
+            self._link.check()
+
+    def check_host_updates(self) -> None:
+        """See whether workers come or go, and save only if so. Collective, and raises, as commit()."""
+        if self._link is not None:
+            try:
+                self._link.check()
+            except WorkersChanged:
+                self.save()
+                raise
+
+    def save(self) -> None:
+        """Keep a copy of everything, on the devices where it is. The one before it stands until this one is whole."""
+        self._saved = take(self.collect())
+        self.commits += 1
+
+    def restore(self) -> None:
+        """Go back to what was saved last."""
+        if self._saved is not None:
+            copies = [tensor.clone() for tensor in self._saved.tensors]  # an optimizer keeps what it is given
+            self.apply(join(self._saved.skeleton, copies))
+
+    def sync(self) -> None:
+        """Give the newest saved state to the workers that lack it. Collective.
+
+        The first worker with the most commits gives; those that have as many are left in peace. Where nobody
+        has saved anything, rank 0 gives what it has.
+        """
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            if self._saved is None:
+                self.save()
+            return
+        device = torch.device("cuda" if dist.get_backend() == dist.Backend.NCCL else "cpu")
+        commits = _gathered(self.commits, device)
+        newest = max(commits)
+        root = commits.index(newest)
+        lacking = [rank for rank, have in enumerate(commits) if rank != root and (have < newest or have < 0)]
+        if dist.get_rank() == root and self._saved is None:
+            self.save()
+        if lacking and dist.get_rank() in (root, *lacking):
+            self._transfer(root, lacking, device)
+        self.commits = max(newest, 0)
+
+    def _transfer(self, root: int, lacking: Sequence[int], device: torch.device) -> None:
+        """Collective among the root and those who lack the state.
+
+        Their group lives as long as the round: torch would give the next one of the same ranks its name, and
+        its leftovers in the store.
+        """
+        ranks = sorted([root, *lacking])
+        everyone = len(ranks) == dist.get_world_size()
+        group = dist.group.WORLD if everyone else dist.new_group(ranks, use_local_synchronization=True)
+        if group is None:
+            raise RuntimeError("torch.distributed has no default group")
+        if self._saved is not None and dist.get_rank() == root:
+            send(self._saved, group, device)
+        else:
+            self._saved = receive(root, group, device)
+            self.restore()
+
+    def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """Functions to call in every new round but the first, when its groups are made and before sync()."""
+        self._callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Call what register_reset_callbacks() was given; run() does."""
+        for call in self._callbacks:
+            call()
+
+    def attach(self, link: RoundLink | None) -> None:
+        """Say which round the state is trained in; run() does."""
+        self._link = link
+
+
+class ObjectState(State):
+    """Attributes by name. Those that have state_dict() and load_state_dict() are saved by these."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        self._names = tuple(values)
+        for name, value in values.items():
+            if hasattr(self, name):
+                raise ValueError(f"a state has a {name} of its own; another name is needed")
+            setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:  # for type checkers: the attributes are the user's
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
+
+    def collect(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self._names}
+        return {name: value.state_dict() if _is_stateful(value) else value for name, value in values.items()}
+
+    def apply(self, value: Mapping[str, Any]) -> None:
+        for name, saved in value.items():
+            current = getattr(self, name)
+            if _is_stateful(current):
+                current.load_state_dict(saved)
+            else:
+                setattr(self, name, saved)
+
+
+class TorchState(ObjectState):
+    """The state of a usual training: its parts by name, those that it has, and whatever `more` there is."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        sampler: Any = None,
+        scaler: Any = None,
+        scheduler: Any = None,
+        **more: Any,
+    ) -> None:
+        parts = {
+            "model": model,
+            "optimizer": optimizer,
+            "sampler": sampler,
+            "scaler": scaler,
+            "scheduler": scheduler,
+        }
+        super().__init__(**{name: part for name, part in parts.items() if part is not None}, **more)
+
+
+def _is_stateful(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _gathered(number: int, device: torch.device) -> list[int]:
+    """Every worker's number, by rank."""
+    mine = torch.tensor([number], dtype=torch.int64, device=device)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    return [int(one) for one in everyone]

@@ -1,0 +1,150 @@
+"""What can go wrong when workers form a group. All are RuntimeErrors, as torch's own are."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hvlaunch.errors import HvlaunchError
+
+__all__ = [
+    "AlreadyInitialized",
+    "BadPlace",
+    "GroupError",
+    "NoMasterAddress",
+    "NotInitialized",
+    "PlacesClash",
+    "PortsTaken",
+    "RankZeroGone",
+    "RankZeroMissing",
+    "RanksMissing",
+    "StoreUnreachable",
+    "TooFewGPUs",
+]
+
+
+class GroupError(HvlaunchError, RuntimeError):
+    """The base."""
+
+
+class NotInitialized(GroupError, ValueError):
+    """Something was asked that only a member of a group knows."""
+
+    def __init__(self) -> None:
+        super().__init__("this process is in no group yet", hint="hvlaunch.torch.init()")
+
+
+class AlreadyInitialized(GroupError):
+    """torch.distributed has a process group that hvlaunch.torch did not make."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "torch.distributed has a process group already",
+            hint="either hvlaunch.torch.init() or torch.distributed.init_process_group(), not both",
+        )
+
+
+class BadPlace(GroupError):
+    """The environment does not say, or says wrongly, which rank this process is. `name` is the variable."""
+
+    def __init__(self, name: str, cause: str, *, hint: str | None = None) -> None:
+        super().__init__(f"variable {name}: {cause}", hint=hint)
+        self.name = name
+
+
+class NoMasterAddress(GroupError):
+    """Nothing says where rank 0 is. `missing` are the variables that would."""
+
+    def __init__(self, missing: Sequence[str], *, launcher: str, hint: str) -> None:
+        what = " and ".join(missing)
+        verb = "is" if len(missing) == 1 else "are"
+        super().__init__(f"started by {launcher}, and {what} {verb} not set: where is rank 0?", hint=hint)
+        self.missing = tuple(missing)
+
+
+class RankZeroMissing(GroupError):
+    """Rank 0 did not say within `seconds` where its store is."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"rank 0 opened no store within {seconds:g} s: it has not called init(), or hangs before it",
+            hint="look at rank 0's output; a longer init(timeout=…) where it has much to load",
+        )
+        self.seconds = seconds
+
+
+class RankZeroGone(GroupError):
+    """Rank 0 came, and ended while the others were still awaited; its store ended with it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "rank 0 has ended, or given up, while other workers were awaited", hint="look at rank 0's output"
+        )
+
+
+class RanksMissing(GroupError):
+    """`missing` are the ranks that did not come within `seconds`."""
+
+    def __init__(self, missing: Sequence[int], size: int, seconds: float) -> None:
+        which = f"rank {_fold(missing)}" if len(missing) == 1 else f"ranks {_fold(missing)}"
+        super().__init__(
+            f"{len(missing)} of {size} workers did not come within {seconds:g} s: {which}",
+            hint="look at their output; a longer init(timeout=…) where they have much to load",
+        )
+        self.missing = tuple(missing)
+        self.size = size
+        self.seconds = seconds
+
+
+class StoreUnreachable(GroupError):
+    """Rank 0's store is at `address` and `port`, and this process has no connection to it."""
+
+    def __init__(self, address: str, port: int, cause: str) -> None:
+        super().__init__(
+            f"no connection to rank 0's store at {address} port {port}: {cause}",
+            hint="look at rank 0's output, and whether a firewall lets this port through",
+        )
+        self.address = address
+        self.port = port
+
+
+class PortsTaken(GroupError):
+    """No port that workers may listen on (`first` to `last`) is free."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__(
+            f"rank 0 can listen on none of the ports {first} to {last}", hint="a wider --worker-port-range"
+        )
+        self.first = first
+        self.last = last
+
+
+class PlacesClash(GroupError):
+    """Two ranks claim the same local rank of the same host."""
+
+    def __init__(self, ranks: tuple[int, int], local_rank: int) -> None:
+        super().__init__(
+            f"ranks {ranks[0]} and {ranks[1]} both are local rank {local_rank} of one host",
+            hint="check LOCAL_RANK, and that hosts have names of their own",
+        )
+        self.ranks = ranks
+        self.local_rank = local_rank
+
+
+class TooFewGPUs(GroupError):
+    """The worker's local rank is beyond the `gpus` that it sees."""
+
+    def __init__(self, local_rank: int, gpus: int, *, host: str) -> None:
+        super().__init__(
+            f"local rank {local_rank} has no GPU of its own: {gpus} are visible",
+            host=host,
+            hint=f"no more than {gpus} workers on this host, or init('gloo')",
+        )
+        self.local_rank = local_rank
+        self.gpus = gpus
+
+
+def _fold(numbers: Sequence[int]) -> str:
+    """`0, 3-5, 9`."""
+    ordered = sorted(numbers)
+    cuts = [index for index, (low, high) in enumerate(pairwise(ordered), 1) if high != low + 1]
+    runs = [ordered[begin:end] for begin, end in pairwise([0, *cuts, len(ordered)])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

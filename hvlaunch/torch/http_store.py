@@ -1,0 +1,258 @@
+"""torch's Store on hvlaunch's rendezvous."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from torch import distributed as dist
+from torch.distributed import DistNetworkError, DistStoreError, Store  # type: ignore[attr-defined]
+
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.errors import (
+    NoRendezvous,
+    RendezvousClosed,
+    RendezvousError,
+    RendezvousUnreachable,
+    TooManyConnections,
+)
+from hvlaunch.torch.meeting import round_scope
+
+__all__ = ["HTTPStore", "default_scope", "rendezvous_client"]
+
+_DEFAULT_TIMEOUT = timedelta(seconds=300)  # as of torch's own stores
+
+_QueueEmpty: type[Exception] = getattr(dist, "QueueEmptyError", DistStoreError)  # torch's queues came late
+
+_kept: set[HTTPStore] = set()
+"""C++ calls methods written in Python only while Python has a reference, too."""
+
+
+class HTTPStore(Store):
+    """A `torch.distributed.Store` whose values are at the rendezvous, so that no worker's end takes them along.
+
+    url, token: of the rendezvous; by default the job's, from HVLAUNCH_RENDEZVOUS and HVLAUNCH_TOKEN (for another
+    rendezvous, the first of HVLAUNCH_TOKEN_FILE and HVLAUNCH_TOKEN). scope: the part of it that this store has for
+    itself; by default one of this round. Keys stay until they are deleted: a second process group through the same
+    scope finds those of the first. timeout: of `get`, `wait` and the like (timedelta).
+
+    Fit for small groups and for control: Gloo asks a store N² times, and TCPStore answers that faster. Queues are
+    beside the keys: wait() and check() see no queue.
+
+    Methods raise torch's DistStoreError, or DistNetworkError where the rendezvous can't be reached; `__cause__` is
+    the client's error. The constructor raises NoRendezvous. The store lives until close(), whoever holds it.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        scope: str | None = None,
+        timeout: timedelta = _DEFAULT_TIMEOUT,
+    ) -> None:
+        self._begin(rendezvous_client(url, token), scope or default_scope(os.environ), timeout)
+
+    def _begin(self, client: Client, scope: str, timeout: timedelta) -> None:
+        Store.__init__(self)
+        self._client = client
+        self._scope = scope
+        self.set_timeout(timeout)
+        _kept.add(self)
+
+    def __repr__(self) -> str:
+        return f"HTTPStore({self._client.url!r}, scope={self._scope!r})"
+
+    def close(self) -> None:
+        """Let go: call it when no process group uses the store any more. Its keys stay at the rendezvous."""
+        _kept.discard(self)
+        self._client.close()
+
+    def clone(self) -> HTTPStore:
+        """Another store of the same keys, with a timeout of its own."""
+        copy = HTTPStore.__new__(HTTPStore)
+        copy._begin(self._client, self._scope, timedelta(seconds=self._seconds))  # noqa: SLF001 (it is one of ours)
+        return copy
+
+    # One key:
+
+    def set(self, key: str, value: str | bytes) -> None:
+        with _as_torchs():
+            self._client.put(self._scope, key, _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """The value, as soon as there is one."""
+        with _as_torchs():
+            return self._client.wait(self._scope, key, self._seconds)
+
+    def add(self, key: str, value: int) -> int:
+        with _as_torchs():
+            return self._client.add(self._scope, key, value)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        with _as_torchs():
+            self._client.append(self._scope, key, _bytes(value))
+
+    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
+        """Set the key if its value is the expected one, or if it has none and b"" is expected; tells the value then.
+
+        Where it has none, and another is expected, that is told.
+        """
+        expected, desired = _bytes(expected_value), _bytes(desired_value)
+        with _as_torchs():
+            value, version = self._client.read(self._scope, key)
+            while (value or b"") == expected:
+                done, (value, version) = self._client.compare_and_set(self._scope, key, desired, version)
+                if done:
+                    return desired
+            return expected if value is None else value
+
+    def delete_key(self, key: str) -> bool:
+        """Forget the key; False where it was not set."""
+        with _as_torchs():
+            return self._client.delete(self._scope, key)
+
+    # Many keys:
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Return as soon as all keys are set."""
+        if keys:
+            with _as_torchs():
+                self._client.wait_all(
+                    self._scope, keys, self._seconds if timeout is None else timeout.total_seconds()
+                )
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are set, now."""
+        with _as_torchs():
+            return self._client.check(self._scope, keys)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values, as soon as all keys are set."""
+        deadline = time.monotonic() + self._seconds
+        while keys:
+            with _as_torchs():
+                values = self._client.get_many(self._scope, keys)
+                found = [value for value in values if value is not None]
+                if len(found) == len(values):
+                    return found
+                self._client.wait_all(self._scope, keys, max(deadline - time.monotonic(), 0.0))
+        return []
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        if len(keys) != len(values):
+            raise DistStoreError(f"multi_set: {len(keys)} keys and {len(values)} values")
+        with _as_torchs():
+            self._client.put_many(self._scope, dict(zip(keys, map(_bytes, values), strict=True)))
+
+    def num_keys(self) -> int:
+        with _as_torchs():
+            return self._client.count(self._scope)
+
+    def list_keys(self) -> list[str]:
+        with _as_torchs():
+            return self._client.keys(self._scope)
+
+    def has_extended_api(self) -> bool:
+        """Whether there are append, multi_get and multi_set."""
+        return True
+
+    # Queues, each one value: its items behind one another, with their lengths.
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        data = _bytes(value)
+        with _as_torchs():
+            self._client.append(self._queues, key, struct.pack("!I", len(data)) + data)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """The oldest item. Raises torch's QueueEmptyError where there is none, and block is false."""
+        deadline = time.monotonic() + self._seconds
+        seen = 0
+        while True:
+            with _as_torchs():
+                value, version = self._client.read(self._queues, key)
+                while value:
+                    end = struct.calcsize("!I") + struct.unpack_from("!I", value)[0]
+                    item, rest = value[struct.calcsize("!I") : end], value[end:]
+                    done, (value, version) = self._client.compare_and_set(self._queues, key, rest, version)
+                    if done:
+                        return item
+                if not block:
+                    raise _QueueEmpty(f"queue {key} is empty")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise DistStoreError(f"nobody pushed to queue {key} within {self._seconds:g} s")
+                seen = self._client.watch(self._queues, key, since=seen, timeout=left).version
+
+    def queue_len(self, key: str) -> int:
+        with _as_torchs():
+            value = self._client.get(self._queues, key) or b""
+        count = start = 0
+        while start < len(value):
+            start += struct.calcsize("!I") + struct.unpack_from("!I", value, start)[0]
+            count += 1
+        return count
+
+    @property
+    def _seconds(self) -> float:
+        seconds: float = self.timeout.total_seconds()  # type: ignore[attr-defined] # torch's stub lacks it
+        return seconds
+
+    @property
+    def _queues(self) -> str:
+        return f"{self._scope}.queues"
+
+    # C++ asks for these by its own names:
+
+    deleteKey = delete_key  # noqa: N815
+    getNumKeys = num_keys  # noqa: N815
+
+
+def rendezvous_client(url: str | None, token: str | None, environ: Mapping[str, str] = os.environ) -> Client:
+    """A client of this rendezvous; what is None comes from the environment. Raises NoRendezvous."""
+    own = environ.get("HVLAUNCH_RENDEZVOUS")
+    if url is None:
+        url = own
+    if not url:
+        hint = "start this program with hvlaunch, or name the rendezvous' url"
+        raise NoRendezvous("HVLAUNCH_RENDEZVOUS is not set", hint=hint)
+    return Client(url, token or _token(environ, of_this_job=url == own))
+
+
+def default_scope(environ: Mapping[str, str]) -> str:
+    """A scope of this round's own in a job; elsewhere `torch`."""
+    number = environ.get("HVLAUNCH_ROUND", "")
+    return f"{round_scope(int(number))}.torch" if number.isdigit() else "torch"
+
+
+def _token(environ: Mapping[str, str], *, of_this_job: bool) -> str:
+    file = environ.get("HVLAUNCH_TOKEN_FILE")
+    token = environ.get("HVLAUNCH_TOKEN", "")
+    if file and not (of_this_job and token):
+        try:
+            token = Path(file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            cause = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise NoRendezvous(f"the token file {file} can't be read: {cause}") from error
+    if not token:
+        raise NoRendezvous("there is no token", hint="set HVLAUNCH_TOKEN_FILE or HVLAUNCH_TOKEN")
+    return token
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+@contextmanager
+def _as_torchs() -> Iterator[None]:
+    """What the client raises, as torch's callers expect it."""
+    try:
+        yield
+    except (RendezvousUnreachable, RendezvousClosed, TooManyConnections) as error:
+        raise DistNetworkError(str(error)) from error
+    except RendezvousError as error:
+        raise DistStoreError(str(error)) from error

@@ -1,0 +1,125 @@
+"""Which rank this process is, as whoever started it says: hvlaunch, torchrun, mpirun or srun."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hvlaunch.torch.errors import BadPlace
+
+__all__ = ["Place"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One worker's place in a round. What it does not say of others, they tell each other."""
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str
+    """A name that the workers of one host have in common, and no others have."""
+    launcher: str
+    """As users call it; "" where there is none."""
+    round: int = 0
+    master_addr: str | None = None
+    """Rank 0's host, as this host reaches it."""
+    master_port: int | None = None
+    """The port that rank 0 is to listen on where nothing can be published."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Place:
+        """The place that the launcher nearest to this process gave it; alone, rank 0 of 1.
+
+        Raises BadPlace where the environment gives a part of it, or nonsense.
+        """
+        launcher = next((one for one in _LAUNCHERS if one.started(environ)), None)
+        if launcher is None:
+            return _alone(environ)
+        rank, size, local_rank = launcher.ranks(environ)
+        return cls(
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            host=environ.get(launcher.host, "") or socket.gethostname(),
+            launcher=launcher.name,
+            round=_number(environ, "HVLAUNCH_ROUND") if launcher.name == "hvlaunch" else 0,
+            master_addr=environ.get("MASTER_ADDR") or None,
+            master_port=_number(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Launcher:
+    """The variables that one launcher sets; of several names, the first that is there counts."""
+
+    name: str
+    rank: str
+    size: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    host: str
+    """Names or numbers the host; the machine's own name where it is not set."""
+
+    def started(self, environ: Mapping[str, str]) -> bool:
+        if self.rank not in environ:
+            return False
+        if self.name == "hvlaunch":  # another launcher may stand between hvlaunch and this process
+            ours = (
+                ("RANK", self.rank),
+                ("WORLD_SIZE", *self.size),
+                ("TORCHELASTIC_RUN_ID", "HVLAUNCH_JOB_ID"),
+            )
+            return all(environ.get(torchs) in (None, environ.get(own)) for torchs, own in ours)
+        if self.name == "srun":  # a batch script has SLURM_PROCID, too
+            return "SLURM_STEP_ID" in environ
+        return True
+
+    def ranks(self, environ: Mapping[str, str]) -> tuple[int, int, int]:
+        rank, size, local_rank = (
+            _number(environ, _first(environ, names), besides=self.rank)
+            for names in ((self.rank,), self.size, self.local_rank)
+        )
+        if rank >= size:
+            raise BadPlace(self.rank, f"there is no rank {rank} where {self.size[0]} is {size}")
+        return rank, size, local_rank
+
+
+_LAUNCHERS = (
+    _Launcher("hvlaunch", "HVLAUNCH_RANK", ("HVLAUNCH_SIZE",), ("HVLAUNCH_LOCAL_RANK",), "HVLAUNCH_HOST"),
+    _Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("LOCAL_RANK",), "GROUP_RANK"),
+    _Launcher(
+        "Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ""
+    ),
+    _Launcher(  # before srun, which starts Hydra's proxies
+        "MPICH", "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID"), ""
+    ),
+    _Launcher(
+        "srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",), "SLURM_NODEID"
+    ),
+)
+
+
+def _alone(environ: Mapping[str, str]) -> Place:
+    if "PMIX_RANK" in environ:
+        raise BadPlace(
+            "PMIX_RANK",
+            "set, but no variable says how many processes there are",
+            hint="set RANK, WORLD_SIZE and LOCAL_RANK",
+        )
+    return Place(rank=0, size=1, local_rank=0, host=socket.gethostname(), launcher="")
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((name for name in names if name in environ), names[0])
+
+
+def _number(environ: Mapping[str, str], name: str, *, besides: str = "") -> int:
+    text = environ.get(name, "")
+    if not text:
+        cause = f"not set, and {besides} is" if besides else "not set"
+        raise BadPlace(name, cause, hint=f"set {name}, or start this program with hvlaunch")
+    if not (text.isascii() and text.isdigit()):
+        raise BadPlace(name, f"{text!r} is no number from 0")
+    return int(text)

@@ -1,0 +1,92 @@
+"""`init_process_group(init_method="hvlaunch://…")`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from torch.distributed import Store, register_rendezvous_handler  # type: ignore[attr-defined]
+
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.errors import NoRendezvous
+from hvlaunch.torch.errors import BadPlace
+from hvlaunch.torch.http_store import HTTPStore
+from hvlaunch.torch.meeting import meet
+from hvlaunch.torch.place import Place
+
+__all__ = ["handle", "register"]
+
+_OWN = {"rank", "world_size", "scope"}
+_SHAPE = "hvlaunch:// in a worker of hvlaunch, hvlaunch://HOST:PORT?rank=R&world_size=N elsewhere"
+
+_groups: Counter[tuple[str, str]] = Counter()
+"""How many groups this process has made in each scope of each rendezvous: keys stay, so every group has its own."""
+
+
+def register() -> None:
+    """Let torch know the scheme."""
+    with contextlib.suppress(RuntimeError):  # it knows it already
+        register_rendezvous_handler("hvlaunch", handle)  # type: ignore[no-untyped-call]
+
+
+def handle(
+    url: str, timeout: timedelta = timedelta(seconds=300), **_: Any
+) -> Iterator[tuple[Store, int, int]]:
+    """What torch calls: yields store, rank and size, once.
+
+    `hvlaunch://` is this job's rendezvous and this worker's place; the store is then a TCPStore of rank 0's, found
+    through the rendezvous. `hvlaunch://HOST:PORT?rank=R&world_size=N` is any rendezvous; the store is then an
+    HTTPStore, in the scope `torch`, or as `&scope=NAME` says.
+
+    Raises NoRendezvous and BadPlace, and what meeting the others raises.
+    """
+    parts = urlsplit(url)
+    query = _query(parts.query)
+    if parts.netloc:
+        rank, size = (_number(query, name) for name in ("rank", "world_size"))
+        yield _store(f"http://{parts.netloc}", query.get("scope", "torch"), timeout), rank, size
+        return
+    place = Place.from_environment()
+    if place.launcher not in ("", "hvlaunch"):
+        raise NoRendezvous(f"this process was started by {place.launcher}", hint=_SHAPE)
+    place = replace(
+        place,
+        rank=_number(query, "rank", place.rank),
+        size=_number(query, "world_size", place.size),
+    )
+    client = Client.from_environment()
+    yield meet(place, timeout, client), place.rank, place.size
+
+
+def _store(url: str, scope: str, timeout: timedelta) -> HTTPStore:
+    times = _groups[url, scope]
+    _groups[url, scope] += 1
+    return HTTPStore(url, scope=f"{scope}.{times}" if times else scope, timeout=timeout)
+
+
+def _query(text: str) -> dict[str, str]:
+    query = {name: values[-1] for name, values in parse_qs(text).items()}
+    if "token" in query:
+        raise NoRendezvous(
+            "a token is a secret, and an address is not the place for it",
+            hint="set HVLAUNCH_TOKEN_FILE or HVLAUNCH_TOKEN",
+        )
+    if unknown := sorted(query.keys() - _OWN):
+        raise NoRendezvous(f"hvlaunch:// knows no {', '.join(unknown)}", hint=_SHAPE)
+    return query
+
+
+def _number(query: dict[str, str], name: str, default: int | None = None) -> int:
+    text = query.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None:
+        raise BadPlace(name, "not given", hint=_SHAPE)
+    if not (text.isascii() and text.isdigit()):
+        raise BadPlace(name, f"{text!r} is no number from 0")
+    return int(text)

@@ -1,0 +1,147 @@
+"""One round's groups: made together, torn down together, in a process that may live through many rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed.constants import default_pg_timeout
+
+from hvlaunch.torch.errors import AlreadyInitialized, PlacesClash, TooFewGPUs
+from hvlaunch.torch.place import Place
+
+__all__ = ["World", "choose_device", "members"]
+
+
+@dataclass(frozen=True)
+class World:
+    """The workers of a round as this one sees them: a global group, a local and a cross group.
+
+    Made by `form`. A world is over after `leave` or `abandon`; only one can be there at a time, since torch has one
+    global group.
+    """
+
+    place: Place
+    store: Store
+    device: torch.device
+    """Where this worker's model belongs: its own GPU, or the processor."""
+    local_ranks: tuple[int, ...]
+    """The (global) ranks on this host, this one included, in order."""
+    cross_ranks: tuple[int, ...]
+    """The (global) ranks that have this one's local rank, one on each host that has so many, in order."""
+    local_group: dist.ProcessGroup
+    cross_group: dist.ProcessGroup
+
+    @classmethod
+    def form(
+        cls,
+        place: Place,
+        meet: Callable[[Place, timedelta], Store],
+        *,
+        backend: str | None = None,
+        timeout: timedelta | None = None,
+    ) -> World:
+        """Meet the other workers of the place's round, and make the groups. Collective.
+
+        meet gives the store that they have in common. backend is torch's name of one; by default NCCL where
+        there is CUDA, else Gloo. timeout is for the others to come and for each collective; by default torch's.
+
+        Raises AlreadyInitialized, TooFewGPUs, PlacesClash, and what meet raises; then there is no group.
+        """
+        if dist.is_initialized():
+            raise AlreadyInitialized
+        backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+        device = choose_device(place, backend)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        store = meet(place, timeout or default_pg_timeout)
+        # No device_id: with it, NCCL would connect every group in its making, and every rank be part of that.
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+        try:
+            local, cross = members(place, _told(place, _carrier(backend, device)))
+            # Every rank makes its local group first: so no two groups wait for each other. They cost each rank
+            # two small groups, however many there are; used or not, local_group() is then no collective.
+            groups = [_group(ranks, timeout) for ranks in (local, cross)]
+        except BaseException:
+            dist.destroy_process_group()
+            raise
+        return cls(place, store, device, local, cross, *groups)
+
+    @property
+    def cross_rank(self) -> int:
+        """The worker's place among those with its local rank, one on each host."""
+        return self.cross_ranks.index(self.place.rank)
+
+    @property
+    def carrier(self) -> torch.device:
+        """The device whose tensors the global group's backend takes."""
+        return _carrier(dist.get_backend(), self.device)
+
+    def leave(self) -> None:
+        """End the groups when all workers have come here. Collective; where a worker is gone, nobody waits for it."""
+        with contextlib.suppress(RuntimeError):  # who fails says so itself; here all is done
+            dist.barrier(device_ids=None if self.carrier.index is None else [self.carrier.index])
+        self.abandon()
+
+    def abandon(self) -> None:
+        """End the groups at once, whatever the others do."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def choose_device(place: Place, backend: str) -> torch.device:
+    """The GPU of this local rank, or the only one that it sees; the processor where there is no CUDA.
+
+    Raises TooFewGPUs where the backend is NCCL and there is none for this worker.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if place.local_rank < gpus:
+        return torch.device("cuda", place.local_rank)
+    if gpus == 1:  # a launcher that shows each worker a GPU of its own
+        return torch.device("cuda", 0)
+    if "nccl" in backend:
+        raise TooFewGPUs(place.local_rank, gpus, host=place.host)
+    return torch.device("cpu")
+
+
+def members(place: Place, told: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks of this place's local and cross groups, from what each rank told: (host's number, local rank).
+
+    Raises PlacesClash.
+    """
+    seen: dict[tuple[int, int], int] = {}
+    for rank, whose in enumerate(told):
+        if (other := seen.setdefault(whose, rank)) != rank:
+            raise PlacesClash((other, rank), whose[1])
+    host, local_rank = told[place.rank]
+    local = tuple(rank for rank, (its_host, _) in enumerate(told) if its_host == host)
+    cross = tuple(rank for rank, (_, number) in enumerate(told) if number == local_rank)
+    return local, cross
+
+
+def _told(place: Place, carrier: torch.device) -> list[tuple[int, int]]:
+    """What every rank says of its host and local rank. Collective, and the first: it shows that the group works."""
+    digest = hashlib.sha256(place.host.encode(errors="surrogateescape")).digest()
+    own = torch.tensor([int.from_bytes(digest[:8], "big", signed=True), place.local_rank], device=carrier)
+    everyones = [torch.empty_like(own) for _ in range(place.size)]
+    dist.all_gather(everyones, own)
+    return [(int(host), int(local_rank)) for host, local_rank in torch.stack(everyones).tolist()]
+
+
+def _group(ranks: tuple[int, ...], timeout: timedelta | None) -> dist.ProcessGroup:
+    everyone = dist.group.WORLD
+    if everyone is not None and len(ranks) == everyone.size():
+        return everyone
+    group: dist.ProcessGroup
+    group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+    return group
+
+
+def _carrier(backend: str, device: torch.device) -> torch.device:
+    return device if "nccl" in backend else torch.device("cpu")

@@ -1,0 +1,21 @@
+"""hvlaunch.torch on real hosts: every way to a group, with Gloo."""
+
+import sys
+
+import pytest
+
+from tests.cluster.jobs import PROGRAMS, Job
+from tests.cluster.testhosts import TestHosts
+
+WAYS = ("env", "init", "scheme", "store")
+
+
+@pytest.mark.timeout(400)
+def test_sixteen_ranks_on_four_hosts_meet_in_each_of_the_four_ways(cluster: TestHosts) -> None:
+    job = Job(
+        cluster,
+        ["-H", "a:4,b:4,c:4,d:4", sys.executable, PROGRAMS / "four_ways.py"],
+        {"OMP_NUM_THREADS": "1"},
+    )
+    assert job.code(timeout=380) == 0, job.stderr
+    assert {way: job.stdout.count(f"{way} is right") for way in WAYS} == dict.fromkeys(WAYS, 16)

@@ -1,0 +1,283 @@
+"""run(): real processes and Gloo groups go from round to round, placed by a driver that the test plays."""
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+
+import pytest
+import torch
+from torch import distributed as dist
+
+import hvlaunch.torch as hvt
+from hvlaunch.rendezvous.rounds import ASKS, PLACES, ROUNDS, Ask, Notice, Seat, decode, encode
+from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.torch.elastic import ElasticSampler, TorchState, run
+
+LONG = 90.0
+TOKEN = "t0ken"
+
+
+class Job:
+    """Workers as forks of this process, and the driver's side of their rounds."""
+
+    def __init__(self, train, size: int) -> None:
+        self.server = RendezvousServer(TOKEN, "probe", "nonce", host="127.0.0.1")
+        self.server.start()
+        context = multiprocessing.get_context("fork")
+        self.results = context.SimpleQueue()
+        self.go = [context.Event() for _ in range(size)]
+        # All are forked now: later this process has threads that a fork would lose.
+        self.workers = [
+            context.Process(target=self._work, args=(train, number), daemon=True) for number in range(size)
+        ]
+        for worker in self.workers:
+            worker.start()
+        self.round = -1
+        self.seated: list[int] = []
+
+    def _work(self, train, number: int) -> None:
+        torch.set_num_threads(1)
+        os.environ.update(
+            HVLAUNCH_ELASTIC="1",
+            HVLAUNCH_WORKER=f"h/{number}/0",
+            HVLAUNCH_WORKER_TIMEOUT="30",
+            HVLAUNCH_HOST="h",
+            HVLAUNCH_RENDEZVOUS=f"http://127.0.0.1:{self.server.port}",
+            HVLAUNCH_TOKEN=TOKEN,
+        )
+        self.go[number].wait()
+        code = 0
+        try:
+            self.results.put((number, train()))
+        except SystemExit as end:
+            code = end.code
+        except BaseException:  # noqa: BLE001 (a fork must not return into its parent)
+            traceback.print_exc()
+            code = 1
+        os._exit(code)
+
+    def seat(self, *numbers: int) -> list[Ask]:
+        """Start a round with these workers, in this order, once all have asked for it; what they asked."""
+        for number in numbers:
+            self.go[number].set()
+        asks = [self._ask(number) for number in numbers]
+        self.round += 1
+        self.seated = list(numbers)
+        for rank, number in enumerate(numbers):
+            seat = Seat(self.round, rank, len(numbers), rank, len(numbers), 0, 1, "127.0.0.1", "lo")
+            self.server.put(PLACES, f"h/{number}/0", encode(seat))
+        return asks
+
+    def _ask(self, number: int) -> Ask:
+        deadline = time.monotonic() + LONG
+        while time.monotonic() < deadline:
+            value = self.server.get(ASKS, f"h/{number}/0")
+            after = self.round if number in self.seated else -1
+            if value is not None and (ask := decode(Ask, value)).round >= after:
+                return ask
+            time.sleep(0.01)
+        raise AssertionError(f"worker {number} has not asked")
+
+    def tell(self, state: str) -> None:
+        self.server.put(ROUNDS, str(self.round), encode(Notice(state, "the test says so")))
+
+    def until(self, key: str) -> None:
+        """Wait for a worker to put the key."""
+        assert self.server.wait("test", key, LONG) is not None
+
+    def result(self) -> tuple[int, object]:
+        return self.results.get()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+            worker.join()
+        self.server.close()
+
+
+@pytest.fixture
+def job():
+    jobs = []
+
+    def start(train, size: int) -> Job:
+        jobs.append(Job(train, size))
+        return jobs[-1]
+
+    yield start
+    for one in jobs:
+        one.close()
+
+
+def mark(key: str) -> None:
+    """Tell the test that we have come here."""
+    from hvlaunch.rendezvous import Client
+
+    with Client.from_environment() as client:
+        client.put("test", key, b"1")
+
+
+def counting(steps: int, pause=lambda state: None):
+    """A training whose weight counts the samples of all steps, 1 per worker and step; commits after each step."""
+
+    def main():
+        model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        state = TorchState(model=model, sampler=ElasticSampler(range(1000)), step=0, sizes=[])
+
+        @run
+        def train(state):
+            while state.step < steps:
+                pause(state)
+                one = torch.ones(1, 1)
+                dist.all_reduce(one)
+                with torch.no_grad():
+                    state.model.weight += one
+                state.step += 1
+                state.sizes.append(hvt.size())
+                state.sampler.record_batch(0, 1)
+                state.commit()
+            return hvt.rank(), state.model.weight.item(), state.sizes, state.sampler.processed
+
+        return train(state)
+
+    return main
+
+
+def at(step: int, then):
+    """Call `then` when the state comes to the step for the first time in this process."""
+    done = []
+
+    def pause(state) -> None:
+        if state.step == step and not done:
+            done.append(True)
+            then()
+
+    return pause
+
+
+def me() -> int:
+    return int(os.environ["HVLAUNCH_WORKER"].split("/")[1])
+
+
+def test_survivors_of_a_killed_worker_go_on_from_the_last_commit(job):
+    def die():
+        if me() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    started = job(counting(6, at(3, die)), 3)
+    assert [ask.commit for ask in started.seat(0, 1, 2)] == [-1, -1, -1]
+    started.workers[0].join(LONG)
+    asks = started.seat(1, 2)
+    assert [ask.commit for ask in asks] == [3, 3]
+    assert all(ask.cause for ask in asks)
+    results = dict(started.result() for _ in range(2))
+    sizes = [3, 3, 3, 2, 2, 2]
+    assert results == {1: (0, 15.0, sizes, 15), 2: (1, 15.0, sizes, 15)}
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_survivors_of_a_hung_worker_leave_their_collective_when_the_round_is_broken(job, stopped):
+    def hang():
+        if me() == stopped:
+            mark("hangs")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    started = job(counting(5, at(2, hang)), 3)
+    started.seat(0, 1, 2)
+    started.until("hangs")
+    started.tell("broken")
+    rest = [number for number in range(3) if number != stopped]
+    started.seat(*rest)
+    results = dict(started.result() for _ in range(2))
+    assert results == {number: (rank, 12.0, [3, 3, 2, 2, 2], 12) for rank, number in enumerate(rest)}
+
+
+def test_who_joins_gets_the_state_and_nothing_is_done_twice(job):
+    def grow():
+        if me() == 0:
+            mark("here")
+
+    started = job(counting(40, at(2, grow)), 3)
+    started.seat(1, 0)
+    started.until("here")
+    started.tell("changing")
+    asks = started.seat(1, 0, 2)
+    assert asks[0].commit == asks[1].commit >= 1
+    assert (asks[0].cause, asks[2].commit) == (None, -1)
+    results = dict(started.result() for _ in range(3))
+    sizes = results[2][2]
+    assert sizes == sorted(sizes)
+    assert set(sizes) == {2, 3}
+    assert [results[number] for number in (1, 0, 2)] == [
+        (rank, float(sum(sizes)), sizes, sum(sizes)) for rank in range(3)
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_round_that_breaks_while_its_groups_are_made_is_left(job, rank):
+    started = job(counting(2), 1)
+    started.go[0].set()
+    started._ask(0)
+    started.round, started.seated = 0, [0]
+    seat = Seat(0, rank, 2, rank, 2, 0, 1, "127.0.0.1", "lo")  # nobody has the other one
+    started.server.put(PLACES, "h/0/0", encode(seat))
+    if rank == 0:
+        assert started.server.wait("round.0", "store", LONG) is not None
+    started.tell("broken")
+    assert started.seat(0)[0].commit == -1
+    assert started.result() == (0, (0, 2.0, [1, 1], 2))
+
+
+def test_a_worker_that_is_not_wanted_any_more_leaves_well(job):
+    started = job(counting(2), 1)
+    started.go[0].set()
+    started.server.put(PLACES, "h/0/0", encode(Seat(-1, leave="its host left the pool")))
+    started.workers[0].join(LONG)
+    assert started.workers[0].exitcode == 0
+
+
+def test_an_error_of_the_script_is_its_own(job):
+    def fail():
+        raise ZeroDivisionError("the script's")
+
+    started = job(counting(3, at(1, fail)), 1)
+    started.seat(0)
+    started.workers[0].join(LONG)
+    assert started.workers[0].exitcode == 1
+
+
+def test_the_same_model_is_wrapped_anew_in_each_round(job):
+    """DistributedDataParallel hooks into a model's parameters: those of an old round must be gone in the next."""
+    importlib.import_module("torch._dynamo")  # DistributedDataParallel would, in each fork
+
+    def main():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        state = TorchState(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.01), step=0)
+
+        @run
+        def train(state):
+            wrapped = torch.nn.parallel.DistributedDataParallel(state.model)
+            while state.step < 8:
+                if me() == 0 and state.step == 4:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                state.optimizer.zero_grad()
+                wrapped(torch.full((2, 4), float(me()))).square().mean().backward()
+                state.optimizer.step()
+                state.step += 1
+                state.commit()
+            return [parameter.tolist() for parameter in state.model.parameters()]
+
+        return train(state)
+
+    started = job(main, 3)
+    started.seat(0, 1, 2)
+    started.workers[0].join(LONG)
+    started.seat(2, 1)
+    (_, one), (_, other) = (started.result() for _ in range(2))
+    assert one == other

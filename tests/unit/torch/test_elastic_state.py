@@ -1,0 +1,173 @@
+"""State: saved, restored, and given to those who lack it, over real Gloo groups."""
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from hvlaunch.torch.elastic.errors import WorkersChanged
+from hvlaunch.torch.elastic.sampler import ElasticSampler
+from hvlaunch.torch.elastic.snapshot import join, split, take
+from hvlaunch.torch.elastic.state import ObjectState, State, TorchState
+from tests.unit.torch.forked import in_ranks
+
+
+def trained(seed: int) -> TorchState:
+    """A state after two steps of Adam, whose random start is `seed`."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    sampler = ElasticSampler(range(100), place=lambda: (0, 1))
+    state = TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, note={"best": [0.0]})
+    for _ in range(2):
+        step(state)
+    return state
+
+
+def step(state: TorchState) -> None:
+    loss = state.model(torch.arange(15.0).view(5, 3)).square().sum()
+    state.optimizer.zero_grad()
+    loss.backward()
+    state.optimizer.step()
+    state.sampler.record_batch(0, 5)
+
+
+def digest(state: State) -> object:
+    """All of the state as plain values."""
+    skeleton, tensors = split(state.collect())
+    return repr(skeleton), [tensor.tolist() for tensor in tensors]
+
+
+def test_restore_goes_back_to_the_last_commit_and_training_goes_on_alike():
+    state = trained(1)
+    state.epoch, state.note["best"][0] = 3, 0.5
+    state.commit()
+    at_commit = digest(state)
+    step(state)
+    after = digest(state)
+    state.epoch, state.note["best"][0] = 4, 0.7
+    state.restore()
+    assert digest(state) == at_commit
+    assert (state.epoch, state.note) == (3, {"best": [0.5]})
+    step(state)
+    state.restore()  # what was restored is no part of what was saved
+    step(state)
+    assert digest(state) == after
+    assert state.commits == 0
+
+
+def test_a_restore_without_a_save_changes_nothing():
+    state = ObjectState(epoch=2)
+    state.restore()
+    assert state.epoch == 2
+
+
+def test_names_that_a_state_has_itself_are_refused_and_unknown_ones_are_named():
+    with pytest.raises(ValueError, match="commits"):
+        ObjectState(commits=1)
+    with pytest.raises(AttributeError, match="epok"):
+        _ = ObjectState(epoch=1).epok
+
+
+def test_a_commit_tells_the_round_and_looks_for_changes():
+    told = []
+
+    class Link:
+        def committed(self, commits):
+            told.append(commits)
+
+        def check(self):
+            told.append("check")
+            raise WorkersChanged
+
+    state = ObjectState(epoch=1)
+    state.attach(Link())
+    with pytest.raises(WorkersChanged):
+        state.commit()
+    with pytest.raises(WorkersChanged):
+        state.check_host_updates()
+    assert told == [0, "check", "check"]
+    assert state.commits == 1  # saved each time: nothing is lost
+
+
+def test_reset_callbacks_are_called_in_their_order():
+    called: list[int] = []
+    state = ObjectState()
+    state.register_reset_callbacks([lambda: called.append(1), lambda: called.append(2)])
+    state.on_reset()
+    assert called == [1, 2]
+
+
+def test_a_snapshot_shares_nothing_and_keeps_what_it_does_not_know():
+    odd = frozenset({1})
+    value = {"a": [torch.ones(2), (torch.zeros(0), 3)], "b": odd, 5: {"x": torch.tensor(True)}}
+    saved = take(value)
+    value["a"][0].zero_()
+    value["a"].append(1)
+    back = join(saved.skeleton, saved.tensors)
+    assert back["a"][0].tolist() == [1.0, 1.0]
+    assert len(back["a"]) == 2
+    assert back["b"] == odd
+    assert back[5]["x"].item() is True
+
+
+def test_the_version_of_a_modules_state_survives():
+    state_dict = torch.nn.BatchNorm1d(2).state_dict()
+    saved = take(state_dict)
+    assert join(saved.skeleton, saved.tensors)._metadata == state_dict._metadata
+
+
+def test_at_first_all_get_rank_0s_state_and_later_only_those_who_lack_the_newest():
+    def work(rank):
+        state = trained(rank)
+        state.sync()
+        first = digest(state)
+        for _ in range(rank if rank < 3 else 0):  # 2 has the most commits; 3 is as one that has joined
+            step(state)
+            state.commit()
+        if rank == 3:
+            state = trained(77)
+        before = state._saved
+        state.sync()
+        step(state)
+        return first, digest(state), state.commits, state._saved is before
+
+    ranks = in_ranks(4, work)
+    assert len({repr(first) for first, *_ in ranks}) == 1
+    assert len({repr(second) for _, second, *_ in ranks}) == 1
+    assert [commits for *_, commits, _ in ranks] == [2, 2, 2, 2]
+    assert [kept for *_, kept in ranks] == [False, False, True, False]
+
+
+def test_where_all_have_the_newest_nothing_is_sent():
+    def work(rank):
+        state = ObjectState(epoch=0)
+        state.sync()
+        state.epoch = rank  # never so in a real job: it shows that nobody is overwritten
+        state.save()
+        made = []
+        new_group = dist.new_group
+        dist.new_group = lambda *args, **more: made.append(1) or new_group(*args, **more)
+        state.sync()
+        return state.epoch, made
+
+    assert in_ranks(2, work) == [(0, []), (1, [])]
+
+
+def test_large_and_odd_tensors_come_whole():
+    def work(rank):
+        torch.manual_seed(rank)
+        values = {
+            "large": torch.randn(3, 5_000_000),
+            "larger": torch.randn(9_000_000),
+            "half": torch.randn(7).to(torch.bfloat16),
+            "bits": torch.rand(9) > 0.5,
+            "none": torch.zeros(0, 4),
+            "scalar": torch.tensor(rank),
+            "transposed": torch.randn(4, 6).t(),
+        }
+        state = ObjectState(**values)
+        state.sync()
+        return [float(getattr(state, name).double().sum()) for name in values], state.transposed.shape
+
+    first, second = in_ranks(2, work)
+    assert first == second

@@ -1,0 +1,232 @@
+"""A round's groups and what is done with them, by real ranks: processes of this machine that play two hosts."""
+
+import os
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+import hvlaunch.torch as hvt
+from hvlaunch.torch import current
+from hvlaunch.torch.errors import AlreadyInitialized, NotInitialized, PlacesClash, TooFewGPUs
+from hvlaunch.torch.place import Place
+from hvlaunch.torch.world import World, choose_device, members
+from tests.unit.torch.ranks import in_forks
+
+HOSTS = "aabbb"  # rank by rank
+LOCAL_RANKS = [0, 1, 0, 1, 2]
+
+
+def place(rank=0, size=1, local_rank=0, host="a"):
+    return Place(rank=rank, size=size, local_rank=local_rank, host=host, launcher="")
+
+
+@pytest.fixture
+def environment(rendezvous, monkeypatch):
+    """environment(rank, round): what hvlaunch tells a worker."""
+    url, token = rendezvous
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+
+    def enter(rank, number, hosts=HOSTS):
+        shared = {"HVLAUNCH_RENDEZVOUS": url, "HVLAUNCH_TOKEN": token, "MASTER_ADDR": "127.0.0.1"}
+        own = {
+            "HVLAUNCH_ROUND": number,
+            "HVLAUNCH_RANK": rank,
+            "HVLAUNCH_SIZE": len(hosts),
+            "HVLAUNCH_LOCAL_RANK": hosts[:rank].count(hosts[rank]),
+            "HVLAUNCH_HOST": hosts[rank],
+        }
+        for name, value in {**shared, **own}.items():
+            monkeypatch.setenv(name, str(value))
+        for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+            monkeypatch.delenv(name, raising=False)
+
+    return enter
+
+
+def places():
+    return (
+        hvt.rank(),
+        hvt.size(),
+        hvt.local_rank(),
+        hvt.local_size(),
+        hvt.cross_rank(),
+        hvt.cross_size(),
+        dist.get_process_group_ranks(hvt.local_group()),
+        dist.get_process_group_ranks(hvt.cross_group()),
+    )
+
+
+def collectives(rank):
+    """Everything once; whether it was right is judged by each rank."""
+    tensor = torch.tensor([float(rank), 1.0])
+    assert hvt.allreduce(tensor).tolist() == [2.0, 1.0]
+    assert hvt.allreduce(tensor, dist.ReduceOp.SUM).tolist() == [10.0, 5.0]
+    assert hvt.allreduce(torch.tensor([rank + 1])).tolist() == [3]
+    assert hvt.allreduce(torch.tensor([rank]), dist.ReduceOp.MAX, group=hvt.local_group()).item() in (1, 4)
+    assert tensor.tolist() == [rank, 1.0]
+    assert hvt.broadcast_object({"from": rank}, root_rank=3) == {"from": 3}
+    assert hvt.allgather_object(rank) == [0, 1, 2, 3, 4]
+    assert hvt.allgather_object(rank, group=hvt.local_group()) == ([0, 1] if rank < 2 else [2, 3, 4])
+
+
+def models(rank):
+    """Ranks start with other weights and optimizers, and end with those of rank 1."""
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model[0].weight = nn.Parameter(torch.rand(3, 2).t())  # not contiguous
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (rank + 1))
+    if rank == 1:
+        model(torch.rand(4, 3)).sum().backward()
+        optimizer.step()
+    hvt.broadcast_parameters(model, root_rank=1)
+    hvt.broadcast_optimizer_state(optimizer, root_rank=1)
+    optimizer.zero_grad()
+    model(torch.ones(4, 3) * torch.arange(4.0)[:, None]).square().sum().backward()
+    optimizer.step()
+    flat = torch.cat([tensor.flatten().float() for tensor in model.state_dict().values()])
+    assert len({tuple(other.tolist()) for other in hvt.allgather_object(flat)}) == 1
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
+    assert {int(state["step"]) for state in optimizer.state.values()} == {2}
+    named = {"a": torch.tensor([float(rank)]), "none of these": "text"}
+    hvt.broadcast_parameters(named, root_rank=4)
+    assert named["a"].item() == 4
+
+
+def test_two_rounds_in_the_same_processes(environment):
+    def work(rank):
+        told = []
+        for number, hosts in ((41, HOSTS), (42, HOSTS), (43, "aaaaa")):
+            environment(rank, number, hosts)
+            hvt.init(timeout=60)
+            hvt.init()  # a second one does nothing
+            told.append(places())
+            if number == 41:
+                collectives(rank)
+                models(rank)
+            hvt.shutdown()
+            assert not hvt.is_initialized()
+            assert not dist.is_initialized()
+        hvt.init(timeout=60)  # once more, in the same round
+        current.leave()
+        return told
+
+    torch.optim.SGD(nn.Linear(1, 1).parameters())  # loads much of torch, once for all the forks
+    expected = [
+        (0, 5, 0, 2, 0, 2, [0, 1], [0, 2]),
+        (1, 5, 1, 2, 0, 2, [0, 1], [1, 3]),
+        (2, 5, 0, 3, 1, 2, [2, 3, 4], [0, 2]),
+        (3, 5, 1, 3, 1, 2, [2, 3, 4], [1, 3]),
+        (4, 5, 2, 3, 0, 1, [2, 3, 4], [4]),
+    ]
+    on_one_host = [(rank, 5, rank, 5, 0, 1, [0, 1, 2, 3, 4], [rank]) for rank in range(5)]
+    assert in_forks(range(5), work) == [
+        [*([row] * 2), one] for row, one in zip(expected, on_one_host, strict=True)
+    ]
+
+
+def test_a_worker_that_is_gone_keeps_nobody_from_shutting_down(environment):
+    def work(rank):
+        environment(rank, 44, "aab")
+        hvt.init(timeout=60)
+        if rank == 1:
+            current.leave()
+        else:
+            hvt.shutdown()
+        return hvt.is_initialized()
+
+    assert in_forks(range(3), work) == [False, False, False]
+
+
+def test_ranks_that_claim_the_same_place_are_named_and_leave_no_group(environment):
+    def work(rank):
+        environment(rank, 45, "ab")
+        os.environ["HVLAUNCH_HOST"] = "the same"
+        with pytest.raises(PlacesClash, match="ranks 0 and 1 both are local rank 0 of one host"):
+            hvt.init(timeout=60)
+        return dist.is_initialized(), hvt.is_initialized()
+
+    assert in_forks(range(2), work) == [(False, False)] * 2
+
+
+def test_one_process_without_a_launcher_is_a_group_of_one(monkeypatch):
+    def work(_rank):
+        hvt.init()
+        told = places(), hvt.allreduce(torch.tensor([2.5])).item(), hvt.device().type
+        hvt.shutdown()
+        return told
+
+    for name in ("HVLAUNCH_RANK", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert in_forks([0], work) == [((0, 1, 0, 1, 0, 1, [0], [0]), 2.5, "cpu")]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        hvt.rank,
+        hvt.size,
+        hvt.local_rank,
+        hvt.local_size,
+        hvt.cross_rank,
+        hvt.cross_size,
+        hvt.local_group,
+        hvt.cross_group,
+        hvt.device,
+        lambda: hvt.allreduce(torch.zeros(1)),
+        lambda: hvt.broadcast_object(1),
+        lambda: hvt.allgather_object(1),
+        lambda: hvt.broadcast_parameters(nn.Linear(1, 1)),
+        lambda: hvt.broadcast_optimizer_state(torch.optim.SGD(nn.Linear(1, 1).parameters())),
+    ],
+)
+def test_before_init_everything_says_so(ask):
+    assert not hvt.is_initialized()
+    with pytest.raises(NotInitialized, match=r"try: hvlaunch\.torch\.init\(\)") as error:
+        ask()
+    assert isinstance(error.value, RuntimeError)
+    assert isinstance(error.value, ValueError)  # what torch raises then
+
+
+def test_a_group_that_the_script_made_itself_is_not_taken_over():
+    def work(_rank):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        with pytest.raises(AlreadyInitialized, match="not both"):
+            World.form(place(), lambda _place, _timeout: dist.HashStore())
+        return dist.is_initialized()
+
+    assert in_forks([0], work) == [True]
+
+
+def test_members_of_uneven_hosts():
+    told = [(ord(host), local_rank) for host, local_rank in zip(HOSTS, LOCAL_RANKS, strict=True)]
+    assert members(place(3, 5, 1, "b"), told) == ((2, 3, 4), (1, 3))
+
+
+def test_members_where_the_ranks_go_round_the_hosts():
+    told = [(ord(host), local_rank) for host, local_rank in zip("abab", (0, 0, 1, 1), strict=True)]
+    assert members(place(2, 4, 1, "a"), told) == ((0, 2), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "backend", "expected"),
+    [
+        (0, 3, "gloo", "cpu"),
+        (4, 3, "nccl", "cuda:3"),
+        (1, 3, "nccl", "cuda:0"),  # CUDA_VISIBLE_DEVICES shows it one
+        (2, 3, "gloo", "cpu"),
+        (2, 1, "gloo", "cuda:1"),
+    ],
+)
+def test_the_device_is_the_local_ranks(monkeypatch, gpus, local_rank, backend, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert choose_device(place(3, 4, local_rank), backend) == torch.device(expected)
+
+
+def test_nccl_without_a_gpu_for_each_is_an_error_that_counts_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(TooFewGPUs, match="host a: local rank 2 has no GPU of its own: 2 are visible"):
+        choose_device(place(2, 4, 2), "nccl")

@@ -1,0 +1,61 @@
+"""Nodes of torchrun jobs for tests: hvlaunch's and torch's own rendezvous handlers, in threads of this process."""
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from torch.distributed.elastic.rendezvous import RendezvousInfo
+
+from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.torch.torchrun.handler import Handler
+from hvlaunch.torch.torchrun.settings import Settings
+from hvlaunch.torch.torchrun.state import Limits
+
+__all__ = ["NONCE", "PROBE_TOKEN", "TOKEN", "Nodes", "serve"]
+
+TOKEN, PROBE_TOKEN, NONCE = "the-token-of-the-job", "the-probe-token", "the-nonce"
+PATIENCE = 30.0
+
+
+@contextlib.contextmanager
+def serve(port: int = 0) -> Iterator[RendezvousServer]:
+    with RendezvousServer(TOKEN, PROBE_TOKEN, NONCE, host="127.0.0.1", port=port) as server:
+        yield server
+
+
+class Nodes:
+    """Makes handlers of one job, and lets several of them wait for a round at the same time."""
+
+    def __init__(self, port: int) -> None:
+        self.settings = Settings(
+            url=f"http://127.0.0.1:{port}",
+            token=TOKEN,
+            run_id="job",
+            limits=Limits(min_nodes=1, max_nodes=2),
+            address="127.0.0.1",
+            interval=0.05,
+            lease=1.0,
+            read_timeout=0.5,
+        )
+        self._made: list[Handler] = []
+        self._threads = ThreadPoolExecutor(8)
+
+    def make(self, address: str = "127.0.0.1", least: int = 1, most: int = 2, **others) -> Handler:
+        times = {"join": others.pop("join", PATIENCE), "last_call": others.pop("last_call", PATIENCE)}
+        limits = Limits(min_nodes=least, max_nodes=most, **times)
+        handler = Handler(replace(self.settings, address=address, limits=limits, **others))
+        self._made.append(handler)
+        return handler
+
+    def begin(self, node) -> "Future[RendezvousInfo]":
+        return self._threads.submit(node.next_rendezvous)
+
+    def round(self, *nodes) -> list[RendezvousInfo]:
+        """What each finds, all having come to the same round."""
+        return [future.result(PATIENCE) for future in [self.begin(node) for node in nodes]]
+
+    def close(self) -> None:
+        for handler in self._made:
+            handler.shutdown()
+        self._threads.shutdown()
