@@ -28,7 +28,10 @@ from tests.cluster.testhosts import TestHosts, missing
 
 SLOTS = 2
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
-MPIRUN = ["mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", "ssh"]
+# Where MPICH is installed as well, `mpirun` alone may be either.
+OPEN_MPI = "mpirun.openmpi" if shutil.which("mpirun.openmpi") else "mpirun"
+MPIRUN = [OPEN_MPI, "--allow-run-as-root", "--mca", "plm_rsh_agent", "ssh"]
+BY_MPI = [*HVLAUNCH, "--mpi", "--mpirun", OPEN_MPI] if shutil.which(OPEN_MPI) else [OPEN_MPI]
 QUICK_SSH = ["--mca", "plm_rsh_args", "-o KexAlgorithms=curve25519-sha256"]
 PACKAGE = Path(__file__).resolve().parents[1] / "hvlaunch"
 TIMELINE = str(Path(__file__).with_name("timeline.py"))
@@ -52,6 +55,7 @@ def on_hosts(hosts: TestHosts, count: int) -> list[Contender]:
     pdsh = ["pdsh", "-R", "ssh", "-f", str(count), "-w", ",".join(names), "true & true & wait"]
     return [
         contender("hvlaunch", popen, [*HVLAUNCH, *both, "true"], ""),
+        contender("hvlaunch --mpi", popen, [*BY_MPI, *both, "true"], debian),
         contender("mpirun (Open MPI)", popen, [*MPIRUN, *both, "true"], debian),
         contender("mpirun, ssh with curve25519", popen, [*MPIRUN, *QUICK_SSH, *both, "true"], debian),
         contender("pdsh", popen, pdsh, "apt-get install pdsh"),

@@ -30,12 +30,15 @@ class Failed(Exception):
 
 @dataclass(slots=True)
 class Contender:
-    """A program that takes part: `run` runs it once. `absent` says why it can't, and how it could."""
+    """A program that takes part: `run` runs it once, and gives a Sample or numbers of its own.
+
+    `absent` says why it can't, and how it could.
+    """
 
     name: str
-    run: Callable[[], Sample] | None = None
+    run: Callable[[], Any] | None = None
     absent: str = ""
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[Any] = field(default_factory=list)
 
     def median(self, what: str) -> float:
         """Of the samples' field `what`."""

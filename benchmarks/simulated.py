@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import Any
 
-from hvlaunch.agent.frames import MAGIC, PROTOCOL, Decoder, encode
+from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
+from hvlaunch.agent.pieces import Cutter
 from hvlaunch.console.printer import Printer
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.driver import Driver, Keys
 from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.rendezvous.server import RendezvousServer
 
 __all__ = ["SimulatedHosts"]
 
@@ -37,7 +39,8 @@ class SimulatedHosts:
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
             printer = Printer(nowhere, nowhere)
             keys = Keys(token="t", probe_token="p", nonce="n")
-            driver = Driver(self._spec, events, printer, 4711, keys, self._connect, stdin=-1)
+            rendezvous = RendezvousServer(keys.token, keys.probe_token, keys.nonce, port=4711)
+            driver = Driver(self._spec, events, printer, rendezvous, keys, self._connect, stdin=-1)
             try:
                 return driver.run()
             finally:
@@ -71,13 +74,13 @@ class _Agent:
         self._note_start = note_start
         self._incoming: SimpleQueue[bytes] = SimpleQueue()
         self._decoder = Decoder()
+        self._cutter = Cutter()
         self._bundle_left = 0
         self._slots: list[int] = []
 
     def run(self, command: str) -> "_Agent":
         found = _BUNDLE_SIZE.search(command)
         self._bundle_left = int(found[1]) if found else 0
-        self._incoming.put(MAGIC)
         return self
 
     def read(self) -> bytes:
@@ -108,7 +111,7 @@ class _Agent:
             self._say({"type": "exited", "slot": slot, **end})
 
     def _say(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        self._incoming.put(encode(dict(header), body))
+        self._incoming.put(b"".join(self._cutter.cut(encode(dict(header), body))))
 
     def _hello(self, header: Mapping[str, Any], _: bytes) -> None:
         facts = {
@@ -130,7 +133,7 @@ class _Agent:
         )
         if header["rendezvous"]:
             address = header["rendezvous"]["candidates"][0][0]
-            self._say({"type": "reached", "address": address, "tried": [address]})
+            self._say({"type": "reached", "address": address, "tried": [address], "relay_port": None})
 
     def _probe(self, header: Mapping[str, Any], _: bytes) -> None:
         for address in (*header["addresses"], None):

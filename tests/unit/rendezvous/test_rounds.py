@@ -14,6 +14,7 @@ from hvlaunch.rendezvous.rounds import Ask, Beat, Notice, Seat, decode, encode
         Seat(round=-1, leave="host b left the pool"),
         Notice("broken", "rank 3 on host b: killed by SIGKILL"),
         Beat(12),
+        Beat(12, last=True),
     ],
 )
 def test_what_is_encoded_is_decoded(message):

@@ -1,0 +1,344 @@
+"""How long training stands still when a worker is killed, a host is lost, or one is added: hvlaunch's ways, and torchrun.
+
+    python benchmarks/recovery.py
+    python benchmarks/recovery.py --turns 1 --only shrink    # one contender
+
+Real agents and Gloo workers, on hosts made of namespaces on this machine (root, iproute2, sshd): 2 hosts with 2
+workers each, that tell the time of each of their steps. Timed is from the fault to the first training step that all
+ranks of the next round have done. All take turns; a turn is a job, with several faults.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.measure import heading, spread, table
+from benchmarks.steps import Run, Steps
+from tests.cluster.jobs import HVLAUNCH
+from tests.cluster.testhosts import CHECKOUT, Host, TestHosts, missing, wait_until
+
+TRAINING = str(Path(__file__).with_name("training.py"))
+UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+LEASE = 5.0
+SETTLED = 0.3
+"""Seconds that a round must have trained before the next fault."""
+START = 120.0
+"""Seconds that a job may take to train with all its workers."""
+IMPORTS = "import torch, time; torch.set_num_threads(1); print(time.monotonic(), flush=True)"
+
+PARTS = ("killed", "lost", "added")
+
+Process = subprocess.Popen[Any]
+
+
+@dataclass(slots=True)
+class Contender:
+    """A way to train, and what was measured.
+
+    `begin` starts it on some hosts. `whole` is how many workers it has then, `after` how many after the fault,
+    and `spares` how many wait beside them. `limit` is how many seconds a recovery is waited for.
+    """
+
+    name: str
+    begin: Callable[[Sequence[str]], list[Process]]
+    after: int
+    limit: float
+    whole: int = 4
+    spares: int = 0
+    seconds: list[float] = field(default_factory=list)
+    faults: int = 0
+
+    def row(self) -> list[str]:
+        never = f"never within {self.limit:g} s" if self.faults else ""
+        times = spread(self.seconds) if self.seconds else never
+        return [self.name, times, f"{len(self.seconds)} of {self.faults}"]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+Measure = Callable[["Field", Contender, int], None]
+"""Runs a job with so many faults."""
+
+
+class Field:
+    """The hosts, and the files that all share: the workers' steps, hvlaunch's events, its pool."""
+
+    def __init__(self, hosts: TestHosts, folder: Path) -> None:
+        self.hosts = hosts
+        self.steps = Steps(folder / "steps")
+        self.events = folder / "events"
+        self.pool = folder / "pool"
+        self._output = folder / "output"
+
+    def hvlaunch(self, *options: str, unmodified: bool = False) -> Callable[[Sequence[str]], list[Process]]:
+        """hvlaunch in the driver place; with hosts from the pool's file, where none are named."""
+
+        def begin(names: Sequence[str]) -> list[Process]:
+            self.events.unlink(missing_ok=True)
+            self.pool.write_text("".join(f"{name}:2\n" for name in names))
+            argv = [*HVLAUNCH, "--events", str(self.events), *options]
+            argv += [] if "-H" in options else ["--hostfile", str(self.pool), "--discovery-interval", "0.2"]
+            argv += [sys.executable, TRAINING, str(self.steps.path), *([] if unmodified else ["--elastic"])]
+            return [self.hosts.driver.popen(argv, **self._streams())]
+
+        return begin
+
+    def torchrun(self, nnodes: str, **env: str) -> Callable[[Sequence[str]], list[Process]]:
+        """An agent on each host; the c10d store is at host a."""
+
+        def begin(names: Sequence[str]) -> list[Process]:
+            words = ["--nnodes", nnodes, "--nproc-per-node", "2", "--max-restarts", "100", "--rdzv-id", "job"]
+            words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "a:29400"]
+            argv = [sys.executable, "-m", "torch.distributed.run", *words, TRAINING, str(self.steps.path)]
+            settings = {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", **env}
+            hosts = [self.hosts[name] for name in names]
+            return [host.popen(argv, env={**host.env, **settings}, **self._streams()) for host in hosts]
+
+        return begin
+
+    def imports(self) -> float:
+        """Seconds for 4 workers, 2 on each host, to start Python and import torch."""
+        started = time.monotonic()
+        argv = [sys.executable, "-c", IMPORTS]
+        hosts = [self.hosts[name] for name in "aabb"]
+        processes = [host.popen(argv, stdout=subprocess.PIPE, text=True) for host in hosts]
+        return max(float(process.communicate()[0]) for process in processes) - started
+
+    @contextlib.contextmanager
+    def job(self, contender: Contender) -> Iterator[Run]:
+        """A job of the contender on a and b, once it is whole; at the end nothing of it is left."""
+        self.steps.forget()
+        processes = contender.begin("ab")
+        try:
+            yield self.whole(contender)
+        finally:
+            self.clear(processes)
+
+    def clear(self, processes: Sequence[Process]) -> None:
+        """End a job, and whatever it has left on the hosts."""
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5.0)
+        for host in self.hosts:
+            host.touched = host.touched or bool(host.user_processes())
+        self.hosts.repair()
+
+    def whole(self, contender: Contender) -> Run:
+        """Wait until the job is as it was meant to be: all its workers have trained for a while."""
+        what = f"{contender.name}: {contender.whole} workers train"
+        try:
+            run = wait_until(lambda: self.steps.settled(contender.whole, SETTLED), what, START)
+            wait_until(lambda: self._is_ready(contender), f"{contender.name}: the spare is ready", START)
+        except TimeoutError:
+            shutil.copyfileobj(self._output.open(errors="replace"), sys.stderr)
+            raise
+        return run
+
+    def _is_ready(self, contender: Contender) -> bool:
+        """Whether as many workers wait as there are to be spares: every worker asks once that was in no round."""
+        if not contender.spares:
+            return True
+        told = self.events.read_text()
+        living = told.count('"worker_started"') - told.count('"worker_exited"')
+        return living == contender.whole + contender.spares and told.count('"after_round": -1') == told.count(
+            '"worker_started"'
+        )
+
+    def recovery(self, contender: Contender, before: set[int]) -> Run | None:
+        """The first round that is none of those before; None where none comes in time."""
+        contender.faults += 1
+        find = partial(self.steps.new, before, contender.after)
+        try:
+            return wait_until(find, f"{contender.name} trains again", contender.limit)
+        except TimeoutError as error:
+            print(error, file=sys.stderr)
+            return None
+
+    def _streams(self) -> dict[str, Any]:
+        self._output.write_bytes(b"")
+        said = self._output.open("ab")
+        return {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+
+
+def kill_workers(place: Field, contender: Contender, faults: int) -> None:
+    """Workers are killed by SIGKILL, one at a time, at random."""
+    with place.job(contender):
+        for _ in range(faults):
+            before = set(place.steps.runs)
+            host, pid = random.choice(sorted(place.whole(contender).first))
+            victim = machine_pid(place.hosts[host], pid)
+            when = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+            following = place.recovery(contender, before)
+            if following is None:
+                return
+            contender.seconds.append(following.began - when)
+
+
+def lose_a_host(place: Field, contender: Contender, faults: int) -> None:
+    """A host is switched off, and no packet tells anyone; a job for each."""
+    for _ in range(faults):
+        with place.job(contender):
+            before = set(place.steps.runs)
+            name = "b" if "torchrun" in contender.name else random.choice("ab")  # its store is on a
+            when = time.monotonic()
+            place.hosts[name].kill()
+            following = place.recovery(contender, before)
+            if following is not None:
+                contender.seconds.append(following.began - when)
+
+
+def add_a_host(place: Field, contender: Contender, faults: int) -> None:
+    """A third host comes into the pool; a job for each. Timed is how long those that were there stand still."""
+    for _ in range(faults):
+        with place.job(contender) as run:
+            before = set(place.steps.runs)
+            if "torchrun" in contender.name:
+                contender.begin("c")
+            else:
+                place.pool.write_text("a:2\nb:2\nc:2\n")
+            following = place.recovery(contender, before)
+            if following is not None:
+                contender.seconds.append(pause(following, run))
+
+
+def pause(after: Run, before: Run) -> float:
+    """Of the workers that stayed; where all were started anew, of all."""
+    stayed = after.first.keys() & before.last.keys()
+    return after.pause(before) if stayed else after.began - min(before.last.values())
+
+
+def machine_pid(host: Host, pid: int) -> int:
+    """What this machine calls the host's process."""
+    space = Path(f"/proc/{host.pid}/ns/pid").readlink()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError, ValueError):
+            (line,) = (one for one in status.read_text().splitlines() if one.startswith("NSpid:"))
+            if int(line.split()[-1]) == pid and (status.parent / "ns" / "pid").readlink() == space:
+                return int(status.parent.name)
+    raise ProcessLookupError(f"{pid} on host {host.name}")
+
+
+def killed(place: Field) -> list[Contender]:
+    here = ["-H", "a:2,b:2"]
+    room = ["-H", "a:2,b:3"]
+    return [
+        Contender("shrink", place.hvlaunch("--min-np", "3", *here), 3, 20.0),
+        Contender(
+            "spare",
+            place.hvlaunch("--min-np", "3", "--max-np", "4", "--spares", "1", *room),
+            4,
+            20.0,
+            spares=1,
+        ),
+        Contender(
+            "restart, unmodified script", place.hvlaunch("--min-np", "4", *here, unmodified=True), 4, 20.0
+        ),
+        Contender("torchrun c10d, store not shared", place.torchrun("2", **UNSHARED), 4, 40.0),
+        Contender("torchrun c10d", place.torchrun("2"), 4, 20.0),
+    ]
+
+
+def lost(place: Field, limit: float) -> list[Contender]:
+    options = ["--lease", f"{LEASE:g}", "--min-np", "2", "-H", "a:2,b:2"]
+    return [
+        Contender("in the process", place.hvlaunch(*options), 2, 30.0),
+        Contender("restart, unmodified script", place.hvlaunch(*options, unmodified=True), 2, 30.0),
+        Contender("torchrun c10d, store not shared", place.torchrun("1:2", **UNSHARED), 2, limit),
+    ]
+
+
+def added(place: Field) -> list[Contender]:
+    return [
+        Contender("in the process", place.hvlaunch("--min-np", "2"), 6, 30.0),
+        Contender("restart, unmodified script", place.hvlaunch("--min-np", "2", unmodified=True), 6, 30.0),
+        Contender("torchrun c10d, store not shared", place.torchrun("2:3", **UNSHARED), 6, 60.0),
+    ]
+
+
+def in_turns(
+    place: Field, measure: Measure, contenders: Sequence[Contender], turns: int, faults: int
+) -> None:
+    """A B C A B C …: what else the machine does meets all alike."""
+    for _ in range(turns):
+        for contender in contenders:
+            measure(place, contender, faults)
+
+
+def show(title: str, contenders: Sequence[Contender], notes: Sequence[str]) -> None:
+    print(heading(title))
+    print(table(["", "seconds", "trained again"], [one.row() for one in contenders]))
+    print("", *notes, sep="\n", flush=True)
+
+
+def times(slow: Contender, quick: Contender) -> list[str]:
+    if not slow.seconds or not quick.seconds:
+        return []
+    return [f"{slow.name}: {slow.median / quick.median:.1f} times as long as {quick.name}"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--turns", type=int, default=2, help="jobs of each kind (default 2)")
+    parser.add_argument("--faults", type=int, default=4, help="killed workers in each job (default 4)")
+    parser.add_argument("--only", default="", metavar="WORD", help="only contenders with this word")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
+    parser.add_argument(
+        "--patience", type=float, default=45.0, help="seconds that torchrun has for a lost host"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if why := missing():
+        print(f"no hosts: {why}", file=sys.stderr)
+        return 1
+    random.seed(options.seed)
+    with tempfile.TemporaryDirectory() as folder, TestHosts(["a", "b", "c"], share=[folder]) as hosts:
+        place = Field(hosts, Path(folder))
+
+        def chosen(contenders: Sequence[Contender]) -> list[Contender]:
+            return [one for one in contenders if options.only in one.name]
+
+        if "killed" in options.parts:
+            field_of = chosen(killed(place))
+            imports = [place.imports() for _ in range(options.faults)]
+            in_turns(place, kill_workers, field_of, options.turns, options.faults)
+            notes = [f"to start Python and import torch, 4 at once: {spread(imports)} s"]
+            if len(field_of) > 1:
+                notes += [note for one in field_of[1:] for note in times(one, field_of[0])]
+            show("A worker is killed (kill -9); 2 hosts with 2 each", field_of, notes)
+        if "lost" in options.parts:
+            ours = chosen(lost(place, options.patience))
+            peers = [one for one in ours if "torchrun" in one.name]
+            in_turns(place, lose_a_host, [one for one in ours if one not in peers], options.turns, 1)
+            in_turns(place, lose_a_host, peers, 1, 1)
+            show(f"A host is switched off, silently; --lease {LEASE:g}", ours, [])
+        if "added" in options.parts:
+            field_of = chosen(added(place))
+            in_turns(place, add_a_host, field_of, options.turns, 1)
+            show("A third host is added: the pause of those that train", field_of, [])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
