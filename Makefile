@@ -9,8 +9,9 @@ CAN_APT := test "$$(id -u)" = 0 && command -v apt-get >/dev/null
 # A plain path: setuptools' import hook costs every start of Python here 10 ms.
 EDITABLE := --config-settings editable_mode=compat -e
 
-# The tests on real hosts start many processes each, and take turns; all others share the processors.
+# The tests on real hosts wait much of their time, so more of them run at once.
 TEST_JOBS ?= 2
+HOST_TEST_JOBS ?= 4
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -25,7 +26,7 @@ demo: $(VENV)/.installed-examples ## train the digits example with 2 workers on 
 
 test: system-packages lint ## install what the tests need, then lint and run all tests
 	$(BIN)/pytest -n $(TEST_JOBS) --ignore=tests/cluster
-	$(BIN)/pytest tests/cluster
+	$(BIN)/pytest -n $(HOST_TEST_JOBS) --dist loadgroup tests/cluster
 
 lint: $(VENV)/.installed-dev ## ruff, mypy, the layers, the agent's Python 3.8, spelling
 	$(BIN)/ruff check .
@@ -46,7 +47,8 @@ clean: ## remove what was made, but for the virtual environment
 # The tests on real hosts make them of network namespaces, each with an sshd of its own.
 system-packages:
 	@PATH="$$PATH:/usr/sbin:/sbin"; missing=; \
-	for need in sshd=openssh-server ip=iproute2 iptables=iptables ps=procps fish=fish tcsh=tcsh zsh=zsh; do \
+	for need in sshd=openssh-server ip=iproute2 iptables=iptables ps=procps fish=fish tcsh=tcsh zsh=zsh \
+	    mpirun.openmpi=openmpi-bin mpirun.mpich=mpich slurmctld=slurm-wlm munged=munge; do \
 	    command -v "$${need%=*}" >/dev/null || missing="$$missing $${need#*=}"; \
 	done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \

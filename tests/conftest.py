@@ -1,7 +1,11 @@
 """What holds for all tests."""
 
+import os
 import signal
 
 # A test run in the background of a shell script begins with SIGINT ignored, and would hand that on to
 # all that it starts; hvlaunch respects it, so that Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Some set it for their shell; hvlaunch would hand it on, instead of what it finds out itself.
+os.environ.pop("OMP_NUM_THREADS", None)

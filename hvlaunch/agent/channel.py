@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any, Deque, Dict, List, Optional
 
 from hvlaunch.agent.frames import Decoder, Frame, encode
+from hvlaunch.agent.pieces import Cutter
 
 __all__ = ["Channel"]
 
@@ -14,13 +15,20 @@ _READ_SIZE = 1 << 16
 
 
 class Channel:
-    """Frames over two file descriptors. What can't be written yet is kept, in order."""
+    """Frames over two file descriptors, outwards in pieces. What can't be written yet is kept, in order.
+
+    Relayed frames and all others keep their own order and take turns, so neither waits long for the other.
+    """
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd = read_fd
         self.write_fd = write_fd
         self._decoder = Decoder()
-        self._out: Deque[bytes] = deque()
+        self._cutter = Cutter()
+        self._begun: Deque[bytes] = deque()
+        self._own: Deque[bytes] = deque()
+        self._relayed: Deque[bytes] = deque()
+        self._own_turn = True
         self.closed = False
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
@@ -28,45 +36,58 @@ class Channel:
     @property
     def blocked(self) -> bool:
         """Whether something waits for fd 1 to become writable."""
-        return bool(self._out)
+        return bool(self._begun or self._own or self._relayed)
 
-    def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
+    @property
+    def relayed_frames(self) -> int:
+        """How many relayed frames wait."""
+        return len(self._relayed)
+
+    def send(self, header: Dict[str, Any], body: bytes = b"", *, relayed: bool = False) -> None:
         """Send a frame, now or as soon as the other side takes it."""
-        self.send_raw(encode(header, body))
-
-    def send_raw(self, data: bytes) -> None:
         if self.closed:
             return
-        self._out.append(data)
-        if len(self._out) == 1:
+        blocked = self.blocked
+        (self._relayed if relayed else self._own).append(encode(header, body))
+        if not blocked:
             self.flush()
 
     def flush(self) -> None:
         """Write what the other side takes at once; forget everything where it is gone."""
-        while self._out:
-            data = self._out[0]
+        while self.blocked:
+            if not self._begun:
+                self._begun.extend(self._cutter.cut(self._next()))
+            piece = self._begun[0]
             try:
-                written = os.write(self.write_fd, data)
+                written = os.write(self.write_fd, piece)
             except BlockingIOError:
                 return
             except OSError:
                 self.give_up()
                 return
-            if written < len(data):
-                self._out[0] = data[written:]
+            if written < len(piece):
+                self._begun[0] = piece[written:]
                 return
-            self._out.popleft()
+            self._begun.popleft()
+
+    def _next(self) -> bytes:
+        self._own_turn = bool(self._own) and (self._own_turn or not self._relayed)
+        queue = self._own if self._own_turn else self._relayed
+        self._own_turn = not self._own_turn
+        return queue.popleft()
 
     def flush_all(self, timeout: float) -> None:
         """Write everything, waiting at most `timeout` seconds for the other side."""
         deadline = time.monotonic() + timeout
-        while self._out and time.monotonic() < deadline:
+        while self.blocked and time.monotonic() < deadline:
             select.select([], [self.write_fd], [], max(0.0, deadline - time.monotonic()))
             self.flush()
 
     def give_up(self) -> None:
         """Nobody listens any more: drop what waits, and what comes."""
-        self._out.clear()
+        self._begun.clear()
+        self._own.clear()
+        self._relayed.clear()
         self.closed = True
 
     def receive(self) -> Optional[List[Frame]]:

@@ -87,12 +87,16 @@ def _address_of(message: bytes) -> Optional[Tuple[int, str]]:
     return None if raw is None else (index, socket.inet_ntop(family, raw))
 
 
-def free_port() -> socket.socket:
+def free_port(within: Optional[Tuple[int, int]] = None) -> socket.socket:
     """A bound socket on a port that nothing listens on, to be closed just before the port is used.
 
-    The port is outside the range that the kernel gives to outgoing connections, where there is
-    room, so that none of them takes it in the meantime.
+    `within` are the lowest and the highest that will do. Without, the port is outside the range that the
+    kernel gives to outgoing connections, where there is room, so that none of them takes it in the meantime.
+
+    Raises OSError where no port is free.
     """
+    if within is not None:
+        return _free_port_within(*within)
     low, high = 32768, 60999
     text = _read("/proc/sys/net/ipv4/ip_local_port_range")
     if text:
@@ -106,6 +110,17 @@ def free_port() -> socket.socket:
     if reserved is None:
         raise OSError("no free port")
     return reserved
+
+
+def _free_port_within(low: int, high: int) -> socket.socket:
+    """Each is tried once, from a random one on, so that the agents of several jobs seldom meet."""
+    count = high - low + 1
+    first = int.from_bytes(os.urandom(4), "big")
+    for index in range(count):
+        reserved = _bind(low + (first + index) % count)
+        if reserved is not None:
+            return reserved
+    raise OSError("no free port")
 
 
 def _bind(port: int) -> Optional[socket.socket]:

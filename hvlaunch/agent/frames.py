@@ -8,11 +8,9 @@ import json
 import struct
 from typing import Any, Dict, Iterator, List, Tuple
 
-__all__ = ["MAGIC", "PROTOCOL", "BadFrame", "Decoder", "Frame", "encode"]
+__all__ = ["PROTOCOL", "BadFrame", "Decoder", "Frame", "encode"]
 
-PROTOCOL = 1
-MAGIC = b"\x00\x01hvlaunch-agent\x01\x00"
-"""What the agent says first. Everything before it came from the host's login shell."""
+PROTOCOL = 2
 
 _LENGTHS = struct.Struct("!II")
 _MAX_HEADER = 1 << 20

@@ -27,6 +27,7 @@ def main(config: Dict[str, Any]) -> None:
     agent = os.fork()
     if agent == 0:
         os.close(alive_write)
+        os.setsid()  # who kills the guardian's process group, as Hydra does, must not kill both
         from hvlaunch.agent import main as agent_main  # noqa: PLC0415 (the guardian stays small)
 
         agent_main.main(config, directory, alive_read)

@@ -44,24 +44,29 @@ def reach(
     timeout: float,
     found: Callable[[int], bool],
     settle: Optional[float] = None,
+    connect_timeout: Optional[float] = None,
 ) -> None:
     """Try all targets at once; call found(index) for each that answers with the nonce.
 
     Returns when `found` says that it is enough, when every target has answered or failed, `settle`
-    seconds after the first good answer, and after `timeout` seconds at the latest.
+    seconds after the first good answer, after `connect_timeout` seconds where none has taken the
+    connection, and after `timeout` seconds at the latest.
     """
     deadline = time.monotonic() + timeout
+    no_hope = deadline if connect_timeout is None else time.monotonic() + connect_timeout
     with selectors.DefaultSelector() as selector:
         waiting = _connect_all(selector, targets)
         answers: Dict[int, bytes] = dict.fromkeys(range(len(targets)), b"")
         while waiting:
-            left = deadline - time.monotonic()
+            left = min(deadline, no_hope) - time.monotonic()
             if left <= 0:
                 break
             for key, mask in selector.select(left):
                 index, connection = key.data, key.fileobj
                 assert isinstance(connection, socket.socket)  # noqa: S101 (for the type checker)
                 done = _advance(connection, mask, request(targets[index]), answers, index, selector)
+                if not done:
+                    no_hope = deadline
                 if nonce.encode("ascii") in answers[index]:
                     done = True
                     if settle is not None:

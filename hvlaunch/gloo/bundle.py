@@ -3,7 +3,8 @@
 import re
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ NO_PYTHON = "hvlaunch: no Python >= 3.8 among"
 _MODULES = (
     "__init__",
     "frames",
+    "pieces",
     "reaper",
     "scratch",
     "facts",
@@ -25,6 +27,7 @@ _MODULES = (
     "channel",
     "worker",
     "workers",
+    "relay",
     "greeting",
     "main",
     "guardian",
@@ -32,8 +35,9 @@ _MODULES = (
 _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
 # Reads exactly its own size from stdin, whose next bytes are frames: buffered by 1, nothing is read ahead.
 _BOOT = "import io,zlib;exec(zlib.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
-# What `python -V` prints, which is four times as quick as to start it.
+# What `python -V` prints, which is four times as quick as to start it. A name may say it as well.
 _NEW_ENOUGH = '"Python 3."[89]*|"Python 3."[1-9][0-9]*'
+_SAYS_ITS_VERSION = re.compile(r"/.*/python3\.([89]|[1-9][0-9])")
 
 
 def bundle(config: Mapping[str, Any]) -> bytes:
@@ -49,7 +53,9 @@ def bundle(config: Mapping[str, Any]) -> bytes:
 def python_candidates(chosen: str | None) -> list[str]:
     """Interpreters to try on a host, in order; the user's own choice stands alone."""
     if chosen is None:
-        return [sys.executable, "python3", "python"]
+        ours = Path(sys.executable)
+        named = ours.with_name(f"python3.{sys.version_info.minor}")
+        return [*([str(named)] if named.exists() and named != ours else []), str(ours), "python3", "python"]
     if not _SHELL_SAFE.fullmatch(chosen):
         raise BadUsage(f"the path of the remote python has a quote, $, ! or backslash in it: {chosen!r}")
     return [chosen]
@@ -62,11 +68,13 @@ def agent_command(candidates: Sequence[str], size: int) -> str:
     quotes. Nothing secret is in it.
     """
     usable = [path for path in candidates if _SHELL_SAFE.fullmatch(path)]
-    words = " ".join(f'"{_home(path)}"' for path in usable)
+    named = list(takewhile(_SAYS_ITS_VERSION.fullmatch, usable))
+    others = usable[len(named) :]
     script = (
-        f"for p in {words}; do "
-        f'case "$("$p" -V </dev/null 2>/dev/null)" in {_NEW_ENOUGH}) '
-        f'exec "$p" -I -S -X utf8 -c "{_BOOT.format(size=size)}";; esac; '
+        f'set -- -I -S -X utf8 -c "{_BOOT.format(size=size)}"; '
+        f'for p in {_words(named)}; do [ -f "$p" ] && [ -x "$p" ] && exec "$p" "$@"; done; '
+        f"for p in {_words(others)}; do "
+        f'case "$("$p" -V </dev/null 2>/dev/null)" in {_NEW_ENOUGH}) exec "$p" "$@";; esac; '
         f'done; echo "{NO_PYTHON} {", ".join(usable)}" >&2; exit 127'
     )
     return f"exec /bin/sh -c '{script}'"
@@ -79,6 +87,10 @@ def local_agent_command(config: Mapping[str, Any]) -> str:
     root = str(Path(agent.__file__).parents[2])
     program = f"import sys;sys.path.append({root!r});from hvlaunch.agent.guardian import main;main({dict(config)!r})"
     return "exec " + shlex.join([sys.executable, "-I", "-S", "-X", "utf8", "-c", program])
+
+
+def _words(paths: Iterable[str]) -> str:
+    return " ".join(f'"{_home(path)}"' for path in paths)
 
 
 def _home(path: str) -> str:

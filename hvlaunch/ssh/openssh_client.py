@@ -17,7 +17,8 @@ from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.jumps import Hops
 from hvlaunch.ssh.local import LocalChannel
 from hvlaunch.ssh.openssh_errors import FAILED, explain, lost
-from hvlaunch.ssh.settings import HostSettings, by_hand, resolve, ssh_words
+from hvlaunch.ssh.questions import Questions
+from hvlaunch.ssh.settings import HostSettings, ask_ssh, by_hand, resolve, ssh_words
 from hvlaunch.ssh.tcp import addresses_toward
 from hvlaunch.ssh.turns import Turns
 
@@ -59,6 +60,7 @@ class OpenSSHClient:
         self._options = options
         self._timeout = timeout
         self._turns = turns
+        self._ask = Questions(ask_ssh)
         self._hops = Hops(options, timeout=timeout)
 
     def connect(self, host: Host) -> "OpenSSHConnection":
@@ -66,7 +68,7 @@ class OpenSSHClient:
 
         Raises HostError for settings that can't be used.
         """
-        settings = resolve(host, self._options, timeout=self._timeout)
+        settings = resolve(host, self._options, timeout=self._timeout, ask=self._ask)
         hops = self._hops.before(host.name, settings.proxy_jump)  # in a circle, ssh would start ssh for ever
         words = ["ssh", "-T", *ssh_words(host, self._options)]
         for option in (*_ALWAYS, *_POLICIES[self._options.host_keys]):

@@ -26,7 +26,8 @@ from hvlaunch.ssh.openssh_errors import was_sent_away
 from hvlaunch.ssh.paramiko_channel import ParamikoChannel
 from hvlaunch.ssh.paramiko_transport import ClientTransport
 from hvlaunch.ssh.proxy_command import start_proxy
-from hvlaunch.ssh.settings import HostSettings, by_hand, resolve
+from hvlaunch.ssh.questions import Questions
+from hvlaunch.ssh.settings import HostSettings, ask_ssh, by_hand, resolve
 from hvlaunch.ssh.stream import Stream
 from hvlaunch.ssh.tcp import dial
 from hvlaunch.ssh.turns import Turns
@@ -55,6 +56,7 @@ class ParamikoClient:
 
     def __init__(self, options: SSHOptions, *, timeout: float, keyring: Keyring, turns: Turns) -> None:
         self._options = options
+        self._ask = Questions(ask_ssh)
         self._hops = Hops(options, timeout=timeout)
         self._timeout = timeout
         self._keyring = keyring
@@ -68,7 +70,7 @@ class ParamikoClient:
         HostKeyChanged, HostKeyRevoked, PermissionDenied, or HostError itself for settings that can't be used.
         """
         deadline = time.monotonic() + self._timeout
-        settings = resolve(host, self._options, timeout=self._timeout)
+        settings = resolve(host, self._options, timeout=self._timeout, ask=self._ask)
         target = Target(host.name, settings, by_hand(host, self._options, settings))
         via: ParamikoConnection | None = None
         for hop in self._hops.before(host.name, settings.proxy_jump):

@@ -13,14 +13,18 @@ __all__ = ["QuickSocket", "addresses_toward", "dial"]
 
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 """Linux has it."""
+_READ_SIZE = 1 << 18
 
 
 class QuickSocket(GreetingSocket):
     """A TCP socket that sends and acknowledges at once.
 
     Small packets to and fro, as in an SSH handshake, otherwise wait for Nagle's algorithm here and
-    for the kernel's delayed ACK; the kernel forgets TCP_QUICKACK, so it is set again after each recv.
+    for the kernel's delayed ACK; the kernel forgets TCP_QUICKACK, so it is set again after each read.
+    paramiko asks for each packet in two parts, so that what has come already is read ahead, for one reader.
     """
+
+    _ahead = memoryview(b"")
 
     @property
     def local_address(self) -> str:
@@ -31,10 +35,12 @@ class QuickSocket(GreetingSocket):
         return str(self.getpeername()[0])
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
-        data = super().recv(size, flags)
-        if _QUICKACK is not None:
-            with contextlib.suppress(OSError):  # closed meanwhile: the next call says so
-                self.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+        if not self._ahead:
+            self._ahead = memoryview(super().recv(_READ_SIZE, flags))
+            if _QUICKACK is not None:
+                with contextlib.suppress(OSError):  # closed meanwhile: the next call says so
+                    self.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+        data, self._ahead = bytes(self._ahead[:size]), self._ahead[size:]
         return data
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.testhosts import TestHosts, missing, wait_until
 
-SETTLE = 5.0  # seconds for what a test stopped to be gone
+SETTLE = 20.0  # seconds for what a test stopped to be gone
 HERE = Path(__file__).parent
 
 

@@ -41,7 +41,7 @@ class Job:
         while data := os.read(pipe.fileno(), 1 << 16):
             setattr(self, name, getattr(self, name) + data.decode(errors="replace"))
 
-    def saw(self, text: str, times: int = 1, timeout: float = 30.0) -> "Job":
+    def saw(self, text: str, times: int = 1, timeout: float = 60.0) -> "Job":
         """Wait until a worker or hvlaunch has printed the text so many times."""
 
         def enough() -> bool:
@@ -58,7 +58,7 @@ class Job:
         os.kill(self.process.pid, number)
         return self
 
-    def code(self, timeout: float = 30.0) -> int:
+    def code(self, timeout: float = 60.0) -> int:
         """Wait for the end: its exit code, negative for a signal."""
         code = self.process.wait(timeout)
         for reader in self._readers:

@@ -42,7 +42,7 @@ MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 WORLD_WRITABLE = {"/tmp", "/dev/shm"}
-SETTLE = 10.0  # seconds for a place to boot
+SETTLE = 30.0  # seconds for a place to boot
 
 libc = ctypes.CDLL(None, use_errno=True)
 

@@ -80,9 +80,16 @@ class Site:
         agent = self.hosts.driver.popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
         self._undo.callback(lambda: (agent.terminate(), agent.wait()))
         self.env["SSH_AUTH_SOCK"] = str(path)
-        wait_until(path.exists, "ssh-agent listens")
+        env = {**os.environ, **self.env}
+
+        def answers() -> bool:
+            """Its socket is there some time before it listens."""
+            listing = subprocess.run(["ssh-add", "-l"], env=env, capture_output=True, check=False)
+            return listing.returncode in (0, 1)
+
+        wait_until(answers, "ssh-agent answers")
         for key in keys:
-            subprocess.run(["ssh-add", "-q", key], env={**os.environ, **self.env}, check=True)
+            subprocess.run(["ssh-add", "-q", key], env=env, check=True)
 
     def run(self, *words: object) -> Job:
         """hvlaunch with these arguments."""
@@ -126,7 +133,7 @@ class Typist:
                 raise AssertionError(f"ended with {self.process.returncode}, and showed: {self.shown}")
             return self.shown.count(text) >= times
 
-        wait_until(shown, f"{text!r} is shown", 30.0)
+        wait_until(shown, f"{text!r} is shown", 60.0)
         return self
 
     def types(self, text: str) -> "Typist":
@@ -148,7 +155,7 @@ class Typist:
             self._read()
             return self.process.poll() is not None
 
-        wait_until(ended, "hvlaunch ends", 30.0)
+        wait_until(ended, "hvlaunch ends", 60.0)
         self._read()
         os.close(self._near)
         return self.process.returncode

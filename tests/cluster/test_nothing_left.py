@@ -11,6 +11,7 @@ from tests.cluster.testhosts import Process, TestHosts, wait_until
 
 LEASE = 3
 GRACE = 1
+LIMIT = 60.0  # seconds for what should take a lease and a grace, on a machine that is busy
 
 
 class Scene:
@@ -105,7 +106,7 @@ def test_a_guardian_is_killed(scene: Scene, ignore: tuple[str, ...]) -> None:
     job = scene.start(*ignore).saw("ready", 8)
     scene.kill("b", guardians)
     assert job.code() == 69
-    scene.is_clean(timeout=LEASE)
+    scene.is_clean(timeout=LIMIT)
     assert "host b" in job.stderr
     assert "guardian was killed" in job.stderr
 
@@ -114,7 +115,7 @@ def test_a_guardian_is_killed(scene: Scene, ignore: tuple[str, ...]) -> None:
 def test_the_driver_is_killed(scene: Scene, ignore: tuple[str, ...]) -> None:
     job = scene.start(*ignore).saw("ready", 8)
     assert job.send(signal.SIGKILL).code() == -signal.SIGKILL
-    scene.is_clean(timeout=GRACE + LEASE)
+    scene.is_clean(timeout=LIMIT)
 
 
 @pytest.mark.parametrize("ignore", [(), ("--ignore-term",)], ids=["", "ignoring SIGTERM"])
@@ -138,15 +139,15 @@ def test_ctrl_c_while_connecting(scene: Scene) -> None:
     job = scene.start(options=("--verbose",))
     wait_until(lambda: agents(scene.of_the_job("a")), "the agent of host a is there")
     assert job.interrupt().code() == 130
-    scene.is_clean(timeout=5)
+    scene.is_clean(timeout=LIMIT)
     scene.hosts["d"].heal()
 
 
 def test_a_link_is_cut(scene: Scene) -> None:
     job = scene.start().saw("ready", 8)
     scene.hosts["b"].cut()
-    assert job.code(timeout=2 * LEASE + GRACE) == 69
-    wait_until(lambda: not scene.of_the_job("b"), "nothing is left on b, which nobody reaches", LEASE + GRACE)
+    assert job.code() == 69
+    wait_until(lambda: not scene.of_the_job("b"), "nothing is left on b, which nobody reaches", LIMIT)
     assert "host b" in job.stderr
     assert f"silent for {LEASE} s" in job.stderr
     scene.hosts["b"].heal()
@@ -157,7 +158,7 @@ def test_a_host_is_powered_off(cluster: TestHosts) -> None:
     arguments = ["-H", "a:2,b:2", "--lease", LEASE, "--grace", GRACE, "python3", PROGRAMS / "detach.py"]
     job = Job(cluster, arguments).saw("ready", 4)
     cluster["b"].kill()
-    assert job.code(timeout=2 * LEASE + GRACE) == 69
+    assert job.code() == 69
     assert cluster["a"].user_processes() == []
     assert "host b" in job.stderr
 
@@ -169,13 +170,13 @@ def test_an_agent_is_stopped_and_the_driver_killed(cluster: TestHosts) -> None:
     (agent,) = agents(cluster["a"].user_processes())
     cluster["a"].run(["kill", "-STOP", str(agent.pid)], check=True)
     job.send(signal.SIGKILL).code()
-    wait_until(lambda: cluster["a"].user_processes() == [], "nothing is left", 20)
+    wait_until(lambda: cluster["a"].user_processes() == [], "nothing is left", LIMIT)
 
 
 def test_a_stopped_driver_is_given_up_and_cleaned_up_after(cluster: TestHosts) -> None:
     arguments = ["-H", "a:2", "--lease", LEASE, "--grace", GRACE, "python3", PROGRAMS / "detach.py"]
     job = Job(cluster, arguments).saw("ready", 2).send(signal.SIGSTOP)
-    wait_until(lambda: cluster["a"].user_processes() == [], "the lease ran out", 2 * LEASE + GRACE)
+    wait_until(lambda: cluster["a"].user_processes() == [], "the lease ran out", LIMIT)
     assert job.send(signal.SIGCONT).code() == 69
     assert "heard nothing from the driver" in job.stderr
 

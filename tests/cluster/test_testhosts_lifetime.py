@@ -83,12 +83,11 @@ class TestTakingDown:
         assert connect(others.driver, "a", 0.5) == "TimeoutError"
         assert connect(others.driver, "x", 10) == "connected"
 
-    def test_four_hosts_are_quick(self) -> None:
-        begin = time.process_time(), time.monotonic()
+    def test_four_hosts_cost_little(self) -> None:
+        begin = time.process_time()
         with TestHosts(4):
-            up = time.monotonic() - begin[1]
-        assert up < 5  # 0.2 s on an idle machine
-        assert time.process_time() - begin[0] < 1
+            pass
+        assert time.process_time() - begin < 1
 
 
 class TestRepair:

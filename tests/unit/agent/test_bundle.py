@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch import agent as agent_package
-from hvlaunch.agent.frames import MAGIC, encode
+from hvlaunch.agent.frames import encode
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo import bundle as bundles
 from hvlaunch.gloo.bundle import NO_PYTHON, agent_command, bundle, python_candidates
@@ -99,16 +99,33 @@ def test_a_home_directory_is_expanded(launch: Launch, tmp_path: Path) -> None:
     assert agent.hello()["facts"]["executable"] == str(tmp_path / "envs" / "python")
 
 
-def test_noise_of_the_login_shell_comes_before_the_preamble(launch: Launch) -> None:
-    noise = "Welcome! \\0\\001hvlaunch-agen \\377 100%% full"
+def test_noise_of_the_login_shell_is_told_from_frames(launch: Launch) -> None:
+    noise = "Welcome! \\0\\376hvl \\377 100%% full"
     agent = launch(before=f"printf '{noise}'; echo to stderr >&2; ")
     agent.hello()
-    assert agent.noise.partition(MAGIC)[0] == b"Welcome! \0\1hvlaunch-agen \xff 100% full"
+    assert agent.noise == b"Welcome! \0\xfehvl \xff 100% full"
 
 
 def test_the_users_python_stands_alone() -> None:
     assert python_candidates("~/venv/bin/python") == ["~/venv/bin/python"]
-    assert python_candidates(None) == [sys.executable, "python3", "python"]
+    *ours, python3, python = python_candidates(None)
+    assert ours[-1] == sys.executable
+    assert (python3, python) == ("python3", "python")
+
+
+def test_a_python_whose_name_says_its_version_is_not_asked(launch: Launch, tmp_path: Path) -> None:
+    """It would answer -V, as all do, with an error."""
+    script = tmp_path / "python3.12"
+    script.write_text(f'#!/bin/sh\ncase "$1" in -V) exit 1;; *) exec "{sys.executable}" "$@";; esac\n')
+    script.chmod(0o755)
+    agent = launch(candidates=["/no/such/python3.12", str(script), "/no/such/python"])
+    assert agent.hello()["facts"]["executable"] == sys.executable
+
+
+@pytest.mark.parametrize("name", ["python3.7", "python3.11 (copy)", "python3"])
+def test_any_other_is_asked(launch: Launch, tmp_path: Path, name: str) -> None:
+    agent = launch(candidates=[old_python(tmp_path, name), sys.executable])
+    assert agent.hello()["facts"]["executable"] == sys.executable
 
 
 @pytest.mark.parametrize("path", ["a'b", 'a"b', "a$b", "a`b", "a\\b", "a!b", "a\nb", ""])
@@ -174,8 +191,16 @@ def test_the_hosts_own_modules_are_not_imported(launch: Launch, tmp_path: Path) 
 def test_the_start_imports_little() -> None:
     """What an import costs is paid on every host before its workers can start."""
     data = bundle({"grace": 0.2, "lease": 60.0, "window": 1 << 20})
-    command = agent_command([sys.executable], len(data)).replace('exec "$p" -I', 'exec "$p" -X importtime -I')
-    hello = {"type": "hello", "nonce": "x", "cwd": "/", "gpus": False, "rendezvous": None}
+    command = agent_command([sys.executable], len(data)).replace("set -- -I", "set -- -X importtime -I")
+    hello = {
+        "type": "hello",
+        "nonce": "x",
+        "cwd": "/",
+        "gpus": False,
+        "ports": None,
+        "elastic": None,
+        "rendezvous": None,
+    }
     done = subprocess.run(
         ["/bin/sh", "-c", command],
         input=data + encode(hello) + encode({"type": "bye"}),
@@ -195,6 +220,7 @@ def test_the_start_imports_little() -> None:
         "tempfile",
         "inspect",
         "site",
+        "hvlaunch.agent.relay",
     }
     assert not imported & heavy
 

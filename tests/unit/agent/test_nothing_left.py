@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvlaunch.agent.frames import encode
 from hvlaunch.gloo.bundle import agent_command, bundle
 from tests.unit.agent.harness import AgentProcess, Hunt, python, until
 
@@ -240,7 +241,7 @@ def test_over_a_socket_as_some_ssh_servers_give_it(tmp_path: Path) -> None:
             stdout=theirs.fileno(),
         )
         theirs.close()
-        ours.sendall(data)
+        ours.sendall(data + encode({"type": "ping"}))
         assert ours.recv(4)
         [agent] = psutil.Process(process.pid).children()
         ours.shutdown(socket.SHUT_WR)

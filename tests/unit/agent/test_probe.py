@@ -66,7 +66,11 @@ def refused() -> int:
 
 
 def reached(
-    targets: list[tuple[str, int]], nonce: str = "right", timeout: float = 0.5, settle: float | None = None
+    targets: list[tuple[str, int]],
+    nonce: str = "right",
+    timeout: float = 0.5,
+    settle: float | None = None,
+    connect_timeout: float | None = None,
 ) -> list[int]:
     found: list[int] = []
 
@@ -74,7 +78,7 @@ def reached(
         found.append(index)
         return False
 
-    reach(targets, lambda _: b"", nonce, timeout, note, settle)
+    reach(targets, lambda _: b"", nonce, timeout, note, settle, connect_timeout)
     return found
 
 
@@ -104,6 +108,19 @@ def test_an_address_that_drops_is_given_up_in_time_and_delays_nobody() -> None:
         began = time.monotonic()
         assert reached([("127.0.0.1", hole), ("127.0.0.1", port)], timeout=1.0) == [1]
         assert time.monotonic() - began >= 1.0
+
+
+def test_where_no_address_takes_the_connection_less_patience_is_enough() -> None:
+    with blackhole() as hole:
+        began = time.monotonic()
+        assert reached([("127.0.0.1", hole)], timeout=60, connect_timeout=0.1) == []
+        assert time.monotonic() - began < 30
+
+
+def test_who_took_the_connection_may_answer_later_than_that() -> None:
+    with blackhole() as hole, saying(b"right", pause=0.2) as port:
+        targets = [("127.0.0.1", hole), ("127.0.0.1", port)]
+        assert reached(targets, timeout=60, settle=0.0, connect_timeout=0.1) == [1]
 
 
 def test_after_a_first_answer_the_rest_have_a_moment() -> None:
@@ -220,7 +237,14 @@ class TestAgents:
             if first in ("dropped", "wrong"):
                 candidates[0] = ("127.0.0.1", port)
                 candidates[1] = ("127.0.0.4", server.port)
-            agent.hello(rendezvous={"candidates": candidates, "token": "probe-token", "nonce": "n0nce"})
+            agent.hello(
+                rendezvous={
+                    "candidates": candidates,
+                    "token": "probe-token",
+                    "nonce": "n0nce",
+                    "relay": "auto",
+                }
+            )
             header, _ = agent.expect("reached")
         assert header["address"] == candidates[0 if first == "right" else 1][0]
         assert header["tried"] == [address for address, _ in candidates]
@@ -228,7 +252,7 @@ class TestAgents:
     def test_no_address_of_the_rendezvous_answers(self, launch: Launch) -> None:
         agent = launch()
         candidates = [("127.0.0.1", refused())]
-        agent.hello(rendezvous={"candidates": candidates, "token": "t", "nonce": "n"})
+        agent.hello(rendezvous={"candidates": candidates, "token": "t", "nonce": "n", "relay": "never"})
         assert agent.expect("reached")[0]["address"] is None
 
     def test_a_fault_beside_the_loop_reaches_the_driver(self, agent: AgentProcess) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.keys import Keyring
@@ -280,3 +281,28 @@ def _no_thread_stays() -> Iterator[None]:
     yield
     # Less than paramiko's timer for handshakes, which must not stay either.
     until(lambda: set(threading.enumerate()) <= before, "threads to end", timeout=10.0)
+
+
+def answer(sshd: Sshd, *, keyring: Keyring | None = None, host: dict | None = None, **options) -> str:
+    """What `echo hello` on the host says."""
+    connection = connect(sshd.host(**host or {}), sshd.options(**options), timeout=PATIENCE, keyring=keyring)
+    with contextlib.closing(connection):
+        return read_all(connection.run("echo hello")).decode().strip()
+
+
+def refusal(error: type[HostError], sshd: Sshd, *, host: dict | None = None, timeout=PATIENCE, **options):
+    """The error of connecting, which is one line and names the host."""
+    with pytest.raises(error) as caught:
+        connect(sshd.host(**host or {}), sshd.options(**options), timeout=timeout)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("host 127.0.0.1: ") or host
+    return caught.value
+
+
+@pytest.fixture
+def unused(tmp_path):
+    """An sshd that is not started: for those who never get to one."""
+    sshd = Sshd(tmp_path)
+    keygen(sshd.key)
+    sshd.port = free_port()
+    return sshd

@@ -2,8 +2,6 @@
 
 import contextlib
 import logging
-import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,9 +15,6 @@ import pytest
 from hvlaunch.errors import (
     ConnectFailed,
     HostError,
-    HostKeyChanged,
-    HostKeyRevoked,
-    HostKeyUnknown,
     PermissionDenied,
     SentAway,
     StartTimeout,
@@ -30,7 +25,17 @@ from hvlaunch.ssh.keys import Keyring
 from hvlaunch.ssh.paramiko_client import ParamikoClient
 from hvlaunch.ssh.turns import Turns
 
-from .conftest import PATIENCE, Sshd, connect, free_port, in_thread, keygen, public, read_all, until, user
+from .conftest import (
+    PATIENCE,
+    answer,
+    connect,
+    free_port,
+    in_thread,
+    keygen,
+    read_all,
+    refusal,
+    user,
+)
 
 CAT = (
     sys.executable
@@ -43,31 +48,6 @@ CAT = (
     + '"'
 )
 """A ProxyCommand that needs no netcat."""
-
-
-def answer(sshd: Sshd, *, keyring: Keyring | None = None, host: dict | None = None, **options) -> str:
-    """What `echo hello` on the host says."""
-    connection = connect(sshd.host(**host or {}), sshd.options(**options), timeout=PATIENCE, keyring=keyring)
-    with closing(connection):
-        return read_all(connection.run("echo hello")).decode().strip()
-
-
-def refusal(error: type[HostError], sshd: Sshd, *, host: dict | None = None, timeout=PATIENCE, **options):
-    """The error of connecting, which is one line and names the host."""
-    with pytest.raises(error) as caught:
-        connect(sshd.host(**host or {}), sshd.options(**options), timeout=timeout)
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("host 127.0.0.1: ") or host
-    return caught.value
-
-
-@pytest.fixture
-def unused(tmp_path):
-    """An sshd that is not started: for those who never get to one."""
-    sshd = Sshd(tmp_path)
-    keygen(sshd.key)
-    sshd.port = free_port()
-    return sshd
 
 
 # Getting in
@@ -325,269 +305,3 @@ def test_a_jump_host_that_refuses_our_key(sshd, gate):
 
 def test_an_own_configuration_that_is_not_there(sshd):
     assert "No such file" in str(refusal(HostError, sshd, config=Path("/nowhere")))
-
-
-# Our keys
-
-
-def test_a_wrong_key(sshd, tmp_path):
-    key = keygen(tmp_path / "wrong")
-    sshd.key.rename(tmp_path / "aside")
-    try:
-        error = refusal(PermissionDenied, sshd, identity=key)
-    finally:
-        (tmp_path / "aside").rename(sshd.key)
-    assert error.tried == (str(key),)
-    message = str(error)
-    assert f"permission denied (publickey) for user {user()}; tried 1 key: {key}" in message
-    assert f"-p {sshd.port} -i {key} {user()}@127.0.0.1" in error.hint
-
-
-def test_no_key(unused, make_sshd):
-    sshd = make_sshd()
-    sshd.key.unlink()
-    error = refusal(PermissionDenied, sshd)
-    assert "there is no key to try" in str(error)
-    assert error.tried == ()
-
-
-def test_an_encrypted_key_without_an_agent(make_sshd, tmp_path):
-    sshd = make_sshd()
-    sshd.key.unlink()
-    keygen(sshd.key, passphrase="secret")
-    error = refusal(PermissionDenied, sshd)
-    assert f"{sshd.key}: encrypted, and no agent holds it" in str(error)
-    assert "secret" not in str(error)
-
-
-def test_an_encrypted_key_that_was_asked_for_leaves_the_others(sshd, tmp_path):
-    assert answer(sshd, identity=keygen(tmp_path / "k", passphrase="secret")) == "hello"
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [(None, "there is no such file"), ("nonsense", "it is not an RSA, ECDSA or Ed25519 private key")],
-)
-def test_a_key_that_was_asked_for_and_can_not_be_used(sshd, tmp_path, content, problem):
-    key = tmp_path / "k"
-    if content is not None:
-        key.write_text(content)
-    error = refusal(HostError, sshd, identity=key)
-    assert f"the private key {key} can't be used: {problem}" in str(error)
-    error = refusal(HostError, sshd, host={"identity": str(key)})
-    assert str(key) in str(error)
-
-
-def test_too_many_wrong_keys(make_sshd, tmp_path):
-    sshd = make_sshd(words=("MaxAuthTries 2",))
-    wrong = [keygen(tmp_path / f"k{i}") for i in range(3)]
-    sshd.config += [f"IdentityFile {key}" for key in wrong]
-    error = refusal(PermissionDenied, sshd)
-    assert "Too many authentication failures" in str(error)
-    assert error.tried == tuple(map(str, wrong[:2]))
-
-
-def test_a_host_that_wants_more_than_a_key(make_sshd):
-    sshd = make_sshd(words=("PasswordAuthentication yes", "AuthenticationMethods publickey,password"))
-    message = str(refusal(PermissionDenied, sshd))
-    assert f"the key {sshd.key} is accepted, but it also wants password" in message
-
-
-def test_a_host_that_takes_no_keys(make_sshd):
-    sshd = make_sshd(words=("PubkeyAuthentication no", "PasswordAuthentication yes"))
-    sshd.config.append(f"IdentityFile {keygen(sshd.folder / 'another')}")
-    error = refusal(PermissionDenied, sshd)
-    assert "permission denied (password)" in str(error)
-    assert len(error.tried) == 1
-
-
-# The ssh agent
-
-
-@pytest.fixture
-def agent(tmp_path):
-    """The socket of a real ssh-agent, and a way to give it keys."""
-    if shutil.which("ssh-agent") is None:
-        pytest.skip("needs ssh-agent (Debian: openssh-client)")
-    path = tmp_path / "agent"
-    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
-
-    def add(key: Path) -> None:
-        asker = tmp_path / "asker"
-        asker.write_text("#!/bin/sh\necho secret\n")
-        asker.chmod(0o700)
-        words = {
-            "SSH_AUTH_SOCK": str(path),
-            "SSH_ASKPASS": str(asker),
-            "SSH_ASKPASS_REQUIRE": "force",
-            "DISPLAY": "x",
-        }
-        subprocess.run(["ssh-add", "-q", key], env={**os.environ, **words}, check=True)
-
-    until(path.exists, "ssh-agent")
-    yield path, add
-    process.terminate()
-    process.wait()
-
-
-@pytest.fixture
-def locked(make_sshd, tmp_path):
-    """An sshd that only takes a key which lies encrypted in the user's configuration."""
-    sshd = make_sshd()
-    (sshd.folder / "authorized").write_text("")
-    sshd.key.unlink()
-    sshd.authorize(keygen(sshd.key, passphrase="secret"))
-    return sshd
-
-
-def test_an_agent_holds_the_encrypted_key(locked, agent):
-    path, add = agent
-    add(locked.key)
-    locked.config.append(f"IdentityAgent {path}")
-    assert answer(locked) == "hello"
-
-
-def test_the_keys_of_an_agent_that_no_configuration_names(sshd, agent, tmp_path):
-    path, add = agent
-    key = keygen(tmp_path / "k")
-    sshd.authorize(key)
-    add(key)
-    sshd.config = [f"IdentityAgent {path}"]
-    with closing(Keyring()) as keyring:
-        sshd.key.rename(tmp_path / "aside")
-        try:
-            assert answer(sshd, keyring=keyring) == "hello"
-            sshd.config.append("IdentitiesOnly yes")
-            with pytest.raises(PermissionDenied) as caught:
-                answer(sshd, keyring=keyring)
-        finally:
-            (tmp_path / "aside").rename(sshd.key)
-            sshd.config = []
-    assert caught.value.tried == ()
-
-
-def test_keys_of_the_configuration_come_before_the_agents_others(locked, agent, tmp_path):
-    """As sshd gives up after a few, an agent full of keys would otherwise lock us out."""
-    path, add = agent
-    for i in range(8):
-        add(keygen(tmp_path / f"other{i}"))
-    add(locked.key)
-    locked.config.append(f"IdentityAgent {path}")
-    assert answer(locked) == "hello"
-
-
-def test_the_key_that_was_asked_for_comes_before_the_agents_others(sshd, agent, tmp_path):
-    path, add = agent
-    for i in range(8):
-        add(keygen(tmp_path / f"other{i}"))
-    key = keygen(tmp_path / "k")
-    sshd.authorize(key)
-    sshd.config.append(f"IdentityAgent {path}")
-    try:
-        assert answer(sshd, identity=key) == "hello"
-    finally:
-        sshd.config.clear()
-
-
-def test_fifty_threads_share_one_agent(locked, agent):
-    path, add = agent
-    add(locked.key)
-    locked.config.append(f"IdentityAgent {path}")
-    options, said = locked.options(), []
-    with closing(Keyring()) as keyring:
-
-        def work() -> None:
-            with closing(connect(locked.host(), options, timeout=60, keyring=keyring)) as connection:
-                said.append(read_all(connection.run("echo hello")))
-
-        threads = [threading.Thread(target=work) for _ in range(50)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert said == [b"hello\n"] * 50
-
-
-def test_an_agent_that_is_gone_is_named(locked):
-    locked.config.append(f"IdentityAgent {locked.folder}/gone")
-    assert f"no ssh agent answers at {locked.folder}/gone" in str(refusal(PermissionDenied, locked))
-
-
-# The host's keys
-
-
-@pytest.fixture(scope="module")
-def three(sshd_folder):
-    """An sshd with three host keys."""
-    (sshd_folder / "three").mkdir()
-    sshd = Sshd(sshd_folder / "three", key_types=("ed25519", "ecdsa", "rsa"))
-    sshd.start()
-    yield sshd
-    sshd.stop()
-
-
-@pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
-def test_a_host_of_which_one_key_of_three_is_known(three, kind):
-    three.know(f"{three.name} {three.host_key(kind)}")
-    assert answer(three) == "hello"
-
-
-def test_an_unknown_host(three):
-    three.know()
-    error = refusal(HostKeyUnknown, three)
-    assert type(error) is HostKeyUnknown
-    fingerprint = subprocess.run(
-        ["ssh-keygen", "-lf", three.folder / "host_ed25519"], check=True, capture_output=True, text=True
-    ).stdout.split()[1]
-    assert (error.key_type, error.fingerprint) == ("ssh-ed25519", fingerprint)
-    assert fingerprint in str(error)
-    assert three.known_hosts.read_text() == ""
-
-
-def test_what_the_hint_says_makes_the_host_known(three):
-    """ssh-keyscan, or ssh once; here with ssh, which writes the file that we read."""
-    three.know()
-    error = refusal(HostKeyUnknown, three)
-    command = error.hint.split("`")[3].split()
-    subprocess.run([*command, "-oBatchMode=yes", "-oStrictHostKeyChecking=accept-new", "true"], check=True)
-    assert answer(three) == "hello"
-
-
-def test_a_host_key_by_port_and_by_name(three):
-    three.know(f"127.0.0.1 {three.host_key('rsa')}")
-    assert answer(three) == "hello"
-    three.know(f"[127.0.0.1]:{three.port + 1} {three.host_key('rsa')}")
-    refusal(HostKeyUnknown, three)
-
-
-def test_a_changed_host_key(three):
-    three.know("# comment", f"{three.name} {public(three.key)}")
-    for policy in ("strict", "accept-new"):
-        error = refusal(HostKeyChanged, three, host_keys=policy)
-        assert f"{three.known_hosts}:2" in str(error)
-    assert answer(three, host_keys="off") == "hello"
-    assert len(three.known_hosts.read_text().splitlines()) == 2
-
-
-def test_accept_new(make_sshd):
-    sshd = make_sshd()
-    shutil.rmtree(sshd.known_hosts.parent)
-    assert answer(sshd, host_keys="accept-new") == "hello"
-    assert sshd.known_hosts.read_text() == f"{sshd.name} {sshd.host_key('ed25519')}\n"
-    assert answer(sshd) == "hello"
-    config = sshd.options().config
-    ssh = ["ssh", "-F", config, "-p", str(sshd.port), "-oStrictHostKeyChecking=yes", "-oBatchMode=yes"]
-    subprocess.run([*ssh, "127.0.0.1", "true"], check=True)
-
-
-def test_a_revoked_host_key(three):
-    three.know(f"{three.name} {three.host_key('ed25519')}", f"@revoked * {three.host_key('ed25519')}")
-    for policy in ("strict", "accept-new", "off"):
-        refusal(HostKeyRevoked, three, host_keys=policy)
-
-
-def test_a_hashed_entry(three):
-    three.know(f"{three.name} {three.host_key('ecdsa')}")
-    subprocess.run(["ssh-keygen", "-q", "-H", "-f", three.known_hosts], check=True, capture_output=True)
-    assert "127.0.0.1" not in three.known_hosts.read_text()
-    assert answer(three) == "hello"

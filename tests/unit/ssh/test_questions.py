@@ -1,0 +1,127 @@
+"""One `ssh -G` for many hosts gives what each would give, and is asked again where it must be."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from hvlaunch.errors import HostError
+from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.questions import Questions
+from hvlaunch.ssh.settings import ask_ssh, resolve
+
+pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh binary (openssh-client)")
+NAMES = ("n1", "n2", "N3", "10.0.0.4", "fd00::5")
+
+
+class Counting:
+    """Asks ssh, and counts."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, arguments, timeout):
+        self.asked.append(list(arguments))
+        return ask_ssh(arguments, timeout)
+
+
+@pytest.fixture
+def counting():
+    return Counting()
+
+
+def config(tmp_path, *lines):
+    path = tmp_path / "config"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return SSHOptions(config=path)
+
+
+def settings(options, ask, names=NAMES):
+    return [resolve(Host(name), options, ask=ask) for name in names]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (),
+        ("# Host n2", "", "User ada", "Port=2222"),
+        ("Host *", "  IdentityFile ~/.ssh/other", "  ProxyJump gate", "  Compression yes"),
+        ("  host  *  ", "ConnectTimeout 9", "HostKeyAlias farm", "StrictHostKeyChecking no"),
+    ],
+)
+def test_once_where_all_hosts_are_alike(tmp_path, counting, lines):
+    options = config(tmp_path, *lines)
+    assert settings(options, Questions(counting)) == settings(options, ask_ssh)
+    assert len(counting.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Host n2", "  User ada"),
+        ("Host * !n2", "  User ada"),
+        ("Host n?", "  Port 2222"),
+        ("Match host n2", "  User ada"),
+        ('Match exec "test %h = n2"', "  User ada"),
+        ("HostName %h.example",),
+        ("HostName gate.example",),
+        ("IdentityFile ~/.ssh/%h",),
+        ("UserKnownHostsFile ~/.ssh/known/%k",),
+        ("CanonicalizeHostname yes",),
+        ('Host "n2"', "  User ada"),
+        ("Include INCLUDED",),
+    ],
+)
+def test_each_where_they_may_differ(tmp_path, counting, lines):
+    included = tmp_path / "included"
+    included.write_text("Host n2\n  User ada\n")
+    options = config(tmp_path, *(line.replace("INCLUDED", str(included)) for line in lines))
+    assert settings(options, Questions(counting)) == settings(options, ask_ssh)
+    assert len(counting.asked) == len(NAMES)
+
+
+def test_what_is_included_counts_as_well(tmp_path, counting):
+    (tmp_path / "included").write_text("Host *\n  User ada\n")
+    options = config(tmp_path, f"Include {tmp_path}/incl*")
+    found = settings(options, Questions(counting))
+    assert {one.user for one in found} == {"ada"}
+    assert len(counting.asked) == 1
+
+
+def test_other_words_are_another_question(tmp_path, counting):
+    ask = Questions(counting)
+    options = config(tmp_path)
+    for port in (None, 2222, None, 2222):
+        assert resolve(Host("n1", port=port), options, ask=ask).port == (port or 22)
+    assert len(counting.asked) == 2
+
+
+def test_a_configuration_that_is_wrong_is_told_to_each_as_without(tmp_path, counting):
+    options = config(tmp_path, "NoSuchSetting yes")
+    ask = Questions(counting)
+    for name in ("n1", "n2"):
+        with pytest.raises(HostError) as by_us:
+            resolve(Host(name), options, ask=ask)
+        with pytest.raises(HostError) as by_ssh:
+            resolve(Host(name), options)
+        assert str(by_us.value) == str(by_ssh.value)
+
+
+def test_no_ssh_is_told_to_each():
+    def none(arguments, timeout):
+        raise FileNotFoundError("ssh")
+
+    ask = Questions(none)
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            ask(["-G", "n1"], 1.0)
+
+
+def test_a_time_out_is_told_to_each():
+    def slow(arguments, timeout):
+        raise subprocess.TimeoutExpired("ssh", timeout)
+
+    ask = Questions(slow)
+    for _ in range(2):
+        with pytest.raises(subprocess.TimeoutExpired):
+            ask(["-G", "n1"], 1.0)
