@@ -10,10 +10,14 @@ from hvlaunch.errors import HvlaunchError
 __all__ = [
     "ColorPolicy",
     "ConsoleOptions",
+    "ElasticOptions",
     "Host",
     "HostKeyPolicy",
     "JobResult",
     "JobSpec",
+    "LauncherName",
+    "MPIOptions",
+    "RelayPolicy",
     "SSHClient",
     "SSHOptions",
     "StdinPolicy",
@@ -24,6 +28,8 @@ HostKeyPolicy = Literal["strict", "accept-new", "off"]
 SSHClient = Literal["paramiko", "openssh"]
 StdinPolicy = Literal["0", "all", "none"]
 ColorPolicy = Literal["auto", "always", "never"]
+LauncherName = Literal["mpirun", "srun", "jsrun"]
+RelayPolicy = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,21 @@ class SSHOptions:
     """Who speaks SSH: paramiko in this process, or the ssh binary."""
     connect_limit: int = 8
     """How many connections to one address may be made at the same time."""
+    remote_agent: str | None = None
+    """A program that runs a command on a host, in place of ssh: `PROGRAM HOST COMMAND`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MPIOptions:
+    """For a job that somebody else's launcher starts."""
+
+    launcher: LauncherName = "mpirun"
+    program: str | None = None
+    """Name or path, in place of the launcher's usual name."""
+    args: tuple[str, ...] = ()
+    """The user's own flags for it."""
+    binding: tuple[str, ...] = ()
+    """Flags that bind processes to processors, in place of none being bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +95,46 @@ class ConsoleOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticOptions:
+    """What makes a job elastic; times are in seconds."""
+
+    min_np: int
+    """With fewer workers there is no round."""
+    max_np: int | None = None
+    """More are not used; None is no bound."""
+    discovery_script: str | None = None
+    """The command that prints the pool; without it, and without a hostfile, the job's hosts are the pool."""
+    hostfile: Path | None = None
+    """Read again when it changes."""
+    discovery_interval: float = 1.0
+    discovery_timeout: float = 30.0
+    elastic_timeout: float = 600.0
+    """How long there may be too few slots."""
+    reset_timeout: float = 60.0
+    """How long a worker may take to ask for a place again when its round has ended."""
+    max_restarts: int | None = None
+    """Failures within `restart_window` that are made up for; None is no bound."""
+    restart_window: float = 3600.0
+    spares: int = 0
+    """Workers beyond max_np that are started, and wait for a place."""
+    cooldown: tuple[float, float] | None = None
+    """How long a failing host is left alone, at first and at most; None is for good."""
+    worker_timeout: float = 30.0
+    """How long a worker that has once said that it lives may be silent."""
+    commit_timeout: float | None = None
+    """How long a round may go on without a commit; None is for ever."""
+    drain_timeout: float = 30.0
+    """How long the workers of a host that leaves the pool may take to reach their next commit."""
+    exit_grace: float = 300.0
+    """How long the others may go on when the first worker has ended well."""
+
+    @property
+    def discovers(self) -> bool:
+        """Whether the pool may change."""
+        return self.discovery_script is not None or self.hostfile is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """All that a controller needs to run a job."""
 
@@ -81,8 +142,11 @@ class JobSpec:
     hosts: tuple[Host, ...]
     cwd: str
     """The workers' working directory, on every host."""
+    allocation: str | None = None
+    """Whose allocation the hosts are: `Slurm job 123`; None where the user named them."""
     np: int | None = None
-    """How many workers; None is one in every slot."""
+    """How many workers; None is one in every slot. With `elastic`, how many are waited for at the start."""
+    elastic: ElasticOptions | None = None
     slots_per_host: int | None = None
     """For hosts without slots of their own; None counts the host's GPUs."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +158,17 @@ class JobSpec:
     """Where an object is appended for each event."""
     network_interfaces: tuple[str, ...] = ()
     """Interfaces to use, without trying which lead where; on each host the first that has an address."""
+    horovod: bool = False
+    """Let Horovod's own workers meet at the rendezvous: its scopes are open to the job's hosts, without a token."""
+    relay: RelayPolicy = "auto"
+    """Whether agents relay to the rendezvous over SSH: where a host can't reach it, always, or never."""
+    rendezvous_port: int = 0
+    """Where the driver's rendezvous listens; 0 is a free port."""
+    worker_ports: tuple[int, int] | None = None
+    """The lowest and the highest port that is chosen for workers; None is any."""
     ssh: SSHOptions = field(default_factory=SSHOptions)
+    mpi: MPIOptions | None = None
+    """The launcher that starts the workers; None is hvlaunch itself."""
     remote_python: str | None = None
     start_timeout: float = 60.0
     """Seconds for all of connecting."""

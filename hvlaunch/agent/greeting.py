@@ -2,9 +2,10 @@
 
 import os
 import selectors
+import socket
 import threading
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from hvlaunch.agent import facts, probe
 from hvlaunch.agent.channel import Channel
@@ -13,6 +14,7 @@ from hvlaunch.agent.frames import PROTOCOL
 __all__ = ["Greeting"]
 
 _PROBE_TIMEOUT = 5.0
+_CONNECT_TIMEOUT = 2.0  # for the rendezvous, where there is a relay: one lost packet is sent again meanwhile
 _SETTLE = 0.2
 _GPU_QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
 
@@ -26,25 +28,28 @@ class Greeting:
         selector: selectors.BaseSelector,
         call_soon: Callable[[Callable[[], None]], None],
         scratch: str,
+        listen: Callable[[], int],
     ) -> None:
         self._channel = channel
         self._selector = selector
         self._call_soon = call_soon
         self._scratch = scratch
+        self._listen_as_relay = listen
         self._beacon: Optional[probe.Beacon] = None
-        self._master = facts.free_port()
+        self._master: Optional[socket.socket] = None
+        self._hello: Dict[str, Any] = {}
 
     def greet(self, hello: Dict[str, Any], trouble: Optional[str]) -> None:
         """Tell the facts (after counting GPUs, if asked to), then whether the rendezvous can be reached."""
-        self._beacon = probe.Beacon(facts.free_port(), hello["nonce"])
-        self._selector.register(self._beacon.listener, selectors.EVENT_READ, self._beacon.answer)
+        self._hello = hello
+        beacon_port, master_port = self._take_ports(hello)
         answer = {
             "type": "hello",
             "protocol": PROTOCOL,
             "facts": facts.host_facts(),
             "scratch": self._scratch,
-            "beacon_port": self._beacon.port,
-            "master_port": self._master.getsockname()[1],
+            "beacon_port": beacon_port,
+            "master_port": master_port,
             "cwd_error": _cannot_enter(hello["cwd"]),
             "trouble": trouble,
         }
@@ -52,12 +57,40 @@ class Greeting:
             self._in_thread(lambda: self._tell_with_gpus(answer))
         else:
             self._channel.send(answer)
-        if hello["rendezvous"]:
+        if not hello["rendezvous"]:
+            return
+        if hello["rendezvous"]["relay"] == "always":
+            self._tell_reached(None, [], relay=True)
+        else:
             self._in_thread(lambda: self._reach_rendezvous(hello["rendezvous"]))
 
     def release_ports(self) -> None:
         """The workers start now: the port that was kept for rank 0 is theirs."""
-        self._master.close()
+        if self._master is not None:
+            self._master.close()
+
+    def renew_port(self) -> None:
+        """In an elastic job: keep another port for rank 0 of the next round, and tell the driver."""
+        if self._hello["elastic"] is None:
+            return
+        try:
+            self._master = facts.free_port(self._hello["ports"])
+        except OSError:
+            return  # the one before may be free again by then
+        self._channel.send({"type": "master_port", "port": self._master.getsockname()[1]})
+
+    def _take_ports(self, hello: Dict[str, Any]) -> Tuple[Optional[int], Optional[int]]:
+        """The ports of our beacon and of rank 0, from now on ours; None where there are none in the job's range."""
+        within = hello["ports"]
+        try:
+            self._master = facts.free_port(within)
+            self._beacon = probe.Beacon(facts.free_port(within), hello["nonce"])
+        except OSError:
+            if within is None:
+                raise
+            return None, None
+        self._selector.register(self._beacon.listener, selectors.EVENT_READ, self._beacon.answer)
+        return self._beacon.port, self._master.getsockname()[1]
 
     def probe(self, header: Dict[str, Any]) -> None:
         """Try the addresses of another host's beacon; a `probed` frame for each good one, then a last one."""
@@ -89,10 +122,25 @@ class Greeting:
             good.append(index)
             return index == 0
 
+        relay = rendezvous["relay"] == "auto"
+        patience = _CONNECT_TIMEOUT if relay else None
         request = probe.http_request(rendezvous["token"])
-        probe.reach(targets, request, rendezvous["nonce"], _PROBE_TIMEOUT, found, _SETTLE)
+        probe.reach(targets, request, rendezvous["nonce"], _PROBE_TIMEOUT, found, _SETTLE, patience)
         address = targets[min(good)][0] if good else None
-        self._send_soon({"type": "reached", "address": address, "tried": [target[0] for target in targets]})
+        tried = [target[0] for target in targets]
+        self._call_soon(lambda: self._tell_reached(address, tried, relay=relay))
+
+    def _tell_reached(self, address: Optional[str], tried: List[str], *, relay: bool) -> None:
+        """Where the rendezvous is for this host's workers; where it is nowhere, we relay if we may and can."""
+        port = None
+        if address is None and relay:
+            try:
+                port = self._listen_as_relay()
+            except OSError:
+                pass  # a host without a loopback
+            else:
+                address = "127.0.0.1"
+        self._channel.send({"type": "reached", "address": address, "tried": tried, "relay_port": port})
 
     def _reach_host(self, header: Dict[str, Any]) -> None:
         targets = [(str(address), int(header["port"])) for address in header["addresses"]]

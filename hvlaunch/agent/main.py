@@ -9,25 +9,28 @@ import selectors
 import signal
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, NoReturn, Optional
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, NoReturn, Optional
 
 from hvlaunch.agent import reaper, scratch
 from hvlaunch.agent.channel import Channel
-from hvlaunch.agent.frames import MAGIC, BadFrame, Frame
+from hvlaunch.agent.frames import BadFrame, Frame
 from hvlaunch.agent.greeting import Greeting
 from hvlaunch.agent.workers import Workers
+
+if TYPE_CHECKING:  # few hosts need it
+    from hvlaunch.agent.relay import Relay
 
 __all__ = ["Agent", "main"]
 
 _SIGNALS_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KILL_PATIENCE = 20.0
 _LAST_WORDS = 1.0
+_LAST_MOMENT = 0.2
 
 
 def main(config: Dict[str, Any], directory: str, guardian_fd: int) -> NoReturn:
     """Run the agent over fds 0 and 1 and exit. `guardian_fd` reads end-of-file when the guardian dies."""
     channel = Channel(0, 1)
-    channel.send_raw(MAGIC)
     trouble = reaper.adopt_descendants()  # fork does not hand it on, and the guardian may be killed
     try:
         code = Agent(channel, config, directory, guardian_fd, trouble).run()
@@ -55,6 +58,7 @@ class Agent:
         self._lease = float(config["lease"])
         self._grace = float(config["grace"])
         self._scratch = directory
+        self._guardian_fd = guardian_fd
         self._trouble = trouble
         self._ending = False
         self._alone = False
@@ -62,7 +66,8 @@ class Agent:
         self._calls: Deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
         self._workers = Workers(channel, self._selector, int(config["window"]))
-        self._greeting = Greeting(channel, self._selector, self._call_soon, directory)
+        self._relay: Optional["Relay"] = None
+        self._greeting = Greeting(channel, self._selector, self._call_soon, directory, self._listen)
         self._wake_read, self._wake_write = os.pipe()
         self._watch_signals()
         self._selector.register(channel.read_fd, selectors.EVENT_READ, self._receive)
@@ -83,12 +88,21 @@ class Agent:
         self._calls.append(call)
         os.write(self._wake_write, b"\0")
 
+    def _listen(self) -> int:
+        """Relay for the workers from now on; the port. Raises OSError."""
+        from hvlaunch.agent.relay import Relay  # noqa: PLC0415 (see above)
+
+        self._relay = Relay(self._channel, self._selector)
+        return self._relay.listen()
+
     def run(self) -> int:
         """Work until there is nothing left to do and nobody left to do it for; the exit code."""
         while not (self._ending and self._workers.all_ended):
             self._watch_writing()
             for key, _ in self._selector.select(self._timeout()):
                 key.data()
+            if self._relay is not None:
+                self._relay.read_on()
             now = time.monotonic()
             self._workers.take_due_steps(now)
             if now >= self._last_heard + self._lease and not self._ending:
@@ -97,7 +111,10 @@ class Agent:
         self._workers.read_the_rest()
         self._channel.send({"type": "bye", "left": left})
         self._channel.flush_all(_LAST_WORDS if self._alone else self._lease)
-        return 0
+        if self._guardian_fd >= 0:
+            return 0
+        scratch.remove(self._scratch)
+        return 1
 
     def _timeout(self) -> Optional[float]:
         deadlines = [] if self._ending else [self._last_heard + self._lease]
@@ -133,12 +150,16 @@ class Agent:
         if kind == "ping":
             self._channel.send({"type": "pong", "at": time.monotonic()})
         elif kind == "hello":
+            self._workers.suspension = header["elastic"]
             self._greeting.greet(header, self._trouble)
         elif kind == "probe":
             self._greeting.probe(header)
         elif kind == "start":
             self._greeting.release_ports()
             self._workers.start(header, body)
+            self._greeting.renew_port()
+        elif kind == "relay" and self._relay is not None:
+            self._relay.obey(header, body)
         elif kind == "bye":
             self._ending = True
             self._workers.stop(None, [(signal.SIGKILL, 0.0)])
@@ -154,14 +175,15 @@ class Agent:
         self._workers.reap()
 
     def _orphaned(self) -> None:
-        """The guardian was killed. Nothing watches over the agent now, so it ends all at once."""
+        """The guardian was killed. Nothing watches over the agent now, so it ends all, and itself.
+
+        Perhaps a worker made somebody kill us all (MPI_Abort), and is about to end with a code of its own.
+        """
         self._channel.send({"type": "parting", "cause": "its guardian was killed"})
-        self._ending = True
-        self._workers.stop(None, [(signal.SIGKILL, 0.0)])
-        reaper.kill_descendants(_KILL_PATIENCE)
-        scratch.remove(self._scratch)
-        self._channel.flush_all(_LAST_WORDS)
-        os._exit(1)
+        self._selector.unregister(self._guardian_fd)
+        self._guardian_fd = -1
+        self._ending = self._alone = True
+        self._workers.stop(None, [(signal.SIGKILL, _LAST_MOMENT)])
 
     def _give_up(self, cause: str, *, alone: bool = True) -> None:
         """End the workers and then ourselves; `alone` is when nobody is there to report to."""
@@ -171,5 +193,7 @@ class Agent:
         self._ending = True
         self._alone = alone
         if alone:
+            if self._relay is not None:
+                self._relay.close()
             self._workers.discard_output()
         self._workers.stop(None, [(signal.SIGTERM, 0.0), (signal.SIGKILL, self._grace)])

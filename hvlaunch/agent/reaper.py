@@ -9,9 +9,9 @@ import errno
 import os
 import signal
 import time
-from typing import List, Optional
+from typing import Dict, List, Optional, Sequence
 
-__all__ = ["adopt_descendants", "children", "kill_descendants"]
+__all__ = ["adopt_descendants", "children", "kill_descendants", "kill_marked"]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_PAUSE = 0.0005
@@ -45,18 +45,7 @@ def children() -> List[int]:
 
 def _children_by_parent(parent: int) -> List[int]:
     """For kernels without CONFIG_PROC_CHILDREN: the processes whose parent is `parent`."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open("/proc/%s/stat" % name, "rb") as stat:
-                fields = stat.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            found.append(int(name))
-    return found
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent_of(name) == parent]
 
 
 def kill_descendants(patience: float) -> int:
@@ -79,6 +68,40 @@ def kill_descendants(patience: float) -> int:
             return len(children())
         time.sleep(pause)
         pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def kill_marked(marks: Sequence[bytes]) -> None:
+    """SIGKILL every descendant that has one of these NAME=VALUE in the environment that it was started with."""
+    for pid in _descendants():
+        try:
+            with open("/proc/%d/environ" % pid, "rb") as environ:
+                variables = environ.read().split(b"\0")
+        except OSError:
+            continue  # ended, or another user's
+        if any(mark in variables for mark in marks):
+            _kill(pid)
+
+
+def _descendants() -> List[int]:
+    parents: Dict[int, List[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            parent = _parent_of(name)
+            if parent is not None:
+                parents.setdefault(parent, []).append(int(name))
+    found = list(parents.get(os.getpid(), ()))
+    for pid in found:  # grows meanwhile
+        found.extend(parents.get(pid, ()))
+    return found
+
+
+def _parent_of(pid: str) -> Optional[int]:
+    """None where the process is gone."""
+    try:
+        with open("/proc/%s/stat" % pid, "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def _kill(pid: int) -> None:

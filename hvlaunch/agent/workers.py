@@ -8,23 +8,28 @@ import signal
 import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
+from hvlaunch.agent import reaper
 from hvlaunch.agent import worker as one
 from hvlaunch.agent.channel import Channel
 
 __all__ = ["Workers"]
 
 _CHUNK = 1 << 16
+_CLEARING = 2.0
 _F_GETPIPE_SZ = 1032  # fcntl(2); the module has the name since Python 3.10
 
 Step = Tuple[int, float]
 
 
 class _Slot:
-    """A worker and what the agent still has to do for it."""
+    """A worker and what the agent still has to do for it. `about` names it in frames: round, slot and start."""
 
-    def __init__(self, round_number: int, worker: one.Worker) -> None:
-        self.round = round_number
+    def __init__(self, about: Dict[str, int], worker: one.Worker, mark: str) -> None:
+        self.about = about
         self.worker = worker
+        self.mark = mark.encode()
+        """In the environment of the worker, and of its children unless they clear it."""
+        self.suspended_at: Optional[float] = None
         self.steps: List[Step] = []
         self.end: Optional[Dict[str, Any]] = None
         self.told = False
@@ -41,31 +46,52 @@ class Workers:
         self._selector = selector
         self._credit = window
         self._discard = False
-        self._slots: Dict[int, _Slot] = {}
+        self._slots: List[_Slot] = []
         self._oom = one.OomWatch()
+        self.suspension: Optional[float] = None
+        """Seconds that a worker may be stopped (SIGSTOP) before the driver is told; None: it never is."""
 
     @property
     def all_ended(self) -> bool:
-        return all(slot.end is not None for slot in self._slots.values())
+        return all(slot.end is not None for slot in self._slots)
 
     def start(self, header: Dict[str, Any], body: bytes) -> None:
         """Start the workers of a `start` frame; `started` or `not_started` for each."""
         plan = json.loads(body.decode("ascii"))
+        self._clear([item["slot"] for item in plan["workers"]])
         for item in plan["workers"]:
             env = dict(plan["defaults"])
             env.update(os.environ)
             env.update(plan["env"])
             env.update(item["env"])
-            about = {"round": header["round"], "slot": item["slot"]}
+            about = {"round": header["round"], "slot": item["slot"], "start": item["start"]}
             try:
                 worker = one.start(item["slot"], plan["argv"], env, item["stdin"])
             except one.CannotStart as error:
                 self._channel.send({"type": "not_started", "code": error.code, "cause": error.cause, **about})
                 continue
-            slot = self._slots[item["slot"]] = _Slot(header["round"], worker)
+            slot = _Slot(about, worker, "HVLAUNCH_WORKER=%s" % env.get("HVLAUNCH_WORKER"))
+            self._slots.append(slot)
             for stream in worker.output:
                 self._watch(slot, stream)
             self._channel.send({"type": "started", "pid": worker.pid, "at": time.monotonic(), **about})
+
+    def _clear(self, numbers: Sequence[int]) -> None:
+        """Before workers start again: end what earlier ones left behind, which may hold their GPUs and ports.
+
+        Where no worker lives, that is every process of the job. Else it is those that have the name of an earlier
+        worker of these slots in their environment.
+        """
+        if not self._slots:
+            return
+        if self.all_ended:
+            reaper.kill_descendants(_CLEARING)
+        else:
+            gone = [slot for slot in self._slots if slot.end is not None and slot.worker.slot in numbers]
+            reaper.kill_marked([slot.mark for slot in gone])
+        self._slots = [
+            slot for slot in self._slots if slot.end is None or slot.worker.output or not slot.told
+        ]
 
     def obey(self, header: Dict[str, Any], body: bytes) -> None:
         """Carry out a frame about running workers."""
@@ -89,33 +115,45 @@ class Workers:
 
     def _chosen(self, slots: Optional[Sequence[int]]) -> List[_Slot]:
         return [
-            slot
-            for number, slot in self._slots.items()
-            if slot.end is None and (slots is None or number in slots)
+            slot for slot in self._slots if slot.end is None and (slots is None or slot.worker.slot in slots)
         ]
 
     def deadlines(self) -> Iterator[float]:
-        """When the next signals are due."""
-        return (slot.steps[0][1] for slot in self._slots.values() if slot.steps)
+        """When the next signals, and words about stopped workers, are due."""
+        for slot in self._slots:
+            if slot.steps:
+                yield slot.steps[0][1]
+            if slot.suspended_at is not None and self.suspension is not None:
+                yield slot.suspended_at + self.suspension
 
     def take_due_steps(self, now: float) -> None:
-        """Send the signals that are due."""
-        for slot in self._slots.values():
+        """Send the signals that are due, and tell of workers that have been stopped for long."""
+        for slot in self._slots:
             while slot.steps and slot.steps[0][1] <= now:
                 number, _ = slot.steps.pop(0)
                 slot.worker.send_signal(number, group=True)
+            since = slot.suspended_at
+            if since is not None and self.suspension is not None and now >= since + self.suspension:
+                slot.suspended_at = None
+                self._channel.send({"type": "suspended", **slot.about})
 
     def reap(self) -> None:
         """Collect who has ended: workers, and orphans that were handed to the agent."""
-        by_pid = {slot.worker.pid: slot for slot in self._slots.values() if slot.end is None}
+        by_pid = {slot.worker.pid: slot for slot in self._slots if slot.end is None}
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
-            if pid in by_pid:
+            if pid not in by_pid:
+                continue
+            if os.WIFSTOPPED(status):
+                by_pid[pid].suspended_at = time.monotonic()
+            elif os.WIFCONTINUED(status):
+                by_pid[pid].suspended_at = None
+            else:
                 self._ended(by_pid[pid], status, usage.ru_maxrss)
 
     def _ended(self, slot: _Slot, status: int, max_rss: int) -> None:
@@ -124,6 +162,7 @@ class Workers:
             slot.end["signal"] == signal.SIGKILL and not slot.worker.killed and self._oom.struck()
         )
         slot.steps = []
+        slot.suspended_at = None
         self._drop_stdin(slot)
         self._measure(slot)
         self._drain(slot)
@@ -148,8 +187,7 @@ class Workers:
         if not slot.told and slot.end is not None:
             slot.told = True
             error = "" if slot.end["code"] == 0 else slot.worker.error_text()
-            about = {"round": slot.round, "slot": slot.worker.slot}
-            self._channel.send({"type": "exited", **about, **slot.end}, error.encode())
+            self._channel.send({"type": "exited", **slot.about, **slot.end}, error.encode())
 
     @property
     def _has_credit(self) -> bool:
@@ -177,8 +215,7 @@ class Workers:
             os.close(fd)
             del slot.worker.output[stream]
         if not self._discard:
-            about = {"round": slot.round, "slot": slot.worker.slot, "stream": stream}
-            self._channel.send({"type": "output", **about}, data)
+            self._channel.send({"type": "output", "stream": stream, **slot.about}, data)
             self._credit -= len(data)
             if self._credit <= 0:
                 self._pause()
@@ -186,7 +223,7 @@ class Workers:
 
     def _pause(self) -> None:
         """No credit: stop reading, so that the workers block in write(), as on a full pipe."""
-        for slot in self._slots.values():
+        for slot in self._slots:
             for fd in slot.worker.output.values():
                 if fd in self._selector.get_map():
                     self._selector.unregister(fd)
@@ -198,7 +235,7 @@ class Workers:
             self._read_on()
 
     def _read_on(self) -> None:
-        for slot in list(self._slots.values()):
+        for slot in list(self._slots):
             if slot.end is not None and not slot.told:
                 self._drain(slot)
             for stream in list(slot.worker.output):
@@ -213,12 +250,12 @@ class Workers:
     def read_the_rest(self) -> None:
         """At the end, when no process is left that could write: pass on what the pipes still hold."""
         self._credit = 1 << 40
-        for slot in self._slots.values():
+        for slot in self._slots:
             self._measure(slot)
             self._drain(slot)
 
     def _feed(self, number: int, data: bytes) -> None:
-        slot = self._slots.get(number)
+        slot = next((slot for slot in self._chosen([number])), None)
         if slot is None or slot.worker.stdin is None:
             self._tell_taken(number, len(data))
             return

@@ -8,12 +8,16 @@ from typing import NoReturn
 
 from hvlaunch import __version__
 from hvlaunch.cli import values
+from hvlaunch.cli.controller_arguments import add_controller
+from hvlaunch.cli.elastic import add_elastic
+from hvlaunch.cli.output import add_output
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import (
     ColorPolicy,
-    ConsoleOptions,
     HostKeyPolicy,
     JobSpec,
+    LauncherName,
+    RelayPolicy,
     SSHClient,
     SSHOptions,
     StdinPolicy,
@@ -40,6 +44,9 @@ examples:
   hosts from a file, secrets from another, NCCL's log on
     hvlaunch -hostfile hosts --env-file keys -x NCCL_DEBUG=INFO python train.py
 
+  two to eight workers on hosts that come and go
+    hvlaunch -np 4 --min-np 2 --max-np 8 --host-discovery-script ./discover.sh python train.py
+
   what would be started where, and with which environment
     hvlaunch --dry-run -np 8 -H gpu01:4,gpu02:4 python train.py
 """
@@ -64,7 +71,18 @@ class Options(argparse.Namespace):
     hosts: str | None
     hostfile: str | None
     slots_per_host: int | None
+    no_scheduler: bool
     network_interfaces: list[str]
+    rendezvous_relay: RelayPolicy
+    rendezvous_port: int
+    worker_port_range: tuple[int, int] | None
+    horovod: bool
+    min_np: int | None
+    max_np: int | None
+    host_discovery_script: str | None
+    max_restarts: int | None
+    spares: int | None
+    cooldown: tuple[float, float] | None
     cwd: str | None
     stdin: StdinPolicy
     x: list[str]
@@ -90,7 +108,10 @@ class Options(argparse.Namespace):
     start_timeout: float
     lease: float
     grace: float
-    gloo: bool
+    launcher: LauncherName | None
+    mpirun: str | None
+    mpi_args: list[str]
+    binding_args: list[str]
     dry_run: bool
     check_build: bool
     command: tuple[str, ...]
@@ -164,13 +185,17 @@ class _Parser(argparse.ArgumentParser):
                 return argv[:index], argv[index + 1 :]
             if not word.startswith("-") or word == "-":
                 return argv[:index], argv[index:]
-            index += 2 if self._takes_next_word(word) else 1
+            index += 1 + self._words_after(word)
         return argv, ()
 
-    def _takes_next_word(self, word: str) -> bool:
+    def _words_after(self, word: str) -> int:
+        """How many of the words after a flag are its values."""
         options = {name: action for action in self._actions for name in action.option_strings}
         names = [word] if word in options else [name for name in options if name.startswith(word)]
-        return len({id(options[name]) for name in names}) == 1 and options[names[0]].nargs != 0
+        if len({id(options[name]) for name in names}) != 1:
+            return 0
+        count = options[names[0]].nargs
+        return count if isinstance(count, int) else 1
 
     def unknown_option(self, word: str) -> BadUsage:
         """The error for a flag that we do not have, with the one that was perhaps meant."""
@@ -188,11 +213,12 @@ def _parser() -> _Parser:
     )
     _add_hosts(parser)
     _add_workers(parser)
+    add_elastic(parser)
     _add_environment(parser)
-    _add_output(parser)
+    add_output(parser)
     _add_ssh(parser)
     _add_ending(parser)
-    _add_controller(parser)
+    add_controller(parser)
     _add_general(parser)
     return parser
 
@@ -205,7 +231,7 @@ def _add_hosts(parser: _Parser) -> None:
         "--hosts",
         metavar="HOST,...",
         help="host, host:slots, user@host:slots, ranges such as gpu[01-04]:8, [fe80::1]:4; "
-        "default: localhost with N slots",
+        "default: those of the scheduler's job that we are in, else localhost with N slots",
     )
     which.add_argument("-hostfile", "--hostfile", metavar="FILE", help="hosts from a file, one on each line")
     hosts.add_argument(
@@ -213,6 +239,12 @@ def _add_hosts(parser: _Parser) -> None:
         metavar="N",
         type=values.slots,
         help="slots of hosts that name none; default: as many as the host has GPUs, else 1",
+    )
+    hosts.add_argument(
+        "--no-scheduler",
+        action="store_true",
+        help="without -H, don't take the hosts of the job of Slurm, LSF, PBS, Grid Engine or the MPI operator that we"
+        " are in",
     )
     hosts.add_argument(
         "--network-interfaces",
@@ -223,6 +255,26 @@ def _add_hosts(parser: _Parser) -> None:
         default=[],
         help="interfaces for the workers, by name; on each host the first that has an address is taken as it is."
         " Default: the hosts try each other's addresses",
+    )
+    hosts.add_argument(
+        "--rendezvous-relay",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="how workers reach hvlaunch's rendezvous: over the ssh connection where a host can't connect to this "
+        "machine (auto, the default), always so, or never",
+    )
+    hosts.add_argument(
+        "--rendezvous-port",
+        metavar="PORT",
+        type=values.port_or_any,
+        default=_DEFAULTS["rendezvous_port"],
+        help="where hvlaunch's rendezvous listens on this machine, for a firewall to let through; default: a free port",
+    )
+    hosts.add_argument(
+        "--worker-port-range",
+        metavar="LOW-HIGH",
+        type=values.ports,
+        help="ports on the hosts, for a firewall to let through: MASTER_PORT is one of them; default: any",
     )
 
 
@@ -244,6 +296,12 @@ def _add_workers(parser: _Parser) -> None:
         choices=("0", "all", "none"),
         default="0",
         help="who reads what is typed or piped into hvlaunch: rank 0 (default), all workers, or none",
+    )
+    workers.add_argument(
+        "--horovod",
+        action="store_true",
+        help="COMMAND uses Horovod (hvd.init): serve its workers too, which know no token, from the job's hosts only; "
+        "pass on HOROVOD_*",
     )
 
 
@@ -269,60 +327,6 @@ def _add_environment(parser: _Parser) -> None:
         "--env",
         choices=("all",),
         help="pass on everything that makes sense on another host, not just PATH, PYTHONPATH, NCCL_* and the like",
-    )
-
-
-def _add_output(parser: _Parser) -> None:
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--output-filename",
-        metavar="DIR",
-        type=values.some,
-        help="write each worker's output to DIR/rank.N/stdout and stderr, beside showing it here",
-    )
-    output.add_argument(
-        "--prefix",
-        metavar="TEMPLATE",
-        default=ConsoleOptions().prefix,
-        help="before each line here; fields are {rank}, {host}, {local_rank}, {time} and {stream}, with formats such as "
-        "{rank:03} or {time:%%H:%%M:%%S}; default: '%(default)s'",
-    )
-    output.add_argument(
-        "-prefix-timestamp",
-        "--prefix-output-with-timestamp",
-        dest="prefix_timestamp",
-        action="store_true",
-        help="put the time before the prefix",
-    )
-    output.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="prefixes in a colour for each rank: on a terminal, unless NO_COLOR is set (auto, the default), always "
-        "or never",
-    )
-    output.add_argument(
-        "--ranks",
-        metavar="LIST",
-        type=values.ranks,
-        help="show only the output of these ranks, such as 0,8-15; files and the failure report have all",
-    )
-    output.add_argument(
-        "--merge",
-        action="store_true",
-        help="print a line that several ranks write at about the same time once, with the set of ranks",
-    )
-    output.add_argument(
-        "--events", metavar="FILE", type=values.some, help="append a JSON object for each event of the job"
-    )
-    loudness = output.add_mutually_exclusive_group()
-    loudness.add_argument(
-        "--quiet",
-        action="store_true",
-        help="print only what workers write, errors and the failure report",
-    )
-    loudness.add_argument(
-        "--verbose", action="store_true", help="tell what hvlaunch does, and show its own tracebacks"
     )
 
 
@@ -385,15 +389,6 @@ def _add_ending(parser: _Parser) -> None:
         type=values.seconds,
         default=_DEFAULTS["lease"],
         help="of silence between here and a host, after which both give up and stop the workers; default: %(default)g",
-    )
-
-
-def _add_controller(parser: _Parser) -> None:
-    controller = parser.add_argument_group("controller")
-    controller.add_argument(
-        "--gloo",
-        action="store_true",
-        help="hvlaunch itself starts the workers; the only one, and so the default",
     )
 
 

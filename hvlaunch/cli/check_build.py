@@ -2,14 +2,16 @@
 
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
 
 from hvlaunch import __version__
+from hvlaunch.errors import HvlaunchError
 
-__all__ = ["check_build", "package_version", "ssh_version"]
+__all__ = ["check_build", "launcher_version", "package_version", "ssh_version"]
 
 _SSH_PATIENCE = 10.0  # seconds; the binary may lie on a slow network disk
 
@@ -39,8 +41,22 @@ def ssh_version(program: str = "ssh") -> str | None:
     return found[0] if found else None
 
 
+def launcher_version(name: str) -> str | None:
+    """The MPI behind mpirun; for other launchers their path. None where there is none, or none that we know."""
+    if name != "mpirun":
+        return shutil.which(name)
+    from hvlaunch.mpi.detect import detect  # noqa: PLC0415 (no other question needs it)
+
+    try:
+        return str(detect(None))
+    except HvlaunchError:
+        return None
+
+
 def check_build(
-    version_of: Callable[[str], str | None] = package_version, ssh: Callable[[], str | None] = ssh_version
+    version_of: Callable[[str], str | None] = package_version,
+    ssh: Callable[[], str | None] = ssh_version,
+    launcher: Callable[[str], str | None] = launcher_version,
 ) -> str:
     """The report: what is there is marked [X]."""
     return "\n".join(
@@ -49,6 +65,9 @@ def check_build(
             "",
             "controllers:",
             _line("gloo", __version__, "hvlaunch itself starts the workers"),
+            _line("mpirun", launcher("mpirun"), "for --mpi"),
+            _line("srun", launcher("srun"), "for --srun, in a job of Slurm"),
+            _line("jsrun", launcher("jsrun"), "for --jsrun, in a job of LSF"),
             "",
             "ssh:",
             _line("paramiko", version_of("paramiko"), "the client in use"),
@@ -57,6 +76,7 @@ def check_build(
             "rendezvous:",
             _line("httptools", version_of("httptools"), "reads requests"),
             _line("uvloop", version_of("uvloop"), "a faster event loop; pip install 'hvlaunch[uvloop]'"),
+            _line("prometheus", version_of("prometheus-client"), "tells its numbers, with prometheus-client"),
             "",
             "training:",
             _line("torch", version_of("torch"), "on this machine; the hosts use their own"),

@@ -125,16 +125,17 @@ def user_env(
     mode: EnvMode = "default",
     files: Sequence[Path] = (),
     chosen: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> tuple[dict[str, str], list[str]]:
     """What the user passes on, for JobSpec.env, and warnings of one line each.
 
-    `environ` is the driver's own environment. What `mode` forwards from it comes first, then `files`
-    (--env-file), then `chosen` (-x: NAME, NAME=VALUE or a pattern of names); what comes later wins.
+    `environ` is the driver's own environment. What `mode` and `more` (patterns of names) forward from it comes
+    first, then `files` (--env-file), then `chosen` (-x: NAME, NAME=VALUE or a pattern of names); what comes later wins.
     Bytes that are not UTF-8 are surrogates, as in os.environ.
 
     Raises BadEnvironment for names and values that no process can be started with, BadUsage for files.
     """
-    env = dict(_forwarded(environ, mode))
+    env = dict(_forwarded(environ, mode, more))
     warnings: list[str] = []
     for path in files:
         for line in read_env_file(path):
@@ -150,8 +151,8 @@ def user_env(
     return env, warnings
 
 
-def _forwarded(environ: Mapping[str, str], mode: EnvMode) -> Iterator[tuple[str, str]]:
-    wanted = _matcher("*") if mode == "all" else _matcher(*_FORWARDED)
+def _forwarded(environ: Mapping[str, str], mode: EnvMode, more: Sequence[str]) -> Iterator[tuple[str, str]]:
+    wanted = _matcher("*") if mode == "all" else _matcher(*_FORWARDED, *more)
     unwanted = _matcher(*SET_BY_HVLAUNCH, *_LEFT_BEHIND)
     for name, value in environ.items():
         if name and wanted.match(name) and not unwanted.match(name):

@@ -1,5 +1,6 @@
 """The command line: from words to an exit code, and the one place where errors become messages."""
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from hvlaunch.job import JobResult, JobSpec
 __all__ = ["Run", "main", "script"]
 
 _STDERR = 2
+_OBJECTS_PER_COLLECTION = 20_000  # imports make many that stay: looking through them all takes 10 ms
 _INTERRUPTED = 130  # 128 + SIGINT
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -51,6 +53,7 @@ def script() -> NoReturn:
     while (spare := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(spare)
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)
     code = main()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed, or its reader is gone
@@ -72,15 +75,34 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
     spec, warnings = job_spec(options, os.environ)
     for warning in () if options.quiet else warnings:
         _complain(f"warning: {warning}")
+    if spec.allocation is not None and not options.quiet:
+        from hvlaunch.console.fold import host_set  # noqa: PLC0415
+
+        _complain(f"hosts of {spec.allocation}: {host_set(host.name for host in spec.hosts)}")
     if options.dry_run:
+        from hvlaunch.cli.elastic import first_round  # noqa: PLC0415
         from hvlaunch.cli.plan import plan  # noqa: PLC0415
 
-        return _print(plan(spec) + "\n")
-    if run is None:
-        from hvlaunch.gloo.driver import run as gloo_run  # noqa: PLC0415 (slow to load; errors above come first)
+        text = plan(first_round(spec))
+        if spec.mpi is not None:
+            from hvlaunch.cli.launcher_plan import launcher_plan  # noqa: PLC0415
 
-        run = gloo_run
+            text += "\n\n" + launcher_plan(spec, spec.mpi, os.environ)
+        return _print(text + "\n")
+    if run is None:
+        run = _controller(spec)
     return run(spec, stdout=_binary(sys.stdout), stderr=_binary(sys.stderr)).exit_code
+
+
+def _controller(spec: JobSpec) -> Run:
+    """What runs the job. Imported only now: it is slow to load, and errors above come first."""
+    if spec.mpi is not None:
+        from hvlaunch.mpi.controller import run as mpi_run  # noqa: PLC0415 (see the docstring)
+
+        return mpi_run
+    from hvlaunch.gloo.driver import run as gloo_run  # noqa: PLC0415 (see the docstring)
+
+    return gloo_run
 
 
 def _print(text: str) -> int:

@@ -5,10 +5,11 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hvlaunch.cli.environment import MASK, masked, shown
-from hvlaunch.gloo.worker_env import HostNetwork, default_env, identity_env, shared_env
+from hvlaunch.gloo.worker_env import HostNetwork, default_env, elastic_env, identity_env, shared_env
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.placement import Placement, needed, place, slots_of
 from hvlaunch.job import Host, JobSpec
+from hvlaunch.rendezvous.rounds import worker_id
 
 __all__ = ["plan", "quoted"]
 
@@ -30,7 +31,7 @@ def plan(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local) -> str:
     """
     hosts = needed(spec.hosts, spec.np, spec.slots_per_host)
     places = _places(spec, hosts)
-    by_rank = _by_rank(places or _any_two(spec.np))
+    by_rank = _by_rank(spec, places or _any_two(spec.np))
     sections = [
         ("hosts", _host_lines(spec, hosts, is_local)),
         ("workers", _worker_lines(spec, places)),
@@ -100,7 +101,7 @@ def _worker_lines(spec: JobSpec, places: Sequence[Placement] | None) -> list[str
 
 
 def _environment_lines(spec: JobSpec, by_rank: Mapping[str, Sequence[str]]) -> list[str]:
-    one, other = (shared_env(network, spec.env) for network in _NETWORKS)
+    one, other = (shared_env(network, spec.env, spec.worker_ports) for network in _NETWORKS)
     known = {name: value if value == other[name] else _LATER for name, value in one.items()}
     known |= {name: _DEFAULT for name in default_env(1, 1) if name not in spec.env}
     known |= {name: values[0] for name, values in by_rank.items() if _is_shared(values)}
@@ -117,12 +118,15 @@ def _rank_lines(places: Sequence[Placement] | None, by_rank: Mapping[str, Sequen
     return list(_blocks(columns))
 
 
-def _by_rank(places: Sequence[Placement]) -> dict[str, list[str]]:
+def _by_rank(spec: JobSpec, places: Sequence[Placement]) -> dict[str, list[str]]:
     """What tells the workers from each other: for each variable, its value at rank 0, 1, ..."""
     values: dict[str, list[str]] = {}
     for at in places:
+        worker = worker_id(at.host, at.local_rank, 0)
         one, other = (
-            identity_env(at, job_id=mark, round_number=0, token=mark, scratch=mark) for mark in "ab"
+            identity_env(at, worker=worker, job_id=mark, round_number=0, token=mark, scratch=mark)
+            | elastic_env(spec.elastic)
+            for mark in "ab"
         )
         for name, value in one.items():
             values.setdefault(name, []).append(value if value == other[name] else _LATER)

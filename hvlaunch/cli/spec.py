@@ -2,15 +2,18 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from hvlaunch.cli.arguments import Options
+from hvlaunch.cli.elastic import elastic_options
 from hvlaunch.cli.environment import MAX_STRING, user_env
-from hvlaunch.console.prefix import ASCTIME, Prefix
+from hvlaunch.cli.output import console_options
 from hvlaunch.errors import BadUsage
+from hvlaunch.hosts.allocation import Allocation, allocation
 from hvlaunch.hosts.hostfile import read_hostfile
 from hvlaunch.hosts.parse import parse_hosts
-from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
+from hvlaunch.job import Host, JobSpec, MPIOptions, SSHOptions
 
 __all__ = ["current_directory", "job_spec"]
 
@@ -27,26 +30,28 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         mode="all" if options.env == "all" else "default",
         files=[Path(name) for name in options.env_file],
         chosen=options.x,
+        more=("HOROVOD_*",) if options.horovod else (),
     )
+    given = _allocation(options, environ)
     spec = JobSpec(
         command=options.command,
-        hosts=_hosts(options),
+        hosts=_hosts(options) if given is None else given.hosts,
+        allocation=None if given is None else given.origin,
         cwd=_cwd(options.cwd, environ),
         np=options.np,
+        elastic=elastic_options(options),
         slots_per_host=options.slots_per_host,
         network_interfaces=tuple(
             name for names in options.network_interfaces for name in names.split(",") if name
         ),
+        horovod=options.horovod,
+        relay=options.rendezvous_relay,
+        rendezvous_port=options.rendezvous_port,
+        worker_ports=options.worker_port_range,
         env=env,
         stdin=options.stdin,
         output_dir=None if options.output_filename is None else Path(options.output_filename),
-        console=ConsoleOptions(
-            prefix=_prefix(options),
-            color=options.color,
-            ranks=options.ranks,
-            merge=options.merge,
-            quiet=options.quiet,
-        ),
+        console=console_options(options),
         events=None if options.events is None else Path(options.events),
         ssh=SSHOptions(
             port=options.ssh_port,
@@ -56,7 +61,9 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
             host_keys=options.host_keys,
             client=options.ssh_client,
             connect_limit=options.connect_limit,
+            remote_agent=None if given is None else given.remote_agent,
         ),
+        mpi=_mpi(options),
         remote_python=options.remote_python,
         start_timeout=options.start_timeout,
         lease=options.lease,
@@ -91,7 +98,19 @@ def _cwd(said: str | None, environ: Mapping[str, str]) -> str:
     return said if said.startswith("/") else str(PurePosixPath(current_directory(environ), said))
 
 
+def _allocation(options: Options, environ: Mapping[str, str]) -> Allocation | None:
+    """The scheduler's, where the user named no hosts. --slots-per-host comes before its slots."""
+    if options.hosts is not None or options.hostfile is not None or options.no_scheduler:
+        return None
+    found = allocation(environ)
+    if found is None or options.slots_per_host is None:
+        return found
+    return found._replace(hosts=tuple(replace(host, slots=None) for host in found.hosts))
+
+
 def _hosts(options: Options) -> tuple[Host, ...]:
+    if options.host_discovery_script is not None:
+        return ()
     if options.hosts is not None:
         return tuple(parse_hosts(options.hosts))
     if options.hostfile is not None:
@@ -99,9 +118,26 @@ def _hosts(options: Options) -> tuple[Host, ...]:
     return (Host("localhost", slots=options.np),)
 
 
-def _prefix(options: Options) -> str:
-    Prefix(options.prefix)  # what is wrong with it is said now
-    return ASCTIME + options.prefix if options.prefix_timestamp else options.prefix
+def _mpi(options: Options) -> MPIOptions | None:
+    if options.launcher is None:
+        for flag, said in (
+            ("--mpirun", options.mpirun),
+            ("--mpi-args", options.mpi_args),
+            ("--binding-args", options.binding_args),
+        ):
+            if said:
+                raise BadUsage(
+                    f"{flag} is for a launcher, and hvlaunch itself starts the workers", hint="--mpi"
+                )
+        return None
+    if options.launcher != "mpirun" and options.mpirun is not None:
+        raise BadUsage(f"--mpirun is for --mpi, and it is {options.launcher} that starts the workers")
+    return MPIOptions(
+        launcher=options.launcher,
+        program=options.mpirun,
+        args=tuple(word for words in options.mpi_args for word in words),
+        binding=tuple(word for words in options.binding_args for word in words),
+    )
 
 
 def _file(name: str | None, flag: str) -> Path | None:

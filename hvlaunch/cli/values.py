@@ -3,14 +3,29 @@
 import argparse
 import math
 import re
+import shlex
 from collections.abc import Callable
 from typing import TypeVar
 
 from hvlaunch.hosts.parse import MAX_SLOTS, is_user
 
-__all__ = ["port", "positive", "ranks", "seconds", "slots", "some", "user", "workers"]
+__all__ = [
+    "count",
+    "port",
+    "port_or_any",
+    "ports",
+    "positive",
+    "ranks",
+    "seconds",
+    "slots",
+    "some",
+    "user",
+    "words",
+    "workers",
+]
 
 _MOST_WORKERS = 1 << 20  # more is a slip of the finger, and would eat the memory
+_LAST_PORT = 65535
 _LONGEST = 1_000_000.0  # seconds; poll(2) counts milliseconds in 31 bits
 _RANKS = r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?"
 _Number = TypeVar("_Number", int, float)
@@ -18,6 +33,11 @@ _Number = TypeVar("_Number", int, float)
 
 def workers(text: str) -> int:
     return _whole(text, most=_MOST_WORKERS)
+
+
+def count(text: str) -> int:
+    """From 0."""
+    return _whole(text, most=_MOST_WORKERS, least=0)
 
 
 def slots(text: str) -> int:
@@ -29,13 +49,28 @@ def positive(text: str) -> int:
 
 
 def port(text: str) -> int:
-    return _whole(text, most=65535)
+    return _whole(text, most=_LAST_PORT)
 
 
-def _whole(text: str, *, most: int) -> int:
+def port_or_any(text: str) -> int:
+    return _whole(text, most=_LAST_PORT, least=0)
+
+
+def ports(text: str) -> tuple[int, int]:
+    """The lowest and the highest of a range: `29500-29599`. Raises argparse.ArgumentTypeError."""
+    low, dash, high = text.partition("-")
+    if not dash:
+        raise argparse.ArgumentTypeError(f"{text!r} is not LOW-HIGH")
+    first, last = port(low), port(high)
+    if last <= first:
+        raise argparse.ArgumentTypeError(f"{text!r} has not the two ports that each host needs")
+    return first, last
+
+
+def _whole(text: str, *, most: int, least: int = 1) -> int:
     number = _number(text, int, "whole number")
-    if not 1 <= number <= most:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {most}")
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
     return number
 
 
@@ -59,6 +94,14 @@ def some(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("an empty string won't do")
     return text
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Several words in one, quoted as for a shell. Raises argparse.ArgumentTypeError."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {str(error).lower()}") from None
 
 
 def user(text: str) -> str:

@@ -86,8 +86,8 @@ class Printer:
         self._thread.start()
 
     def keep(self, files: OutputFiles) -> None:
-        """Write all output to `files` too, from here on; close() closes them."""
-        self._files = files
+        """Write all output to `files` too, from here on, in place of those before; these are closed."""
+        self._queue.put(_Order(lambda: self._keep(files)))
 
     def place(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Learn host and local_rank of these ranks, whose workers will be started."""
@@ -187,6 +187,11 @@ class Printer:
 
     def _shows(self, rank: int) -> bool:
         return self._shown is None or any(rank in part for part in self._shown)
+
+    def _keep(self, files: OutputFiles) -> None:
+        if self._files is not None:
+            self._files.close()
+        self._files = files
 
     def _place(self, places: Mapping[int, tuple[str, int]]) -> None:
         self._prefix.place(places)

@@ -11,8 +11,13 @@ from hvlaunch.job import Host, JobResult
 __all__ = [
     "Abandon",
     "Action",
+    "Break",
+    "Change",
     "Connect",
     "Finish",
+    "GroupState",
+    "Leave",
+    "Place",
     "Probe",
     "Release",
     "Say",
@@ -44,13 +49,52 @@ class Probe(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start a round's workers of one host."""
+    """Start workers of one host: those of a round, or some that will ask for their place."""
 
     host: str
     round: int
     places: Sequence[Placement]
     network: HostNetwork
     facts: HostFacts
+    slots: Sequence[int]
+    """Of each worker."""
+    starts: Sequence[int]
+    """Of each worker, how many there were in its slot before it."""
+
+
+class Place(NamedTuple):
+    """Tell a worker that has asked its place in a round. `root` is the rank that has the newest commit."""
+
+    host: str
+    slot: int
+    start: int
+    round: int
+    place: Placement
+    network: HostNetwork
+    root: int
+
+
+class Leave(NamedTuple):
+    """Tell a worker that it is not wanted any more, and shall end well."""
+
+    host: str
+    slot: int
+    start: int
+    cause: str
+
+
+class Break(NamedTuple):
+    """Tell a round's workers to leave their collectives at once, to roll back, and to ask again."""
+
+    round: int
+    cause: str
+
+
+class Change(NamedTuple):
+    """Tell a round's workers to ask again at their next commit."""
+
+    round: int
+    cause: str
 
 
 class Signal(NamedTuple):
@@ -61,10 +105,11 @@ class Signal(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """End all workers of a host, by these steps, which replace those of an earlier Stop."""
+    """End workers of a host (slots None: all), by these steps, which replace those of an earlier Stop."""
 
     host: str
     steps: Sequence[Step]
+    slots: Sequence[int] | None = None
 
 
 class Release(NamedTuple):
@@ -87,10 +132,33 @@ class Say(NamedTuple):
     error: bool = False
 
 
+class GroupState(NamedTuple):
+    """How the workers of an elastic job are, all together, in torch.distributed.elastic's words."""
+
+    state: str
+    """INIT, HEALTHY, UNHEALTHY, STOPPED, SUCCEEDED, FAILED or UNKNOWN."""
+    round: int | None
+
+
 class Finish(NamedTuple):
     """The job is over, and nothing of it is left on any host that can be reached."""
 
     result: JobResult
 
 
-Action = Connect | Probe | Start | Signal | Stop | Release | Abandon | Say | Finish
+Action = (
+    Connect
+    | Probe
+    | Start
+    | Place
+    | Leave
+    | Break
+    | Change
+    | Signal
+    | Stop
+    | Release
+    | Abandon
+    | Say
+    | GroupState
+    | Finish
+)

@@ -3,35 +3,39 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hvlaunch.agent.frames import PROTOCOL
 from hvlaunch.console.files import OutputFiles
 from hvlaunch.console.printer import Printer
-from hvlaunch.errors import HostLost
+from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.bundle import agent_command, bundle, local_agent_command, python_candidates
 from hvlaunch.gloo.engine import Engine
-from hvlaunch.gloo.link import HostLink, Opening
+from hvlaunch.gloo.link import HostLink, Opening, Relay
 from hvlaunch.gloo.narrator import Narrator
 from hvlaunch.gloo.network import is_usable
 from hvlaunch.gloo.signals import signals_as_events
 from hvlaunch.gloo.start_frame import gets_stdin, start_frame
 from hvlaunch.gloo.stdin import StdinPump
 from hvlaunch.hosts.local import is_local
-from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from hvlaunch.rendezvous.server import RendezvousServer
 from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
 
-__all__ = ["Driver", "Keys", "run"]
+if TYPE_CHECKING:
+    from hvlaunch.gloo.roster import Roster
+    from hvlaunch.hosts.discovery import Discovery, Source
+
+__all__ = ["Driver", "Keys", "WaysToHosts", "by_ssh", "run"]
 
 _OUTPUT_IN_FLIGHT = 64 << 20
 _WINDOW_RANGE = (256 << 10, 4 << 20)
@@ -44,7 +48,29 @@ def _random_word(size: int) -> str:
     return os.urandom(size).hex()
 
 
-def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) -> JobResult:
+WaysToHosts = Callable[
+    [JobSpec, str, Callable[[str], None]], AbstractContextManager[Callable[[Host], Connection]]
+]
+"""What is open while a job runs, and gives the way to a host. It gets the job, its token, and what tells the user."""
+
+
+@contextmanager
+def by_ssh(spec: JobSpec, _token: str, _say: Callable[[str], None]) -> Iterator[Callable[[Host], Connection]]:
+    """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
+    agent = spec.ssh.remote_agent
+    if agent is not None:
+        from hvlaunch.ssh.local import connect_local  # noqa: PLC0415 (as the next)
+        from hvlaunch.ssh.remote_agent import connect_by_agent  # noqa: PLC0415 (few jobs have one)
+
+        yield lambda host: connect_local(host) if is_local(host) else connect_by_agent(agent, host)
+        return
+    with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
+        yield partial(connect_to, ways)
+
+
+def run(
+    spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0, ways: WaysToHosts = by_ssh
+) -> JobResult:
     """Run a job: workers' output to stdout and stderr, the failure report last of all.
 
     `stdin` is a file descriptor. Must be called in the main thread for signals to reach the workers.
@@ -54,22 +80,21 @@ def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) ->
     broken = on.Interrupted(signal.SIGPIPE)
     printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
     keys = Keys(token=_random_word(32), probe_token=_random_word(16), nonce=_random_word(16))
-    server = RendezvousServer(keys.token, keys.probe_token, keys.nonce)
+    server = RendezvousServer(keys.token, keys.probe_token, keys.nonce, port=spec.rendezvous_port)
     try:
         with (
             _journal(spec, printer.say) as record,
             server,
             signals_as_events(events.put),
-            closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways,
+            ways(spec, keys.token, printer.say) as connect,
         ):
-            connect = partial(connect_to, ways)
-            driver = Driver(spec, events, printer, server.port, keys, connect, stdin=stdin, record=record)
+            driver = Driver(spec, events, printer, server, keys, connect, stdin=stdin, record=record)
             result = driver.run()
         if result.exit_code != 0:
             from hvlaunch.console.report import failure_report  # noqa: PLC0415 (15 ms, and hopefully never)
 
             tails = {end.rank: printer.tail(end.rank) for end in result.exits}
-            printer.show(failure_report(result, tails, len(driver.places), output_dir=spec.output_dir))
+            printer.show(failure_report(result, tails, driver.size, output_dir=spec.output_dir))
     finally:
         printer.close()
     return result
@@ -118,7 +143,7 @@ class Driver:
         spec: JobSpec,
         events: SimpleQueue[on.Event],
         printer: Printer,
-        rendezvous_port: int,
+        rendezvous: RendezvousServer,
         keys: Keys,
         connect: Callable[[Host], Connection],
         *,
@@ -129,21 +154,26 @@ class Driver:
         self._spec = spec
         self._events = events
         self._printer = printer
-        self._rendezvous_port = rendezvous_port
+        self._rendezvous = rendezvous
         self._keys = keys
         self._connect = connect
         self._stdin = stdin
         self._clock = clock
         self._job_id = _random_word(6)
-        self._engine = Engine(spec, rendezvous_port)
+        self._engine = Engine(spec, rendezvous.port)
         self._watchers = [Narrator(spec, printer.say, printer.status).see]
         if record is not None:
             from hvlaunch.gloo.recorder import Recorder  # noqa: PLC0415 (as the journal)
 
             self._watchers.append(Recorder(spec, self._job_id, record).see)
+        self._roster = None if spec.elastic is None else _roster(rendezvous, events.put)
+        self._discovery = None if spec.elastic is None else _discovery(spec.elastic, events.put)
         self._links: dict[str, HostLink] = {}
         self._nonces: dict[str, str] = {}
         self._starts: list[do.Start] = []
+        self._files_of: int | None = None
+        self.size = 0
+        """How many workers the last round had."""
         self._pulse = min(_LONGEST_PULSE, spec.lease / _PULSES_PER_LEASE)
         self._next_pulse = self._awake_since = clock()
         self._result: JobResult | None = None
@@ -152,21 +182,22 @@ class Driver:
 
     def _window(self) -> int:
         least, most = _WINDOW_RANGE
-        return max(least, min(most, _OUTPUT_IN_FLIGHT // len(self._spec.hosts)))
-
-    @property
-    def places(self) -> list[Any]:
-        """All workers' places, once they were started."""
-        return [place for start in self._starts for place in start.places]
+        return max(least, min(most, _OUTPUT_IN_FLIGHT // max(1, len(self._spec.hosts))))
 
     def run(self) -> JobResult:
         """Take events until the engine has finished. Leaves no connection open, whatever happens."""
         try:
+            if self._roster is not None:
+                self._roster.open()
             self._handle(on.Began())
+            if self._discovery is not None:
+                self._discovery.start()
             while self._result is None:
                 self._handle(self._next_event())
                 self._keep_alive()
         finally:
+            if self._discovery is not None:
+                self._discovery.stop()
             for link in self._links.values():
                 link.close()
         return self._result
@@ -185,9 +216,12 @@ class Driver:
         actions = self._engine.handle(event, now)
         for watch in self._watchers:
             watch(event, actions, now)
+        starts = [action for action in actions if isinstance(action, do.Start)]
+        if starts and self._spec.horovod:
+            self._open_to_horovod(starts)
         for action in actions:
             self._carry_out(action)
-        if any(isinstance(action, do.Start) for action in actions):
+        if starts and sum(len(start.places) for start in self._starts) == self.size:
             self._feed_stdin()
 
     def _keep_alive(self) -> None:
@@ -198,8 +232,8 @@ class Driver:
         if now > self._next_pulse + self._pulse:
             self._awake_since = now  # we were stopped ourselves: what the hosts sent is still to be read
         self._next_pulse = now + self._pulse
-        for name, link in self._links.items():
-            if link.last_heard is None:
+        for name, link in list(self._links.items()):
+            if link.last_heard is None or link.is_closed:
                 continue
             if now - max(link.last_heard, self._awake_since) > self._spec.lease:
                 cause = f"lost: silent for {self._spec.lease:g} s (--lease)"
@@ -220,15 +254,17 @@ class Driver:
                 self._start(action)
             case do.Signal(host, number):
                 self._links[host].send({"type": "signal", "slots": None, "signal": number})
-            case do.Stop(host, steps):
+            case do.Stop(host, steps, slots):
                 orders = [(step.signal, step.after) for step in steps]
-                self._links[host].send({"type": "stop", "slots": None, "steps": orders})
+                self._links[host].send({"type": "stop", "slots": slots, "steps": orders})
             case do.Release(host):
                 self._links[host].send({"type": "bye"})
             case do.Abandon(host):
                 self._links[host].close()
-            case do.Say():
-                pass  # the narrator does
+            case do.Place() | do.Leave() | do.Break() | do.Change():
+                self._tell(action)
+            case do.Say() | do.GroupState():
+                pass  # for narrator and recorder
             case do.Finish(result):
                 self._result = result
 
@@ -238,9 +274,15 @@ class Driver:
             connect=self._connect,
             agent=partial(self._agent, host),
             hello=partial(self._hello, host),
+            relay=partial(self._relay, host),
             window=self._window(),
         )
-        link = HostLink(host, opening, self._events.put, self._printer, self._clock)
+
+        def post(event: on.Event) -> None:
+            if self._links.get(host.name) is link:  # else it is news of an earlier connection
+                self._events.put(event)
+
+        link = HostLink(host, opening, post, self._printer, self._clock)
         self._links[host.name] = link
         link.open()
 
@@ -261,6 +303,8 @@ class Driver:
             "nonce": self._nonces[host.name],
             "cwd": self._spec.cwd,
             "gpus": host.slots is None and self._spec.slots_per_host is None,
+            "ports": self._spec.worker_ports,
+            "elastic": None if self._spec.elastic is None else self._spec.elastic.worker_timeout,
             "rendezvous": self._rendezvous_candidates(connection),
         }
 
@@ -268,22 +312,62 @@ class Driver:
         """Where a host may reach the rendezvous; nothing needs to be found out on this machine itself."""
         if connection.local_address is None:
             return None
+        addresses = _own_addresses(connection.local_address)
+        if self._spec.horovod:
+            addresses = [
+                one for one in addresses if ":" not in one
+            ]  # its client knows IPv4 alone; agents relay
         return {
-            "candidates": [
-                (address, self._rendezvous_port) for address in _own_addresses(connection.local_address)
-            ],
+            "candidates": [(address, self._rendezvous.port) for address in addresses],
             "token": self._keys.probe_token,
             "nonce": self._keys.nonce,
+            "relay": self._spec.relay,
         }
 
+    def _relay(self, host: Host, send: Callable[[Mapping[str, Any], bytes], None]) -> Relay:
+        from hvlaunch.gloo.relay import HostRelay  # noqa: PLC0415 (it needs asyncio, which few jobs do)
+
+        return HostRelay(host.name, self._rendezvous, send)
+
+    def _open_to_horovod(self, starts: Sequence[do.Start]) -> None:
+        from hvlaunch.gloo import horovod  # noqa: PLC0415 (few jobs have such workers)
+
+        places = [place for start in starts for place in start.places]
+        self._rendezvous.open_to_horovod(horovod.scopes(places), horovod.addresses(starts))
+
     def _start(self, start: do.Start) -> None:
-        if self._spec.output_dir is not None and not self._starts:
-            self._printer.keep(OutputFiles(self._spec.output_dir, start.places[0].size))
+        self._keep_files(start.round, start.places[0].size)
         self._starts.append(start)
         self._printer.place({place.rank: (place.host, place.local_rank) for place in start.places})
         link = self._links[start.host]
-        link.ranks = {place.local_rank: place.rank for place in start.places}
+        for slot, count, place in zip(start.slots, start.starts, start.places, strict=True):
+            link.ranks[slot, count] = place.rank
         link.send(*start_frame(start, self._spec, job_id=self._job_id, token=self._keys.token))
+
+    def _tell(self, action: do.Place | do.Leave | do.Break | do.Change) -> None:
+        """Pass on what is for workers that ask for their places."""
+        if isinstance(action, do.Place):
+            self._keep_files(action.round, action.place.size)
+            self._printer.place({action.place.rank: (action.host, action.place.local_rank)})
+            self._links[action.host].ranks[action.slot, action.start] = action.place.rank
+        if self._roster is not None:
+            self._roster.carry_out(action)
+
+    def _keep_files(self, number: int, size: int) -> None:
+        """From here on output goes to files of this round. Raises BadUsage where those of the first can't be made."""
+        self.size = size
+        if self._spec.output_dir is None or self._files_of == number:
+            return
+        directory = self._spec.output_dir
+        if self._spec.elastic is not None:
+            directory /= f"round.{number}"
+        try:
+            self._printer.keep(OutputFiles(directory, size))
+        except BadUsage as error:
+            if self._files_of is None:
+                raise
+            self._printer.say(str(error))
+        self._files_of = number
 
     def _feed_stdin(self) -> None:
         """Pass stdin on to the workers that get it."""
@@ -320,3 +404,27 @@ def _own_addresses(used: str) -> list[str]:
     ]
     usable = filter(is_usable, listed)
     return list(dict.fromkeys([used, *usable] if used else usable))
+
+
+def _roster(rendezvous: RendezvousServer, post: Callable[[on.Event], None]) -> "Roster":
+    from hvlaunch.gloo.roster import Roster  # noqa: PLC0415 (only elastic jobs have one)
+
+    return Roster(rendezvous, post)
+
+
+def _discovery(options: ElasticOptions, post: Callable[[on.Event], None]) -> "Discovery | None":
+    """What finds hosts; None where the pool is what it is."""
+    from hvlaunch.hosts.discovery import Discovery, HostFile, HostScript  # noqa: PLC0415 (as the roster)
+
+    if options.discovery_script is not None:
+        source: Source = HostScript(options.discovery_script, options.discovery_timeout)
+    elif options.hostfile is not None:
+        source = HostFile(options.hostfile)
+    else:
+        return None
+    return Discovery(
+        source,
+        lambda hosts: post(on.HostsDiscovered(hosts)),
+        lambda error: post(on.DiscoveryFailed(error)),
+        interval=options.discovery_interval,
+    )

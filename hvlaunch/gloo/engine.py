@@ -1,218 +1,205 @@
 """What is to be done about what happens: the whole course of a job, without I/O, clock or threads.
 
 `Engine.handle(event, now)` returns the actions; `deadline` is when it wants a Tick. A job goes
-through the phases in their order, and from any of them straight to CLOSING.
+through the phases in their order, and from any of them straight to CLOSING. A static job is an
+elastic one with one round: all of its hosts must be there, and no failure is made up for.
 """
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from hvlaunch.errors import (
-    HostError,
-    HostsFailed,
-    HvlaunchError,
-    StartTimeout,
-    WorkingDirectoryMissing,
-)
+from hvlaunch.errors import HostError, HvlaunchError
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.actions import Action, Step
-from hvlaunch.gloo.machines import shared_machines
-from hvlaunch.gloo.network import LOOPBACK, Network
-from hvlaunch.gloo.round import Round
-from hvlaunch.gloo.worker_env import HostNetwork
-from hvlaunch.hosts.placement import Placement, needed, place, slots_of
-from hvlaunch.job import JobResult, JobSpec
+from hvlaunch.gloo.health import Health
+from hvlaunch.gloo.host_errors import no_directory, no_start, stuck
+from hvlaunch.gloo.membership import Membership
+from hvlaunch.gloo.network import LOOPBACK
+from hvlaunch.gloo.outcome import group_state, outcome
+from hvlaunch.gloo.policy import AT_ONCE, Ending, Policy, gently, one_error
+from hvlaunch.gloo.pool import Link, Pool, PoolHost
+from hvlaunch.gloo.round import RoundState
+from hvlaunch.hosts.placement import needed
+from hvlaunch.job import Host, JobResult, JobSpec
 
 __all__ = ["Engine", "Phase"]
 
 _START_MARGIN = 0.5
 """Seconds that a host's own, better explained, timeout has before ours."""
-_PROBING_TIME = 8.0
-_SETTLE = 0.3
 _CLOSING_TIME = 25.0
 
 
 class Phase(Enum):
     CONNECTING = "connecting to the hosts"
-    PROBING = "finding addresses that lead from host to host"
     RUNNING = "running"
+    FINISHING = "waiting for the others, since the first worker has ended well"
     STOPPING = "stopping the workers"
     CLOSING = "closing the hosts"
     DONE = "done"
 
 
+_AT_WORK = (Phase.CONNECTING, Phase.RUNNING)
+_WITH_WORKERS = (Phase.RUNNING, Phase.FINISHING, Phase.STOPPING)
+
+
 class Engine:
-    """Runs one static job. `rendezvous_port` is the port of the driver's rendezvous."""
+    """Runs one job. `rendezvous_port` is the port of the driver's rendezvous."""
 
     def __init__(self, spec: JobSpec, rendezvous_port: int) -> None:
         self._spec = spec
+        self._elastic = spec.elastic
         self._rendezvous_port = rendezvous_port
-        self._hosts = {host.name: host for host in needed(spec.hosts, spec.np, spec.slots_per_host)}
-        self._open: set[str] = set()
-        self._connected: set[str] = set()
-        self._facts: dict[str, on.HostFacts] = {}
-        self._failed: dict[str, HostError] = {}
-        self._reached: dict[str, str | None] = {}
-        self._network: Network | None = None
-        self._round: Round | None = None
-        self._places: list[Placement] = []
-        self._error: HvlaunchError | None = None
+        hosts: Sequence[Host] = spec.hosts
+        if spec.elastic is None:
+            hosts = needed(spec.hosts, spec.np, spec.slots_per_host)
+        self._pool = Pool(hosts, spec.slots_per_host)
+        self._membership = Membership(spec, self._pool)
+        self._policy = Policy(spec, self._pool, self._membership)
+        self._health = Health(spec.elastic, self._membership) if spec.elastic is not None else None
+        self._ending = Ending()
         self._interrupted: int | None = None
         self._ended_at = 0.0
+        self._is_pool_known = spec.elastic is None or not spec.elastic.discovers
+        self._discovery_error = ""
+        self._has_released = False
+        self._group: tuple[str, int | None] = ("", None)
         self.phase = Phase.CONNECTING
         self.deadline: float | None = None
 
     def handle(self, event: on.Event, now: float) -> list[Action]:
         """What to do about `event` at `now` (seconds of the driver's clock)."""
+        wanted = self._handle(event, now)
+        if self.deadline is not None and now >= self.deadline:
+            wanted += self._tick(now)
+        self.deadline = self._next_deadline(now)
+        if self._elastic is not None:
+            self._tell_group_state(wanted)
+        return wanted
+
+    def _handle(self, event: on.Event, now: float) -> list[Action]:
         match event:
-            case on.Began():
-                return self._begin(now)
             case on.Tick():
-                return self._tick(now) if self.deadline is not None and now >= self.deadline else []
+                return []
             case on.Interrupted(number):
                 return self._interrupt(number, now)
             case on.UserSignal(number):
-                return [do.Signal(host, number) for host in self._live_hosts()]
+                return [do.Signal(host, number) for host in self._hosts_with_workers()]
+            case on.WorkerBeat() | on.WorkerAsked() | on.WorkerSuspended():
+                return self._worker_event(event, now)
             case on.WorkerExited() | on.WorkerNotStarted():
                 return self._worker_ended(event, now)
             case on.WorkerStarted():
                 return []
+            case on.Began() | on.HostsDiscovered() | on.DiscoveryFailed():
+                return self._pool_event(event, now)
+            case on.MasterPort(name, port):
+                host = self._pool.get(name)
+                if host is not None and host.facts is not None:
+                    host.facts = host.facts._replace(master_port=port)
+                return []
             case _:
-                return self._host_event(event, now)
+                host = self._pool.get(event.host)
+                return [] if host is None else self._host_event(host, event, now)
 
-    def _host_event(self, event: on.Event, now: float) -> list[Action]:
+    # The pool
+
+    def _pool_event(
+        self, event: on.Began | on.HostsDiscovered | on.DiscoveryFailed, now: float
+    ) -> list[Action]:
         match event:
-            case on.HostConnected(host):
-                self._connected.add(host)
-            case on.HostReady(host, facts) if host in self._open:
+            case on.Began():
+                return self._connect(self._pool, now) if self._elastic is None else self._proceed(now)
+            case on.HostsDiscovered(hosts):
+                return self._discovered(hosts, now)
+            case on.DiscoveryFailed(error):
+                return self._discovery_failed(error, now)
+
+    def _discovered(self, hosts: Sequence[Host], now: float) -> list[Action]:
+        if not hosts and self._is_pool_known:
+            return [do.Say("the pool is empty now: its hosts are used on, as long as they are there")]
+        self._is_pool_known = self._is_pool_known or bool(hosts)
+        self._discovery_error = ""
+        self._pool.update(hosts)
+        self._membership.changed()
+        return self._proceed(now)
+
+    def _discovery_failed(self, error: HvlaunchError, now: float) -> list[Action]:
+        if not self._is_pool_known:
+            return self._end(Ending(error=error), now) if self.phase in _AT_WORK else []
+        if str(error) == self._discovery_error:
+            return []
+        self._discovery_error = str(error)
+        return [do.Say(f"{error}; the hosts of the last answer are used on")]
+
+    def _connect(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
+        due = now + self._spec.start_timeout + _START_MARGIN
+        wanted: list[Action] = []
+        for host in hosts:
+            self._pool.connect(host, due)
+            wanted.append(do.Connect(host.host))
+        return wanted
+
+    def _tend_pool(self, now: float) -> list[Action]:
+        """Connect to the hosts that are wanted, and let go of those that are not."""
+        wanted = self._policy.wanted_hosts(now)
+        actions = self._connect([host for host in wanted if host.link is Link.NONE], now)
+        names = {host.name for host in wanted}
+        for host in self._pool:
+            if host.link is not Link.READY or host.is_parting or self._membership.crew.on(host.name):
+                continue
+            if host.name not in names and (self.phase is Phase.RUNNING or not host.is_usable(now)):
+                actions += self._release(host, now)
+        return actions
+
+    def _release(self, host: PoolHost, now: float) -> list[Action]:
+        self._pool.closes(host, now + _CLOSING_TIME)
+        self._membership.changed()
+        return [do.Release(host.name)]
+
+    # Hosts
+
+    def _host_event(self, host: PoolHost, event: on.Event, now: float) -> list[Action]:
+        if host.link is Link.NONE:
+            return []
+        match event:
+            case on.HostConnected():
+                host.is_connected = True
+            case on.HostReady(_, facts) if host.link is Link.CONNECTING:
                 return self._ready(host, facts, now)
-            case on.RendezvousReached(host, address, tried):
-                self._reached[host] = address
-                return self._no_rendezvous(host, address, tried) + self._start_if_wired(now)
-            case on.HostProbed(host, target, address) if self._network is not None:
-                self._network.add(host, target, address)
-                return self._start_if_wired(now)
-            case on.HostFailed(host, error) | on.HostGone(host, error) if host in self._open:
-                self._open.discard(host)
+            case on.RendezvousReached(name, address, tried, relay_port):
+                host.has_tried_rendezvous = True
+                host.rendezvous = None if address is None else (address, relay_port or self._rendezvous_port)
+                said = self._no_rendezvous(name, address, tried)
+                return said + self._membership.reached(name, now) + self._proceed(now)
+            case on.HostProbed(name, target, address):
+                return self._membership.found(name, target, address, now) + self._proceed(now)
+            case on.HostFailed(_, error) | on.HostGone(_, error):
                 return self._host_failed(host, error, now)
-            case on.HostParting(host, error) if host in self._open:
+            case on.HostParting(_, error) if host.link is Link.READY and not host.is_parting:
                 return self._parting(host, error, now)
-            case on.HostClosed(host, left) if host in self._open:
-                self._open.discard(host)
-                return self._not_ended(host, left) + self._finish_if_closed()
+            case on.HostClosed(_, left):
+                said = self._not_ended(host.name, left)
+                self._gone(host)
+                return said + self._proceed(now)
             case _:
                 pass
         return []
 
-    # Connecting
-
-    def _begin(self, now: float) -> list[Action]:
-        self._open = set(self._hosts)
-        self.deadline = now + self._spec.start_timeout + _START_MARGIN
-        return [do.Connect(host) for host in self._hosts.values()]
-
-    def _ready(self, host: str, facts: on.HostFacts, now: float) -> list[Action]:
-        self._facts[host] = facts
+    def _ready(self, host: PoolHost, facts: on.HostFacts, now: float) -> list[Action]:
+        self._pool.ready(host, facts)
         if facts.peer_address is None:
-            self._reached[host] = LOOPBACK
-        said: list[Action] = []
+            host.rendezvous, host.has_tried_rendezvous = (LOOPBACK, self._rendezvous_port), True
+        wanted: list[Action] = []
         if facts.trouble is not None:
-            text = f"host {host}: {facts.trouble}: what a worker detaches there may outlive the job"
-            said.append(do.Say(text))
+            text = f"host {host.name}: {facts.trouble}: what a worker detaches there may outlive the job"
+            wanted.append(do.Say(text))
         if facts.cwd_error is not None:
-            self._failed[host] = WorkingDirectoryMissing(
-                f"working directory {self._spec.cwd}: {facts.cwd_error}",
-                host=host,
-                path=self._spec.cwd,
-                hint="--cwd DIR, a directory that is there on every host",
-            )
-        return said + self._connected_if_all(now)
-
-    def _connected_if_all(self, now: float) -> list[Action]:
-        if (
-            self.phase is not Phase.CONNECTING
-            or self._facts.keys() | self._failed.keys() < self._hosts.keys()
-        ):
-            return []
-        if self._failed:
-            return self._close(now, self._all_failures())
-        return self._probe(now)
-
-    def _all_failures(self) -> HvlaunchError:
-        failures = [self._failed[host] for host in self._hosts if host in self._failed]
-        return failures[0] if len(failures) == 1 else HostsFailed(failures)
-
-    def _host_failed(self, host: str, error: HostError, now: float) -> list[Action]:
-        match self.phase:
-            case Phase.CONNECTING:
-                self._failed[host] = error
-                return self._connected_if_all(now)
-            case Phase.PROBING:
-                return self._close(now, error)
-            case Phase.RUNNING | Phase.STOPPING if self._round is not None:
-                return self._host_lost(self._round, host, error, now)
-            case _:
-                return [do.Say(str(error), error=True), *self._finish_if_closed()]
-
-    def _parting(self, host: str, error: HostError, now: float) -> list[Action]:
-        match self.phase:
-            case Phase.CONNECTING:
-                self._failed[host] = error
-                return self._connected_if_all(now)
-            case Phase.PROBING:
-                return self._close(now, error)
-            case Phase.RUNNING:
-                self._error = error
-                return self._stop(self._gently(), now)
-            case _:
-                return [do.Say(str(error), error=True)]
-
-    def _gently(self) -> list[Step]:
-        return [Step(signal.SIGTERM, 0.0), Step(signal.SIGKILL, self._spec.grace)]
-
-    def _start_timed_out(self, now: float) -> list[Action]:
-        late = [host for host in self._hosts if host not in self._facts and host not in self._failed]
-        for host in late:
-            reached = "its agent does not answer" if host in self._connected else "no connection"
-            self._failed[host] = StartTimeout(
-                f"{reached} within {self._spec.start_timeout:g} s",
-                host=host,
-                hint=f"ssh {host} python3 --version, or a longer --start-timeout",
-            )
-        self._open.difference_update(late)
-        return [do.Abandon(host) for host in late] + self._connected_if_all(now)
-
-    # Probing
-
-    def _probe(self, now: float) -> list[Action]:
-        slots = [
-            (host.name, slots_of(host, self._spec.slots_per_host, self._facts[host.name].gpus or 0))
-            for host in self._hosts.values()
-        ]
-        try:
-            self._places = place(slots, self._spec.np)
-        except HvlaunchError as error:
-            return self._close(now, error)
-        self.phase = Phase.PROBING
-        self.deadline = now + _PROBING_TIME
-        used = dict.fromkeys(one.host for one in self._places)
-        unused: list[Action] = [do.Release(host) for host in self._hosts if host not in used]
-        self._hosts = {name: self._hosts[name] for name in used}
-        self._network = Network({name: self._facts[name] for name in used}, self._spec.network_interfaces)
-        probes = [
-            do.Probe(host, target, addresses, self._facts[target].beacon_port)
-            for host, target, addresses in self._network.tries()
-        ]
-        return unused + self._shared_machines() + probes + self._start_if_wired(now)
-
-    def _shared_machines(self) -> list[Action]:
-        used = {name: self._facts[name] for name in self._hosts}
-        return [
-            do.Say(f"hosts {', '.join(names)} are one machine, and each uses all of its slots there")
-            for names in shared_machines(used)
-        ]
+            error = no_directory(host.name, self._spec.cwd, facts.cwd_error)
+            self._pool.errors[host.name] = error
+            wanted += self._policy.host_failed(host, error, now)
+        return wanted + self._membership.ready(host) + self._proceed(now)
 
     def _no_rendezvous(self, host: str, address: str | None, tried: Iterable[str]) -> list[Action]:
         if address is not None:
@@ -224,78 +211,155 @@ class Engine:
             )
         ]
 
-    def _start_if_wired(self, now: float, *, at_last: bool = False) -> list[Action]:
-        network = self._network
-        if self.phase is not Phase.PROBING or network is None:
-            return []
-        if not at_last and not (network.is_best and self._hosts.keys() <= self._reached.keys()):
-            if network.is_enough and self._hosts.keys() <= self._reached.keys():
-                self.deadline = min(self.deadline or now, now + _SETTLE)
-            return []
-        problem = network.problem()
-        return self._start(network, now) if problem is None else self._close(now, problem)
+    def _host_failed(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
+        """It did not get ready, or was ready and is gone."""
+        was = host.link
+        wanted: list[Action] = []
+        if was is not Link.CLOSING:
+            self._pool.errors[host.name] = error
+        if self.phase in (Phase.CLOSING, Phase.DONE) or was is Link.CLOSING:
+            wanted = [do.Say(str(error), error=True)]
+        elif was is Link.READY:
+            wanted = self._lost(host, error, now)
+        else:
+            wanted = self._policy.host_failed(host, error, now)
+        self._gone(host)
+        return wanted + self._proceed(now)
 
-    # Running
+    def _gone(self, host: PoolHost) -> None:
+        """Nothing of the host is there any more."""
+        self._pool.gone(host)
+        self._membership.crew.lose(host.name)
+        if self.phase in _AT_WORK:
+            self._membership.lost(host.name)
 
-    def _start(self, network: Network, now: float) -> list[Action]:
-        self.phase, self.deadline = Phase.RUNNING, None
-        self._round = Round(0, self._places, started_at=now)
-        port = self._facts[network.first].master_port
-        starts: list[Action] = []
-        for host, places in self._round.by_host.items():
-            reached = self._reached.get(host)
-            own = HostNetwork(
-                master_addr=network.address(host),
-                master_port=port,
-                interface=network.interface(host),
-                rendezvous=(reached, self._rendezvous_port) if reached else None,
+    def _lost(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
+        if self.phase in _AT_WORK and not host.is_parting:
+            return self._policy.host_lost(host, error, now)
+        return [do.Say(str(error), error=True)] if self._ending.error is None else []
+
+    def _parting(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
+        host.is_parting = True
+        self._pool.errors[host.name] = error
+        if self.phase in _AT_WORK:
+            return self._policy.host_lost(host, error, now) + self._proceed(now)
+        return [do.Say(str(error), error=True)]
+
+    def _start_timed_out(self, host: PoolHost, now: float) -> list[Action]:
+        error = no_start(host.name, self._spec.start_timeout, is_connected=host.is_connected)
+        self._pool.gone(host)
+        self._pool.errors[host.name] = error
+        return [do.Abandon(host.name), *self._policy.host_failed(host, error, now)]
+
+    # Workers
+
+    def _worker_event(
+        self, event: on.WorkerBeat | on.WorkerAsked | on.WorkerSuspended, now: float
+    ) -> list[Action]:
+        worker = self._membership.crew.find((event.host, event.slot), event.start)
+        if worker is None or self._health is None or self.phase not in _WITH_WORKERS:
+            return []
+        if isinstance(event, on.WorkerSuspended):
+            return (
+                [] if worker.is_ending else self._policy.hangs(worker, "is stopped", now) + self._proceed(now)
             )
-            starts.append(do.Start(host, 0, places, own, self._facts[host]))
-        where = f"{network.address(network.first)}:{port}"
-        text = f"starting {len(self._places)} workers on {len(starts)} hosts; rank 0 is at {where}"
-        return [do.Say(text, detail=True), *starts]
+        is_last = isinstance(event, on.WorkerBeat) and event.is_last
+        self._health.beat(worker, event.commit, now, is_last=is_last)
+        if isinstance(event, on.WorkerBeat) or worker.is_ending:
+            return []
+        return self._policy.asked(worker, event, now) + self._proceed(now)
 
     def _worker_ended(self, event: on.WorkerExited | on.WorkerNotStarted, now: float) -> list[Action]:
-        if self._round is None or self.phase not in (Phase.RUNNING, Phase.STOPPING):
+        worker = self._membership.crew.find((event.host, event.slot), event.start)
+        if worker is None or worker.born != event.round or self.phase not in _WITH_WORKERS:
             return []
-        end = self._round.add(event, now)
-        if end is None:
-            return []
-        stop: list[Action] = []
-        if not end.ok and self.phase is Phase.RUNNING:
-            stop = self._stop(self._gently(), now)
-        return stop + self._close_if_over(now)
-
-    def _host_lost(self, current: Round, host: str, error: HostError, now: float) -> list[Action]:
-        current.lose(host)
-        stop: list[Action] = []
         if self.phase is Phase.RUNNING:
-            self._error = error
-            stop = self._stop(self._gently(), now)
-        elif self._error is None:
-            stop = [do.Say(str(error), error=True)]
-        return stop + self._close_if_over(now)
+            return self._policy.worker_ended(worker, event, now) + self._proceed(now)
+        self._policy.record_end(worker, event, now)
+        return self._close_if_over(now)
 
-    def _live_hosts(self) -> list[str]:
-        if self._round is None or self.phase not in (Phase.RUNNING, Phase.STOPPING):
+    # What follows
+
+    def _proceed(self, now: float) -> list[Action]:
+        """Whatever has to be done as things stand."""
+        if self.phase not in _AT_WORK:
+            return self._close_if_over(now) + self._finish_if_closed()
+        wanted: list[Action] = []
+        while True:
+            if self._policy.ending is None and not self._policy.is_done:
+                wanted += self._advance(now)
+            problem = self._membership.problem
+            if problem is None:
+                break
+            self._membership.problem = None
+            wanted += self._policy.blame(problem, now)
+        if self._policy.ending is not None:
+            return wanted + self._end(self._policy.ending, now)
+        if self._policy.is_done:
+            self.phase = Phase.FINISHING
+        return wanted + self._close_if_over(now)
+
+    def _advance(self, now: float) -> list[Action]:
+        """Towards the next round."""
+        if self._elastic is None:
+            if self._pool.errors and not self._pool.connecting and not self._membership.has_begun:
+                self._policy.ending = Ending(error=one_error(self._pool.failures))
+                return []
+            return self._membership.settle(now) + self._note_start(now)
+        if not self._is_pool_known:
             return []
-        return [host for host in self._round.by_host if host in self._open]
+        wanted = self._policy.drain(now) + self._membership.settle(now) + self._note_start(now)
+        current = self._membership.round
+        if current is not None and current.state is RoundState.CHANGING and not self._membership.is_asking:
+            wanted += self._policy.stop_round(now)
+        wanted += self._membership.fill(now) + self._tend_pool(now)
+        self._policy.find_hopeless()
+        return wanted
+
+    def _note_start(self, now: float) -> list[Action]:
+        """When the only round of a static job is planned, its other hosts are let go; then it starts."""
+        current = self._membership.round
+        if current is not None:
+            self.phase = Phase.RUNNING
+        if self._elastic is not None or self._has_released:
+            return []
+        used = set(self._membership.next_hosts if current is None else current.hosts)
+        self._has_released = bool(used)
+        others = [host for host in self._pool if used and host.name not in used and host.link is Link.READY]
+        return [action for host in others for action in self._release(host, now)]
+
+    def _hosts_with_workers(self) -> list[str]:
+        """Where to send what is for all workers."""
+        if self.phase not in _WITH_WORKERS:
+            return []
+        current = self._membership.round
+        names = dict.fromkeys([*(current.hosts if current is not None else ()), *self._membership.crew.hosts])
+        return [name for name in names if self._pool[name].link is Link.READY]
 
     # Ending
 
+    def _end(self, ending: Ending, now: float) -> list[Action]:
+        """The job ends before its time."""
+        self._ending = ending
+        said: list[Action] = [do.Say(f"the job ends: {ending.why}")] if ending.why else []
+        if self.phase is Phase.CONNECTING:
+            return said + self._close(now)
+        return said + self._stop(gently(self._spec.grace), now) + self._close_if_over(now)
+
     def _stop(self, steps: list[Step], now: float) -> list[Action]:
+        hosts = self._hosts_with_workers()
         self.phase = Phase.STOPPING
-        if self._round is not None:
-            self._round.stop(steps, now)
-        return [do.Stop(host, steps) for host in self._live_hosts()]
+        for worker in self._membership.crew:
+            worker.stop(steps, now)
+        return [do.Stop(host, steps) for host in hosts]
 
     def _interrupt(self, number: int, now: float) -> list[Action]:
         grace = self._spec.grace
         match self.phase:
-            case Phase.CONNECTING | Phase.PROBING:
+            case Phase.CONNECTING:
                 self._interrupted = number
-                return self._close(now, None)
-            case Phase.RUNNING:
+                return self._close(now)
+            case Phase.RUNNING | Phase.FINISHING:
                 self._interrupted = number
                 gentle = [Step(signal.SIGTERM, 0.0)]
                 if number == signal.SIGINT:
@@ -303,28 +367,34 @@ class Engine:
                 said = do.Say(
                     f"got {signal.Signals(number).name}: workers have {grace:g} s to end; once more kills them at once"
                 )
-                return [said, *self._stop([*gentle, Step(signal.SIGKILL, grace)], now)]
+                stop = self._stop([*gentle, Step(signal.SIGKILL, grace)], now)
+                return [said, *stop, *self._close_if_over(now)]
             case Phase.STOPPING:
-                return self._stop([Step(signal.SIGKILL, 0.0)], now)
+                return self._stop(AT_ONCE, now)
             case Phase.CLOSING:
-                return self._closing_timed_out()
+                return self._give_up_closing(list(self._pool.open))
             case _:
                 return []
 
     def _close_if_over(self, now: float) -> list[Action]:
-        if self._round is None or not self._round.is_over:
+        if self._membership.crew.size or self.phase not in _WITH_WORKERS:
             return []
-        return self._close(now, self._error)
+        if self.phase is Phase.RUNNING and (self._elastic is not None or not self._membership.has_begun):
+            return []
+        return self._close(now)
 
-    def _close(self, now: float, error: HvlaunchError | None) -> list[Action]:
+    def _close(self, now: float) -> list[Action]:
         """Let go of every host; those that never got ready are just dropped."""
-        self._error = error
         self._ended_at = now
-        self.phase, self.deadline = Phase.CLOSING, now + _CLOSING_TIME
-        strangers = [host for host in sorted(self._open) if host not in self._facts]
-        self._open.difference_update(strangers)
-        dropped: list[Action] = [do.Abandon(host) for host in strangers]
-        released: list[Action] = [do.Release(host) for host in sorted(self._open)]
+        self.phase = Phase.CLOSING
+        strangers = [name for name in sorted(self._pool.open) if name in self._pool.connecting]
+        dropped: list[Action] = [do.Abandon(name) for name in strangers]
+        for name in strangers:
+            self._pool.gone(self._pool[name])
+        released: list[Action] = []
+        for name in sorted(self._pool.open):
+            if self._pool[name].link is Link.READY:
+                released += self._release(self._pool[name], now)
         return dropped + released + self._finish_if_closed()
 
     def _not_ended(self, host: str, left: int) -> list[Action]:
@@ -337,9 +407,10 @@ class Engine:
             )
         ]
 
-    def _closing_timed_out(self) -> list[Action]:
-        late = sorted(self._open)
-        self._open.clear()
+    def _give_up_closing(self, names: Iterable[str]) -> list[Action]:
+        late = sorted(names)
+        for name in late:
+            self._pool.gone(self._pool[name])
         said = [
             do.Say(f"host {host}: does not close; its agent still ends what is left there", error=True)
             for host in late
@@ -347,37 +418,69 @@ class Engine:
         return [*said, *(do.Abandon(host) for host in late), *self._finish_if_closed()]
 
     def _finish_if_closed(self) -> list[Action]:
-        if self.phase is not Phase.CLOSING or self._open:
+        if self.phase is not Phase.CLOSING or self._pool.open:
             return []
-        self.phase, self.deadline = Phase.DONE, None
+        self.phase = Phase.DONE
         return [do.Finish(self._result())]
 
     def _result(self) -> JobResult:
-        failure = None
-        if self._interrupted is not None:
-            code = 128 + self._interrupted
-        elif self._error is not None:
-            code = self._error.exit_code  # workers that failed then lost their peers: no causes
-        else:
-            failure = self._round.first_failure if self._round is not None else None
-            code = failure.exit_code if failure is not None else 0
-        exits = tuple(self._round.exits[rank] for rank in sorted(self._round.exits)) if self._round else ()
-        return JobResult(
-            exit_code=code,
-            elapsed=self._ended_at - self._round.started_at if self._round else 0.0,
-            exits=exits,
-            failure=failure,
-            error=self._error,
-            interrupted=self._interrupted,
-        )
+        return outcome(self._ending, self._membership.round, self._interrupted, self._ended_at)
+
+    # Time
 
     def _tick(self, now: float) -> list[Action]:
-        match self.phase:
-            case Phase.CONNECTING:
-                return self._start_timed_out(now)
-            case Phase.PROBING:
-                return self._start_if_wired(now, at_last=True)
-            case Phase.CLOSING:
-                return self._closing_timed_out()
-            case _:
-                return []
+        wanted: list[Action] = []
+        for host in self._pool.late(self._pool.connecting, now):
+            wanted += self._start_timed_out(host, now)
+        late = [host.name for host in self._pool.late(self._pool.closing, now)]
+        if late:
+            wanted += self._give_up_closing(late)
+        if self._health is not None:
+            wanted += self._watch(self._health, now)
+        return wanted + self._proceed(now)
+
+    def _watch(self, health: Health, now: float) -> list[Action]:
+        """Find the workers that hang."""
+        wanted: list[Action] = []
+        if self.phase is Phase.RUNNING and self._elastic is not None:
+            for worker in health.silent(now):
+                wanted += self._policy.hangs(worker, f"is silent for {self._elastic.worker_timeout:g} s", now)
+            if health.is_without_commit(now):
+                wanted += self._policy.no_commit(now)
+            for worker in health.stragglers(now):
+                wanted += self._policy.hangs(worker, "has not left the round in time", now)
+        if self.phase in _WITH_WORKERS:
+            for name in health.stuck(now):
+                host = self._pool[name]
+                error = stuck(name)
+                wanted += [do.Abandon(name), *self._host_failed(host, error, now)]
+        return wanted
+
+    def _next_deadline(self, now: float) -> float | None:
+        if self.phase is Phase.DONE:
+            return None
+        waits = (self._pool.connecting, self._pool.closing)
+        found = [next(iter(dues.values())) for dues in waits if dues]
+        if self.phase in _AT_WORK:
+            found += self._membership.deadlines(now)
+        if self._health is not None:
+            found += self._health.end_deadlines()
+            if self.phase in _AT_WORK:
+                found += self._health.deadlines()
+        return min(found, default=None)
+
+    def _tell_group_state(self, wanted: list[Action]) -> None:
+        """Add to what is wanted how the workers are, if that has changed. Finish stays the last."""
+        current = self._membership.round
+        state = self._state(), None if current is None else current.number
+        if state != self._group:
+            self._group = state
+            is_over = bool(wanted) and isinstance(wanted[-1], do.Finish)
+            wanted.insert(len(wanted) - is_over, do.GroupState(*state))
+
+    def _state(self) -> str:
+        if self.phase not in (Phase.CLOSING, Phase.DONE):
+            return group_state(self._membership.round, has_workers=bool(self._membership.crew.size))
+        if self._interrupted is not None:
+            return "STOPPED"
+        return "SUCCEEDED" if self._result().exit_code == 0 else "FAILED"

@@ -7,26 +7,34 @@ of hvlaunch would pay for thirty. They are told apart by their class, never by c
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hvlaunch.errors import HostError
+from hvlaunch.errors import HostError, HvlaunchError
+from hvlaunch.job import Host
 
 __all__ = [
     "Began",
+    "DiscoveryFailed",
     "Event",
     "HostClosed",
     "HostConnected",
     "HostFacts",
     "HostFailed",
     "HostGone",
+    "HostNoise",
     "HostParting",
     "HostProbed",
     "HostReady",
+    "HostsDiscovered",
     "Interrupted",
+    "MasterPort",
     "RendezvousReached",
     "Tick",
     "UserSignal",
+    "WorkerAsked",
+    "WorkerBeat",
     "WorkerExited",
     "WorkerNotStarted",
     "WorkerStarted",
+    "WorkerSuspended",
 ]
 
 
@@ -58,6 +66,18 @@ class HostFacts(NamedTuple):
 
 class Began(NamedTuple):
     """The job is to start."""
+
+
+class HostsDiscovered(NamedTuple):
+    """The pool of an elastic job has changed: all its hosts, in order."""
+
+    hosts: Sequence[Host]
+
+
+class DiscoveryFailed(NamedTuple):
+    """Nobody knows which hosts there are now."""
+
+    error: HvlaunchError
 
 
 class HostConnected(NamedTuple):
@@ -101,12 +121,22 @@ class HostClosed(NamedTuple):
     left: int = 0
 
 
+class HostNoise(NamedTuple):
+    """Something else on the host still prints into the agent's channel. It is skipped, and told once."""
+
+    host: str
+    text: str
+    """Its first line."""
+
+
 class RendezvousReached(NamedTuple):
     """Where the host reaches the driver's rendezvous; None: at none of `tried`."""
 
     host: str
     address: str | None
     tried: Sequence[str] = ()
+    relay_port: int | None = None
+    """The port there, where it is the host's own agent that relays."""
 
 
 class HostProbed(NamedTuple):
@@ -117,11 +147,21 @@ class HostProbed(NamedTuple):
     address: str | None
 
 
+class MasterPort(NamedTuple):
+    """The host keeps another port for rank 0's store, since the one before was given to a round."""
+
+    host: str
+    port: int
+
+
 class WorkerStarted(NamedTuple):
+    """`round` is the one it was started for; `start` counts the workers that the slot has had."""
+
     host: str
     round: int
     slot: int
     pid: int
+    start: int = 0
 
 
 class WorkerNotStarted(NamedTuple):
@@ -132,6 +172,7 @@ class WorkerNotStarted(NamedTuple):
     slot: int
     code: int
     cause: str
+    start: int = 0
 
 
 class WorkerExited(NamedTuple):
@@ -144,6 +185,38 @@ class WorkerExited(NamedTuple):
     max_rss: int | None = None
     oom_killed: bool = False
     error_file: str | None = None
+    start: int = 0
+
+
+class WorkerSuspended(NamedTuple):
+    """The worker is stopped (SIGSTOP, a debugger), and has been for --worker-timeout."""
+
+    host: str
+    round: int
+    slot: int
+    start: int = 0
+
+
+class WorkerAsked(NamedTuple):
+    """The worker wants a place in a round newer than `round`, the last that it was in (-1: none)."""
+
+    host: str
+    slot: int
+    start: int
+    round: int
+    commit: int
+    """The newest that it has; -1 where there is none."""
+
+
+class WorkerBeat(NamedTuple):
+    """The worker lives, and has got as far as `commit`."""
+
+    host: str
+    slot: int
+    start: int
+    commit: int
+    is_last: bool = False
+    """It will be silent from here on: it is done with its training."""
 
 
 class Interrupted(NamedTuple):
@@ -164,17 +237,24 @@ class Tick(NamedTuple):
 
 Event = (
     Began
+    | HostsDiscovered
+    | DiscoveryFailed
     | HostConnected
     | HostReady
     | HostFailed
     | HostGone
     | HostParting
     | HostClosed
+    | HostNoise
     | RendezvousReached
     | HostProbed
+    | MasterPort
     | WorkerStarted
     | WorkerNotStarted
     | WorkerExited
+    | WorkerSuspended
+    | WorkerAsked
+    | WorkerBeat
     | Interrupted
     | UserSignal
     | Tick

@@ -6,20 +6,31 @@ A second thread writes, so that neither a slow host nor a full window holds up t
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any, Protocol
 
-from hvlaunch.agent.frames import MAGIC, PROTOCOL, BadFrame, Decoder, Frame, encode
+from hvlaunch.agent.frames import PROTOCOL, BadFrame, Decoder, Frame, encode
+from hvlaunch.agent.pieces import Garbled, Sieve
 from hvlaunch.console.lines import Stream
-from hvlaunch.errors import AgentFailed, HostError, HostFault, HostLost, HvlaunchError, NoPython
+from hvlaunch.errors import (
+    AgentFailed,
+    ChannelGarbled,
+    HostError,
+    HostFault,
+    HostLost,
+    HvlaunchError,
+    NoFreePort,
+    NoPython,
+)
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.bundle import NO_PYTHON
+from hvlaunch.gloo.outgoing import Outgoing
 from hvlaunch.job import Host
 from hvlaunch.ssh.connection import Channel, Connection
 
-__all__ = ["HostLink", "Opening", "OutputSink"]
+__all__ = ["HostLink", "Opening", "OutputSink", "Relay"]
 
 _NOISE_KEPT = 4096
+_NOISE_QUOTED = 80
 _EXIT_STATUS_WAIT = 2.0
 _NOT_FOUND = 127
 
@@ -32,6 +43,14 @@ class OutputSink(Protocol):
     def end(self, rank: int, stream: Stream) -> None: ...
 
 
+class Relay(Protocol):
+    """The driver's end of the connections that a host's agent relays."""
+
+    def obey(self, header: Mapping[str, Any], body: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """How a link begins."""
@@ -41,6 +60,8 @@ class Opening:
     """The command that starts the agent, and what it reads before the first frame."""
     hello: Callable[[Connection], Mapping[str, Any]]
     """The first frame."""
+    relay: Callable[[Callable[[Mapping[str, Any], bytes], None]], Relay]
+    """Makes the end of relayed connections when the first comes; it gets what sends frames to the agent."""
     window: int
     """Bytes of output that may be on their way from this host."""
 
@@ -59,8 +80,8 @@ class HostLink:
         self.host = host
         self.last_heard: float | None = None
         """When the agent's last bytes came; None before its hello."""
-        self.ranks: Mapping[int, int] = {}
-        """Rank by slot, of the current round."""
+        self.ranks: dict[tuple[int, int], int] = {}
+        """The rank of each worker, by slot and start."""
         self.stdin_taken: Callable[[int, int], None] = lambda _slot, _size: None
         self._opening = opening
         self._post = post
@@ -71,9 +92,15 @@ class HostLink:
         self._parting: str | None = None
         self._bye: int | None = None
         self._noise = bytearray()
-        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+        self._noise_told = False
+        self._outgoing = Outgoing()
+        self._relay: Relay | None = None
         self._connection: Connection | None = None
         self._closed = threading.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
 
     def open(self) -> None:
         """Begin to connect, in a thread of its own; what comes of it arrives as events."""
@@ -83,10 +110,13 @@ class HostLink:
         """Send a frame, as soon as those before it are through. Never blocks."""
         self._outgoing.put(encode(dict(header), body))
 
+    def _send_relayed(self, header: Mapping[str, Any], body: bytes) -> None:
+        self._outgoing.put(encode(dict(header), body), relayed=True)
+
     def close(self) -> None:
         """Give the host up, whatever its threads are doing. May be repeated."""
         self._closed.set()
-        self._outgoing.put(None)
+        self._outgoing.close()
         if self._connection is not None:
             self._connection.close()
 
@@ -104,6 +134,8 @@ class HostLink:
             ending = on.HostFailed(self.host.name, HostFault(cause, host=self.host.name))
         self._post(ending)
         self.close()
+        if self._relay is not None:
+            self._relay.close()
 
     def _serve(self) -> on.Event:
         connection = self._opening.connect(self.host)
@@ -113,7 +145,7 @@ class HostLink:
         command, program = self._opening.agent(connection)
         channel = connection.run(command)
         self._post(on.HostConnected(self.host.name))
-        self._outgoing_first(program + encode(dict(self._opening.hello(connection))))
+        self._outgoing.put_first(program + encode(dict(self._opening.hello(connection))))
         threading.Thread(
             target=self._write, args=(channel,), name=f"to {self.host.name}", daemon=True
         ).start()
@@ -121,17 +153,11 @@ class HostLink:
         try:
             for header, body in self._frames(channel):
                 self._obey(header, body, connection)
+        except Garbled:
+            return on.HostGone(self.host.name, self._garbled())
         except (OSError, BadFrame) as error:
             broken = str(error) or type(error).__name__
         return self._ending(channel, broken)
-
-    def _outgoing_first(self, start: bytes) -> None:
-        """The agent and the hello go before anything that was already sent."""
-        waiting = []
-        while not self._outgoing.empty():
-            waiting.append(self._outgoing.get())
-        for data in (start, *waiting):
-            self._outgoing.put(data)
 
     def _write(self, channel: Channel) -> None:
         try:
@@ -141,39 +167,48 @@ class HostLink:
             return  # the reading side sees the end too, and knows more of its cause
 
     def _frames(self, channel: Channel) -> Iterator[Frame]:
-        """Skip what the login shell printed, then decode."""
+        """What the agent sends; only that counts as a sign of life."""
         decoder = Decoder()
-        seen = b""
-        while (data := channel.read()) and MAGIC not in (seen := seen + data):
-            self._noise = (self._noise + data)[-_NOISE_KEPT:]
-            seen = seen[-len(MAGIC) :]
-        data = seen.partition(MAGIC)[2] if MAGIC in seen else b""
-        while data or MAGIC in seen:
-            seen = b""
-            if data:
+        sieve = Sieve(self._hear_noise)
+        while data := channel.read():
+            if sent := sieve.feed(data):
                 self.last_heard = self._clock()
-                yield from decoder.feed(data)
-            data = channel.read()
+                yield from decoder.feed(sent)
+
+    def _hear_noise(self, data: bytes) -> None:
+        """What others print there: the login shell before the agent, or what its start-up files left running."""
+        self._noise = (self._noise + data)[-_NOISE_KEPT:]
+        if self.last_heard is not None and not self._noise_told and data.strip():
+            self._noise_told = True
+            self._post(on.HostNoise(self.host.name, _first_line(data)))
 
     def _obey(self, header: Mapping[str, Any], body: bytes, connection: Connection) -> None:
         name = self.host.name
         match header["type"]:
             case "output":
                 self._output(header, body)
+            case "relay":
+                self._relayed(header, body)
             case "hello":
                 self._hello(header, connection)
             case "reached":
-                self._post(on.RendezvousReached(name, header["address"], header["tried"]))
+                where = header["address"], header["tried"], header["relay_port"]
+                self._post(on.RendezvousReached(name, *where))
             case "probed":
                 self._post(on.HostProbed(name, header["target"], header["address"]))
             case "started":
                 self._tell_time(header["at"])
-                self._post(on.WorkerStarted(name, header["round"], header["slot"], header["pid"]))
+                worker = header["round"], header["slot"], header["pid"], header["start"]
+                self._post(on.WorkerStarted(name, *worker))
             case "not_started":
-                code, cause = header["code"], header["cause"]
-                self._post(on.WorkerNotStarted(name, header["round"], header["slot"], code, cause))
+                why = header["code"], header["cause"], header["start"]
+                self._post(on.WorkerNotStarted(name, header["round"], header["slot"], *why))
             case "exited":
                 self._post(self._exited(header, body))
+            case "suspended":
+                self._post(on.WorkerSuspended(name, header["round"], header["slot"], header["start"]))
+            case "master_port":
+                self._post(on.MasterPort(name, header["port"]))
             case "stdin_taken":
                 self.stdin_taken(header["slot"], header["bytes"])
             case "pong":
@@ -190,6 +225,8 @@ class HostLink:
                 f"its agent speaks protocol {header['protocol']}, this hvlaunch speaks {PROTOCOL}",
                 host=self.host.name,
             )
+        if header["master_port"] is None:
+            raise NoFreePort(host=self.host.name)
         facts = header["facts"]
         gpus = facts.get("gpus")
         told = on.HostFacts(
@@ -208,11 +245,16 @@ class HostLink:
         self._post(on.HostReady(self.host.name, told))
 
     def _output(self, header: Mapping[str, Any], body: bytes) -> None:
-        rank = self.ranks[header["slot"]]
+        rank = self.ranks[header["slot"], header["start"]]
         if body:
             self._sink.output(rank, header["stream"], body, self._acknowledge)
         else:
             self._sink.end(rank, header["stream"])
+
+    def _relayed(self, header: Mapping[str, Any], body: bytes) -> None:
+        if self._relay is None:
+            self._relay = self._opening.relay(self._send_relayed)
+        self._relay.obey(header, body)
 
     def _acknowledge(self, size: int) -> None:
         """Called by the printer's thread alone: give the agent new credit, in large portions."""
@@ -238,6 +280,7 @@ class HostLink:
             max_rss=header["max_rss"],
             oom_killed=header["oom_killed"],
             error_file=body.decode("utf-8", "replace") or None,
+            start=header["start"],
         )
 
     def _ending(self, channel: Channel, broken: str | None) -> on.Event:
@@ -261,6 +304,13 @@ class HostLink:
         hint = "the system log of the host, if nobody killed it"
         return HostLost(f"lost: {cause}", host=self.host.name, hint=hint)
 
+    def _garbled(self) -> ChannelGarbled:
+        return ChannelGarbled(
+            "lost: something else that runs there wrote into the middle of what its agent sent",
+            host=self.host.name,
+            hint="what start-up files leave running there must not print",
+        )
+
     def _never_began(self, status: int | None, stderr: str, broken: str | None) -> HostError:
         name = self.host.name
         if status == _NOT_FOUND and NO_PYTHON in stderr:
@@ -278,3 +328,7 @@ class HostLink:
             host=name,
             hint=f"ssh {name} python3 --version",
         )
+
+
+def _first_line(noise: bytes) -> str:
+    return noise.decode("utf-8", "replace").strip().splitlines()[0][:_NOISE_QUOTED]

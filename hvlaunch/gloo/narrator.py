@@ -37,6 +37,11 @@ class Narrator:
         """An event at `now`, and what the engine made of it."""
         if isinstance(event, on.Began):
             self._began = now
+        if isinstance(event, on.HostNoise) and not self._quiet:
+            self._say(
+                f"host {event.host}: something that its start-up files left running still prints, "
+                f"which is skipped from here on: {event.text}"
+            )
         if self._verbose:
             self._tell(self._of_event(event, now))
         for action in actions:
@@ -96,6 +101,9 @@ class Narrator:
                 gpus = "" if facts.gpus is None else f", {_count(facts.gpus, 'GPU')}"
                 has = f"Python {facts.python}, {_count(facts.cpus, 'CPU')}{gpus}"
                 yield f"host {host}: ready after {now - self._began:.2f} s: {has}"
+            case on.RendezvousReached(host, address, tried, relay_port) if relay_port is not None:
+                why = f" (can't reach it at {', '.join(tried)})" if tried else ""
+                yield f"host {host}: its agent relays to the rendezvous, at {address}:{relay_port}{why}"
             case on.RendezvousReached(host, address) if address is not None:
                 yield f"host {host}: reaches the rendezvous at {address}"
             case on.HostProbed(host, target, address) if address is not None:

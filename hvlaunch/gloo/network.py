@@ -98,7 +98,9 @@ class Network:
 
     def add(self, host: str, target: str, address: str | None) -> None:
         """`host` got through to `target` at the address; None: it has tried all."""
-        self._targets[target].add(host, address)
+        tried = self._targets.get(target)
+        if tried is not None and host in tried.hosts:
+            tried.add(host, address)
 
     @property
     def is_best(self) -> bool:

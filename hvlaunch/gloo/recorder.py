@@ -62,12 +62,23 @@ class Recorder:
                 yield {"type": "host_parting", "host": host, **_error(error)}
             case on.HostClosed(host, left):
                 yield {"type": "host_closed", "host": host, "left": left}
-            case on.RendezvousReached(host, address, tried):
-                yield {"type": "rendezvous_reached", "host": host, "address": address, "tried": list(tried)}
+            case on.HostNoise(host, text):
+                yield {"type": "host_noise", "host": host, "text": text}
+            case on.RendezvousReached(host, address, tried, relay_port):
+                where = {"address": address, "tried": list(tried), "relayed": relay_port is not None}
+                yield {"type": "rendezvous_reached", "host": host, **where}
             case on.HostProbed(host, target, address):
                 yield {"type": "host_probed", "host": host, "target": target, "address": address}
-            case on.WorkerStarted() | on.WorkerNotStarted() | on.WorkerExited():
+            case on.HostsDiscovered(hosts):
+                pool = [{"host": host.name, "slots": host.slots} for host in hosts]
+                yield {"type": "hosts_discovered", "hosts": pool}
+            case on.DiscoveryFailed(error):
+                yield {"type": "discovery_failed", **_error(error)}
+            case on.WorkerStarted() | on.WorkerNotStarted() | on.WorkerExited() | on.WorkerSuspended():
                 yield self._of_worker(event)
+            case on.WorkerAsked(host, slot, _, number, commit):
+                who = {"host": host, "rank": self._ranks.get((host, slot)), "slot": slot}
+                yield {"type": "worker_asked", **who, "after_round": number, "commit": commit}
             case on.Interrupted(number):
                 yield {"type": "interrupted", "signal": signal_name(number)}
             case on.UserSignal(number):
@@ -75,12 +86,22 @@ class Recorder:
             case on.Tick():
                 pass
 
-    def _of_worker(self, event: on.WorkerStarted | on.WorkerNotStarted | on.WorkerExited) -> Record:
+    def _of_worker(
+        self, event: on.WorkerStarted | on.WorkerNotStarted | on.WorkerExited | on.WorkerSuspended
+    ) -> Record:
         rank = self._ranks.get((event.host, event.slot))
-        who = {"host": event.host, "rank": rank, "local_rank": event.slot, "round": event.round}
+        who = {
+            "host": event.host,
+            "rank": rank,
+            "slot": event.slot,
+            "start": event.start,
+            "round": event.round,
+        }
         match event:
             case on.WorkerStarted():
                 return {"type": "worker_started", **who, "pid": event.pid}
+            case on.WorkerSuspended():
+                return {"type": "worker_suspended", **who}
             case on.WorkerNotStarted():
                 return {"type": "worker_not_started", **who, "code": event.code, "cause": event.cause}
             case _:
@@ -98,7 +119,8 @@ class Recorder:
         match action:
             case do.Start():
                 self._started_at = now
-                self._ranks.update({(one.host, one.local_rank): one.rank for one in action.places})
+                slots = zip(action.slots, action.places, strict=True)
+                self._ranks.update({(action.host, slot): one.rank for slot, one in slots})
                 yield {
                     "type": "workers_starting",
                     "host": action.host,
@@ -108,9 +130,24 @@ class Recorder:
                     "master_port": action.network.master_port,
                     "interface": action.network.interface,
                 }
-            case do.Stop(host, steps):
+            case do.Place(host, slot, start, number, place):
+                self._started_at = now
+                self._ranks[host, slot] = place.rank
+                who = {"host": host, "rank": place.rank, "slot": slot, "start": start, "round": number}
+                yield {"type": "worker_placed", **who, "size": place.size}
+            case do.Leave(host, slot, start, cause):
+                who = {"host": host, "rank": self._ranks.get((host, slot)), "slot": slot, "start": start}
+                yield {"type": "worker_dismissed", **who, "cause": cause}
+            case do.Break(number, cause):
+                yield {"type": "round_broken", "round": number, "cause": cause}
+            case do.Change(number, cause):
+                yield {"type": "round_changing", "round": number, "cause": cause}
+            case do.GroupState(state, number):
+                yield {"type": "group_state", "state": state, "round": number}
+            case do.Stop(host, steps, slots):
                 orders = [{"signal": signal_name(step.signal), "after": step.after} for step in steps]
-                yield {"type": "workers_stopping", "host": host, "steps": orders}
+                which = None if slots is None else list(slots)
+                yield {"type": "workers_stopping", "host": host, "slots": which, "steps": orders}
             case do.Say(text, detail):
                 yield {"type": "message", "text": text, "detail": detail}
             case do.Finish(result):

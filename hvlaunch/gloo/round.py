@@ -1,91 +1,61 @@
-"""One membership: its workers, who has ended and how, and who failed first."""
+"""One membership: its workers, who has left it, who has ended and how, and who failed first."""
 
-import signal
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from enum import Enum
 
-from hvlaunch.gloo.actions import Step
-from hvlaunch.gloo.events import WorkerExited, WorkerNotStarted
+from hvlaunch.gloo.restarts import FRUITFUL
+from hvlaunch.gloo.seats import Seat
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import WorkerExit
 
-__all__ = ["Round"]
+__all__ = ["Round", "RoundState"]
 
 
-@dataclass(slots=True)
+class RoundState(Enum):
+    RUNNING = "running"
+    CHANGING = "its workers are to ask again at their next commit"
+    BROKEN = "its workers are to leave it at once"
+
+
 class Round:
-    """The workers of a round. `started_at` and `stopped_at` are seconds of the driver's clock."""
+    """The workers of a round. Times are seconds of the driver's clock."""
 
-    number: int
-    places: Sequence[Placement]
-    started_at: float
-    exits: dict[int, WorkerExit] = field(default_factory=dict)
-    """By rank."""
-    stopped_at: float | None = None
-    stop_signals: set[int] = field(default_factory=set)
-    by_host: dict[str, list[Placement]] = field(init=False)
-    """The places of each host in use; all in order of rank."""
-    _live: set[int] = field(init=False)
-    """Ranks of the workers that are left."""
+    def __init__(
+        self, number: int, places: Mapping[Seat, Placement], now: float, *, commit: int = -1
+    ) -> None:
+        self.number = number
+        self.places = places
+        self.started_at = now
+        self.state = RoundState.RUNNING
+        self.cause = ""
+        """Why it ended, or is to end."""
+        self.culprit: str | None = None
+        """The host whose failure ended it."""
+        self.is_unknown = False
+        """Whether what became of some of its workers will never be known."""
+        self.leave_by: float | None = None
+        """When all must have left it."""
+        self.exits: dict[int, WorkerExit] = {}
+        """By rank."""
+        self.staying = set(places)
+        """Whose workers have neither asked again nor ended."""
+        self.hosts = list(dict.fromkeys(host for host, _ in places))
+        """In order of rank."""
+        self.commit_at = now
+        self._first_commit = self.commit = commit
 
-    def __post_init__(self) -> None:
-        self.by_host = {}
-        for place in self.places:
-            self.by_host.setdefault(place.host, []).append(place)
-        self._live = {place.rank for place in self.places}
+    def add(self, end: WorkerExit) -> None:
+        """Note how a worker of this round ended."""
+        self.exits[end.rank] = end
 
-    @property
-    def is_over(self) -> bool:
-        """Whether no worker is left: each has ended, or went with its host."""
-        return not self._live
+    def committed(self, commit: int, now: float) -> None:
+        """A worker has this commit."""
+        if commit > self.commit:
+            self.commit, self.commit_at = commit, now
 
-    def lose(self, host: str) -> None:
-        """Note that the host is gone, and its workers with it."""
-        self._live.difference_update(place.rank for place in self.by_host.get(host, ()))
-
-    def stop(self, steps: Iterable[Step], now: float) -> None:
-        """Note that the workers were told to end."""
-        self.stopped_at = now if self.stopped_at is None else self.stopped_at
-        self.stop_signals.update(step.signal for step in steps)
-
-    def add(self, event: WorkerExited | WorkerNotStarted, now: float) -> WorkerExit | None:
-        """Record a worker's end; None where it belongs to no worker of this round that was still there."""
-        place = self._place(event.host, event.slot)
-        if event.round != self.number or place is None or place.rank in self.exits:
-            return None
-        if isinstance(event, WorkerNotStarted):
-            end = WorkerExit(
-                rank=place.rank,
-                host=place.host,
-                code=event.code,
-                when=now - self.started_at,
-                not_started=event.cause,
-            )
-        else:
-            end = WorkerExit(
-                rank=place.rank,
-                host=place.host,
-                code=event.code,
-                signal=event.signal,
-                when=max(0.0, event.at - self.started_at),
-                max_rss=event.max_rss,
-                oom_killed=event.oom_killed,
-                stopped=self._was_stopped(event),
-                error_file=event.error_file,
-            )
-        self.exits[place.rank] = end
-        self._live.discard(place.rank)
-        return end
-
-    def _place(self, host: str, slot: int) -> Placement | None:
-        return next((one for one in self.by_host.get(host, ()) if one.local_rank == slot), None)
-
-    def _was_stopped(self, event: WorkerExited) -> bool:
-        """Ended because we said so: after our signals, by one of them, or well."""
-        if self.stopped_at is None or event.at < self.stopped_at:
-            return False
-        asked = self.stop_signals | {signal.SIGKILL}
-        return event.signal in asked or event.code == 0 or (event.code or 0) - 128 in asked
+    def is_fruitful(self, now: float) -> bool:
+        """Whether it has got somewhere."""
+        return self.commit > self._first_commit or now - self.started_at >= FRUITFUL
 
     @property
     def first_failure(self) -> WorkerExit | None:

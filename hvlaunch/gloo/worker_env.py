@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hvlaunch.hosts.placement import Placement
+from hvlaunch.job import ElasticOptions
 
-__all__ = ["HostNetwork", "default_env", "identity_env", "shared_env"]
+__all__ = ["HostNetwork", "default_env", "elastic_env", "identity_env", "shared_env"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +27,20 @@ def default_env(cpus: int, local_size: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, cpus // local_size)), "PYTHONUNBUFFERED": "1"}
 
 
-def shared_env(network: HostNetwork, user_env: Mapping[str, str]) -> dict[str, str]:
-    """The same for all workers of a host. The user's own choice of address, port and interface stands."""
+def shared_env(
+    network: HostNetwork, user_env: Mapping[str, str], ports: tuple[int, int] | None = None
+) -> dict[str, str]:
+    """The same for all workers of a host. The user's own choice of address, port and interface stands.
+
+    `ports` are the lowest and the highest that workers may listen on; None is any.
+    """
     env = {"MASTER_ADDR": network.master_addr, "MASTER_PORT": str(network.master_port)}
     if network.interface is not None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
             env[name] = network.interface
     env.update(user_env)
+    if ports is not None:
+        env["HVLAUNCH_WORKER_PORTS"] = "{}-{}".format(*ports)
     env["HOROVOD_CONTROLLER"] = env["HOROVOD_CPU_OPERATIONS"] = "gloo"
     if network.rendezvous is not None:
         address, port = network.rendezvous
@@ -44,9 +52,9 @@ def shared_env(network: HostNetwork, user_env: Mapping[str, str]) -> dict[str, s
 
 
 def identity_env(
-    place: Placement, *, job_id: str, round_number: int, token: str, scratch: str
+    place: Placement, *, worker: str, job_id: str, round_number: int, token: str, scratch: str
 ) -> dict[str, str]:
-    """Who this worker is. `scratch` is the job's private directory on the worker's host."""
+    """Who this worker is; `worker` is its id. `scratch` is the job's private directory on the worker's host."""
     ranks = {
         "RANK": place.rank,
         "SIZE": place.size,
@@ -69,15 +77,27 @@ def identity_env(
         "TORCHELASTIC_RESTART_COUNT": round_number,
         "TORCHELASTIC_MAX_RESTARTS": 0,
         "TORCHELASTIC_RUN_ID": job_id,
-        "TORCHELASTIC_ERROR_FILE": f"{scratch}/round.{round_number}.slot.{place.local_rank}.error.json",
+        "TORCHELASTIC_ERROR_FILE": f"{scratch}/{worker.partition('/')[2].replace('/', '.')}.error.json",
     }
     own = {
         "HVLAUNCH_JOB_ID": job_id,
         "HVLAUNCH_ROUND": round_number,
         "HVLAUNCH_HOST": place.host,
-        "HVLAUNCH_WORKER": f"{place.host}/{place.local_rank}",
+        "HVLAUNCH_WORKER": worker,
         "HVLAUNCH_TOKEN": token,
         "HOROVOD_HOSTNAME": place.host,
     }
     both = {f"{prefix}_{name}": value for prefix in ("HVLAUNCH", "HOROVOD") for name, value in ranks.items()}
     return {name: str(value) for name, value in (own | both | torch).items()}
+
+
+def elastic_env(options: ElasticOptions | None) -> dict[str, str]:
+    """What the worker of an elastic job finds besides."""
+    if options is None:
+        return {}
+    return {
+        "HVLAUNCH_ELASTIC": "1",
+        "HVLAUNCH_WORKER_TIMEOUT": f"{options.worker_timeout:g}",
+        "HOROVOD_ELASTIC": "1",
+        "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts or 0),
+    }

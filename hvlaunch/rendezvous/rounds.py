@@ -66,9 +66,10 @@ class Notice(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """The worker lives, and has made `commit` commits."""
+    """The worker lives, and has made `commit` commits. After its `last` one it is done, and silent."""
 
     commit: int
+    last: bool = False
 
 
 T = TypeVar("T", Ask, Seat, Notice, Beat)
@@ -87,8 +88,8 @@ def decode(kind: type[T], value: bytes) -> T:
         raise ValueError(f"no {kind.__name__}: {error}") from None
     wanted = kind.__annotations__
     for name, field in message._asdict().items():
-        if not isinstance(field, wanted[name]) or isinstance(field, bool):
-            raise ValueError(f"no {kind.__name__}: {name} is {field!r}")  # noqa: TRY004 (see the docstring)
+        if not isinstance(field, wanted[name]) or isinstance(field, bool) is not (wanted[name] is bool):
+            raise ValueError(f"no {kind.__name__}: {name} is {field!r}")
     return message
 
 

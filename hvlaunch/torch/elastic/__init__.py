@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from hvlaunch.rendezvous.client import Client
@@ -53,15 +53,14 @@ def run(train: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]
     def wrapper(state: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if os.environ.get("HVLAUNCH_ELASTIC") != "1":
             return _train_once(state, lambda: train(state, *args, **kwargs))
-        with Client.from_environment() as client:
-            membership = Membership(client, os.environ["HVLAUNCH_WORKER"], beat=_beat())
-            membership.start()
-            try:
-                return Rounds(client, membership, state).run(lambda: train(state, *args, **kwargs))
-            except Dismissed:
-                raise SystemExit(0) from None
-            finally:
-                membership.stop()
+        client, membership = _job()
+        membership.start()
+        try:
+            return Rounds(client, membership, state).run(lambda: train(state, *args, **kwargs))
+        except Dismissed:
+            raise SystemExit(0) from None
+        finally:
+            membership.finish()
 
     return wrapper
 
@@ -76,6 +75,10 @@ def _train_once(state: State, train: Callable[[], T]) -> T:
     return result
 
 
-def _beat() -> float:
+@cache
+def _job() -> tuple[Client, Membership]:
+    """One for the process: the driver knows it by the rounds that it was in, over all its trainings."""
+    client = Client.from_environment()
     least, most = _BEAT_RANGE
-    return min(most, max(least, float(os.environ["HVLAUNCH_WORKER_TIMEOUT"]) / _BEATS_PER_TIMEOUT))
+    beat = min(most, max(least, float(os.environ["HVLAUNCH_WORKER_TIMEOUT"]) / _BEATS_PER_TIMEOUT))
+    return client, Membership(client, os.environ["HVLAUNCH_WORKER"], beat=beat)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.errors import RendezvousClosed, RendezvousError
@@ -28,6 +29,8 @@ class Membership:
         self._client = client
         self._worker = worker
         self._beat = beat
+        self.last_round = -1
+        """The last round that this process was placed in."""
         self._commits = -1
         self._beat_now = threading.Event()
         self._ended = threading.Event()
@@ -38,20 +41,25 @@ class Membership:
 
     def start(self) -> None:
         """Begin to beat, and to listen to what becomes of rounds, in threads that end with the process."""
+        self._ended = threading.Event()
         for work in (self._send_beats, self._watch_rounds):
-            threading.Thread(target=work, name=f"hvlaunch {work.__name__}", daemon=True).start()
+            threading.Thread(
+                target=work, args=(self._ended,), name=f"hvlaunch {work.__name__}", daemon=True
+            ).start()
 
-    def stop(self) -> None:
-        """Beat and listen no more."""
+    def finish(self) -> None:
+        """Tell the driver that training is done, and that it will hear no more; what is left to do may take its time."""
         self._ended.set()
         self._beat_now.set()
+        with suppress(RendezvousError):
+            self._client.put(BEATS, self._worker, encode(Beat(self._commits, last=True)))
 
-    def ask(self, ask: Ask) -> None:
-        """Tell the driver that this worker is ready for a place. Raises RendezvousError."""
-        self._client.put(ASKS, self._worker, encode(ask))
+    def ask(self, commit: int, cause: str | None) -> None:
+        """Tell the driver that this worker is ready for a place (see Ask). Raises RendezvousError."""
+        self._client.put(ASKS, self._worker, encode(Ask(self.last_round, commit, cause)))
 
-    def seat(self, after: int) -> Seat:
-        """The worker's place in a round later than `after`, as soon as there is one.
+    def seat(self) -> Seat:
+        """The worker's place in a round later than its last, as soon as there is one.
 
         Raises Dismissed where there will be none, RendezvousError where the driver can't be reached.
         """
@@ -63,7 +71,8 @@ class Membership:
             seat = None if value is None else decode(Seat, value)
             if seat is not None and seat.leave is not None:
                 raise Dismissed(seat.leave)
-            if seat is not None and seat.round > after:
+            if seat is not None and seat.round > self.last_round:
+                self.last_round = seat.round
                 return seat
 
     def enter(self, round_number: int, on_broken: Callable[[], object]) -> None:
@@ -98,26 +107,26 @@ class Membership:
         self._commits = commits
         self._beat_now.set()
 
-    def _send_beats(self) -> None:
-        while not self._ended.is_set():
+    def _send_beats(self, ended: threading.Event) -> None:
+        while not ended.is_set():
             try:
                 self._client.put(BEATS, self._worker, encode(Beat(self._commits)))
             except RendezvousClosed:
                 return
             except RendezvousError:
-                self._ended.wait(_PAUSE)
+                ended.wait(_PAUSE)
             self._beat_now.wait(self._beat)
             self._beat_now.clear()
 
-    def _watch_rounds(self) -> None:
+    def _watch_rounds(self, ended: threading.Event) -> None:
         since = 0
-        while not self._ended.is_set():
+        while not ended.is_set():
             try:
                 changes = self._client.watch(ROUNDS, since=since, timeout=_POLL)
             except RendezvousClosed:
                 return
             except RendezvousError:
-                self._ended.wait(_PAUSE)
+                ended.wait(_PAUSE)
                 continue
             since = changes.version
             with self._changed:

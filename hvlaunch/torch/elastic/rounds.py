@@ -16,7 +16,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.errors import WaitTimeout
-from hvlaunch.rendezvous.rounds import Ask, Seat
+from hvlaunch.rendezvous.rounds import Seat
 from hvlaunch.torch import current
 from hvlaunch.torch.elastic.errors import CollectiveFailed, WorkersChanged
 from hvlaunch.torch.elastic.membership import Membership
@@ -55,7 +55,6 @@ class Rounds:
         self._membership = membership
         self._state = state
         self._environ = environ
-        self._last = -1
 
     def run(self, train: Callable[[], T]) -> T:
         """What train() returns in the round that it is done in.
@@ -64,9 +63,9 @@ class Rounds:
         """
         cause: str | None = None
         while True:
-            self._membership.ask(Ask(self._last, self._state.commits, cause))
-            seat = self._membership.seat(self._last)
-            first, self._last = self._last < 0, seat.round
+            self._membership.ask(self._state.commits, cause)
+            first = self._membership.last_round < 0
+            seat = self._membership.seat()
             try:
                 return self._train_in(seat, train, first=first)
             except WorkersChanged:

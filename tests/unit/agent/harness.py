@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-from hvlaunch.agent.frames import MAGIC, Decoder, Frame, encode
+from hvlaunch.agent.frames import Decoder, Frame, encode
+from hvlaunch.agent.pieces import Sieve
 from hvlaunch.gloo.bundle import agent_command, bundle
 
 __all__ = ["PATIENCE", "AgentProcess", "Hunt", "python", "until"]
@@ -94,6 +95,7 @@ class AgentProcess:
         self.ended = False
         """Whether the agent's stdout has ended."""
         self._decoder = Decoder()
+        self._sieve = Sieve(self._hear)
         self._bundle = bundle({"grace": grace, "lease": lease, "window": window})
         command = before + agent_command(candidates, len(self._bundle))
         self.process = subprocess.Popen(
@@ -129,7 +131,15 @@ class AgentProcess:
 
     def hello(self, **facts: Any) -> dict[str, Any]:
         """Greet the agent; its answer."""
-        asked = {"nonce": "agent-nonce", "cwd": "/", "gpus": False, "rendezvous": None, **facts}
+        asked = {
+            "nonce": "agent-nonce",
+            "cwd": "/",
+            "gpus": False,
+            "ports": None,
+            "elastic": None,
+            "rendezvous": None,
+            **facts,
+        }
         self.send("hello", protocol=1, **asked)
         return self.expect("hello")[0]
 
@@ -143,13 +153,22 @@ class AgentProcess:
         defaults: Mapping[str, str] | None = None,
         own: Mapping[str, str] | None = None,
         round_number: int = 0,
+        slots: Sequence[int] | None = None,
     ) -> None:
-        """Start workers in slots 0, 1, …; `own` is each worker's own environment."""
+        """Start workers in slots 0, 1, …, or in those of `slots`; `own` is each worker's own environment."""
         body = {
             "argv": list(argv),
             "defaults": dict(defaults or {}),
             "env": dict(env or {}),
-            "workers": [{"slot": slot, "env": dict(own or {}), "stdin": stdin} for slot in range(workers)],
+            "workers": [
+                {
+                    "slot": slot,
+                    "start": round_number,
+                    "env": {"HVLAUNCH_WORKER": f"h/{slot}/{round_number}", **(own or {})},
+                    "stdin": stdin,
+                }
+                for slot in (range(workers) if slots is None else slots)
+            ],
         }
         self.send("start", json.dumps(body).encode("ascii"), round=round_number)
 
@@ -182,6 +201,9 @@ class AgentProcess:
             self.receive(max(0.0, deadline - time.monotonic()))
             assert time.monotonic() < deadline, f"no such frame in {PATIENCE:g} s; there were {self.seen}"
 
+    def _hear(self, noise: bytes) -> None:
+        self.noise += noise
+
     def receive(self, timeout: float) -> None:
         """Take in what the agent sends within the time."""
         assert self.process.stdout is not None
@@ -189,10 +211,7 @@ class AgentProcess:
             return
         data = self.process.stdout.read(1 << 16)
         self.ended = not data
-        if MAGIC not in self.noise:
-            self.noise += data
-            data = self.noise.partition(MAGIC)[2]
-        for header, body in self._decoder.feed(data) if data else ():
+        for header, body in self._decoder.feed(self._sieve.feed(data)):
             self.seen.append((header, body))
             if self.acks and header["type"] == "output" and body:
                 with suppress(BrokenPipeError):  # it may have ended since

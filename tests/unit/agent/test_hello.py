@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvlaunch.agent.facts import free_port
 from hvlaunch.agent.frames import PROTOCOL
 from tests.unit.agent.harness import AgentProcess, Hunt
 
@@ -59,7 +60,7 @@ def test_a_gpu_count_that_hangs_ends_with_the_agent(launch: Launch, tmp_path: Pa
     tool.write_text(f"#!/bin/sh\nexec sleep {hunt.mark}\n")
     tool.chmod(0o755)
     agent = launch(env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    agent.send("hello", protocol=1, nonce="x", cwd="/", gpus=True, rendezvous=None)
+    agent.send("hello", protocol=1, nonce="x", cwd="/", gpus=True, ports=None, elastic=None, rendezvous=None)
     hunt.wait_for(1)
     began = time.monotonic()
     assert agent.bye() == ({"type": "bye", "left": 0}, 0)
@@ -95,6 +96,22 @@ def test_the_ports_are_free_and_the_masters_is_kept_until_the_start(launch: Laun
     agent.run(["true"])
     with socket.socket() as free:
         free.bind(("", master))
+
+
+def test_the_ports_are_in_the_range_that_the_driver_names(launch: Launch) -> None:
+    with free_port() as reserved:
+        low = reserved.getsockname()[1]
+    for _ in range(3):
+        hello = launch().hello(ports=[low, low + 20])
+        assert {low <= hello[name] <= low + 20 for name in ("beacon_port", "master_port")} == {True}
+        assert hello["beacon_port"] != hello["master_port"]
+
+
+def test_a_range_that_is_in_use_is_told(launch: Launch) -> None:
+    with free_port() as taken:
+        port = taken.getsockname()[1]
+        hello = launch().hello(ports=[port, port])
+    assert (hello["beacon_port"], hello["master_port"]) == (None, None)
 
 
 def test_the_scratch_directory_is_ours_alone_and_goes(launch: Launch, tmp_path: Path) -> None:

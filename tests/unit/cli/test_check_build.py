@@ -2,15 +2,19 @@
 
 import pytest
 
-from hvlaunch.cli.check_build import check_build, package_version, ssh_version
+from hvlaunch.cli.check_build import check_build, launcher_version, package_version, ssh_version
 
 
 def test_what_is_there_is_marked():
     text = check_build(
-        {"paramiko": "5.1", "torch": "2.13.0+cpu", "httptools": "0.9"}.get, lambda: "OpenSSH_9.2p1"
+        {"paramiko": "5.1", "torch": "2.13.0+cpu", "httptools": "0.9"}.get,
+        lambda: "OpenSSH_9.2p1",
+        {"mpirun": "Open MPI 4.1.4"}.get,
     )
     lines = {line.split()[1]: line for line in text.splitlines() if line.startswith("  [X]")}
-    assert set(lines) == {"gloo", "paramiko", "ssh", "torch", "httptools"}
+    assert set(lines) == {"gloo", "mpirun", "paramiko", "ssh", "torch", "httptools"}
+    assert "Open MPI 4.1.4" in lines["mpirun"]
+    assert "  [ ] srun       not found" in text
     assert "5.1" in lines["paramiko"]
     assert "OpenSSH_9.2p1" in lines["ssh"]
     assert "  [ ] uvloop     not found" in text
@@ -18,15 +22,24 @@ def test_what_is_there_is_marked():
 
 
 def test_what_is_not_there_is_not_marked():
-    text = check_build(lambda name: None, lambda: None)
+    text = check_build(lambda name: None, lambda: None, lambda name: None)
     assert text.count("[X]") == 1
-    assert text.count("[ ]") == 5
+    assert text.count("[ ]") == 9
 
 
-def test_only_what_exists_is_listed():
-    text = check_build()
-    assert not any(word in text for word in ("mpi", "srun", "jsrun"))
-    assert "[X] paramiko" in text
+def test_this_installation():
+    assert "[X] paramiko" in check_build()
+
+
+def test_launchers_are_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert launcher_version("mpirun") is None
+    assert launcher_version("srun") is None
+    for name, text in (("mpirun", 'echo "mpirun (Open MPI) 5.0.3"'), ("srun", "true")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    assert launcher_version("mpirun") == "Open MPI 5.0.3"
+    assert launcher_version("srun") == str(tmp_path / "srun")
 
 
 def test_a_package_is_found_without_importing_it():

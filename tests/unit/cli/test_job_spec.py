@@ -11,7 +11,7 @@ from hvlaunch.cli.environment import MAX_STRING
 from hvlaunch.cli.spec import current_directory, job_spec
 from hvlaunch.console.prefix import ASCTIME
 from hvlaunch.errors import BadHost, BadUsage
-from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
+from hvlaunch.job import ConsoleOptions, Host, JobSpec, MPIOptions, SSHOptions
 
 
 @pytest.fixture
@@ -37,6 +37,8 @@ def test_everything_said_arrives(here):
         "-np 3 -H a:2,u@b:1 --slots-per-host 4 -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
         "--ssh-user me -i key --ssh-config config --host-keys off --ssh-client openssh --connect-limit 3 --remote-python /py --start-timeout 1 --lease 2 "
         "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log "
+        "--horovod --rendezvous-relay always --rendezvous-port 4711 --worker-port-range 29500-29599 "
+        "--mpi --mpirun /m --mpi-args=-a --mpi-args=-b --binding-args=-c "
         "--grace 3 --verbose --network-interfaces ib0,ib1 --network-interface eth0 --cwd /data python -m train -np 4"
     )
     spec = spec_of(line, {"PATH": "/bin", "OTHER": "x"})
@@ -47,6 +49,10 @@ def test_everything_said_arrives(here):
         np=3,
         slots_per_host=4,
         network_interfaces=("ib0", "ib1", "eth0"),
+        horovod=True,
+        relay="always",
+        rendezvous_port=4711,
+        worker_ports=(29500, 29599),
         env={"PATH": "/bin", "FROM_FILE": "1", "A": "1"},
         stdin="none",
         output_dir=Path("out"),
@@ -63,6 +69,7 @@ def test_everything_said_arrives(here):
             client="openssh",
             connect_limit=3,
         ),
+        mpi=MPIOptions(program="/m", args=("-a", "-b"), binding=("-c",)),
         remote_python="/py",
         start_timeout=1.0,
         lease=2.0,
@@ -71,9 +78,49 @@ def test_everything_said_arrives(here):
     )
     defaults = JobSpec(command=(), hosts=(), cwd="")
     for field in dataclasses.fields(JobSpec):
+        if field.name in ("allocation", "elastic"):
+            continue  # neither goes with what is said here: -H, --mpi
         assert getattr(spec, field.name) != getattr(defaults, field.name), (
             f"{field.name} is not covered by this test"
         )
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)"}
+
+
+def test_without_hosts_they_are_the_schedulers(here):
+    spec = spec_of("true", SLURM)
+    assert spec.allocation == "Slurm job 7"
+    assert spec.hosts == (Host("n1", slots=4), Host("n2", slots=4))
+    assert spec.ssh.remote_agent is None
+    assert spec_of("--slots-per-host 2 true", SLURM).hosts == (Host("n1"), Host("n2"))
+    for line in ("-H a true", "--no-scheduler true"):
+        spec = spec_of(line, SLURM)
+        assert spec.allocation is None
+        assert spec.hosts in ((Host("a"),), (Host("localhost"),))
+
+
+def test_a_schedulers_program_in_place_of_ssh(here):
+    (here / "hostfile").write_text("w-0 slots=2\n")
+    environ = {
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+        "OMPI_MCA_orte_default_hostfile": str(here / "hostfile"),
+        "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh",
+    }
+    spec = spec_of("true", environ)
+    assert (spec.hosts, spec.ssh.remote_agent) == ((Host("w-0", slots=2),), "/etc/mpi/kubexec.sh")
+
+
+@pytest.mark.parametrize("flag", ["--mpirun /m", "--mpi-args=-a", "--binding-args=-a"])
+def test_a_launchers_flag_without_a_launcher(here, flag):
+    with pytest.raises(BadUsage, match="is for a launcher, and hvlaunch itself starts the workers"):
+        spec_of(f"{flag} true")
+
+
+def test_what_horovod_reads_is_passed_on_with_it_alone(here):
+    environ = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "60", "HOROVOD_RANK": "7", "HOROVOD_GLOO_IFACE": "eth9"}
+    assert spec_of("true", environ).env == {}
+    assert spec_of("--horovod true", environ).env == {"HOROVOD_GLOO_TIMEOUT_SECONDS": "60"}
 
 
 def test_quiet_arrives_too(here):

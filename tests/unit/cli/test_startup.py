@@ -21,6 +21,7 @@ HEAVY = {
     "shtab",
     "psutil",
     "httptools",
+    "prometheus_client",
     "asyncio",
 }
 

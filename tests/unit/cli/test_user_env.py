@@ -115,7 +115,7 @@ def test_a_variable_without_a_name_is_left_alone():
 def test_nothing_that_makes_a_worker_what_it_is_comes_from_the_user():
     one = place([("a", 1)])[0]
     network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
-    own = identity_env(one, job_id="j", round_number=0, token="t", scratch="s")
+    own = identity_env(one, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s")
     never_the_users = own.keys() | {
         name
         for name, value in shared_env(network, dict.fromkeys(shared_env(network, {}), "user")).items()
@@ -132,7 +132,7 @@ def test_hvlaunch_sets_all_that_it_says_it_sets():
     one = place([("a", 1)])[0]
     network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
     names = (
-        identity_env(one, job_id="j", round_number=0, token="t", scratch="s").keys()
+        identity_env(one, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s").keys()
         | shared_env(network, {}).keys()
     )
     assert {name for name in SET_BY_HVLAUNCH if "*" not in name} <= names
@@ -316,8 +316,8 @@ DOCS = (Path(__file__).parents[3] / "docs/environment.md").read_text()
 def test_the_page_for_users_has_every_variable():
     one = place([("a", 1)])[0]
     network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
-    names = identity_env(one, job_id="j", round_number=0, token="t", scratch="s").keys()
-    names |= shared_env(network, {}).keys() | default_env(1, 1).keys()
+    names = identity_env(one, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s").keys()
+    names |= shared_env(network, {}, (1, 2)).keys() | default_env(1, 1).keys()
     table = DOCS.partition("## What a worker finds")[2].partition("## What you pass on")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(names)

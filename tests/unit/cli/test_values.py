@@ -34,3 +34,31 @@ def test_a_large_range_costs_nothing():
 def test_no_ranks(text):
     with pytest.raises(argparse.ArgumentTypeError, match=r"has no rank in it|is neither a rank nor a range"):
         values.ranks(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"), [("1-2", (1, 2)), ("29500-29599", (29500, 29599)), ("1-65535", (1, 65535))]
+)
+def test_ports(text, ports):
+    assert values.ports(text) == ports
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "-", "1-", "-1", "0-5", "5-65536", "5-5", "6-5", "a-b", "1-2-3", "1:2"]
+)
+def test_no_ports(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is not|has not the two ports"):
+        values.ports(text)
+
+
+def test_a_port_may_be_any():
+    assert [values.port_or_any(text) for text in ("0", "1", "65535")] == [0, 1, 65535]
+    for text in ("-1", "65536", "x"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            values.port_or_any(text)
+
+
+def test_words():
+    assert values.words("--bind-to core 'a b'") == ("--bind-to", "core", "a b")
+    with pytest.raises(argparse.ArgumentTypeError, match="no closing quotation"):
+        values.words("a 'b")

@@ -3,13 +3,14 @@
 from collections import deque
 from threading import Condition
 
-from hvlaunch.agent.frames import MAGIC, Decoder, Frame, encode
+from hvlaunch.agent.frames import PROTOCOL, Decoder, Frame, encode
+from hvlaunch.agent.pieces import Cutter
 
 __all__ = ["HELLO", "FakeChannel", "FakeConnection"]
 
 HELLO = {
     "type": "hello",
-    "protocol": 1,
+    "protocol": PROTOCOL,
     "facts": {"addresses": {"lo": ["127.0.0.1"]}, "cpus": 4, "boot_id": "b"},
     "scratch": "/tmp/x",
     "beacon_port": 1,
@@ -24,6 +25,7 @@ class FakeChannel:
 
     def __init__(self) -> None:
         self.changed = Condition()
+        self.cutter = Cutter()
         self.incoming: deque[bytes | Exception] = deque()
         self.written = bytearray()
         self.status: int | None = None
@@ -36,10 +38,9 @@ class FakeChannel:
             self.changed.notify_all()
 
     def frame(self, header: dict[str, object], body: bytes = b"") -> None:
-        self.say(encode(header, body))
+        self.say(b"".join(self.cutter.cut(encode(header, body))))
 
     def greet(self, **changes: object) -> None:
-        self.say(MAGIC)
         self.frame(HELLO | changes)
 
     def end(self, status: int = 0, errors: bytes = b"") -> None:

@@ -102,10 +102,29 @@ class History:
     def exit(
         self, host: str, slot: int, code: int | None = 0, signal: int | None = None, after: float = 0.0
     ) -> Wanted:
-        """A worker ends, `after` seconds from now by its host's clock, and the news comes at once."""
+        """A slot's newest worker ends, `after` seconds from now by its host's clock, and the news comes at once."""
+        number, start = self.born(host, slot)
+        at = self.now + after
         return self.play(
-            on.WorkerExited(host=host, round=0, slot=slot, code=code, signal=signal, at=self.now + after)
+            on.WorkerExited(host=host, round=number, slot=slot, code=code, signal=signal, at=at, start=start)
         )
+
+    def born(self, host: str, slot: int) -> tuple[int, int]:
+        """For which round a slot's newest worker was started, and as which one."""
+        found = [
+            (start.round, count)
+            for start in self.of(do.Start)
+            for number, count in zip(start.slots, start.starts, strict=True)
+            if (start.host, number) == (host, slot)
+        ]
+        return found[-1] if found else (0, 0)
+
+    def ask(self, host: str, slot: int, last_round: int = -1, commit: int = -1) -> Wanted:
+        """A slot's newest worker asks for a place."""
+        return self.play(on.WorkerAsked(host, slot, self.born(host, slot)[1], last_round, commit))
+
+    def beat(self, host: str, slot: int, commit: int) -> Wanted:
+        return self.play(on.WorkerBeat(host, slot, self.born(host, slot)[1], commit))
 
     def close(self) -> Wanted:
         """Every released host closes."""

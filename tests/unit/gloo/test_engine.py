@@ -66,6 +66,18 @@ def test_workers_are_told_how_their_own_host_sees_the_network() -> None:
     assert "host a: can't reach the driver's rendezvous (tried 10.9.9.9:4711)" in job.said
 
 
+def test_workers_of_a_host_that_relays_ask_their_agent() -> None:
+    job = History(spec("a:1,b:1"))
+    job.connect()
+    job.play(on.RendezvousReached("a", "127.0.0.1", ["10.9.9.9"], 40123))
+    job.play(on.RendezvousReached("b", "10.0.0.100"))
+    job.play(on.HostProbed("b", "a", "10.0.0.1"), on.HostProbed("a", "b", "10.0.0.2"))
+    first, second = (start.network for start in job.of(do.Start))
+    assert first.rendezvous == ("127.0.0.1", 40123)
+    assert second.rendezvous == ("10.0.0.100", PORT)
+    assert "can't reach" not in job.said
+
+
 def test_one_host_stays_on_its_loopback() -> None:
     job = History(spec("a:2")).start()
     assert not job.of(do.Probe)
@@ -188,6 +200,85 @@ def test_what_a_kernel_lacks_is_said() -> None:
     job = History(spec("a:1"))
     job.connect({"a": facts(1, trouble="no subreaper")})
     assert "host a: no subreaper" in job.said
+
+
+# Starting early
+
+
+def ready(name: str, number: int) -> list[on.Event]:
+    return [
+        on.HostConnected(name),
+        on.HostReady(name, facts(number)),
+        on.RendezvousReached(name, "10.0.0.100"),
+    ]
+
+
+def early() -> History:
+    """Hosts a and b are ready and have found each other, c still connects; b's workers were started."""
+    job = History(spec("a:1,b:2,c:1"))
+    job.play(on.Began(), *ready("a", 1))
+    assert job.of(do.Probe, job.play(*ready("b", 2))) == [
+        do.Probe("b", "a", ["10.0.0.1"], 9001),
+        do.Probe("a", "b", ["10.0.0.2"], 9002),
+    ]
+    assert job.play(on.HostProbed("b", "a", "10.0.0.1")) == []
+    (start,) = job.play(on.HostProbed("a", "b", "10.0.0.2"))
+    assert isinstance(start, do.Start)
+    assert (start.host, [one.rank for one in start.places], start.places[0].size) == ("b", [1, 2], 4)
+    assert start.network.master_addr == "10.0.0.1"
+    assert (start.network.master_port, start.network.interface) == (20001, "eth0")
+    return job
+
+
+def test_workers_start_while_other_hosts_still_connect() -> None:
+    job = early()
+    assert not job.of(do.Start, job.play(*ready("c", 3)))
+    job.play(on.HostProbed("c", "a", "10.0.0.1"))
+    starts = job.of(do.Start, job.play(on.HostProbed("b", "c", "10.0.0.3")))
+    assert [start.host for start in starts] == ["a", "c"]
+    for host, slot in (("a", 0), ("b", 0), ("b", 1), ("c", 0)):
+        job.exit(host, slot)
+    job.close()
+    assert job.result.exit_code == 0
+    assert [end.rank for end in job.result.exits] == [0, 1, 2, 3]
+
+
+def test_workers_that_end_well_before_the_others_start_do_not_end_the_job() -> None:
+    job = early()
+    assert job.exit("b", 0) == job.exit("b", 1) == []
+    job.play(*ready("c", 3), on.HostProbed("c", "a", "10.0.0.1"), on.HostProbed("b", "c", "10.0.0.3"))
+    job.exit("a", 0)
+    job.exit("c", 0)
+    job.close()
+    assert job.result.exit_code == 0
+
+
+def test_workers_that_were_started_early_are_stopped_when_a_host_fails() -> None:
+    job = early()
+    actions = job.play(on.HostFailed("c", ConnectFailed("refused", host="c")))
+    assert do.Stop("b", GENTLE) in actions
+    for slot in (0, 1):
+        job.exit("b", slot, None, signal.SIGTERM, after=0.1)
+    job.close()
+    assert isinstance(job.result.error, ConnectFailed)
+    assert job.result.exit_code == 69
+
+
+def test_a_worker_that_fails_early_ends_the_job() -> None:
+    job = early()
+    job.exit("b", 0, 7)
+    actions = job.exit("b", 1, None, signal.SIGTERM, after=0.1)
+    assert actions == [do.Abandon("c"), do.Release("a"), do.Release("b")]
+    job.close()
+    assert job.result.exit_code == 7
+
+
+def test_nothing_starts_early_where_the_first_choice_was_not_reached() -> None:
+    job = History(spec("a:1,b:1,c:1"))
+    two = facts(1, addresses={"eth0": ["10.0.0.1"], "ib0": ["10.1.0.1"]})
+    job.play(on.Began(), on.HostReady("a", two), *ready("b", 2))
+    job.play(on.HostProbed("b", "a", "10.1.0.1"), on.HostProbed("a", "b", "10.0.0.2"))
+    assert not job.of(do.Start)
 
 
 # Probing

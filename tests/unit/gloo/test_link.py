@@ -1,13 +1,15 @@
 """A link: from the bytes of a host to events and output, and why it ended."""
 
+import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from hvlaunch.agent.frames import MAGIC
-from hvlaunch.errors import AgentFailed, ConnectFailed, HostLost, NoPython
+from hvlaunch.agent.frames import encode
+from hvlaunch.agent.pieces import START
+from hvlaunch.errors import AgentFailed, ChannelGarbled, ConnectFailed, HostLost, NoFreePort, NoPython
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.bundle import NO_PYTHON
 from hvlaunch.gloo.link import HostLink, Opening
@@ -31,6 +33,21 @@ class Sink:
         self.got.append((rank, stream, b"END"))
 
 
+class FakeRelay:
+    """Sends back what it gets."""
+
+    def __init__(self, rig: "Rig", send: Callable[[Any, bytes], None]) -> None:
+        self._send = send
+        self.closed = threading.Event()
+        rig.relays.append(self)
+
+    def obey(self, header: Any, body: bytes) -> None:
+        self._send(header, body)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
 class Rig:
     """A link to a host that the test plays."""
 
@@ -40,10 +57,12 @@ class Rig:
         self.connection = FakeConnection()
         self.channel = self.connection.channel
         self.now = 50.0
+        self.relays: list[FakeRelay] = []
         opening = Opening(
             connect=connect or (lambda _host: self.connection),
             agent=lambda _connection: ("start the agent", BUNDLE),
             hello=lambda connection: {"type": "hello", "seen": connection.local_address},
+            relay=lambda send: FakeRelay(self, send),
             window=WINDOW,
         )
         self.link = HostLink(Host("a"), opening, self.events.put, self.sink, lambda: self.now)
@@ -91,21 +110,53 @@ def test_facts(rig: Rig) -> None:
     assert rig.link.last_heard == 50.0
 
 
-@pytest.mark.parametrize("cut", range(1, len(MAGIC)))
-def test_noise_before_the_preamble_is_skipped_wherever_the_chunks_end(rig: Rig, cut: int) -> None:
+def test_noise_before_the_agent_is_skipped_and_not_told(rig: Rig) -> None:
     rig.event()
-    rig.channel.say(b"Welcome to a!\n" * 1000, MAGIC[:3], b"no, not yet" + MAGIC[:cut], MAGIC[cut:])
-    rig.channel.frame({"type": "reached", "address": "10.0.0.9", "tried": []})
+    rig.channel.say(b"Welcome to a!\n" * 1000, START[:3], b"no, not yet\n")
+    rig.channel.frame({"type": "reached", "address": "10.0.0.9", "tried": [], "relay_port": None})
     assert rig.event() == on.RendezvousReached("a", "10.0.0.9", [])
+
+
+def test_noise_behind_the_agents_start_is_told_once_and_no_sign_of_life(rig: Rig) -> None:
+    rig.ready()
+    heard, rig.now = rig.link.last_heard, 60.0
+    rig.channel.say(b"\n", b"backup: 1 of 5\n", b"backup: 2 of 5\n")
+    assert rig.event() == on.HostNoise("a", "backup: 1 of 5")
+    assert rig.link.last_heard == heard
+    rig.channel.frame({"type": "reached", "address": None, "tried": [], "relay_port": None})
+    assert rig.event() == on.RendezvousReached("a", None, [])
+    assert rig.link.last_heard == 60.0
+
+
+def test_noise_within_a_piece_ends_the_host_with_an_error_of_its_own(rig: Rig) -> None:
+    rig.ready()
+    piece = b"".join(rig.channel.cutter.cut(encode({"type": "pong", "at": 1.0})))
+    rig.channel.say(piece[:20] + b"backup: 1 of 5\n" + piece[20:])
+    event = rig.event()
+    assert isinstance(event, on.HostGone)
+    assert isinstance(event.error, ChannelGarbled)
+    assert str(event.error).startswith("host a: lost: something else that runs there wrote into")
+
+
+def test_relayed_frames_have_an_end_of_their_own_which_goes_with_the_host(rig: Rig) -> None:
+    rig.ready()
+    assert not rig.relays
+    for what in ("open", "end"):
+        rig.channel.frame({"type": "relay", "id": 1, "what": what})
+    assert rig.sent(3)[1:] == [{"type": "relay", "id": 1, "what": what} for what in ("open", "end")]
+    rig.channel.end()
+    rig.event()
+    (relay,) = rig.relays
+    assert relay.closed.wait(10)
 
 
 def test_output_goes_to_the_rank_of_its_slot_and_is_acknowledged_in_portions(rig: Rig) -> None:
     rig.ready()
-    rig.link.ranks = {0: 6, 1: 7}
-    rig.channel.frame({"type": "output", "round": 0, "slot": 1, "stream": "stderr"}, b"x" * 200)
-    rig.channel.frame({"type": "output", "round": 0, "slot": 1, "stream": "stderr"})
-    rig.channel.frame({"type": "started", "round": 0, "slot": 1, "pid": 3, "at": 0.0})
-    assert rig.event() == on.WorkerStarted("a", 0, 1, 3)
+    rig.link.ranks = {(0, 0): 6, (1, 1): 5, (1, 2): 7}
+    rig.channel.frame({"type": "output", "round": 0, "slot": 1, "start": 2, "stream": "stderr"}, b"x" * 200)
+    rig.channel.frame({"type": "output", "round": 0, "slot": 1, "start": 2, "stream": "stderr"})
+    rig.channel.frame({"type": "started", "round": 0, "slot": 1, "start": 2, "pid": 3, "at": 0.0})
+    assert rig.event() == on.WorkerStarted("a", 0, 1, 3, 2)
     assert rig.sink.got == [(7, "stderr", b"x" * 200), (7, "stderr", b"END")]
     (done,) = rig.sink.dones
     done(200)
@@ -120,6 +171,7 @@ def test_the_time_of_an_end_is_told_by_our_clock(rig: Rig) -> None:
         "type": "exited",
         "round": 0,
         "slot": 0,
+        "start": 1,
         "code": 3,
         "signal": None,
         "max_rss": 5,
@@ -184,6 +236,17 @@ def test_a_killed_agent_is_named(rig: Rig) -> None:
     assert "hvlaunch agent: killed by SIGKILL" in str(event.error)
 
 
+def test_a_host_without_free_ports_is_named(rig: Rig) -> None:
+    rig.event()
+    rig.channel.greet(master_port=None, beacon_port=None)
+    event = rig.event()
+    assert isinstance(event, on.HostFailed)
+    assert isinstance(event.error, NoFreePort)
+    assert str(event.error).endswith(
+        "no two free ports in the workers' range; try: a wider --worker-port-range"
+    )
+
+
 def test_an_agent_that_parts_says_why(rig: Rig) -> None:
     rig.ready()
     rig.channel.frame({"type": "parting", "cause": "its guardian was killed"})
@@ -216,7 +279,7 @@ def test_a_broken_connection(rig: Rig) -> None:
 
 def test_garbage_in_the_channel(rig: Rig) -> None:
     rig.ready()
-    rig.channel.say(b"\xff" * 100)
+    rig.channel.say(*rig.channel.cutter.cut(b"\xff" * 100))
     event = rig.event()
     assert isinstance(event, on.HostGone)
     assert "a frame of" in str(event.error)

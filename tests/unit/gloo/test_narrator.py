@@ -110,6 +110,20 @@ def test_details():
     assert any(text.startswith("starting 4 workers") for text in told.texts)
 
 
+def test_a_host_that_relays_is_told_as_a_detail():
+    events = (
+        on.RendezvousReached("a", "127.0.0.1", ["10.9.9.9", "fd00::9"], 40123),
+        on.RendezvousReached("b", "127.0.0.1", [], 40124),
+    )
+    for verbose in (False, True):
+        told = Told(verbose=verbose)
+        told.play(on.Began(), *events)
+        assert [text for text in told.texts if "relay" in text] == verbose * [
+            "host a: its agent relays to the rendezvous, at 127.0.0.1:40123 (can't reach it at 10.9.9.9, fd00::9)",
+            "host b: its agent relays to the rendezvous, at 127.0.0.1:40124",
+        ]
+
+
 @pytest.mark.parametrize(("quiet", "notes"), [(False, True), (True, False)])
 def test_quiet_leaves_errors(quiet, notes):
     told = Told(console=ConsoleOptions(quiet=quiet)).start()
@@ -131,3 +145,11 @@ def test_quiet_leaves_errors(quiet, notes):
 def test_ranks_that_the_job_does_not_have(ranks, quiet, count):
     told = Told(console=ConsoleOptions(ranks=ranks, quiet=quiet)).start()
     assert told.texts.count("--ranks: the job has only ranks 0-3, so no output is shown") == count
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_noise_on_a_host_is_told_unless_quiet(quiet):
+    told = Told(console=ConsoleOptions(quiet=quiet)).start()
+    told.play(on.HostNoise("b", "backup: 1 of 5"))
+    assert len(told.texts) == (not quiet)
+    assert all(text.startswith("host b: ") and text.endswith(": backup: 1 of 5") for text in told.texts)

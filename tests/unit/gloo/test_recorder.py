@@ -4,9 +4,13 @@ import json
 import re
 from pathlib import Path
 
-from hvlaunch.errors import HostLost
+from hvlaunch.errors import DiscoveryFailed, HostLost
+from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.recorder import Recorder
+from hvlaunch.gloo.worker_env import HostNetwork
+from hvlaunch.hosts.placement import place
+from hvlaunch.job import Host
 
 from .history import History, facts, spec
 
@@ -76,11 +80,19 @@ def test_what_is_told_of_each():
     ]
     assert job.typed("workers_starting")[0]["ranks"] == [0, 1]
     assert job.typed("workers_starting")[1]["master_addr"] == "10.0.0.1"
-    assert job.typed("worker_started")[2] == {"host": "b", "rank": 2, "local_rank": 0, "round": 0, "pid": 7}
+    assert job.typed("worker_started")[2] == {
+        "host": "b",
+        "rank": 2,
+        "slot": 0,
+        "start": 0,
+        "round": 0,
+        "pid": 7,
+    }
     assert job.typed("worker_exited")[0] == {
         "host": "b",
         "rank": 2,
-        "local_rank": 0,
+        "slot": 0,
+        "start": 0,
         "round": 0,
         "code": 3,
         "signal": None,
@@ -116,6 +128,7 @@ def test_errors_have_their_parts():
 def odd_job():
     job = Recorded()
     job.start()
+    job.play(on.HostNoise("a", "backup: 1 of 5"))
     job.play(on.WorkerNotStarted("a", 0, 0, 127, "train: command not found"))
     job.play(on.HostGone("b", HostLost("lost", host="b")), on.Interrupted(2), on.Tick())
     return job
@@ -127,7 +140,35 @@ def test_what_could_not_be_started_and_what_was_lost():
     assert record["code"] == 127
     assert record["cause"] == "train: command not found"
     assert job.typed("host_lost") == [{"host": "b", "error": "HostLost", "cause": "lost", "hint": None}]
+    assert job.typed("host_noise") == [{"host": "a", "text": "backup: 1 of 5"}]
     assert job.typed("interrupted") == [{"signal": "SIGINT"}]
+
+
+def elastic_job():
+    """What only elastic jobs have."""
+    job = Recorded()
+    one = place([("a", 1)])[0]
+    network = HostNetwork(master_addr="m", master_port=0, interface=None, rendezvous=None)
+    for event, actions in (
+        (on.HostsDiscovered([Host("a", 1)]), [do.Start("a", 0, [one], network, facts(1), [3], [2])]),
+        (on.WorkerAsked("a", 3, 2, -1, -1), [do.Place("a", 3, 2, 1, one, network, 0)]),
+        (on.WorkerSuspended("a", 0, 3, 2), [do.Break(1, "rank 0 is stopped"), do.Change(2, "2 more")]),
+        (on.DiscoveryFailed(DiscoveryFailed("no cloud")), [do.GroupState("HEALTHY", 1)]),
+        (on.WorkerBeat("a", 3, 2, 5), [do.Leave("a", 3, 2, "training is done")]),
+    ):
+        job.recorder.see(event, actions, 1.0)
+    return job
+
+
+def test_rounds_are_told():
+    job = elastic_job()
+    who = {"host": "a", "rank": 0, "slot": 3}
+    assert job.typed("worker_asked") == [{**who, "after_round": -1, "commit": -1}]
+    assert job.typed("worker_placed") == [{**who, "start": 2, "round": 1, "size": 1}]
+    assert job.typed("worker_suspended") == [{**who, "start": 2, "round": 0}]
+    assert job.typed("worker_dismissed") == [{**who, "start": 2, "cause": "training is done"}]
+    assert job.typed("round_broken") == [{"round": 1, "cause": "rank 0 is stopped"}]
+    assert job.typed("hosts_discovered") == [{"hosts": [{"host": "a", "slots": 1}]}]
 
 
 def documented():
@@ -140,7 +181,7 @@ def test_the_documentation_lists_every_record_and_field():
     pages = documented()
     common = {"time", "job", "type"}
     seen = {}
-    for job in (failing_job(), lost_job(), odd_job()):
+    for job in (failing_job(), lost_job(), odd_job(), elastic_job()):
         for record in job.records:
             seen.setdefault(record["type"], set()).update(record.keys() - common)
     assert seen.keys() == pages.keys()

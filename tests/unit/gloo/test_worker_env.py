@@ -17,7 +17,9 @@ NETWORK = HostNetwork(
 
 def identity(rank: int) -> dict[str, str]:
     placement = place([("a", 2), ("b", 1), ("c", 2)])[rank]
-    return identity_env(placement, job_id="j0b", round_number=0, token="t0k", scratch="/tmp/s")
+    return identity_env(
+        placement, worker="c/1/0", job_id="j0b", round_number=0, token="t0k", scratch="/tmp/s"
+    )
 
 
 def test_who_a_worker_is() -> None:
@@ -32,7 +34,7 @@ def test_who_a_worker_is() -> None:
         "HVLAUNCH_CROSS_RANK": "1",
         "HVLAUNCH_CROSS_SIZE": "2",
         "HVLAUNCH_TOKEN": "t0k",
-        "HVLAUNCH_WORKER": "c/1",
+        "HVLAUNCH_WORKER": "c/1/0",
         "RANK": "4",
         "WORLD_SIZE": "5",
         "LOCAL_RANK": "1",
@@ -46,7 +48,7 @@ def test_who_a_worker_is() -> None:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "j0b",
-        "TORCHELASTIC_ERROR_FILE": "/tmp/s/round.0.slot.1.error.json",
+        "TORCHELASTIC_ERROR_FILE": "/tmp/s/1.0.error.json",
         "HOROVOD_HOSTNAME": "c",
         "HOROVOD_RANK": "4",
         "HOROVOD_SIZE": "5",
@@ -87,6 +89,11 @@ def test_ipv6_is_bracketed_in_the_url_alone() -> None:
     assert "GLOO_SOCKET_IFNAME" not in env
 
 
+def test_the_range_of_ports_is_told() -> None:
+    assert shared_env(NETWORK, {}, (29500, 29599))["HVLAUNCH_WORKER_PORTS"] == "29500-29599"
+    assert "HVLAUNCH_WORKER_PORTS" not in shared_env(NETWORK, {})
+
+
 def test_no_rendezvous_no_url() -> None:
     network = HostNetwork(master_addr="10.0.0.1", master_port=1, interface=None, rendezvous=None)
     assert not [name for name in shared_env(network, {}) if "RENDEZVOUS" in name]
@@ -99,7 +106,7 @@ def test_threads(cpus: int, local_size: int, threads: str) -> None:
 
 def test_the_frame_carries_what_is_shared_once() -> None:
     job = spec("a:2", env={"BIG": "x" * 1000})
-    start = do.Start("a", 0, place([("a", 2)]), NETWORK, facts(1))
+    start = do.Start("a", 0, place([("a", 2)]), NETWORK, facts(1), [0, 1], [0, 0])
     header, body = start_frame(start, job, job_id="j0b", token="t0k")
     assert header == {"type": "start", "round": 0}
     assert body.count(b"x" * 1000) == 1
@@ -113,6 +120,6 @@ def test_the_frame_carries_what_is_shared_once() -> None:
     ("policy", "expected"), [("0", [True, False]), ("all", [True, True]), ("none", [False, False])]
 )
 def test_who_gets_stdin(policy: str, expected: list[bool]) -> None:
-    start = do.Start("a", 0, place([("a", 2)]), NETWORK, facts(1))
+    start = do.Start("a", 0, place([("a", 2)]), NETWORK, facts(1), [0, 1], [0, 0])
     _, body = start_frame(start, spec("a:2", stdin=policy), job_id="j", token="t")
     assert [worker["stdin"] for worker in json.loads(body)["workers"]] == expected

@@ -1,0 +1,58 @@
+"""The launcher's command line for `--dry-run`, ready to paste into a shell."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hvlaunch.cli.environment import MASK, masked
+from hvlaunch.cli.plan import quoted
+from hvlaunch.job import JobSpec, MPIOptions
+from hvlaunch.mpi.builders import build
+from hvlaunch.mpi.detect import Kind
+from hvlaunch.mpi.find import find
+from hvlaunch.mpi.identity import shell_shim
+from hvlaunch.mpi.jsrun import rankfile
+from hvlaunch.mpi.request import check_static, counted, request_of
+
+__all__ = ["launcher_plan"]
+
+_RANKFILE = "hvlaunch.erf"
+_MASTER_PORT = "29500"  # torch's own default; a pasted command has no agent to look for a free one
+
+
+def launcher_plan(spec: JobSpec, options: MPIOptions, environ: Mapping[str, str]) -> str:
+    """The section as text. Variables that a shell here has as they are needed are not said again; secrets are masked.
+
+    Raises HvlaunchError where there is no such launcher, or it can't do what is asked for.
+    """
+    check_static(spec, options)
+    launcher = find(options)
+    first, _ = counted(spec)[0]
+    master = {"MASTER_ADDR": "127.0.0.1" if first == "localhost" else first, "MASTER_PORT": _MASTER_PORT}
+    env = {**master, **spec.env}
+    request = request_of(spec, options, launcher, (*shell_shim(launcher.kind), *spec.command), env)
+    prefix = spec.console.prefix
+    command = build(
+        launcher,
+        replace(
+            request,
+            cwd=spec.cwd,
+            tag=bool(prefix),
+            timestamp="{time" in prefix,
+            output=None if spec.output_dir is None else str(spec.output_dir),
+            rankfile=_RANKFILE,
+        ),
+    )
+    said = {name: value for name, value in {**env, **command.env}.items() if environ.get(name) != value}
+    words = [f"{quoted(name)}={_value(name, value)}" for name, value in sorted(said.items())]
+    words += [quoted(word) for word in command.argv]
+    title = f"as a command of {launcher}, to paste (hvlaunch itself starts its agents with it, and they the workers):"
+    plan = f"{title}\n  {' '.join(words)}"
+    if launcher.kind is not Kind.JSRUN:
+        return plan
+    lines = [f"  {line}".rstrip() for line in rankfile(request).splitlines()]
+    return "\n".join([f"its rankfile, {_RANKFILE}:", *lines, "", plan])
+
+
+def _value(name: str, value: str) -> str:
+    shown = masked(name, value)
+    return shown if shown == MASK else quoted(shown)

@@ -1,0 +1,152 @@
+"""The workers that live, whether they are in a round or not. Pure."""
+
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from hvlaunch.gloo.actions import Step
+from hvlaunch.gloo.cooldown import Cooldown
+from hvlaunch.gloo.events import WorkerExited, WorkerNotStarted
+from hvlaunch.gloo.seats import Seat
+from hvlaunch.job import WorkerExit
+
+__all__ = ["Crew", "Worker"]
+
+_PATIENCE = 10.0
+"""Seconds after the last signal in which a worker must have ended."""
+
+
+class Worker:
+    """A process of the user's command. Times are seconds of the driver's clock."""
+
+    def __init__(self, seat: Seat, start: int, born: int, rank: int, now: float) -> None:
+        self.seat = seat
+        self.host, self.slot = seat
+        self.start = start
+        """How many workers its slot had before it."""
+        self.born = born
+        """The round that it was started for."""
+        self.born_at = now
+        self.rank = rank
+        self.round: int | None = None
+        """The round that it is in."""
+        self.last_round = -1
+        """The last that it was in, as it says."""
+        self.commit = -1
+        self.is_waiting = False
+        self.beat_at: float | None = None
+        self.drain_until: float | None = None
+        self.is_leaving = False
+        self.has_failed = False
+        """Whether its end is a failure though we caused it."""
+        self.ends_by: float | None = None
+        self._stopped_at: float | None = None
+        self._stop_signals: set[int] = set()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was told to end."""
+        return self._stopped_at is not None
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it was in a round."""
+        return self.last_round >= 0
+
+    def stop(self, steps: Sequence[Step], now: float) -> None:
+        """Note that it was told to end."""
+        first, last = now + steps[0].after, now + steps[-1].after
+        self._stopped_at = first if self._stopped_at is None else min(self._stopped_at, first)
+        self._stop_signals.update(step.signal for step in steps)
+        self.ends_by = last + _PATIENCE
+
+    def ended(self, event: WorkerExited | WorkerNotStarted, since: float, now: float) -> WorkerExit:
+        """How it ended, counted from `since`."""
+        if isinstance(event, WorkerNotStarted):
+            return WorkerExit(
+                rank=self.rank, host=self.host, code=event.code, when=now - since, not_started=event.cause
+            )
+        return WorkerExit(
+            rank=self.rank,
+            host=self.host,
+            code=event.code,
+            signal=event.signal,
+            when=max(0.0, event.at - since),
+            max_rss=event.max_rss,
+            oom_killed=event.oom_killed,
+            stopped=self._was_stopped(event),
+            error_file=event.error_file,
+        )
+
+    def _was_stopped(self, event: WorkerExited) -> bool:
+        """Ended because we said so: after our signals, by one of them, or well."""
+        if self.has_failed:
+            return False
+        if self.is_leaving and event.code == 0:
+            return True
+        if self._stopped_at is None or event.at < self._stopped_at:
+            return False
+        asked = self._stop_signals | {signal.SIGKILL}
+        return event.signal in asked or event.code == 0 or (event.code or 0) - 128 in asked
+
+
+class Crew:
+    """All living workers, by host and slot: one in a slot at a time."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, dict[int, Worker]] = {}
+        self._started: Counter[Seat] = Counter()
+        self.size = 0
+        self.starting: set[Seat] = set()
+        """Those that have no place and have not asked for one."""
+        self.cooldowns: dict[Seat, Cooldown] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        for workers in self._live.values():
+            yield from workers.values()
+
+    def on(self, host: str) -> list[Worker]:
+        return list(self._live.get(host, {}).values())
+
+    def at(self, seat: Seat) -> Worker | None:
+        return self._live.get(seat[0], {}).get(seat[1])
+
+    @property
+    def hosts(self) -> list[str]:
+        """Where workers live."""
+        return [host for host, workers in self._live.items() if workers]
+
+    @property
+    def waiting(self) -> list[Worker]:
+        """Those that have asked for a place, and were not told to end."""
+        return [worker for worker in self if worker.is_waiting and not worker.is_ending]
+
+    def launch(self, seat: Seat, *, born: int, rank: int, now: float) -> Worker:
+        worker = Worker(seat, self._started[seat], born, rank, now)
+        self._started[seat] += 1
+        self._live.setdefault(worker.host, {})[worker.slot] = worker
+        self.size += 1
+        return worker
+
+    def find(self, seat: Seat, start: int) -> Worker | None:
+        """The worker, if it still lives."""
+        worker = self.at(seat)
+        return worker if worker is not None and worker.start == start else None
+
+    def end(self, worker: Worker) -> None:
+        del self._live[worker.host][worker.slot]
+        self.starting.discard(worker.seat)
+        self.size -= 1
+
+    def forget_waits(self, host: str, now: float) -> None:
+        """The host as a whole is left alone: when that is over, its slots wait no longer for reasons of their own."""
+        for (name, _), cooldown in self.cooldowns.items():
+            if name == host:
+                cooldown.cut_short(now)
+
+    def lose(self, host: str) -> list[Worker]:
+        """The host is gone, and these workers with it."""
+        lost = self.on(host)
+        for worker in lost:
+            self.end(worker)
+        return lost

@@ -1,0 +1,85 @@
+"""Which workers hang: silent ones, those that do not leave a round that has ended, those that do not end. Pure."""
+
+from collections.abc import Iterator
+
+from hvlaunch.gloo.crew import Worker
+from hvlaunch.gloo.membership import Membership
+from hvlaunch.gloo.round import Round, RoundState
+from hvlaunch.job import ElasticOptions
+
+__all__ = ["Health"]
+
+_CHECKS_PER_TIMEOUT = 8
+_LATE = 1.0
+"""Seconds after which a check that comes late means that this process was stopped itself."""
+
+
+class Health:
+    """Watches the workers of an elastic job. What is found of one is found once, if it is told to end then."""
+
+    def __init__(self, options: ElasticOptions, membership: Membership) -> None:
+        self._options = options
+        self._membership = membership
+        self._next_check: float | None = None
+
+    def beat(self, worker: Worker, commit: int, now: float, *, is_last: bool = False) -> None:
+        """The worker lives; after its last beat nobody expects another."""
+        worker.beat_at = None if is_last else now
+        current = self._membership.round
+        if commit > worker.commit:
+            worker.commit = commit
+            if current is not None and worker.round == current.number:
+                current.committed(commit, now)
+        if self._next_check is None:
+            self._next_check = now + self._options.worker_timeout / _CHECKS_PER_TIMEOUT
+
+    def silent(self, now: float) -> list[Worker]:
+        """Those that were not heard of for --worker-timeout, and had been before."""
+        if self._next_check is None or now < self._next_check:
+            return []
+        beating = [one for one in self._membership.crew if one.beat_at is not None and not one.is_ending]
+        if now > self._next_check + _LATE:
+            for worker in beating:
+                worker.beat_at = now  # what they sent meanwhile is still to be read
+        timeout = self._options.worker_timeout
+        self._next_check = now + timeout / _CHECKS_PER_TIMEOUT if beating else None
+        return [one for one in beating if one.beat_at is not None and now - one.beat_at > timeout]
+
+    def is_without_commit(self, now: float) -> bool:
+        """Whether the running round has gone on for --commit-timeout without one."""
+        current, timeout = self._membership.round, self._options.commit_timeout
+        if timeout is None or current is None or not self._may_lack_commits(current):
+            return False
+        return now >= current.commit_at + timeout
+
+    def _may_lack_commits(self, current: Round) -> bool:
+        return self._membership.is_asking and current.state is not RoundState.BROKEN
+
+    def stragglers(self, now: float) -> list[Worker]:
+        """Those that have not left the round in time."""
+        current = self._membership.round
+        if current is None or current.leave_by is None or now < current.leave_by:
+            return []
+        return [one for one in self._membership.members() if not one.is_ending]
+
+    def stuck(self, now: float) -> set[str]:
+        """Hosts where workers do not end, whatever they are sent."""
+        return {one.host for one in self._membership.crew if one.ends_by is not None and now >= one.ends_by}
+
+    def deadlines(self) -> Iterator[float]:
+        """When to look again, while there are rounds."""
+        if self._next_check is not None:
+            yield self._next_check
+        current = self._membership.round
+        if current is not None:
+            if current.leave_by is not None and current.staying:
+                yield current.leave_by
+            if self._options.commit_timeout is not None and self._may_lack_commits(current):
+                yield current.commit_at + self._options.commit_timeout
+        for worker in self._membership.crew:
+            if worker.drain_until is not None and not worker.is_ending:
+                yield worker.drain_until
+
+    def end_deadlines(self) -> Iterator[float]:
+        """When workers that were told to end must have ended."""
+        return (one.ends_by for one in self._membership.crew if one.ends_by is not None)

@@ -1,0 +1,30 @@
+"""What is said of hosts that the engine finds wanting."""
+
+from hvlaunch.errors import HostLost, StartTimeout, WorkingDirectoryMissing
+
+__all__ = ["no_directory", "no_start", "stuck"]
+
+
+def no_directory(host: str, path: str, cause: str) -> WorkingDirectoryMissing:
+    """The workers' directory is not there, or can't be entered."""
+    return WorkingDirectoryMissing(
+        f"working directory {path}: {cause}",
+        host=host,
+        path=path,
+        hint="--cwd DIR, a directory that is there on every host",
+    )
+
+
+def no_start(host: str, seconds: float, *, is_connected: bool) -> StartTimeout:
+    """It is not ready in time."""
+    reached = "its agent does not answer" if is_connected else "no connection"
+    return StartTimeout(
+        f"{reached} within {seconds:g} s",
+        host=host,
+        hint=f"ssh {host} python3 --version, or a longer --start-timeout",
+    )
+
+
+def stuck(host: str) -> HostLost:
+    """Its workers live on after SIGKILL."""
+    return HostLost("lost: workers there do not end, whatever they are sent", host=host)

@@ -1,0 +1,494 @@
+"""Who is in the next round, and how it comes about: of the workers that ask, or of slots where all are started at once."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime
+from hvlaunch.gloo import actions as do
+from hvlaunch.gloo.actions import Action
+from hvlaunch.gloo.choice import hand_over, seated
+from hvlaunch.gloo.crew import Crew, Worker
+from hvlaunch.gloo.early import EarlyStart
+from hvlaunch.gloo.machines import shared_machines
+from hvlaunch.gloo.network import LOOPBACK
+from hvlaunch.gloo.pool import Pool, PoolHost
+from hvlaunch.gloo.round import Round, RoundState
+from hvlaunch.gloo.seats import Seat, seats
+from hvlaunch.gloo.wiring import Wiring
+from hvlaunch.gloo.worker_env import HostNetwork
+from hvlaunch.hosts.placement import Placement, place
+from hvlaunch.job import JobSpec
+
+__all__ = ["Membership"]
+
+_GATHER = 5.0
+"""Seconds that hosts or workers on their way are waited for when there are enough others."""
+_FIRST_PATIENCE = 30.0
+"""The same for the workers of the first round, which may take long to import."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """The next round, which waits until its hosts have found each other."""
+
+    hosts: list[PoolHost]
+    """In order of rank."""
+    places: dict[Seat, Placement]
+    unreached: set[str]
+    """Those that have not said yet where they reach the rendezvous."""
+
+
+class Membership:
+    """The workers, the round that they are in, and the next one.
+
+    settle() is to be called after whatever may change who can be in a round. `problem` is then why
+    there can be none, if that is certain.
+    """
+
+    def __init__(self, spec: JobSpec, pool: Pool) -> None:
+        self._spec = spec
+        self._elastic = spec.elastic
+        self._pool = pool
+        self.crew = Crew()
+        self.wiring = Wiring(spec.network_interfaces)
+        self.round: Round | None = None
+        self.is_asking = False
+        """Whether workers ask for their places, rather than be started anew for each round."""
+        self.problem: HvlaunchError | None = None
+        self._number = 0
+        self._plan: _Plan | None = None
+        self._short_since: float | None = None
+        self._early = EarlyStart.of(spec, pool, self.wiring)
+        """Until all workers of a static job were started."""
+        self._patience: float | None = None
+        """Until when others are waited for, though there are enough."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether all workers of the first round were started."""
+        return self.round is not None and self._early is None
+
+    # What the engine tells
+
+    def changed(self) -> None:
+        """Hosts or workers came or went: the plan for the next round is to be made anew."""
+        self._plan = None
+
+    def ready(self, host: PoolHost) -> list[Action]:
+        """The host is ready: what may be tried at once."""
+        self.changed()
+        return self._early.probes(host) if self._early is not None else []
+
+    def found(self, host: str, target: str, address: str | None, now: float) -> list[Action]:
+        """The host reaches the other one at the address; None: it has tried all."""
+        self.wiring.add(host, target, address)
+        return self._start_early(host, now) + self._start_early(target, now)
+
+    def lost(self, host: str, workers: Iterable[Worker] = ()) -> None:
+        """The host is gone, or going, with its workers."""
+        self.changed()
+        self.wiring.forget(host)
+        if self.round is not None:
+            self.round.staying.difference_update(worker.seat for worker in workers)
+
+    @property
+    def next_hosts(self) -> list[str]:
+        """The hosts of the planned round, in order of rank."""
+        return [host.name for host in self._plan.hosts] if self._plan is not None else []
+
+    def reached(self, host: str, now: float) -> list[Action]:
+        """The host has said where it reaches the rendezvous."""
+        if self._plan is not None:
+            self._plan.unreached.discard(host)
+        return self._start_early(host, now)
+
+    def asked(self, worker: Worker, last_round: int, commit: int) -> bool:
+        """The worker wants a place in a round newer than that; False where it has one already."""
+        if not self.is_asking:
+            self._take_back()
+        if worker.round is not None and last_round != worker.round:
+            return False
+        if self.round is not None and worker.round == self.round.number:
+            self.round.staying.discard(worker.seat)
+        worker.round = None
+        worker.is_waiting = True
+        worker.last_round = max(worker.last_round, last_round)
+        worker.commit = max(worker.commit, commit)
+        self.crew.starting.discard(worker.seat)
+        self.changed()
+        return True
+
+    def _take_back(self) -> None:
+        """The first worker asks: so the round that they were started for is one to come, and none that there is."""
+        self.is_asking = True
+        for worker in self.crew:
+            worker.round = None
+            if not worker.is_ending:
+                self.crew.starting.add(worker.seat)
+        if self.round is not None:
+            broken = self.round.state is not RoundState.RUNNING
+            self._number = self.round.number + broken
+        self.round = None
+
+    # Who is wanted
+
+    def is_wanted(self, worker: Worker, now: float) -> bool:
+        """Whether its slot is still one of the pool's, on a host that may be used."""
+        host = self._pool.get(worker.host)
+        return host is not None and host.is_usable(now) and worker.slot < self._pool.slots(host)
+
+    def members(self) -> list[Worker]:
+        """The living workers of the round that have not left it."""
+        if self.round is None:
+            return []
+        found = (self.crew.at(seat) for seat in self.round.staying)
+        return [worker for worker in found if worker is not None]
+
+    def is_member(self, worker: Worker) -> bool:
+        return self.round is not None and worker.round == self.round.number
+
+    @property
+    def least(self) -> int:
+        """How many workers a round must have."""
+        return 1 if self._elastic is None else self._elastic.min_np
+
+    @property
+    def most(self) -> float:
+        """How many it may have."""
+        if self._elastic is None:
+            return float("inf") if self._spec.np is None else self._spec.np
+        return float("inf") if self._elastic.max_np is None else self._elastic.max_np
+
+    def in_order(self, hosts: Iterable[PoolHost]) -> list[PoolHost]:
+        """The hosts: those of the last round first, in their order; then as the pool has them."""
+        before = {name: index for index, name in enumerate(self.round.hosts)} if self.round else {}
+        return sorted(hosts, key=lambda host: before.get(host.name, len(before)))
+
+    # The next round
+
+    def settle(self, now: float) -> list[Action]:
+        """What is to be done for the next round, or for the one that there is."""
+        is_busy = self._is_going_on if self.is_asking else bool(self.crew.size) and self.has_begun
+        wanted = [] if self._is_running or is_busy else self._form(now)
+        return wanted + self._grow(now) if self._is_running and self._elastic is not None else wanted
+
+    @property
+    def _is_running(self) -> bool:
+        return self.has_begun and self.round is not None and self.round.state is RoundState.RUNNING
+
+    @property
+    def _is_going_on(self) -> bool:
+        """Whether the round is to change at its next commit, which none of its workers has reached yet."""
+        current = self.round
+        return current is not None and current.state is RoundState.CHANGING and current.leave_by is None
+
+    def _form(self, now: float) -> list[Action]:
+        wanted: list[Action] = []
+        if self._plan is None:
+            self._plan = self._choose(now)
+            if self._plan is None:
+                return self._wait_for_more(now)
+            facts = {host.name: host.facts for host in self._plan.hosts if host.facts is not None}
+            wanted += self._say_shared() + self.wiring.want(facts, now)
+        plan = self._plan
+        if not self.wiring.is_settled(now, others=not plan.unreached):
+            return wanted
+        network = self.wiring.network
+        problem = network.problem() if network is not None else None
+        if problem is not None:
+            self.problem = problem
+            return wanted
+        self._plan = self._short_since = self._patience = None
+        return wanted + (self._place(plan, now) if self.is_asking else self._start(plan, now))
+
+    def _choose(self, now: float) -> _Plan | None:
+        if self.is_asking:
+            return self._choose_waiting(now)
+        return self._choose_all(now) if self._elastic is None else self._choose_slots(now)
+
+    def _plan_for(self, hosts: Iterable[PoolHost], places: dict[Seat, Placement]) -> _Plan:
+        names = dict.fromkeys(host for host, _ in places)
+        used = [host for host in hosts if host.name in names]
+        unreached = {host.name for host in used if not host.has_tried_rendezvous}
+        return _Plan(used, places, unreached)
+
+    def _choose_all(self, now: float) -> _Plan | None:
+        """A static job's only round: every host must have got ready."""
+        if self._pool.connecting or self._pool.errors:
+            return None
+        hosts = [host for host in self._pool if host.is_usable(now)]
+        try:
+            places = place([(host.name, self._pool.slots(host)) for host in hosts], self._spec.np)
+        except HvlaunchError as error:
+            self.problem = error
+            return None
+        return self._plan_for(hosts, {(one.host, one.local_rank): one for one in places})
+
+    def _choose_slots(self, now: float) -> _Plan | None:
+        """A round for workers that never ask: they are started at once in as many slots as there are."""
+        hosts = self.in_order(host for host in self._pool if host.is_usable(now))
+        total = min(self._pool.capacity(hosts), self.most)
+        if total < self.least or not self._has_gathered(total, now):
+            return None
+        counts: list[tuple[str, Sequence[int]]] = []
+        for host in hosts:
+            taken = int(min(self._pool.slots(host), total))
+            counts.append((host.name, range(taken)))
+            total -= taken
+        return self._plan_for(hosts, seats(counts))
+
+    def _has_gathered(self, total: float, now: float) -> bool:
+        """Whether to begin with so many workers, or to wait for hosts that are still connecting."""
+        if not self._pool.connecting or total >= self.most or self.round is not None:
+            return True
+        if total >= (self._spec.np or self.least):
+            self._patience = self._patience or now + _GATHER
+        return self._patience is not None and now >= self._patience
+
+    def _choose_waiting(self, now: float) -> _Plan | None:
+        """A round of those who have asked, once all survivors of the last one have."""
+        if self.round is not None and self.round.staying:
+            return None
+        waiting = self.crew.waiting
+        wanted = [worker for worker in waiting if self.is_wanted(worker, now)]
+        hosts = self.in_order(self._pool)
+        index = {host.name: number for number, host in enumerate(hosts)}
+        wanted.sort(key=lambda worker: (not worker.has_state, index[worker.host], worker.slot))
+        if not any(worker.has_state for worker in wanted):
+            wanted = hand_over(wanted, [worker for worker in waiting if worker.has_state])
+        if len(wanted) < self.least or not self._is_first_complete(wanted, now):
+            return None
+        chosen = wanted if self.most > len(wanted) else wanted[: int(self.most)]
+        return self._plan_for(*seated(hosts, chosen))
+
+    def _is_first_complete(self, waiting: Sequence[Worker], now: float) -> bool:
+        """Whether a round of none but new workers may begin while others are still starting."""
+        if any(worker.has_state for worker in waiting) or len(waiting) >= self.most:
+            return True
+        self._patience = self._patience or now + _FIRST_PATIENCE
+        return not self.crew.starting or now >= self._patience
+
+    def _wait_for_more(self, now: float) -> list[Action]:
+        """There are too few for a round."""
+        if self._elastic is None:
+            return []
+        slots = self._pool.capacity([host for host in self._pool if host.is_usable(now)])
+        seconds = self._elastic.elastic_timeout
+        if self._short_since is None:
+            self._short_since = now
+            if self.round is not None and slots < self.least:
+                return [
+                    do.Say(
+                        f"waiting for {self.least} slots (--min-np), for {seconds:g} s at most: there are {slots}"
+                    )
+                ]
+        elif now >= self._short_since + seconds:
+            why = "".join(f"\n{error}" for error in self._pool.failures)
+            self.problem = NotEnoughSlotsInTime(self.least, slots, seconds, why)
+        return []
+
+    def _say_shared(self) -> list[Action]:
+        if self.round is not None or self.is_asking:
+            return []
+        facts = {host.name: host.facts for host in self._plan.hosts if host.facts} if self._plan else {}
+        return [
+            do.Say(f"hosts {', '.join(names)} are one machine, and each uses all of its slots there")
+            for names in shared_machines(facts)
+        ]
+
+    # Its beginning
+
+    def _network(self, host: PoolHost, port: int) -> HostNetwork:
+        network = self.wiring.network
+        assert network is not None  # noqa: S101 (a plan has one)
+        return HostNetwork(
+            master_addr=network.address(host.name),
+            master_port=port,
+            interface=network.interface(host.name),
+            rendezvous=host.rendezvous,
+        )
+
+    def _begin(self, plan: _Plan, now: float, commit: int = -1) -> Round:
+        before = self.round
+        self.round = Round(self._number, plan.places, now, commit=commit)
+        if before is not None:
+            self.round.cause = before.cause
+        self._number += 1
+        return self.round
+
+    def _start(self, plan: _Plan, now: float) -> list[Action]:
+        """Start all workers of a round, but for those that were early."""
+        early, self._early = self._early, None
+        current = self.round if early is not None and early.started else None
+        current = current or self._begin(plan, now)
+        first = plan.hosts[0]
+        port = first.facts.master_port if first.facts is not None else 0
+        by_host: dict[str, list[Placement]] = {}
+        for (name, _), one in plan.places.items():
+            by_host.setdefault(name, []).append(one)
+        starts: list[Action] = []
+        for host in plan.hosts:
+            if early is not None and host.name in early.started:
+                continue
+            places = by_host[host.name]
+            slots = [one.local_rank for one in places]
+            starts += self._launch(host, slots, places, self._network(host, port), current.number, now)
+        where = f"{self._network(first, port).master_addr}:{port}"
+        text = f"starting {len(plan.places)} workers on {len(plan.hosts)} hosts; rank 0 is at {where}"
+        return [do.Say(text, detail=current.number == 0), *starts]
+
+    def _start_early(self, name: str, now: float) -> list[Action]:
+        """Start a host's workers while other hosts still connect, if nothing that they need to know can change."""
+        early, host = self._early, self._pool.get(name)
+        if early is None or host is None or not self._pool.connecting or self._pool.errors:
+            return []
+        network = early.network(host)
+        if network is None:
+            return []
+        if self.round is None:
+            everyone = [one for places in early.places.values() for one in places]
+            hosts = [self._pool[one] for one in early.places]
+            self._begin(_Plan(hosts, {(one.host, one.local_rank): one for one in everyone}, set()), now)
+        early.started.add(name)
+        places = early.places[name]
+        return self._launch(host, [one.local_rank for one in places], places, network, 0, now)
+
+    def _launch(
+        self,
+        host: PoolHost,
+        slots: Sequence[int],
+        places: Sequence[Placement],
+        network: HostNetwork,
+        number: int,
+        now: float,
+    ) -> list[Action]:
+        if host.facts is None:
+            return []
+        workers = [
+            self.crew.launch((host.name, slot), born=number, rank=one.rank, now=now)
+            for slot, one in zip(slots, places, strict=True)
+        ]
+        for worker in workers:
+            if self.is_asking:
+                self.crew.starting.add(worker.seat)
+            else:
+                worker.round = number
+        starts = [worker.start for worker in workers]
+        return [do.Start(host.name, number, places, network, host.facts, slots, starts)]
+
+    def _place(self, plan: _Plan, now: float) -> list[Action]:
+        """Tell those who asked their places."""
+        workers = [worker for seat in plan.places if (worker := self.crew.at(seat)) is not None]
+        newest = max(workers, key=lambda worker: worker.commit)
+        current = self._begin(plan, now, newest.commit)
+        for worker in workers:
+            worker.round = worker.last_round = current.number
+            worker.is_waiting = False
+            worker.rank = plan.places[worker.seat].rank
+            self.crew.cooldowns.pop(worker.seat, None)
+        networks = {host.name: self._network(host, 0) for host in plan.hosts}
+        text = f"round {current.number}: {len(workers)} workers on {len(plan.hosts)} hosts"
+        said = do.Say(f"{text} ({current.cause})" if current.cause else text)
+        return [
+            said,
+            *(
+                do.Place(
+                    worker.host,
+                    worker.slot,
+                    worker.start,
+                    current.number,
+                    plan.places[worker.seat],
+                    networks[worker.host],
+                    newest.rank,
+                )
+                for worker in workers
+            ),
+        ]
+
+    # Growing
+
+    def fill(self, now: float) -> list[Action]:
+        """Start workers that will ask, in free slots: for rounds to come, and as spares."""
+        if not self.is_asking or self._elastic is None:
+            return []
+        room = self.most + self._elastic.spares - sum(not worker.is_ending for worker in self.crew)
+        free: dict[str, list[int]] = {}
+        hosts = self.in_order(host for host in self._pool if host.is_usable(now))
+        for host in hosts:
+            if not host.has_tried_rendezvous:
+                continue
+            for slot in range(self._pool.slots(host)):
+                resting = self.crew.cooldowns.get((host.name, slot))
+                if room < 1 or self.crew.at((host.name, slot)) or (resting and resting.holds(now)):
+                    continue
+                free.setdefault(host.name, []).append(slot)
+                room -= 1
+        if not free:
+            return []
+        planned = seats(
+            (host.name, sorted([*(one.slot for one in self.crew.on(host.name)), *free.get(host.name, ())]))
+            for host in hosts
+        )
+        starts: list[Action] = []
+        for name, slots in free.items():
+            host = self._pool[name]
+            network = HostNetwork(
+                master_addr=LOOPBACK, master_port=0, interface=None, rendezvous=host.rendezvous
+            )
+            places = [planned[name, slot] for slot in slots]
+            starts += self._launch(host, slots, places, network, self._number, now)
+        return starts
+
+    def _grow(self, now: float) -> list[Action]:
+        """Let the running round end where a larger one, or one without those that are to leave, can follow."""
+        current = self.round
+        if current is None:
+            return []
+        members = self.members()
+        leaving = [worker for worker in members if not self.is_wanted(worker, now)]
+        if leaving and (not self.is_asking or len(leaving) < len(members)):
+            return self.change(f"{_hosts(sorted({worker.host for worker in leaving}))} to leave")
+        room = self.most - len(current.places) + len(leaving)
+        more = self._more(now) if room > 0 else 0
+        if not more:
+            self._patience = None
+            return []
+        self._patience = self._patience or now + _GATHER
+        on_the_way = self.crew.starting if self.is_asking else self._pool.connecting
+        if on_the_way and now < self._patience and more < room:
+            return []
+        return self.change(f"{more} more workers" if more > 1 else "1 more worker")
+
+    def _more(self, now: float) -> int:
+        """By how many workers the next round could be larger."""
+        if self.is_asking:
+            return sum(self.is_wanted(worker, now) for worker in self.crew.waiting)
+        able = self._pool.capacity([host for host in self._pool if host.is_usable(now)])
+        return max(0, able - len(self.round.places)) if self.round is not None else 0
+
+    def change(self, cause: str) -> list[Action]:
+        """Let the running round end at its next commit; workers that never ask are to be stopped by the caller."""
+        self._patience = None
+        if self.round is None:
+            return []
+        self.round.state, self.round.cause = RoundState.CHANGING, cause
+        return [do.Change(self.round.number, cause)] if self.is_asking else []
+
+    # Times
+
+    def deadlines(self, now: float) -> list[float]:
+        """When settle() has to be called again, if nothing happens."""
+        found = [] if self._patience is None or self._patience <= now else [self._patience]
+        if self._elastic is not None:
+            found += [host.cooldown.until for host in self._pool if host.listed and host.cooldown.holds(now)]
+        if self.is_asking:
+            found += [resting.until for resting in self.crew.cooldowns.values() if resting.holds(now)]
+        if self._plan is not None and self.wiring.deadline is not None and self.wiring.deadline > now:
+            found.append(self.wiring.deadline)
+        if self._short_since is not None and self._plan is None and self._elastic is not None:
+            found.append(self._short_since + self._elastic.elastic_timeout)
+        return found
+
+
+def _hosts(names: Sequence[str]) -> str:
+    return f"host {names[0]} is" if len(names) == 1 else f"hosts {', '.join(names)} are"

@@ -1,0 +1,171 @@
+"""Hosts and slots that a scheduler has given to the job that we are in. Pure, but for reading the files it names."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from hvlaunch.errors import BadUsage
+from hvlaunch.hosts.hostfile import parse_hostfile
+from hvlaunch.hosts.parse import parse_hosts
+from hvlaunch.job import Host
+
+__all__ = ["Allocation", "allocation", "lsf_slots"]
+
+_HINT = "--no-scheduler, or -H"
+_RUN = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_GPUS = re.compile(r"(?:[^,:]+:)?(\d+)(?:\([^)]*\))?")
+
+_Read = Callable[[str], str]
+
+
+class Allocation(NamedTuple):
+    """What a scheduler has given."""
+
+    origin: str
+    """Whose it is, for people: `Slurm job 123`."""
+    hosts: tuple[Host, ...]
+    remote_agent: str | None = None
+    """The program that runs a command on a host, in place of ssh: `PROGRAM HOST COMMAND`."""
+
+
+def allocation(environ: Mapping[str, str], read: _Read | None = None) -> Allocation | None:
+    """The allocation that the environment tells of; None outside of any. `read` reads a file.
+
+    Raises BadUsage where what the scheduler says can't be read.
+    """
+    read = read or _read
+    for look in (_slurm, _lsf, _pbs, _sge, _mpi_operator):
+        found = look(environ, read)
+        if found is not None:
+            if not found.hosts:
+                raise BadUsage(f"{found.origin} has no hosts", hint=_HINT)
+            return found
+    return None
+
+
+def _slurm(environ: Mapping[str, str], _read: _Read) -> Allocation | None:
+    """sbatch(1), "Output environment variables". Tasks count where several were asked for, else GPUs, else tasks."""
+    job, nodes = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NODELIST")
+    if not job or not nodes:
+        return None
+    origin = f"Slurm job {job}"
+    hosts = parse_hosts(nodes)
+    tasks = _per_node(origin, environ.get("SLURM_TASKS_PER_NODE") or f"1(x{len(hosts)})", len(hosts))
+    gpus = _gpus(environ)
+    asked = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
+    slots = [count if gpus == 0 or (asked and count > 1) else gpus for count in tasks]
+    return Allocation(origin, _hosts(zip((host.name for host in hosts), slots, strict=True)))
+
+
+def _per_node(origin: str, text: str, nodes: int) -> list[int]:
+    """`2(x3),1` is 2, 2, 2, 1."""
+    counts: list[int] = []
+    for word in text.split(","):
+        found = _RUN.fullmatch(word)
+        if found is None or len(counts) > nodes:
+            raise BadUsage(f"{origin}: SLURM_TASKS_PER_NODE={text} is not like 2(x3),1", hint=_HINT)
+        counts += [int(found[1])] * min(int(found[2] or 1), nodes + 1)
+    if len(counts) != nodes:
+        raise BadUsage(
+            f"{origin}: SLURM_TASKS_PER_NODE={text} is not of {nodes} nodes, as SLURM_JOB_NODELIST is",
+            hint=_HINT,
+        )
+    return counts
+
+
+def _gpus(environ: Mapping[str, str]) -> int:
+    """GPUs of each node: `4`, `a100:4`, `a100:2,v100:2`; those of this node where it is not said for all."""
+    text = environ.get("SLURM_GPUS_PER_NODE") or environ.get("SLURM_GPUS_ON_NODE") or ""
+    found = [_GPUS.fullmatch(word) for word in text.split(",")]
+    return sum(int(one[1]) for one in found if one is not None)
+
+
+def _lsf(environ: Mapping[str, str], read: _Read) -> Allocation | None:
+    job, slots = environ.get("LSB_JOBID"), lsf_slots(environ, read)
+    if not job or slots is None:
+        return None
+    return Allocation(f"LSF job {job}", _hosts(slots.items()))
+
+
+def lsf_slots(environ: Mapping[str, str], read: _Read | None = None) -> dict[str, int] | None:
+    """Slots of LSF's hosts in their order; None outside of a job. Under CSM the first is the launch node, and is not one.
+
+    Raises BadUsage.
+    """
+    if path := environ.get("LSB_DJOB_HOSTFILE"):
+        counts = _count((read or _read)(path).split())
+    elif text := environ.get("LSB_MCPU_HOSTS"):
+        words = text.split()
+        if len(words) % 2 or not all(word.isdigit() for word in words[1::2]):
+            raise BadUsage(f"LSB_MCPU_HOSTS={text!r} is not hosts and numbers in turn", hint=_HINT)
+        counts = _add((name, int(count)) for name, count in zip(words[::2], words[1::2], strict=True))
+    else:
+        return None
+    if "CSM_ALLOCATION_ID" in environ and len(counts) > 1:
+        del counts[next(iter(counts))]
+    return counts
+
+
+def _pbs(environ: Mapping[str, str], read: _Read) -> Allocation | None:
+    job, path = environ.get("PBS_JOBID"), environ.get("PBS_NODEFILE")
+    if not job or not path:
+        return None
+    return Allocation(f"PBS job {job}", _hosts(_count(read(path).split()).items()))
+
+
+def _sge(environ: Mapping[str, str], read: _Read) -> Allocation | None:
+    """Lines of host, slots, queue, processors: sge_pe(5)."""
+    job, path = environ.get("JOB_ID"), environ.get("PE_HOSTFILE")
+    if not job or not path:
+        return None
+    rows = [line.split() for line in read(path).splitlines() if line.strip()]
+    if not all(len(row) > 1 and row[1].isdigit() for row in rows):
+        raise BadUsage(f"{path} of Grid Engine job {job} is not of lines of host and slots", hint=_HINT)
+    return Allocation(f"Grid Engine job {job}", _hosts(_add((row[0], int(row[1])) for row in rows).items()))
+
+
+def _mpi_operator(environ: Mapping[str, str], read: _Read) -> Allocation | None:
+    """Kubeflow's operator tells an MPI where its hostfile is, and what to run in place of ssh."""
+    names = (
+        "OMPI_MCA_orte_default_hostfile",
+        "PRTE_MCA_prte_default_hostfile",
+        "HYDRA_HOST_FILE",
+        "I_MPI_HYDRA_HOST_FILE",
+    )
+    path = next((environ[name] for name in names if environ.get(name)), None)
+    if path is None or "KUBERNETES_SERVICE_HOST" not in environ:
+        return None
+    agent = environ.get("OMPI_MCA_plm_rsh_agent") or environ.get("HYDRA_LAUNCHER_EXEC")
+    is_ssh = agent is None or Path(agent.split()[0]).name in ("ssh", "rsh")
+    hosts = tuple(parse_hostfile(read(path), path))
+    return Allocation("the MPI operator's job", hosts, None if is_ssh else agent)
+
+
+def _count(names: Iterable[str]) -> dict[str, int]:
+    return _add((name, 1) for name in names)
+
+
+def _add(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    slots: dict[str, int] = {}
+    for name, count in pairs:
+        slots[name] = slots.get(name, 0) + count
+    return slots
+
+
+def _hosts(slots: Iterable[tuple[str, int]]) -> tuple[Host, ...]:
+    return tuple(_named(slots))
+
+
+def _named(slots: Iterable[tuple[str, int]]) -> Iterator[Host]:
+    for name, count in slots:
+        if count > 0:
+            yield Host(name, slots=count)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "no text"
+        raise BadUsage(f"{path}, which the scheduler names: {cause}", hint=_HINT) from None

@@ -1,0 +1,179 @@
+"""The pool of an elastic job: hosts as a script prints them, or a hostfile has them, asked for again and again."""
+
+import shlex
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from os import killpg
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from typing import Protocol
+
+from hvlaunch.errors import BadUsage, DiscoveryFailed, HvlaunchError
+from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
+from hvlaunch.job import Host
+
+__all__ = ["Discovery", "HostFile", "HostScript", "Source"]
+
+_SHOWN = 2000
+"""Characters of a failed script's last words."""
+
+
+class Source(Protocol):
+    """Where hosts come from."""
+
+    def look(self) -> list[Host]:
+        """The hosts there are now, in order; none is an answer too. Raises HvlaunchError."""
+        ...
+
+    def stop(self) -> None:
+        """End a look that is going on in another thread, and all later ones."""
+        ...
+
+
+class HostScript:
+    """An executable, with arguments perhaps, that prints lines as in a hostfile.
+
+    `limit` is in seconds. The script gets no input, and a process group of its own, all of which is
+    killed when it is over or late: what it leaves behind would pile up with every look.
+    """
+
+    def __init__(self, command: str, limit: float) -> None:
+        self.command = command
+        self.limit = limit
+        self._argv = [command] if Path(command).exists() else _words(command)
+        self._lock = threading.Lock()
+        self._running: Popen[bytes] | None = None
+        self._stopped = False
+
+    def look(self) -> list[Host]:
+        """Raises BadUsage where there is no such program, DiscoveryFailed where it fails, BadHost for a bad line."""
+        script = self._start()
+        try:
+            out, err = script.communicate(timeout=self.limit)
+        except TimeoutExpired as late:
+            raise self._failed(f"took longer than {self.limit:g} s", late.stderr or b"") from None
+        finally:
+            self._end(script)
+        if script.returncode != 0:
+            raise self._failed(_ending(script.returncode), err)
+        try:
+            return parse_hostfile(out.decode(), self.command)
+        except UnicodeDecodeError:
+            raise self._failed("printed what is not UTF-8 text", err) from None
+
+    def stop(self) -> None:
+        """Kill the script if it runs."""
+        with self._lock:
+            self._stopped = True
+            if self._running is not None:
+                _kill_group(self._running)
+
+    def _start(self) -> Popen[bytes]:
+        with self._lock:
+            if self._stopped:
+                raise DiscoveryFailed(f"{self.command}: stopped")
+            try:
+                self._running = Popen(
+                    self._argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
+                )
+            except PermissionError:
+                raise BadUsage(f"{self.command}: not executable", hint=f"chmod +x {self._argv[0]}") from None
+            except OSError as error:
+                raise BadUsage(
+                    f"{self.command}: {error.strerror}", hint="a #! line first, if it is a script"
+                ) from None
+            return self._running
+
+    def _end(self, script: Popen[bytes]) -> None:
+        with self._lock:
+            self._running = None
+        _kill_group(script)
+        script.wait()
+        for pipe in (script.stdout, script.stderr):
+            if pipe is not None:
+                pipe.close()  # a daemon of the script's may still hold the other end
+
+    def _failed(self, cause: str, stderr: bytes) -> DiscoveryFailed:
+        said = stderr.decode("utf-8", "replace").strip()[-_SHOWN:]
+        return DiscoveryFailed(f"{self.command}: {cause}" + (f":\n{said}" if said else ""))
+
+
+class HostFile:
+    """A hostfile that is edited, or replaced, while the job runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def look(self) -> list[Host]:
+        """Raises BadUsage, and BadHost for a bad line."""
+        return read_hostfile(self.path)
+
+    def stop(self) -> None:
+        pass
+
+
+class Discovery:
+    """Looks every `interval` seconds, in a thread of its own, from start() to stop().
+
+    `found(hosts)` is called for the first answer and for each that differs from the one before it,
+    `failed(error)` for each look that fails.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        found: Callable[[Sequence[Host]], None],
+        failed: Callable[[HvlaunchError], None],
+        *,
+        interval: float,
+    ) -> None:
+        self._source = source
+        self._found = found
+        self._failed = failed
+        self._interval = interval
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hvlaunch-discovery", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No call comes after this one, which ends a look that takes its time."""
+        self._stopped.set()
+        self._source.stop()
+        self._thread.join()
+
+    def _run(self) -> None:
+        known: list[Host] | None = None
+        while not self._stopped.is_set():
+            try:
+                hosts = self._source.look()
+            except HvlaunchError as error:
+                if not self._stopped.is_set():
+                    self._failed(error)
+            else:
+                if hosts != known and not self._stopped.is_set():
+                    known = hosts
+                    self._found(hosts)
+            self._stopped.wait(self._interval)
+
+
+def _kill_group(script: Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        killpg(script.pid, signal.SIGKILL)
+
+
+def _words(command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = []
+    if not words:
+        raise BadUsage(f"{command!r} is no program to find hosts with")
+    return words
+
+
+def _ending(status: int) -> str:
+    return f"ended with status {status}" if status > 0 else f"was killed by {signal.Signals(-status).name}"

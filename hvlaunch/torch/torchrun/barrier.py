@@ -1,0 +1,113 @@
+"""One node's way to a place in the next round: no I/O, no clock, no thread of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvlaunch.torch.torchrun.state import Limits, Outcome, State
+
+__all__ = ["Barrier", "Ended", "Form", "Join", "Late", "Place", "Step", "Wait"]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Put this node among those who wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Form the next round of those who wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ask again when the state has changed, or when it is `until`."""
+
+    until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The node's place in a new round."""
+
+    epoch: str
+    round: int
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The job has ended."""
+
+    outcome: Outcome
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The time to join is over, and `came` are all that came."""
+
+    came: tuple[str, ...]
+
+
+Step = Join | Form | Wait | Place | Ended | Late
+
+
+class Barrier:
+    """From a node's arrival to its place: ask next() after each change, and do what it says.
+
+    last: the place that the node had before, if it had one. Times are seconds of one monotonic clock of this node:
+    those of different nodes are never compared.
+    """
+
+    def __init__(self, node: str, limits: Limits, last: Place | None = None) -> None:
+        self._node = node
+        self._limits = limits
+        self._last = last
+        self._arrived: float | None = None
+        self._called: float | None = None
+
+    def next(self, state: State | None, now: float, *, alive: bool = False) -> Step:
+        """alive: whether a node of the state has given a sign of life since this one looks."""
+        if state is None:
+            return Join()
+        if state.outcome:
+            return self._at_the_end(state, alive=alive)
+        if self._node in state.active and self._is_new(state):
+            rank = state.placed.index(self._node)
+            return Place(state.epoch, state.round, rank, len(state.placed))
+        if self._node not in state.waiting:
+            return Join()
+        return self._waiting(state, now)
+
+    def _is_new(self, state: State) -> bool:
+        last = self._last
+        return last is None or (last.epoch, last.round) != (state.epoch, state.round)
+
+    def _at_the_end(self, state: State, *, alive: bool) -> Step:
+        """A job that ended belongs to who took part; to a new node only while its nodes live.
+
+        Else the end is of an earlier job with this run id, whose nodes were killed before they could leave.
+        """
+        took_part = self._last is not None and self._last.epoch == state.epoch
+        if took_part or alive or self._node in state.nodes:
+            return Ended(state.outcome, state.cause)
+        return Wait() if state.nodes else Join()
+
+    def _waiting(self, state: State, now: float) -> Step:
+        limits = self._limits
+        if state.running and len(state.placed) >= limits.max_nodes:  # a spare: this can last
+            self._arrived = self._called = None
+            return Wait()
+        self._arrived = now if self._arrived is None else self._arrived
+        deadline = self._arrived + limits.join
+        if state.active or len(state.waiting) < limits.min_nodes:
+            self._called = None
+            return Wait(deadline) if now < deadline else Late(state.waiting)
+        self._called = now if self._called is None else self._called
+        deadline = min(deadline, self._called + limits.last_call)
+        survivors = any(node in state.placed for node in state.waiting)
+        if survivors or len(state.waiting) >= limits.max_nodes or now >= deadline:
+            return Form()
+        return Wait(deadline)

@@ -1,0 +1,223 @@
+"""torch's RendezvousHandler on hvlaunch's rendezvous: `torchrun --rdzv-backend=hvlaunch`."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import secrets
+import sys
+import time
+from datetime import timedelta
+from functools import partial
+
+from torch.distributed import DistError, DistStoreError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.errors import RendezvousError as ClientError
+from hvlaunch.torch.torchrun.backend import Backend
+from hvlaunch.torch.torchrun.barrier import Barrier, Ended, Form, Join, Late, Place, Wait
+from hvlaunch.torch.torchrun.keeper import Keeper
+from hvlaunch.torch.torchrun.round_store import RoundOver, RoundStore
+from hvlaunch.torch.torchrun.settings import Settings
+from hvlaunch.torch.torchrun.state import Outcome, State, ended, formed, joined, left
+
+__all__ = ["Handler"]
+
+_LOG = logging.getLogger(__name__)
+_STORE = "store"
+_LONGEST_WAIT = 60.0  # seconds; a waiting thread looks up now and then
+
+
+class Handler(RendezvousHandler):
+    """One node's part in one job. See docs/torchrun.md for how it differs from torch's own backends."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._node = f"{settings.address}/{os.getpid()}/{secrets.token_hex(4)}"
+        self._scope = f"torchrun.{settings.run_id}"
+        self._client = Client(settings.url, settings.token)
+        self._keeper = Keeper(
+            self._client,
+            Backend(self._client, self._scope),
+            self._node,
+            interval=settings.interval,
+            lease=settings.lease,
+            read_timeout=settings.read_timeout,
+        )
+        self._place: Place | None = None
+        self._called_back = False
+        self._store: RoundStore | None = None
+        self._workers_store: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        """`hvlaunch`."""
+        return "hvlaunch"
+
+    def get_run_id(self) -> str:
+        """`--rdzv-id`."""
+        return self._settings.run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """True: the round's TCPStore is in the agent of rank 0, so that no port is raced for."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for a place in the next round.
+
+        Raises RendezvousClosedError where the job has ended, but SystemExit(0) in a node that it ended well without:
+        torchrun would fail on RendezvousGracefulExitError (pytorch issue 194710). Raises RendezvousTimeoutError and
+        RendezvousConnectionError, too.
+        """
+        failed_here = self._place is not None and not self._called_back
+        self._called_back = False
+        self._store = self._workers_store = None
+        if self._place is None:
+            atexit.register(self._leave_quietly)
+        while True:
+            place = self._arrive(failed_here=failed_here)
+            self._place = place
+            try:
+                return self._enter(place)
+            except RoundOver as error:
+                _LOG.info("round %d: %s", place.round, error)
+            except DistStoreError as error:
+                raise RendezvousTimeoutError(f"rank 0 has opened no store: {error}") from error
+
+    def is_closed(self) -> bool:
+        """Whether the job has ended, as far as this node knows."""
+        state = self._keeper.state
+        return state is not None and bool(state.outcome)
+
+    def set_closed(self) -> None:
+        """End the job: nobody gets a place any more."""
+        self._keeper.change(lambda state: state and ended(state, "done", self._node))
+
+    def num_nodes_waiting(self) -> int:
+        """More than 0 where this node shall come to the next round; costs nothing, the keeper knows."""
+        if self._place is None:
+            return 0
+        state = self._keeper.state
+        waiting = 1 if state is None else state.calls_back(self._node, self._settings.limits.max_nodes)
+        self._called_back = waiting > 0
+        return waiting
+
+    def shutdown(self) -> bool:
+        """Leave; a node of the newest round thereby ends the job, well or not. False where nobody can be told."""
+        error = sys.exc_info()[1]  # torchrun calls this in a `finally`, whether its workers failed or not
+        outcome: Outcome = "failed" if isinstance(error, Exception) else "done"
+        atexit.unregister(self._leave_quietly)
+        try:
+            self._leave(outcome)
+        except (RendezvousError, ClientError) as problem:
+            _LOG.warning("the rendezvous could not be told that this node leaves: %s", problem)
+            return False
+        return True
+
+    def _arrive(self, *, failed_here: bool) -> Place:
+        """Wait for a place in a round newer than the last."""
+        keeper = self._keeper
+        barrier = Barrier(self._node, self._settings.limits, self._place)
+        keeper.start()
+        while True:
+            state, now = keeper.state, time.monotonic()
+            step = barrier.next(state, now, alive=keeper.sees_life)
+            if isinstance(step, Place):
+                return step
+            if isinstance(step, Join):
+                keeper.change(partial(joined, node=self._node, epoch=secrets.token_hex(4)))
+            elif isinstance(step, Form):
+                keeper.change(lambda state: state and formed(state, self._settings.limits))
+            elif isinstance(step, Wait):
+                until = _LONGEST_WAIT if step.until is None else step.until - now
+                keeper.wait(state, min(until, self._settings.interval if state and state.outcome else until))
+            else:
+                raise self._refusal(step, failed_here=failed_here)
+
+    def _refusal(self, step: Ended | Late, *, failed_here: bool) -> BaseException:
+        limits = self._settings.limits
+        if isinstance(step, Late):
+            came = ", ".join(node.partition("/")[0] for node in step.came)
+            return RendezvousTimeoutError(
+                f"no place in the job {self.get_run_id()} within {limits.join:g} s: "
+                f"{limits.min_nodes} nodes are needed, and these wait: {came}"
+            )
+        if step.outcome == "done" and not failed_here:
+            return SystemExit(0)
+        how = "a worker failed for good" if step.outcome == "failed" else "its workers are done"
+        return RendezvousClosedError(f"the job {self.get_run_id()} has ended: {how} on {step.cause}")
+
+    def _enter(self, place: Place) -> RendezvousInfo:
+        """The stores of a round. Raises RoundOver where a node is lost before they are there."""
+        scope = self._scope_of(place.epoch, place.round)
+        store = RoundStore(self._client, scope, place, lambda: self._is_over(place))
+        try:
+            if place.rank == 0:
+                self._publish(scope)
+                self._client.delete_scope(self._scope_of(place.epoch, place.round - 1))
+            address, port = json.loads(store.get(_STORE))
+        except ClientError as error:
+            raise RendezvousConnectionError(str(error)) from error
+        self._store = store  # C++ must not hold the last reference
+        _LOG.info("round %d: rank %d of %d, store %s:%d", place.round, place.rank, place.size, address, port)
+        return RendezvousInfo(store, place.rank, place.size, RendezvousStoreInfo(address, port))
+
+    def _publish(self, scope: str) -> None:
+        address = self._settings.address
+        try:
+            self._workers_store = TCPStore(
+                address,
+                0,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=self._settings.read_timeout),
+            )
+        except (DistError, ValueError) as error:
+            raise RendezvousConnectionError(
+                f"no TCPStore can be opened at this node's address {address}; try --local-addr: {error}"
+            ) from error
+        self._client.put(scope, _STORE, json.dumps([address, self._workers_store.port]).encode())
+
+    def _scope_of(self, epoch: str, round_: int) -> str:
+        return f"{self._scope}/{epoch}/{round_}"
+
+    def _is_over(self, place: Place) -> bool:
+        state = self._keeper.state
+        if state is None or (state.epoch, state.round) != (place.epoch, place.round):
+            return True
+        return state.outcome == "failed" if state.outcome else not state.running
+
+    def _leave(self, outcome: Outcome) -> None:
+        """Leave the job; outcome "" does not end it."""
+
+        def leave(state: State | None) -> State | None:
+            if state is None:
+                return None
+            if outcome and self._node in state.placed:
+                state = ended(state, outcome, self._node)
+            return left(state, [self._node])
+
+        state = self._keeper.change(leave, once=True)
+        self._keeper.stop()
+        if state is not None and not state.nodes:
+            self._client.delete_scope(self._scope_of(state.epoch, state.round))
+            self._client.delete(self._scope, "state")
+        self._store = self._workers_store = None
+
+    def _leave_quietly(self) -> None:
+        """For the end by a signal: torchrun then tells the rendezvous nothing, and the others should know at once."""
+        try:
+            self._leave("")
+        except (RendezvousError, ClientError) as error:
+            _LOG.info("%s", error)

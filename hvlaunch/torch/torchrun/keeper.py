@@ -1,0 +1,201 @@
+"""One thread per node: it keeps the node's lease, follows the state, and drops nodes that are silent."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStateError
+
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.errors import (
+    RendezvousClosed,
+    RendezvousError,
+    RendezvousUnreachable,
+    TooManyConnections,
+)
+from hvlaunch.torch.torchrun.backend import Backend
+from hvlaunch.torch.torchrun.leases import Leases, watched
+from hvlaunch.torch.torchrun.state import State, decode, encode, left
+
+__all__ = ["Keeper"]
+
+_LOG = logging.getLogger(__name__)
+_PASSING = (RendezvousUnreachable, RendezvousClosed, TooManyConnections)
+_PAUSE = 0.2  # seconds between tries to reach the rendezvous
+_PACE = 0.002  # seconds for each node there
+_SLOWEST = 1.0
+
+
+class Keeper:
+    """What this node knows of the job, kept up to date by one long poll; signs of life go on beside it.
+
+    Where the rendezvous can't be reached, what is known stands, nobody is lost, and it is tried again. The one
+    who waits for an answer gives up after `read_timeout` seconds.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        backend: Backend,
+        node: str,
+        *,
+        interval: float,
+        lease: float,
+        read_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._backend = backend
+        self._node = node
+        self._interval = interval
+        self._read_timeout = read_timeout
+        self._clock = clock
+        self._leases = Leases(lease, interval)
+        self._signs = count()
+        self._state: State | None = None
+        self._token: object = None
+        self._talk = threading.Lock()  # an older answer must not overtake a newer one
+        self._changed = threading.Condition()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def state(self) -> State | None:
+        """The newest known."""
+        return self._state
+
+    @property
+    def sees_life(self) -> bool:
+        """Whether another node of the state has given a sign of life since this one looks."""
+        return bool(self._leases.alive)
+
+    def start(self) -> None:
+        """Begin, if it has not begun."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hvlaunch-torchrun", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Take this node's sign away and end the thread, which may take until the end of its long poll."""
+        self._stopped.set()
+        with self._talk:
+            self._forget([self._node])
+
+    def wait(self, known: State | None, seconds: float) -> None:
+        """Return when the state is no longer `known`, or after so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state is not known, seconds)
+
+    def change(
+        self, transition: Callable[[State | None], State | None], *, once: bool = False
+    ) -> State | None:
+        """Make the state what transition() makes of it; None or the same is for nothing to do.
+
+        once: do not try again where the rendezvous can't be reached.
+        Raises RendezvousConnectionError and RendezvousStateError.
+        """
+        deadline = self._clock() + (0.0 if once else self._read_timeout)
+        while True:
+            try:
+                return self._change(transition)
+            except RendezvousConnectionError as error:
+                if not isinstance(error.__cause__, _PASSING) or self._clock() >= deadline:
+                    raise
+            self._stopped.wait(_PAUSE)
+
+    def _change(self, transition: Callable[[State | None], State | None]) -> State | None:
+        while True:
+            with self._talk:
+                if self._token is None:
+                    self._take(self._backend.get_state())
+                wanted = transition(self._state)
+                if wanted is None or wanted == self._state:
+                    return self._state
+                answer = self._backend.set_state(encode(wanted), self._token)
+                self._take(None if answer is None else answer[:2])
+                if answer is not None and answer[2]:
+                    return self._state
+            self._stopped.wait(random.random() * self._pace)  # noqa: S311 (who lost a race steps aside)
+            self._refresh()
+
+    def _refresh(self) -> None:
+        with self._talk:
+            self._take(self._backend.get_state())
+
+    def _take(self, answer: tuple[bytes, object] | None) -> None:
+        try:
+            state = None if answer is None else decode(answer[0])
+        except ValueError as error:
+            raise RendezvousStateError(str(error)) from error
+        with self._changed:
+            self._token = None if answer is None else answer[1]
+            if state != self._state:
+                self._state = state
+            self._changed.notify_all()
+
+    @property
+    def _pace(self) -> float:
+        """Seconds. Where many nodes come at once, each takes several changes in one look."""
+        return min(_SLOWEST, _PACE * len(self._state.nodes)) if self._state else 0.0
+
+    # The thread:
+
+    def _run(self) -> None:
+        version = 0
+        due = self._clock()
+        reached = True
+        while not self._stopped.is_set():
+            try:
+                if self._clock() >= due:
+                    due = self._clock() + self._interval
+                    self._give_a_sign()
+                poll = max(due - self._clock(), 0.0)
+                changes = self._client.watch(
+                    self._backend.scope, self._backend.key, since=version, timeout=poll
+                )
+                version = changes.version
+                if changes.values:
+                    self._refresh()
+                    self._stopped.wait(self._pace)
+                reached = True
+            except (  # noqa: PERF203 (each is tried again)
+                RendezvousError,
+                RendezvousConnectionError,
+                RendezvousStateError,
+            ) as error:
+                if reached and not self._stopped.is_set():
+                    _LOG.warning("%s; the workers go on, and it is tried again", error)
+                reached = False
+                self._stopped.wait(self._interval)
+        self._client.close()
+
+    def _give_a_sign(self) -> None:
+        with self._talk:  # no sign may follow stop()
+            if not self._stopped.is_set():
+                self._client.put(self._backend.scope, _sign_of(self._node), b"%d" % next(self._signs))
+        state = self._state
+        if state is None or self._stopped.is_set():
+            return
+        others = watched(state, self._node)
+        signs = self._client.get_many(self._backend.scope, [_sign_of(other) for other in others])
+        lost = self._leases.look(dict(zip(others, signs, strict=True)), self._clock())
+        if lost:
+            _LOG.warning("lost, since it gave no sign of life any more: node %s", ", node ".join(lost))
+            self._change(lambda state: None if state is None else left(state, lost))
+            self._forget(lost)
+
+    def _forget(self, nodes: list[str]) -> None:
+        try:
+            for node in nodes:
+                self._client.delete(self._backend.scope, _sign_of(node))
+        except RendezvousError as error:
+            _LOG.info("%s", error)
+
+
+def _sign_of(node: str) -> str:
+    return f"sign/{node}"

@@ -1,0 +1,156 @@
+"""What the user told torchrun, as this backend takes it: endpoint, `--rdzv-conf`, token."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from hvlaunch.rendezvous.token_file import BadTokenFile, read_token_file
+from hvlaunch.torch.torchrun.state import Limits
+
+__all__ = ["Parameters", "Settings"]
+
+_DEFAULT_PORT = 29400  # torchrun's own, and hvlaunch-rendezvous'
+_TORCHS = {"timeout", "is_host", "store_type", "close_timeout", "heartbeat_timeout"}
+"""Settings of torch's own backends that mean nothing here, and do no harm."""
+
+
+class Parameters(Protocol):
+    """What is used of torch's RendezvousParameters."""
+
+    endpoint: str
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    local_addr: str | None
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to reach the rendezvous, and how patient to be. All times in seconds."""
+
+    url: str
+    token: str = field(repr=False)
+    run_id: str
+    limits: Limits
+    address: str
+    """Of this node, as other nodes reach it."""
+    interval: float = 1.0
+    """Between signs of life."""
+    lease: float = 6.0
+    """A node silent for so long is lost."""
+    read_timeout: float = 60.0
+    """For the rendezvous to be reached."""
+
+    @classmethod
+    def of(cls, parameters: Parameters, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Raises ValueError, with the setting's name, for what can't be meant."""
+        conf = _Conf(parameters.config)
+        endpoint = parameters.endpoint.strip()
+        host, port = _place(endpoint)
+        interval = conf.seconds("keep_alive_interval", 1.0)
+        settings = cls(
+            url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+            token=_token(conf.text("token_file"), environ),
+            run_id=parameters.run_id,
+            limits=Limits(
+                min_nodes=parameters.min_nodes,
+                max_nodes=parameters.max_nodes,
+                join=conf.seconds("join_timeout", 600.0),
+                last_call=conf.seconds("last_call_timeout", 30.0, least=0),
+            ),
+            address=parameters.local_addr or _own_address(host, port),
+            interval=interval,
+            lease=interval * conf.count("keep_alive_max_attempt", 6),
+            read_timeout=conf.seconds("read_timeout", 60.0),
+        )
+        conf.reject_rest()
+        return settings
+
+
+class _Conf:
+    """`--rdzv-conf`, key by key; what nobody asked for is a mistake."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._known = set(_TORCHS)
+
+    def text(self, key: str) -> str | None:
+        self._known.add(key)
+        value = self._config.get(key)
+        return None if value is None else str(value)
+
+    def seconds(self, key: str, default: float, *, least: float = 0.1) -> float:
+        text = self.text(key)
+        try:
+            value = default if text is None else float(text)
+        except ValueError:
+            value = float("nan")
+        if not least <= value < float("inf"):
+            raise ValueError(f"--rdzv-conf {key}={text} is no number of seconds from {least:g} on")
+        return value
+
+    def count(self, key: str, default: int) -> int:
+        text = self.text(key)
+        if text is None:
+            return default
+        if not text.isdecimal() or not int(text):
+            raise ValueError(f"--rdzv-conf {key}={text} is no number from 1 on")
+        return int(text)
+
+    def reject_rest(self) -> None:
+        unknown = sorted(set(self._config) - self._known)
+        if unknown:
+            known = ", ".join(sorted(self._known - _TORCHS))
+            raise ValueError(f"--rdzv-conf has {', '.join(unknown)}, and this backend knows {known}")
+
+
+def _place(endpoint: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(f"//{endpoint}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, 0
+    port = _DEFAULT_PORT if port is None else port
+    if not host or not port or parts.path or "@" in endpoint:
+        raise ValueError(f"--rdzv-endpoint={endpoint!r} is not HOST:PORT of an hvlaunch rendezvous")
+    return host, port
+
+
+def _token(file: str | None, environ: Mapping[str, str]) -> str:
+    file = file or environ.get("HVLAUNCH_TOKEN_FILE")
+    if file:
+        try:
+            return read_token_file(Path(file))
+        except BadTokenFile as error:
+            raise ValueError(str(error)) from error
+    token = environ.get("HVLAUNCH_TOKEN", "")
+    if not token:
+        ways = "--rdzv-conf token_file=FILE, HVLAUNCH_TOKEN_FILE or HVLAUNCH_TOKEN"
+        raise ValueError(f"the rendezvous wants the job's token, by {ways}")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError("HVLAUNCH_TOKEN is no token, which is one word of printable ASCII characters")
+    return token
+
+
+def _own_address(host: str, port: int) -> str:
+    """The node's own address on the way to the rendezvous: others come from there, and it needs no DNS.
+
+    Where the rendezvous is on the loopback, or its name is not known, it is the node's name, as torchrun has it.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with closing(socket.socket(family, kind)) as probe:  # UDP: nothing is sent
+            probe.connect(address)
+            own = str(probe.getsockname()[0])
+    except OSError:
+        return socket.getfqdn()
+    loopback = own == "::1" or own.startswith("127.")
+    return socket.getfqdn() if loopback else own

@@ -1,0 +1,213 @@
+"""What goes wrong in an elastic world, and when."""
+
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hvlaunch.gloo import events as on
+
+if TYPE_CHECKING:
+    from tests.simulation.elastic_world import ElasticWorld, Process, SimHost
+
+__all__ = ["LEASE", "plan_faults"]
+
+MOST = 6
+LEASE = 5.0
+HEALED = 50.0
+
+
+def plan_faults(world: "ElasticWorld") -> None:
+    """Choose the faults, and when they come; everything is healed in the end."""
+    kinds = [kill, kill, fail, hang, stick, lose_agent, power_off, cut, spoil, slow]
+    if world.options.discovers:
+        kinds += [remove, add, resize, reorder, flap, empty, fail_discovery]
+    for _ in range(world.random.randint(0, MOST)):
+        fault = world.random.choice(kinds)
+        world.at(world.random.random() * HEALED * 0.8, lambda fault=fault: note(world, fault))  # type: ignore[misc]
+    if world.random.random() < 0.04:
+        world.at(world.random.random() * HEALED, lambda: interrupt(world))
+    world.at(HEALED, lambda: heal(world))
+
+
+def note(world: "ElasticWorld", fault: "Callable[[ElasticWorld], bool]") -> None:
+    if world.result is None and fault(world):
+        world.faults.append(fault.__name__)
+        world.history.append(f"{world.now:7.2f} *** {fault.__name__}: {world.faults_detail}")
+
+
+def a_worker(world: "ElasticWorld") -> "Process | None":
+    living = [one for host in world.hosts.values() for one in host.processes if one.live]
+    chosen = world.random.choice(living) if living else None
+    world.faults_detail = str(chosen)
+    return chosen
+
+
+def a_host(world: "ElasticWorld") -> "SimHost":
+    chosen = world.random.choice(list(world.hosts.values()))
+    world.faults_detail = chosen.name
+    return chosen
+
+
+def kill(world: "ElasticWorld") -> bool:
+    one = a_worker(world)
+    if one is not None:
+        world.codes.add(128 + signal.SIGKILL)
+        world.end(one, None, signal.SIGKILL)
+    return one is not None
+
+
+def fail(world: "ElasticWorld") -> bool:
+    one = a_worker(world)
+    if one is not None and not one.is_silent:
+        code = world.random.choice([1, 7, 42])
+        world.codes.add(code)
+        world.end(one, code)
+    return one is not None
+
+
+def hang(world: "ElasticWorld") -> bool:
+    """SIGSTOP, of which the agent tells; or the worker's own fault, which can be heard once it has beaten."""
+    one = a_worker(world)
+    if one is None:
+        return False
+    one.is_silent = True
+    world.codes.add(128 + signal.SIGKILL)
+
+    def told() -> None:
+        if one.live and one.host.reachable:
+            world.tell(on.WorkerSuspended(one.host.name, one.born, one.slot, one.start))
+
+    if world.kind == "unmodified" or one.last_round < 0 or world.random.random() < 0.5:
+        world.at(world.options.worker_timeout, told)
+    return True
+
+
+def stick(world: "ElasticWorld") -> bool:
+    one = a_worker(world)
+    if one is None:
+        return False
+    one.is_stuck = True
+    world.codes.add(128 + signal.SIGKILL)
+    return True
+
+
+def lose_agent(world: "ElasticWorld") -> bool:
+    host = a_host(world)
+    world.all_die(host)
+    agent = host.agent
+    world.at(world.delay(), lambda: world.gone(host, agent))
+    return True
+
+
+def power_off(world: "ElasticWorld") -> bool:
+    host = a_host(world)
+    host.is_up = False
+    world.all_die(host)
+    agent = host.agent
+    world.at(LEASE, lambda: world.gone(host, agent))
+    world.at(world.random.random() * 20, lambda: setattr(host, "is_up", True))
+    return True
+
+
+def cut(world: "ElasticWorld") -> bool:
+    """For less than the lease, or for more."""
+    host = a_host(world)
+    if host.is_cut:
+        return False
+    host.is_cut = True
+    agent = host.agent
+    seconds = world.random.choice([2.0, 12.0])
+
+    def lease_is_over() -> None:
+        world.at(2.0, lambda: world.all_die(host, agent))
+        world.gone(host, agent)
+
+    if seconds > LEASE:
+        world.at(LEASE, lease_is_over)
+    world.at(seconds, lambda: setattr(host, "is_cut", False))
+    return True
+
+
+def spoil(world: "ElasticWorld") -> bool:
+    host = a_host(world)
+    host.is_bad = True
+    world.codes.add(1)
+    return True
+
+
+def slow(world: "ElasticWorld") -> bool:
+    a_host(world).is_slow = True
+    return True
+
+
+def remove(world: "ElasticWorld") -> bool:
+    host = a_host(world)
+    if host.name not in world.listing or len(world.listing) == 1:
+        return False
+    world.listing.remove(host.name)
+    world.discover()
+    return True
+
+
+def add(world: "ElasticWorld") -> bool:
+    host = a_host(world)
+    if host.name in world.listing:
+        return False
+    world.listing.insert(world.random.randint(0, len(world.listing)), host.name)
+    world.discover()
+    return True
+
+
+def resize(world: "ElasticWorld") -> bool:
+    host = a_host(world)
+    host.slots = world.random.randint(1, 3)
+    world.discover()
+    return True
+
+
+def reorder(world: "ElasticWorld") -> bool:
+    world.faults_detail = ""
+    world.random.shuffle(world.listing)
+    world.discover()
+    return True
+
+
+def flap(world: "ElasticWorld") -> bool:
+    if not remove(world):
+        return False
+    name = world.faults_detail
+
+    def back() -> None:
+        if name not in world.listing:
+            world.listing.append(name)
+            world.discover()
+
+    world.at(1.0, back)
+    return True
+
+
+def empty(world: "ElasticWorld") -> bool:
+    world.tell(on.HostsDiscovered([]))
+    return True
+
+
+def fail_discovery(world: "ElasticWorld") -> bool:
+    world.fail_discovery()
+    return True
+
+
+def interrupt(world: "ElasticWorld") -> None:
+    if world.result is None:
+        world.faults.append("interrupt")
+        world.tell(on.Interrupted(world.random.choice([signal.SIGINT, signal.SIGTERM])))
+
+
+def heal(world: "ElasticWorld") -> None:
+    """From here on nothing goes wrong any more, and all hosts are there."""
+    world.history.append(f"{world.now:7.2f} *** healed")
+    for host in world.hosts.values():
+        host.slots = host.had
+        host.is_up, host.is_cut, host.is_bad, host.is_slow = True, False, False, False
+    if world.options.discovers:
+        world.listing = [*world.listing, *(name for name in world.hosts if name not in world.listing)]
+        world.discover()

@@ -1,0 +1,155 @@
+"""What must be true of an elastic job after every event, and how it may end (docs/elastic.md, and the exit codes)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hvlaunch.errors import DiscoveryFailed, HostError, HostsFailed, NotEnoughSlots, NotEnoughSlotsInTime
+from hvlaunch.gloo import actions as do
+from hvlaunch.hosts.placement import Placement
+from hvlaunch.job import JobResult
+
+if TYPE_CHECKING:
+    from tests.simulation.elastic_world import ElasticWorld
+
+__all__ = ["Invariants"]
+
+_DRAIN_MARGIN = 6.0
+_MOST_EXCUSED = 4
+
+
+class Invariants:
+    """Watches a world."""
+
+    def __init__(self, world: "ElasticWorld") -> None:
+        self.world = world
+        self.placed = -1
+        """The newest round."""
+
+    def before(self, wanted: Sequence[do.Action]) -> None:
+        """The actions must be right for the world as it is."""
+        for action in wanted:
+            if isinstance(action, do.Start):
+                self.check_start(action)
+        places = [action for action in wanted if isinstance(action, do.Place)]
+        if places:
+            self.check_places(places)
+        if self.world.kind == "unmodified":
+            starts = [action for action in wanted if isinstance(action, do.Start)]
+            if starts:
+                self.check_round(starts[0].round, [place for start in starts for place in start.places])
+
+    def check_start(self, start: do.Start) -> None:
+        host = self.world.hosts[start.host]
+        assert host.link == "ready" or not host.reachable, (
+            f"workers start on {host.name}, which is {host.link}"
+        )
+        busy = {one.slot for one in host.processes if one.live and one.agent == host.agent}
+        assert not busy & set(start.slots), (
+            f"slots {busy & set(start.slots)} of {host.name} have workers already"
+        )
+        assert len(set(start.slots)) == len(start.slots)
+
+    def check_places(self, places: Sequence[do.Place]) -> None:
+        self.check_round(places[0].round, [one.place for one in places])
+        assert {one.round for one in places} == {places[0].round}, "two rounds at once"
+        assert len({(one.host, one.slot) for one in places}) == len(places), "two ranks for one worker"
+        found = [self.world.find(one.host, one.slot, one.start) for one in places]
+        members = [one for one in found if one is not None]
+        for one in members:
+            assert one.is_waiting, f"{one} gets a place, and has not asked"
+        if None not in found and members:
+            survivors = [one for one in members if one.last_round >= 0]
+            assert not survivors or members[0] in survivors, "rank 0 is no survivor"
+            root = members[places[0].root]
+            assert root.commit == max(one.commit for one in members), "the root has not the newest commit"
+
+    def check_round(self, number: int, places: Sequence[Placement]) -> None:
+        options = self.world.options
+        assert number > self.placed, f"round {number} is placed after round {self.placed}"
+        self.placed = number
+        ranks = sorted(one.rank for one in places)
+        assert ranks == list(range(len(places))), f"the ranks are {ranks}"
+        assert {one.size for one in places} == {len(places)}, "a round of two sizes"
+        assert len(places) >= options.min_np, "too few workers"
+        assert options.max_np is None or len(places) <= options.max_np, "too many workers"
+
+    def after(self) -> None:
+        """The world must be right."""
+        world = self.world
+        taken: set[tuple[int, int]] = set()
+        for host in world.hosts.values():
+            for one in host.processes:
+                if one.live and one.round is not None and one.place is not None:
+                    seat = (one.round, one.place.rank)
+                    assert seat not in taken, (
+                        f"rank {seat[1]} of round {seat[0]} belongs to two living workers"
+                    )
+                    taken.add(seat)
+            self.check_drained(host.name)
+        if world.result is not None:
+            self.check_end(world.result)
+
+    def check_drained(self, name: str) -> None:
+        """A host that has left the pool long ago has no worker, and no connection."""
+        host = self.world.hosts[name]
+        if host.unlisted_since is None or host.is_cut or self.world.result is not None:
+            return
+        options = self.world.options
+        bound = options.drain_timeout + 2 * self.world.spec.grace + _DRAIN_MARGIN
+        if self.world.now > host.unlisted_since + bound:
+            assert not [one for one in host.processes if one.live], (
+                f"{name} is drained, and workers live there"
+            )
+            assert host.link in ("none", "connecting"), f"{name} is drained, and {host.link}"
+
+    # The end
+
+    def check_end(self, result: JobResult) -> None:
+        world = self.world
+        for host in world.hosts.values():
+            assert host.link == "none", f"{host.name} was never released: it is {host.link}"
+            left = [
+                str(one) for one in host.processes if one.live and one.agent == host.agent and host.reachable
+            ]
+            assert not left or host.link == "none", f"workers are left: {left}"
+        if result.interrupted is not None:
+            assert result.exit_code == 128 + result.interrupted
+            assert "interrupt" in world.faults
+        elif result.error is not None:
+            self.check_error(result)
+        elif result.exit_code == 0:
+            assert world.ended_well, "it ended well, and no worker did"
+        else:
+            assert result.failure is not None
+            assert result.exit_code in world.codes, "no worker ended so"
+            assert self.may_fail, "failures are to be made up for"
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether something that happened is a reason for the job to end with a worker's failure."""
+        world = self.world
+        bad = {"spoil", "kill", "fail", "hang", "stick"}
+        return (
+            world.options.max_restarts is not None
+            or world.ended_well > 0
+            or "spoil" in world.faults
+            or sum(name in bad for name in world.faults) > _MOST_EXCUSED
+        )
+
+    def check_error(self, result: JobResult) -> None:
+        world, options, error = self.world, self.world.options, result.error
+        assert error is not None
+        assert result.exit_code == error.exit_code
+        for_good = options.cooldown is None
+        match error:
+            case NotEnoughSlotsInTime():
+                assert for_good or options.elastic_timeout < 100, "there were enough slots"
+            case DiscoveryFailed():
+                assert "fail_discovery" in world.faults
+            case HostError() | HostsFailed():
+                assert options.max_restarts is not None or not options.discovers
+                assert for_good or options.max_restarts is not None, "hosts come back"
+            case NotEnoughSlots():
+                assert not options.discovers
+            case _:
+                raise AssertionError(f"no reason for {error!r}")

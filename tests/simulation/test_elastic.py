@@ -1,0 +1,117 @@
+"""Thousands of elastic jobs in which much goes wrong: the invariants hold all the time, and each job ends rightly."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from hvlaunch.gloo import choice, membership
+from hvlaunch.gloo.engine import Engine, Phase
+from hvlaunch.gloo.policy import Policy
+from hvlaunch.gloo.seats import seats
+from tests.simulation.elastic_world import ElasticWorld
+
+SEEDS = 10_000
+SHARDS = 40
+SHOWN = 120
+ENOUGH_FOR_A_MUTANT = 500
+
+
+def play(seed: int) -> ElasticWorld:
+    """Raises AssertionError with the history, where something is not as it should be."""
+    world = ElasticWorld(seed)
+    try:
+        world.run()
+    except AssertionError as error:
+        history = "\n".join(world.history[-SHOWN:])
+        raise AssertionError(
+            f"{error}\n{history}\nseed {seed}: {world.kind}, {world.goal} commits to make, {world.options}"
+        ) from error
+    return world
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_every_elastic_job_ends_rightly(shard: int, request: pytest.FixtureRequest) -> None:
+    seed = request.config.getoption("--seed", default=None)
+    if seed is not None and shard:
+        pytest.skip("one history is enough")
+    for one in [seed] if seed is not None else range(shard, SEEDS, SHARDS):
+        play(one)
+
+
+def test_the_same_seed_is_the_same_history() -> None:
+    assert play(7).history == play(7).history
+
+
+def test_there_are_good_ends_and_bad_ones_of_both_kinds() -> None:
+    """The world must not be so easy, or so hard, that it shows nothing."""
+    worlds = [play(seed) for seed in range(300)]
+    for kind in ("in-process", "unmodified"):
+        codes = [world.result.exit_code for world in worlds if world.kind == kind and world.result]
+        assert len(codes) / 2 < codes.count(0) < len(codes)
+    assert max(len(world.rounds) for world in worlds) > 5
+    assert {fault for world in worlds for fault in world.faults} > {
+        "kill",
+        "cut",
+        "flap",
+        "stick",
+        "power_off",
+    }
+
+
+# Bugs planted by hand: each is found, and named
+
+
+def first_found(most: int = ENOUGH_FOR_A_MUTANT) -> str:
+    for seed in range(most):
+        try:
+            ElasticWorld(seed).run()
+        except AssertionError as error:
+            return str(error)
+    return "nothing"
+
+
+def a_rank_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(hosts):
+        found = seats(hosts)
+        last = list(found)[-1]
+        found[last] = replace(found[last], rank=max(0, found[last].rank - 1))
+        return found
+
+    for module in (choice, membership):
+        monkeypatch.setattr(module, "seats", wrong)
+
+
+def a_lost_host_is_never_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self, host):
+        if self.phase is Phase.RUNNING:
+            self._membership.crew.lose(host.name)
+        else:
+            gone(self, host)
+
+    gone = Engine._gone
+    monkeypatch.setattr(Engine, "_gone", wrong)
+
+
+def a_drain_leaves_an_orphan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Policy, "drain", lambda self, now: [])
+
+
+def a_failure_is_not_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Policy, "break_round", lambda self, cause, now: [])
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [
+        (a_rank_is_given_twice, "the ranks are [0, "),
+        (a_lost_host_is_never_released, "was released and is none"),
+        (a_drain_leaves_an_orphan, "is drained, and workers live there"),
+        (a_failure_is_not_made_up_for, "ticks without end"),
+    ],
+)
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert found in first_found()

@@ -1,0 +1,113 @@
+"""Workers that follow others in the same slots: nothing of the earlier ones is left, and all is told apart."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.unit.agent.harness import AgentProcess, until
+
+DETACH = "setsid sh -c 'echo $$ > {pid}; exec sleep 1000' & while ! [ -s {pid} ]; do :; done; echo here; exec sleep 1000"
+
+
+def state_of(pid: int) -> str:
+    """As proc(5) has it; Z where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "Z"
+
+
+def is_gone(pid: int) -> bool:
+    return state_of(pid) == "Z"
+
+
+@pytest.fixture
+def elastic(agent: AgentProcess) -> AgentProcess:
+    agent.hello(elastic=0.05)
+    return agent
+
+
+def detached(agent: AgentProcess, pid_file: Path, slot: int, round_number: int) -> int:
+    """The pid of what a new worker in the slot has detached."""
+    agent.start(["sh", "-c", DETACH.format(pid=pid_file)], slots=[slot], round_number=round_number)
+    agent.expect("output", slot=slot, stream="stdout")
+    return int(pid_file.read_text())
+
+
+def kill(agent: AgentProcess, slot: int, start: int) -> None:
+    agent.send("stop", slots=[slot], steps=[(signal.SIGKILL, 0.0)])
+    agent.expect("exited", slot=slot, start=start)
+
+
+def test_the_second_worker_of_a_slot_is_told_from_the_first(elastic):
+    elastic.start(["sh", "-c", "echo one; exit 1"])
+    assert elastic.expect("exited", slot=0)[0]["start"] == 0
+    elastic.start(["sh", "-c", "echo two; exit 2"], round_number=1)
+    header, _ = elastic.expect("exited", slot=0, code=2)
+    assert (header["start"], header["round"]) == (1, 1)
+    outputs = [
+        (header["start"], body) for header, body in elastic.seen if header["type"] == "output" and body
+    ]
+    assert outputs == [(0, b"one\n"), (1, b"two\n")]
+
+
+def test_what_a_round_detached_is_gone_before_the_next_starts(elastic, tmp_path):
+    pid = detached(elastic, tmp_path / "pid", 0, 0)
+    kill(elastic, 0, 0)
+    assert not is_gone(pid)
+    elastic.start(["true"], round_number=1)
+    elastic.expect("started", start=1)
+    assert is_gone(pid)
+
+
+def test_where_others_live_only_what_the_slots_last_worker_detached_goes(elastic, tmp_path):
+    own = detached(elastic, tmp_path / "own", 0, 0)
+    others = detached(elastic, tmp_path / "others", 1, 0)
+    kill(elastic, 0, 0)
+    elastic.start(["true"], slots=[0], round_number=1)
+    elastic.expect("started", start=1)
+    until(lambda: is_gone(own), "the end of what slot 0 detached")
+    assert not is_gone(others)
+
+
+def test_only_the_worker_that_lives_in_a_slot_is_stopped(elastic):
+    elastic.start(["true"])
+    elastic.expect("exited", slot=0)
+    elastic.start(["sleep", "1000"], round_number=1)
+    elastic.expect("started", start=1)
+    kill(elastic, 0, 1)
+
+
+def test_a_worker_that_is_stopped_for_long_is_told_of_once(elastic):
+    elastic.start(["sleep", "1000"])
+    pid = elastic.expect("started")[0]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    header, _ = elastic.expect("suspended", slot=0, start=0)
+    assert header["round"] == 0
+    os.kill(pid, signal.SIGCONT)
+    kill(elastic, 0, 0)
+    assert not [one for one, _ in elastic.seen if one["type"] == "suspended"]
+
+
+def test_in_a_static_job_nobody_is_told_of_a_stopped_worker(agent):
+    agent.hello()
+    agent.start(["sleep", "1000"])
+    pid = agent.expect("started")[0]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: state_of(pid) == "T", "a stopped worker")
+    agent.send("ping")
+    agent.expect("pong")
+    kill(agent, 0, 0)
+    assert not [one for one, _ in agent.seen if one["type"] == "suspended"]
+
+
+def test_each_round_has_another_port_for_rank_0(agent):
+    first = agent.hello(elastic=30.0)["master_port"]
+    agent.start(["true"])
+    second = agent.expect("master_port")[0]["port"]
+    agent.start(["true"], round_number=1)
+    third = agent.expect("master_port")[0]["port"]
+    assert second != first
+    assert third != second

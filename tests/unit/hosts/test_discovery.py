@@ -1,0 +1,145 @@
+"""Discovery: real scripts that answer, fail, hang and leave things behind; changes told once."""
+
+import os
+import queue
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvlaunch.errors import BadHost, BadUsage, DiscoveryFailed, HvlaunchError
+from hvlaunch.hosts.discovery import Discovery, HostFile, HostScript
+from hvlaunch.job import Host
+
+LONG = 60.0
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "discover it.sh"
+
+    def write(text: str, limit: float = LONG) -> HostScript:
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return HostScript(str(path), limit)
+
+    return write
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("printed", "hosts"),
+    [
+        ("a:4\\nb:2\\n", [Host("a", 4), Host("b", 2)]),
+        ("b\\na slots=3\\n", [Host("b"), Host("a", 3)]),
+        ("gpu[1-2]:8  # rack 1\\n", [Host("gpu1", 8), Host("gpu2", 8)]),
+        ("", []),
+    ],
+)
+def test_lines_of_any_dialect_in_the_order_printed(script, printed, hosts):
+    assert script(f"printf '{printed}'").look() == hosts
+
+
+def test_a_command_with_arguments(tmp_path):
+    assert HostScript("/bin/echo 'a:4'", LONG).look() == [Host("a", 4)]
+
+
+def test_no_input_and_what_it_says_on_stderr_is_no_answer(script):
+    assert script("cat; echo noise >&2; echo a:1").look() == [Host("a", 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo the cloud is closed >&2; exit 3", "ended with status 3:\nthe cloud is closed"),
+        ("kill -9 $$", "was killed by SIGKILL"),
+        ("printf '\\377\\n'", "not UTF-8"),
+    ],
+)
+def test_a_failure_says_what_the_script_said(script, text, said):
+    with pytest.raises(DiscoveryFailed) as caught:
+        script(text).look()
+    assert said in str(caught.value)
+    assert "discover it.sh" in str(caught.value)
+    assert caught.value.exit_code == 69
+
+
+def test_a_bad_line_is_named(script):
+    with pytest.raises(BadHost) as caught:
+        script("echo a:1; echo b:none").look()
+    assert caught.value.line == 2
+
+
+def test_no_such_program_and_no_permission(tmp_path):
+    with pytest.raises(BadUsage, match="No such file"):
+        HostScript(str(tmp_path / "nowhere"), LONG).look()
+    path = tmp_path / "script"
+    path.write_text("#!/bin/sh\n")
+    with pytest.raises(BadUsage, match="chmod"):
+        HostScript(str(path), LONG).look()
+    with pytest.raises(BadUsage, match="no program"):
+        HostScript("'", LONG)
+
+
+def test_a_script_that_hangs_is_killed_with_its_children(script, tmp_path):
+    pid_file = tmp_path / "pid"
+    source = script(f"sleep 1000 & echo $! > {str(pid_file)!r}; echo why >&2; wait", limit=0.3)
+    with pytest.raises(DiscoveryFailed, match=r"longer than 0\.3 s"):
+        source.look()
+    if pid_file.exists():  # a starved machine may not have come so far
+        child = int(pid_file.read_text())
+        wait_for(
+            lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+        )
+
+
+def test_a_daemon_that_holds_the_pipes_does_not_hang_us(script, tmp_path):
+    pid_file = tmp_path / "pid"
+    source = script(f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 100' & echo a:1", limit=1.0)
+    with pytest.raises(DiscoveryFailed):
+        source.look()
+    if pid_file.exists():  # a starved machine may not have come so far
+        os.kill(int(pid_file.read_text()), 9)
+
+
+def test_changes_are_told_once_and_failures_each_time(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("a:1\n")
+    told: queue.Queue[list[Host] | HvlaunchError] = queue.Queue()
+    discovery = Discovery(HostFile(path), told.put, told.put, interval=0.01)
+    discovery.start()
+    assert told.get(timeout=LONG) == [Host("a", 1)]
+    path.write_text("a:1\nb:1\n")
+    while (now := told.get(timeout=LONG)) != [Host("a", 1), Host("b", 1)]:
+        assert isinstance(now, BadUsage)  # seen while it was written
+    path.unlink()
+    assert isinstance(told.get(timeout=LONG), BadUsage)
+    assert isinstance(told.get(timeout=LONG), BadUsage)
+    new = tmp_path / "new"
+    new.write_text("b:1\na:1\n")
+    new.rename(path)
+    while (now := told.get(timeout=LONG)) != [Host("b", 1), Host("a", 1)]:
+        assert isinstance(now, BadUsage)
+    discovery.stop()
+    assert told.empty()
+
+
+def test_stop_ends_a_look_that_takes_its_time_and_nothing_is_told(script, tmp_path):
+    began = Path(tmp_path / "began")
+    told: list[object] = []
+    discovery = Discovery(script(f"touch {began}; sleep 1000"), told.append, told.append, interval=1000.0)
+    discovery.start()
+    wait_for(began.exists)
+    stopper = threading.Thread(target=discovery.stop)
+    stopper.start()
+    stopper.join(LONG)
+    assert not stopper.is_alive()
+    assert told == []
