@@ -11,7 +11,7 @@ assert VERSION is not None
 
 TORCH = ["torch>=2.4"]
 EXAMPLES = [*TORCH, "numpy", "scikit-learn"]
-TEST = [*EXAMPLES, "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "uvloop>=0.19"]
+TEST = [*EXAMPLES, "hypothesis", "mpi4py>=4.1", "pytest", "pytest-timeout", "pytest-xdist", "uvloop>=0.19"]
 DEV = [
     *TEST,
     "codespell",
@@ -37,6 +37,7 @@ setup(
         "ClusterShell>=1.9.2",
         "httptools>=0.6",
         "paramiko>=5",
+        "prometheus-client>=0.20",
         "psutil>=5.9",
         "rich>=13",
         "rich-argparse>=1.4",
@@ -49,7 +50,13 @@ setup(
         "test": TEST,
         "dev": DEV,
     },
-    entry_points={"console_scripts": ["hvlaunch = hvlaunch.cli.main:script"]},
+    entry_points={
+        "console_scripts": [
+            "hvlaunch = hvlaunch.cli.main:script",
+            "hvlaunch-rendezvous = hvlaunch.cli.rendezvous:script",
+        ],
+        "torchrun.handlers": ["hvlaunch = hvlaunch.torchrun:handler"],
+    },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Operating System :: MacOS",

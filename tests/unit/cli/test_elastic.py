@@ -1,0 +1,101 @@
+"""The flags of elastic jobs."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hvlaunch.cli.arguments import parse
+from hvlaunch.cli.elastic import first_round
+from hvlaunch.cli.main import main
+from hvlaunch.cli.spec import job_spec
+from hvlaunch.errors import BadUsage
+from hvlaunch.job import ElasticOptions, Host, JobSpec
+
+
+def spec(*flags: str) -> JobSpec:
+    return job_spec(parse([*flags, "train", "--min-np", "x"]), os.environ)[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        (["--min-np", "2"], ElasticOptions(min_np=2)),
+        (["-np", "4", "--max-np", "8"], ElasticOptions(min_np=4, max_np=8)),
+        (["--min-num-proc=2", "--max-num-proc=3"], ElasticOptions(min_np=2, max_np=3)),
+        (["-np", "4", "--max-restarts", "0"], ElasticOptions(min_np=4, max_restarts=0)),
+        (["--reset-limit", "5"], ElasticOptions(min_np=1, max_restarts=5)),
+        (["--spares", "1", "--min-np", "2"], ElasticOptions(min_np=2, spares=1)),
+        (
+            ["--host-discovery-script", "./discover.sh"],
+            ElasticOptions(min_np=1, discovery_script="./discover.sh"),
+        ),
+        (
+            ["--min-np", "1", "--blacklist-cooldown-range", "5", "60"],
+            ElasticOptions(min_np=1, cooldown=(5.0, 60.0)),
+        ),
+        (
+            ["--min-np", "1", "--elastic-timeout", "9", "--worker-timeout", "3", "--commit-timeout", "8"],
+            ElasticOptions(min_np=1, elastic_timeout=9.0, worker_timeout=3.0, commit_timeout=8.0),
+        ),
+    ],
+)
+def test_what_flags_make_of_a_job(flags, options):
+    made = spec(*flags)
+    assert made.elastic == options
+    assert made.command == ("train", "--min-np", "x")
+
+
+def test_a_job_without_such_flags_is_static():
+    assert spec("-np", "2", "--worker-timeout", "5").elastic is None
+
+
+def test_a_hostfile_is_a_pool_and_a_script_leaves_the_hosts_open(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("a:2\n")
+    made = spec("--hostfile", str(path), "--min-np", "1")
+    assert made.elastic is not None
+    assert made.elastic.hostfile == Path(path)
+    assert spec("--host-discovery-script", "x").hosts == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--min-np", "5", "-np", "4"], "--min-np 5 is more than -np 4"),
+        (["-np", "9", "--max-np", "8"], "-np 9 is more than --max-np 8"),
+        (["--min-np", "9", "--max-np", "8"], "--min-np 9 is more than --max-np 8"),
+        (["--min-np", "0"], "--min-np"),
+        (["--host-discovery-script", "x", "-H", "a"], "not from both"),
+        (["--blacklist-cooldown-range", "1", "2"], "elastic jobs"),
+        (["--min-np", "1", "--blacklist-cooldown-range", "9", "2"], "the first is the larger"),
+        (["--min-np", "1", "--mpi"], "hvlaunch's own controller"),
+        (["--min-np", "1", "--horovod"], "static jobs"),
+    ],
+)
+def test_what_can_not_be(flags, said):
+    with pytest.raises(BadUsage) as caught:
+        spec(*flags)
+    assert said in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_the_first_round_is_what_all_hosts_would_give():
+    assert first_round(spec("-H", "a:4,b:4", "--min-np", "2")).np == 8
+    assert first_round(spec("-H", "a:4,b:4", "--min-np", "2", "--max-np", "6")).np == 6
+    static = spec("-np", "2")
+    assert first_round(static) is static
+
+
+def test_a_dry_run_asks_the_script(tmp_path, capsys):
+    script = tmp_path / "discover.sh"
+    script.write_text("#!/bin/sh\necho a:2; echo b:1\n")
+    script.chmod(0o755)
+    flags = ["--host-discovery-script", str(script), "--min-np", "1"]
+    assert first_round(spec(*flags)).hosts == (Host("a", 2), Host("b", 1))
+    assert main([*flags, "--dry-run", "true"]) == 0
+    printed = capsys.readouterr().out
+    assert "HVLAUNCH_ELASTIC" in printed
+    script.write_text("#!/bin/sh\necho the cloud is closed >&2; exit 3\n")
+    assert main([*flags, "--dry-run", "true"]) == 69
+    assert "the cloud is closed" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""The roster: what workers write at a real rendezvous becomes events, and actions become what they read."""
+
+from queue import SimpleQueue
+
+import pytest
+
+from hvlaunch.gloo import actions as do
+from hvlaunch.gloo import events as on
+from hvlaunch.gloo.roster import Roster
+from hvlaunch.gloo.worker_env import HostNetwork
+from hvlaunch.hosts.placement import place
+from hvlaunch.rendezvous import Client
+from hvlaunch.rendezvous.rounds import ASKS, BEATS, PLACES, ROUNDS, Ask, Beat, Notice, Seat, decode, encode
+from hvlaunch.rendezvous.server import RendezvousServer
+
+LONG = 60.0
+
+
+class Rig:
+    def __init__(self, server: RendezvousServer) -> None:
+        self.events: SimpleQueue[on.Event] = SimpleQueue()
+        self.roster = Roster(server, self.events.put)
+        self.roster.open()
+        self.worker = Client(f"http://127.0.0.1:{server.port}", "t0ken")
+
+    def event(self) -> on.Event:
+        return self.events.get(timeout=LONG)
+
+
+@pytest.fixture
+def rig():
+    with RendezvousServer("t0ken", "probe", "nonce", host="127.0.0.1") as server:
+        one = Rig(server)
+        with one.worker:
+            yield one
+
+
+def test_asks_and_beats_are_events(rig):
+    rig.worker.put(ASKS, "fe80::1/3/2", encode(Ask(-1, -1)))
+    assert rig.event() == on.WorkerAsked("fe80::1", 3, 2, -1, -1)
+    rig.worker.put(BEATS, "a/0/0", encode(Beat(4)))
+    assert rig.event() == on.WorkerBeat("a", 0, 0, 4)
+    rig.worker.put(BEATS, "a/0/0", encode(Beat(5, last=True)))
+    assert rig.event() == on.WorkerBeat("a", 0, 0, 5, is_last=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("a/0/0", b"{"), ("a/0/0", b"[1]"), ("a/0", b"{}"), ("a/x/0", b"{}")]
+)
+def test_nonsense_is_no_event(rig, key, value):
+    for scope in (ASKS, BEATS):
+        rig.worker.put(scope, key, value)
+        rig.worker.delete(scope, key)
+    rig.worker.put(BEATS, "a/0/0", encode(Beat(1)))
+    assert rig.event() == on.WorkerBeat("a", 0, 0, 1)
+
+
+def test_places_and_the_fate_of_rounds_are_told(rig):
+    network = HostNetwork(master_addr="10.0.0.1", master_port=0, interface="eth0", rendezvous=None)
+    third = place([("a", 2), ("b", 1)])[2]
+    rig.roster.carry_out(do.Place("b", 0, 4, 7, third, network, 0))
+    seat = decode(Seat, rig.worker.wait(PLACES, "b/0/4", LONG))
+    assert seat == Seat(7, 2, 3, 0, 1, 1, 2, "10.0.0.1", "eth0")
+    rig.roster.carry_out(do.Leave("a", 1, 0, "host a has left"))
+    assert decode(Seat, rig.worker.wait(PLACES, "a/1/0", LONG)).leave == "host a has left"
+    rig.roster.carry_out(do.Change(7, "1 more worker"))
+    assert decode(Notice, rig.worker.wait(ROUNDS, "7", LONG)) == Notice("changing", "1 more worker")
+    rig.roster.carry_out(do.Break(7, "rank 1 is gone"))
+    assert decode(Notice, rig.worker.wait(ROUNDS, "7", LONG)).state == "broken"
