@@ -14,6 +14,7 @@ __all__ = [
     "ChannelGarbled",
     "ConnectFailed",
     "DiscoveryFailed",
+    "GaveUp",
     "HostError",
     "HostFault",
     "HostKeyChanged",
@@ -100,6 +101,12 @@ class NotEnoughSlotsInTime(HvlaunchError):
         self.wanted = wanted
         self.available = available
         self.seconds = seconds
+
+
+class GaveUp(HvlaunchError):
+    """The rounds of an elastic job fail, and no worker that failed of itself is known."""
+
+    exit_code = 1
 
 
 class BadEnvironment(BadUsage):

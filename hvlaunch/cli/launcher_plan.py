@@ -11,7 +11,7 @@ from hvlaunch.mpi.detect import Kind
 from hvlaunch.mpi.find import find
 from hvlaunch.mpi.identity import shell_shim
 from hvlaunch.mpi.jsrun import rankfile
-from hvlaunch.mpi.request import check_static, counted, request_of
+from hvlaunch.mpi.request import counted, request_of
 
 __all__ = ["launcher_plan"]
 
@@ -24,7 +24,6 @@ def launcher_plan(spec: JobSpec, options: MPIOptions, environ: Mapping[str, str]
 
     Raises HvlaunchError where there is no such launcher, or it can't do what is asked for.
     """
-    check_static(spec, options)
     launcher = find(options)
     first, _ = counted(spec)[0]
     master = {"MASTER_ADDR": "127.0.0.1" if first == "localhost" else first, "MASTER_PORT": _MASTER_PORT}

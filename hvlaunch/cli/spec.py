@@ -100,7 +100,8 @@ def _cwd(said: str | None, environ: Mapping[str, str]) -> str:
 
 def _allocation(options: Options, environ: Mapping[str, str]) -> Allocation | None:
     """The scheduler's, where the user named no hosts. --slots-per-host comes before its slots."""
-    if options.hosts is not None or options.hostfile is not None or options.no_scheduler:
+    named = (options.hosts, options.hostfile, options.host_discovery_script)
+    if options.no_scheduler or any(one is not None for one in named):
         return None
     found = allocation(environ)
     if found is None or options.slots_per_host is None:

@@ -30,8 +30,9 @@ def accuracy(lines: list[str], *, ranks: int) -> float:
     return float(found[1])
 
 
-def run_with_torchrun(ranks: int) -> list[str]:
-    return run("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT))
+def run_with_torchrun(ranks: int, name: str = SCRIPT.name) -> list[str]:
+    script = str(ROOT / "examples" / name)
+    return run("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,11 @@ def test_the_same_seed_trains_the_same_and_another_does_not():
     first, again, other = (run(str(SCRIPT), "--epochs=1", f"--seed={seed}")[0] for seed in (5, 5, 6))
     assert first == again
     assert first != other
+
+
+def test_hvlaunch_torch_under_torchrun_trains_as_plain_torch_does(one_process):
+    lines = run_with_torchrun(2, "init_digits.py")
+    assert accuracy(lines, ranks=2) == pytest.approx(accuracy(one_process, ranks=1), abs=0.01)
 
 
 def test_the_example_is_plain_torch():

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvlaunch.agent.facts import free_port
+
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 DEADLINE = 30.0
 
@@ -52,6 +54,25 @@ def start(*arguments: object) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_the_ports_are_those_that_a_firewall_lets_through() -> None:
+    with free_port() as reserved:
+        port = reserved.getsockname()[1]
+        done = run("-np", 1, "--rendezvous-port", port, "true")
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"hvlaunch: the rendezvous can't listen on all addresses port {port}: Address already in use; "
+            "try: another port\n"
+        )
+    words = "$HVLAUNCH_RENDEZVOUS $MASTER_PORT $HVLAUNCH_WORKER_PORTS"
+    ports = f"{port + 1}-{port + 20}"
+    done = run("-np", 1, "--rendezvous-port", port, "--worker-port-range", ports, "sh", "-c", f"echo {words}")
+    assert done.returncode == 0, done.stderr
+    rendezvous, master_port, told = done.stdout.split()[1:]
+    assert rendezvous == f"http://127.0.0.1:{port}"
+    assert port < int(master_port) <= port + 20
+    assert told == ports
 
 
 def test_output_is_prefixed_and_kept_apart() -> None:

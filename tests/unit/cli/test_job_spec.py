@@ -94,10 +94,13 @@ def test_without_hosts_they_are_the_schedulers(here):
     assert spec.hosts == (Host("n1", slots=4), Host("n2", slots=4))
     assert spec.ssh.remote_agent is None
     assert spec_of("--slots-per-host 2 true", SLURM).hosts == (Host("n1"), Host("n2"))
-    for line in ("-H a true", "--no-scheduler true"):
+    for line, hosts in (
+        ("-H a true", (Host("a"),)),
+        ("--no-scheduler true", (Host("localhost"),)),
+        ("--min-np 1 --host-discovery-script ./pool true", ()),
+    ):
         spec = spec_of(line, SLURM)
-        assert spec.allocation is None
-        assert spec.hosts in ((Host("a"),), (Host("localhost"),))
+        assert (spec.allocation, spec.hosts) == (None, hosts)
 
 
 def test_a_schedulers_program_in_place_of_ssh(here):

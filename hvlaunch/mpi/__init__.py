@@ -1,0 +1,1 @@
+"""Controllers that hand the starting to mpirun, srun or jsrun."""

@@ -1,0 +1,123 @@
+"""A job whose workers somebody else's launcher starts: it brings an agent for each rank, all else is as ever.
+
+The launcher takes the place of ssh, and nothing more. The agents call the driver, and from then on it is
+gloo's driver and engine that speak with them: so output, signals, ends, reports and exit codes are the same.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from tempfile import NamedTemporaryFile
+from typing import BinaryIO
+
+from hvlaunch.gloo.driver import run as run_by_agents
+from hvlaunch.gloo.network import is_usable
+from hvlaunch.hosts.local import is_local
+from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions
+from hvlaunch.mpi.boot import ADDRESSES, TOKEN, boot_command
+from hvlaunch.mpi.builders import build
+from hvlaunch.mpi.channel import CrewConnection
+from hvlaunch.mpi.command import Request
+from hvlaunch.mpi.detect import Kind, Launcher
+from hvlaunch.mpi.door import Door
+from hvlaunch.mpi.errors import LauncherFailed
+from hvlaunch.mpi.find import find
+from hvlaunch.mpi.identity import ALL_NAMES
+from hvlaunch.mpi.jsrun import rankfile
+from hvlaunch.mpi.muster import Muster
+from hvlaunch.mpi.process import LauncherProcess
+from hvlaunch.mpi.request import counted, remote_python, request_of
+from hvlaunch.ssh.connection import Connection
+
+__all__ = ["run"]
+
+_LOOPBACK = "127.0.0.1"
+_END_PATIENCE = 10.0  # seconds for the launcher to notice that its processes have ended
+
+
+def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) -> JobResult:
+    """Run the job with the launcher that spec.mpi names; otherwise as hvlaunch.gloo.driver.run.
+
+    Raises HvlaunchError for what is wrong with the job itself, before anything is started.
+    """
+    options = spec.mpi or MPIOptions()
+    launcher = find(options)
+    counts = dict(counted(spec))
+    hosts = tuple(
+        replace(host, slots=counts[host.name], python=None) for host in spec.hosts if host.name in counts
+    )
+    ways = partial(_ways, options=options, launcher=launcher, python=remote_python(spec))
+    return run_by_agents(replace(spec, hosts=hosts), stdout=stdout, stderr=stderr, stdin=stdin, ways=ways)
+
+
+@contextmanager
+def _ways(
+    spec: JobSpec,
+    token: str,
+    say: Callable[[str], None],
+    *,
+    options: MPIOptions,
+    launcher: Launcher,
+    python: str | None,
+) -> Iterator[Callable[[Host], Connection]]:
+    """While in the block the launcher runs; yields what gives the way to a host, once its agents have come."""
+    boot = boot_command(ALL_NAMES, python)
+    request = request_of(spec, options, launcher, boot, (TOKEN, ADDRESSES))
+    muster = Muster(request.hosts, launcher.kind)
+
+    def ended(status: int) -> None:
+        cause = f"{launcher.program} ended with code {status} before all its processes had come: it says why, above"
+        muster.fail(LauncherFailed(cause))
+
+    with ExitStack() as stack:
+        command = build(
+            launcher, replace(request, rankfile=stack.enter_context(_rankfile(launcher, request)))
+        )
+        door = stack.enter_context(closing(Door(token, muster.add)))
+        addresses = ",".join(f"{address} {door.port}" for address in _own_addresses(spec.hosts))
+        env = {**os.environ, TOKEN: token, ADDRESSES: addresses, **command.env}
+        process = LauncherProcess(command, env, say=say, ended=ended)
+        stack.callback(_end, muster, process)
+        yield partial(_connect, muster, process, spec.start_timeout)
+
+
+@contextmanager
+def _rankfile(launcher: Launcher, request: Request) -> Iterator[str | None]:
+    """The file that says where each rank goes, for the launcher that needs one."""
+    if launcher.kind is not Kind.JSRUN:
+        yield None
+        return
+    with NamedTemporaryFile("w", prefix="hvlaunch-", suffix=".erf") as file:
+        file.write(rankfile(request))
+        file.flush()
+        yield file.name
+
+
+def _end(muster: Muster, process: LauncherProcess) -> None:
+    """Wait for a launcher whose processes are about to end; one that is still starting them is stopped."""
+    complete = muster.is_complete
+    muster.close()
+    process.close(_END_PATIENCE if complete else 0.0)
+
+
+def _connect(muster: Muster, process: LauncherProcess, timeout: float, host: Host) -> Connection:
+    """Raises HvlaunchError."""
+    sockets = [member.socket for member in muster.of(host.name, timeout)]
+    return CrewConnection(host.name, sockets, process.wait)
+
+
+def _own_addresses(hosts: tuple[Host, ...]) -> list[str]:
+    """Where agents may find the driver: at the loopback alone where all hosts are this machine."""
+    if all(is_local(host) for host in hosts):
+        return [_LOOPBACK]
+    import psutil  # noqa: PLC0415 (only a remote host needs it)
+
+    listed = [
+        entry.address.partition("%")[0]
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if getattr(entry.family, "name", "") in ("AF_INET", "AF_INET6")
+    ]
+    return [*sorted(filter(is_usable, listed), key=lambda address: ":" in address), _LOOPBACK]

@@ -1,0 +1,81 @@
+"""Who a process is, by the variables that its launcher sets."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hvlaunch.mpi.detect import Kind
+
+__all__ = ["ALL_NAMES", "Identity", "Names", "identity", "names_of", "shell_shim"]
+
+
+class Names(NamedTuple):
+    """A launcher's variables. What it has no variable for is an empty string."""
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+_OPEN_MPI = Names(
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+)
+_MVAPICH = Names(
+    "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"
+)
+_HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_SLURM = Names("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "")
+_JSM = Names(
+    "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"
+)
+_PMIX = Names("PMIX_RANK", "", "", "")
+
+# A job inside of another finds both jobs' variables: only those of its own launcher count.
+_OF = {
+    Kind.OPEN_MPI: (_OPEN_MPI, _PMIX),
+    Kind.SPECTRUM: (_OPEN_MPI, _PMIX),
+    Kind.MPICH: (_HYDRA,),
+    Kind.INTEL: (_HYDRA,),
+    Kind.MVAPICH: (_MVAPICH, _HYDRA),
+    Kind.SRUN: (_SLURM, _PMIX, _HYDRA),
+    Kind.JSRUN: (_JSM, _OPEN_MPI, _PMIX),
+}
+
+ALL_NAMES = frozenset(name for families in _OF.values() for family in families for name in family if name)
+
+
+class Identity(NamedTuple):
+    """What a process knows of itself; None is what its launcher does not tell."""
+
+    rank: int
+    size: int | None
+    local_rank: int | None
+    local_size: int | None
+
+
+def names_of(kind: Kind) -> Sequence[Names]:
+    """The launcher's variables, the best first."""
+    return _OF[kind]
+
+
+def identity(kind: Kind, environ: Mapping[str, str]) -> Identity | None:
+    """The identity in a process's environment; None where the launcher tells none."""
+    for names in names_of(kind):
+        rank = _number(environ, names.rank)
+        if rank is not None:
+            size, local_rank, local_size = (_number(environ, name) for name in names[1:])
+            return Identity(rank, size, local_rank, local_size)
+    return None
+
+
+def shell_shim(kind: Kind) -> tuple[str, ...]:
+    """Words that run the command behind them with torch's variables, by nothing but a shell: for a pasted command."""
+    names = names_of(kind)[0]
+    said = zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), names, strict=True)
+    exports = " ".join(f"{name}=${source}" for name, source in said if source)
+    return ("sh", "-c", f'export {exports}; exec "$@"', "sh")
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else None

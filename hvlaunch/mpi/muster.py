@@ -1,0 +1,137 @@
+"""The agents that have come, until all are there: then it is known which of them are whose host's."""
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+
+from hvlaunch.errors import AgentFailed, HvlaunchError, StartTimeout
+from hvlaunch.mpi.detect import Kind
+from hvlaunch.mpi.door import Member
+from hvlaunch.mpi.errors import LauncherFailed
+from hvlaunch.mpi.identity import identity, names_of
+
+__all__ = ["Muster", "sort_out"]
+
+
+class Muster:
+    """Waits for as many agents as there are places in `hosts` (name and number of ranks, in order of rank)."""
+
+    def __init__(self, hosts: Sequence[tuple[str, int]], kind: Kind) -> None:
+        self._hosts = hosts
+        self._kind = kind
+        self._changed = threading.Condition()
+        self._members: list[Member] = []
+        self._sorted: Mapping[str, Sequence[Member]] | None = None
+        self._error: HvlaunchError | None = None
+
+    def add(self, member: Member) -> None:
+        """One has come. One too many, or after the end, is sent away."""
+        with self._changed:
+            if self._error is not None or self._sorted is not None:
+                member.socket.close()
+                return
+            self._members.append(member)
+            if len(self._members) == sum(count for _, count in self._hosts):
+                try:
+                    self._sorted = sort_out(self._members, self._hosts, self._kind)
+                except HvlaunchError as error:
+                    self._end(error)
+                self._changed.notify_all()
+
+    def fail(self, error: HvlaunchError) -> None:
+        """Not all will come."""
+        with self._changed:
+            if self._sorted is None and self._error is None:
+                self._end(error)
+                self._changed.notify_all()
+
+    def _end(self, error: HvlaunchError) -> None:
+        self._error = error
+        for member in self._members:
+            with contextlib.suppress(OSError):
+                member.socket.close()
+
+    def close(self) -> None:
+        """Hang up on all, after those who speak with them have done so."""
+        with self._changed:
+            self._end(self._error or LauncherFailed("the job has ended"))
+
+    @property
+    def is_complete(self) -> bool:
+        with self._changed:
+            return self._sorted is not None
+
+    def of(self, host: str, timeout: float) -> Sequence[Member]:
+        """The host's agents in order of rank, once all agents have come.
+
+        Raises StartTimeout after so many seconds, AgentFailed where not all will come.
+        """
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: self._sorted is not None or self._error is not None, timeout
+            )
+            if self._error is not None:
+                raise AgentFailed(self._error.cause, host=host, hint=self._error.hint)
+            if not done or self._sorted is None:
+                raise StartTimeout(
+                    f"not all processes were started within {timeout:g} s ({len(self._members)} were)",
+                    host=host,
+                    hint="a longer --start-timeout",
+                )
+            return self._sorted[host]
+
+
+def sort_out(
+    members: Sequence[Member], hosts: Sequence[tuple[str, int]], kind: Kind
+) -> dict[str, list[Member]]:
+    """Whose agents the members are: each host's, in order of rank.
+
+    Raises LauncherFailed where the launcher tells no ranks, where they are not 0 to size - 1, and where
+    they do not go host by host.
+    """
+    by_rank: dict[int, Member] = {}
+    for member in members:
+        who = identity(kind, member.environ)
+        if who is None:
+            names = ", ".join(names.rank for names in names_of(kind))
+            raise LauncherFailed(
+                f"a process on {member.hostname} was not told its rank: none of {names} is set there",
+                hint="--mpirun PATH, if there are several MPIs",
+            )
+        if who.rank in by_rank or who.rank >= len(members):
+            raise LauncherFailed(
+                f"{kind.value} started {len(members)} processes, and one of them as rank {who.rank}"
+            )
+        by_rank[who.rank] = member
+    return _by_host([by_rank[rank] for rank in range(len(members))], hosts, kind)
+
+
+def _by_host(
+    ranked: Sequence[Member], hosts: Sequence[tuple[str, int]], kind: Kind
+) -> dict[str, list[Member]]:
+    """Launchers number their processes host by host unless told otherwise; the names may be aliases."""
+    found: dict[str, list[Member]] = {}
+    rank = 0
+    for name, count in hosts:
+        found[name] = list(ranked[rank : rank + count])
+        rank += count
+    homes = [{member.hostname for member in members} for members in found.values()]
+    if any(len(names) > 1 for names in homes):
+        order = ", ".join(f"{rank} on {member.hostname}" for rank, member in enumerate(ranked[:16]))
+        raise LauncherFailed(
+            f"{kind.value} numbered its processes not host by host ({order})",
+            hint="leaving out flags that map or rank by node",
+        )
+    shorts = {_short(name): name for name, _ in hosts}
+    for name, members in found.items():
+        actual = shorts.get(_short(members[0].hostname), name)
+        if actual != name:
+            raise LauncherFailed(
+                f"{kind.value} put the ranks of host {name} on host {actual}",
+                hint="the hosts in the launcher's own order",
+            )
+    return found
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[0]

@@ -1,0 +1,97 @@
+"""The launcher as our child: in a session of its own, its words told to the user, ended when the job is over."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import IO
+
+from hvlaunch.mpi.command import Command
+from hvlaunch.mpi.errors import NoLauncher
+
+__all__ = ["LauncherProcess"]
+
+_LAST_WORDS = 2.0  # seconds for what it printed to be read
+_KILL_AFTER = 5.0
+
+
+class LauncherProcess:
+    """Runs from the start. `say` gets its lines; `ended` its exit status, in a thread, behind its last line."""
+
+    def __init__(
+        self,
+        command: Command,
+        env: dict[str, str],
+        *,
+        say: Callable[[str], None],
+        ended: Callable[[int], None],
+    ) -> None:
+        """Raises NoLauncher."""
+        program = command.argv[0]
+        self._name = os.path.basename(program)  # noqa: PTH119 (a name, no path)
+        self._say = say
+        self._ended = ended
+        try:
+            # A session of its own: Ctrl-C in the terminal is for the driver, and ssh can't ask for passwords there.
+            self._process = subprocess.Popen(
+                command.argv,
+                executable=shutil.which(program) or program,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            cause = f"{program} can't be started: {(error.strerror or str(error)).lower()}"
+            raise NoLauncher(cause, program=program, hint="--mpirun PATH") from None
+        pipes = (self._process.stdout, self._process.stderr)
+        self._readers = [
+            threading.Thread(target=self._read, args=(pipe,), name=self._name, daemon=True) for pipe in pipes
+        ]
+        self._waiter = threading.Thread(target=self._wait, name=f"end of {self._name}", daemon=True)
+        for thread in (*self._readers, self._waiter):
+            thread.start()
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        for line in pipe:
+            text = line.decode("utf-8", "replace").rstrip()
+            if text:
+                self._say(f"{self._name}: {text}")
+
+    def _wait(self) -> None:
+        status = self._process.wait()
+        for reader in self._readers:
+            reader.join(_LAST_WORDS)  # something it has left behind may hold the pipe open
+        self._ended(_shell_status(status))
+
+    def wait(self, timeout: float) -> int | None:
+        """Its exit status, 128 + n for a signal n; None where it has not ended within `timeout` seconds."""
+        try:
+            return _shell_status(self._process.wait(timeout))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self, patience: float) -> None:
+        """Wait for its end, at most `patience` seconds; then SIGTERM, by which it ends its processes, then SIGKILL."""
+        for number, seconds in ((signal.SIGTERM, _KILL_AFTER), (signal.SIGKILL, _KILL_AFTER)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience)
+                break
+            self._signal(number)
+            patience = seconds
+        self._waiter.join(_LAST_WORDS + 1)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if number == signal.SIGKILL:
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(number)
+
+
+def _shell_status(status: int) -> int:
+    return status if status >= 0 else 128 - status

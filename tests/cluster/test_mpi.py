@@ -1,0 +1,205 @@
+"""Real launchers in place of hvlaunch's own ssh: what they start, and how it ends, is as with --gloo.
+
+With HVLAUNCH_FULL_TESTS set, the training jobs have 8 ranks on 4 hosts and run under both MPIs.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from tests.cluster.jobs import PROGRAMS, Job
+from tests.cluster.test_training import DIGITS, TORCH, accuracy, alone
+from tests.cluster.testhosts import Process, TestHosts, wait_until
+
+__all__ = ["alone"]
+
+FULL = bool(os.environ.get("HVLAUNCH_FULL_TESTS"))
+HOSTS = "a:2,b:2,c:2,d:2" if FULL else "a:2,b:1"
+RANKS = 8 if FULL else 3
+SECRET = "s3cr3t-0f-the-user"
+# MPICH's own name for its library is not the one that mpi4py's build for MPICH asks for.
+WITH_LIBRARY = {
+    "mpirun.openmpi": "export MPI4PY_LIBMPI=libmpi.so.40",
+    "mpirun.mpich": "mkdir -p /tmp/mpich; ln -sf /usr/lib/*/libmpich.so.12 /tmp/mpich/libmpi.so.12;"
+    " export LD_LIBRARY_PATH=/tmp/mpich",
+}
+
+
+@pytest.fixture(params=["mpirun.openmpi", "mpirun.mpich"])
+def mpirun(request: pytest.FixtureRequest) -> str:
+    if shutil.which(request.param) is None:
+        pytest.skip(f"no {request.param}")
+    return request.param
+
+
+def job(cluster: TestHosts, mpirun: str, *arguments: object, env: dict[str, str] | None = None) -> Job:
+    return Job(cluster, ["--mpi", "--mpirun", mpirun, *arguments], env)
+
+
+def with_mpi4py(mpirun: str, *python: object) -> list[object]:
+    words = ["sh", "-c", f'{WITH_LIBRARY[mpirun]}; exec "$@"', "-", sys.executable, *python]
+    return [*words]
+
+
+@TORCH
+@pytest.mark.timeout(300)
+def test_digits_are_learned_as_well_as_by_one_process(cluster: TestHosts, alone: float, mpirun: str) -> None:
+    if mpirun != "mpirun.openmpi" and not FULL:
+        pytest.skip("HVLAUNCH_FULL_TESTS is not set")
+    run = job(cluster, mpirun, "-H", HOSTS, "-x", "OMP_NUM_THREADS=1", *DIGITS)
+    assert run.code(timeout=240) == 0, run.stderr
+    assert accuracy(run.stdout) > 0.95
+    assert accuracy(run.stdout) == pytest.approx(alone, abs=0.01)
+
+
+@TORCH
+@pytest.mark.timeout(300)
+def test_mpi4py_beside_torch(cluster: TestHosts, mpirun: str) -> None:
+    hosts, ranks = (HOSTS, RANKS) if FULL else ("a:1,b:1", 2)
+    program = with_mpi4py(mpirun, PROGRAMS / "mpi_and_torch.py")
+    run = job(cluster, mpirun, "-H", hosts, "-x", "OMP_NUM_THREADS=1", *program)
+    assert run.code(timeout=240) == 0, run.stderr
+    for rank in range(ranks):
+        assert re.search(
+            rf"^\[{rank}\]<stdout>: rank {rank} of {ranks} on . is right, by (Open MPI|MPICH)",
+            run.stdout,
+            re.MULTILINE,
+        )
+
+
+def test_every_ranks_environment_is_as_with_gloo(cluster: TestHosts, mpirun: str) -> None:
+    def environments(*flags: object) -> list[dict[str, str]]:
+        arguments = [*flags, "-np", 4, "-H", "a:2,b:1,c:3", "-x", "A='b c'\nd"]
+        run = Job(cluster, [*arguments, sys.executable, PROGRAMS / "dump_env.py"])
+        assert run.code() == 0, run.stderr
+        lines = re.findall(r"^\[(\d+)\]<stdout>: (\{.*\})$", run.stdout, re.MULTILINE)
+        return [json.loads(line) for _, line in sorted(lines)]
+
+    differ = re.compile(r"(.*_)?(JOB_ID|RUN_ID|TOKEN|PORT|RENDEZVOUS|RENDEZVOUS_ADDR|ERROR_FILE)")
+    ours = re.compile(
+        r"HVLAUNCH_|HOROVOD_|TORCHELASTIC_|MASTER_|[A-Z_]*RANK$|[A-Z_]*WORLD_SIZE$|[A-Z]*_SOCKET_IFNAME|A$"
+    )
+    launchers = re.compile(r"OMPI_|PMI|MPI|HVLAUNCH_SPARE")
+    gloo, mpi = environments(), environments("--mpi", "--mpirun", mpirun)
+    assert len(gloo) == len(mpi) == 4
+    for expected, found in zip(gloo, mpi, strict=True):
+        assert found["hostname"] == expected["hostname"]
+        assert found["cwd"] == expected["cwd"]
+        wanted = {name: value for name, value in expected["env"].items() if ours.match(name)}
+        got = {
+            name: value
+            for name, value in found["env"].items()
+            if ours.match(name) and not launchers.match(name)
+        }
+        assert got.keys() == wanted.keys()
+        assert {name: value for name, value in got.items() if not differ.fullmatch(name)} == {
+            name: value for name, value in wanted.items() if not differ.fullmatch(name)
+        }
+
+
+def test_the_first_failure_is_named_and_its_code_is_ours(cluster: TestHosts, mpirun: str) -> None:
+    script = "test $RANK = 3 || exec sleep 3600; echo why >&2; exit 7"
+    run = job(cluster, mpirun, "-H", "a:2,b:2", "sh", "-c", script)
+    assert run.code() == 7
+    assert "rank 3 of 4 on host b failed first" in run.stderr
+    assert "exit code 7" in run.stderr
+    assert "why" in run.stderr.partition("failed first")[2]
+    assert "3 stopped by hvlaunch (SIGTERM): ranks 0-2" in run.stderr
+
+
+def test_an_abort_by_mpi_has_its_code(cluster: TestHosts, mpirun: str) -> None:
+    # Rank 0 is done with MPI by then: in the middle of it, MPICH's might crash when it loses its launcher.
+    script = (
+        "from mpi4py import MPI; import time; w = MPI.COMM_WORLD\n"
+        "if w.rank == 1: w.recv(); w.Abort(3)\n"
+        "w.send(None, 1); time.sleep(3600)"
+    )
+    run = job(cluster, mpirun, "-H", "a:1,b:1", *with_mpi4py(mpirun, "-c", script))
+    assert run.code() == 3, run.stderr
+    assert re.search("rank 1 of 2 on host b failed first|the launcher ended its processes", run.stderr)
+
+
+def test_a_worker_that_is_killed(cluster: TestHosts, mpirun: str) -> None:
+    run = job(cluster, mpirun, "-H", "a:1,b:1", "sh", "-c", "test $RANK = 0 && kill -9 $$; exec sleep 3600")
+    assert run.code() == 137
+    assert "SIGKILL" in run.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing(cluster: TestHosts, mpirun: str, number: int) -> None:
+    run = job(
+        cluster, mpirun, "-H", "a:2,b:2", "--grace", 1, "python3", PROGRAMS / "detach.py", "--ignore-term"
+    )
+    run.saw("ready", 4).send(number)
+    assert run.code() == 128 + number
+    assert f"interrupted by {signal.Signals(number).name}" in run.stderr
+    nothing_is_left(cluster)
+
+
+def test_a_launcher_that_is_killed_takes_all_with_it(cluster: TestHosts, mpirun: str) -> None:
+    run = job(cluster, mpirun, "-H", "a:1,b:1", "--grace", 1, "python3", PROGRAMS / "detach.py")
+    run.saw("ready", 2)
+    (launcher,) = [one for one in cluster.driver.processes() if one.argv[0] == mpirun]
+    os.kill(launcher.pid, signal.SIGKILL)
+    assert run.code() != 0
+    nothing_is_left(cluster)
+
+
+def nothing_is_left(cluster: TestHosts) -> None:
+    def left() -> Sequence[Process]:
+        return [one for host in cluster for one in host.user_processes()] + cluster.driver.processes()
+
+    wait_until(lambda: not left(), "nothing is left", 20)
+
+
+def test_ps_shows_neither_secret_nor_token(cluster: TestHosts, mpirun: str) -> None:
+    report = "import os, time; print('TOKEN', os.environ['HVLAUNCH_TOKEN'], os.environ['API_KEY'], flush=True); time.sleep(3600)"
+    run = job(
+        cluster, mpirun, "-H", "a:1,b:1", "-x", f"API_KEY={SECRET}", "--verbose", "python3", "-c", report
+    )
+    run.saw(SECRET, 2)
+    token = run.stdout.split("TOKEN ")[1].split()[0]
+    for place in (cluster.driver, cluster["a"], cluster["b"]):
+        listing = place.run(["ps", "-ef", "-ww"], check=True).stdout
+        assert "hvlaunch driver" in listing  # the boot, which is on the launcher's command line
+        assert SECRET not in listing
+        assert token not in listing
+    run.interrupt()
+    assert run.code() == 130
+    assert SECRET not in run.stderr
+    assert token not in run.stderr
+
+
+def test_flags_that_reach_the_hosts(cluster: TestHosts, mpirun: str) -> None:
+    flags = ["-p", 22, "--ssh-user", "root", "--network-interfaces", "eth0", "--host-keys", "accept-new"]
+    run = job(
+        cluster, mpirun, *flags, "-H", "a:1,b:1", "sh", "-c", "echo on $(hostname) by $GLOO_SOCKET_IFNAME"
+    )
+    assert run.code() == 0, run.stderr
+    assert sorted(run.stdout.splitlines()) == ["[0]<stdout>: on a by eth0", "[1]<stdout>: on b by eth0"]
+
+
+def test_the_command_of_a_dry_run_is_ready_to_paste(cluster: TestHosts, mpirun: str) -> None:
+    script = "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT in $(pwd) $A"
+    run = job(
+        cluster, mpirun, "--dry-run", "-H", "a:2,b:1", "--cwd", "/usr", "-x", "A=b c", "sh", "-c", script
+    )
+    assert run.code() == 0, run.stderr
+    pasted = cluster.driver.run(["sh", "-c", run.stdout.splitlines()[-1]])
+    for rank, local, size in ((0, 0, 2), (1, 1, 2), (2, 0, 1)):
+        assert f"{rank} of 3, {local} of {size} at a:29500 in /usr b c" in pasted.stdout, pasted.stderr
+
+
+def test_a_host_that_is_not_there(cluster: TestHosts) -> None:
+    if shutil.which("mpirun.openmpi") is None:
+        pytest.skip("no mpirun.openmpi")
+    run = job(cluster, "mpirun.openmpi", "-H", "a:1,nosuch:1", "true")
+    assert run.code() == 69
+    assert "mpirun.openmpi: ssh: Could not resolve hostname nosuch" in run.stderr
+    assert "hosts a,nosuch: mpirun.openmpi ended with code" in run.stderr

@@ -1,0 +1,135 @@
+"""Several agents' connections as one channel, over real sockets."""
+
+import socket
+import zlib
+from contextlib import closing
+
+import pytest
+
+from hvlaunch.agent.frames import Decoder, encode
+from hvlaunch.agent.pieces import Cutter, Sieve
+from hvlaunch.mpi.channel import CrewConnection, plain
+from hvlaunch.mpi.errors import EndedByLauncher
+
+HELLO = {"type": "hello", "cwd_error": None, "trouble": None}
+
+
+class Agent:
+    """The other end of one of the crew's connections."""
+
+    def __init__(self, listener):
+        self.socket = socket.create_connection(listener.getsockname())
+        self.socket.settimeout(30)
+        self.theirs, _ = listener.accept()
+        self._cutter = Cutter()
+        self._decoder = Decoder()
+
+    def say(self, header, body=b""):
+        self.socket.sendall(b"".join(self._cutter.cut(encode(header, body))))
+
+    def program(self):
+        size = int.from_bytes(self.take(4), "big")
+        return zlib.decompress(self.take(size))
+
+    def take(self, size):
+        data = b""
+        while len(data) < size:
+            data += self.socket.recv(size - len(data))
+        return data
+
+    def hear(self):
+        while True:
+            if frames := list(self._decoder.feed(self.socket.recv(1))):
+                return frames[0]
+
+
+class Crew:
+    def __init__(self, status=None):
+        with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+            self.agents = [Agent(listener) for _ in range(2)]
+        sockets = [agent.theirs for agent in self.agents]
+        self.connection = CrewConnection("a", sockets, lambda _: status)
+        self.channel = self.connection.run("whatever")
+        self._sieve, self._decoder = Sieve(lambda _: None), Decoder()
+
+    def frames(self, count):
+        found = []
+        while len(found) < count:
+            data = self.channel.read()
+            if not data:
+                return found
+            found += self._decoder.feed(self._sieve.feed(data))
+        return found
+
+    def close(self):
+        self.channel.close()
+        for agent in self.agents:
+            agent.socket.close()
+            agent.theirs.close()
+
+
+@pytest.fixture
+def crew():
+    with closing(Crew()) as crew:
+        yield crew
+
+
+def test_each_gets_the_program_and_then_its_frames(crew):
+    assert crew.connection.local_address == crew.connection.remote_address == "127.0.0.1"
+    program = zlib.compress(b"the program")
+    crew.channel.write(program + encode({"type": "hello", "rendezvous": 7})[:10])
+    crew.channel.write(encode({"type": "hello", "rendezvous": 7})[10:] + encode({"type": "ping"}))
+    for agent, rendezvous in zip(crew.agents, (7, None), strict=True):
+        assert agent.program() == b"the program"
+        assert agent.hear() == ({"type": "hello", "rendezvous": rendezvous}, b"")
+        assert agent.hear() == ({"type": "ping"}, b"")
+
+
+def test_what_they_say_is_one_agents_words(crew):
+    first, second = crew.agents
+    second.say(HELLO)
+    first.say(HELLO)
+    output = {"type": "output", "slot": 1, "stream": "stdout"}
+    assert crew.frames(1) == [(HELLO, b"")]
+    second.say(output, b"x" * 10_000)
+    assert crew.frames(1) == [(output, b"x" * 10_000)]
+    for agent in crew.agents:
+        agent.say({"type": "bye", "left": 1})
+        agent.socket.shutdown(socket.SHUT_RDWR)
+    assert crew.frames(1) == [({"type": "bye", "left": 2}, b"")]
+    assert crew.channel.read() == b""
+    assert crew.channel.stderr() == b""
+
+
+def test_one_that_goes_without_a_word_is_the_end_of_all(crew):
+    crew.agents[1].socket.close()
+    assert crew.channel.read() == b""
+    assert crew.channel.stderr() == b"its agent of slot 1 is gone"
+
+
+def test_closing_ends_a_read(crew):
+    crew.channel.close()
+    assert crew.channel.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"), [(3, 3, ", and itself with code 3"), (None, 69, ""), (0, 69, "")]
+)
+def test_the_end_by_the_launcher_comes_behind_what_was_said_before(status, code, said):
+    with closing(Crew(status)) as crew:
+        agent = crew.agents[0]
+        output = {"type": "output", "slot": 0, "stream": "stderr"}
+        agent.say({"type": "parting", "cause": "got SIGTERM"})
+        agent.say(output, b"last words")
+        agent.say({"type": "exited", "slot": 0, "code": None, "signal": 15})
+        assert crew.frames(1) == [(output, b"last words")]
+        with pytest.raises(
+            EndedByLauncher, match=f"host a: the launcher ended its processes{said}"
+        ) as caught:
+            crew.channel.read()
+        assert caught.value.exit_code == code
+
+
+def test_addresses_of_sockets_for_both_families():
+    assert plain("::ffff:10.0.0.1") == "10.0.0.1"
+    assert plain("fd77::1") == "fd77::1"

@@ -1,0 +1,106 @@
+"""Who has come, and whose agents they are."""
+
+import socket
+import threading
+
+import pytest
+
+from hvlaunch.errors import AgentFailed, StartTimeout
+from hvlaunch.mpi.detect import Kind
+from hvlaunch.mpi.door import Member
+from hvlaunch.mpi.errors import LauncherFailed
+from hvlaunch.mpi.muster import Muster, sort_out
+
+
+def member(hostname, rank):
+    here, there = socket.socketpair()
+    there.close()
+    return Member(here, hostname, {} if rank is None else {"OMPI_COMM_WORLD_RANK": str(rank)})
+
+
+def names(found):
+    return {
+        host: [(one.hostname, one.environ["OMPI_COMM_WORLD_RANK"]) for one in members]
+        for host, members in found.items()
+    }
+
+
+def test_each_hosts_agents_in_order_of_rank():
+    members = [member("b", 2), member("a", 1), member("a", 0), member("c.example.com", 3)]
+    assert names(sort_out(members, [("a", 2), ("b", 1), ("c", 1)], Kind.OPEN_MPI)) == {
+        "a": [("a", "0"), ("a", "1")],
+        "b": [("b", "2")],
+        "c": [("c.example.com", "3")],
+    }
+
+
+def test_names_may_be_aliases():
+    found = sort_out([member("node7", 0), member("node9", 1)], [("10.0.0.7", 1), ("gpu", 1)], Kind.OPEN_MPI)
+    assert [one.hostname for members in found.values() for one in members] == ["node7", "node9"]
+
+
+@pytest.mark.parametrize(
+    ("came", "error"),
+    [
+        (
+            [("a", None), ("b", 1)],
+            "a process on a was not told its rank: none of OMPI_COMM_WORLD_RANK, PMIX_RANK",
+        ),
+        ([("a", 0), ("b", 0)], "started 2 processes, and one of them as rank 0"),
+        ([("a", 0), ("b", 2)], "as rank 2"),
+        ([("b", 0), ("a", 1)], "put the ranks of host a on host b"),
+    ],
+)
+def test_ranks_that_are_not_what_was_asked_for(came, error):
+    with pytest.raises(LauncherFailed, match=error) as caught:
+        sort_out([member(*one) for one in came], [("a", 1), ("b", 1)], Kind.OPEN_MPI)
+    assert caught.value.exit_code == 69
+
+
+def test_ranks_not_host_by_host_are_an_error_that_shows_them():
+    came = [member("a", 0), member("b", 1), member("a", 2), member("b", 3)]
+    with pytest.raises(LauncherFailed, match=r"not host by host \(0 on a, 1 on b, 2 on a, 3 on b\)"):
+        sort_out(came, [("a", 2), ("b", 2)], Kind.OPEN_MPI)
+
+
+def test_who_waits_gets_the_agents_when_the_last_has_come():
+    muster = Muster([("a", 1), ("b", 1)], Kind.OPEN_MPI)
+    found = []
+    waiting = threading.Thread(target=lambda: found.extend(muster.of("b", 30)))
+    waiting.start()
+    muster.add(member("b", 1))
+    assert not muster.is_complete
+    muster.add(member("a", 0))
+    waiting.join(30)
+    assert [one.hostname for one in found] == ["b"]
+    assert muster.is_complete
+    late = member("a", 0)
+    muster.add(late)
+    assert late.socket.fileno() == -1
+    assert found[0].socket.fileno() != -1
+    muster.close()
+    assert found[0].socket.fileno() == -1
+
+
+def test_the_end_of_the_launcher_ends_the_waiting():
+    muster = Muster([("a", 2)], Kind.OPEN_MPI)
+    early = member("a", 0)
+    muster.add(early)
+    muster.fail(LauncherFailed("mpirun ended", hint="this"))
+    with pytest.raises(AgentFailed, match="host a: mpirun ended; try: this"):
+        muster.of("a", 30)
+    assert early.socket.fileno() == -1
+
+
+def test_not_all_come_in_time():
+    muster = Muster([("a", 2)], Kind.OPEN_MPI)
+    muster.add(member("a", 0))
+    with pytest.raises(StartTimeout, match=r"within 0.01 s \(1 were\)"):
+        muster.of("a", 0.01)
+
+
+def test_wrong_ranks_end_the_waiting():
+    muster = Muster([("a", 1)], Kind.OPEN_MPI)
+    muster.add(member("a", None))
+    with pytest.raises(AgentFailed, match="was not told its rank"):
+        muster.of("a", 30)

@@ -1,0 +1,82 @@
+"""From a job to what a launcher is asked for."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hvlaunch.errors import BadUsage, NotEnoughSlots
+from hvlaunch.job import Host, JobSpec, MPIOptions, SSHOptions
+from hvlaunch.mpi.command import Request
+from hvlaunch.mpi.detect import Kind, Launcher
+from hvlaunch.mpi.request import counted, remote_python, request_of
+
+MPIRUN = Launcher(Kind.OPEN_MPI, (4, 1, 4), "mpirun.openmpi")
+
+
+def spec(*hosts, **more):
+    return JobSpec(command=("train",), hosts=hosts, cwd="/w", **more)
+
+
+def ask(job, options=None):
+    return request_of(job, options or MPIOptions(), MPIRUN, ("boot",), ("B", "A"))
+
+
+def test_only_the_hosts_in_use():
+    hosts = (Host("a", slots=2), Host("b", slots=4), Host("c", slots=2))
+    assert counted(spec(*hosts, np=3)) == (("a", 2), ("b", 1))
+    assert counted(spec(*hosts)) == (("a", 2), ("b", 4), ("c", 2))
+    assert counted(spec(Host("a"), slots_per_host=3)) == (("a", 3),)
+    with pytest.raises(NotEnoughSlots):
+        counted(spec(*hosts, np=9))
+    with pytest.raises(BadUsage, match="host a: a launcher must be told how many slots there are"):
+        counted(spec(Host("a")))
+
+
+def test_all_that_was_said():
+    job = spec(
+        Host("a", slots=2, port=7),
+        Host("b", slots=2, port=7),
+        network_interfaces=("ib0",),
+        ssh=SSHOptions(user="ml", identity=Path("/k"), config=Path("/c"), host_keys="accept-new"),
+    )
+    assert ask(job, MPIOptions(args=("--x",), binding=("--bind-to", "core"))) == Request(
+        program="mpirun.openmpi",
+        command=("boot",),
+        hosts=(("a", 2), ("b", 2)),
+        env=("A", "B"),
+        port=7,
+        user="ml",
+        identity="/k",
+        ssh_words=("-F", "/c", "-o", "StrictHostKeyChecking=accept-new"),
+        interfaces=("ib0",),
+        binding=("--bind-to", "core"),
+        extra=("--x",),
+        root=os.geteuid() == 0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "what"),
+    [
+        ({"port": 1}, {"port": 2}, r"port differs \(1, 2\)"),
+        ({"user": "x"}, {}, r"user differs \(none, x\)"),
+        ({"identity": "/k"}, {}, "identity differs"),
+    ],
+)
+def test_what_holds_for_one_host_alone_is_an_error(one, other, what):
+    with pytest.raises(BadUsage, match=what):
+        ask(spec(Host("a", slots=1, **one), Host("b", slots=1, **other)))
+    assert ask(spec(Host("a", slots=1, **one), Host("b", slots=1, **other), np=1)).hosts == (("a", 1),)
+
+
+def test_an_address_is_an_error_that_says_how_else():
+    with pytest.raises(BadUsage, match=r"HostName 10\.0\.0\.1 in ~/.ssh/config"):
+        ask(spec(Host("a", slots=1, address="10.0.0.1")))
+
+
+def test_the_interpreter():
+    assert remote_python(spec(Host("a", slots=1))) is None
+    assert remote_python(spec(Host("a", slots=1), remote_python="/p")) == "/p"
+    with pytest.raises(BadUsage, match="python differs"):
+        remote_python(spec(Host("a", slots=1, python="/q"), Host("b", slots=1), remote_python="/p"))
