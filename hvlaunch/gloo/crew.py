@@ -39,6 +39,8 @@ class Worker:
         self.is_leaving = False
         self.has_failed = False
         """Whether its end is a failure though we caused it."""
+        self.is_agents = False
+        """Whether its agent stops it on its own account, and began with that before we heard of it."""
         self.ends_by: float | None = None
         self._stopped_at: float | None = None
         self._stop_signals: set[int] = set()
@@ -84,10 +86,13 @@ class Worker:
             return False
         if self.is_leaving and event.code == 0:
             return True
-        if self._stopped_at is None or event.at < self._stopped_at:
+        if self._stopped_at is None:
             return False
         asked = self._stop_signals | {signal.SIGKILL}
-        return event.signal in asked or event.code == 0 or (event.code or 0) - 128 in asked
+        by_signal = event.signal in asked or (event.code or 0) - 128 in asked
+        if event.at < self._stopped_at:
+            return self.is_agents and by_signal
+        return by_signal or event.code == 0
 
 
 class Crew:
@@ -99,6 +104,10 @@ class Crew:
         self.size = 0
         self.starting: set[Seat] = set()
         """Those that have no place and have not asked for one."""
+        self.ending: set[Worker] = set()
+        """Those that were told to end."""
+        self.draining: set[Worker] = set()
+        """Those that are to leave at their next commit."""
         self.cooldowns: dict[Seat, Cooldown] = {}
 
     def __iter__(self) -> Iterator[Worker]:
@@ -133,9 +142,27 @@ class Crew:
         worker = self.at(seat)
         return worker if worker is not None and worker.start == start else None
 
+    def stop(self, worker: Worker, steps: Sequence[Step], now: float) -> None:
+        """Note that the worker was told to end."""
+        worker.stop(steps, now)
+        self.ending.add(worker)
+        self.starting.discard(worker.seat)
+        self.draining.discard(worker)
+
+    def drain(self, worker: Worker, until: float | None) -> None:
+        """Let the worker leave at its next commit, or then at the latest; None: it may stay."""
+        worker.drain_until = until
+        if until is None:
+            self.draining.discard(worker)
+        else:
+            self.draining.add(worker)
+
     def end(self, worker: Worker) -> None:
+        """The worker is no more."""
         del self._live[worker.host][worker.slot]
         self.starting.discard(worker.seat)
+        self.ending.discard(worker)
+        self.draining.discard(worker)
         self.size -= 1
 
     def forget_waits(self, host: str, now: float) -> None:

@@ -19,6 +19,7 @@ from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.bundle import agent_command, bundle, local_agent_command, python_candidates
 from hvlaunch.gloo.engine import Engine
+from hvlaunch.gloo.lease import Lease
 from hvlaunch.gloo.link import HostLink, Opening, Relay
 from hvlaunch.gloo.narrator import Narrator
 from hvlaunch.gloo.network import is_usable
@@ -39,8 +40,6 @@ __all__ = ["Driver", "Keys", "WaysToHosts", "by_ssh", "run"]
 
 _OUTPUT_IN_FLIGHT = 64 << 20
 _WINDOW_RANGE = (256 << 10, 4 << 20)
-_LONGEST_PULSE = 5.0
-_PULSES_PER_LEASE = 4
 
 
 def _random_word(size: int) -> str:
@@ -174,8 +173,7 @@ class Driver:
         self._files_of: int | None = None
         self.size = 0
         """How many workers the last round had."""
-        self._pulse = min(_LONGEST_PULSE, spec.lease / _PULSES_PER_LEASE)
-        self._next_pulse = self._awake_since = clock()
+        self._lease = Lease(spec.lease, clock())
         self._result: JobResult | None = None
         self._bundling = Lock()
         self._bundle = b""
@@ -203,7 +201,7 @@ class Driver:
         return self._result
 
     def _next_event(self) -> on.Event:
-        deadline = self._next_pulse
+        deadline = self._lease.deadline
         if self._engine.deadline is not None:
             deadline = min(deadline, self._engine.deadline)
         try:
@@ -227,21 +225,19 @@ class Driver:
     def _keep_alive(self) -> None:
         """Let the agents hear from us, and give up those that are silent for the lease."""
         now = self._clock()
-        if now < self._next_pulse:
+        if now < self._lease.deadline:
             return
-        if now > self._next_pulse + self._pulse:
-            self._awake_since = now  # we were stopped ourselves: what the hosts sent is still to be read
-        self._next_pulse = now + self._pulse
-        for name, link in list(self._links.items()):
-            if link.last_heard is None or link.is_closed:
-                continue
-            if now - max(link.last_heard, self._awake_since) > self._spec.lease:
-                cause = f"lost: silent for {self._spec.lease:g} s (--lease)"
-                hint = f"ping {name}: the host is down, or the network is cut"
-                self._events.put(on.HostGone(name, HostLost(cause, host=name, hint=hint)))
-                link.close()
-            else:
-                link.send({"type": "ping"})
+        links = {name: link for name, link in self._links.items() if not link.is_closed}
+        heard = {name: link.last_heard for name, link in links.items() if link.last_heard is not None}
+        is_due, silent = self._lease.look(heard, now)
+        for name in silent:
+            cause = f"lost: silent for {self._spec.lease:g} s (--lease)"
+            hint = f"ping {name}: the host is down, or the network is cut"
+            self._events.put(on.HostGone(name, HostLost(cause, host=name, hint=hint)))
+            links[name].close()
+        if is_due:
+            for name in heard.keys() - silent:
+                links[name].send({"type": "ping"})
 
     def _carry_out(self, action: do.Action) -> None:
         match action:
@@ -279,7 +275,8 @@ class Driver:
         )
 
         def post(event: on.Event) -> None:
-            if self._links.get(host.name) is link:  # else it is news of an earlier connection
+            # Else it is news of an earlier connection, or of one that we have given up.
+            if self._links.get(host.name) is link and not link.is_closed:
                 self._events.put(event)
 
         link = HostLink(host, opening, post, self._printer, self._clock)

@@ -17,7 +17,7 @@ from hvlaunch.gloo.health import Health
 from hvlaunch.gloo.host_errors import no_directory, no_start, stuck
 from hvlaunch.gloo.membership import Membership
 from hvlaunch.gloo.network import LOOPBACK
-from hvlaunch.gloo.outcome import group_state, outcome
+from hvlaunch.gloo.outcome import final_state, group_state, outcome
 from hvlaunch.gloo.policy import AT_ONCE, Ending, Policy, gently, one_error
 from hvlaunch.gloo.pool import Link, Pool, PoolHost
 from hvlaunch.gloo.round import RoundState
@@ -64,12 +64,15 @@ class Engine:
         self._is_pool_known = spec.elastic is None or not spec.elastic.discovers
         self._discovery_error = ""
         self._has_released = False
+        self._final: str | None = None
         self._group: tuple[str, int | None] = ("", None)
         self.phase = Phase.CONNECTING
         self.deadline: float | None = None
 
     def handle(self, event: on.Event, now: float) -> list[Action]:
         """What to do about `event` at `now` (seconds of the driver's clock)."""
+        if isinstance(event, on.WorkerBeat | on.WorkerStarted):
+            return self._life_sign(event, now)
         wanted = self._handle(event, now)
         if self.deadline is not None and now >= self.deadline:
             wanted += self._tick(now)
@@ -86,12 +89,10 @@ class Engine:
                 return self._interrupt(number, now)
             case on.UserSignal(number):
                 return [do.Signal(host, number) for host in self._hosts_with_workers()]
-            case on.WorkerBeat() | on.WorkerAsked() | on.WorkerSuspended():
+            case on.WorkerAsked() | on.WorkerSuspended():
                 return self._worker_event(event, now)
             case on.WorkerExited() | on.WorkerNotStarted():
                 return self._worker_ended(event, now)
-            case on.WorkerStarted():
-                return []
             case on.Began() | on.HostsDiscovered() | on.DiscoveryFailed():
                 return self._pool_event(event, now)
             case on.MasterPort(name, port):
@@ -174,7 +175,7 @@ class Engine:
                 said = self._no_rendezvous(name, address, tried)
                 return said + self._membership.reached(name, now) + self._proceed(now)
             case on.HostProbed(name, target, address):
-                return self._membership.found(name, target, address, now) + self._proceed(now)
+                return self._membership.found(name, target, address, now) + self._proceed(now, is_minor=True)
             case on.HostFailed(_, error) | on.HostGone(_, error):
                 return self._host_failed(host, error, now)
             case on.HostParting(_, error) if host.link is Link.READY and not host.is_parting:
@@ -243,6 +244,7 @@ class Engine:
         self._pool.errors[host.name] = error
         if self.phase in _AT_WORK:
             return self._policy.host_lost(host, error, now) + self._proceed(now)
+        self._policy.agent_ends(host.name, now)
         return [do.Say(str(error), error=True)]
 
     def _start_timed_out(self, host: PoolHost, now: float) -> list[Action]:
@@ -253,41 +255,45 @@ class Engine:
 
     # Workers
 
-    def _worker_event(
-        self, event: on.WorkerBeat | on.WorkerAsked | on.WorkerSuspended, now: float
-    ) -> list[Action]:
+    def _life_sign(self, event: on.WorkerBeat | on.WorkerStarted, now: float) -> list[Action]:
+        """There are thousands of these, and nothing is to be done about them."""
+        if isinstance(event, on.WorkerBeat) and self._health is not None and self.phase in _AT_WORK:
+            worker = self._membership.crew.find((event.host, event.slot), event.start)
+            if worker is not None:
+                due = self._health.beat(worker, event.commit, now, is_last=event.is_last)
+                self.deadline = due if self.deadline is None else min(self.deadline, due)
+        return []
+
+    def _worker_event(self, event: on.WorkerAsked | on.WorkerSuspended, now: float) -> list[Action]:
         worker = self._membership.crew.find((event.host, event.slot), event.start)
-        if worker is None or self._health is None or self.phase not in _WITH_WORKERS:
+        if worker is None or self._health is None or self.phase not in _WITH_WORKERS or worker.is_ending:
             return []
         if isinstance(event, on.WorkerSuspended):
-            return (
-                [] if worker.is_ending else self._policy.hangs(worker, "is stopped", now) + self._proceed(now)
-            )
-        is_last = isinstance(event, on.WorkerBeat) and event.is_last
-        self._health.beat(worker, event.commit, now, is_last=is_last)
-        if isinstance(event, on.WorkerBeat) or worker.is_ending:
-            return []
-        return self._policy.asked(worker, event, now) + self._proceed(now)
+            return self._policy.hangs(worker, "is stopped", now) + self._proceed(now)
+        self._health.beat(worker, event.commit, now)
+        wanted = self._policy.asked(worker, event, now)
+        return wanted if self._membership.awaits_more else wanted + self._proceed(now)
 
     def _worker_ended(self, event: on.WorkerExited | on.WorkerNotStarted, now: float) -> list[Action]:
         worker = self._membership.crew.find((event.host, event.slot), event.start)
         if worker is None or worker.born != event.round or self.phase not in _WITH_WORKERS:
             return []
         if self.phase is Phase.RUNNING:
-            return self._policy.worker_ended(worker, event, now) + self._proceed(now)
+            wanted = self._policy.worker_ended(worker, event, now)
+            return wanted if self._membership.awaits_ends and not wanted else wanted + self._proceed(now)
         self._policy.record_end(worker, event, now)
         return self._close_if_over(now)
 
     # What follows
 
-    def _proceed(self, now: float) -> list[Action]:
-        """Whatever has to be done as things stand."""
+    def _proceed(self, now: float, *, is_minor: bool = False) -> list[Action]:
+        """Whatever has to be done as things stand; when `is_minor`, hosts and workers are what they were."""
         if self.phase not in _AT_WORK:
             return self._close_if_over(now) + self._finish_if_closed()
         wanted: list[Action] = []
         while True:
             if self._policy.ending is None and not self._policy.is_done:
-                wanted += self._advance(now)
+                wanted += self._advance(now, is_minor=is_minor)
             problem = self._membership.problem
             if problem is None:
                 break
@@ -299,7 +305,7 @@ class Engine:
             self.phase = Phase.FINISHING
         return wanted + self._close_if_over(now)
 
-    def _advance(self, now: float) -> list[Action]:
+    def _advance(self, now: float, *, is_minor: bool) -> list[Action]:
         """Towards the next round."""
         if self._elastic is None:
             if self._pool.errors and not self._pool.connecting and not self._membership.has_begun:
@@ -308,12 +314,14 @@ class Engine:
             return self._membership.settle(now) + self._note_start(now)
         if not self._is_pool_known:
             return []
-        wanted = self._policy.drain(now) + self._membership.settle(now) + self._note_start(now)
+        wanted = [] if is_minor else self._policy.drain(now)
+        wanted += self._membership.settle(now) + self._note_start(now)
         current = self._membership.round
         if current is not None and current.state is RoundState.CHANGING and not self._membership.is_asking:
             wanted += self._policy.stop_round(now)
-        wanted += self._membership.fill(now) + self._tend_pool(now)
-        self._policy.find_hopeless()
+        if not is_minor:
+            wanted += self._membership.fill(now) + self._tend_pool(now)
+            self._policy.find_hopeless()
         return wanted
 
     def _note_start(self, now: float) -> list[Action]:
@@ -350,7 +358,7 @@ class Engine:
         hosts = self._hosts_with_workers()
         self.phase = Phase.STOPPING
         for worker in self._membership.crew:
-            worker.stop(steps, now)
+            self._membership.crew.stop(worker, steps, now)
         return [do.Stop(host, steps) for host in hosts]
 
     def _interrupt(self, number: int, now: float) -> list[Action]:
@@ -387,6 +395,7 @@ class Engine:
         """Let go of every host; those that never got ready are just dropped."""
         self._ended_at = now
         self.phase = Phase.CLOSING
+        self._final = final_state(self._result())
         strangers = [name for name in sorted(self._pool.open) if name in self._pool.connecting]
         dropped: list[Action] = [do.Abandon(name) for name in strangers]
         for name in strangers:
@@ -464,7 +473,8 @@ class Engine:
         if self.phase in _AT_WORK:
             found += self._membership.deadlines(now)
         if self._health is not None:
-            found += self._health.end_deadlines()
+            ends = self._health.end_deadline(now)
+            found += [] if ends is None else [ends]
             if self.phase in _AT_WORK:
                 found += self._health.deadlines()
         return min(found, default=None)
@@ -479,8 +489,4 @@ class Engine:
             wanted.insert(len(wanted) - is_over, do.GroupState(*state))
 
     def _state(self) -> str:
-        if self.phase not in (Phase.CLOSING, Phase.DONE):
-            return group_state(self._membership.round, has_workers=bool(self._membership.crew.size))
-        if self._interrupted is not None:
-            return "STOPPED"
-        return "SUCCEEDED" if self._result().exit_code == 0 else "FAILED"
+        return self._final or group_state(self._membership.round, has_workers=self._membership.crew.size > 0)

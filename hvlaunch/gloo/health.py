@@ -10,6 +10,7 @@ from hvlaunch.job import ElasticOptions
 __all__ = ["Health"]
 
 _CHECKS_PER_TIMEOUT = 8
+_END_CHECK = 5.0
 _LATE = 1.0
 """Seconds after which a check that comes late means that this process was stopped itself."""
 
@@ -21,9 +22,10 @@ class Health:
         self._options = options
         self._membership = membership
         self._next_check: float | None = None
+        self._next_end_check: float | None = None
 
-    def beat(self, worker: Worker, commit: int, now: float, *, is_last: bool = False) -> None:
-        """The worker lives; after its last beat nobody expects another."""
+    def beat(self, worker: Worker, commit: int, now: float, *, is_last: bool = False) -> float:
+        """The worker lives; after its last beat nobody expects another. When to look after those that may not."""
         worker.beat_at = None if is_last else now
         current = self._membership.round
         if commit > worker.commit:
@@ -32,6 +34,7 @@ class Health:
                 current.committed(commit, now)
         if self._next_check is None:
             self._next_check = now + self._options.worker_timeout / _CHECKS_PER_TIMEOUT
+        return self._next_check
 
     def silent(self, now: float) -> list[Worker]:
         """Those that were not heard of for --worker-timeout, and had been before."""
@@ -64,7 +67,8 @@ class Health:
 
     def stuck(self, now: float) -> set[str]:
         """Hosts where workers do not end, whatever they are sent."""
-        return {one.host for one in self._membership.crew if one.ends_by is not None and now >= one.ends_by}
+        ending = self._membership.crew.ending
+        return {one.host for one in ending if one.ends_by is not None and now >= one.ends_by}
 
     def deadlines(self) -> Iterator[float]:
         """When to look again, while there are rounds."""
@@ -76,10 +80,14 @@ class Health:
                 yield current.leave_by
             if self._options.commit_timeout is not None and self._may_lack_commits(current):
                 yield current.commit_at + self._options.commit_timeout
-        for worker in self._membership.crew:
-            if worker.drain_until is not None and not worker.is_ending:
+        for worker in self._membership.crew.draining:
+            if worker.drain_until is not None:
                 yield worker.drain_until
 
-    def end_deadlines(self) -> Iterator[float]:
-        """When workers that were told to end must have ended."""
-        return (one.ends_by for one in self._membership.crew if one.ends_by is not None)
+    def end_deadline(self, now: float) -> float | None:
+        """When to look for workers that were told to end, and should have."""
+        if not self._membership.crew.ending:
+            self._next_end_check = None
+        elif self._next_end_check is None or self._next_end_check <= now:
+            self._next_end_check = now + _END_CHECK
+        return self._next_end_check

@@ -2,9 +2,18 @@
 
 from collections.abc import Mapping
 
+from hvlaunch.gloo.actions import Action, Say
 from hvlaunch.gloo.events import HostFacts
 
-__all__ = ["shared_machines"]
+__all__ = ["say_shared", "shared_machines"]
+
+
+def say_shared(facts: Mapping[str, HostFacts]) -> list[Action]:
+    """Tell the user of them."""
+    return [
+        Say(f"hosts {', '.join(names)} are one machine, and each uses all of its slots there")
+        for names in shared_machines(facts)
+    ]
 
 
 def shared_machines(facts: Mapping[str, HostFacts]) -> list[list[str]]:

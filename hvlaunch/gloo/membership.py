@@ -9,7 +9,7 @@ from hvlaunch.gloo.actions import Action
 from hvlaunch.gloo.choice import hand_over, seated
 from hvlaunch.gloo.crew import Crew, Worker
 from hvlaunch.gloo.early import EarlyStart
-from hvlaunch.gloo.machines import shared_machines
+from hvlaunch.gloo.machines import say_shared
 from hvlaunch.gloo.network import LOOPBACK
 from hvlaunch.gloo.pool import Pool, PoolHost
 from hvlaunch.gloo.round import Round, RoundState
@@ -67,6 +67,19 @@ class Membership:
     def has_begun(self) -> bool:
         """Whether all workers of the first round were started."""
         return self.round is not None and self._early is None
+
+    @property
+    def awaits_more(self) -> bool:
+        """Whether there can be no round before other workers have asked too, or some time has passed."""
+        if self.round is not None:
+            return bool(self.round.staying) and self.round.state is not RoundState.RUNNING
+        others = self.crew.size - len(self.crew.starting)
+        return self._patience is not None and bool(self.crew.starting) and others < self.most
+
+    @property
+    def awaits_ends(self) -> bool:
+        """Whether workers that never ask have to end before there can be another round."""
+        return not self.is_asking and self.crew.size > 0 and not self._is_running and self._early is None
 
     # What the engine tells
 
@@ -189,7 +202,9 @@ class Membership:
             if self._plan is None:
                 return self._wait_for_more(now)
             facts = {host.name: host.facts for host in self._plan.hosts if host.facts is not None}
-            wanted += self._say_shared() + self.wiring.want(facts, now)
+            if self.round is None and not self.is_asking:
+                wanted += say_shared(facts)
+            wanted += self.wiring.want(facts, now)
         plan = self._plan
         if not self.wiring.is_settled(now, others=not plan.unreached):
             return wanted
@@ -209,8 +224,7 @@ class Membership:
     def _plan_for(self, hosts: Iterable[PoolHost], places: dict[Seat, Placement]) -> _Plan:
         names = dict.fromkeys(host for host, _ in places)
         used = [host for host in hosts if host.name in names]
-        unreached = {host.name for host in used if not host.has_tried_rendezvous}
-        return _Plan(used, places, unreached)
+        return _Plan(used, places, {host.name for host in used if not host.has_tried_rendezvous})
 
     def _choose_all(self, now: float) -> _Plan | None:
         """A static job's only round: every host must have got ready."""
@@ -268,6 +282,11 @@ class Membership:
         self._patience = self._patience or now + _FIRST_PATIENCE
         return not self.crew.starting or now >= self._patience
 
+    @property
+    def _is_beginning(self) -> bool:
+        """Whether hosts that the job begins with have yet to get ready, for which they have a time of their own."""
+        return self.round is None and self._pool.has_newcomers
+
     def _wait_for_more(self, now: float) -> list[Action]:
         """There are too few for a round."""
         if self._elastic is None:
@@ -276,25 +295,12 @@ class Membership:
         seconds = self._elastic.elastic_timeout
         if self._short_since is None:
             self._short_since = now
-            if self.round is not None and slots < self.least:
-                return [
-                    do.Say(
-                        f"waiting for {self.least} slots (--min-np), for {seconds:g} s at most: there are {slots}"
-                    )
-                ]
-        elif now >= self._short_since + seconds:
+            text = f"waiting for {self.least} slots (--min-np), for {seconds:g} s at most: there are {slots}"
+            return [do.Say(text)] if self.round is not None and slots < self.least else []
+        if now >= self._short_since + seconds and not self._is_beginning:
             why = "".join(f"\n{error}" for error in self._pool.failures)
             self.problem = NotEnoughSlotsInTime(self.least, slots, seconds, why)
         return []
-
-    def _say_shared(self) -> list[Action]:
-        if self.round is not None or self.is_asking:
-            return []
-        facts = {host.name: host.facts for host in self._plan.hosts if host.facts} if self._plan else {}
-        return [
-            do.Say(f"hosts {', '.join(names)} are one machine, and each uses all of its slots there")
-            for names in shared_machines(facts)
-        ]
 
     # Its beginning
 
@@ -335,7 +341,8 @@ class Membership:
             starts += self._launch(host, slots, places, self._network(host, port), current.number, now)
         where = f"{self._network(first, port).master_addr}:{port}"
         text = f"starting {len(plan.places)} workers on {len(plan.hosts)} hosts; rank 0 is at {where}"
-        return [do.Say(text, detail=current.number == 0), *starts]
+        again = f"round {current.number}: " if current.number else ""
+        return [do.Say(again + text, detail=not again), *starts]
 
     def _start_early(self, name: str, now: float) -> list[Action]:
         """Start a host's workers while other hosts still connect, if nothing that they need to know can change."""
@@ -387,10 +394,9 @@ class Membership:
             worker.rank = plan.places[worker.seat].rank
             self.crew.cooldowns.pop(worker.seat, None)
         networks = {host.name: self._network(host, 0) for host in plan.hosts}
-        text = f"round {current.number}: {len(workers)} workers on {len(plan.hosts)} hosts"
-        said = do.Say(f"{text} ({current.cause})" if current.cause else text)
+        cause = f" ({current.cause})" if current.cause else ""
         return [
-            said,
+            do.Say(f"round {current.number}: {len(workers)} workers on {len(plan.hosts)} hosts{cause}"),
             *(
                 do.Place(
                     worker.host,
@@ -479,13 +485,13 @@ class Membership:
     def deadlines(self, now: float) -> list[float]:
         """When settle() has to be called again, if nothing happens."""
         found = [] if self._patience is None or self._patience <= now else [self._patience]
-        if self._elastic is not None:
-            found += [host.cooldown.until for host in self._pool if host.listed and host.cooldown.holds(now)]
+        found += self._pool.wake_ups(now)
         if self.is_asking:
             found += [resting.until for resting in self.crew.cooldowns.values() if resting.holds(now)]
         if self._plan is not None and self.wiring.deadline is not None and self.wiring.deadline > now:
             found.append(self.wiring.deadline)
-        if self._short_since is not None and self._plan is None and self._elastic is not None:
+        may_end = not self._is_beginning and self._plan is None
+        if may_end and self._short_since is not None and self._elastic is not None:
             found.append(self._short_since + self._elastic.elastic_timeout)
         return found
 

@@ -1,28 +1,31 @@
 """How a job ended, or how its workers are meanwhile. Pure."""
 
+from hvlaunch.errors import GaveUp
 from hvlaunch.gloo.policy import Ending
 from hvlaunch.gloo.round import Round, RoundState
 from hvlaunch.job import JobResult
 
-__all__ = ["group_state", "outcome"]
+__all__ = ["final_state", "group_state", "outcome"]
 
 
 def outcome(ending: Ending, last: Round | None, interrupted: int | None, ended_at: float) -> JobResult:
     """The result of a job whose last round, if there was any, is `last`. `interrupted` is a signal's number."""
-    failure = None
+    failed = (last.first_failure if last is not None else None) or ending.failure
+    error = ending.error
+    if error is None and failed is None and ending.why is not None:
+        error = GaveUp(ending.why)
     if interrupted is not None:
-        code = 128 + interrupted
-    elif ending.error is not None:
-        code = ending.error.exit_code  # workers that failed then lost their peers: no causes
+        code, failure = 128 + interrupted, None
+    elif error is not None:
+        code, failure = error.exit_code, None  # workers that failed then lost their peers: no causes
     else:
-        failure = (last.first_failure if last is not None else None) or ending.failure
-        code = failure.exit_code if failure is not None else 0
+        code, failure = failed.exit_code if failed is not None else 0, failed
     return JobResult(
         exit_code=code,
         elapsed=ended_at - last.started_at if last is not None else 0.0,
         exits=tuple(last.exits[rank] for rank in sorted(last.exits)) if last is not None else (),
         failure=failure,
-        error=ending.error,
+        error=error,
         interrupted=interrupted,
     )
 
@@ -36,3 +39,10 @@ def group_state(current: Round | None, *, has_workers: bool) -> str:
     if current.state is not RoundState.BROKEN:
         return "HEALTHY"
     return "UNKNOWN" if current.is_unknown else "UNHEALTHY"
+
+
+def final_state(result: JobResult) -> str:
+    """The same, when the job has ended."""
+    if result.interrupted is not None:
+        return "STOPPED"
+    return "SUCCEEDED" if result.exit_code == 0 else "FAILED"

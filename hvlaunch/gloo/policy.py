@@ -144,6 +144,10 @@ class Policy:
         failed: list[Action] = []
         if self._membership.is_member(worker):
             failed = self._fail(text, now, host=worker.host)
+        if self.ending is not None and self.ending.error is None and self._round is not None:
+            when = now - self._round.started_at  # its host may be gone before its end is heard of
+            killed = WorkerExit(rank=worker.rank, host=worker.host, signal=signal.SIGKILL, when=when)
+            self.ending = self.ending._replace(failure=killed)
         return [do.Say(f"{text}: it is killed"), *failed, *self.stop([worker], AT_ONCE, now)]
 
     def no_commit(self, now: float) -> list[Action]:
@@ -156,8 +160,7 @@ class Policy:
         by_host: dict[str, list[int]] = {}
         for worker in workers:
             by_host.setdefault(worker.host, []).append(worker.slot)
-            worker.stop(steps, now)
-            self._crew.starting.discard(worker.seat)
+            self._crew.stop(worker, steps, now)
             if self._membership.is_asking and self._round is not None and self._membership.is_member(worker):
                 self._round.staying.discard(worker.seat)
         return [do.Stop(host, steps, slots) for host, slots in by_host.items()]
@@ -251,7 +254,7 @@ class Policy:
     def set_aside(self, host: PoolHost, why: str, now: float) -> list[Action]:
         """Use the host no more until its cool-down is over."""
         bounds = None if self._elastic is None else self._elastic.cooldown
-        seconds = host.cooldown.begin(now, bounds)
+        seconds = self._pool.leave_alone(host, now, bounds)
         host.strikes = _STRIKES - 1  # one more when it is back, and it is left alone for longer
         self._crew.forget_waits(host.name, now)
         self._membership.changed()
@@ -267,7 +270,7 @@ class Policy:
         bounds = self._elastic.cooldown
         if bounds is None and self._elastic.discovers:
             bounds = _CONNECT_COOLDOWN
-        seconds = host.cooldown.begin(now, bounds)
+        seconds = self._pool.leave_alone(host, now, bounds)
         again = "" if host.cooldown.is_for_good else f"; it is tried again in {seconds:g} s"
         return [do.Say(f"{error}{again}")]
 
@@ -277,10 +280,17 @@ class Policy:
         members = [one for one in workers if self._membership.is_member(one)]
         if not host.is_parting:
             self._crew.lose(host.name)
+        self.agent_ends(host.name, now)
         said = self.set_aside(host, error.cause, now)[:1] if self._elastic is not None else []
         self._membership.lost(host.name, members)
         failed = self._fail(f"host {host.name}: {error.cause}", now, error=error) if members else []
         return said + failed
+
+    def agent_ends(self, host: str, now: float) -> None:
+        """Note that the host's agent ends its workers on its own account."""
+        for worker in self._crew.on(host):
+            worker.is_agents = True
+            self._crew.stop(worker, gently(self._spec.grace), now)
 
     def blame(self, problem: HvlaunchError, now: float) -> list[Action]:
         """Hosts can't work together: one of them is left alone, or the job ends."""
@@ -304,11 +314,12 @@ class Policy:
         survivors = None
         for worker in list(self._crew):
             if worker.is_ending or self._membership.is_wanted(worker, now):
-                worker.drain_until = None
+                if worker.drain_until is not None:
+                    self._crew.drain(worker, None)
                 continue
             if worker.drain_until is None:
-                worker.drain_until = now + self._elastic.drain_timeout
-            is_due = now >= worker.drain_until
+                self._crew.drain(worker, now + self._elastic.drain_timeout)
+            is_due = worker.drain_until is not None and now >= worker.drain_until
             why = f"host {worker.host} has left the pool, or has fewer slots"
             if worker.is_waiting:
                 if survivors is None:

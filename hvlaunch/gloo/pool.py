@@ -67,6 +67,7 @@ class Pool:
         """When each must be closed."""
         self.open: set[str] = set()
         """All that are connected, or are to be."""
+        self._resting: set[PoolHost] = set()
         self.errors: dict[str, HostError] = {}
         """Why hosts failed, the last time that they did; nothing of those that are ready again."""
 
@@ -125,9 +126,24 @@ class Pool:
         self.open.discard(host.name)
 
     @property
+    def has_newcomers(self) -> bool:
+        """Whether any host is being connected that has never failed."""
+        return any(not self._hosts[name].cooldown.count for name in self.connecting)
+
+    @property
     def failures(self) -> list[HostError]:
         """Of the hosts that are listed, in their order."""
         return [self.errors[host.name] for host in self if host.listed and host.name in self.errors]
+
+    def leave_alone(self, host: PoolHost, now: float, bounds: tuple[float, float] | None) -> float:
+        """Begin the host's cool-down; for how many seconds."""
+        self._resting.add(host)
+        return host.cooldown.begin(now, bounds)
+
+    def wake_ups(self, now: float) -> list[float]:
+        """When cool-downs are over."""
+        self._resting = {host for host in self._resting if host.cooldown.holds(now)}
+        return [host.cooldown.until for host in self._resting if host.listed]
 
     def late(self, dues: dict[str, float], now: float) -> list[PoolHost]:
         """Those of `connecting` or `closing` whose time is over."""

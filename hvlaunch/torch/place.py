@@ -23,6 +23,8 @@ class Place:
     """A name that the workers of one host have in common, and no others have."""
     launcher: str
     """As users call it; "" where there is none."""
+    slot: int | None = None
+    """Its place on the host for as long as it lives, where its local rank may change from round to round."""
     round: int = 0
     master_addr: str | None = None
     """Rank 0's host, as this host reaches it."""

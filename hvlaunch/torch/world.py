@@ -96,17 +96,18 @@ class World:
 
 
 def choose_device(place: Place, backend: str) -> torch.device:
-    """The GPU of this local rank, or the only one that it sees; the processor where there is no CUDA.
+    """The GPU of this slot or local rank, or the only one that it sees; the processor where there is no CUDA.
 
     Raises TooFewGPUs where the backend is NCCL and there is none for this worker.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if place.local_rank < gpus:
-        return torch.device("cuda", place.local_rank)
+    own = place.local_rank if place.slot is None else place.slot
+    if own < gpus:
+        return torch.device("cuda", own)
     if gpus == 1:  # a launcher that shows each worker a GPU of its own
         return torch.device("cuda", 0)
     if "nccl" in backend:
-        raise TooFewGPUs(place.local_rank, gpus, host=place.host)
+        raise TooFewGPUs(own, gpus, host=place.host)
     return torch.device("cpu")
 
 

@@ -71,6 +71,8 @@ class SimHost:
     agent: int = 0
     """Counts the connections."""
     heard_until: float = 0.0
+    refusals: int = 0
+    """How many workers will not be started."""
     processes: list[Process] = field(default_factory=list)
     unlisted_since: float | None = None
     had: int = 0
@@ -115,6 +117,11 @@ class ElasticWorld:
         self.changing: set[int] = set()
         self.faults: list[str] = []
         self.faults_detail = ""
+        self.kills_while_placing = 0
+        self.asleep_until = 0.0
+        self.is_catching_up = False
+        """Whether the driver has yet to read what is long true."""
+        self._missed: list[tuple[on.Event, SimHost | None, int]] = []
         self.codes: set[int] = set()
         """With which workers failed, of themselves or by a fault."""
         self.ended_well = 0
@@ -173,7 +180,7 @@ class ElasticWorld:
     def _step(self) -> None:
         deadline = self.engine.deadline
         due = self._queue[0][0] if self._queue else None
-        if deadline is not None and (due is None or deadline <= due):
+        if deadline is not None and self.now >= self.asleep_until and (due is None or deadline <= due):
             assert deadline > self.now or self._ticks < 5, "the engine wants ticks without end"
             self._ticks = self._ticks + 1 if deadline <= self.now else 0
             self.now = max(self.now, deadline)
@@ -188,6 +195,10 @@ class ElasticWorld:
     def tell(self, event: on.Event) -> None:
         if self.result is not None:
             return
+        if self.now < self.asleep_until:
+            host = self.hosts.get(getattr(event, "host", ""))
+            self._missed.append((event, host, host.agent if host is not None else 0))
+            return
         quiet = isinstance(event, on.WorkerBeat | on.Tick | on.HostProbed | on.RendezvousReached)
         wanted = self.engine.handle(event, self.now)
         if wanted or not quiet:
@@ -197,6 +208,15 @@ class ElasticWorld:
             self.history.append(f"        -> {action}")
             self._carry_out(action)
         self.invariants.after()
+
+    def wake_up(self) -> None:
+        """Read what came while the driver was stopped."""
+        missed, self._missed = self._missed, []
+        self.is_catching_up = True
+        for event, host, agent in missed:
+            if host is None or host.agent == agent:  # else it is news of an earlier connection
+                self.tell(event)
+        self.is_catching_up = False
 
     def _carry_out(self, action: do.Action) -> None:
         assert self.result is None, f"{action} after Finish"
@@ -230,7 +250,7 @@ class ElasticWorld:
 
     # Hosts
 
-    def _hear(self, host: SimHost, event: on.Event) -> None:
+    def hear(self, host: SimHost, event: on.Event) -> None:
         """The agent's frames come in order, as long as the connection lasts."""
         agent = host.agent
         host.heard_until = max(host.heard_until, self.now + self.delay())
@@ -275,8 +295,8 @@ class ElasticWorld:
                 peer_address=f"10.0.0.{host.number}",
             )
             self.tell(on.HostConnected(host.name))
-            self._hear(host, on.HostReady(host.name, facts))
-            self._hear(host, on.RendezvousReached(host.name, "10.0.0.100"))
+            self.hear(host, on.HostReady(host.name, facts))
+            self.hear(host, on.RendezvousReached(host.name, "10.0.0.100"))
 
         self.at(12.0 if host.is_slow else 0.1 + self.delay(), connected)
 
@@ -284,18 +304,20 @@ class ElasticWorld:
         assert target.name != host.name
         if target.reachable:
             for address in addresses:
-                self._hear(host, on.HostProbed(host.name, target.name, address))
-        self._hear(host, on.HostProbed(host.name, target.name, None))
+                self.hear(host, on.HostProbed(host.name, target.name, address))
+        self.hear(host, on.HostProbed(host.name, target.name, None))
 
     def _release(self, host: SimHost) -> None:
+        if host.link == "closing" or (self.is_catching_up and host.link == "none"):
+            return
         assert host.link == "ready", f"{host.name} was released and is {host.link}"
         if host.reachable:
             self.all_die(host)
         host.link = "closing"
-        self._hear(host, on.HostClosed(host.name))
+        self.hear(host, on.HostClosed(host.name))
 
     def _abandon(self, host: SimHost) -> None:
-        assert host.link != "none", f"{host.name} was abandoned and has no connection"
+        assert host.link != "none" or self.is_catching_up, f"{host.name} was abandoned and has no connection"
         host.link = "none"
         agent = host.agent
         self.at(LEASE, lambda: self.all_die(host, agent))
@@ -323,6 +345,11 @@ class ElasticWorld:
             return
         new = []
         for place, slot, count in zip(start.places, start.slots, start.starts, strict=True):
+            if host.refusals:
+                host.refusals -= 1
+                refused = on.WorkerNotStarted(host.name, start.round, slot, 127, "no such command", count)
+                self.hear(host, refused)
+                continue
             one = Process(host, slot, count, start.round, host.agent)
             if self.kind == "unmodified":
                 one.place, one.round = place, start.round
@@ -332,7 +359,7 @@ class ElasticWorld:
             self.at((20.0 if host.is_slow else 0.5) + self.delay(2), lambda one=one: self._imported(one))  # type: ignore[misc]
             self.at(BEAT, lambda one=one: self._beat(one))  # type: ignore[misc]
         for one in new:
-            self._hear(host, on.WorkerStarted(host.name, start.round, one.slot, 1, one.start))
+            self.hear(host, on.WorkerStarted(host.name, start.round, one.slot, 1, one.start))
 
     def _imported(self, one: Process) -> None:
         if not one.live or one.is_silent:
@@ -406,6 +433,9 @@ class ElasticWorld:
                     self._leave(one, action.round)
 
         self._when_told(action.host, action.slot, action.start, told)
+        if self.kills_while_placing:
+            self.kills_while_placing -= 1
+            self.end(one, None, signal.SIGKILL)
 
     def _arrived(self, number: int) -> None:
         """When all are there, they take the newest state and train."""
@@ -469,7 +499,7 @@ class ElasticWorld:
             return
         one.live = False
         one.host.processes.remove(one)
-        self._hear(
+        self.hear(
             one.host,
             on.WorkerExited(one.host.name, one.born, one.slot, code, number, self.now, start=one.start),
         )

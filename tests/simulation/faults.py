@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hvlaunch.errors import HostLost
 from hvlaunch.gloo import events as on
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ HEALED = 50.0
 
 def plan_faults(world: "ElasticWorld") -> None:
     """Choose the faults, and when they come; everything is healed in the end."""
-    kinds = [kill, kill, fail, hang, stick, lose_agent, power_off, cut, spoil, slow]
+    kinds = [kill, kill, fail, hang, stick, lose_agent, part, power_off, cut, spoil, slow]
+    kinds += [kill_while_placing, fall_asleep, refuse_start]
     if world.options.discovers:
         kinds += [remove, add, resize, reorder, flap, empty, fail_discovery]
     for _ in range(world.random.randint(0, MOST)):
@@ -74,8 +76,8 @@ def hang(world: "ElasticWorld") -> bool:
     world.codes.add(128 + signal.SIGKILL)
 
     def told() -> None:
-        if one.live and one.host.reachable:
-            world.tell(on.WorkerSuspended(one.host.name, one.born, one.slot, one.start))
+        if one.live and one.host.agent == one.agent:
+            world.hear(one.host, on.WorkerSuspended(one.host.name, one.born, one.slot, one.start))
 
     if world.kind == "unmodified" or one.last_round < 0 or world.random.random() < 0.5:
         world.at(world.options.worker_timeout, told)
@@ -96,6 +98,50 @@ def lose_agent(world: "ElasticWorld") -> bool:
     world.all_die(host)
     agent = host.agent
     world.at(world.delay(), lambda: world.gone(host, agent))
+    return True
+
+
+def part(world: "ElasticWorld") -> bool:
+    """Somebody ends the agent; it stops its workers, tells of it, and closes."""
+    host = a_host(world)
+    if host.link != "ready" or not host.reachable:
+        return False
+    agent = host.agent
+    world.hear(host, on.HostParting(host.name, HostLost("lost: got SIGTERM", host=host.name)))
+    for one in list(host.processes):
+        if one.agent == agent:
+            world.at(world.delay(), lambda one=one: world.end(one, None, signal.SIGTERM))  # type: ignore[misc]
+
+    def close() -> None:
+        if host.agent == agent and host.link == "ready":
+            host.link = "closing"
+            world.hear(host, on.HostClosed(host.name))
+
+    world.at(3.0, close)
+    return True
+
+
+def kill_while_placing(world: "ElasticWorld") -> bool:
+    """The next round loses a worker before it has heard of its place."""
+    world.faults_detail = ""
+    world.kills_while_placing += 1
+    world.codes.add(128 + signal.SIGKILL)
+    return True
+
+
+def fall_asleep(world: "ElasticWorld") -> bool:
+    """This process is stopped for a while, and finds all that has happened when it wakes up."""
+    world.faults_detail = ""
+    world.asleep_until = world.now + world.random.choice([3.0, 30.0])
+    world.at(world.asleep_until - world.now, world.wake_up)
+    return True
+
+
+def refuse_start(world: "ElasticWorld") -> bool:
+    """The command is not there for a moment."""
+    host = a_host(world)
+    host.refusals = 1
+    world.codes.add(127)
     return True
 
 

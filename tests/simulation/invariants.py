@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hvlaunch.errors import DiscoveryFailed, HostError, HostsFailed, NotEnoughSlots, NotEnoughSlotsInTime
+from hvlaunch.errors import (
+    DiscoveryFailed,
+    GaveUp,
+    HostError,
+    HostsFailed,
+    NotEnoughSlots,
+    NotEnoughSlotsInTime,
+)
 from hvlaunch.gloo import actions as do
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobResult
@@ -40,7 +47,7 @@ class Invariants:
 
     def check_start(self, start: do.Start) -> None:
         host = self.world.hosts[start.host]
-        assert host.link == "ready" or not host.reachable, (
+        assert host.link == "ready" or self.world.is_catching_up, (
             f"workers start on {host.name}, which is {host.link}"
         )
         busy = {one.slot for one in host.processes if one.live and one.agent == host.agent}
@@ -96,7 +103,7 @@ class Invariants:
             return
         options = self.world.options
         bound = options.drain_timeout + 2 * self.world.spec.grace + _DRAIN_MARGIN
-        if self.world.now > host.unlisted_since + bound:
+        if self.world.now > max(host.unlisted_since, self.world.asleep_until) + bound:
             assert not [one for one in host.processes if one.live], (
                 f"{name} is drained, and workers live there"
             )
@@ -128,7 +135,7 @@ class Invariants:
     def may_fail(self) -> bool:
         """Whether something that happened is a reason for the job to end with a worker's failure."""
         world = self.world
-        bad = {"spoil", "kill", "fail", "hang", "stick"}
+        bad = {"spoil", "kill", "fail", "hang", "stick", "kill_while_placing", "refuse_start"}
         return (
             world.options.max_restarts is not None
             or world.ended_well > 0
@@ -144,6 +151,8 @@ class Invariants:
         match error:
             case NotEnoughSlotsInTime():
                 assert for_good or options.elastic_timeout < 100, "there were enough slots"
+            case GaveUp():
+                assert self.may_fail, "failures are to be made up for"
             case DiscoveryFailed():
                 assert "fail_discovery" in world.faults
             case HostError() | HostsFailed():

@@ -9,7 +9,7 @@ from hvlaunch.errors import HostLost
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.engine import Engine
-from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 
 FEW, MANY = 125, 1000
 SLOTS = 8
@@ -20,10 +20,11 @@ MOST_TIMES = 24
 class Job:
     """A job on `count` hosts, which all do their part at once, host after host or slot after slot."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, elastic: ElasticOptions | None = None) -> None:
         self.names = [f"h{number}" for number in range(count)]
         hosts = tuple(Host(name, slots=SLOTS) for name in self.names)
-        self.engine = Engine(JobSpec(command=("train",), hosts=hosts, cwd="/", grace=5.0), 4711)
+        spec = JobSpec(command=("train",), hosts=hosts, cwd="/", grace=5.0, elastic=elastic)
+        self.engine = Engine(spec, 4711)
         self.actions: list[do.Action] = []
 
     def tell(self, event: on.Event) -> None:
@@ -66,6 +67,11 @@ class Job:
                     )
                 )
 
+    def ask(self, last_round: int) -> None:
+        for slot in range(SLOTS):
+            for name in self.names:
+                self.tell(on.WorkerAsked(name, slot, 0, last_round, last_round))
+
     def closed(self) -> JobResult:
         assert len(self.take(do.Release)) == len(self.names)
         for name in self.names:
@@ -101,11 +107,27 @@ def hosts_are_lost(job: Job) -> None:
     assert job.closed().exit_code == 69
 
 
+def elastic(job: Job) -> None:
+    """All ask, train, lose a host, ask again, and end."""
+    job.start()
+    job.ask(-1)
+    assert len(job.take(do.Place)) == len(job.names) * SLOTS
+    for commit in range(3):
+        for name in job.names:
+            for slot in range(SLOTS):
+                job.tell(on.WorkerBeat(name, slot, 0, commit))
+    job.tell(on.HostGone(job.names.pop(), HostLost("lost", host="")))
+    job.ask(0)
+    assert len(job.take(do.Place)) == len(job.names) * SLOTS
+    job.exits(0)
+    job.closed()
+
+
 def seconds(course: Callable[[Job], None], count: int) -> float:
     """CPU of the least of three."""
     found = []
     for _ in range(3):
-        job = Job(count)
+        job = Job(count, ElasticOptions(min_np=1) if course is elastic else None)
         started = time.thread_time()
         course(job)
         found.append(time.thread_time() - started)
@@ -115,3 +137,7 @@ def seconds(course: Callable[[Job], None], count: int) -> float:
 @pytest.mark.parametrize("course", [all_end_well, one_fails, hosts_are_lost])
 def test_eight_times_the_hosts_are_not_sixty_four_times_the_work(course: Callable[[Job], None]) -> None:
     assert seconds(course, MANY) < MOST_TIMES * seconds(course, FEW)
+
+
+def test_neither_are_they_in_an_elastic_job() -> None:
+    assert seconds(elastic, MANY // 5) < MOST_TIMES * seconds(elastic, FEW // 5)

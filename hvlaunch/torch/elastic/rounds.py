@@ -16,7 +16,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.errors import WaitTimeout
-from hvlaunch.rendezvous.rounds import Seat
+from hvlaunch.rendezvous.rounds import Seat, worker_of
 from hvlaunch.torch import current
 from hvlaunch.torch.elastic.errors import CollectiveFailed, WorkersChanged
 from hvlaunch.torch.elastic.membership import Membership
@@ -111,6 +111,7 @@ class Rounds:
             rank=seat.rank,
             size=seat.size,
             local_rank=seat.local_rank,
+            slot=worker_of(self._environ["HVLAUNCH_WORKER"])[1],
             host=self._environ["HVLAUNCH_HOST"],
             launcher="hvlaunch",
             round=seat.round,

@@ -7,6 +7,7 @@ import pytest
 from hvlaunch.errors import (
     ConnectFailed,
     DiscoveryFailed,
+    GaveUp,
     HostLost,
     HostsFailed,
     NotEnoughSlotsInTime,
@@ -406,6 +407,25 @@ def test_all_restarts_are_used_up() -> None:
     assert states(job)[-1] == "FAILED"
 
 
+def test_a_job_that_gives_up_does_not_end_well_though_nobody_is_known_to_have_failed() -> None:
+    job = training("a:1,b:1", max_restarts=0)
+    job.ask("a", 0, 0, 5)
+    for name in "ab":
+        job.exit(name, 0, None, signal.SIGTERM, after=0.1)
+    job.close()
+    assert isinstance(job.result.error, GaveUp)
+    assert job.result.exit_code == 1
+
+
+def test_a_hung_worker_that_is_lost_with_its_host_is_the_failure() -> None:
+    job = training("a:1,b:1", max_restarts=0)
+    job.play(on.WorkerSuspended("b", 0, 0), lost("b"))
+    job.exit("a", 0, None, signal.SIGTERM, after=0.1)
+    job.close()
+    assert job.result.failure is not None
+    assert (job.result.failure.rank, job.result.exit_code) == (1, 137)
+
+
 def test_restarts_are_given_back_with_time() -> None:
     job = training("a:1,b:1", max_restarts=1, restart_window=100.0)
     job.exit("b", 0, 7)
@@ -482,6 +502,14 @@ def test_too_few_slots_for_too_long() -> None:
     assert job.now == pytest.approx(before + 50.0)
     assert isinstance(job.result.error, NotEnoughSlotsInTime)
     assert job.result.exit_code == 75
+
+
+def test_hosts_that_are_slow_to_start_are_waited_for_all_the_same() -> None:
+    job = elastic("a:1,b:1", min_np=2, elastic_timeout=1.0)
+    arrive(job, "a")
+    job.now += 5.0
+    job.play(on.Tick())
+    assert started(arrive(job, "b")) == ["a/0", "b/0"]
 
 
 def test_without_a_range_a_lost_host_is_left_alone_for_good() -> None:

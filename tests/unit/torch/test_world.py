@@ -225,6 +225,13 @@ def test_the_device_is_the_local_ranks(monkeypatch, gpus, local_rank, backend, e
     assert choose_device(place(3, 4, local_rank), backend) == torch.device(expected)
 
 
+def test_a_worker_keeps_its_device_when_its_local_rank_changes(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    seats = [Place(rank=0, size=2, local_rank=local, host="a", launcher="", slot=2) for local in (2, 1)]
+    assert [choose_device(seat, "nccl") for seat in seats] == [torch.device("cuda", 2)] * 2
+
+
 def test_nccl_without_a_gpu_for_each_is_an_error_that_counts_them(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
