@@ -2,11 +2,18 @@
 
 import multiprocessing
 import os
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any
 
-__all__ = ["in_forks"]
+import torch
+from torch import distributed as dist
+
+__all__ = ["in_forks", "in_groups"]
+
+LONG = 90.0
 
 
 def in_forks(ranks: Iterable[int], call: Callable[[int], Any]) -> list[Any]:
@@ -16,6 +23,7 @@ def in_forks(ranks: Iterable[int], call: Callable[[int], Any]) -> list[Any]:
     over = context.Event()
 
     def work(rank: int) -> None:
+        torch.set_num_threads(1)  # OpenMP's other threads are the parent's, and don't live here
         try:
             told = (rank, call(rank), None)
         except BaseException:  # noqa: BLE001 (told to the parent)
@@ -24,13 +32,32 @@ def in_forks(ranks: Iterable[int], call: Callable[[int], Any]) -> list[Any]:
         over.wait()  # rank 0's end takes its store along
         os._exit(0)  # torch's and pytest's endings are the parent's
 
-    workers = [context.Process(target=work, args=(rank,)) for rank in ranks]
+    workers = [context.Process(target=work, args=(rank,), daemon=True) for rank in ranks]
     for worker in workers:
         worker.start()
-    told = [results.get() for _ in workers]
+    told: list[tuple[int, Any, str | None]] = []
+    while len(told) < len(workers) and (not told or told[-1][2] is None):
+        told.append(results.get())
     over.set()
     for worker in workers:
+        if told[-1][2] is not None:
+            worker.kill()  # it may wait for the one that failed
         worker.join()
-    failures = [text for _, _, text in told if text]
-    assert not failures, failures[0]
+    assert told[-1][2] is None, told[-1][2]
     return [value for _, value, _ in sorted(told, key=lambda item: item[0])]
+
+
+def in_groups(size: int, call: Callable[[int], Any]) -> list[Any]:
+    """in_forks(), with a Gloo group of all as torch's global one."""
+    with tempfile.TemporaryDirectory() as directory:
+
+        def work(rank: int) -> Any:
+            store = dist.FileStore(f"{directory}/store", size)
+            dist.init_process_group(
+                "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LONG)
+            )
+            result = call(rank)
+            dist.barrier()
+            return result
+
+        return in_forks(range(size), work)

@@ -8,7 +8,7 @@ from hvlaunch.torch.elastic.errors import WorkersChanged
 from hvlaunch.torch.elastic.sampler import ElasticSampler
 from hvlaunch.torch.elastic.snapshot import join, split, take
 from hvlaunch.torch.elastic.state import ObjectState, State, TorchState
-from tests.unit.torch.forked import in_ranks
+from tests.unit.torch.ranks import in_groups
 
 
 def trained(seed: int) -> TorchState:
@@ -131,7 +131,7 @@ def test_at_first_all_get_rank_0s_state_and_later_only_those_who_lack_the_newest
         step(state)
         return first, digest(state), state.commits, state._saved is before
 
-    ranks = in_ranks(4, work)
+    ranks = in_groups(4, work)
     assert len({repr(first) for first, *_ in ranks}) == 1
     assert len({repr(second) for _, second, *_ in ranks}) == 1
     assert [commits for *_, commits, _ in ranks] == [2, 2, 2, 2]
@@ -150,7 +150,7 @@ def test_where_all_have_the_newest_nothing_is_sent():
         state.sync()
         return state.epoch, made
 
-    assert in_ranks(2, work) == [(0, []), (1, [])]
+    assert in_groups(2, work) == [(0, []), (1, [])]
 
 
 def test_large_and_odd_tensors_come_whole():
@@ -169,5 +169,5 @@ def test_large_and_odd_tensors_come_whole():
         state.sync()
         return [float(getattr(state, name).double().sum()) for name in values], state.transposed.shape
 
-    first, second = in_ranks(2, work)
+    first, second = in_groups(2, work)
     assert first == second
