@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
@@ -46,12 +45,17 @@ PARTS = ("killed", "lost", "added")
 Process = subprocess.Popen[Any]
 
 
+class Ended(Exception):
+    """A job has ended, which it was not told to."""
+
+
 @dataclass(slots=True)
 class Contender:
     """A way to train, and what was measured.
 
     `begin` starts it on some hosts. `whole` is how many workers it has then, `after` how many after the fault,
-    and `spares` how many wait beside them. `limit` is how many seconds a recovery is waited for.
+    and `spares` how many wait beside them. `limit` is how many seconds a recovery is waited for; where there is a
+    `rival`, it is four times as long as that takes, if that is more.
     """
 
     name: str
@@ -60,13 +64,21 @@ class Contender:
     limit: float
     whole: int = 4
     spares: int = 0
+    rival: "Contender | None" = None
     seconds: list[float] = field(default_factory=list)
     faults: int = 0
 
     def row(self) -> list[str]:
-        never = f"never within {self.limit:g} s" if self.faults else ""
+        never = f"never within {self.patience:.0f} s" if self.faults else ""
         times = spread(self.seconds) if self.seconds else never
         return [self.name, times, f"{len(self.seconds)} of {self.faults}"]
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a recovery is waited for."""
+        if self.rival is None or not self.rival.seconds:
+            return self.limit
+        return max(self.limit, 4.0 * self.rival.median)
 
     @property
     def median(self) -> float:
@@ -86,6 +98,7 @@ class Field:
         self.events = folder / "events"
         self.pool = folder / "pool"
         self._output = folder / "output"
+        self._processes: list[Process] = []
 
     def hvlaunch(self, *options: str, unmodified: bool = False) -> Callable[[Sequence[str]], list[Process]]:
         """hvlaunch in the driver place; with hosts from the pool's file, where none are named."""
@@ -125,11 +138,11 @@ class Field:
     def job(self, contender: Contender) -> Iterator[Run]:
         """A job of the contender on a and b, once it is whole; at the end nothing of it is left."""
         self.steps.forget()
-        processes = contender.begin("ab")
+        self._processes = contender.begin("ab")
         try:
             yield self.whole(contender)
         finally:
-            self.clear(processes)
+            self.clear(self._processes)
 
     def clear(self, processes: Sequence[Process]) -> None:
         """End a job, and whatever it has left on the hosts."""
@@ -144,14 +157,14 @@ class Field:
 
     def whole(self, contender: Contender) -> Run:
         """Wait until the job is as it was meant to be: all its workers have trained for a while."""
-        what = f"{contender.name}: {contender.whole} workers train"
-        try:
-            run = wait_until(lambda: self.steps.settled(contender.whole, SETTLED), what, START)
-            wait_until(lambda: self._is_ready(contender), f"{contender.name}: the spare is ready", START)
-        except TimeoutError:
-            shutil.copyfileobj(self._output.open(errors="replace"), sys.stderr)
-            raise
-        return run
+
+        def found() -> Run | None:
+            if any(process.poll() is not None for process in self._processes):
+                raise Ended(f"{contender.name} has ended:\n{self._output.read_text(errors='replace')}")
+            run = self.steps.settled(contender.whole, SETTLED)
+            return run if run is not None and self._is_ready(contender) else None
+
+        return wait_until(found, f"{contender.name}: all {contender.whole} workers train", START)
 
     def _is_ready(self, contender: Contender) -> bool:
         """Whether as many workers wait as there are to be spares: every worker asks once that was in no round."""
@@ -168,7 +181,7 @@ class Field:
         contender.faults += 1
         find = partial(self.steps.new, before, contender.after)
         try:
-            return wait_until(find, f"{contender.name} trains again", contender.limit)
+            return wait_until(find, f"{contender.name} trains again", contender.patience)
         except TimeoutError as error:
             print(error, file=sys.stderr)
             return None
@@ -239,6 +252,7 @@ def machine_pid(host: Host, pid: int) -> int:
 
 
 def killed(place: Field) -> list[Contender]:
+    unshared = Contender("torchrun c10d, store not shared", place.torchrun("2", **UNSHARED), 4, 60.0)
     here = ["-H", "a:2,b:2"]
     room = ["-H", "a:2,b:3"]
     return [
@@ -253,8 +267,8 @@ def killed(place: Field) -> list[Contender]:
         Contender(
             "restart, unmodified script", place.hvlaunch("--min-np", "4", *here, unmodified=True), 4, 20.0
         ),
-        Contender("torchrun c10d, store not shared", place.torchrun("2", **UNSHARED), 4, 40.0),
-        Contender("torchrun c10d", place.torchrun("2"), 4, 20.0),
+        unshared,
+        Contender("torchrun c10d", place.torchrun("2"), 4, 15.0, rival=unshared),
     ]
 
 
@@ -275,13 +289,13 @@ def added(place: Field) -> list[Contender]:
     ]
 
 
-def in_turns(
-    place: Field, measure: Measure, contenders: Sequence[Contender], turns: int, faults: int
-) -> None:
-    """A B C A B C …: what else the machine does meets all alike."""
-    for _ in range(turns):
-        for contender in contenders:
-            measure(place, contender, faults)
+def one_turn(place: Field, measure: Measure, contender: Contender, faults: int) -> None:
+    """A job that fails is a result, too."""
+    print(f"{time.strftime('%H:%M:%S')} {contender.name}", file=sys.stderr, flush=True)
+    try:
+        measure(place, contender, faults)
+    except (Ended, TimeoutError) as error:
+        print(error, file=sys.stderr)
 
 
 def show(title: str, contenders: Sequence[Contender], notes: Sequence[str]) -> None:
@@ -290,10 +304,18 @@ def show(title: str, contenders: Sequence[Contender], notes: Sequence[str]) -> N
     print("", *notes, sep="\n", flush=True)
 
 
-def times(slow: Contender, quick: Contender) -> list[str]:
-    if not slow.seconds or not quick.seconds:
-        return []
-    return [f"{slow.name}: {slow.median / quick.median:.1f} times as long as {quick.name}"]
+def about_killed(contenders: Sequence[Contender], imports: Sequence[float]) -> list[str]:
+    """How it is next to the import of torch, and to the peer."""
+    notes = [f"to start Python and import torch, 4 at once: {spread(imports)} s"]
+    ours = {one.name.partition(",")[0]: one for one in contenders if one.seconds}
+    if "restart" in ours:
+        more = ours["restart"].median - statistics.median(imports)
+        notes.append(f"the restart path takes {more:+.2f} s more than that")
+    peers = [one for name, one in ours.items() if "torchrun" in name]
+    if "shrink" in ours and peers:
+        best = min(peers, key=lambda one: one.median)
+        notes.append(f"shrink is {best.median / ours['shrink'].median:.0f} times as quick as {best.name}")
+    return notes
 
 
 def main() -> int:
@@ -301,11 +323,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--turns", type=int, default=2, help="jobs of each kind (default 2)")
-    parser.add_argument("--faults", type=int, default=4, help="killed workers in each job (default 4)")
+    parser.add_argument("--faults", type=int, default=3, help="killed workers in each job (default 3)")
     parser.add_argument("--only", default="", metavar="WORD", help="only contenders with this word")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (all)")
     parser.add_argument(
-        "--patience", type=float, default=45.0, help="seconds that torchrun has for a lost host"
+        "--patience", type=float, default=30.0, help="seconds that torchrun has for a lost host"
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -320,23 +342,23 @@ def main() -> int:
             return [one for one in contenders if options.only in one.name]
 
         if "killed" in options.parts:
-            field_of = chosen(killed(place))
-            imports = [place.imports() for _ in range(options.faults)]
-            in_turns(place, kill_workers, field_of, options.turns, options.faults)
-            notes = [f"to start Python and import torch, 4 at once: {spread(imports)} s"]
-            if len(field_of) > 1:
-                notes += [note for one in field_of[1:] for note in times(one, field_of[0])]
-            show("A worker is killed (kill -9); 2 hosts with 2 each", field_of, notes)
+            contenders, imports = chosen(killed(place)), []
+            for contender in contenders * options.turns:
+                imports.append(place.imports())
+                one_turn(place, kill_workers, contender, options.faults)
+            title = "A worker is killed (kill -9); 2 hosts with 2 each"
+            show(title, contenders, about_killed(contenders, imports))
         if "lost" in options.parts:
-            ours = chosen(lost(place, options.patience))
-            peers = [one for one in ours if "torchrun" in one.name]
-            in_turns(place, lose_a_host, [one for one in ours if one not in peers], options.turns, 1)
-            in_turns(place, lose_a_host, peers, 1, 1)
-            show(f"A host is switched off, silently; --lease {LEASE:g}", ours, [])
+            contenders = chosen(lost(place, options.patience))
+            for contender in contenders * options.turns:
+                if contender.seconds or not contender.faults:  # who never came back gets no other chance
+                    one_turn(place, lose_a_host, contender, 1)
+            show(f"A host is switched off, silently; --lease {LEASE:g}", contenders, [])
         if "added" in options.parts:
-            field_of = chosen(added(place))
-            in_turns(place, add_a_host, field_of, options.turns, 1)
-            show("A third host is added: the pause of those that train", field_of, [])
+            contenders = chosen(added(place))
+            for contender in contenders * options.turns:
+                one_turn(place, add_a_host, contender, 1)
+            show("A third host is added: the pause of those that train", contenders, [])
     return 0
 
 

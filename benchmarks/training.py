@@ -14,7 +14,6 @@ import time
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 COMMIT_EVERY = 10
 PAUSE = 0.003
@@ -41,15 +40,21 @@ def drawn() -> int:
     return int(number)
 
 
-def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    loss = model(torch.randn(8, 64)).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-
-
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+
+
+def one_step(model: nn.Module) -> None:
+    """Without DistributedDataParallel and torch.optim: what these import when first used takes longer than torch."""
+    model.zero_grad()
+    model(torch.randn(8, 64)).square().mean().backward()
+    weights = [one for one in model.parameters() if one.grad is not None]
+    gradients = torch.cat([one.grad.reshape(-1) for one in weights])
+    dist.all_reduce(gradients)
+    parts = gradients.split([one.numel() for one in weights])
+    with torch.no_grad():
+        for weight, gradient in zip(weights, parts, strict=True):
+            weight.sub_(gradient.view(weight.shape), alpha=1e-4)
 
 
 def elastic_training(log: Log) -> None:
@@ -57,27 +62,24 @@ def elastic_training(log: Log) -> None:
 
     @elastic.run
     def train(state: elastic.TorchState) -> None:
-        model = DistributedDataParallel(state.model)
         run = drawn()
         while True:
-            one_step(model, state.optimizer)
+            one_step(state.model)
             state.step += 1
             log.tell(run, state.step)
             if state.step % COMMIT_EVERY == 0:
                 state.commit()
             time.sleep(PAUSE)
 
-    model = net()
-    train(elastic.TorchState(model=model, optimizer=torch.optim.SGD(model.parameters(), 1e-3), step=0))
+    train(elastic.TorchState(model=net(), step=0))
 
 
 def unmodified(log: Log) -> None:
     dist.init_process_group("gloo")
-    model = DistributedDataParallel(net())
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    model = net()
     run, step = drawn(), 0
     while True:
-        one_step(model, optimizer)
+        one_step(model)
         step += 1
         log.tell(run, step)
         time.sleep(PAUSE)

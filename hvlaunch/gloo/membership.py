@@ -453,7 +453,7 @@ class Membership:
         members = self.members()
         leaving = [worker for worker in members if not self.is_wanted(worker, now)]
         if leaving and (not self.is_asking or len(leaving) < len(members)):
-            return self.change(f"{_hosts(sorted({worker.host for worker in leaving}))} to leave")
+            return self.change(f"workers on {_hosts(sorted({one.host for one in leaving}))} are to leave")
         room = self.most - len(current.places) + len(leaving)
         more = self._more(now) if room > 0 else 0
         if not more:
@@ -497,4 +497,4 @@ class Membership:
 
 
 def _hosts(names: Sequence[str]) -> str:
-    return f"host {names[0]} is" if len(names) == 1 else f"hosts {', '.join(names)} are"
+    return f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names)}"

@@ -109,7 +109,7 @@ def test_every_ranks_environment_is_as_the_table_says(cluster: TestHosts) -> Non
         expected = {
             "HVLAUNCH_HOST": host,
             "HVLAUNCH_ROUND": "0",
-            "HVLAUNCH_WORKER": f"{host}/{local_rank}",
+            "HVLAUNCH_WORKER": f"{host}/{local_rank}/0",
             "HOROVOD_HOSTNAME": host,
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",

@@ -216,7 +216,7 @@ def test_a_stopped_process_is_killed() -> None:
 
 def test_a_host_that_leaves_the_pool_is_drained_at_the_next_commit() -> None:
     job = pool("a:1,b:1")
-    assert job.play(discovered("a:1")) == [do.Change(0, "host b is to leave")]
+    assert job.play(discovered("a:1")) == [do.Change(0, "workers on host b are to leave")]
     job.ask("a", 0, 0, 6)
     actions = job.ask("b", 0, 0, 6)
     assert places(actions) == {"a/0": 0}
@@ -265,7 +265,7 @@ def test_what_the_last_workers_have_is_handed_over_before_they_leave() -> None:
     assert started(arrive(job, "b")) == ["b/0"]
     assert job.ask("b", 0) == [do.Change(0, "1 more worker")]
     assert places(job.ask("a", 0, 0, 6) + wire(job)) == {"b/0": 1, "a/0": 0}
-    assert job.of(do.Change)[-1] == do.Change(1, "host a is to leave")
+    assert job.of(do.Change)[-1] == do.Change(1, "workers on host a are to leave")
     job.ask("a", 0, 1, 7)
     assert places(job.ask("b", 0, 1, 7)) == {"b/0": 0}
     assert [leave.host for leave in job.of(do.Leave)] == ["a"]
