@@ -137,7 +137,7 @@ def test_every_ranks_environment_is_as_the_table_says(cluster: TestHosts) -> Non
         url = f"http://{cluster.driver.address}:{env['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
         assert env["HVLAUNCH_RENDEZVOUS"] == url
         assert env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == cluster.driver.address
-        assert env["TORCHELASTIC_ERROR_FILE"].endswith(f".slot.{local_rank}.error.json")
+        assert env["TORCHELASTIC_ERROR_FILE"].endswith(f"/{local_rank}.0.error.json")
 
 
 def _cpus() -> int:

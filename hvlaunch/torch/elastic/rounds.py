@@ -70,13 +70,12 @@ class Rounds:
                 return self._train_in(seat, train, first=first)
             except WorkersChanged:
                 cause = None
-            except Exception as error:
-                cause = self._why_left(seat.round, error)
-                if cause is None:
-                    raise
+            except CollectiveFailed as failed:
+                cause = str(failed)
                 self._state.restore()
 
     def _train_in(self, seat: Seat, train: Callable[[], T], *, first: bool) -> T:
+        """One round. Raises CollectiveFailed where it broke, whatever that raised here, and as run()."""
         sockets = GroupSockets()
         broken = partial(_break, sockets)
         self._membership.enter(seat.round, broken)
@@ -89,6 +88,14 @@ class Rounds:
             self._state.sync()
             result = train()
             current.shutdown()
+        except WorkersChanged:
+            raise
+        except Exception as error:
+            # While our groups stand: once they are gone, the others fail because of us, and the round breaks in any case.
+            cause = self._why_left(seat.round, error)
+            if cause is None:
+                raise
+            raise CollectiveFailed(cause) from error
         finally:
             self._state.attach(None)
             self._membership.leave()
@@ -100,8 +107,8 @@ class Rounds:
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         if isinstance(error, _PEERS_FAILED) or _is_groups(error):
             return text
-        notice = self._membership.broken(round_number, _DOUBT)
-        return None if notice is None or not isinstance(error, RuntimeError) else text
+        is_doubtful = isinstance(error, RuntimeError)  # torch's word for nearly all that can go wrong
+        return text if is_doubtful and self._membership.broken(round_number, _DOUBT) else None
 
     def _place(self, seat: Seat) -> Place:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):

@@ -251,6 +251,23 @@ def test_an_error_of_the_script_is_its_own(job):
     assert started.workers[0].exitcode == 1
 
 
+def test_an_error_of_the_script_is_its_own_though_its_peers_fail_of_it(job):
+    """Torch's errors are RuntimeErrors too: whose it was must be known before the peers lose their groups."""
+
+    def fail():
+        if me() == 0:
+            raise RuntimeError("out of memory, say")
+
+    started = job(counting(3, at(1, fail)), 2)
+    started.seat(0, 1)
+    started._ask(1)
+    started.tell("broken")
+    started.workers[0].join(LONG)
+    assert started.workers[0].exitcode == 1
+    started.seat(1)
+    assert started.result() == (1, (0, 4.0, [2, 1, 1], 4))
+
+
 def test_the_same_model_is_wrapped_anew_in_each_round(job):
     """DistributedDataParallel hooks into a model's parameters: those of an old round must be gone in the next."""
     importlib.import_module("torch._dynamo")  # DistributedDataParallel would, in each fork

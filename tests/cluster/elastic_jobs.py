@@ -1,0 +1,212 @@
+"""Runs elastic jobs whose pool, workers and end are in the test's hands, and reads their event log."""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.jobs import PROGRAMS, Job, agents
+from tests.cluster.testhosts import Process, TestHosts, wait_until
+
+__all__ = ["LEASE", "LIMIT", "ElasticJob", "Work"]
+
+LEASE = 3
+LIMIT = 150.0  # seconds for what takes one or two, with torch five, on a machine that is busy
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the workers run: a program of programs/, in the same processes or started anew for each round."""
+
+    program: str
+    python: str
+    restarts: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.program.removesuffix('.py')}-{'restarts' if self.restarts else 'in-process'}"
+
+
+class ElasticJob(Job):
+    """A job on hosts from a discovery script. `directory` is one that all hosts see; close() removes it."""
+
+    def __init__(self, hosts: TestHosts, work: Work, pool: str, *options: object) -> None:
+        self.hosts = hosts
+        self.work = work
+        self.directory = Path(tempfile.mkdtemp(prefix="hvlaunch-elastic-", dir="/var/tmp"))
+        (self.directory / "orders").mkdir()
+        self.pool(pool)
+        self._events_file = self.directory / "events"
+        self._read_to = 0
+        self._known: list[Event] = []
+        self._seen = 0
+        arguments = [
+            *("--host-discovery-script", f"cat {self.directory / 'pool'}", "--discovery-interval", 0.2),
+            *("--lease", LEASE, "--grace", 5, "--events", self._events_file),
+            *("-x", "OMP_NUM_THREADS=1", *options),
+            *(work.python, PROGRAMS / work.program, self.directory),
+            *(["--restarts"] if work.restarts else []),
+        ]
+        super().__init__(hosts, arguments)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.code()
+        shutil.rmtree(self.directory)
+
+    # What the test does
+
+    def pool(self, hosts: str) -> None:
+        """From now on the pool is this: `a:2,b:1`."""
+        self._write("pool", hosts.replace(",", "\n") + "\n")
+
+    def order(self, who: str, what: str) -> None:
+        """See programs/orders.py."""
+        self._write(f"orders/{who}", what)
+
+    def withdraw(self, who: str) -> None:
+        (self.directory / "orders" / who).unlink(missing_ok=True)
+
+    def doom(self, number: int) -> None:
+        """All workers of the round are to fail at the same step."""
+        self._write("doom", str(number))
+
+    def finish(self) -> dict[str, Any]:
+        """Let the training end: what rank 0 says of it."""
+        self._write("end", "")
+        assert self.code(LIMIT) == 0, self.stdout + self.stderr
+        return self.report()
+
+    def signal(self, name: str, host: str, slot: int = 0) -> None:
+        """Send a worker a signal."""
+        (pid,) = [event["pid"] for event in self.events("worker_started") if _seat(event) == (host, slot)][
+            -1:
+        ]
+        self.hosts[host].run(["kill", f"-{name}", str(pid)], check=True)
+
+    def kill_agent(self, host: str) -> None:
+        (agent,) = agents(self.hosts[host].user_processes())
+        self.hosts[host].run(["kill", "-9", str(agent.pid)], check=True)
+
+    def _write(self, name: str, text: str) -> None:
+        new = self.directory / "new"
+        new.write_text(text)
+        new.replace(self.directory / name)
+
+    # What is to be seen
+
+    def events(self, *types: str) -> list[Event]:
+        """All so far; of these types."""
+        path = self._events_file if self._events_file.exists() else Path(os.devnull)
+        with path.open("rb") as file:
+            file.seek(self._read_to)
+            whole, _, _ = file.read().rpartition(b"\n")
+        if whole:
+            self._read_to += len(whole) + 1
+            self._known += map(json.loads, whole.splitlines())
+        return [event for event in self._known if not types or event["type"] in types]
+
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        def answer() -> Any:
+            found = condition()
+            if not found and self.process.poll() is not None:
+                raise AssertionError(
+                    f"ended with {self.process.returncode} before: {what}\n{self.log()}\n{self.stderr}"
+                )
+            return found
+
+        try:
+            return wait_until(answer, what, LIMIT)
+        except TimeoutError as late:
+            raise AssertionError(f"{late}\n{self.log()}\n{self.stdout[-2000:]}\n{self.stderr}") from None
+
+    def event(self, kind: str, **fields: Any) -> Event:
+        """The next event of that kind, after the one that was waited for before."""
+
+        def found() -> tuple[int, Event] | None:
+            for number, one in enumerate(self.events()[self._seen :], self._seen + 1):
+                if one["type"] == kind and all(_fits(one.get(name), fields[name]) for name in fields):
+                    return number, one
+            return None
+
+        self._seen, event = self.until(found, f"{kind} {fields}")
+        return event
+
+    def said(self, pattern: str) -> str:
+        """The next message of hvlaunch's in which the pattern is found."""
+        text: str = self.event("message", text=re.compile(pattern))["text"]
+        return text
+
+    def place(self, number: int) -> Counter[str]:
+        """How many workers each host has in a round."""
+        kind = "worker_started" if self.work.restarts else "worker_placed"
+        return Counter(event["host"] for event in self.events(kind) if event["round"] == number)
+
+    @property
+    def round(self) -> int:
+        """The number of the newest round; -1 before the first."""
+        kind = "worker_started" if self.work.restarts else "worker_placed"
+        return max((event["round"] for event in self.events(kind)), default=-1)
+
+    def goes_on_with(self, hosts: str, *, after: int = -1) -> int:
+        """Wait for a round with just these workers, newer than `after`, and for work in it; its number."""
+        wanted = Counter({name: int(slots) for name, slots in (one.split(":") for one in hosts.split(","))})
+        size = sum(wanted.values())
+
+        def there() -> int | None:
+            number = self.round
+            begun = f"round {number} has {size} at step" in self.stdout
+            return number + 1 if number > after and begun and self.place(number) == wanted else None
+
+        number = self.until(there, f"a round with {hosts}") - 1
+        self.advances()
+        return number
+
+    def advances(self) -> None:
+        """Wait until there are some more commits."""
+        before = self.stdout.count("commit at step")
+        self.until(lambda: self.stdout.count("commit at step") >= before + 3, "more commits")
+
+    def left_on(self, host: str) -> list[Process]:
+        return self.hosts[host].user_processes()
+
+    def report(self) -> dict[str, Any]:
+        """What the training came to, which is checked: each step was counted once by each worker of its round."""
+        done = re.findall(r"done (\{.*\})", self.stdout)
+        assert len(done) == 1, self.stdout
+        report: dict[str, Any] = json.loads(done[0])
+        ends = [begin for _, begin, _ in report["rounds"][1:]] + [report["step"]]
+        counted = sum(
+            (end - begin) * size for (_, begin, size), end in zip(report["rounds"], ends, strict=True)
+        )
+        assert report["weight"] == counted, report
+        numbers = [number for number, _, _ in report["rounds"]]
+        assert numbers == sorted(set(numbers))
+        for number, _, size in report["rounds"]:
+            assert self.place(number).total() == size, (number, size, self.log())
+        return report
+
+    def log(self) -> str:
+        """The event log, for a person."""
+        return "\n".join(
+            " ".join(str(value) for name, value in event.items() if name not in ("job", "type", "hint"))[:200]
+            for event in [{"t": one["time"][14:23], "what": one["type"], **one} for one in self.events()]
+        )
+
+
+def _seat(event: Event) -> tuple[str, int]:
+    return event["host"], event["slot"]
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, re.Pattern):
+        return isinstance(value, str) and wanted.search(value) is not None
+    return bool(value == wanted)
