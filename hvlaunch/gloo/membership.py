@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime
 from hvlaunch.gloo import actions as do
+from hvlaunch.gloo import wording
 from hvlaunch.gloo.actions import Action
 from hvlaunch.gloo.choice import hand_over, seated
 from hvlaunch.gloo.crew import Crew, Worker
@@ -340,7 +341,7 @@ class Membership:
             slots = [one.local_rank for one in places]
             starts += self._launch(host, slots, places, self._network(host, port), current.number, now)
         where = f"{self._network(first, port).master_addr}:{port}"
-        text = f"starting {len(plan.places)} workers on {len(plan.hosts)} hosts; rank 0 is at {where}"
+        text = f"starting {wording.count(len(plan.places), 'worker')} on {wording.count(len(plan.hosts), 'host')}; rank 0 is at {where}"
         again = f"round {current.number}: " if current.number else ""
         return [do.Say(again + text, detail=not again), *starts]
 
@@ -395,8 +396,9 @@ class Membership:
             self.crew.cooldowns.pop(worker.seat, None)
         networks = {host.name: self._network(host, 0) for host in plan.hosts}
         cause = f" ({current.cause})" if current.cause else ""
+        where = wording.count(len(plan.hosts), "host")
         return [
-            do.Say(f"round {current.number}: {len(workers)} workers on {len(plan.hosts)} hosts{cause}"),
+            do.Say(f"round {current.number}: {wording.count(len(workers), 'worker')} on {where}{cause}"),
             *(
                 do.Place(
                     worker.host,
@@ -453,7 +455,9 @@ class Membership:
         members = self.members()
         leaving = [worker for worker in members if not self.is_wanted(worker, now)]
         if leaving and (not self.is_asking or len(leaving) < len(members)):
-            return self.change(f"workers on {_hosts(sorted({one.host for one in leaving}))} are to leave")
+            return self.change(
+                f"workers on {wording.hosts(sorted({one.host for one in leaving}))} are to leave"
+            )
         room = self.most - len(current.places) + len(leaving)
         more = self._more(now) if room > 0 else 0
         if not more:
@@ -494,7 +498,3 @@ class Membership:
         if may_end and self._short_since is not None and self._elastic is not None:
             found.append(self._short_since + self._elastic.elastic_timeout)
         return found
-
-
-def _hosts(names: Sequence[str]) -> str:
-    return f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names)}"

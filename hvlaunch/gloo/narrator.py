@@ -6,6 +6,7 @@ from functools import partial
 from hvlaunch.console.fold import host_set
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
+from hvlaunch.gloo.wording import count
 from hvlaunch.job import JobSpec
 
 __all__ = ["Narrator"]
@@ -98,8 +99,8 @@ class Narrator:
             case on.HostConnected(host):
                 yield f"host {host}: connected after {now - self._began:.2f} s"
             case on.HostReady(host, facts):
-                gpus = "" if facts.gpus is None else f", {_count(facts.gpus, 'GPU')}"
-                has = f"Python {facts.python}, {_count(facts.cpus, 'CPU')}{gpus}"
+                gpus = "" if facts.gpus is None else f", {count(facts.gpus, 'GPU')}"
+                has = f"Python {facts.python}, {count(facts.cpus, 'CPU')}{gpus}"
                 yield f"host {host}: ready after {now - self._began:.2f} s: {has}"
             case on.RendezvousReached(host, address, tried, relay_port) if relay_port is not None:
                 why = f" (can't reach it at {', '.join(tried)})" if tried else ""
@@ -139,10 +140,6 @@ def _waiting(hosts: Sequence[str], size: int, failed: int) -> str:
     if not hosts:
         return f"connected {ready}/{size}{lost}: finding addresses that lead from host to host"
     return f"connecting {ready}/{size}{lost}: waiting for {host_set(hosts)}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _span(noun: str, numbers: Sequence[int]) -> str:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from hvlaunch.cli.environment import MASK, MAX_STRING, SET_BY_HVLAUNCH, masked, shown, user_env
 from hvlaunch.errors import BadEnvironment, BadUsage
-from hvlaunch.gloo.worker_env import HostNetwork, default_env, identity_env, shared_env
+from hvlaunch.gloo.worker_env import HostNetwork, default_env, elastic_env, identity_env, shared_env
 from hvlaunch.hosts.placement import place
+from hvlaunch.job import ElasticOptions
 
 FORWARDED = [
     "PATH",
@@ -318,6 +319,7 @@ def test_the_page_for_users_has_every_variable():
     network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
     names = identity_env(one, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s").keys()
     names |= shared_env(network, {}, (1, 2)).keys() | default_env(1, 1).keys()
+    names |= elastic_env(ElasticOptions(min_np=1)).keys()
     table = DOCS.partition("## What a worker finds")[2].partition("## What you pass on")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(names)

@@ -21,6 +21,10 @@ LONG = 90.0
 TOKEN = "t0ken"
 
 
+class NotAsked(AssertionError):
+    """A worker stays in a round that is over."""
+
+
 class Job:
     """Workers as forks of this process, and the driver's side of their rounds."""
 
@@ -60,11 +64,11 @@ class Job:
             code = 1
         os._exit(code)
 
-    def seat(self, *numbers: int) -> list[Ask]:
+    def seat(self, *numbers: int, patience: float = LONG) -> list[Ask]:
         """Start a round with these workers, in this order, once all have asked for it; what they asked."""
         for number in numbers:
             self.go[number].set()
-        asks = [self._ask(number) for number in numbers]
+        asks = [self._ask(number, patience) for number in numbers]
         self.round += 1
         self.seated = list(numbers)
         for rank, number in enumerate(numbers):
@@ -72,15 +76,15 @@ class Job:
             self.server.put(PLACES, f"h/{number}/0", encode(seat))
         return asks
 
-    def _ask(self, number: int) -> Ask:
-        deadline = time.monotonic() + LONG
+    def _ask(self, number: int, patience: float = LONG) -> Ask:
+        deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             value = self.server.get(ASKS, f"h/{number}/0")
             after = self.round if number in self.seated else -1
             if value is not None and (ask := decode(Ask, value)).round >= after:
                 return ask
             time.sleep(0.01)
-        raise AssertionError(f"worker {number} has not asked")
+        raise NotAsked(f"worker {number} has not asked")
 
     def tell(self, state: str) -> None:
         self.server.put(ROUNDS, str(self.round), encode(Notice(state, "the test says so")))
@@ -182,17 +186,28 @@ def test_survivors_of_a_killed_worker_go_on_from_the_last_commit(job):
 
 @pytest.mark.parametrize("stopped", [0, 2])
 def test_survivors_of_a_hung_worker_leave_their_collective_when_the_round_is_broken(job, stopped):
+    """Once in about a hundred times Gloo goes on waiting though all its connections are gone.
+
+    In a real job the driver then replaces that worker after --reset-timeout.
+    """
+
     def hang():
         if me() == stopped:
             mark("hangs")
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    started = job(counting(5, at(2, hang)), 3)
-    started.seat(0, 1, 2)
-    started.until("hangs")
-    started.tell("broken")
     rest = [number for number in range(3) if number != stopped]
-    started.seat(*rest)
+    for attempt in range(3):
+        started = job(counting(5, at(2, hang)), 3)
+        started.seat(0, 1, 2)
+        started.until("hangs")
+        started.tell("broken")
+        try:
+            started.seat(*rest, patience=LONG / 4)
+        except NotAsked:
+            assert attempt < 2
+            continue
+        break
     results = dict(started.result() for _ in range(2))
     assert results == {number: (rank, 12.0, [3, 3, 2, 2, 2], 12) for rank, number in enumerate(rest)}
 
