@@ -255,7 +255,7 @@ class Workers:
             self._drain(slot)
 
     def _feed(self, number: int, data: bytes) -> None:
-        slot = next((slot for slot in self._chosen([number])), None)
+        slot = next(iter(self._chosen([number])), None)
         if slot is None or slot.worker.stdin is None:
             self._tell_taken(number, len(data))
             return

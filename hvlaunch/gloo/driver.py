@@ -58,13 +58,12 @@ def by_ssh(spec: JobSpec, _token: str, _say: Callable[[str], None]) -> Iterator[
     """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
     agent = spec.ssh.remote_agent
     if agent is not None:
-        from hvlaunch.ssh.local import connect_local  # noqa: PLC0415 (as the next)
         from hvlaunch.ssh.remote_agent import connect_by_agent  # noqa: PLC0415 (few jobs have one)
 
-        yield lambda host: connect_local(host) if is_local(host) else connect_by_agent(agent, host)
+        yield partial(connect_to, partial(connect_by_agent, agent))
         return
     with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
-        yield partial(connect_to, ways)
+        yield partial(connect_to, ways.connect)
 
 
 def run(
@@ -113,8 +112,8 @@ def _journal(
         yield journal.write
 
 
-def connect_to(ways: Ways, host: Host) -> Connection:
-    """A way to the host: pipes where it is this machine itself, else SSH. What is not used is not imported.
+def connect_to(remote: Callable[[Host], Connection], host: Host) -> Connection:
+    """A way to the host: pipes where it is this machine itself, else `remote`. What is not used is not imported.
 
     Raises HostError.
     """
@@ -122,7 +121,7 @@ def connect_to(ways: Ways, host: Host) -> Connection:
         from hvlaunch.ssh.local import connect_local  # noqa: PLC0415 (see the docstring)
 
         return connect_local(host)
-    return ways.connect(host)
+    return remote(host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,9 @@ class Driver:
         self._discovery = None if spec.elastic is None else _discovery(spec.elastic, events.put)
         self._links: dict[str, HostLink] = {}
         self._nonces: dict[str, str] = {}
-        self._starts: list[do.Start] = []
+        self._started = 0
+        self._readers: list[tuple[HostLink, int]] = []
+        """The workers that read our stdin, by link and slot."""
         self._files_of: int | None = None
         self.size = 0
         """How many workers the last round had."""
@@ -219,7 +220,7 @@ class Driver:
             self._open_to_horovod(starts)
         for action in actions:
             self._carry_out(action)
-        if starts and sum(len(start.places) for start in self._starts) == self.size:
+        if starts and self._started == self.size:
             self._feed_stdin()
 
     def _keep_alive(self) -> None:
@@ -311,9 +312,8 @@ class Driver:
             return None
         addresses = _own_addresses(connection.local_address)
         if self._spec.horovod:
-            addresses = [
-                one for one in addresses if ":" not in one
-            ]  # its client knows IPv4 alone; agents relay
+            # Its client knows IPv4 alone; where that leads nowhere, agents relay.
+            addresses = [one for one in addresses if ":" not in one]
         return {
             "candidates": [(address, self._rendezvous.port) for address in addresses],
             "token": self._keys.probe_token,
@@ -334,11 +334,13 @@ class Driver:
 
     def _start(self, start: do.Start) -> None:
         self._keep_files(start.round, start.places[0].size)
-        self._starts.append(start)
+        self._started += len(start.places)
         self._printer.place({place.rank: (place.host, place.local_rank) for place in start.places})
         link = self._links[start.host]
         for slot, count, place in zip(start.slots, start.starts, start.places, strict=True):
             link.ranks[slot, count] = place.rank
+            if gets_stdin(place, self._spec):
+                self._readers.append((link, slot))
         link.send(*start_frame(start, self._spec, job_id=self._job_id, token=self._keys.token))
 
     def _tell(self, action: do.Place | do.Leave | do.Break | do.Change) -> None:
@@ -368,12 +370,7 @@ class Driver:
 
     def _feed_stdin(self) -> None:
         """Pass stdin on to the workers that get it."""
-        readers = [
-            (self._links[start.host], place.local_rank)
-            for start in self._starts
-            for place in start.places
-            if gets_stdin(place, self._spec)
-        ]
+        readers = self._readers
         if not readers:
             return
 
