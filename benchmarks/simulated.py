@@ -71,6 +71,7 @@ class _Agent:
 
     def __init__(self, number: int, note_start: Any) -> None:
         self.remote_address: str | None = f"10.1.{number >> 8}.{number & 255}"
+        self.is_near = False
         self._note_start = note_start
         self._incoming: SimpleQueue[bytes] = SimpleQueue()
         self._decoder = Decoder()

@@ -1,9 +1,19 @@
-"""The first code that runs on a host: makes the agent's modules importable from the text that came with it."""
+"""The first code that runs on a host: makes the agent's modules importable from what came with it."""
+
+from __future__ import annotations
 
 import gc
+import marshal
 import sys
-from types import ModuleType
-from typing import Any, Dict
+import zlib
+from binascii import a2b_base64
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+    from typing import Any, Dict, Union
+
+    Modules = Dict[str, Union[str, CodeType]]
 
 __all__ = ["boot"]
 
@@ -12,10 +22,10 @@ _ModuleSpec: Any = type(sys.__spec__)  # that of importlib.machinery, whose impo
 
 
 class _Finder:
-    """Imports modules from their source texts; a name that ends in `.__init__` is a package."""
+    """Imports modules from their texts or their code; a name that ends in `.__init__` is a package."""
 
-    def __init__(self, sources: Dict[str, str]) -> None:
-        self._sources = sources
+    def __init__(self, modules: Modules) -> None:
+        self._modules = modules
 
     def find_spec(
         self,
@@ -23,8 +33,8 @@ class _Finder:
         path: Any = None,  # noqa: ARG002 (importlib calls it so)
         target: Any = None,  # noqa: ARG002 (importlib calls it so)
     ) -> Any:
-        is_package = name + ".__init__" in self._sources
-        if not is_package and name not in self._sources:
+        is_package = name + ".__init__" in self._modules
+        if not is_package and name not in self._modules:
             return None
         return _ModuleSpec(name, self, is_package=is_package)
 
@@ -33,14 +43,24 @@ class _Finder:
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        source = self._sources.get(name + ".__init__", self._sources.get(name, ""))
-        exec(compile(source, "<%s>" % name, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+        code = self._modules.get(name + ".__init__", self._modules.get(name, ""))
+        if isinstance(code, str):
+            code = compile(code, "<%s>" % name, "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # noqa: S102
 
 
-def boot(sources: Dict[str, str], config: Dict[str, Any]) -> None:
-    """Run the guardian with `config`, importing from `sources` (module name to text)."""
+def boot(packed: Dict[bytes, bytes], config: Dict[str, Any]) -> None:
+    """Run the guardian with `config`, importing what is `packed`: marshalled, compressed, in base64.
+
+    It is packed for some Pythons, by the number that their compiled files begin with, as code, and for
+    all others, by b"", as texts: to compile them takes 10 ms.
+    """
+    from _frozen_importlib_external import MAGIC_NUMBER  # noqa: PLC0415 (as importlib.util, which takes 3 ms)
+
+    chosen = packed.get(MAGIC_NUMBER, packed[b""])
+    modules: Modules = marshal.loads(zlib.decompress(a2b_base64(chosen)))  # noqa: S302 (it came with this program)
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
-    sys.meta_path.insert(0, _Finder(sources))
+    sys.meta_path.insert(0, _Finder(modules))
     from hvlaunch.agent import guardian  # noqa: PLC0415 (importable only now)
 
     guardian.main(config)

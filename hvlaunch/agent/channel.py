@@ -1,13 +1,20 @@
 """The agent's end of the channel: frames in from fd 0, frames out to fd 1, never blocking."""
 
+from __future__ import annotations
+
 import os
 import select
 import time
 from collections import deque
-from typing import Any, Deque, Dict, List, Optional
 
-from hvlaunch.agent.frames import Decoder, Frame, encode
+from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import Cutter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Deque, Dict, List, Optional
+
+    from hvlaunch.agent.frames import Frame
 
 __all__ = ["Channel"]
 

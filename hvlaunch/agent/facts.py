@@ -1,11 +1,16 @@
 """What the agent tells of its host: who it is, how it can be reached, what it has."""
 
+from __future__ import annotations
+
 import os
 import socket
 import struct
 import sys
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 __all__ = ["free_port", "host_facts", "interface_addresses"]
 

@@ -4,19 +4,24 @@ The header says what it is ("type") and carries the small facts; the body is out
 workers of a `start`. docs/architecture.md lists the types.
 """
 
+from __future__ import annotations
+
 import json
 import struct
-from typing import Any, Dict, Iterator, List, Tuple
 
-__all__ = ["PROTOCOL", "BadFrame", "Decoder", "Frame", "encode"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Tuple
+
+    Frame = Tuple[Dict[str, Any], bytes]
+
+__all__ = ["PROTOCOL", "BadFrame", "Decoder", "encode"]
 
 PROTOCOL = 2
 
 _LENGTHS = struct.Struct("!II")
 _MAX_HEADER = 1 << 20
 _MAX_BODY = 1 << 28
-
-Frame = Tuple[Dict[str, Any], bytes]
 
 
 class BadFrame(Exception):

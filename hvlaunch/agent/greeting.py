@@ -1,15 +1,20 @@
 """Getting to know each other: the host's facts, and which addresses lead where."""
 
+from __future__ import annotations
+
+import _thread
 import os
 import selectors
 import socket
-import threading
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from hvlaunch.agent import facts, probe
 from hvlaunch.agent.channel import Channel
 from hvlaunch.agent.frames import PROTOCOL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Tuple
 
 __all__ = ["Greeting"]
 
@@ -105,7 +110,7 @@ class Greeting:
             except Exception as error:  # noqa: BLE001 (see above)
                 self._call_soon(partial(_raise, error))
 
-        threading.Thread(target=run, daemon=True).start()
+        _thread.start_new_thread(run, ())
 
     def _send_soon(self, header: Dict[str, Any]) -> None:
         self._call_soon(lambda: self._channel.send(header))

@@ -1,13 +1,18 @@
 """The process above the agent: whatever happens to the agent, nothing of the job survives it."""
 
+from __future__ import annotations
+
 import os
 import select
 import signal
 import sys
 import time
-from typing import Any, Dict, Optional, Tuple
 
 from hvlaunch.agent import reaper, scratch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional, Tuple
 
 __all__ = ["main"]
 

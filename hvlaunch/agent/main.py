@@ -4,20 +4,25 @@ One thread, one loop. The agent ends its workers and itself when the driver says
 channel closes, when the driver is silent for the lease, and when the guardian above it is gone.
 """
 
+from __future__ import annotations
+
 import os
 import selectors
 import signal
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, NoReturn, Optional
 
 from hvlaunch.agent import reaper, scratch
 from hvlaunch.agent.channel import Channel
-from hvlaunch.agent.frames import BadFrame, Frame
+from hvlaunch.agent.frames import BadFrame
 from hvlaunch.agent.greeting import Greeting
 from hvlaunch.agent.workers import Workers
 
-if TYPE_CHECKING:  # few hosts need it
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Deque, Dict, NoReturn, Optional
+
+    from hvlaunch.agent.frames import Frame
     from hvlaunch.agent.relay import Relay
 
 __all__ = ["Agent", "main"]
@@ -66,7 +71,7 @@ class Agent:
         self._calls: Deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
         self._workers = Workers(channel, self._selector, int(config["window"]))
-        self._relay: Optional["Relay"] = None
+        self._relay: Optional[Relay] = None
         self._greeting = Greeting(channel, self._selector, self._call_soon, directory, self._listen)
         self._wake_read, self._wake_write = os.pipe()
         self._watch_signals()

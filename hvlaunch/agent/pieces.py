@@ -6,8 +6,13 @@ each piece is one write, with a mark and a number before it and another mark beh
 print can only be between pieces, where it is told from them.
 """
 
+from __future__ import annotations
+
 import struct
-from typing import Callable, Iterator
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Iterator
 
 __all__ = ["START", "Cutter", "Garbled", "Sieve"]
 

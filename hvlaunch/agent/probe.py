@@ -1,14 +1,19 @@
 """Which addresses really lead to whom: connect, and believe only the right nonce."""
 
+from __future__ import annotations
+
 import errno
 import selectors
 import socket
 import time
-from typing import Callable, Dict, Optional, Sequence, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, Optional, Sequence, Tuple
+
+    Target = Tuple[str, int]
 
 __all__ = ["Beacon", "http_request", "reach"]
-
-Target = Tuple[str, int]
 
 
 class Beacon:

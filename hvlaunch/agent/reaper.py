@@ -5,11 +5,16 @@ those that called setsid or forked twice too, so that killing one's own children
 ends them all, and nobody else's.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import signal
 import time
-from typing import Dict, List, Optional, Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Optional, Sequence
 
 __all__ = ["adopt_descendants", "children", "kill_descendants", "kill_marked"]
 

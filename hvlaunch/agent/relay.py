@@ -4,12 +4,17 @@ Data flows by credit: at most WINDOW bytes of a connection are on their way in o
 direction, so neither a slow worker nor a slow driver makes memory grow.
 """
 
+from __future__ import annotations
+
 import resource
 import selectors
 import socket
-from typing import Any, Dict, List, Optional
 
 from hvlaunch.agent.channel import Channel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
 
 __all__ = ["CHUNK", "WINDOW", "Relay"]
 

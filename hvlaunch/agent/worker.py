@@ -1,10 +1,15 @@
 """One worker on this host: how it is started, fed, signalled, and what is known of its end."""
 
+from __future__ import annotations
+
 import errno
 import os
 import signal
 import time
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 __all__ = ["CannotStart", "OomWatch", "Worker", "exit_of", "start"]
 

@@ -1,24 +1,29 @@
 """All workers of this host: output with credit, stdin, signals on time, ends."""
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os
 import selectors
 import signal
 import time
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from hvlaunch.agent import reaper
 from hvlaunch.agent import worker as one
 from hvlaunch.agent.channel import Channel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+    Step = Tuple[int, float]
 
 __all__ = ["Workers"]
 
 _CHUNK = 1 << 16
 _CLEARING = 2.0
 _F_GETPIPE_SZ = 1032  # fcntl(2); the module has the name since Python 3.10
-
-Step = Tuple[int, float]
 
 
 class _Slot:

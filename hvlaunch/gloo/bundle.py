@@ -1,11 +1,16 @@
 """The agent as it travels: a shell command that any login shell takes, and the bytes for its stdin."""
 
+import marshal
 import re
 import sys
 import zlib
+from binascii import b2a_base64
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from importlib.util import MAGIC_NUMBER
 from itertools import takewhile
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from hvlaunch import agent
@@ -32,6 +37,7 @@ _MODULES = (
     "main",
     "guardian",
 )
+_LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
 _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
 # Reads exactly its own size from stdin, whose next bytes are frames: buffered by 1, nothing is read ahead.
 _BOOT = "import io,zlib;exec(zlib.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
@@ -40,14 +46,26 @@ _NEW_ENOUGH = '"Python 3."[89]*|"Python 3."[1-9][0-9]*'
 _SAYS_ITS_VERSION = re.compile(r"/.*/python3\.([89]|[1-9][0-9])")
 
 
-def bundle(config: Mapping[str, Any]) -> bytes:
-    """The agent's sources and `config` (grace, lease in seconds; window in bytes) as a program, compressed."""
+def bundle(config: Mapping[str, Any], *, is_near: bool) -> bytes:
+    """The agent and `config` (grace, lease in seconds; window in bytes) as a program, compressed: one zlib stream.
+
+    For a host that is near, its modules are there twice: as text, which any Python takes, and compiled
+    for ours, which makes three times as much to send and saves such a Python 10 ms.
+    """
     root = Path(agent.__file__).parent
-    sources = {"hvlaunch.__init__": ""}
-    for name in _MODULES:
-        sources[f"hvlaunch.agent.{name}"] = (root / f"{name}.py").read_text(encoding="ascii")
+    files = {f"hvlaunch.agent.{name}": root / f"{name}.py" for name in _MODULES}
+    texts = {name: file.read_text(encoding="ascii") for name, file in files.items()}
+    packed = {b"": _packed({"hvlaunch.__init__": "", **texts})}
+    if is_near:
+        code = {name: SourceFileLoader(name, str(file)).get_code(name) for name, file in files.items()}
+        packed[MAGIC_NUMBER] = _packed({"hvlaunch.__init__": "", **code})
     boot = (root / "boot.py").read_text(encoding="ascii")
-    return zlib.compress(f"{boot}\nboot({sources!r}, {dict(config)!r})\n".encode(), 9)
+    return zlib.compress(f"{boot}\nboot({packed!r}, {dict(config)!r})\n".encode(), 1)
+
+
+def _packed(modules: Mapping[str, CodeType | str | None]) -> bytes:
+    """In base64, as Python's own literals for bytes are slow to read."""
+    return b2a_base64(zlib.compress(marshal.dumps(dict(modules)), _LEVEL), newline=False)
 
 
 def python_candidates(chosen: str | None) -> list[str]:

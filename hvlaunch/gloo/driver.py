@@ -177,7 +177,7 @@ class Driver:
         self._lease = Lease(spec.lease, clock())
         self._result: JobResult | None = None
         self._bundling = Lock()
-        self._bundle = b""
+        self._bundles: dict[bool, bytes] = {}
 
     def _window(self) -> int:
         least, most = _WINDOW_RANGE
@@ -291,8 +291,9 @@ class Driver:
         if connection.remote_address is None and chosen is None:
             return local_agent_command(config), b""
         with self._bundling:
-            self._bundle = self._bundle or bundle(config)
-        return agent_command(python_candidates(chosen), len(self._bundle)), self._bundle
+            program = self._bundles.get(connection.is_near) or bundle(config, is_near=connection.is_near)
+            self._bundles[connection.is_near] = program
+        return agent_command(python_candidates(chosen), len(program)), program
 
     def _hello(self, host: Host, connection: Connection) -> Mapping[str, Any]:
         return {

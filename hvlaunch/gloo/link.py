@@ -6,9 +6,9 @@ A second thread writes, so that neither a slow host nor a full window holds up t
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hvlaunch.agent.frames import PROTOCOL, BadFrame, Decoder, Frame, encode
+from hvlaunch.agent.frames import PROTOCOL, BadFrame, Decoder, encode
 from hvlaunch.agent.pieces import Garbled, Sieve
 from hvlaunch.console.lines import Stream
 from hvlaunch.errors import (
@@ -26,6 +26,9 @@ from hvlaunch.gloo.bundle import NO_PYTHON
 from hvlaunch.gloo.outgoing import Outgoing
 from hvlaunch.job import Host
 from hvlaunch.ssh.connection import Channel, Connection
+
+if TYPE_CHECKING:
+    from hvlaunch.agent.frames import Frame
 
 __all__ = ["HostLink", "Opening", "OutputSink", "Relay"]
 
@@ -166,7 +169,7 @@ class HostLink:
         except OSError:
             return  # the reading side sees the end too, and knows more of its cause
 
-    def _frames(self, channel: Channel) -> Iterator[Frame]:
+    def _frames(self, channel: Channel) -> Iterator["Frame"]:
         """What the agent sends; only that counts as a sign of life."""
         decoder = Decoder()
         sieve = Sieve(self._hear_noise)

@@ -12,6 +12,7 @@ from hvlaunch.agent.pieces import Cutter, Sieve
 from hvlaunch.mpi.crew import Crew
 from hvlaunch.mpi.errors import EndedByLauncher
 from hvlaunch.ssh.connection import Channel
+from hvlaunch.ssh.tcp import is_near
 
 __all__ = ["CrewChannel", "CrewConnection"]
 
@@ -31,6 +32,7 @@ class CrewConnection:
         self._sockets = sockets
         self.local_address: str | None = plain(sockets[0].getsockname()[0])
         self.remote_address: str | None = plain(sockets[0].getpeername()[0])
+        self.is_near = is_near(sockets[0])
 
     def run(self, command: str) -> Channel:  # noqa: ARG002 (the launcher has started what is to run)
         return CrewChannel(self._host, self._sockets, self._launcher_end)

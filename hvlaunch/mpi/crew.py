@@ -8,9 +8,10 @@ import json
 import signal
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.frames import Frame
+if TYPE_CHECKING:
+    from hvlaunch.agent.frames import Frame
 
 __all__ = ["Crew"]
 
@@ -35,7 +36,7 @@ class Crew:
         """The launcher has ended a worker, or before it was started. Which rank was the cause, if any was, the launcher may tell."""
         self._unprinted: deque[tuple[int, int]] = deque()
 
-    def to_agents(self, header: Mapping[str, Any], body: bytes) -> Iterator[tuple[int, Frame]]:
+    def to_agents(self, header: Mapping[str, Any], body: bytes) -> Iterator[tuple[int, "Frame"]]:
         """Slots, and what is for them, of a frame of the driver's."""
         kind = header["type"]
         if kind == "hello":
@@ -50,13 +51,13 @@ class Crew:
             for slot in self._concerned(header):
                 yield slot, (dict(header), body)
 
-    def _start(self, header: Mapping[str, Any], body: bytes) -> Iterator[tuple[int, Frame]]:
+    def _start(self, header: Mapping[str, Any], body: bytes) -> Iterator[tuple[int, "Frame"]]:
         plan = json.loads(body.decode("ascii"))
         for worker in plan["workers"]:
             own = json.dumps({**plan, "workers": [worker]}).encode("ascii")
             yield worker["slot"], (dict(header), own)
 
-    def _credit(self, size: int) -> Iterator[tuple[int, Frame]]:
+    def _credit(self, size: int) -> Iterator[tuple[int, "Frame"]]:
         """Output is printed in the order in which it came, so the oldest was whose credit this is."""
         shares: dict[int, int] = {}
         while size and self._unprinted:
@@ -77,7 +78,7 @@ class Crew:
         slots = header.get("slots")
         return [slot for slot in range(self._size) if slots is None or slot in slots]
 
-    def to_driver(self, slot: int, header: Mapping[str, Any], body: bytes) -> Iterator[Frame]:
+    def to_driver(self, slot: int, header: Mapping[str, Any], body: bytes) -> Iterator["Frame"]:
         """What the driver is told of a frame of an agent's."""
         kind = header["type"]
         if kind == "hello":

@@ -42,6 +42,9 @@ class Connection(Protocol):
     remote_address: str | None
     """The host's end; empty where it is not known (behind a jump host); None where the host is this machine."""
 
+    is_near: bool
+    """Whether the host is known to be so near that tens of kilobytes more cost no time."""
+
     def run(self, command: str) -> Channel:
         """Start `command` through the login shell of the host (of this machine: /bin/sh).
 

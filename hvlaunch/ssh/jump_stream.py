@@ -24,6 +24,7 @@ class JumpStream:
     """
 
     greeting = b""
+    is_near = False
 
     def __init__(self, channel: Channel, jump: str, local_address: str, name: str) -> None:
         self.local_address = local_address

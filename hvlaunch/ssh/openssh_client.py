@@ -15,8 +15,8 @@ from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, HostKeyPolicy, SSHOptions
 from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.jumps import Hops
-from hvlaunch.ssh.local import LocalChannel
 from hvlaunch.ssh.openssh_errors import FAILED, explain, lost
+from hvlaunch.ssh.pipes import PipeChannel, start_piped
 from hvlaunch.ssh.questions import Questions
 from hvlaunch.ssh.settings import HostSettings, ask_ssh, by_hand, resolve, ssh_words
 from hvlaunch.ssh.tcp import addresses_toward
@@ -100,6 +100,7 @@ class OpenSSHConnection:
         ours, theirs = addresses_toward(settings) if is_direct else ("", "")
         self.local_address: str | None = ours
         self.remote_address: str | None = theirs
+        self.is_near = False
         path = settings.control_path
         self._is_shared = path is not None and Path(path).is_socket()
         self._channels: list[OpenSSHChannel] = []
@@ -117,15 +118,7 @@ class OpenSSHConnection:
 
     def _start(self, command: str, deadline: float) -> "OpenSSHChannel":
         try:
-            process = subprocess.Popen(
-                [*self._words, command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                env={**os.environ, **_ENVIRONMENT},
-                start_new_session=True,  # no terminal: neither Ctrl-C nor a question is for ssh
-            )
+            process = start_piped([*self._words, command], {**os.environ, **_ENVIRONMENT})
         except (OSError, ValueError) as error:
             hint = "installing OpenSSH's client (Debian: openssh-client), or --ssh-client paramiko"
             raise HostError(f"ssh can't be started: {error}", host=self._host, hint=hint) from None
@@ -161,7 +154,7 @@ class OpenSSHChannel:
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
-        self._pipes = LocalChannel(process)
+        self._pipes = PipeChannel(process)
         self._early = b""
 
     def wait_for_mark(self) -> bool:

@@ -120,6 +120,7 @@ class ParamikoConnection:
     def __init__(self, host: str, transport: ClientTransport, stream: Stream, timeout: float) -> None:
         self.local_address: str | None = stream.local_address
         self.remote_address: str | None = stream.remote_address
+        self.is_near = stream.is_near
         self._host = host
         self._transport = transport
         self._timeout = timeout

@@ -22,6 +22,7 @@ class ProxySocket(GreetingSocket):
     """The near end of the two-way pipe to `process`, which is ended with it."""
 
     local_address = remote_address = ""
+    is_near = False
 
     def __init__(self, near: socket.socket, process: "subprocess.Popen[bytes]", command: str) -> None:
         super().__init__(fileno=near.detach())

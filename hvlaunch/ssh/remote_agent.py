@@ -3,25 +3,23 @@
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.job import Host
-from hvlaunch.ssh.connection import Channel
-from hvlaunch.ssh.local import LocalChannel
+from hvlaunch.ssh.pipes import PipeConnection
 
-__all__ = ["RemoteAgentConnection", "agent_words", "connect_by_agent"]
+__all__ = ["agent_words", "connect_by_agent"]
 
 _EXEC_WITHOUT_STDIN = re.compile(r"(kubectl[^\n]*? exec )(?![^\n]*(?:-i\b|--stdin\b))")
 
 
-def connect_by_agent(agent: str, host: Host) -> "RemoteAgentConnection":
-    """The connection to `host` by way of `agent`, a program and perhaps words of its own.
+def connect_by_agent(agent: str, host: Host) -> PipeConnection:
+    """The connection to `host` by way of `agent`, a program and perhaps words of its own. Addresses are not known.
 
     Raises ConnectFailed where there is no such program.
     """
-    return RemoteAgentConnection(agent_words(agent, host.name), host.name)
+    return PipeConnection([*agent_words(agent, host.name), host.name], host.name, "")
 
 
 def agent_words(agent: str, host: str) -> list[str]:
@@ -39,35 +37,3 @@ def agent_words(agent: str, host: str) -> list[str]:
     text = Path(found).read_text(errors="replace")
     changed = _EXEC_WITHOUT_STDIN.sub(r"\1-i ", text)
     return [found, *words] if changed == text else ["/bin/sh", "-c", changed, found, *words]
-
-
-class RemoteAgentConnection:
-    """hvlaunch.ssh.connection.Connection: each command is a process of the program's. Addresses are not known."""
-
-    def __init__(self, words: list[str], host: str) -> None:
-        self._words = words
-        self._host = host
-        self.local_address: str | None = ""
-        self.remote_address: str | None = ""
-        self._channels: list[LocalChannel] = []
-
-    def run(self, command: str) -> Channel:
-        try:
-            process = subprocess.Popen(
-                [*self._words, self._host, command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-            )
-        except OSError as error:
-            cause = f"{self._words[0]} can't be started: {(error.strerror or str(error)).lower()}"
-            raise ConnectFailed(cause, host=self._host) from None
-        channel = LocalChannel(process)
-        self._channels.append(channel)
-        return channel
-
-    def close(self) -> None:
-        for channel in self._channels:
-            channel.close()

@@ -22,6 +22,10 @@ class Stream(Protocol):
     def remote_address(self) -> str:
         """The host's end; empty where it is not known."""
 
+    @property
+    def is_near(self) -> bool:
+        """See Connection."""
+
     def recv(self, size: int, /) -> bytes: ...
 
     def send(self, data: bytes, /) -> int: ...

@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from hvlaunch.agent.frames import Decoder, Frame, encode
+from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import Sieve
 from hvlaunch.gloo.bundle import agent_command, bundle
+
+if TYPE_CHECKING:
+    from hvlaunch.agent.frames import Frame
 
 __all__ = ["PATIENCE", "AgentProcess", "Hunt", "python", "until"]
 
@@ -96,7 +99,7 @@ class AgentProcess:
         """Whether the agent's stdout has ended."""
         self._decoder = Decoder()
         self._sieve = Sieve(self._hear)
-        self._bundle = bundle({"grace": grace, "lease": lease, "window": window})
+        self._bundle = bundle({"grace": grace, "lease": lease, "window": window}, is_near=True)
         command = before + agent_command(candidates, len(self._bundle))
         self.process = subprocess.Popen(
             [*shell, command],
@@ -178,7 +181,7 @@ class AgentProcess:
         header, _ = self.expect("exited", slot=0)
         return header, self.output("stdout"), self.output("stderr")
 
-    def expect(self, kind: str, **facts: Any) -> Frame:
+    def expect(self, kind: str, **facts: Any) -> "Frame":
         """The next frame of this kind that has the facts."""
         for frame in self.frames():
             header, _ = frame
@@ -188,7 +191,7 @@ class AgentProcess:
             assert header["type"] != "fault" or kind == "fault", header["cause"]
         raise AssertionError(f"the agent ended without {kind} {facts}; it sent {self.seen}; {self.stderr()}")
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator["Frame"]:
         """What came and was not asked for, then what comes, until the agent's stdout ends."""
         index = 0
         deadline = time.monotonic() + PATIENCE

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from hvlaunch import agent as agent_package
-from hvlaunch.agent.frames import encode
+from hvlaunch.agent.frames import Decoder, encode
+from hvlaunch.agent.pieces import Sieve
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo import bundle as bundles
 from hvlaunch.gloo.bundle import NO_PYTHON, agent_command, bundle, python_candidates
 from tests.unit.agent.harness import AgentProcess
 
 Launch = Callable[..., AgentProcess]
+CONFIG = {"grace": 0.2, "lease": 60.0, "window": 1 << 20}
 SHELLS = ["sh", "bash", "dash", "zsh", "fish", "csh", "tcsh", "ksh", "busybox"]
 
 
@@ -138,18 +140,44 @@ def test_nothing_secret_and_nothing_long_is_on_the_command_line() -> None:
     assert len(agent_command(python_candidates(None), 20_000)) < 700
 
 
+def fault(data: bytes) -> str:
+    """What an agent of the bundle says of a frame that no driver sends: a traceback."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", agent_command([sys.executable], len(data))],
+        input=data + encode({"type": "hello"}),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    ((header, _),) = Decoder().feed(Sieve(lambda _: None).feed(done.stdout))
+    assert header["type"] == "fault"
+    return str(header["cause"])
+
+
 def test_every_module_of_the_agent_travels() -> None:
     there = {path.stem for path in Path(agent_package.__file__).parent.glob("*.py")}
     assert there == {*bundles._MODULES, "boot"}
 
 
-def test_the_bundle_stays_small() -> None:
-    assert len(bundle({"grace": 10.0, "lease": 30.0, "window": 1 << 20})) < 24_000
+@pytest.mark.parametrize(("is_near", "limit"), [(False, 30_000), (True, 90_000)])
+def test_the_bundle_stays_small(is_near: bool, limit: int) -> None:
+    assert len(bundle(CONFIG, is_near=is_near)) < limit
+
+
+@pytest.mark.parametrize("is_near", [False, True])
+def test_the_compiled_code_is_for_pythons_that_take_our_files(is_near: bool) -> None:
+    compiled = str(Path(agent_package.__file__).with_name("main.py"))
+    assert (compiled in fault(bundle(CONFIG, is_near=is_near))) is is_near
+
+
+def test_any_other_compiles_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "MAGIC_NUMBER", b"\0\0\r\n")
+    assert "<hvlaunch.agent.main>" in fault(bundle(CONFIG, is_near=True))
 
 
 def test_frames_right_behind_the_bundle_are_not_swallowed(launch: Launch) -> None:
     """One write has the bundle and the hello; the boot may read only its own part."""
-    data = bundle({"grace": 0.2, "lease": 60.0, "window": 1 << 20})
+    data = bundle(CONFIG, is_near=True)
     process = subprocess.Popen(
         ["/bin/sh", "-c", agent_command([sys.executable], len(data))],
         stdin=subprocess.PIPE,
@@ -162,7 +190,7 @@ def test_frames_right_behind_the_bundle_are_not_swallowed(launch: Launch) -> Non
 
 
 def test_a_bundle_that_comes_in_drops_is_read_whole() -> None:
-    data = bundle({"grace": 0.2, "lease": 60.0, "window": 1 << 20}) + encode({"type": "bye"})
+    data = bundle(CONFIG, is_near=True) + encode({"type": "bye"})
     process = subprocess.Popen(
         ["/bin/sh", "-c", agent_command([sys.executable], len(data) - len(encode({"type": "bye"})))],
         stdin=subprocess.PIPE,
@@ -190,7 +218,7 @@ def test_the_hosts_own_modules_are_not_imported(launch: Launch, tmp_path: Path) 
 
 def test_the_start_imports_little() -> None:
     """What an import costs is paid on every host before its workers can start."""
-    data = bundle({"grace": 0.2, "lease": 60.0, "window": 1 << 20})
+    data = bundle(CONFIG, is_near=True)
     command = agent_command([sys.executable], len(data)).replace("set -- -I", "set -- -X importtime -I")
     hello = {
         "type": "hello",
@@ -211,6 +239,8 @@ def test_the_start_imports_little() -> None:
     imported = {line.rpartition(b"|")[2].strip().decode() for line in done.stderr.splitlines()}
     assert "hvlaunch.agent.workers" in imported
     heavy = {
+        "typing",
+        "threading",
         "subprocess",
         "shutil",
         "traceback",

@@ -1,24 +1,28 @@
 import json
 import struct
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvlaunch.agent.frames import BadFrame, Decoder, Frame, encode
+from hvlaunch.agent.frames import BadFrame, Decoder, encode
+
+if TYPE_CHECKING:
+    from hvlaunch.agent.frames import Frame
 
 TEXT = st.text(st.characters(), max_size=20)
 HEADERS = st.dictionaries(TEXT, st.one_of(TEXT, st.integers(), st.none(), st.booleans()), max_size=4)
 FRAMES = st.lists(st.tuples(HEADERS, st.binary(max_size=300)), max_size=6)
 
 
-def decode_all(decoder: Decoder, *chunks: bytes) -> list[Frame]:
+def decode_all(decoder: Decoder, *chunks: bytes) -> list["Frame"]:
     return [frame for chunk in chunks for frame in decoder.feed(chunk)]
 
 
 @given(FRAMES, st.lists(st.integers(0, 3000), max_size=12))
-def test_frames_survive_any_chunking(frames: list[Frame], cuts: list[int]) -> None:
+def test_frames_survive_any_chunking(frames: list["Frame"], cuts: list[int]) -> None:
     sent = [({**header, "type": "any"}, body) for header, body in frames]
     data = b"".join(encode(header, body) for header, body in sent)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]

@@ -2,9 +2,13 @@
 
 from collections import deque
 from threading import Condition
+from typing import TYPE_CHECKING
 
-from hvlaunch.agent.frames import PROTOCOL, Decoder, Frame, encode
+from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
 from hvlaunch.agent.pieces import Cutter
+
+if TYPE_CHECKING:
+    from hvlaunch.agent.frames import Frame
 
 __all__ = ["HELLO", "FakeChannel", "FakeConnection"]
 
@@ -52,7 +56,7 @@ class FakeChannel:
             self.incoming.append(error)
             self.changed.notify_all()
 
-    def frames(self, skip: int) -> list[Frame]:
+    def frames(self, skip: int) -> list["Frame"]:
         """What the driver sent, behind `skip` bytes of bundle."""
         return list(Decoder().feed(bytes(self.written[skip:])))
 
@@ -88,6 +92,7 @@ class FakeChannel:
 class FakeConnection:
     local_address: str | None = "10.0.0.100"
     remote_address: str | None = "10.0.0.1"
+    is_near = False
 
     def __init__(self) -> None:
         self.channel = FakeChannel()

@@ -10,7 +10,7 @@ import pytest
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host
-from hvlaunch.ssh.local import LocalConnection, connect_local
+from hvlaunch.ssh.local import connect_local
 
 from .conftest import PATIENCE, in_thread, read_all, until
 
@@ -119,7 +119,7 @@ def test_no_descriptor_stays_open():
         return psutil.Process().num_fds()
 
     before = count()
-    connection = LocalConnection()
+    connection = connect_local(Host("here"))
     for _ in range(3):
         channel = connection.run("cat")
         channel.write(b"x")
@@ -129,14 +129,14 @@ def test_no_descriptor_stays_open():
 
 
 def test_a_command_that_can_not_be_started(connection):
-    with pytest.raises(HostError, match="no command can be started here") as caught:
+    with pytest.raises(HostError, match="/bin/sh can't be started: embedded null byte") as caught:
         connection.run("echo \0")
     assert caught.value.host == "here"
 
 
 def test_a_command_gets_the_usual_signals():
     """Python ignores SIGPIPE; what it starts should not."""
-    with closing(LocalConnection()) as connection:
+    with closing(connect_local(Host("here"))) as connection:
         channel = connection.run("yes | head -1")
         assert read_all(channel) == b"y\n"
         assert channel.exit_status(PATIENCE) == 0

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hvlaunch.errors import ConnectFailed
+from hvlaunch.errors import ConnectFailed, HostError
 from hvlaunch.job import Host
 from hvlaunch.ssh.remote_agent import agent_words, connect_by_agent
 
@@ -66,6 +66,14 @@ def test_a_program_that_is_not_there(tmp_path):
         ConnectFailed, match=r"host a: .*/none, which the scheduler names in place of ssh, is not there"
     ):
         agent_words(f"{tmp_path}/none", "a")
+
+
+def test_a_program_that_can_not_be_started(tmp_path):
+    script = tmp_path / "agent"
+    script.write_text("#!/none\n")
+    script.chmod(0o755)
+    with pytest.raises(HostError, match=r"host a: .*/agent can't be started: no such file or directory"):
+        connect_by_agent(str(script), Host("a")).run("true")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers run on Linux")
