@@ -13,7 +13,7 @@ from pathlib import Path
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
 
-__all__ = ["HostSettings", "ask_ssh", "by_hand", "resolve", "ssh_words"]
+__all__ = ["HostSettings", "Target", "ask_ssh", "by_hand", "resolve", "ssh_words"]
 
 SSH_PORT = 22
 
@@ -82,6 +82,15 @@ class HostSettings:
         if self.host_key_alias is not None:
             return self.host_key_alias
         return self.hostname if self.port == SSH_PORT else f"[{self.hostname}]:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to connect to: a name for messages, the settings, and the ssh command that does the same by hand."""
+
+    name: str
+    settings: HostSettings
+    by_hand: str
 
 
 def ask_ssh(arguments: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,5 @@
 """The ways to the hosts of a job, and what they share."""
 
-import importlib
-import shutil
-import sys
 import threading
 from typing import TYPE_CHECKING, Protocol
 
@@ -58,25 +55,8 @@ class Ways:
             from hvlaunch.ssh.openssh_client import OpenSSHClient  # noqa: PLC0415
 
             return OpenSSHClient(self._options, timeout=self._timeout, turns=turns)
-        _load_paramiko()
         from hvlaunch.ssh.keys import Keyring  # noqa: PLC0415
         from hvlaunch.ssh.paramiko_client import ParamikoClient  # noqa: PLC0415
 
         self._keyring = Keyring()
         return ParamikoClient(self._options, timeout=self._timeout, keyring=self._keyring, turns=turns)
-
-
-def _load_paramiko() -> None:
-    """Import paramiko without invoke, which takes a third of the time.
-
-    paramiko stands its absence, and wants it only for `Match exec` in its own parser of ssh_config,
-    which is not asked where there is an ssh binary.
-    """
-    spare = "invoke" not in sys.modules and shutil.which("ssh") is not None
-    if spare:
-        sys.modules["invoke"] = None  # type: ignore[assignment]
-    try:
-        importlib.import_module("paramiko")
-    finally:
-        if spare:
-            del sys.modules["invoke"]

@@ -20,7 +20,8 @@ from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.keys import Keyring
-from hvlaunch.ssh.paramiko_client import ParamikoClient, ParamikoConnection
+from hvlaunch.ssh.paramiko_client import ParamikoClient
+from hvlaunch.ssh.paramiko_connection import ParamikoConnection
 from hvlaunch.ssh.turns import Turns
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")

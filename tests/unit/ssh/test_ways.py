@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from hvlaunch.ssh.openssh_client import OpenSSHConnection
-from hvlaunch.ssh.paramiko_client import ParamikoConnection
+from hvlaunch.ssh.paramiko_connection import ParamikoConnection
 from hvlaunch.ssh.ways import Ways
 
 from .conftest import PATIENCE, read_all
