@@ -220,27 +220,26 @@ def test_the_start_imports_little() -> None:
     """What an import costs is paid on every host before its workers can start."""
     data = bundle(CONFIG, is_near=True)
     command = agent_command([sys.executable], len(data)).replace("set -- -I", "set -- -X importtime -I")
-    hello = {
-        "type": "hello",
-        "nonce": "x",
-        "cwd": "/",
-        "gpus": False,
-        "ports": None,
-        "elastic": None,
-        "rendezvous": None,
-    }
-    done = subprocess.run(
-        ["/bin/sh", "-c", command],
-        input=data + encode(hello) + encode({"type": "bye"}),
-        capture_output=True,
-        check=False,
+    nobody = {"candidates": [("127.0.0.1", 1)], "token": "t", "nonce": "n", "relay": "never"}
+    hello = {"type": "hello", "nonce": "x", "cwd": "/", "gpus": False, "ports": None, "elastic": None}
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    assert done.returncode == 0
-    imported = {line.rpartition(b"|")[2].strip().decode() for line in done.stderr.splitlines()}
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(data + encode({**hello, "rendezvous": nobody}))
+    process.stdin.flush()
+    told = b""
+    while b'"reached"' not in told:
+        told += process.stdout.read1() or pytest.fail("it ended")
+    _, errors = process.communicate(encode({"type": "bye"}))
+    assert process.returncode == 0
+    imported = {line.rpartition(b"|")[2].strip().decode() for line in errors.splitlines()}
     assert "hvlaunch.agent.workers" in imported
     heavy = {
         "typing",
         "threading",
+        "encodings.idna",
         "subprocess",
         "shutil",
         "traceback",
