@@ -3,14 +3,15 @@
 import re
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.settings import HostSettings, resolve
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["Hop", "Hops", "Jumps", "behind", "parse_hop"]
 
@@ -111,6 +112,9 @@ class Jumps(Generic[C]):
 
         `host` is for messages. Raises what `make` raises, for all who wait for it; StartTimeout.
         """
+        from concurrent.futures import Future  # noqa: PLC0415 (5 ms, before any connection; few hosts are behind others)
+        from concurrent.futures import TimeoutError as TooLate  # noqa: PLC0415
+
         with self._lock:
             future = self._made.get(key)
             is_mine = future is None or (future.done() and not future.result().is_open())

@@ -1,16 +1,15 @@
 """Connections to hosts with paramiko: our socket, one thread of paramiko's, keys that all hosts share."""
 
-import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.jumps import Hop, Hops, Jumps, behind
-from hvlaunch.ssh.keys import Keyring
 from hvlaunch.ssh.proxy_command import start_proxy
 from hvlaunch.ssh.questions import Questions
 from hvlaunch.ssh.settings import Target, ask_ssh, by_hand, resolve
@@ -19,6 +18,7 @@ from hvlaunch.ssh.tcp import dial
 from hvlaunch.ssh.turns import Turns
 
 if TYPE_CHECKING:  # see _load_login
+    from hvlaunch.ssh.keys import Keyring
     from hvlaunch.ssh.paramiko_connection import ParamikoConnection
     from hvlaunch.ssh.paramiko_login import Login
 
@@ -30,10 +30,13 @@ _LOADING = threading.Lock()
 class ParamikoClient:
     """Connects to the hosts of a job as `options` say, within `timeout` seconds each. Thread-safe.
 
-    What the hosts share are the keys, the turns, and the connections to jump hosts, which `close` ends.
+    What the hosts share are the keys, which `keyring` gives once they are needed, the turns, and the connections
+    to jump hosts, which `close` ends.
     """
 
-    def __init__(self, options: SSHOptions, *, timeout: float, keyring: Keyring, turns: Turns) -> None:
+    def __init__(
+        self, options: SSHOptions, *, timeout: float, keyring: "Callable[[], Keyring]", turns: Turns
+    ) -> None:
         self._options = options
         self._ask = Questions(ask_ssh)
         self._hops = Hops(options, timeout=timeout)
@@ -76,7 +79,7 @@ class ParamikoClient:
             stream = _stream(target, via, deadline)
             try:
                 login = _load_login()(
-                    target, self._options.host_keys, self._keyring, timeout=self._timeout, deadline=deadline
+                    target, self._options.host_keys, self._keyring(), timeout=self._timeout, deadline=deadline
                 )
             except BaseException:
                 stream.close()
@@ -105,6 +108,8 @@ def _load_login() -> "type[Login]":
     It is imported without invoke, which takes a third of the time. It stands its absence, and wants it only for
     `Match exec` in its own parser of ssh_config, which is not asked where there is an ssh binary.
     """
+    import shutil  # noqa: PLC0415 (it can wait as well)
+
     with _LOADING:
         spare = "invoke" not in sys.modules and shutil.which("ssh") is not None
         if spare:

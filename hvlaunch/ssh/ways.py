@@ -55,8 +55,13 @@ class Ways:
             from hvlaunch.ssh.openssh_client import OpenSSHClient  # noqa: PLC0415
 
             return OpenSSHClient(self._options, timeout=self._timeout, turns=turns)
-        from hvlaunch.ssh.keys import Keyring  # noqa: PLC0415
         from hvlaunch.ssh.paramiko_client import ParamikoClient  # noqa: PLC0415
 
-        self._keyring = Keyring()
-        return ParamikoClient(self._options, timeout=self._timeout, keyring=self._keyring, turns=turns)
+        return ParamikoClient(self._options, timeout=self._timeout, keyring=self._keys, turns=turns)
+
+    def _keys(self) -> "Keyring":
+        from hvlaunch.ssh.keys import Keyring  # noqa: PLC0415
+
+        with self._lock:
+            self._keyring = self._keyring or Keyring()
+        return self._keyring

@@ -36,7 +36,7 @@ def connect(
         with contextlib.closing(Keyring()) as own:
             return connect(host, options, timeout=timeout, keyring=own)
     turns = Turns(options.connect_limit, sleep=lambda _: None)
-    return ParamikoClient(options, timeout=timeout, keyring=keyring, turns=turns).connect(host)
+    return ParamikoClient(options, timeout=timeout, keyring=lambda: keyring, turns=turns).connect(host)
 
 
 def until(condition, what: str, timeout: float = PATIENCE) -> None:

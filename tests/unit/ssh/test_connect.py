@@ -265,7 +265,7 @@ def gate(make_sshd, sshd):
 def test_a_jump_host(sshd, gate):
     sshd.config.append("Match originalhost target\n  ProxyJump gate\nMatch all")
     with contextlib.closing(Keyring()) as keyring:
-        client = ParamikoClient(sshd.options(), timeout=PATIENCE, keyring=keyring, turns=Turns(8))
+        client = ParamikoClient(sshd.options(), timeout=PATIENCE, keyring=lambda: keyring, turns=Turns(8))
         host = Host("target", address="127.0.0.1")
         connection = client.connect(host)
         assert (connection.local_address, connection.remote_address) == ("127.0.0.1", "127.0.0.1")
@@ -288,7 +288,7 @@ def test_a_jump_host(sshd, gate):
 def test_a_jump_host_that_does_not_let_us_through(sshd, gate):
     sshd.config.append("Match originalhost target\n  ProxyJump gate\nMatch all")
     with contextlib.closing(Keyring()) as keyring:
-        client = ParamikoClient(sshd.options(), timeout=PATIENCE, keyring=keyring, turns=Turns(8))
+        client = ParamikoClient(sshd.options(), timeout=PATIENCE, keyring=lambda: keyring, turns=Turns(8))
         with pytest.raises(ConnectFailed) as caught:
             client.connect(Host("target", address="127.0.0.1", port=free_port()))
         assert "host target: its jump host gate does not connect to 127.0.0.1 port" in str(caught.value)
