@@ -26,6 +26,14 @@ _LONGEST_PAUSE = 0.05
 def adopt_descendants() -> Optional[str]:
     """Make this process the parent of its orphaned descendants; say why where the kernel can't."""
     try:
+        import _ctypes  # noqa: PLC0415 (the module above it, which tells errors too, takes 2 ms more on every host)
+
+        prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]  # None is this program
+        if _ctypes.call_function(prctl, (_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0:
+            return None
+    except (ImportError, AttributeError, OSError):
+        pass
+    try:
         import ctypes  # noqa: PLC0415 (some builds of Python have none)
 
         libc = ctypes.CDLL(None, use_errno=True)
