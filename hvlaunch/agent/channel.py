@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections import deque
 
 from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import Cutter
+from hvlaunch.agent.quick import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

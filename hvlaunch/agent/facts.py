@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import struct
 import sys
 import time
+
+from hvlaunch.agent.quick import socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def interface_addresses() -> Dict[str, List[str]]:
 
 def _netlink_addresses() -> Iterator[Tuple[int, str]]:
     request = struct.pack("=IHHIIBxxxi", 24, _RTM_GETADDR, _NLM_F_REQUEST_DUMP, 1, 0, socket.AF_UNSPEC, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
+    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+    try:
         netlink.send(request)
         while True:
             data = netlink.recv(1 << 16)
@@ -72,6 +74,8 @@ def _netlink_addresses() -> Iterator[Tuple[int, str]]:
                     if address is not None:
                         yield address
                 start += (size + 3) & ~3
+    finally:
+        netlink.close()
 
 
 def _address_of(message: bytes) -> Optional[Tuple[int, str]]:

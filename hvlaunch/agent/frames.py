@@ -6,8 +6,9 @@ workers of a `start`. docs/architecture.md lists the types.
 
 from __future__ import annotations
 
-import json
 import struct
+
+from hvlaunch.agent.quick import dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class BadFrame(Exception):
 
 
 def encode(header: Dict[str, Any], body: bytes = b"") -> bytes:
-    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text = dumps(header).encode("ascii")
     return _LENGTHS.pack(len(text), len(body)) + text + body
 
 
@@ -62,7 +63,7 @@ class Decoder:
             split = start + _LENGTHS.size + header_size
             end = start + self._need
             try:
-                header = json.loads(buffer[start + _LENGTHS.size : split].decode("ascii"))
+                header = loads(buffer[start + _LENGTHS.size : split].decode("ascii"))
             except (ValueError, RecursionError) as error:
                 raise BadFrame("a header that is no JSON: %s" % error) from None
             if not isinstance(header, dict) or not isinstance(header.get("type"), str):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import _thread
 import os
-import selectors
-import socket
-from functools import partial
 
 from hvlaunch.agent import facts, probe
 from hvlaunch.agent.channel import Channel
 from hvlaunch.agent.frames import PROTOCOL
+from hvlaunch.agent.quick import READ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Tuple
+
+    from hvlaunch.agent.quick import Selector, socket
 
 __all__ = ["Greeting"]
 
@@ -30,7 +30,7 @@ class Greeting:
     def __init__(
         self,
         channel: Channel,
-        selector: selectors.BaseSelector,
+        selector: Selector,
         call_soon: Callable[[Callable[[], None]], None],
         scratch: str,
         listen: Callable[[], int],
@@ -94,7 +94,7 @@ class Greeting:
             if within is None:
                 raise
             return None, None
-        self._selector.register(self._beacon.listener, selectors.EVENT_READ, self._beacon.answer)
+        self._selector.register(self._beacon.listener, READ, self._beacon.answer)
         return self._beacon.port, self._master.getsockname()[1]
 
     def probe(self, header: Dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Greeting:
             try:
                 work()
             except Exception as error:  # noqa: BLE001 (see above)
-                self._call_soon(partial(_raise, error))
+                self._call_soon(_raiser(error))
 
         _thread.start_new_thread(run, ())
 
@@ -159,8 +159,11 @@ class Greeting:
         self._send_soon({**about, "address": None})
 
 
-def _raise(error: Exception) -> None:
-    raise error
+def _raiser(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
 
 
 def _cannot_enter(path: str) -> Optional[str]:

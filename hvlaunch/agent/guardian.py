@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import time
 
 from hvlaunch.agent import reaper, scratch
+from hvlaunch.agent.quick import signal, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +94,6 @@ def _exit_as(status: int, left: int) -> None:
 def _explain(status: int) -> Tuple[int, str]:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        names = {int(one): one.name for one in signal.Signals}
-        return 128 + number, "killed by %s" % names.get(number, "signal %d" % number)
+        return 128 + number, "killed by %s" % signal_name(number)
     code = os.WEXITSTATUS(status)
     return code, "" if code == 0 else "ended with code %d" % code

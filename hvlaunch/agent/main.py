@@ -7,15 +7,13 @@ channel closes, when the driver is silent for the lease, and when the guardian a
 from __future__ import annotations
 
 import os
-import selectors
-import signal
 import time
-from collections import deque
 
 from hvlaunch.agent import reaper, scratch
 from hvlaunch.agent.channel import Channel
 from hvlaunch.agent.frames import BadFrame
 from hvlaunch.agent.greeting import Greeting
+from hvlaunch.agent.quick import READ, WRITE, Selector, deque, signal, signal_name
 from hvlaunch.agent.workers import Workers
 
 TYPE_CHECKING = False
@@ -69,14 +67,14 @@ class Agent:
         self._alone = False
         self._last_heard = time.monotonic()
         self._calls: Deque[Callable[[], None]] = deque()
-        self._selector = selectors.DefaultSelector()
+        self._selector = Selector()
         self._workers = Workers(channel, self._selector, int(config["window"]))
         self._relay: Optional[Relay] = None
         self._greeting = Greeting(channel, self._selector, self._call_soon, directory, self._listen)
         self._wake_read, self._wake_write = os.pipe()
         self._watch_signals()
-        self._selector.register(channel.read_fd, selectors.EVENT_READ, self._receive)
-        self._selector.register(guardian_fd, selectors.EVENT_READ, self._orphaned)
+        self._selector.register(channel.read_fd, READ, self._receive)
+        self._selector.register(guardian_fd, READ, self._orphaned)
         self._writing = False
 
     def _watch_signals(self) -> None:
@@ -86,7 +84,7 @@ class Agent:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         for number in (signal.SIGCHLD, *_SIGNALS_TO_END):
             signal.signal(number, lambda *_: None)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+        self._selector.register(self._wake_read, READ, self._woken)
 
     def _call_soon(self, call: Callable[[], None]) -> None:
         """Run `call` in the loop; for other threads."""
@@ -104,8 +102,8 @@ class Agent:
         """Work until there is nothing left to do and nobody left to do it for; the exit code."""
         while not (self._ending and self._workers.all_ended):
             self._watch_writing()
-            for key, _ in self._selector.select(self._timeout()):
-                key.data()
+            for call, _ in self._selector.select(self._timeout()):
+                call()
             if self._relay is not None:
                 self._relay.read_on()
             now = time.monotonic()
@@ -132,7 +130,7 @@ class Agent:
         if self._writing:
             self._selector.unregister(self._channel.write_fd)
         else:
-            self._selector.register(self._channel.write_fd, selectors.EVENT_WRITE, self._channel.flush)
+            self._selector.register(self._channel.write_fd, WRITE, self._channel.flush)
         self._writing = not self._writing
 
     def _receive(self) -> None:
@@ -174,7 +172,7 @@ class Agent:
     def _woken(self) -> None:
         for number in os.read(self._wake_read, 512):
             if number in _SIGNALS_TO_END:
-                self._give_up("got %s" % signal.Signals(number).name, alone=False)
+                self._give_up("got %s" % signal_name(number), alone=False)
         while self._calls:
             self._calls.popleft()()
         self._workers.reap()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import selectors
-import socket
 import time
+
+from hvlaunch.agent.quick import READ, WRITE, Selector, accept, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,14 +29,15 @@ class Beacon:
     def answer(self) -> None:
         """Serve one connection; nothing where it is gone again."""
         try:
-            connection, _ = self.listener.accept()
+            connection = accept(self.listener)
         except OSError:
             return
-        with connection:
-            try:
-                connection.send(self._nonce)
-            except OSError:
-                pass
+        try:
+            connection.send(self._nonce)
+        except OSError:
+            pass
+        finally:
+            connection.close()
 
     def close(self) -> None:
         self.listener.close()
@@ -59,16 +60,16 @@ def reach(
     """
     deadline = time.monotonic() + timeout
     no_hope = deadline if connect_timeout is None else time.monotonic() + connect_timeout
-    with selectors.DefaultSelector() as selector:
-        waiting = _connect_all(selector, targets)
-        answers: Dict[int, bytes] = dict.fromkeys(range(len(targets)), b"")
+    selector = Selector()
+    waiting = _connect_all(selector, targets)
+    answers: Dict[int, bytes] = dict.fromkeys(waiting, b"")
+    try:
         while waiting:
             left = min(deadline, no_hope) - time.monotonic()
             if left <= 0:
                 break
-            for key, mask in selector.select(left):
-                index, connection = key.data, key.fileobj
-                assert isinstance(connection, socket.socket)  # noqa: S101 (for the type checker)
+            for index, mask in selector.select(left):
+                connection = waiting[index]
                 done = _advance(connection, mask, request(targets[index]), answers, index, selector)
                 if not done:
                     no_hope = deadline
@@ -80,15 +81,16 @@ def reach(
                         deadline = 0.0
                 if done:
                     selector.unregister(connection)
-                    connection.close()
-                    waiting -= 1
-        for key in list(selector.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):
-                key.fileobj.close()
+                    waiting.pop(index).close()
+    finally:
+        for connection in waiting.values():
+            connection.close()
+        selector.close()
 
 
-def _connect_all(selector: selectors.BaseSelector, targets: Sequence[Target]) -> int:
-    waiting = 0
+def _connect_all(selector: Selector, targets: Sequence[Target]) -> Dict[int, socket.socket]:
+    """The connections that are under way, by index."""
+    waiting = {}
     for index, (address, port) in enumerate(targets):
         try:
             # As bytes: text goes through the codec of international names, whose import takes 2 ms.
@@ -102,8 +104,8 @@ def _connect_all(selector: selectors.BaseSelector, targets: Sequence[Target]) ->
         if connection.connect_ex(where) not in _UNDERWAY:
             connection.close()
             continue
-        selector.register(connection, selectors.EVENT_WRITE, index)
-        waiting += 1
+        selector.register(connection, WRITE, index)
+        waiting[index] = connection
     return waiting
 
 
@@ -116,15 +118,15 @@ def _advance(
     request: bytes,
     answers: Dict[int, bytes],
     index: int,
-    selector: selectors.BaseSelector,
+    selector: Selector,
 ) -> bool:
     """Send the request, then collect the answer; True when nothing more will come."""
     try:
-        if mask & selectors.EVENT_WRITE:
+        if mask & WRITE:
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 return True
             connection.sendall(request)
-            selector.modify(connection, selectors.EVENT_READ, index)
+            selector.modify(connection, READ, index)
             return False
         data = connection.recv(4096)
     except OSError:

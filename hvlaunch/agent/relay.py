@@ -7,10 +7,10 @@ direction, so neither a slow worker nor a slow driver makes memory grow.
 from __future__ import annotations
 
 import resource
-import selectors
 import socket
 
 from hvlaunch.agent.channel import Channel
+from hvlaunch.agent.quick import READ, WRITE, Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Relay:
     `credit` (`bytes` were passed on).
     """
 
-    def __init__(self, channel: Channel, selector: selectors.BaseSelector) -> None:
+    def __init__(self, channel: Channel, selector: Selector) -> None:
         self._channel = channel
         self._selector = selector
         self._connections: Dict[int, _Connection] = {}
@@ -66,7 +66,7 @@ class Relay:
         listener.bind(("127.0.0.1", 0))
         listener.listen(512)
         listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+        self._selector.register(listener, READ, lambda: self._accept(listener))
         port: int = listener.getsockname()[1]
         return port
 
@@ -135,9 +135,9 @@ class Relay:
 
     def _watch(self, connection: _Connection) -> None:
         """Wait for what can be done next, which is nothing where the driver has to give credit first."""
-        wanted = selectors.EVENT_WRITE if connection.waiting else 0
+        wanted = WRITE if connection.waiting else 0
         if connection.reading and connection.credit > 0 and not connection.held:
-            wanted |= selectors.EVENT_READ
+            wanted |= READ
         if wanted == connection.watched:
             return
         if not connection.watched:
@@ -151,7 +151,7 @@ class Relay:
     def _serve(self, connection: _Connection) -> None:
         if connection.number in self._connections and connection.waiting:
             self._write(connection)
-        if connection.number in self._connections and connection.watched & selectors.EVENT_READ:
+        if connection.number in self._connections and connection.watched & READ:
             self._read(connection)
 
     def _read(self, connection: _Connection) -> None:
@@ -212,4 +212,4 @@ class Relay:
         listener = self._listener
         if self._full and listener is not None:
             self._full = False
-            self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+            self._selector.register(listener, READ, lambda: self._accept(listener))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import time
+
+from hvlaunch.agent.quick import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import selectors
-import signal
 import time
 
 from hvlaunch.agent import reaper
 from hvlaunch.agent import worker as one
 from hvlaunch.agent.channel import Channel
+from hvlaunch.agent.quick import READ, WRITE, Selector, loads, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ class _Slot:
 class Workers:
     """Starts and watches workers. At most `window` bytes of output are on their way to the driver at a time."""
 
-    def __init__(self, channel: Channel, selector: selectors.BaseSelector, window: int) -> None:
+    def __init__(self, channel: Channel, selector: Selector, window: int) -> None:
         self._channel = channel
         self._selector = selector
         self._credit = window
@@ -62,7 +60,7 @@ class Workers:
 
     def start(self, header: Dict[str, Any], body: bytes) -> None:
         """Start the workers of a `start` frame; `started` or `not_started` for each."""
-        plan = json.loads(body.decode("ascii"))
+        plan = loads(body.decode("ascii"))
         self._clear([item["slot"] for item in plan["workers"]])
         for item in plan["workers"]:
             env = dict(plan["defaults"])
@@ -201,7 +199,7 @@ class Workers:
     def _watch(self, slot: _Slot, stream: str) -> None:
         if self._has_credit:
             fd = slot.worker.output[stream]
-            self._selector.register(fd, selectors.EVENT_READ, lambda: self._read(slot, stream))
+            self._selector.register(fd, READ, lambda: self._read(slot, stream))
 
     def _read(self, slot: _Slot, stream: str) -> int:
         """Pass one chunk on; its size, 0 where there is none now or no more."""
@@ -215,7 +213,7 @@ class Workers:
         except OSError:
             data = b""
         if not data:
-            if fd in self._selector.get_map():
+            if fd in self._selector:
                 self._selector.unregister(fd)
             os.close(fd)
             del slot.worker.output[stream]
@@ -230,7 +228,7 @@ class Workers:
         """No credit: stop reading, so that the workers block in write(), as on a full pipe."""
         for slot in self._slots:
             for fd in slot.worker.output.values():
-                if fd in self._selector.get_map():
+                if fd in self._selector:
                     self._selector.unregister(fd)
 
     def _resume(self, credit: int) -> None:
@@ -244,7 +242,7 @@ class Workers:
             if slot.end is not None and not slot.told:
                 self._drain(slot)
             for stream in list(slot.worker.output):
-                if self._has_credit and slot.worker.output[stream] not in self._selector.get_map():
+                if self._has_credit and slot.worker.output[stream] not in self._selector:
                     self._watch(slot, stream)
 
     def discard_output(self) -> None:
@@ -265,7 +263,7 @@ class Workers:
             self._tell_taken(number, len(data))
             return
         if not slot.stdin_waiting and not slot.stdin_ended:
-            self._selector.register(slot.worker.stdin, selectors.EVENT_WRITE, lambda: self._write_stdin(slot))
+            self._selector.register(slot.worker.stdin, WRITE, lambda: self._write_stdin(slot))
         slot.stdin_waiting += data
         slot.stdin_ended = slot.stdin_ended or not data
 
@@ -300,6 +298,6 @@ class Workers:
             return
         self._tell_taken(slot.worker.slot, len(slot.stdin_waiting))
         slot.stdin_waiting.clear()
-        if fd in self._selector.get_map():
+        if fd in self._selector:
             self._selector.unregister(fd)
         os.close(fd)

@@ -23,6 +23,7 @@ NO_PYTHON = "hvlaunch: no Python >= 3.8 among"
 
 _MODULES = (
     "__init__",
+    "quick",
     "frames",
     "pieces",
     "reaper",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -57,7 +58,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def test_the_ports_are_those_that_a_firewall_lets_through() -> None:
-    with free_port() as reserved:
+    with closing(free_port()) as reserved:
         port = reserved.getsockname()[1]
         done = run("-np", 1, "--rendezvous-port", port, "true")
         assert done.returncode == 2

@@ -239,6 +239,15 @@ def test_the_start_imports_little() -> None:
     assert "hvlaunch.agent.workers" in imported
     heavy = {
         "typing",
+        "enum",
+        "re",
+        "json",
+        "signal",
+        "socket",
+        "selectors",
+        "collections",
+        "functools",
+        "ctypes",
         "threading",
         "encodings.idna",
         "subprocess",

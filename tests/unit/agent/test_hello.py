@@ -4,6 +4,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -99,7 +100,7 @@ def test_the_ports_are_free_and_the_masters_is_kept_until_the_start(launch: Laun
 
 
 def test_the_ports_are_in_the_range_that_the_driver_names(launch: Launch) -> None:
-    with free_port() as reserved:
+    with closing(free_port()) as reserved:
         low = reserved.getsockname()[1]
     for _ in range(3):
         hello = launch().hello(ports=[low, low + 20])
@@ -108,7 +109,7 @@ def test_the_ports_are_in_the_range_that_the_driver_names(launch: Launch) -> Non
 
 
 def test_a_range_that_is_in_use_is_told(launch: Launch) -> None:
-    with free_port() as taken:
+    with closing(free_port()) as taken:
         port = taken.getsockname()[1]
         hello = launch().hello(ports=[port, port])
     assert (hello["beacon_port"], hello["master_port"]) == (None, None)

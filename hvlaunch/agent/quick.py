@@ -1,0 +1,154 @@
+"""What the agent needs of `json`, `signal`, `socket`, `selectors` and `collections`, without their start.
+
+Those modules make enumerations and regular expressions as they are imported, which takes 10 of the 25 ms
+that Python and the agent take to start on every host. What is below them, in C, is here under their
+names; they are themselves where it is missing, as in other Pythons than CPython.
+"""
+
+from __future__ import annotations
+
+import select
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    import socket
+    from collections import deque
+    from typing import Any, Dict, List, Optional, Protocol, Tuple, Union
+
+    class HasFileno(Protocol):
+        def fileno(self) -> int: ...
+
+else:
+    try:
+        import _signal as signal
+        import _socket as socket
+        from _collections import deque
+    except ImportError:
+        import signal
+        import socket
+        from collections import deque
+
+__all__ = [
+    "READ",
+    "WRITE",
+    "Selector",
+    "accept",
+    "deque",
+    "dumps",
+    "loads",
+    "signal",
+    "signal_name",
+    "socket",
+]
+
+READ, WRITE = select.EPOLLIN, select.EPOLLOUT
+
+
+class Selector:
+    """Waits for file descriptors, and for whatever has one, as selectors.EpollSelector does."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._waiting: Dict[int, Tuple[Any, int]] = {}
+
+    def register(self, file: Union[int, HasFileno], events: int, data: Any) -> None:
+        """Wait for `events` (READ, WRITE or both), of which select() tells with `data`."""
+        fd = _fd(file)
+        self._epoll.register(fd, events)
+        self._waiting[fd] = data, events
+
+    def modify(self, file: Union[int, HasFileno], events: int, data: Any) -> None:
+        fd = _fd(file)
+        self._epoll.modify(fd, events)
+        self._waiting[fd] = data, events
+
+    def unregister(self, file: Union[int, HasFileno]) -> None:
+        fd = _fd(file)
+        del self._waiting[fd]
+        self._epoll.unregister(fd)
+
+    def __contains__(self, fd: int) -> bool:
+        return fd in self._waiting
+
+    def select(self, timeout: Optional[float]) -> List[Tuple[Any, int]]:
+        """Wait at most `timeout` seconds (None: for ever): the data and the events of each that is ready.
+
+        An error, or the other side's end, is as if all that was waited for had come.
+        """
+        told = []
+        for fd, ready in self._epoll.poll(-1 if timeout is None else timeout, max(1, len(self._waiting))):
+            data, events = self._waiting[fd]
+            told.append((data, events & ready or events))
+        return told
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
+def _fd(file: Union[int, HasFileno]) -> int:
+    return file if isinstance(file, int) else file.fileno()
+
+
+def accept(listener: socket.socket) -> socket.socket:
+    """The next connection. Raises OSError."""
+    fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 (what socket.socket.accept calls)
+    return socket.socket(fileno=fd)
+
+
+def signal_name(number: int) -> str:
+    from signal import Signals  # noqa: PLC0415 (see above: it is needed where something went wrong)
+
+    try:
+        return Signals(number).name
+    except ValueError:
+        return "signal %d" % number
+
+
+def _no_number(name: str) -> None:
+    raise ValueError("%s is no number of JSON's" % name)
+
+
+class _Settings:
+    """How json reads by default, but that it takes NaN for a number."""
+
+    strict = True
+    object_hook = object_pairs_hook = None
+    parse_float, parse_int, parse_constant = float, int, staticmethod(_no_number)
+    memo: Dict[str, str] = {}  # noqa: RUF012 (there is one reader)
+
+
+def _refuse(value: Any) -> None:
+    raise TypeError("no JSON for %r" % (value,))
+
+
+try:
+    from _json import encode_basestring_ascii, make_encoder, make_scanner
+except ImportError:
+    import json
+
+    def loads(text: str) -> Any:
+        """The value of the JSON. Raises ValueError, RecursionError."""
+        return json.loads(text)
+
+    def dumps(value: Any) -> str:
+        """The value as JSON, in ASCII and without spaces."""
+        return json.dumps(value, separators=(",", ":"))
+
+else:
+    _read = make_scanner(_Settings)  # type: ignore[arg-type]  # whatever has these attributes
+    _write = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
+
+    def loads(text: str) -> Any:
+        """The value of the JSON. Raises ValueError, RecursionError."""
+        try:
+            value, end = _read(text, 0)
+        except StopIteration:
+            raise ValueError("nothing that begins a value") from None
+        if end != len(text):
+            raise ValueError("something behind the value")
+        return value
+
+    def dumps(value: Any) -> str:
+        """The value as JSON, in ASCII and without spaces."""
+        return "".join(_write(value, 0))
