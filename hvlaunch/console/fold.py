@@ -14,11 +14,11 @@ def number_set(numbers: Iterable[int]) -> str:
 
 def host_set(hosts: Iterable[str]) -> str:
     """`b`, `gpu[01-07],login`."""
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # noqa: PLC0415 - as above
-
     known = list(dict.fromkeys(hosts))
     if len(known) == 1:
         return known[0]
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # noqa: PLC0415 - as above
+
     try:
         return str(NodeSet.fromlist(known, resolver=RESOLVER_NOGROUP))
     except NodeSetException:  # a name that is none of ClusterShell's, which a hostfile may still hold

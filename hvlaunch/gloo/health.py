@@ -65,10 +65,10 @@ class Health:
             return []
         return [one for one in self._membership.members() if not one.is_ending]
 
-    def stuck(self, now: float) -> set[str]:
+    def stuck(self, now: float) -> list[str]:
         """Hosts where workers do not end, whatever they are sent."""
         ending = self._membership.crew.ending
-        return {one.host for one in ending if one.ends_by is not None and now >= one.ends_by}
+        return sorted({one.host for one in ending if one.ends_by is not None and now >= one.ends_by})
 
     def deadlines(self) -> Iterator[float]:
         """When to look again, while there are rounds."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from hvlaunch.console.fold import fold_hosts
 from hvlaunch.gloo.actions import Action, Say
 from hvlaunch.gloo.events import HostFacts
 
@@ -11,7 +12,7 @@ __all__ = ["say_shared", "shared_machines"]
 def say_shared(facts: Mapping[str, HostFacts]) -> list[Action]:
     """Tell the user of them."""
     return [
-        Say(f"hosts {', '.join(names)} are one machine, and each uses all of its slots there")
+        Say(f"{fold_hosts(names)} are one machine, and each uses all of its slots there")
         for names in shared_machines(facts)
     ]
 

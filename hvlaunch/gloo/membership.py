@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hvlaunch.console.fold import fold_hosts
 from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import wording
@@ -152,10 +153,11 @@ class Membership:
         return host is not None and host.is_usable(now) and worker.slot < self._pool.slots(host)
 
     def members(self) -> list[Worker]:
-        """The living workers of the round that have not left it."""
-        if self.round is None:
+        """The living workers of the round that have not left it, in order of rank."""
+        current = self.round
+        if current is None:
             return []
-        found = (self.crew.at(seat) for seat in self.round.staying)
+        found = (self.crew.at(seat) for seat in current.places if seat in current.staying)
         return [worker for worker in found if worker is not None]
 
     def is_member(self, worker: Worker) -> bool:
@@ -455,9 +457,7 @@ class Membership:
         members = self.members()
         leaving = [worker for worker in members if not self.is_wanted(worker, now)]
         if leaving and (not self.is_asking or len(leaving) < len(members)):
-            return self.change(
-                f"workers on {wording.hosts(sorted({one.host for one in leaving}))} are to leave"
-            )
+            return self.change(f"workers on {fold_hosts(one.host for one in leaving)} are to leave")
         room = self.most - len(current.places) + len(leaving)
         more = self._more(now) if room > 0 else 0
         if not more:

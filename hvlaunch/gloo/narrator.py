@@ -31,6 +31,9 @@ class Narrator:
         self._waiting: dict[str, None] = {}
         self._failed = 0
         self._connecting = True
+        self._all_at_once = spec.elastic is not None
+        self._to_start: int | None = None
+        """How many workers of the first round are still to be started, once it is known."""
         self._ranks: dict[str, list[int]] = {}
         self._pids: dict[str, list[int]] = {}
 
@@ -55,6 +58,9 @@ class Narrator:
 
     def _start(self, start: do.Start) -> None:
         size = start.places[0].size
+        if self._to_start is None:
+            self._to_start = 0 if self._all_at_once else size
+        self._to_start -= len(start.places)
         if not self._ranks and not self._quiet and self._shown is not None:
             first = min(part.start for part in self._shown)
             if first >= size:
@@ -72,11 +78,13 @@ class Narrator:
             self._say(said.text)
 
     def _wait(self, event: on.Event, actions: Sequence[do.Action]) -> None:
-        """Show who is waited for, until the workers are started or the job ends."""
+        """Show who is waited for, until all workers are started or the job ends; some may start before."""
         for action in actions:
             match action:
                 case do.Connect(host):
                     self._waiting[host.name] = None
+                case do.Start() if self._to_start is not None and self._to_start > 0:
+                    pass
                 case do.Start() | do.Stop() | do.Finish():
                     self._connecting = False
                     self._status(None)

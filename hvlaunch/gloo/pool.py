@@ -65,8 +65,8 @@ class Pool:
         """When each must be ready; the first is the most urgent."""
         self.closing: dict[str, float] = {}
         """When each must be closed."""
-        self.open: set[str] = set()
-        """All that are connected, or are to be."""
+        self.open: dict[str, None] = {}
+        """All that are connected, or are to be, in the order in which that began."""
         self._resting: set[PoolHost] = set()
         self.errors: dict[str, HostError] = {}
         """Why hosts failed, the last time that they did; nothing of those that are ready again."""
@@ -107,7 +107,7 @@ class Pool:
         host.disconnect()
         host.link = Link.CONNECTING
         self.connecting[host.name] = due
-        self.open.add(host.name)
+        self.open[host.name] = None
 
     def ready(self, host: PoolHost, facts: HostFacts) -> None:
         host.link, host.facts, host.gpus = Link.READY, facts, facts.gpus or 0
@@ -123,7 +123,7 @@ class Pool:
         host.disconnect()
         self.connecting.pop(host.name, None)
         self.closing.pop(host.name, None)
-        self.open.discard(host.name)
+        self.open.pop(host.name, None)
 
     @property
     def has_newcomers(self) -> bool:

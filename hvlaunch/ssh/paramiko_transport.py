@@ -6,10 +6,11 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Protocol, cast
+from weakref import WeakValueDictionary
 
 from paramiko.channel import Channel
-from paramiko.common import MSG_CHANNEL_REQUEST
+from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
 from paramiko.message import Message
 from paramiko.packet import Packetizer
 from paramiko.transport import Transport
@@ -49,11 +50,27 @@ def _take_request(channel: Channel, message: Message) -> None:
     channel.status_event.set()
 
 
+def _take_close(channel: Channel, message: Message) -> None:
+    """The host closes a channel: who sends by it answers, where data and the answer must not cross."""
+    transport = cast("ClientTransport", channel.get_transport())
+    stream = transport.streams.get(channel.get_id())
+    if stream is None:
+        channel._handle_close(message)  # type: ignore[attr-defined]  # noqa: SLF001  (paramiko's own handler)
+    else:
+        stream.closed_by_peer()
+        transport._unlink_channel(channel.get_id())  # type: ignore[attr-defined]  # noqa: SLF001  (not in the stubs)
+
+
+class _ChannelStream(Protocol):
+    def closed_by_peer(self) -> None: ...
+
+
 class ClientTransport(Transport):
     """One SSH connection over a stream that is connected already."""
 
     _channel_handler_table: ClassVar[dict[int, Callable[[Channel, Message], None]]] = {
         **Transport._channel_handler_table,  # type: ignore[attr-defined]  # noqa: SLF001  (not in the stubs)
+        MSG_CHANNEL_CLOSE: _take_close,
         MSG_CHANNEL_REQUEST: _take_request,
     }
 
@@ -71,6 +88,8 @@ class ClientTransport(Transport):
         self.name = name
         self.farewell: str | None = None
         """Why the host disconnected, in its own words."""
+        self.streams: WeakValueDictionary[int, _ChannelStream] = WeakValueDictionary()
+        """The channels that other connections go through, by their numbers."""
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from hvlaunch.errors import HostLost
 from hvlaunch.gloo import events as on
 
 if TYPE_CHECKING:
-    from tests.simulation.elastic_world import ElasticWorld, Process, SimHost
+    from tests.simulation.elastic_workers import Process
+    from tests.simulation.elastic_world import ElasticWorld, SimHost
 
 __all__ = ["LEASE", "plan_faults"]
 
@@ -53,8 +54,8 @@ def a_host(world: "ElasticWorld") -> "SimHost":
 def kill(world: "ElasticWorld") -> bool:
     one = a_worker(world)
     if one is not None:
-        world.codes.add(128 + signal.SIGKILL)
-        world.end(one, None, signal.SIGKILL)
+        world.workers.codes.add(128 + signal.SIGKILL)
+        world.workers.end(one, None, signal.SIGKILL)
     return one is not None
 
 
@@ -62,8 +63,8 @@ def fail(world: "ElasticWorld") -> bool:
     one = a_worker(world)
     if one is not None and not one.is_silent:
         code = world.random.choice([1, 7, 42])
-        world.codes.add(code)
-        world.end(one, code)
+        world.workers.codes.add(code)
+        world.workers.end(one, code)
     return one is not None
 
 
@@ -73,7 +74,7 @@ def hang(world: "ElasticWorld") -> bool:
     if one is None:
         return False
     one.is_silent = True
-    world.codes.add(128 + signal.SIGKILL)
+    world.workers.codes.add(128 + signal.SIGKILL)
 
     def told() -> None:
         if one.live and one.host.agent == one.agent:
@@ -89,7 +90,7 @@ def stick(world: "ElasticWorld") -> bool:
     if one is None:
         return False
     one.is_stuck = True
-    world.codes.add(128 + signal.SIGKILL)
+    world.workers.codes.add(128 + signal.SIGKILL)
     return True
 
 
@@ -110,7 +111,7 @@ def part(world: "ElasticWorld") -> bool:
     world.hear(host, on.HostParting(host.name, HostLost("lost: got SIGTERM", host=host.name)))
     for one in list(host.processes):
         if one.agent == agent:
-            world.at(world.delay(), lambda one=one: world.end(one, None, signal.SIGTERM))  # type: ignore[misc]
+            world.at(world.delay(), lambda one=one: world.workers.end(one, None, signal.SIGTERM))  # type: ignore[misc]
 
     def close() -> None:
         if host.agent == agent and host.link == "ready":
@@ -124,8 +125,8 @@ def part(world: "ElasticWorld") -> bool:
 def kill_while_placing(world: "ElasticWorld") -> bool:
     """The next round loses a worker before it has heard of its place."""
     world.faults_detail = ""
-    world.kills_while_placing += 1
-    world.codes.add(128 + signal.SIGKILL)
+    world.workers.kills_while_placing += 1
+    world.workers.codes.add(128 + signal.SIGKILL)
     return True
 
 
@@ -141,7 +142,7 @@ def refuse_start(world: "ElasticWorld") -> bool:
     """The command is not there for a moment."""
     host = a_host(world)
     host.refusals = 1
-    world.codes.add(127)
+    world.workers.codes.add(127)
     return True
 
 
@@ -177,7 +178,7 @@ def cut(world: "ElasticWorld") -> bool:
 def spoil(world: "ElasticWorld") -> bool:
     host = a_host(world)
     host.is_bad = True
-    world.codes.add(1)
+    world.workers.codes.add(1)
     return True
 
 

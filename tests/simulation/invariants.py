@@ -60,7 +60,7 @@ class Invariants:
         self.check_round(places[0].round, [one.place for one in places])
         assert {one.round for one in places} == {places[0].round}, "two rounds at once"
         assert len({(one.host, one.slot) for one in places}) == len(places), "two ranks for one worker"
-        found = [self.world.find(one.host, one.slot, one.start) for one in places]
+        found = [self.world.workers.find(one.host, one.slot, one.start) for one in places]
         members = [one for one in found if one is not None]
         for one in members:
             assert one.is_waiting, f"{one} gets a place, and has not asked"
@@ -125,10 +125,10 @@ class Invariants:
         elif result.error is not None:
             self.check_error(result)
         elif result.exit_code == 0:
-            assert world.ended_well, "it ended well, and no worker did"
+            assert world.workers.ended_well, "it ended well, and no worker did"
         else:
             assert result.failure is not None
-            assert result.exit_code in world.codes, "no worker ended so"
+            assert result.exit_code in world.workers.codes, "no worker ended so"
             assert self.may_fail, "failures are to be made up for"
 
     @property
@@ -138,7 +138,7 @@ class Invariants:
         bad = {"spoil", "kill", "fail", "hang", "stick", "kill_while_placing", "refuse_start"}
         return (
             world.options.max_restarts is not None
-            or world.ended_well > 0
+            or world.workers.ended_well > 0
             or "spoil" in world.faults
             or sum(name in bad for name in world.faults) > _MOST_EXCUSED
         )

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import distributed as dist
 
+from hvlaunch.torch import current
 from hvlaunch.torch.elastic.errors import WorkersChanged
 from hvlaunch.torch.elastic.snapshot import Snapshot, join, take
 from hvlaunch.torch.elastic.transfer import receive, send
@@ -81,12 +82,14 @@ class State:
 
         The first worker with the most commits gives; those that have as many are left in peace. Where nobody
         has saved anything, rank 0 gives what it has.
+
+        Raises NotInitialized where torch's group is not one of init()'s.
         """
         if not dist.is_initialized() or dist.get_world_size() == 1:
             if self._saved is None:
                 self.save()
             return
-        device = torch.device("cuda" if dist.get_backend() == dist.Backend.NCCL else "cpu")
+        device = current.world().carrier
         commits = _gathered(self.commits, device)
         newest = max(commits)
         root = commits.index(newest)
@@ -113,6 +116,15 @@ class State:
         else:
             self._saved = receive(root, group, device)
             self.restore()
+
+    def hand_over(self) -> tuple[int, Snapshot | None]:
+        """How many commits there are, and what was saved, for this worker's next life."""
+        return self.commits, self._saved
+
+    def take_over(self, commits: int, saved: Snapshot | None) -> None:
+        """Go on from what this worker's last life has handed over."""
+        self.commits, self._saved = commits, saved
+        self.restore()
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """Functions to call in every new round but the first, when its groups are made and before sync()."""

@@ -1,16 +1,21 @@
 """Plays histories of events to an engine, and keeps what it wanted done."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from hvlaunch.errors import HostLost
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
+from hvlaunch.gloo.actions import Step
 from hvlaunch.gloo.engine import Engine
 from hvlaunch.job import Host, JobResult, JobSpec
 
 A = TypeVar("A")
 
 PORT = 4711
+GENTLE = [Step(signal.SIGTERM, 0.0), Step(signal.SIGKILL, 10.0)]
+AT_ONCE = [Step(signal.SIGKILL, 0.0)]
 
 
 def hosts(text: str) -> tuple[Host, ...]:
@@ -35,6 +40,19 @@ def facts(number: int, **changes: object) -> on.HostFacts:
         "peer_address": f"10.0.0.{number}",
     }
     return on.HostFacts(**(values | changes))  # type: ignore[arg-type]
+
+
+def ready(name: str, number: int) -> list[on.Event]:
+    """The host 10.0.0.<number> is connected, and reaches the rendezvous."""
+    return [
+        on.HostConnected(name),
+        on.HostReady(name, facts(number)),
+        on.RendezvousReached(name, "10.0.0.100"),
+    ]
+
+
+def lost(host: str) -> on.HostGone:
+    return on.HostGone(host, HostLost("lost: silent", host=host))
 
 
 class Wanted(list[do.Action]):

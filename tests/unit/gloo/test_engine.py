@@ -1,4 +1,4 @@
-"""The engine, by histories of events: what it wants done, and how the job ends."""
+"""The engine with a static job, by histories of events: who is connected to, what is told, and when workers start."""
 
 import signal
 
@@ -16,16 +16,8 @@ from hvlaunch.errors import (
 )
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
-from hvlaunch.gloo.actions import Step
 from hvlaunch.gloo.engine import Phase
-from tests.unit.gloo.history import PORT, History, facts, spec
-
-GENTLE = [Step(signal.SIGTERM, 0.0), Step(signal.SIGKILL, 10.0)]
-AT_ONCE = [Step(signal.SIGKILL, 0.0)]
-
-
-def lost(host: str) -> on.HostGone:
-    return on.HostGone(host, HostLost("lost: silent", host=host))
+from tests.unit.gloo.history import GENTLE, PORT, History, facts, lost, ready, spec
 
 
 def test_a_job_that_goes_well() -> None:
@@ -86,11 +78,11 @@ def test_one_host_stays_on_its_loopback() -> None:
 
 
 def test_two_names_of_one_machine_are_told_once() -> None:
-    job = History(spec("a:1,b:1,c:1"))
+    job = History(spec("n1:1,n2:1,n3:1"))
     twin = {"boot_id": "x", "addresses": {"eth0": ["10.0.0.1"]}}
-    job.connect({"a": facts(1, **twin), "b": facts(2, boot_id="x"), "c": facts(3, **twin)})
-    assert job.said.count("hosts a, c are one machine") == 1
-    assert "b" not in job.said.partition("are one machine")[0]
+    job.connect({"n1": facts(1, **twin), "n2": facts(2, boot_id="x"), "n3": facts(3, **twin)})
+    assert job.said.count("hosts n[1,3] are one machine") == 1
+    assert "n2" not in job.said.partition("are one machine")[0]
 
 
 def test_hosts_without_a_boot_id_are_not_taken_for_one() -> None:
@@ -203,14 +195,6 @@ def test_what_a_kernel_lacks_is_said() -> None:
 
 
 # Starting early
-
-
-def ready(name: str, number: int) -> list[on.Event]:
-    return [
-        on.HostConnected(name),
-        on.HostReady(name, facts(number)),
-        on.RendezvousReached(name, "10.0.0.100"),
-    ]
 
 
 def early() -> History:
@@ -356,229 +340,3 @@ def test_a_host_that_never_answers_about_the_rendezvous_does_not_hold_the_job() 
     assert not job.of(do.Start)
     job.wait()
     assert job.of(do.Start)
-
-
-# Failures
-
-
-def test_one_failing_worker_stops_the_rest_and_gives_its_code() -> None:
-    job = History(spec("a:2,b:2")).start()
-    assert job.exit("b", 1, 7) == [do.Stop("a", GENTLE), do.Stop("b", GENTLE)]
-    for host, slot in (("a", 0), ("a", 1), ("b", 0)):
-        job.exit(host, slot, None, signal.SIGTERM, after=0.01)
-    job.close()
-    result = job.result
-    assert result.exit_code == 7
-    assert result.failure is not None
-    assert (result.failure.rank, result.failure.host) == (3, "b")
-    assert [end.stopped for end in result.exits] == [True, True, True, False]
-
-
-def test_a_signal_counts_as_128_and_its_number() -> None:
-    job = History(spec("a:1")).start()
-    job.exit("a", 0, None, signal.SIGKILL)
-    job.close()
-    assert job.result.exit_code == 137
-
-
-def test_the_first_failure_is_the_earliest_not_the_first_heard_of() -> None:
-    job = History(spec("a:1,b:1")).start()
-    job.now += 5.0
-    job.exit("a", 0, 1)
-    job.exit("b", 0, 9, after=-0.2)
-    job.close()
-    assert job.result.failure is not None
-    assert job.result.failure.rank == 1
-    assert job.result.exit_code == 9
-
-
-@pytest.mark.parametrize(
-    ("code", "number", "stopped"),
-    [
-        (0, None, True),
-        (143, None, True),
-        (None, 15, True),
-        (None, 9, True),
-        (1, None, False),
-        (None, 11, False),
-    ],
-)
-def test_who_ended_because_it_was_stopped(code: int | None, number: int | None, stopped: bool) -> None:
-    job = History(spec("a:2")).start()
-    job.exit("a", 0, 7)
-    job.exit("a", 1, code, number, after=0.1)
-    job.close()
-    assert job.result.exits[1].stopped is stopped
-    assert job.result.exit_code == 7
-
-
-def test_a_command_that_cannot_be_started() -> None:
-    job = History(spec("a:1,b:1")).start()
-    actions = job.play(on.WorkerNotStarted("b", 0, 0, 127, "train: command not found"))
-    assert actions == [do.Stop("a", GENTLE), do.Stop("b", GENTLE)]
-    job.exit("a", 0, None, signal.SIGTERM, after=0.1)
-    job.close()
-    assert job.result.exit_code == 127
-    assert job.result.failure is not None
-    assert job.result.failure.not_started == "train: command not found"
-
-
-def test_news_of_other_rounds_and_news_that_come_twice_change_nothing() -> None:
-    job = History(spec("a:2")).start()
-    assert job.play(on.WorkerExited(host="a", round=1, slot=0, code=3, signal=None, at=job.now)) == []
-    assert job.play(on.WorkerExited(host="a", round=0, slot=5, code=3, signal=None, at=job.now)) == []
-    job.exit("a", 0, 0)
-    assert job.exit("a", 0, 5) == []
-    job.exit("a", 1, 0)
-    job.close()
-    assert job.result.exit_code == 0
-
-
-def test_a_lost_host_ends_the_job() -> None:
-    job = History(spec("a:1,b:1")).start()
-    assert job.play(lost("b")) == [do.Stop("a", GENTLE)]
-    assert job.exit("a", 0, None, signal.SIGTERM, after=0.1) == [do.Release("a")]
-    job.close()
-    assert job.result.exit_code == 69
-    assert job.result.failure is None
-
-
-def test_a_worker_that_fails_because_its_peers_are_gone_is_not_the_cause() -> None:
-    job = History(spec("a:1,b:1")).start()
-    job.play(lost("b"))
-    job.exit("a", 0, 1, after=0.01)
-    job.close()
-    assert job.result.exit_code == 69
-    assert isinstance(job.result.error, HostLost)
-    assert job.result.failure is None
-
-
-def test_a_host_lost_after_a_failure_leaves_the_failures_code() -> None:
-    job = History(spec("a:1,b:1")).start()
-    job.exit("a", 0, 7)
-    actions = job.play(lost("b"))
-    assert do.Release("a") in actions
-    job.close()
-    assert job.result.exit_code == 7
-    assert "host b: lost" in job.said
-
-
-def test_an_agent_that_is_told_to_end_by_others_ends_the_job_and_is_waited_for() -> None:
-    job = History(spec("a:1,b:1")).start()
-    parting = on.HostParting("b", HostLost("lost: got SIGTERM", host="b"))
-    assert job.play(parting) == [do.Stop("a", GENTLE), do.Stop("b", GENTLE)]
-    job.exit("b", 0, None, signal.SIGTERM, after=0.1)
-    assert job.exit("a", 0, None, signal.SIGTERM, after=0.1) == [do.Release("a"), do.Release("b")]
-    job.close()
-    assert job.result.exit_code == 69
-    assert job.result.failure is None
-
-
-def test_all_hosts_lost() -> None:
-    job = History(spec("a:1,b:1")).start()
-    job.play(lost("a"))
-    job.play(lost("b"))
-    assert job.result.exit_code == 69
-
-
-def test_a_host_lost_when_all_have_ended_well_is_only_said() -> None:
-    job = History(spec("a:1,b:1")).start()
-    job.exit("a", 0)
-    job.exit("b", 0)
-    job.play(lost("b"), on.HostClosed("a"))
-    assert job.result.exit_code == 0
-    assert "host b: lost" in job.said
-
-
-def test_a_host_that_does_not_close_is_abandoned_and_said() -> None:
-    job = History(spec("a:1")).start()
-    job.exit("a", 0)
-    actions = job.wait()
-    assert do.Abandon("a") in actions
-    assert job.result.exit_code == 0
-    assert "host a: does not close" in job.said
-
-
-def test_processes_that_cannot_be_killed_are_said() -> None:
-    job = History(spec("a:1")).start()
-    job.exit("a", 0)
-    job.play(on.HostClosed("a", left=2))
-    assert "host a: 2 processes of the job can't be killed" in job.said
-
-
-# Interrupts
-
-
-def test_ctrl_c_is_int_then_term_then_kill() -> None:
-    job = History(spec("a:1", grace=10.0)).start()
-    actions = job.play(on.Interrupted(signal.SIGINT))
-    steps = [Step(signal.SIGINT, 0.0), Step(signal.SIGTERM, 5.0), Step(signal.SIGKILL, 10.0)]
-    assert job.of(do.Stop, actions) == [do.Stop("a", steps)]
-    job.exit("a", 0, None, signal.SIGINT, after=0.1)
-    job.close()
-    assert job.result.exit_code == 130
-    assert job.result.interrupted == signal.SIGINT
-    assert job.result.exits[0].stopped
-
-
-def test_ctrl_c_twice_kills_at_once() -> None:
-    job = History(spec("a:1")).start()
-    job.play(on.Interrupted(signal.SIGINT))
-    assert job.play(on.Interrupted(signal.SIGINT)) == [do.Stop("a", AT_ONCE)]
-    job.exit("a", 0, None, signal.SIGKILL, after=0.1)
-    job.close()
-    assert job.result.exit_code == 130
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE])
-def test_other_signals_are_term_then_kill(number: signal.Signals) -> None:
-    job = History(spec("a:1")).start()
-    actions = job.play(on.Interrupted(number))
-    assert job.of(do.Stop, actions) == [do.Stop("a", GENTLE)]
-    job.exit("a", 0, 1, after=0.1)
-    job.close()
-    assert job.result.exit_code == 128 + number
-    assert job.result.failure is None
-
-
-def test_an_interrupt_while_a_failure_is_being_handled_kills_and_keeps_the_code() -> None:
-    job = History(spec("a:2")).start()
-    job.exit("a", 0, 7)
-    assert job.play(on.Interrupted(signal.SIGINT)) == [do.Stop("a", AT_ONCE)]
-    job.exit("a", 1, None, signal.SIGKILL, after=0.1)
-    job.close()
-    assert job.result.exit_code == 7
-
-
-def test_an_interrupt_while_connecting_lets_go_of_everything() -> None:
-    job = History(spec("a:1,b:1"))
-    job.play(on.Began(), on.HostConnected("a"), on.HostReady("a", facts(1)))
-    assert job.play(on.Interrupted(signal.SIGINT)) == [do.Abandon("b"), do.Release("a")]
-    job.close()
-    assert job.result.exit_code == 130
-
-
-def test_an_interrupt_while_closing_does_not_wait() -> None:
-    job = History(spec("a:1")).start()
-    job.exit("a", 0)
-    actions = job.play(on.Interrupted(signal.SIGINT))
-    assert do.Abandon("a") in actions
-    assert job.result.exit_code == 0
-
-
-def test_user_signals_go_to_the_workers_while_there_are_any() -> None:
-    job = History(spec("a:1,b:1"))
-    assert job.play(on.UserSignal(signal.SIGUSR1)) == []
-    job.start()
-    assert job.play(on.UserSignal(signal.SIGUSR1)) == [
-        do.Signal("a", signal.SIGUSR1),
-        do.Signal("b", signal.SIGUSR1),
-    ]
-    job.play(lost("b"))
-    assert job.play(on.UserSignal(signal.SIGUSR2)) == [do.Signal("a", signal.SIGUSR2)]
-
-
-def test_a_tick_before_its_time_changes_nothing() -> None:
-    job = History(spec("a:1"))
-    job.play(on.Began())
-    assert job.play(on.Tick()) == []

@@ -1,4 +1,4 @@
-"""The engine with an elastic job, by histories of events: who is in which round, and how the job ends."""
+"""The engine with an elastic job, by histories of events: who is in which round."""
 
 import signal
 
@@ -7,87 +7,22 @@ import pytest
 from hvlaunch.errors import (
     ConnectFailed,
     DiscoveryFailed,
-    GaveUp,
-    HostLost,
-    HostsFailed,
-    NotEnoughSlotsInTime,
 )
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
-from hvlaunch.gloo.actions import Step
 from hvlaunch.job import ElasticOptions
-from tests.unit.gloo.history import History, facts, hosts, spec
-
-GENTLE = [Step(signal.SIGTERM, 0.0), Step(signal.SIGKILL, 10.0)]
-AT_ONCE = [Step(signal.SIGKILL, 0.0)]
-
-
-def elastic(text: str, np: int | None = None, **options: object) -> History:
-    values: dict[str, object] = {"min_np": 1, "cooldown": (4.0, 60.0)} | options
-    job = spec(text, elastic=ElasticOptions(**values), np=np)  # type: ignore[arg-type]
-    history = History(job)
-    history.play(on.Began())
-    return history
-
-
-def arrive(job: History, *names: str) -> list[do.Action]:
-    """The hosts get ready, and find each other."""
-    new: list[do.Action] = []
-    for name in names:
-        number = ord(name) - ord("a") + 1
-        new += job.play(
-            on.HostConnected(name),
-            on.HostReady(name, facts(number)),
-            on.RendezvousReached(name, "10.0.0.100"),
-        )
-    return new + wire(job)
-
-
-def wire(job: History) -> list[do.Action]:
-    new: list[do.Action] = []
-    for probe in [action for action in job.actions if isinstance(action, do.Probe)]:
-        new += job.play(on.HostProbed(probe.host, probe.target, probe.addresses[0]))
-    return new
-
-
-def lost(host: str) -> on.HostGone:
-    return on.HostGone(host, HostLost("lost: silent", host=host))
-
-
-def discovered(text: str) -> on.HostsDiscovered:
-    return on.HostsDiscovered(hosts(text))
-
-
-def places(actions: list[do.Action]) -> dict[str, int]:
-    """Who got which rank."""
-    return {f"{one.host}/{one.slot}": one.place.rank for one in actions if isinstance(one, do.Place)}
-
-
-def started(actions: list[do.Action]) -> list[str]:
-    return [f"{one.host}/{slot}" for one in actions if isinstance(one, do.Start) for slot in one.slots]
-
-
-def states(job: History) -> list[str]:
-    return [action.state for action in job.of(do.GroupState)]
-
-
-def training(text: str = "a:2,b:2", **options: object) -> History:
-    """Round 0 has a worker in every slot, and all have commit 5."""
-    job = elastic(text, **options)
-    arrive(job, *(host.name for host in hosts(text)))
-    for name, slot in everyone(job):
-        job.ask(name, slot)
-    assert job.of(do.Place)
-    job.now += 10.0
-    for name, slot in everyone(job):
-        job.beat(name, slot, 5)
-    return job
-
-
-def everyone(job: History) -> list[tuple[str, int]]:
-    first = [start for start in job.of(do.Start) if start.round == 0]
-    return [(start.host, slot) for start in first for slot in start.slots]
-
+from tests.unit.gloo.elastic_history import (
+    arrive,
+    discovered,
+    elastic,
+    places,
+    pool,
+    started,
+    states,
+    training,
+    wire,
+)
+from tests.unit.gloo.history import AT_ONCE, GENTLE, History, lost, spec
 
 # Workers that ask
 
@@ -226,19 +161,6 @@ def test_a_host_that_leaves_the_pool_is_drained_at_the_next_commit() -> None:
     assert not job.of(do.Finish)
 
 
-def pool(text: str, **options: object) -> History:
-    """As training(), with a pool that a script finds."""
-    job = History(spec("a", elastic=ElasticOptions(min_np=1, discovery_script="x", **options)))  # type: ignore[arg-type]
-    job.play(on.Began(), discovered(text))
-    arrive(job, *(host.name for host in hosts(text)))
-    for name, slot in everyone(job):
-        job.ask(name, slot)
-    job.now += 10.0
-    for name, slot in everyone(job):
-        job.beat(name, slot, 5)
-    return job
-
-
 def test_a_draining_host_that_reaches_no_commit_is_stopped() -> None:
     job = pool("a:1,b:1", drain_timeout=5.0)
     job.play(discovered("a:1"))
@@ -250,6 +172,11 @@ def test_a_draining_host_that_reaches_no_commit_is_stopped() -> None:
     assert job.of(do.Stop, actions) == [do.Stop("b", GENTLE, [0])]
     assert job.of(do.Break, actions)
     assert places(job.ask("a", 0, 0, 5)) == {"a/0": 0}
+
+
+def test_many_hosts_that_leave_are_named_as_a_set() -> None:
+    job = pool("n1:1,n2:1,n3:1,n4:1")
+    assert job.play(discovered("n1:1")) == [do.Change(0, "workers on hosts n[2-4] are to leave")]
 
 
 def test_a_host_that_is_back_in_time_is_not_drained() -> None:
@@ -358,185 +285,3 @@ def test_a_lost_host_is_left_out() -> None:
     job.exit("c", 0, None, signal.SIGTERM, after=0.1)
     assert "host b is left alone for 4 s: lost: silent" in job.said
     assert started(wire(job)) == ["a/0", "c/0"]
-
-
-# Ends
-
-
-def test_the_first_who_ends_well_ends_the_training() -> None:
-    job = training("a:1,b:1", max_np=2, exit_grace=30.0)
-    actions = job.exit("a", 0)
-    steps = [Step(signal.SIGTERM, 30.0), Step(signal.SIGKILL, 40.0)]
-    assert job.of(do.Stop, actions) == [do.Stop("b", steps, [0])]
-    job.exit("b", 0)
-    job.close()
-    assert job.result.exit_code == 0
-    assert states(job)[-1] == "SUCCEEDED"
-
-
-def test_a_failure_after_the_first_who_ended_well_is_the_jobs() -> None:
-    job = training("a:1,b:1")
-    job.exit("a", 0)
-    assert not job.of(do.Break, job.exit("b", 0, 3))
-    job.close()
-    assert job.result.exit_code == 3
-
-
-def test_who_waits_when_training_is_done_is_told_to_leave() -> None:
-    job = training("a:2", max_np=1, spares=1)
-    job.ask("a", 1)
-    actions = job.exit("a", 0)
-    assert [leave.slot for leave in job.of(do.Leave, actions)] == [1]
-    job.exit("a", 1)
-    job.close()
-    assert job.result.exit_code == 0
-
-
-def test_all_restarts_are_used_up() -> None:
-    job = training("a:1,b:1", max_restarts=1)
-    job.exit("b", 0, 7)
-    job.ask("a", 0, 0, 6)
-    job.ask("b", 0)
-    job.ask("a", 0, 1, 7)
-    actions = job.exit("b", 0, 9)
-    assert do.Stop("a", GENTLE) in actions
-    assert "all 1 restarts are used up (--max-restarts)" in job.said
-    job.exit("a", 0, None, signal.SIGTERM, after=0.1)
-    job.close()
-    assert job.result.exit_code == 9
-    assert states(job)[-1] == "FAILED"
-
-
-def test_a_job_that_gives_up_does_not_end_well_though_nobody_is_known_to_have_failed() -> None:
-    job = training("a:1,b:1", max_restarts=0)
-    job.ask("a", 0, 0, 5)
-    for name in "ab":
-        job.exit(name, 0, None, signal.SIGTERM, after=0.1)
-    job.close()
-    assert isinstance(job.result.error, GaveUp)
-    assert job.result.exit_code == 1
-
-
-def test_a_hung_worker_that_is_lost_with_its_host_is_the_failure() -> None:
-    job = training("a:1,b:1", max_restarts=0)
-    job.play(on.WorkerSuspended("b", 0, 0), lost("b"))
-    job.exit("a", 0, None, signal.SIGTERM, after=0.1)
-    job.close()
-    assert job.result.failure is not None
-    assert (job.result.failure.rank, job.result.exit_code) == (1, 137)
-
-
-def test_restarts_are_given_back_with_time() -> None:
-    job = training("a:1,b:1", max_restarts=1, restart_window=100.0)
-    job.exit("b", 0, 7)
-    job.ask("a", 0, 0, 6)
-    job.now += 101.0
-    assert job.of(do.Break, job.exit("a", 0, 7))
-
-
-def test_changes_of_size_use_up_no_restarts() -> None:
-    job = pool("a:1", max_restarts=0)
-    assert started(job.play(discovered("a:2")))
-    assert job.of(do.Change, job.ask("a", 1))
-    assert places(job.ask("a", 0, 0, 6))
-    assert job.of(do.Change, job.play(discovered("a:1")))
-    assert not job.of(do.Finish)
-
-
-def test_a_job_that_gets_nowhere_ends_with_what_killed_it() -> None:
-    job = elastic("a:1")
-    arrive(job, "a")
-    for _ in range(4):
-        assert started(job.exit("a", 0, 13)) == ["a/0"]
-    job.exit("a", 0, 13)
-    job.close()
-    assert job.result.exit_code == 13
-    assert "5 times in a row the workers failed before they got anywhere" in job.said
-
-
-def test_a_host_that_always_fails_is_left_alone_twice_as_long_each_time() -> None:
-    job = training("a:1,b:1")
-    for seconds in (4, 8):
-        for _ in range(2):
-            while started(job.exit("b", 0, 1)) != ["b/0"] and f"for {seconds} s: its" not in job.said:
-                job.wait()
-        assert f"host b is left alone for {seconds} s: its workers fail" in job.said
-        job.ask("a", 0, 0 if seconds == 4 else 1, 6)
-        job.play(on.HostClosed("b"))
-        while len(job.of(do.Connect)) < {4: 3, 8: 4}[seconds]:
-            job.wait()
-            job.beat("a", 0, 6)
-        arrive(job, "b")
-    assert not job.of(do.Finish)
-
-
-def test_a_host_where_workers_never_get_as_far_as_to_ask_is_left_alone_as_long() -> None:
-    job = elastic("a:1,b:1", cooldown=(0.5, 60.0))
-    arrive(job, "a", "b")
-    job.ask("a", 0)
-    job.exit("b", 0, 1)
-    while "b/0" not in started(job.wait()):
-        pass
-    for seconds in (0.5, 1, 2):
-        job.exit("b", 0, 1)
-        assert f"host b is left alone for {seconds:g} s: its workers fail" in job.said
-        connected = len(job.of(do.Connect))
-        job.play(on.HostClosed("b"))
-        while len(job.of(do.Connect)) == connected:
-            job.wait()
-        assert started(arrive(job, "b")) == ["b/0"]  # no wait of its slot's own comes on top
-
-
-def test_too_few_slots_for_too_long() -> None:
-    job = training("a:1,b:1", min_np=2, elastic_timeout=50.0)
-    job.play(lost("b"))
-    job.ask("a", 0, 0, 5)
-    before = job.now
-    while not job.of(do.Release):
-        assert job.now <= before + 50.0
-        job.play(*[on.HostFailed("b", ConnectFailed("no", host="b")) for _ in job.of(do.Connect, job.wait())])
-        job.beat("a", 0, 5)
-        if job.of(do.Stop):
-            job.exit("a", 0, None, signal.SIGTERM, after=0.1)
-    job.close()
-    assert job.now == pytest.approx(before + 50.0)
-    assert isinstance(job.result.error, NotEnoughSlotsInTime)
-    assert job.result.exit_code == 75
-
-
-def test_hosts_that_are_slow_to_start_are_waited_for_all_the_same() -> None:
-    job = elastic("a:1,b:1", min_np=2, elastic_timeout=1.0)
-    arrive(job, "a")
-    job.now += 5.0
-    job.play(on.Tick())
-    assert started(arrive(job, "b")) == ["a/0", "b/0"]
-
-
-def test_without_a_range_a_lost_host_is_left_alone_for_good() -> None:
-    job = training("a:1,b:1", cooldown=None, min_np=2)
-    job.play(lost("b"))
-    job.exit("a", 0, None, signal.SIGTERM, after=0.1)
-    job.close()
-    assert isinstance(job.result.error, HostLost)
-    assert job.result.exit_code == 69
-
-
-def test_a_fixed_pool_that_can_never_be_enough_fails_as_a_static_job_does() -> None:
-    job = elastic("a:1,b:1,c:1", min_np=2, cooldown=None)
-    for name in "bc":
-        job.play(on.HostFailed(name, ConnectFailed("refused", host=name)))
-    arrive(job, "a")
-    job.close()
-    assert isinstance(job.result.error, HostsFailed)
-    assert not job.of(do.Start)
-
-
-def test_an_interrupt_ends_all_who_wait_too() -> None:
-    job = training("a:2", max_np=1, spares=1)
-    job.ask("a", 1)
-    assert job.of(do.Stop, job.play(on.Interrupted(signal.SIGTERM))) == [do.Stop("a", GENTLE)]
-    for slot in (0, 1):
-        job.exit("a", slot, None, signal.SIGTERM, after=0.1)
-    job.close()
-    assert job.result.exit_code == 143
-    assert states(job)[-1] == "STOPPED"

@@ -3,11 +3,12 @@
 import pytest
 
 from hvlaunch.errors import ConnectFailed
+from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.narrator import Narrator
-from hvlaunch.job import ConsoleOptions
+from hvlaunch.job import ConsoleOptions, ElasticOptions
 
-from .history import History, facts, spec
+from .history import History, facts, ready, spec
 
 BAD = ConnectFailed("refused", host="b")
 
@@ -15,8 +16,8 @@ BAD = ConnectFailed("refused", host="b")
 class Told(History):
     """A history with a narrator that listens."""
 
-    def __init__(self, hosts="a:2,b:2", *, verbose=False, console=None):
-        job = spec(hosts, verbose=verbose, console=console or ConsoleOptions())
+    def __init__(self, hosts="a:2,b:2", *, verbose=False, console=None, elastic=None):
+        job = spec(hosts, verbose=verbose, console=console or ConsoleOptions(), elastic=elastic)
         super().__init__(job)
         self.texts = []
         self.status = []
@@ -29,6 +30,11 @@ class Told(History):
             self.narrator.see(event, actions, self.now)
             new += actions
         return new
+
+    def find(self):
+        """The hosts that try each other get through."""
+        for probe in self.of(do.Probe):
+            self.play(on.HostProbed(probe.host, probe.target, probe.addresses[0]))
 
 
 def test_a_job_that_goes_well_is_not_talked_about():
@@ -66,6 +72,38 @@ def test_nobody_is_waited_for_once_the_workers_start():
     seen = len(told.status)
     told.exit("a", 0, 1)
     assert len(told.status) == seen
+
+
+def test_hosts_are_waited_for_while_workers_of_others_run_already():
+    told = Told("a:1,b:1,c:1,d:1")
+    told.play(on.Began(), *ready("a", 1), *ready("b", 2), *ready("c", 3))
+    told.find()
+    assert [start.host for start in told.of(do.Start)] == ["b", "c"]
+    assert told.status[-1] == "connecting 3/4: waiting for d"
+    told.exit("b", 0)
+    assert told.status[-1] == "connecting 3/4: waiting for d"
+    told.play(*ready("d", 4))
+    assert told.status[-1] == "connected 4/4: finding addresses that lead from host to host"
+    told.find()
+    assert {start.host for start in told.of(do.Start)} == set("abcd")
+    assert told.status[-1] is None
+
+
+def test_nobody_is_waited_for_any_more_when_an_early_worker_fails():
+    told = Told("a:1,b:1,c:1,d:1")
+    told.play(on.Began(), *ready("a", 1), *ready("b", 2), *ready("c", 3))
+    told.find()
+    told.exit("b", 0, 1)
+    assert told.status[-1] is None
+
+
+def test_an_elastic_job_waits_for_no_host_once_it_has_started():
+    job = Told("a:1,b:1", elastic=ElasticOptions(min_np=1))
+    job.play(on.Began(), *ready("a", 1))
+    job.now += 60.0
+    job.play(on.Tick())
+    assert job.of(do.Start)
+    assert job.status[-1] is None
 
 
 def test_nobody_is_waited_for_after_an_interrupt():

@@ -1,4 +1,4 @@
-"""A server on each event loop, and raw sockets to it."""
+"""A server on each event loop, raw sockets to it, and a client."""
 
 import sys
 import time
@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.http import HttpLimits
 from hvlaunch.rendezvous.server import RendezvousServer
 from hvlaunch.rendezvous.store import StoreLimits
 from hvlaunch.rendezvous.traffic import TrafficLimits
+from tests.unit.rendezvous.scripted import Scripted
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN, Wire
 
 
@@ -92,3 +94,31 @@ def until():
             time.sleep(0.002)
 
     return wait_until
+
+
+@pytest.fixture
+def small_server():
+    """What a client may need, on one event loop: values of 3,000,000 bytes, and 50 keys."""
+    limits = StoreLimits(value=3_000_000, keys=50)
+    with RendezvousServer(TOKEN, PROBE_TOKEN, NONCE, store_limits=limits) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server):
+    with Client(f"http://127.0.0.1:{server.port}", TOKEN) as client:
+        yield client
+
+
+@pytest.fixture
+def scripted():
+    """scripted([answer, …], …): a server with these answers on each connection."""
+    servers = []
+
+    def make(*connections):
+        servers.append(Scripted(*connections))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()

@@ -1,52 +1,167 @@
 """A stream through a jump host ends without disturbing the others on the same connection."""
 
+import contextlib
+import socket
+import struct
 import threading
 
+import pytest
+from paramiko.channel import Channel
+from paramiko.common import (
+    MSG_CHANNEL_CLOSE,
+    MSG_CHANNEL_DATA,
+    MSG_CHANNEL_EOF,
+    cMSG_CHANNEL_CLOSE,
+)
+from paramiko.message import Message
+
 from hvlaunch.ssh.jump_stream import JumpStream
+from hvlaunch.ssh.paramiko_transport import ClientTransport
+
+from .conftest import PATIENCE, connect, in_thread, until
+
+CHANNEL, THEIRS = 3, 7
+NAMES = {MSG_CHANNEL_DATA: "data", MSG_CHANNEL_EOF: "eof", MSG_CHANNEL_CLOSE: "close"}
 
 
-class SlowChannel:
-    """A channel whose send() takes until it is let go, as paramiko's does outside its own lock."""
-
-    closed = False
+class SlowTransport:
+    """A jump host's connection, where data are on their way until they are let go; it keeps what has gone out."""
 
     def __init__(self):
         self.sending = threading.Event()
         self.let_go = threading.Event()
-        self.happened = []
+        self.sent = []
+        self.streams = {}
 
-    def send(self, data):
-        self.sending.set()
-        assert self.let_go.wait(10)
-        self.happened.append("data")
-        return len(data)
+    def get_log_channel(self):
+        return "hvlaunch.ssh.paramiko"
 
-    def close(self):
-        self.happened.append("close")
+    def _sanitize_packet_size(self, size):
+        return size
+
+    def _send_user_message(self, message):
+        kind = NAMES[message.asbytes()[0]]
+        if kind == "data":
+            self.sending.set()
+            assert self.let_go.wait(PATIENCE)
+        self.sent.append(kind)
+
+    def _unlink_channel(self, number):
+        assert number == CHANNEL
 
 
-def test_no_data_follow_the_close():
+@pytest.fixture
+def transport():
+    transport = SlowTransport()
+    yield transport
+    transport.let_go.set()
+
+
+@pytest.fixture
+def channel(transport):
+    channel = Channel(CHANNEL)
+    channel._set_transport(transport)
+    channel._set_window(1000, 1000)
+    channel._set_remote_channel(THEIRS, 1000, 1000)
+    return channel
+
+
+@pytest.fixture
+def stream(transport, channel):
+    return JumpStream(transport, channel, "gate", "10.0.0.1", "n1")
+
+
+def close_by_jump_host(channel):
+    """What paramiko does when the jump host closes the channel."""
+    message = Message()
+    message.add_byte(cMSG_CHANNEL_CLOSE)
+    message.add_int(CHANNEL)
+    message.rewind()
+    message.get_byte()
+    message.get_int()
+    ClientTransport._channel_handler_table[MSG_CHANNEL_CLOSE](channel, message)
+
+
+@pytest.mark.parametrize("by", ["us", "the jump host"])
+def test_no_data_follow_the_close(transport, channel, stream, by):
     """sshd ends the connection to the jump host over data for a channel that is closed."""
-    channel = SlowChannel()
-    stream = JumpStream(channel, "gate", "10.0.0.1", "n1")
-    sender = threading.Thread(target=stream.send, args=(b"x",))
-    sender.start()
-    assert channel.sending.wait(10)
-    closer = threading.Thread(target=stream.close)
-    closer.start()
-    channel.let_go.set()
+    sender, sent = in_thread(lambda: stream.send(b"x"))
+    assert transport.sending.wait(PATIENCE)
+    stream.close() if by == "us" else close_by_jump_host(channel)
+    assert channel.closed
+    assert transport.sent == []
+    with pytest.raises(OSError, match="closed"):
+        stream.send(b"more")
+    assert transport.sent == []
+    transport.let_go.set()
     sender.join()
-    closer.join()
-    assert channel.happened == ["data", "close"]
-
-
-def test_a_send_that_is_stuck_does_not_hold_up_the_close():
-    channel = SlowChannel()
-    stream = JumpStream(channel, "gate", "10.0.0.1", "n1")
-    sender = threading.Thread(target=stream.send, args=(b"x",), daemon=True)
-    sender.start()
-    assert channel.sending.wait(10)
+    assert sent == [None]
+    assert transport.sent == ["data", "eof", "close"]
     stream.close()
-    assert channel.happened == ["close"]
-    channel.let_go.set()
-    sender.join()
+    assert transport.sent == ["data", "eof", "close"]
+
+
+@pytest.mark.parametrize("by", ["us", "the jump host"])
+def test_a_close_is_told_at_once_where_nothing_is_on_its_way(transport, channel, stream, by):
+    stream.close() if by == "us" else close_by_jump_host(channel)
+    assert transport.sent == ["eof", "close"]
+    assert stream.recv(1) == b""
+
+
+def test_a_close_by_both_is_told_once(transport, channel, stream):
+    stream.close()
+    close_by_jump_host(channel)
+    assert transport.sent == ["eof", "close"]
+
+
+def test_who_waits_for_room_is_told_of_the_close(transport, channel, stream):
+    transport.let_go.set()
+    stream.settimeout(None)
+    while channel.out_window_size:
+        stream.send(b"x" * 1000)
+    transport.sent.clear()
+    sender, _ = in_thread(lambda: stream.send(b"y"))
+    until(lambda: stream._sends, "the send that waits")
+    close_by_jump_host(channel)
+    sender.join(PATIENCE)
+    assert not sender.is_alive()
+    assert transport.sent == ["eof", "close"]
+
+
+def test_a_host_that_resets_its_connection_leaves_the_others_theirs(sshd):
+    """With a real sshd as the jump host, and data on their way while it closes the channel."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    with contextlib.closing(listener), contextlib.closing(_jump(sshd)) as jump:
+        stream = jump.open_jump(listener.getsockname(), host="n1", timeout=PATIENCE)
+        peer, _ = listener.accept()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        channel = stream._channel
+        transport = channel.get_transport()
+        send = transport._send_user_message
+        on_its_way = threading.Event()
+
+        def slow(message):
+            if b"late" in message.asbytes():
+                on_its_way.set()
+                until(lambda: channel.closed, "sshd to close the channel")
+            send(message)
+
+        transport._send_user_message = slow
+        sender, sent = in_thread(lambda: stream.send(b"late"))
+        assert on_its_way.wait(PATIENCE)
+        peer.close()
+        with contextlib.suppress(OSError):
+            while not channel.closed:  # sshd notices when it writes
+                channel.send(b"more")
+        sender.join()
+        assert sent == [None]
+        other = jump.open_jump(listener.getsockname(), host="n2", timeout=PATIENCE)
+        with contextlib.closing(listener.accept()[0]) as peer:
+            other.send(b"x")
+            assert peer.recv(1) == b"x"
+        assert jump.is_open()
+        other.close()
+
+
+def _jump(sshd):
+    return connect(sshd.host(), sshd.options(), timeout=PATIENCE)

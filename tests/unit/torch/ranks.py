@@ -11,7 +11,11 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-__all__ = ["in_forks", "in_groups"]
+from hvlaunch.torch import current
+from hvlaunch.torch.place import Place
+from hvlaunch.torch.world import World
+
+__all__ = ["in_forks", "in_worlds"]
 
 LONG = 90.0
 
@@ -47,15 +51,15 @@ def in_forks(ranks: Iterable[int], call: Callable[[int], Any]) -> list[Any]:
     return [value for _, value, _ in sorted(told, key=lambda item: item[0])]
 
 
-def in_groups(size: int, call: Callable[[int], Any]) -> list[Any]:
-    """in_forks(), with a Gloo group of all as torch's global one."""
+def in_worlds(size: int, call: Callable[[int], Any]) -> list[Any]:
+    """in_forks(), with a world of all on one host, by Gloo."""
     with tempfile.TemporaryDirectory() as directory:
 
         def work(rank: int) -> Any:
+            place = Place(rank=rank, size=size, local_rank=rank, host="a", launcher="")
             store = dist.FileStore(f"{directory}/store", size)
-            dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LONG)
-            )
+            limit = timedelta(seconds=LONG)
+            current.enter(World.form(place, lambda *_: store, backend="gloo", timeout=limit))
             result = call(rank)
             dist.barrier()
             return result

@@ -8,7 +8,8 @@ from hvlaunch.torch.elastic.errors import WorkersChanged
 from hvlaunch.torch.elastic.sampler import ElasticSampler
 from hvlaunch.torch.elastic.snapshot import join, split, take
 from hvlaunch.torch.elastic.state import ObjectState, State, TorchState
-from tests.unit.torch.ranks import in_groups
+from hvlaunch.torch.errors import NotInitialized
+from tests.unit.torch.ranks import in_forks, in_worlds
 
 
 def trained(seed: int) -> TorchState:
@@ -131,7 +132,7 @@ def test_at_first_all_get_rank_0s_state_and_later_only_those_who_lack_the_newest
         step(state)
         return first, digest(state), state.commits, state._saved is before
 
-    ranks = in_groups(4, work)
+    ranks = in_worlds(4, work)
     assert len({repr(first) for first, *_ in ranks}) == 1
     assert len({repr(second) for _, second, *_ in ranks}) == 1
     assert [commits for *_, commits, _ in ranks] == [2, 2, 2, 2]
@@ -150,7 +151,17 @@ def test_where_all_have_the_newest_nothing_is_sent():
         state.sync()
         return state.epoch, made
 
-    assert in_groups(2, work) == [(0, []), (1, [])]
+    assert in_worlds(2, work) == [(0, []), (1, [])]
+
+
+def test_a_group_that_init_did_not_make_is_refused(tmp_path):
+    def work(rank):
+        store = dist.FileStore(str(tmp_path / "store"), 2)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        with pytest.raises(NotInitialized):
+            ObjectState(epoch=1).sync()
+
+    in_forks([0, 1], work)
 
 
 def test_large_and_odd_tensors_come_whole():
@@ -169,5 +180,5 @@ def test_large_and_odd_tensors_come_whole():
         state.sync()
         return [float(getattr(state, name).double().sum()) for name in values], state.transposed.shape
 
-    first, second = in_groups(2, work)
+    first, second = in_worlds(2, work)
     assert first == second

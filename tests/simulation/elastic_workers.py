@@ -1,0 +1,271 @@
+"""The workers of an elastic world: what processes do that train, in-process or unmodified ones."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hvlaunch.gloo import actions as do
+from hvlaunch.gloo import events as on
+from hvlaunch.hosts.placement import Placement
+
+if TYPE_CHECKING:
+    from tests.simulation.elastic_world import ElasticWorld, SimHost
+
+__all__ = ["Process", "Workers"]
+
+BEAT = 5.0
+STEP = 2.0
+
+
+@dataclass(eq=False)
+class Process:
+    """One worker. Its `place` is what it was told, its `round` what it is in."""
+
+    host: SimHost
+    slot: int
+    start: int
+    born: int
+    agent: int
+    live: bool = True
+    round: int | None = None
+    place: Placement | None = None
+    last_round: int = -1
+    commit: int = -1
+    is_waiting: bool = False
+    is_silent: bool = False
+    """Stopped: it does nothing, and only SIGKILL ends it."""
+    is_stuck: bool = False
+    """Lives, and does not leave its round."""
+    orders: int = 0
+    """How often it was told to end; only the last orders count."""
+
+    def __str__(self) -> str:
+        return f"{self.host.name}/{self.slot}/{self.start}"
+
+
+class Workers:
+    """All processes of a world, and what they have in common: rounds, and the newest checkpoint."""
+
+    def __init__(self, world: ElasticWorld, goal: int) -> None:
+        self._world = world
+        self.goal = goal
+        """Commits until training is done."""
+        self.checkpoint = -1
+        self.rounds: dict[int, list[Process]] = {}
+        self.broken: set[int] = set()
+        self.changing: set[int] = set()
+        self.kills_while_placing = 0
+        self.codes: set[int] = set()
+        """With which workers failed, of themselves or by a fault."""
+        self.ended_well = 0
+
+    def carry_out(self, action: do.Action) -> None:
+        """What the engine wants of workers."""
+        match action:
+            case do.Start():
+                self._start(action)
+            case do.Stop(name, steps, slots):
+                self._stop(self._world.hosts[name], list(steps), slots)
+            case do.Place():
+                self._place(action)
+            case do.Leave(name, slot, start, _):
+                self._when_told(name, slot, start, lambda one: self.end(one, 0))
+            case do.Break(number, _):
+                self.broken.add(number)
+                for one in self.rounds.get(number, ()):
+                    self._world.at(self._world.delay(), lambda one=one: self._leave(one, number))  # type: ignore[misc]
+            case do.Change(number, _):
+                self.changing.add(number)
+
+    def _start(self, start: do.Start) -> None:
+        host = self._world.hosts[start.host]
+        if host.link != "ready" or not host.is_up:
+            return
+        new = []
+        for place, slot, count in zip(start.places, start.slots, start.starts, strict=True):
+            if host.refusals:
+                host.refusals -= 1
+                refused = on.WorkerNotStarted(host.name, start.round, slot, 127, "no such command", count)
+                self._world.hear(host, refused)
+                continue
+            one = Process(host, slot, count, start.round, host.agent)
+            if self._world.kind == "unmodified":
+                one.place, one.round = place, start.round
+                self.rounds.setdefault(start.round, []).append(one)
+            new.append(one)
+            host.processes.append(one)
+            self._world.at(
+                (20.0 if host.is_slow else 0.5) + self._world.delay(2), lambda one=one: self._imported(one)
+            )  # type: ignore[misc]
+            self._world.at(BEAT, lambda one=one: self._beat(one))  # type: ignore[misc]
+        for one in new:
+            self._world.hear(host, on.WorkerStarted(host.name, start.round, one.slot, 1, one.start))
+
+    def _imported(self, one: Process) -> None:
+        if not one.live or one.is_silent:
+            return
+        if one.host.is_bad:
+            self._fail(one, 1)
+        elif self._world.kind == "in-process":
+            self._ask(one)
+        else:
+            one.commit = self.checkpoint
+            one.is_waiting = True
+            self._arrived(one.born)
+
+    def _ask(self, one: Process) -> None:
+        one.round, one.is_waiting = None, True
+        event = on.WorkerAsked(one.host.name, one.slot, one.start, one.last_round, one.commit)
+        self._tell_over_http(one, event)
+
+    def _tell_over_http(self, one: Process, event: on.Event) -> None:
+        def deliver() -> None:
+            if not one.live:
+                return
+            if not one.host.reachable:
+                self._world.at(1.0, deliver)
+                return
+            self._world.tell(event)
+
+        self._world.at(self._world.delay(), deliver)
+        if self._world.random.random() < 0.05:
+            self._world.at(self._world.delay(3), deliver)
+
+    def _beat(self, one: Process) -> None:
+        if self._world.kind == "in-process" and one.live and self._world.result is None:
+            if not one.is_silent:
+                event = on.WorkerBeat(one.host.name, one.slot, one.start, one.commit)
+                if one.host.reachable:
+                    self._world.tell(event)
+            self._world.at(BEAT, lambda: self._beat(one))
+
+    def find(self, name: str, slot: int, start: int) -> Process | None:
+        found = (one for one in self._world.hosts[name].processes if (one.slot, one.start) == (slot, start))
+        return next(found, None)
+
+    def _when_told(self, name: str, slot: int, start: int, call: Callable[[Process], None]) -> None:
+        """Workers watch their keys, but for those that hang."""
+        one = self.find(name, slot, start)
+
+        def told() -> None:
+            if one is None or not one.live or one.is_silent:
+                return
+            if not one.host.reachable:
+                self._world.at(1.0, told)
+                return
+            call(one)
+
+        self._world.at(self._world.delay(), told)
+
+    def _place(self, action: do.Place) -> None:
+        one = self.find(action.host, action.slot, action.start)
+        if one is None:
+            return
+        self.rounds.setdefault(action.round, []).append(one)
+        one.place, one.last_round = action.place, action.round
+
+        def told(one: Process) -> None:
+            if one.last_round == action.round and one.is_waiting:
+                one.is_waiting = False
+                one.round = action.round
+                self._arrived(action.round)
+                if action.round in self.broken:
+                    self._leave(one, action.round)
+
+        self._when_told(action.host, action.slot, action.start, told)
+        if self.kills_while_placing:
+            self.kills_while_placing -= 1
+            self.end(one, None, signal.SIGKILL)
+
+    def _arrived(self, number: int) -> None:
+        """When all are there, they take the newest state and train."""
+        members = self.rounds[number]
+        waiting_for = [one for one in members if one.round != number or one.commit < self.checkpoint]
+        if self._world.kind == "in-process":
+            waiting_for = [one for one in members if one.round != number]
+        elif any(not one.is_waiting for one in members):
+            return
+        if waiting_for or any(not one.live for one in members):
+            return
+        newest = max(one.commit for one in members)
+        for one in members:
+            one.commit = newest
+        self._world.at(STEP * self._world.random.random(), lambda: self._train(number))
+
+    def _train(self, number: int) -> None:
+        members = self.rounds[number]
+        if any(not one.live or one.is_silent or one.round != number for one in members):
+            return
+        if any(not one.host.reachable for one in members):
+            self._world.at(1.0, lambda: self._train(number))
+            return
+        for one in members:
+            one.commit += 1
+        self.checkpoint = max(self.checkpoint, members[0].commit)
+        if self._world.kind == "in-process":
+            for one in members:
+                self._world.tell(on.WorkerBeat(one.host.name, one.slot, one.start, one.commit))
+        if members[0].commit >= self.goal:
+            for one in members:
+                self._world.at(self._world.delay(1), lambda one=one: self._finished(one))  # type: ignore[misc]
+        elif number in self.changing:
+            for one in members:
+                one.is_stuck = one.is_stuck and not all(peer.is_stuck for peer in members)
+                self._leave(one, number)
+        else:
+            self._world.at(STEP * (0.5 + self._world.random.random()), lambda: self._train(number))
+
+    def _finished(self, one: Process) -> None:
+        if one.live and not one.is_silent:
+            self.ended_well += 1
+            self.end(one, 0)
+
+    def _leave(self, one: Process, number: int) -> None:
+        """Leave a round that has ended, and ask again."""
+        if one.live and not one.is_silent and not one.is_stuck and one.round == number:
+            if self._world.kind == "in-process":
+                self._ask(one)
+            else:
+                self._fail(one, 1)
+
+    def _fail(self, one: Process, code: int) -> None:
+        if one.live:
+            self.codes.add(code)
+            self.end(one, code)
+
+    def end(self, one: Process, code: int | None, number: int | None = None) -> None:
+        """The process ends; its peers may notice, and its agent tells."""
+        if not one.live:
+            return
+        one.live = False
+        one.host.processes.remove(one)
+        self._world.hear(
+            one.host,
+            on.WorkerExited(
+                one.host.name, one.born, one.slot, code, number, self._world.now, start=one.start
+            ),
+        )
+        if one.round is not None and code != 0:
+            for peer in self.rounds.get(one.round, ()):
+                if peer is not one and self._world.random.random() < 0.6:
+                    self._world.at(self._world.delay(), lambda peer=peer: self._leave(peer, one.round or 0))  # type: ignore[misc]
+
+    def _stop(self, host: SimHost, steps: list[do.Step], slots: object) -> None:
+        if host.link != "ready" or not host.reachable:
+            return
+        for one in list(host.processes):
+            if one.agent == host.agent and (slots is None or one.slot in slots):  # type: ignore[operator]
+                one.orders += 1
+                for step in steps:
+                    call = partial(self._signal, one, step.signal, one.orders)
+                    self._world.at(step.after, call) if step.after else call()
+
+    def _signal(self, one: Process, number: int, orders: int) -> None:
+        if not one.live or one.orders != orders or not one.host.is_up:
+            return
+        if number == signal.SIGKILL or (not one.is_silent and self._world.random.random() < 0.8):
+            self.end(one, None, number)

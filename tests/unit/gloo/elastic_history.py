@@ -1,0 +1,77 @@
+"""Histories of elastic jobs: how they come to where a test begins, and what is read off their actions."""
+
+from hvlaunch.gloo import actions as do
+from hvlaunch.gloo import events as on
+from hvlaunch.job import ElasticOptions
+from tests.unit.gloo.history import History, hosts, ready, spec
+
+
+def elastic(text: str, np: int | None = None, **options: object) -> History:
+    values: dict[str, object] = {"min_np": 1, "cooldown": (4.0, 60.0)} | options
+    job = spec(text, elastic=ElasticOptions(**values), np=np)  # type: ignore[arg-type]
+    history = History(job)
+    history.play(on.Began())
+    return history
+
+
+def arrive(job: History, *names: str) -> list[do.Action]:
+    """The hosts get ready, and find each other."""
+    new: list[do.Action] = []
+    for name in names:
+        new += job.play(*ready(name, ord(name[-1]) % 32))
+    return new + wire(job)
+
+
+def wire(job: History) -> list[do.Action]:
+    new: list[do.Action] = []
+    for probe in [action for action in job.actions if isinstance(action, do.Probe)]:
+        new += job.play(on.HostProbed(probe.host, probe.target, probe.addresses[0]))
+    return new
+
+
+def discovered(text: str) -> on.HostsDiscovered:
+    return on.HostsDiscovered(hosts(text))
+
+
+def places(actions: list[do.Action]) -> dict[str, int]:
+    """Who got which rank."""
+    return {f"{one.host}/{one.slot}": one.place.rank for one in actions if isinstance(one, do.Place)}
+
+
+def started(actions: list[do.Action]) -> list[str]:
+    return [f"{one.host}/{slot}" for one in actions if isinstance(one, do.Start) for slot in one.slots]
+
+
+def states(job: History) -> list[str]:
+    return [action.state for action in job.of(do.GroupState)]
+
+
+def training(text: str = "a:2,b:2", **options: object) -> History:
+    """Round 0 has a worker in every slot, and all have commit 5."""
+    job = elastic(text, **options)
+    arrive(job, *(host.name for host in hosts(text)))
+    for name, slot in everyone(job):
+        job.ask(name, slot)
+    assert job.of(do.Place)
+    job.now += 10.0
+    for name, slot in everyone(job):
+        job.beat(name, slot, 5)
+    return job
+
+
+def everyone(job: History) -> list[tuple[str, int]]:
+    first = [start for start in job.of(do.Start) if start.round == 0]
+    return [(start.host, slot) for start in first for slot in start.slots]
+
+
+def pool(text: str, **options: object) -> History:
+    """As training(), with a pool that a script finds."""
+    job = History(spec("a", elastic=ElasticOptions(min_np=1, discovery_script="x", **options)))  # type: ignore[arg-type]
+    job.play(on.Began(), discovered(text))
+    arrive(job, *(host.name for host in hosts(text)))
+    for name, slot in everyone(job):
+        job.ask(name, slot)
+    job.now += 10.0
+    for name, slot in everyone(job):
+        job.beat(name, slot, 5)
+    return job

@@ -1,0 +1,208 @@
+"""The driver's loop over agents that are only played, on a clock that the test moves."""
+
+import threading
+import time
+from collections.abc import Callable
+from io import BytesIO
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hvlaunch.console.printer import Printer
+from hvlaunch.errors import ConnectFailed
+from hvlaunch.gloo import events as on
+from hvlaunch.gloo.driver import Driver, Keys
+from hvlaunch.job import Host, JobResult, JobSpec
+from tests.unit.gloo.played import PlayedAgent
+
+LEASE = 30.0
+PULSE = 5.0
+PATIENCE = 20.0
+
+
+class Events:
+    """The driver's queue, which keeps all that was ever put into it."""
+
+    def __init__(self) -> None:
+        self.seen: list[on.Event] = []
+        self._queue: SimpleQueue[on.Event] = SimpleQueue()
+
+    def put(self, event: on.Event) -> None:
+        self.seen.append(event)
+        self._queue.put(event)
+
+    def get(self, timeout: float) -> on.Event:
+        return self._queue.get(timeout=timeout)
+
+    def of(self, *kinds: type) -> list[Any]:
+        return [event for event in self.seen if isinstance(event, kinds)]
+
+
+class Rig:
+    """A job of one worker on each of the hosts `a` and `b`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.agents = {"a": PlayedAgent("10.0.0.1"), "b": PlayedAgent("10.0.0.2")}
+        self.events = Events()
+        self.stderr = BytesIO()
+        self._printer = Printer(BytesIO(), self.stderr)
+        self._results: list[JobResult] = []
+        self.connect: Callable[[Host], Any] = lambda host: self.agents[host.name]
+
+    def begin(self) -> None:
+        hosts = tuple(Host(name, slots=1) for name in self.agents)
+        spec = JobSpec(command=("train",), hosts=hosts, cwd="/", lease=LEASE)
+        rendezvous: Any = SimpleNamespace(port=4711)
+        self.driver = Driver(
+            spec,
+            self.events,  # type: ignore[arg-type]
+            self._printer,
+            rendezvous,
+            Keys(token="t", probe_token="p", nonce="n"),
+            self.connect,
+            stdin=-1,
+            clock=lambda: self.now,
+        )
+        self._thread = threading.Thread(target=lambda: self._results.append(self.driver.run()))
+        self._thread.start()
+
+    def started(self) -> "Rig":
+        """Both workers run."""
+        self.begin()
+        until(lambda: len(self.events.of(on.WorkerStarted)) == len(self.agents), "the workers")
+        return self
+
+    def pulse(self, *alive: str) -> None:
+        """Let the time pass until agents are pinged, and these have answered."""
+        pings = {name: self.agents[name].got["ping"] for name in alive}
+        self.now += PULSE
+        self.events.put(on.Tick())
+
+        def answered(name: str) -> bool:
+            heard = self.driver._links[name].last_heard
+            return self.agents[name].got["ping"] > pings[name] and heard == self.now
+
+        until(lambda: all(map(answered, alive)), "pings and their answers")
+
+    def silence(self, name: str) -> None:
+        """The host says nothing for its lease; the others do."""
+        self.agents[name].is_silent = True
+        others = self.agents.keys() - {name}
+        for _ in range(int(LEASE / PULSE)):
+            self.pulse(*others)
+        until(self.agents[name].closed.is_set, f"the end of the connection to {name}")
+
+    def end(self) -> JobResult:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the driver does not end"
+        self._printer.close()
+        return self._results[0]
+
+    def give_up(self) -> None:
+        """A test that fails leaves no thread."""
+        for agent in self.agents.values():
+            agent.close()
+        self._thread.join(PATIENCE)
+        self._printer.close()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def rig():
+    rig = Rig()
+    yield rig
+    rig.give_up()
+
+
+def test_a_job_that_goes_well(rig: Rig) -> None:
+    rig.started()
+    for agent in rig.agents.values():
+        agent.end_worker(0)
+    result = rig.end()
+    assert (result.exit_code, len(result.exits)) == (0, 2)
+    assert all(agent.got["bye"] == 1 and agent.closed.is_set() for agent in rig.agents.values())
+
+
+def test_a_silent_host_is_lost_once_and_its_connection_closed(rig: Rig) -> None:
+    rig.started().silence("b")
+    until(lambda: rig.agents["a"].got["stop"], "the end of the other worker")
+    result = rig.end()
+    (gone,) = rig.events.of(on.HostGone, on.HostFailed)
+    assert gone.host == "b"
+    assert result.exit_code == 69
+    assert str(result.error).startswith("host b: lost: silent for 30 s (--lease); try: ping b")
+    assert rig.agents["b"].got["bye"] == 0
+
+
+def test_nobody_is_told_twice_while_the_others_end(rig: Rig) -> None:
+    rig.started()
+    rig.agents["a"].unanswered.add("stop")  # its worker takes its time
+    rig.silence("b")
+    pings = rig.agents["b"].got["ping"]
+    for _ in range(3):
+        rig.pulse("a")
+    assert [gone.host for gone in rig.events.of(on.HostGone)] == ["b"]
+    assert rig.agents["b"].got["ping"] == pings
+    rig.agents["a"].end_worker(0)
+    assert rig.end().exit_code == 69
+
+
+def test_what_a_lost_host_still_sends_changes_nothing(rig: Rig) -> None:
+    rig.started()
+    lost = rig.agents["b"]
+    lost.last = lambda: lost.end_worker(0, 3)
+    rig.silence("b")
+    result = rig.end()
+    assert result.exit_code == 69
+    assert [end.host for end in result.exits if end.code is not None] == []
+    assert [event.host for event in rig.events.of(on.WorkerExited)] == ["a"]
+
+
+def test_a_driver_that_was_stopped_itself_gives_nobody_up(rig: Rig) -> None:
+    rig.started()
+    for agent in rig.agents.values():
+        agent.is_silent = True
+    rig.now += 10 * LEASE
+    before = rig.agents["b"].got["ping"]
+    rig.events.put(on.Tick())
+    until(lambda: rig.agents["b"].got["ping"] > before, "a ping")
+    for agent in rig.agents.values():
+        agent.is_silent = False
+        agent.say({"type": "pong", "at": 1.0})
+    rig.pulse("a", "b")
+    assert rig.events.of(on.HostGone) == []
+    for agent in rig.agents.values():
+        agent.end_worker(0)
+    assert rig.end().exit_code == 0
+
+
+def test_a_connection_that_fails_gives_its_cause(rig: Rig) -> None:
+    def connect(host: Host) -> Any:
+        if host.name == "b":
+            raise ConnectFailed("connection refused", host="b", hint="ssh b")
+        return rig.agents[host.name]
+
+    rig.connect = connect
+    rig.begin()
+    result = rig.end()
+    assert result.exit_code == 69
+    assert str(result.error) == "host b: connection refused; try: ssh b"
+    assert rig.agents["a"].got["start"] == 0
+    assert rig.agents["a"].closed.is_set()
+
+
+def test_a_connection_that_ends_before_the_agent_answers_gives_what_the_host_said(rig: Rig) -> None:
+    rig.agents["b"].refusal = (1, b"This account is currently not available.\n")
+    rig.begin()
+    result = rig.end()
+    assert result.exit_code == 69
+    assert "host b: its agent did not start (status 1); the host said: This account" in str(result.error)

@@ -1,0 +1,208 @@
+"""The engine with an elastic job, by histories of events: restarts, cool-downs, and how the job ends."""
+
+import signal
+
+import pytest
+
+from hvlaunch.errors import (
+    ConnectFailed,
+    GaveUp,
+    HostLost,
+    HostsFailed,
+    NotEnoughSlotsInTime,
+)
+from hvlaunch.gloo import actions as do
+from hvlaunch.gloo import events as on
+from hvlaunch.gloo.actions import Step
+from tests.unit.gloo.elastic_history import (
+    arrive,
+    discovered,
+    elastic,
+    places,
+    pool,
+    started,
+    states,
+    training,
+)
+from tests.unit.gloo.history import GENTLE, lost
+
+# Ends
+
+
+def test_the_first_who_ends_well_ends_the_training() -> None:
+    job = training("a:1,b:1", max_np=2, exit_grace=30.0)
+    actions = job.exit("a", 0)
+    steps = [Step(signal.SIGTERM, 30.0), Step(signal.SIGKILL, 40.0)]
+    assert job.of(do.Stop, actions) == [do.Stop("b", steps, [0])]
+    job.exit("b", 0)
+    job.close()
+    assert job.result.exit_code == 0
+    assert states(job)[-1] == "SUCCEEDED"
+
+
+def test_a_failure_after_the_first_who_ended_well_is_the_jobs() -> None:
+    job = training("a:1,b:1")
+    job.exit("a", 0)
+    assert not job.of(do.Break, job.exit("b", 0, 3))
+    job.close()
+    assert job.result.exit_code == 3
+
+
+def test_who_waits_when_training_is_done_is_told_to_leave() -> None:
+    job = training("a:2", max_np=1, spares=1)
+    job.ask("a", 1)
+    actions = job.exit("a", 0)
+    assert [leave.slot for leave in job.of(do.Leave, actions)] == [1]
+    job.exit("a", 1)
+    job.close()
+    assert job.result.exit_code == 0
+
+
+def test_all_restarts_are_used_up() -> None:
+    job = training("a:1,b:1", max_restarts=1)
+    job.exit("b", 0, 7)
+    job.ask("a", 0, 0, 6)
+    job.ask("b", 0)
+    job.ask("a", 0, 1, 7)
+    actions = job.exit("b", 0, 9)
+    assert do.Stop("a", GENTLE) in actions
+    assert "all 1 restarts are used up (--max-restarts)" in job.said
+    job.exit("a", 0, None, signal.SIGTERM, after=0.1)
+    job.close()
+    assert job.result.exit_code == 9
+    assert states(job)[-1] == "FAILED"
+
+
+def test_a_job_that_gives_up_does_not_end_well_though_nobody_is_known_to_have_failed() -> None:
+    job = training("a:1,b:1", max_restarts=0)
+    job.ask("a", 0, 0, 5)
+    for name in "ab":
+        job.exit(name, 0, None, signal.SIGTERM, after=0.1)
+    job.close()
+    assert isinstance(job.result.error, GaveUp)
+    assert job.result.exit_code == 1
+
+
+def test_a_hung_worker_that_is_lost_with_its_host_is_the_failure() -> None:
+    job = training("a:1,b:1", max_restarts=0)
+    job.play(on.WorkerSuspended("b", 0, 0), lost("b"))
+    job.exit("a", 0, None, signal.SIGTERM, after=0.1)
+    job.close()
+    assert job.result.failure is not None
+    assert (job.result.failure.rank, job.result.exit_code) == (1, 137)
+
+
+def test_restarts_are_given_back_with_time() -> None:
+    job = training("a:1,b:1", max_restarts=1, restart_window=100.0)
+    job.exit("b", 0, 7)
+    job.ask("a", 0, 0, 6)
+    job.now += 101.0
+    assert job.of(do.Break, job.exit("a", 0, 7))
+
+
+def test_changes_of_size_use_up_no_restarts() -> None:
+    job = pool("a:1", max_restarts=0)
+    assert started(job.play(discovered("a:2")))
+    assert job.of(do.Change, job.ask("a", 1))
+    assert places(job.ask("a", 0, 0, 6))
+    assert job.of(do.Change, job.play(discovered("a:1")))
+    assert not job.of(do.Finish)
+
+
+def test_a_job_that_gets_nowhere_ends_with_what_killed_it() -> None:
+    job = elastic("a:1")
+    arrive(job, "a")
+    for _ in range(4):
+        assert started(job.exit("a", 0, 13)) == ["a/0"]
+    job.exit("a", 0, 13)
+    job.close()
+    assert job.result.exit_code == 13
+    assert "5 times in a row the workers failed before they got anywhere" in job.said
+
+
+def test_a_host_that_always_fails_is_left_alone_twice_as_long_each_time() -> None:
+    job = training("a:1,b:1")
+    for seconds in (4, 8):
+        for _ in range(2):
+            while started(job.exit("b", 0, 1)) != ["b/0"] and f"for {seconds} s: its" not in job.said:
+                job.wait()
+        assert f"host b is left alone for {seconds} s: its workers fail" in job.said
+        job.ask("a", 0, 0 if seconds == 4 else 1, 6)
+        job.play(on.HostClosed("b"))
+        while len(job.of(do.Connect)) < {4: 3, 8: 4}[seconds]:
+            job.wait()
+            job.beat("a", 0, 6)
+        arrive(job, "b")
+    assert not job.of(do.Finish)
+
+
+def test_a_host_where_workers_never_get_as_far_as_to_ask_is_left_alone_as_long() -> None:
+    job = elastic("a:1,b:1", cooldown=(0.5, 60.0))
+    arrive(job, "a", "b")
+    job.ask("a", 0)
+    job.exit("b", 0, 1)
+    while "b/0" not in started(job.wait()):
+        pass
+    for seconds in (0.5, 1, 2):
+        job.exit("b", 0, 1)
+        assert f"host b is left alone for {seconds:g} s: its workers fail" in job.said
+        connected = len(job.of(do.Connect))
+        job.play(on.HostClosed("b"))
+        while len(job.of(do.Connect)) == connected:
+            job.wait()
+        assert started(arrive(job, "b")) == ["b/0"]  # no wait of its slot's own comes on top
+
+
+def test_too_few_slots_for_too_long() -> None:
+    job = training("a:1,b:1", min_np=2, elastic_timeout=50.0)
+    job.play(lost("b"))
+    job.ask("a", 0, 0, 5)
+    before = job.now
+    while not job.of(do.Release):
+        assert job.now <= before + 50.0
+        job.play(*[on.HostFailed("b", ConnectFailed("no", host="b")) for _ in job.of(do.Connect, job.wait())])
+        job.beat("a", 0, 5)
+        if job.of(do.Stop):
+            job.exit("a", 0, None, signal.SIGTERM, after=0.1)
+    job.close()
+    assert job.now == pytest.approx(before + 50.0)
+    assert isinstance(job.result.error, NotEnoughSlotsInTime)
+    assert job.result.exit_code == 75
+
+
+def test_hosts_that_are_slow_to_start_are_waited_for_all_the_same() -> None:
+    job = elastic("a:1,b:1", min_np=2, elastic_timeout=1.0)
+    arrive(job, "a")
+    job.now += 5.0
+    job.play(on.Tick())
+    assert started(arrive(job, "b")) == ["a/0", "b/0"]
+
+
+def test_without_a_range_a_lost_host_is_left_alone_for_good() -> None:
+    job = training("a:1,b:1", cooldown=None, min_np=2)
+    job.play(lost("b"))
+    job.exit("a", 0, None, signal.SIGTERM, after=0.1)
+    job.close()
+    assert isinstance(job.result.error, HostLost)
+    assert job.result.exit_code == 69
+
+
+def test_a_fixed_pool_that_can_never_be_enough_fails_as_a_static_job_does() -> None:
+    job = elastic("a:1,b:1,c:1", min_np=2, cooldown=None)
+    for name in "bc":
+        job.play(on.HostFailed(name, ConnectFailed("refused", host=name)))
+    arrive(job, "a")
+    job.close()
+    assert isinstance(job.result.error, HostsFailed)
+    assert not job.of(do.Start)
+
+
+def test_an_interrupt_ends_all_who_wait_too() -> None:
+    job = training("a:2", max_np=1, spares=1)
+    job.ask("a", 1)
+    assert job.of(do.Stop, job.play(on.Interrupted(signal.SIGTERM))) == [do.Stop("a", GENTLE)]
+    for slot in (0, 1):
+        job.exit("a", slot, None, signal.SIGTERM, after=0.1)
+    job.close()
+    assert job.result.exit_code == 143
+    assert states(job)[-1] == "STOPPED"

@@ -1,0 +1,289 @@
+"""The client's connections, and what it makes of servers that refuse or misbehave."""
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.errors import (
+    NoRendezvous,
+    RendezvousClosed,
+    RendezvousError,
+    RendezvousUnreachable,
+    StoreFull,
+    TooManyConnections,
+    Unauthorized,
+    UnexpectedAnswer,
+    ValueTooLarge,
+    WaitTimeout,
+)
+from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.traffic import TrafficLimits
+from tests.unit.rendezvous.scripted import ok
+from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
+
+
+@pytest.fixture
+def server(small_server):
+    return small_server
+
+
+# Connections
+
+
+def test_one_connection_serves_many_requests(server, client):
+    for number in range(50):
+        client.put("s", "k", b"%d" % number)
+    assert server.stats().connections == 1
+    assert server.stats().requests == 50
+    client.close()
+    client.put("s", "k", b"usable after close")
+
+
+def test_threads_share_a_client(server, client):
+    def run(seed):
+        for number in range(40):
+            value = b"%d-%d" % (seed, number)
+            client.put("s", str(seed), value)
+            assert client.get("s", str(seed)) == value
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(run, range(16)))
+    assert server.stats().requests == 16 * 40 * 2
+    assert 1 <= server.stats().connections <= 16
+
+
+@pytest.mark.parametrize("method", ["get", "put", "delete", "wait"])
+def test_a_kept_connection_that_was_dropped_is_replaced(scripted, until, method):
+    server = scripted([ok(b"1")], [ok(b"2")])
+    client = Client(server.url, TOKEN)
+    assert client.get("s", "k") == b"1"
+    more = {"put": [b"value"], "wait": [60]}.get(method, [])
+    getattr(client, method)("s", "k", *more)
+    assert len(server.requests) == 2
+    assert len(server.requests[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "answer"),
+    [
+        ("add", [1], ok(b"1")),
+        ("append", [b"x"], ok()),
+        ("delete", [], ok()),
+        ("compare_and_set", [b"x", "0"], ok().replace(b"\r\n\r\n", b'\r\nETag: "1"\r\n\r\n')),
+    ],
+)
+def test_a_repeated_request_is_known_to_be_one(scripted, method, more, answer):
+    server = scripted([ok(b"1"), b""], [answer])
+    client = Client(server.url, TOKEN)
+    client.get("s", "k")
+    getattr(client, method)("s", "k", *more)
+    [first] = server.requests[1]
+    assert b"?id=" in first.split(b" ")[1]
+
+
+def test_what_the_server_did_already_it_does_not_do_again(server, client):
+    for path, body, answer in (
+        ("add", b"5", (200, b"5", "")),
+        ("append", b"x", (200, b"", "")),
+        ("delete", b"", (200, b"", "")),
+        ("compare", b"y", None),
+    ):
+        client.delete("s", "k")
+        if path == "delete":
+            client.put("s", "k", b"")
+        target = f"/-/{path}/s/k?id={path}" + ("&version=0" if path == "compare" else "")
+        first = client._link.ask("POST", target, body)
+        assert first.status == 200
+        assert answer in (None, first)
+        value = client.get("s", "k")
+        assert client._link.ask("POST", target, body) == first
+        assert client.get("s", "k") == value
+
+
+def test_it_is_replaced_only_once(scripted):
+    server = scripted([ok(b"1")], [b""], [ok(b"3")])
+    client = Client(server.url, TOKEN)
+    client.get("s", "k")
+    with pytest.raises(RendezvousUnreachable):
+        client.get("s", "k")
+
+
+def test_a_new_connection_that_is_dropped_is_not_replaced(scripted):
+    server = scripted([b""], [ok(b"2")])
+    with pytest.raises(RendezvousUnreachable) as caught:
+        Client(server.url, TOKEN).get("s", "k")
+    assert caught.value.url == server.url
+
+
+def test_the_server_s_connection_close_is_obeyed(scripted):
+    closing = ok(b"1").replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    server = scripted([closing], [ok(b"2")])
+    client = Client(server.url, TOKEN)
+    assert [client.get("s", "k"), client.get("s", "k")] == [b"1", b"2"]
+
+
+def test_a_server_that_does_not_answer_is_a_timeout_and_no_retry(scripted):
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener:
+        client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}", TOKEN, timeout=0.05)
+        with pytest.raises(RendezvousUnreachable, match=r"no answer within 0\.05 s"):
+            client.get("s", "k")
+        listener.accept()[0].close()
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_a_timeout_on_a_kept_connection_is_no_retry(scripted):
+    server = scripted([ok(b"1"), b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc", ok(b"3")])
+    client = Client(server.url, TOKEN, timeout=0.1)
+    client.get("s", "k")
+    with pytest.raises(RendezvousUnreachable, match="no answer within"):
+        client.get("s", "k")
+    assert len(server.requests) == 1
+
+
+def test_a_fork_does_not_share_connections(server, client):
+    client.put("s", "k", b"parent")
+    asked_read, asked_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(asked_write, client.get("s", "k") or b"?")
+            client.wait("s", "seen by the parent", 60)
+        finally:
+            os._exit(0)
+    assert os.read(asked_read, 100) == b"parent"
+    assert server.stats().connections == 2
+    client.put("s", "seen by the parent", b"")
+    os.waitpid(child, 0)
+    os.close(asked_read)
+    os.close(asked_write)
+
+
+# Refusals
+
+
+def test_a_wrong_token(server):
+    client = Client(f"http://127.0.0.1:{server.port}", "wrong")
+    for call in (
+        client.get,
+        client.delete,
+        lambda *place: client.put(*place, b""),
+        lambda *place: client.wait(*place, 1),
+    ):
+        with pytest.raises(Unauthorized, match="unauthorized; try: check that HVLAUNCH_TOKEN") as caught:
+            call("s", "k")
+        assert caught.value.url == client.url
+    assert server.stats().unauthorized == 4
+
+
+def test_a_value_that_is_too_large(server, client):
+    client.put("s", "k", b"x" * 3_000_000)
+    with pytest.raises(ValueTooLarge):
+        client.put("s", "k", b"x" * 3_000_001)
+    assert client.get("s", "k") == b"x" * 3_000_000
+
+
+def test_a_full_store(server, client):
+    for number in range(50):
+        client.put("s", str(number), b"")
+    with pytest.raises(StoreFull, match="there are 50 keys already"):
+        client.put("s", "one more", b"")
+
+
+@pytest.mark.parametrize(
+    "status", [b"301 Moved Permanently", b"302 Found", b"307 Temporary Redirect", b"308 Permanent Redirect"]
+)
+def test_redirects_are_not_followed(scripted, status):
+    target = scripted([ok(b"stolen")])
+    redirect = b"HTTP/1.1 %s\r\nLocation: %s/s/k\r\nContent-Length: 0\r\n\r\n" % (status, target.url.encode())
+    server = scripted([redirect] * 4)
+    client = Client(server.url, TOKEN)
+    for call in (
+        client.get,
+        client.delete,
+        lambda *place: client.put(*place, b""),
+        lambda *place: client.wait(*place, 1),
+    ):
+        with pytest.raises(UnexpectedAnswer, match="unexpected HTTP status 30") as caught:
+            call("s", "k")
+        assert caught.value.status == int(status[:3])
+    assert target.requests == []
+    assert len(server.requests) == 1
+
+
+def test_no_proxy_is_asked(scripted, server, client, monkeypatch):
+    proxy = scripted([ok(b"stolen")])
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, proxy.url)
+    client.put("s", "k", b"v")
+    assert client.get("s", "k") == b"v"
+    assert proxy.requests == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 two hundred\r\n\r\n",
+        f"HTTP/1.1 abc {TOKEN}\r\n\r\n".encode(),
+        f"{TOKEN}\r\n\r\n".encode(),
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+    ],
+)
+def test_what_is_no_http_is_one_kind_of_error_and_the_token_stays_here(scripted, answer):
+    server = scripted([answer])
+    client = Client(server.url, TOKEN, timeout=5)
+    with pytest.raises(RendezvousUnreachable) as caught:
+        client.get("s", "k")
+    assert server.url in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert TOKEN not in str(caught.value) + repr(caught.value) + repr(client)
+
+
+def test_too_many_connections():
+    limits = TrafficLimits(connections=1)
+    with (
+        RendezvousServer(TOKEN, PROBE_TOKEN, NONCE, traffic_limits=limits) as server,
+        Client(f"http://127.0.0.1:{server.port}", TOKEN) as client,
+    ):
+        client.put("s", "k", b"")
+        with pytest.raises(TooManyConnections, match="too many connections"):
+            Client(client.url, TOKEN).get("s", "k")
+        assert client.get("s", "k") == b""
+
+
+def test_a_put_that_is_404_is_no_success(scripted):
+    server = scripted([ok(status=b"404 Not Found")])
+    with pytest.raises(UnexpectedAnswer):
+        Client(server.url, TOKEN).put("s", "k", b"v")
+
+
+def test_a_host_that_does_not_resolve_or_refuses():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(
+        RendezvousUnreachable, match=f"rendezvous http://127.0.0.1:{port}: Connection refused"
+    ):
+        Client(f"http://127.0.0.1:{port}", TOKEN).get("s", "k")
+    with pytest.raises(RendezvousUnreachable):
+        Client("http://no-such-host.invalid:1", TOKEN).get("s", "k")
+
+
+def test_all_errors_are_of_one_tree():
+    for kind in (
+        NoRendezvous,
+        RendezvousClosed,
+        RendezvousUnreachable,
+        StoreFull,
+        Unauthorized,
+        UnexpectedAnswer,
+        WaitTimeout,
+    ):
+        assert issubclass(kind, RendezvousError)
