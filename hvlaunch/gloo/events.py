@@ -206,6 +206,8 @@ class WorkerAsked(NamedTuple):
     round: int
     commit: int
     """The newest that it has; -1 where there is none."""
+    cause: str | None = None
+    """Why it left that round by itself, in its own words."""
 
 
 class WorkerBeat(NamedTuple):

@@ -21,6 +21,8 @@ __all__ = ["AT_ONCE", "Ending", "Policy", "gently", "one_error"]
 AT_ONCE = [Step(signal.SIGKILL, 0.0)]
 _STRIKES = 2
 _SLOT_COOLDOWN = (1.0, 300.0)
+_QUOTED = 200
+"""Characters of a worker's own words that are told."""
 _CONNECT_COOLDOWN = (5.0, 300.0)
 """For hosts that were discovered, and may still boot."""
 
@@ -132,7 +134,8 @@ class Policy:
         if current is None or was_in != current.number:
             return []
         if current.state is RoundState.RUNNING:
-            return self._fail(f"rank {worker.rank} on host {worker.host} has left it", now)
+            why = f": {event.cause[:_QUOTED]}" if event.cause else ""
+            return self._fail(f"rank {worker.rank} on host {worker.host} has left it{why}", now)
         if current.leave_by is None and self._elastic is not None:
             current.leave_by = now + self._elastic.reset_timeout
         return []
@@ -187,6 +190,7 @@ class Policy:
         aside: list[Action] = []
         if host is not None and current.culprit is None:
             current.culprit = host
+            current.cause = cause  # its peers may have left before, for what they saw of it
             aside = self._strike(host, cause, now, fruitful=bool(fruitful))
         if not is_news:
             return aside

@@ -76,9 +76,10 @@ class Recorder:
                 yield {"type": "discovery_failed", **_error(error)}
             case on.WorkerStarted() | on.WorkerNotStarted() | on.WorkerExited() | on.WorkerSuspended():
                 yield self._of_worker(event)
-            case on.WorkerAsked(host, slot, _, number, commit):
+            case on.WorkerAsked(host, slot, _, number, commit, cause):
                 who = {"host": host, "rank": self._ranks.get((host, slot)), "slot": slot}
-                yield {"type": "worker_asked", **who, "after_round": number, "commit": commit}
+                why = {"after_round": number, "commit": commit, "cause": cause}
+                yield {"type": "worker_asked", **who, **why}
             case on.Interrupted(number):
                 yield {"type": "interrupted", "signal": signal_name(number)}
             case on.UserSignal(number):

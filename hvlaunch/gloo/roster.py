@@ -62,7 +62,7 @@ class Roster:
         with suppress(ValueError):  # nonsense from a worker is none of our business
             if value is not None:
                 ask = decode(Ask, value)
-                self._post(on.WorkerAsked(*worker_of(key), ask.round, ask.commit))
+                self._post(on.WorkerAsked(*worker_of(key), ask.round, ask.commit, ask.cause))
 
     def _beaten(self, key: str, value: bytes | None) -> None:
         with suppress(ValueError):

@@ -137,9 +137,11 @@ class History:
         ]
         return found[-1] if found else (0, 0)
 
-    def ask(self, host: str, slot: int, last_round: int = -1, commit: int = -1) -> Wanted:
+    def ask(
+        self, host: str, slot: int, last_round: int = -1, commit: int = -1, cause: str | None = None
+    ) -> Wanted:
         """A slot's newest worker asks for a place."""
-        return self.play(on.WorkerAsked(host, slot, self.born(host, slot)[1], last_round, commit))
+        return self.play(on.WorkerAsked(host, slot, self.born(host, slot)[1], last_round, commit, cause))
 
     def beat(self, host: str, slot: int, commit: int) -> Wanted:
         return self.play(on.WorkerBeat(host, slot, self.born(host, slot)[1], commit))

@@ -64,6 +64,18 @@ def test_who_asks_before_its_peers_end_is_heard_of_breaks_the_round() -> None:
     actions = job.exit("b", 0, 1)
     assert places(actions) == {"a/0": 0}
     assert not job.of(do.Break, actions)
+    # what broke it is known now, and is told
+    assert [one.text for one in job.of(do.Say, actions)] == [
+        "round 1: 1 worker on 1 host (rank 1 on host b ended with exit code 1)"
+    ]
+
+
+def test_who_leaves_a_round_by_itself_tells_why() -> None:
+    job = training("a:1,b:1")
+    why = "RuntimeError: Connection closed by peer " + 300 * "x"
+    (told,) = job.of(do.Break, job.ask("a", 0, 0, 5, why))
+    assert told.cause == f"rank 0 on host a has left it: {why[:200]}"
+    assert job.of(do.Say, job.ask("b", 0, 0, 5))[0].text == f"round 1: 2 workers on 2 hosts ({told.cause})"
 
 
 def test_rank_0_is_a_survivor_and_the_root_has_the_newest_commit() -> None:

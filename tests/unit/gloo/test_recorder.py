@@ -163,7 +163,7 @@ def elastic_job():
 def test_rounds_are_told():
     job = elastic_job()
     who = {"host": "a", "rank": 0, "slot": 3}
-    assert job.typed("worker_asked") == [{**who, "after_round": -1, "commit": -1}]
+    assert job.typed("worker_asked") == [{**who, "after_round": -1, "commit": -1, "cause": None}]
     assert job.typed("worker_placed") == [{**who, "start": 2, "round": 1, "size": 1}]
     assert job.typed("worker_suspended") == [{**who, "start": 2, "round": 0}]
     assert job.typed("worker_dismissed") == [{**who, "start": 2, "cause": "training is done"}]

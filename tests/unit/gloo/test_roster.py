@@ -36,8 +36,8 @@ def rig():
 
 
 def test_asks_and_beats_are_events(rig):
-    rig.worker.put(ASKS, "fe80::1/3/2", encode(Ask(-1, -1)))
-    assert rig.event() == on.WorkerAsked("fe80::1", 3, 2, -1, -1)
+    rig.worker.put(ASKS, "fe80::1/3/2", encode(Ask(0, -1, "why")))
+    assert rig.event() == on.WorkerAsked("fe80::1", 3, 2, 0, -1, "why")
     rig.worker.put(BEATS, "a/0/0", encode(Beat(4)))
     assert rig.event() == on.WorkerBeat("a", 0, 0, 4)
     rig.worker.put(BEATS, "a/0/0", encode(Beat(5, last=True)))
