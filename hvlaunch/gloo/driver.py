@@ -26,7 +26,7 @@ from hvlaunch.gloo.network import is_usable
 from hvlaunch.gloo.signals import signals_as_events
 from hvlaunch.gloo.start_frame import gets_stdin, start_frame
 from hvlaunch.gloo.stdin import StdinPump
-from hvlaunch.hosts.local import is_local
+from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from hvlaunch.rendezvous.server import RendezvousServer
 from hvlaunch.ssh.connection import Connection
@@ -388,16 +388,7 @@ class Driver:
 
 def _own_addresses(used: str) -> list[str]:
     """The driver's addresses, as a host may reach them; the one that SSH uses first, if that is known."""
-    import psutil  # noqa: PLC0415 (only a remote host needs it)
-
-    families = ("AF_INET", "AF_INET6")
-    listed = [
-        entry.address.partition("%")[0]
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if getattr(entry.family, "name", "") in families
-    ]
-    usable = filter(is_usable, listed)
+    usable = filter(is_usable, own_addresses())
     return list(dict.fromkeys([used, *usable] if used else usable))
 
 

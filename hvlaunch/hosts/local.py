@@ -8,7 +8,7 @@ from typing import Any
 
 from hvlaunch.job import Host
 
-__all__ = ["Address", "binds", "current_user", "is_local", "is_own", "resolve"]
+__all__ = ["Address", "binds", "current_user", "is_local", "is_own", "own_addresses", "resolve"]
 
 Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 """A family and a socket address of it, port 0."""
@@ -44,6 +44,18 @@ def is_own(address: Address, *, binds: Callable[[Address], bool] = binds) -> boo
     """
     family, _ = address
     return binds(address) and not binds((family, _NOBODYS[family]))
+
+
+def own_addresses() -> list[str]:
+    """All addresses of this machine's interfaces, IPv4 and IPv6."""
+    import psutil  # noqa: PLC0415 (only a job with remote hosts needs it)
+
+    return [
+        entry.address.partition("%")[0]
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family in _NOBODYS
+    ]
 
 
 def current_user() -> str | None:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from hvlaunch.gloo.driver import run as run_by_agents
 from hvlaunch.gloo.network import is_usable
-from hvlaunch.hosts.local import is_local
+from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions
 from hvlaunch.mpi.boot import ADDRESSES, TOKEN, boot_command
 from hvlaunch.mpi.builders import build
@@ -112,12 +112,5 @@ def _own_addresses(hosts: tuple[Host, ...]) -> list[str]:
     """Where agents may find the driver: at the loopback alone where all hosts are this machine."""
     if all(is_local(host) for host in hosts):
         return [_LOOPBACK]
-    import psutil  # noqa: PLC0415 (only a remote host needs it)
-
-    listed = [
-        entry.address.partition("%")[0]
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if getattr(entry.family, "name", "") in ("AF_INET", "AF_INET6")
-    ]
-    return [*sorted(filter(is_usable, listed), key=lambda address: ":" in address), _LOOPBACK]
+    usable = filter(is_usable, own_addresses())
+    return [*sorted(usable, key=lambda address: ":" in address), _LOOPBACK]

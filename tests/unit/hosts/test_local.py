@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from hvlaunch.hosts.local import Address, current_user, is_local, is_own, resolve
+from hvlaunch.hosts.local import Address, current_user, is_local, is_own, own_addresses, resolve
 from hvlaunch.job import Host
 
 OURS: Address = (socket.AF_INET, ("10.0.0.1", 0))
@@ -73,6 +73,12 @@ def test_own_addresses_are_found_by_binding() -> None:
     assert all(is_own(address) for address in resolve("127.0.0.1"))
     assert not any(is_own(address) for address in resolve("192.0.2.7"))
     assert {family for family, _ in resolve("::1")} == {socket.AF_INET6}
+
+
+def test_every_address_of_this_machine_is_its_own() -> None:
+    found = own_addresses()
+    assert "127.0.0.1" in found
+    assert all(is_local(Host(address)) for address in found if not address.startswith("fe80:"))
 
 
 def test_where_the_kernel_binds_any_address_none_is_proved_to_be_ours() -> None:
