@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "([^"]+)"', (ROOT / "hvlaunch/__init__.py").read_text(), re.MULTILINE)
 assert VERSION is not None
 
-TORCH = ["torch>=2.4"]
+TORCH = ["torch>=2.6"]  # the first that can abort all NCCL groups at once (_abort_process_group)
 EXAMPLES = [*TORCH, "numpy", "scikit-learn"]
 TEST = [*EXAMPLES, "hypothesis", "mpi4py>=4.1", "pytest", "pytest-timeout", "pytest-xdist", "uvloop>=0.19"]
 DEV = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from hvlaunch.rendezvous.errors import WaitTimeout
 from hvlaunch.rendezvous.rounds import Seat, worker_of
 from hvlaunch.torch import current
 from hvlaunch.torch.elastic.errors import CollectiveFailed, WorkersChanged
+from hvlaunch.torch.elastic.escape import Baggage, Escape, can_start_over, start_over, unpack
 from hvlaunch.torch.elastic.membership import Membership
 from hvlaunch.torch.elastic.sockets import GroupSockets
 from hvlaunch.torch.elastic.state import State
@@ -55,13 +57,16 @@ class Rounds:
         self._membership = membership
         self._state = state
         self._environ = environ
+        self._sockets = GroupSockets()
+        self._is_first_training = membership.last_round < 0
+        """Whoever starts over comes to its first training first."""
 
     def run(self, train: Callable[[], T]) -> T:
         """What train() returns in the round that it is done in.
 
         Raises Dismissed, RendezvousError, and what train() raises for reasons of its own.
         """
-        cause: str | None = None
+        cause = self._resume()
         while True:
             self._membership.ask(self._state.commits, cause)
             first = self._membership.last_round < 0
@@ -74,13 +79,40 @@ class Rounds:
                 cause = str(failed)
                 self._state.restore()
 
+    def _resume(self) -> str | None:
+        """Why this process has started over, if it has; then the state is what it took along."""
+        baggage = unpack() if self._is_first_training else None
+        if baggage is None:
+            return None
+        self._membership.last_round = baggage.last_round
+        self._state.take_over(baggage.commits, baggage.saved)
+        return baggage.cause
+
+    def _start_over(self, round_number: int) -> None:
+        """Where the process can't be replaced, the driver ends it after --reset-timeout."""
+        notice = self._membership.broken(round_number, 0.0)
+        if notice is None or not self._is_first_training or not can_start_over():
+            return
+        self._membership.finish()  # it is silent until it is back
+        try:
+            start_over(Baggage(round_number, *self._state.hand_over(), notice.cause))
+        except Exception as error:  # noqa: BLE001 (whatever pickling the user's objects raises)
+            sys.stderr.write(f"hvlaunch: can't start over: {type(error).__name__}: {error}\n")
+            self._membership.start()
+
     def _train_in(self, seat: Seat, train: Callable[[], T], *, first: bool) -> T:
         """One round. Raises CollectiveFailed where it broke, whatever that raised here, and as run()."""
-        sockets = GroupSockets()
-        broken = partial(_break, sockets)
-        self._membership.enter(seat.round, broken)
+        self._sockets.release()  # a new round is made when all have left the last one
+        self._sockets = GroupSockets()
+        with Escape(
+            partial(_end_collectives, self._sockets), partial(self._start_over, seat.round)
+        ) as escape:
+            self._membership.enter(seat.round, escape.begin)
+            return self._train_among(seat, train, first=first)
+
+    def _train_among(self, seat: Seat, train: Callable[[], T], *, first: bool) -> T:
         try:
-            with sockets.watch():
+            with self._sockets.watch():
                 current.enter(World.form(self._place(seat), self._meet))
             self._state.attach(_Link(self._membership))
             if not first:
@@ -166,10 +198,11 @@ class _RoundPost:
         raise CollectiveFailed("the round broke before rank 0 said where it is")
 
 
-def _break(sockets: GroupSockets) -> None:
+def _end_collectives(sockets: GroupSockets) -> None:
     """Let every collective of this process end now."""
     if dist.is_initialized() and dist.get_backend() == dist.Backend.NCCL:
-        dist.distributed_c10d._abort_process_group()  # noqa: SLF001 (the only way to end NCCL's kernels)
+        # The only way to end NCCL's kernels. Without a group, torch 2.6 aborts no group but the global one.
+        dist.distributed_c10d._abort_process_group(dist.group.WORLD)  # noqa: SLF001
     sockets.shut_down()
 
 

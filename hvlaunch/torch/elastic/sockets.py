@@ -6,6 +6,7 @@ waits. So we note which sockets came while a round's groups were made, and shut 
 """
 
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,7 @@ class GroupSockets:
         self._older: set[_Identity] = set()
         self._peers: set[str] | None = None
         """None while the groups are made: any peer may be one of theirs."""
+        self._held: dict[_Identity, socket.socket] = {}
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -37,15 +39,33 @@ class GroupSockets:
         self._peers = {host for identity, (host, _) in _connections() if identity not in self._older}
 
     def shut_down(self) -> int:
-        """End every connection of the round's groups, from any thread; how many there were."""
+        """End every connection of the round's groups, from any thread; how many there were. Again: what has come since.
+
+        They end for reading only. Gloo reads what there still is, answers it, and then fails everything that waits;
+        if it could not answer, it would forget who waits for the answer to be sent. So that the peers, too, can
+        answer what they still have to read, the connections stay until release(), though Gloo closes its side.
+        """
         count = 0
+        room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         for fd, peer in _tcp_sockets():
-            with socket.socket(fileno=fd) as ours:
-                if self._is_ours(_identity(fd), peer):
-                    with suppress(OSError):
-                        ours.shutdown(socket.SHUT_RDWR)
-                        count += 1
+            identity = _identity(fd)
+            one = socket.socket(fileno=fd)
+            if identity in self._held or not self._is_ours(identity, peer):
+                one.close()
+                continue
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RD)
+                count += 1
+            if fd < room:
+                self._held[identity] = one
+            else:
+                one.close()
         return count
+
+    def release(self) -> None:
+        """Close what was shut down: all peers that still live have left the round."""
+        while self._held:
+            self._held.popitem()[1].close()
 
     def _is_ours(self, identity: _Identity, peer: tuple[str, int]) -> bool:
         return identity not in self._older and (self._peers is None or peer[0] in self._peers)

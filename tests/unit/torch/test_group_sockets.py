@@ -98,6 +98,25 @@ def test_while_groups_are_made_all_that_is_new_ends_and_what_is_older_stays(othe
     assert far.recv(1) == b"x"
 
 
+def test_what_is_ended_can_still_send_and_peers_may_until_release_though_its_owner_closes_it():
+    """Gloo forgets whoever waits for a message that can't be sent: a peer may still answer what we sent it before."""
+    sockets = GroupSockets()
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener, sockets.watch():
+        own = socket.create_connection(listener.getsockname())
+        peer, _ = listener.accept()
+        sockets.shut_down()
+    own.sendall(b"x")
+    own.close()
+    with peer:
+        peer.sendall(b"x")
+        peer.sendall(b"x")
+        assert sockets.shut_down() == 0
+        sockets.release()
+        with pytest.raises(ConnectionError):
+            while True:
+                peer.sendall(b"x")
+
+
 def test_nothing_to_end():
     sockets = GroupSockets()
     with sockets.watch():

@@ -1,0 +1,52 @@
+"""Escape: who waits in a collective of a broken round starts over; who does anything else is left in peace."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from hvlaunch.torch.elastic.escape import Escape
+
+LONG = 60.0
+TORCH = Path(torch.__file__).parent
+
+
+def waiting(file: Path, started_over: threading.Event, pressed: threading.Semaphore):
+    """A thread that waits in code of this file, with an Escape that has begun; and what lets it go."""
+    escapes = []
+    is_there = threading.Event()
+    way_out = threading.Lock()
+    way_out.acquire()
+    wait = compile("is_there.set(); way_out.acquire()", str(file), "exec")
+
+    def work():
+        with Escape(pressed.release, started_over.set, look=0.01) as escape:
+            escapes.append(escape)
+            exec(wait, {"is_there": is_there, "way_out": way_out})
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert is_there.wait(LONG)
+    escapes[0].begin()
+    return thread, way_out
+
+
+@pytest.mark.parametrize("file", ["distributed/distributed_c10d.py", "autograd/graph.py"])
+def test_who_waits_in_a_collective_starts_over(file):
+    started_over = threading.Event()
+    thread, way_out = waiting(TORCH / file, started_over, threading.Semaphore(0))
+    assert started_over.wait(LONG)
+    way_out.release()
+    thread.join()
+
+
+@pytest.mark.parametrize("file", ["serialization.py", "distributed/checkpoint/filesystem.py", "/train.py"])
+def test_who_does_something_else_may_finish_it_while_connections_are_ended_again_and_again(file):
+    started_over, pressed = threading.Event(), threading.Semaphore(0)
+    thread, way_out = waiting(TORCH / file, started_over, pressed)
+    for _ in range(4):
+        assert pressed.acquire(timeout=LONG)
+    assert not started_over.is_set()
+    way_out.release()
+    thread.join()
