@@ -44,6 +44,8 @@ class Worker:
         self.ends_by: float | None = None
         self._stopped_at: float | None = None
         self._stop_signals: set[int] = set()
+        self._killed_at: float | None = None
+        """When it was, or is, to be sent SIGKILL."""
 
     @property
     def is_ending(self) -> bool:
@@ -60,6 +62,8 @@ class Worker:
         first, last = now + steps[0].after, now + steps[-1].after
         self._stopped_at = first if self._stopped_at is None else min(self._stopped_at, first)
         self._stop_signals.update(step.signal for step in steps)
+        kills = [now + step.after for step in steps if step.signal == signal.SIGKILL]
+        self._killed_at = min((at for at in (self._killed_at, *kills) if at is not None), default=None)
         self.ends_by = last + _PATIENCE
 
     def ended(self, event: WorkerExited | WorkerNotStarted, since: float, now: float) -> WorkerExit:
@@ -81,14 +85,15 @@ class Worker:
         )
 
     def _was_stopped(self, event: WorkerExited) -> bool:
-        """Ended because we said so: after our signals, by one of them, or well."""
+        """Ended because we said so: after our signals, by one of them, or well. A SIGKILL before ours was another's."""
         if self.has_failed:
             return False
         if self.is_leaving and event.code == 0:
             return True
         if self._stopped_at is None:
             return False
-        asked = self._stop_signals | {signal.SIGKILL}
+        is_ours = self.is_agents or (self._killed_at is not None and event.at >= self._killed_at)
+        asked = self._stop_signals - {signal.SIGKILL} | ({signal.SIGKILL} if is_ours else set())
         by_signal = event.signal in asked or (event.code or 0) - 128 in asked
         if event.at < self._stopped_at:
             return self.is_agents and by_signal

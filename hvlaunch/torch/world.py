@@ -18,6 +18,14 @@ from hvlaunch.torch.place import Place
 
 __all__ = ["World", "choose_device", "members"]
 
+_over: list[dist.ProcessGroup] = []
+"""The groups of the last world.
+
+Gloo's group waits for its threads when its last owner lets go of it, and a thread that gives back a tensor of Python's
+waits for Python's lock. DistributedDataParallel, where it is the last, holds that lock meanwhile, and neither would ever
+end; we don't hold it.
+"""
+
 
 @dataclass(frozen=True)
 class World:
@@ -71,6 +79,7 @@ class World:
         except BaseException:
             dist.destroy_process_group()
             raise
+        _over.clear()
         return cls(place, store, device, local, cross, *groups)
 
     @property
@@ -88,10 +97,12 @@ class World:
         with contextlib.suppress(RuntimeError):  # who fails says so itself; here all is done
             dist.barrier(device_ids=None if self.carrier.index is None else [self.carrier.index])
         self.abandon()
+        _over.clear()
 
     def abandon(self) -> None:
-        """End the groups at once, whatever the others do."""
+        """End the groups at once, whatever the others do. What is left of them goes when the next world stands."""
         if dist.is_initialized():
+            _over.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 (those of new_group are nowhere else)
             dist.destroy_process_group()
 
 

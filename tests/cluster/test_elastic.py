@@ -5,17 +5,18 @@ Each scenario runs with workers that stay (hvlaunch.torch.elastic) and with work
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.cluster.elastic_jobs import LEASE, LIMIT, ElasticJob, Work
+from tests.cluster.elastic_jobs import LIMIT, ElasticJob, Work
 from tests.cluster.testhosts import TestHosts, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
 SUMS, TRAINING = (
-    [Work(program, sys.executable, restarts=restarts) for restarts in (False, True)]
-    for program in ("elastic_sums.py", "elastic_training.py")
+    [Work(program, sys.executable, restarts=restarts, trains=trains) for restarts in (False, True)]
+    for program, trains in (("elastic_sums.py", False), ("elastic_training.py", True))
 )
 LONG = [
     pytest.param(
@@ -26,30 +27,39 @@ LONG = [
 
 
 class Starter:
-    """Starts jobs: start(pool, *options)."""
+    """Starts a job: start(pool, *options)."""
 
-    def __init__(self, cluster: TestHosts, work: Work) -> None:
+    def __init__(self, cluster: TestHosts, work: Work, events_file: Path) -> None:
         self.cluster = cluster
         self.work = work
-        self.jobs: list[ElasticJob] = []
+        self.events_file = events_file
+        self.job: ElasticJob | None = None
 
     def __call__(self, pool: str, *options: object) -> ElasticJob:
-        self.jobs.append(ElasticJob(self.cluster, self.work, pool, *options))
-        return self.jobs[-1]
+        self.job = ElasticJob(self.cluster, self.work, self.events_file, pool, *options)
+        return self.job
 
 
 @pytest.fixture(params=[*SUMS, *LONG], ids=str)
-def start(request: pytest.FixtureRequest, cluster: TestHosts) -> Iterator[Starter]:
-    starter = Starter(cluster, request.param)
+def start(request: pytest.FixtureRequest, cluster: TestHosts, tmp_path: Path) -> Iterator[Starter]:
+    """The event log stays where pytest keeps the files of tests, and is shown where the test fails."""
+    starter = Starter(cluster, request.param, tmp_path / "events.jsonl")
     yield starter
-    for job in starter.jobs:
-        job.close()
+    if starter.job is not None:
+        starter.job.close()
+        sys.stdout.write(f"{starter.job.stdout[-1000:]}\n{starter.job.log()}\n")
 
 
-def test_the_pool_changes(start: Starter) -> None:
+def test_the_pool_changes(start: Starter, cluster: TestHosts) -> None:
     job = start("a:1,b:1", "--min-np", 1)
     first = job.goes_on_with("a:1,b:1")
     assert first == 0
+    cluster["b"].cut()  # for less than the lease: no change
+    job.stalls()
+    cluster["b"].heal()
+    job.advances()
+    assert job.round == first
+    assert len(job.events("worker_started")) == 2
 
     job.pool("a:1,b:1,c:1")
     job.goes_on_with("a:1,b:1,c:1")
@@ -57,25 +67,37 @@ def test_the_pool_changes(start: Starter) -> None:
     job.goes_on_with("a:2,b:1,c:1")
     job.pool("a:1,b:1,c:1")
     job.goes_on_with("a:1,b:1,c:1")
+    job.order("b", "step hold")
+    job.saw("held", 1)
+    job.from_now()
     job.pool("a:1,c:1")
+    assert job.event("round_changing" if not job.work.restarts else "workers_stopping")
+    job.withdraw("b")
+    assert job.event("worker_exited", host="b", code=0)  # it was told to: training is not done for that
     job.goes_on_with("a:1,c:1")
-    end = job.event("worker_exited", host="b")
-    assert end["code"] == 0 or job.work in TRAINING  # it was told to: training is not done for that
     wait_until(lambda: not job.left_on("b"), "nothing is left on b")
     job.pool("a:1,b:2")  # two changes at once
     job.goes_on_with("a:1,b:2")
     wait_until(lambda: not job.left_on("c"), "nothing is left on c")
 
+    job.order("b", "end hold")
+    job.from_now()
+    job.end()
+    assert job.event("worker_exited", host="a", code=0)
+    job.pool("a:1")  # while the last workers of b end
+    job.event("hosts_discovered", hosts=[{"host": "a", "slots": 1}])
+    job.withdraw("b")
+    job.finish()
+    for _ in range(2):
+        assert job.event("worker_exited", host="b")["code"] == 0
+
     # none of it was a failure
-    assert not job.events("round_broken")
-    report = job.finish()
-    assert report["step"] > 0
-    changes = job.events("round_changing")
-    assert bool(changes) != job.work.restarts
+    assert not job.events("round_broken", "host_lost")
+    assert bool(job.events("round_changing")) != job.work.restarts
 
 
 def test_workers_fail_one_by_one(start: Starter) -> None:
-    job = start("a:1,b:1,c:1", "--min-np", 2, "--worker-timeout", 5)
+    job = start("a:1,b:1,c:1", "--min-np", 2, "--worker-timeout", max(5, start.work.lease))
     number = job.goes_on_with("a:1,b:1,c:1")
     job.signal("KILL", "b")
     assert job.event("worker_exited", host="b", signal="SIGKILL")
@@ -84,7 +106,7 @@ def test_workers_fail_one_by_one(start: Starter) -> None:
     assert job.event("worker_exited", host="c", code=1)
     number = job.goes_on_with("a:1,b:1,c:1", after=number)
     job.signal("STOP", "a")  # rank 0
-    assert job.said("rank 0 on host a is (stopped|silent for 5 s): it is killed")
+    assert job.said("rank 0 on host a is (stopped|silent for .*): it is killed")
     job.goes_on_with("a:1,b:1,c:1", after=number)
     report = job.finish()
     assert report["rounds"][0][1:] == [0, 3]
@@ -93,7 +115,8 @@ def test_workers_fail_one_by_one(start: Starter) -> None:
 
 def test_hosts_fail_one_by_one(start: Starter, cluster: TestHosts) -> None:
     everywhere = "a:1,b:1,c:1,d:1"
-    job = start(everywhere, "--min-np", 1, "--blacklist-cooldown-range", 0.5, 1)
+    lease = start.work.lease
+    job = start(everywhere, "--min-np", 1, "--lease", lease, "--blacklist-cooldown-range", 0.5, 1)
     number = job.goes_on_with(everywhere)
     job.kill_agent("b")
     assert "SIGKILL" in job.event("host_lost", host="b")["cause"]
@@ -106,7 +129,7 @@ def test_hosts_fail_one_by_one(start: Starter, cluster: TestHosts) -> None:
     number = job.goes_on_with(everywhere, after=number)
 
     cluster["d"].cut()
-    assert f"silent for {LEASE} s" in job.event("host_lost", host="d")["cause"]
+    assert f"silent for {lease} s" in job.event("host_lost", host="d")["cause"]
     number = job.goes_on_with("a:1,b:1,c:1", after=number)
     wait_until(lambda: not job.left_on("d"), "nothing is left on d, which nobody reaches")
     cluster["d"].heal()
@@ -171,7 +194,8 @@ def test_discovery_flaps_fails_and_is_empty(start: Starter) -> None:
 
 
 def test_too_few_slots_healed_in_time(start: Starter, cluster: TestHosts) -> None:
-    job = start("a:1,b:1", "--min-np", 2, "--blacklist-cooldown-range", 0.5, 1)
+    cooldown = ("--blacklist-cooldown-range", 0.5, 1)
+    job = start("a:1,b:1", "--min-np", 2, "--lease", start.work.lease, *cooldown)
     number = job.goes_on_with("a:1,b:1")
     cluster["b"].kill()
     assert job.said("waiting for 2 slots .--min-np.")
@@ -182,7 +206,7 @@ def test_too_few_slots_healed_in_time(start: Starter, cluster: TestHosts) -> Non
 
 
 def test_too_few_slots_for_too_long(start: Starter) -> None:
-    timeout = 20 if start.work in TRAINING else 1  # a new worker's import counts too
+    timeout = 20 if start.work.trains else 1  # a new worker's import counts too
     job = start("a:1,b:1", "--min-np", 2, "--elastic-timeout", timeout)
     job.goes_on_with("a:1,b:1")
     job.kill_agent("b")
@@ -195,7 +219,15 @@ def test_all_workers_fail(start: Starter) -> None:
     job = start("a:1,b:1", "--min-np", 2)
     number = job.goes_on_with("a:1,b:1")
     job.doom(number)
-    number = job.goes_on_with("a:1,b:1", after=number)
+    job.goes_on_with("a:1,b:1", after=number)
+    job.finish()
+
+
+def test_all_workers_fail_again_and_again(start: Starter) -> None:
+    job = start("a:1,b:1", "--min-np", 2)
+    job.goes_on_with("a:1,b:1")
+    for host in "ab" if job.work.restarts else "":
+        job.order(host, "start fail")  # before it imports anything: 15 s would count as having got somewhere
     job.order("all", "step fail")
     assert job.code(LIMIT) == 1
     assert "5 times in a row the workers failed before they got anywhere" in job.stderr
@@ -229,13 +261,10 @@ def test_a_host_that_always_fails(start: Starter, point: str) -> None:
 # The same with torch, once in each way: tests marked `long` do all of it
 
 
-GOOD = 0.9  # of the test images
-
-
 @pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize("start", TRAINING[:1], ids=str, indirect=True)
 def test_workers_that_stay(start: Starter, cluster: TestHosts) -> None:
-    job = start("a:1,b:1", "--min-np", 1, "--worker-timeout", 5)
+    job = start("a:1,b:1", "--min-np", 1, "--lease", start.work.lease, "--worker-timeout", 10)
     number = job.goes_on_with("a:1,b:1")
     job.pool("a:1,b:1,c:1")
     number = job.goes_on_with("a:1,b:1,c:1", after=number)
@@ -246,7 +275,6 @@ def test_workers_that_stay(start: Starter, cluster: TestHosts) -> None:
     number = job.goes_on_with("b:1", after=number)
     job.pool("b:1")
     report = job.finish()
-    assert report["accuracy"] > GOOD
     assert [size for _, _, size in report["rounds"]] == [2, 3, 2, 1]
 
 
@@ -260,5 +288,4 @@ def test_workers_that_are_started_anew(start: Starter) -> None:
     job.pool("b:1")
     number = job.goes_on_with("b:1", after=number)
     report = job.finish()
-    assert report["accuracy"] > GOOD
     assert [size for _, _, size in report["rounds"]] == [2, 2, 1]

@@ -184,6 +184,7 @@ def main() -> None:
             by_restarts(client, Training(orders), directory / "checkpoint")
         else:
             in_process(client, Training(orders))
+    orders.obey("end")
 
 
 if __name__ == "__main__":

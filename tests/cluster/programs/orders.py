@@ -11,7 +11,7 @@ __all__ = ["Orders"]
 class Orders:
     """An order is a file named `HOST`, `HOST.SLOT` or `all`, with a point of the program's and a verb.
 
-    The points are `start`, `join` and `step`. The verbs: `raise` and `exit` do so, once; `fail` raises
+    The points are `start`, `join`, `step` and, after training, `end`. The verbs: `raise` and `exit` do so, once; `fail` raises
     each time; `hold` waits there until the order is withdrawn.
     """
 

@@ -83,6 +83,16 @@ def test_a_job_that_gives_up_does_not_end_well_though_nobody_is_known_to_have_fa
     assert job.result.exit_code == 1
 
 
+def test_who_was_killed_before_our_time_is_the_failure_though_others_had_left_already() -> None:
+    job = training("a:1,b:1", max_restarts=0)
+    job.ask("b", 0, 0, 5)
+    job.exit("a", 0, None, signal.SIGKILL, after=0.01)
+    job.exit("b", 0, None, signal.SIGTERM, after=0.1)
+    job.close()
+    assert job.result.failure is not None
+    assert (job.result.failure.host, job.result.exit_code) == ("a", 137)
+
+
 def test_a_hung_worker_that_is_lost_with_its_host_is_the_failure() -> None:
     job = training("a:1,b:1", max_restarts=0)
     job.play(on.WorkerSuspended("b", 0, 0), lost("b"))

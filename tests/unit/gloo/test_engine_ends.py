@@ -47,20 +47,23 @@ def test_the_first_failure_is_the_earliest_not_the_first_heard_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "number", "stopped"),
+    ("code", "number", "after", "stopped"),
     [
-        (0, None, True),
-        (143, None, True),
-        (None, 15, True),
-        (None, 9, True),
-        (1, None, False),
-        (None, 11, False),
+        (0, None, 0.1, True),
+        (143, None, 0.1, True),
+        (None, 15, 0.1, True),
+        (None, 9, 0.1, False),  # the grace is not over
+        (None, 9, 60.0, True),
+        (1, None, 0.1, False),
+        (None, 11, 0.1, False),
     ],
 )
-def test_who_ended_because_it_was_stopped(code: int | None, number: int | None, stopped: bool) -> None:
+def test_who_ended_because_it_was_stopped(
+    code: int | None, number: int | None, after: float, stopped: bool
+) -> None:
     job = History(spec("a:2")).start()
     job.exit("a", 0, 7)
-    job.exit("a", 1, code, number, after=0.1)
+    job.exit("a", 1, code, number, after=after)
     job.close()
     assert job.result.exits[1].stopped is stopped
     assert job.result.exit_code == 7

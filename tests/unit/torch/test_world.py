@@ -199,6 +199,23 @@ def test_a_group_that_the_script_made_itself_is_not_taken_over():
     assert in_forks([0], work) == [True]
 
 
+def test_a_model_that_outlives_its_world_does_not_wait_for_gloo():
+    """It would, with Python's lock, while a thread of Gloo's wants that lock to give back a tensor of Python's."""
+
+    def work(rank):
+        for _ in range(2):  # something of torch's keeps the first model's group
+            world = World.form(place(), lambda *_: dist.HashStore(), backend="gloo")
+            model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
+            many = torch.ones(1 << 22)
+            dist.all_gather([torch.empty_like(many)], many, async_op=True)
+            del many
+            world.abandon()
+            del world, model
+        return True
+
+    assert in_forks(range(1), work) == [True]
+
+
 def test_members_of_uneven_hosts():
     told = [(ord(host), local_rank) for host, local_rank in zip(HOSTS, LOCAL_RANKS, strict=True)]
     assert members(place(3, 5, 1, "b"), told) == ((2, 3, 4), (1, 3))
