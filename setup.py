@@ -11,7 +11,15 @@ assert VERSION is not None
 
 TORCH = ["torch>=2.6"]  # the first that can abort all NCCL groups at once (_abort_process_group)
 EXAMPLES = [*TORCH, "numpy", "scikit-learn"]
-TEST = [*EXAMPLES, "hypothesis", "mpi4py>=4.1", "pytest", "pytest-timeout", "pytest-xdist", "uvloop>=0.19"]
+TEST = [
+    *EXAMPLES,
+    "hypothesis",
+    "mpi4py>=4.1",
+    "pytest<9.2",  # 9.2 hides xdist_group from pytest-xdist 3.8 (its issue 1386): all torch tests would run at once
+    "pytest-timeout",
+    "pytest-xdist",
+    "uvloop>=0.19",
+]
 DEV = [
     *TEST,
     "codespell",
