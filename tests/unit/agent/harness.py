@@ -63,6 +63,14 @@ class Hunt:
                 continue
         return found
 
+    def programs(self) -> list[str]:
+        """What they run; a process that is in the middle of exec may be missing."""
+        found = []
+        for pid in self.pids():
+            with suppress(OSError):
+                found.append(Path(f"/proc/{pid}/comm").read_text().strip())
+        return found
+
     def wait_for(self, count: int) -> None:
         until(lambda: len(self.pids()) == count, f"{count} processes")
 
