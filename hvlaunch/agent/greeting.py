@@ -8,13 +8,14 @@ import os
 from hvlaunch.agent import facts, probe
 from hvlaunch.agent.channel import Channel
 from hvlaunch.agent.frames import PROTOCOL
-from hvlaunch.agent.quick import READ
+from hvlaunch.agent.selector import READ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
-    from hvlaunch.agent.quick import Selector, socket
+    from hvlaunch.agent.quick import socket
+    from hvlaunch.agent.selector import Selector
 
 __all__ = ["Greeting"]
 

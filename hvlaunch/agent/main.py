@@ -13,7 +13,8 @@ from hvlaunch.agent import reaper, scratch
 from hvlaunch.agent.channel import Channel
 from hvlaunch.agent.frames import BadFrame
 from hvlaunch.agent.greeting import Greeting
-from hvlaunch.agent.quick import READ, WRITE, Selector, deque, signal, signal_name
+from hvlaunch.agent.quick import deque, signal, signal_name
+from hvlaunch.agent.selector import READ, WRITE, Selector
 from hvlaunch.agent.workers import Workers
 
 TYPE_CHECKING = False

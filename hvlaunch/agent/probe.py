@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import time
 
-from hvlaunch.agent.quick import READ, WRITE, Selector, accept, socket
+from hvlaunch.agent.quick import accept, socket
+from hvlaunch.agent.selector import READ, WRITE, Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the agent needs of `json`, `signal`, `socket`, `selectors` and `collections`, without their start.
+"""What the agent needs of `json`, `signal`, `socket` and `collections`, without their start.
 
 Those modules make enumerations and regular expressions as they are imported, which takes 10 of the 25 ms
 that Python and the agent take to start on every host. What is below them, in C, is here under their
@@ -7,17 +7,12 @@ names; they are themselves where it is missing, as in other Pythons than CPython
 
 from __future__ import annotations
 
-import select
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     import socket
     from collections import deque
-    from typing import Any, Dict, List, Optional, Protocol, Tuple, Union
-
-    class HasFileno(Protocol):
-        def fileno(self) -> int: ...
+    from typing import Any, Dict
 
 else:
     try:
@@ -30,9 +25,6 @@ else:
         from collections import deque
 
 __all__ = [
-    "READ",
-    "WRITE",
-    "Selector",
     "accept",
     "deque",
     "dumps",
@@ -41,53 +33,6 @@ __all__ = [
     "signal_name",
     "socket",
 ]
-
-READ, WRITE = select.EPOLLIN, select.EPOLLOUT
-
-
-class Selector:
-    """Waits for file descriptors, and for whatever has one, as selectors.EpollSelector does."""
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._waiting: Dict[int, Tuple[Any, int]] = {}
-
-    def register(self, file: Union[int, HasFileno], events: int, data: Any) -> None:
-        """Wait for `events` (READ, WRITE or both), of which select() tells with `data`."""
-        fd = _fd(file)
-        self._epoll.register(fd, events)
-        self._waiting[fd] = data, events
-
-    def modify(self, file: Union[int, HasFileno], events: int, data: Any) -> None:
-        fd = _fd(file)
-        self._epoll.modify(fd, events)
-        self._waiting[fd] = data, events
-
-    def unregister(self, file: Union[int, HasFileno]) -> None:
-        fd = _fd(file)
-        del self._waiting[fd]
-        self._epoll.unregister(fd)
-
-    def __contains__(self, fd: int) -> bool:
-        return fd in self._waiting
-
-    def select(self, timeout: Optional[float]) -> List[Tuple[Any, int]]:
-        """Wait at most `timeout` seconds (None: for ever): the data and the events of each that is ready.
-
-        An error, or the other side's end, is as if all that was waited for had come.
-        """
-        told = []
-        for fd, ready in self._epoll.poll(-1 if timeout is None else timeout, max(1, len(self._waiting))):
-            data, events = self._waiting[fd]
-            told.append((data, events & ready or events))
-        return told
-
-    def close(self) -> None:
-        self._epoll.close()
-
-
-def _fd(file: Union[int, HasFileno]) -> int:
-    return file if isinstance(file, int) else file.fileno()
 
 
 def accept(listener: socket.socket) -> socket.socket:

@@ -10,7 +10,7 @@ import resource
 import socket
 
 from hvlaunch.agent.channel import Channel
-from hvlaunch.agent.quick import READ, WRITE, Selector
+from hvlaunch.agent.selector import READ, WRITE, Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

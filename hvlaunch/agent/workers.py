@@ -9,7 +9,8 @@ import time
 from hvlaunch.agent import reaper
 from hvlaunch.agent import worker as one
 from hvlaunch.agent.channel import Channel
-from hvlaunch.agent.quick import READ, WRITE, Selector, loads, signal
+from hvlaunch.agent.quick import loads, signal
+from hvlaunch.agent.selector import READ, WRITE, Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

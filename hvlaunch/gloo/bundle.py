@@ -24,6 +24,7 @@ NO_PYTHON = "hvlaunch: no Python >= 3.8 among"
 _MODULES = (
     "__init__",
     "quick",
+    "selector",
     "frames",
     "pieces",
     "reaper",

@@ -1,7 +1,6 @@
-"""The quick halves of json, socket and selectors do what the whole ones do."""
+"""The quick halves of json, signal and socket do what the whole ones do."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvlaunch.agent import quick
-from hvlaunch.agent.quick import READ, WRITE, Selector
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -60,42 +58,6 @@ def test_another_python_has_the_whole_modules() -> None:
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_the_selector_tells_what_is_ready_and_for_what() -> None:
-    with closing(Selector()) as selector:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            selector.register(ours, READ | WRITE, "both")
-            assert selector.select(None) == [("both", WRITE)]
-            theirs.send(b"x")
-            assert selector.select(None) == [("both", READ | WRITE)]
-            selector.modify(ours, READ, "reading")
-            assert selector.select(None) == [("reading", READ)]
-            ours.recv(1)
-            assert selector.select(0.0) == []
-            assert ours.fileno() in selector
-            selector.unregister(ours)
-            assert ours.fileno() not in selector
-            theirs.send(b"x")
-            assert selector.select(0.0) == []
-
-
-def test_the_end_of_the_other_side_wakes_whoever_waits() -> None:
-    with closing(Selector()) as selector:
-        read, write = os.pipe()
-        selector.register(read, READ, "reader")
-        os.close(write)
-        assert selector.select(None) == [("reader", READ)]
-        selector.unregister(read)
-        os.close(read)
-        read, write = os.pipe()
-        selector.register(write, WRITE, "writer")
-        assert selector.select(None) == [("writer", WRITE)]
-        os.close(read)
-        assert selector.select(None) == [("writer", WRITE)]
-        selector.unregister(write)
-        os.close(write)
 
 
 def test_an_accepted_connection_is_a_socket() -> None:
