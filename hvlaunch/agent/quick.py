@@ -69,7 +69,11 @@ def _refuse(value: Any) -> None:
 
 try:
     from _json import encode_basestring_ascii, make_encoder, make_scanner
-except ImportError:
+
+    _read = make_scanner(_Settings)  # type: ignore[arg-type]  # whatever has these attributes
+    _write = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
+    _read("".join(_write({"a": [None]}, 0)), 0)
+except (ImportError, AttributeError, TypeError):  # another Python than those that we know
     import json
 
     def loads(text: str) -> Any:
@@ -81,8 +85,6 @@ except ImportError:
         return json.dumps(value, separators=(",", ":"))
 
 else:
-    _read = make_scanner(_Settings)  # type: ignore[arg-type]  # whatever has these attributes
-    _write = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
 
     def loads(text: str) -> Any:
         """The value of the JSON. Raises ValueError, RecursionError."""

@@ -32,7 +32,7 @@ def adopt_descendants() -> Optional[str]:
         prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]  # None is this program
         if _ctypes.call_function(prctl, (_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0:
             return None
-    except (ImportError, AttributeError, OSError):
+    except (ImportError, AttributeError, TypeError, OSError):
         pass
     try:
         import ctypes  # noqa: PLC0415 (some builds of Python have none)

@@ -46,15 +46,23 @@ def test_what_is_nested_without_end_is_a_recursion_error() -> None:
         quick.loads("[" * 1_000_000)
 
 
-def test_another_python_has_the_whole_modules() -> None:
+@pytest.mark.parametrize(
+    "json_below",
+    ["None", "type(sys)('_json')", "type('_json', (), dict.fromkeys(JSON_HAS, staticmethod(lambda: None)))"],
+    ids=["missing", "without what we need", "other arguments"],
+)
+def test_another_python_has_the_whole_modules(json_below: str) -> None:
     program = (
         "import sys\n"
-        "for name in ('_json', '_socket', '_signal'): sys.modules[name] = None\n"
-        f"sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
+        "JSON_HAS = ['make_encoder', 'make_scanner', 'encode_basestring_ascii']\n"
+        "sys.modules['_socket'] = sys.modules['_signal'] = None\n"
         "sys.modules['signal'] = sys.modules['socket'] = sys\n"  # they are made of those two
-        "from hvlaunch.agent.quick import dumps, loads, signal, socket\n"
-        "assert signal is socket is sys and 'json' in sys.modules\n"
-        "assert loads(dumps({'a': [1, None]})) == {'a': [1, None]} and dumps([1, 2]) == '[1,2]'\n"
+        f"import json; sys.modules['_json'] = {json_below}\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
+        "from hvlaunch.agent import quick\n"
+        "assert quick.signal is quick.socket is sys and quick.json is json\n"
+        "assert quick.loads(quick.dumps({'a': [1, None]})) == {'a': [1, None]}\n"
+        "assert quick.dumps([1, 2]) == '[1,2]'\n"
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
