@@ -1,5 +1,6 @@
 """Test hosts come and go as they say: nothing is left of them, repairs, fixtures, and the command line."""
 
+import contextlib
 import json
 import os
 import signal
@@ -22,16 +23,21 @@ class TestTakingDown:
     def test_nothing_is_left(self, tmp_path: Path) -> None:
         mounts = Path("/proc/self/mountinfo").read_text()
         shared = namespaces(os.getpid())
-        with TestHosts(["a", "b"]) as hosts:
-            hosts["b"].delay(5)
-            hosts["b"].popen(["setsid", "sleep", "1000"])
-            daemon = hosts.driver.run(["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"]).stdout
-            used = set().union(*(namespaces(place.pid) for place in (hosts.driver, *hosts))) - shared
-            used |= namespaces(hosts.keeper.pid) - shared
-            assert int(daemon) in users_of(used)
-            state = hosts.state
-            assert state.exists()
-        assert users_of(used) == set()
+        with contextlib.ExitStack() as held:
+            with TestHosts(["a", "b"]) as hosts:
+                hosts["b"].delay(5)
+                hosts["b"].popen(["setsid", "sleep", "1000"])
+                daemon = hosts.driver.run(["sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!"]).stdout
+                used = set()
+                for place in (hosts.keeper, hosts.driver, *hosts):
+                    used |= namespaces(place.pid) - shared
+                    # A namespace that is gone leaves its number to the next, which may be another test's.
+                    for kind in Path(f"/proc/{place.pid}/ns").iterdir():
+                        held.enter_context(kind.open())
+                assert int(daemon) in users_of(used)
+                state = hosts.state
+                assert state.exists()
+            assert users_of(used) == set()
         assert gone(int(daemon))
         assert not state.exists()
         assert Path("/proc/self/mountinfo").read_text() == mounts
