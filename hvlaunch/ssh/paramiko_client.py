@@ -111,7 +111,7 @@ def _load_login() -> "type[Login]":
     import shutil  # noqa: PLC0415 (it can wait as well)
 
     with _LOADING:
-        spare = "invoke" not in sys.modules and shutil.which("ssh") is not None
+        spare = not {"paramiko", "invoke"} & sys.modules.keys() and shutil.which("ssh") is not None
         if spare:
             sys.modules["invoke"] = None  # type: ignore[assignment]
         try:
