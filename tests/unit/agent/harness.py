@@ -71,8 +71,9 @@ class Hunt:
                 found.append(Path(f"/proc/{pid}/comm").read_text().strip())
         return found
 
-    def wait_for(self, count: int) -> None:
-        until(lambda: len(self.pids()) == count, f"{count} processes")
+    def wait_for(self, *programs: str) -> None:
+        """Until these run and no other: a count alone would also count forks on their way to an exec."""
+        until(lambda: sorted(self.programs()) == sorted(programs), f"processes of {programs}")
 
     def end(self) -> None:
         for pid in self.pids():

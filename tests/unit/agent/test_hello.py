@@ -62,7 +62,7 @@ def test_a_gpu_count_that_hangs_ends_with_the_agent(launch: Launch, tmp_path: Pa
     tool.chmod(0o755)
     agent = launch(env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
     agent.send("hello", protocol=1, nonce="x", cwd="/", gpus=True, ports=None, elastic=None, rendezvous=None)
-    hunt.wait_for(1)
+    hunt.wait_for("sleep")
     began = time.monotonic()
     assert agent.bye() == ({"type": "bye", "left": 0}, 0)
     assert time.monotonic() - began < 15

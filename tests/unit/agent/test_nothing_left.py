@@ -28,7 +28,7 @@ trap '' TERM
 sleep $0
 :"""
 """A worker that ignores TERM, with children of every kind: six, one of them with a child, and its own."""
-FAMILY_SIZE = 9
+FAMILY_PROGRAMS = ["sh"] * 2 + ["sleep"] * 7
 CHAIN = python(
     "import os, time\n"
     "if os.fork() == 0:\n"
@@ -48,7 +48,7 @@ class Job:
         self.scratch = Path(agent.hello()["scratch"])
         (self.scratch / "error.json").write_text("{}")
         agent.start(["/bin/sh", "-c", FAMILY, hunt.mark])
-        hunt.wait_for(FAMILY_SIZE)
+        hunt.wait_for(*FAMILY_PROGRAMS)
         self.guardian, self.agent = agent.guardian, agent.agent
 
     def assert_nothing_left(self) -> None:
@@ -219,7 +219,7 @@ def test_after_a_worker_that_ended_and_left_daemons(launch: Launch, hunt: Hunt) 
     agent.hello()
     agent.start(["/bin/sh", "-c", "(setsid sleep $0 >/dev/null 2>&1 &); exit 0", hunt.mark])
     agent.expect("exited", code=0)
-    hunt.wait_for(1)
+    hunt.wait_for("sleep")
     assert agent.bye() == ({"type": "bye", "left": 0}, 0)
     assert hunt.pids() == []
 

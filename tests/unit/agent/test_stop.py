@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from tests.unit.agent.harness import AgentProcess, Hunt, python, until
+from tests.unit.agent.harness import AgentProcess, Hunt, python
 
 Launch = Callable[..., AgentProcess]
 STUBBORN = python(
@@ -78,17 +78,17 @@ def test_only_the_slots_that_are_meant_stop(agent: AgentProcess) -> None:
 
 def test_a_stop_reaches_the_workers_whole_process_group(agent: AgentProcess, hunt: Hunt) -> None:
     agent.start(["/bin/sh", "-c", "sleep $0 & sleep $0 & wait", hunt.mark])
-    hunt.wait_for(3)
+    hunt.wait_for("sh", "sleep", "sleep")
     stop(agent, (signal.SIGTERM, 0.0))
     agent.expect("exited", signal=signal.SIGTERM)
-    hunt.wait_for(0)
+    hunt.wait_for()
 
 
 def test_a_passed_on_signal_reaches_only_the_worker(agent: AgentProcess, hunt: Hunt) -> None:
     script = "sleep $0 & trap 'echo got it' USR1; echo ready; while :; do wait; done"
     agent.start(["/bin/sh", "-c", script, hunt.mark])
     agent.read_output(6)
-    until(lambda: "sleep" in hunt.programs(), "the child is what it is to be, and no fork of its parent")
+    hunt.wait_for("sh", "sleep")
     agent.send("signal", slots=None, signal=signal.SIGUSR1)
     assert agent.read_output(7) == b"got it\n"
     assert sorted(hunt.programs()) == ["sh", "sleep"]
