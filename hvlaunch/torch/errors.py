@@ -35,11 +35,11 @@ class NotInitialized(GroupError, ValueError):
 class AlreadyInitialized(GroupError):
     """torch.distributed has a process group that hvlaunch.torch did not make."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "torch.distributed has a process group already",
-            hint="either hvlaunch.torch.init() or torch.distributed.init_process_group(), not both",
-        )
+    def __init__(
+        self,
+        hint: str = "either hvlaunch.torch.init() or torch.distributed.init_process_group(), not both",
+    ) -> None:
+        super().__init__("torch.distributed has a process group already", hint=hint)
 
 
 class BadPlace(GroupError):

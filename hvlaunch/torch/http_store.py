@@ -212,15 +212,15 @@ class HTTPStore(Store):
     getNumKeys = num_keys  # noqa: N815
 
 
-def rendezvous_client(url: str | None, token: str | None, environ: Mapping[str, str] = os.environ) -> Client:
+def rendezvous_client(url: str | None, token: str | None) -> Client:
     """A client of this rendezvous; what is None comes from the environment. Raises NoRendezvous."""
-    own = environ.get("HVLAUNCH_RENDEZVOUS")
+    own = os.environ.get("HVLAUNCH_RENDEZVOUS")
     if url is None:
         url = own
     if not url:
         hint = "start this program with hvlaunch, or name the rendezvous' url"
         raise NoRendezvous("HVLAUNCH_RENDEZVOUS is not set", hint=hint)
-    return Client(url, token or _token(environ, of_this_job=url == own))
+    return Client(url, token or _token(os.environ, of_this_job=url == own))
 
 
 def default_scope(environ: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -45,6 +46,8 @@ class World:
     """The (global) ranks that have this one's local rank, one on each host that has so many, in order."""
     local_group: dist.ProcessGroup
     cross_group: dist.ProcessGroup
+    excepthook: Callable[..., object]
+    """What wrote tracebacks before torch put `[rank0]` in front of their lines."""
 
     @classmethod
     def form(
@@ -69,18 +72,20 @@ class World:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         store = meet(place, timeout or default_pg_timeout)
+        excepthook = sys.excepthook
         # No device_id: with it, NCCL would connect every group in its making, and every rank be part of that.
         dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
         try:
             local, cross = members(place, _told(place, _carrier(backend, device)))
             # Every rank makes its local group first: so no two groups wait for each other. They cost each rank
             # two small groups, however many there are; used or not, local_group() is then no collective.
-            groups = [_group(ranks, timeout) for ranks in (local, cross)]
+            local_group, cross_group = (_group(ranks, timeout) for ranks in (local, cross))
         except BaseException:
             dist.destroy_process_group()
+            _restore(excepthook)
             raise
         _over.clear()
-        return cls(place, store, device, local, cross, *groups)
+        return cls(place, store, device, local, cross, local_group, cross_group, excepthook)
 
     @property
     def cross_rank(self) -> int:
@@ -104,6 +109,13 @@ class World:
         if dist.is_initialized():
             _over.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 (those of new_group are nowhere else)
             dist.destroy_process_group()
+        _restore(self.excepthook)
+
+
+def _restore(excepthook: Callable[..., object]) -> None:
+    """Take back torch's, which wraps the one before it in each new group; but none of the script's."""
+    if getattr(sys.excepthook, "__module__", None) == dist.distributed_c10d.__name__:
+        sys.excepthook = excepthook
 
 
 def choose_device(place: Place, backend: str) -> torch.device:

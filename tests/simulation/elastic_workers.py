@@ -117,9 +117,9 @@ class Workers:
             one.is_waiting = True
             self._arrived(one.born)
 
-    def _ask(self, one: Process) -> None:
+    def _ask(self, one: Process, cause: str | None = None) -> None:
         one.round, one.is_waiting = None, True
-        event = on.WorkerAsked(one.host.name, one.slot, one.start, one.last_round, one.commit)
+        event = on.WorkerAsked(one.host.name, one.slot, one.start, one.last_round, one.commit, cause)
         self._tell_over_http(one, event)
 
     def _tell_over_http(self, one: Process, event: on.Event) -> None:
@@ -215,7 +215,7 @@ class Workers:
         elif number in self.changing:
             for one in members:
                 one.is_stuck = one.is_stuck and not all(peer.is_stuck for peer in members)
-                self._leave(one, number)
+                self._leave(one, number, None)
         else:
             self._world.at(STEP * (0.5 + self._world.random.random()), lambda: self._train(number))
 
@@ -224,11 +224,11 @@ class Workers:
             self.ended_well += 1
             self.end(one, 0)
 
-    def _leave(self, one: Process, number: int) -> None:
+    def _leave(self, one: Process, number: int, cause: str | None = "a peer is gone") -> None:
         """Leave a round that has ended, and ask again."""
         if one.live and not one.is_silent and not one.is_stuck and one.round == number:
             if self._world.kind == "in-process":
-                self._ask(one)
+                self._ask(one, cause)
             else:
                 self._fail(one, 1)
 

@@ -59,6 +59,7 @@ class ElasticWorld(Play):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, most_steps=MOST_STEPS)
+        self._begins_empty = seed % 8 == 0
         rng = self.random
         self.kind: Kind = "in-process" if rng.random() < 0.7 else "unmodified"
         self.hosts = {
@@ -120,7 +121,10 @@ class ElasticWorld(Play):
     def begin(self) -> None:
         plan_faults(self)
         self.tell(on.Began())
-        if self.options.discovers:
+        if self.options.discovers and self._begins_empty:
+            self.tell(on.HostsDiscovered([]))
+            self.at(1.0, self.discover)
+        elif self.options.discovers:
             self.discover()
 
     def tell(self, event: on.Event) -> None:

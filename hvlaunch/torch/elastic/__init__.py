@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
+from torch import distributed as dist
+
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.torch import current
 from hvlaunch.torch.elastic.errors import (
@@ -17,6 +19,7 @@ from hvlaunch.torch.elastic.membership import Dismissed, Membership
 from hvlaunch.torch.elastic.rounds import Rounds
 from hvlaunch.torch.elastic.sampler import ElasticSampler
 from hvlaunch.torch.elastic.state import ObjectState, State, TorchState
+from hvlaunch.torch.errors import AlreadyInitialized
 
 __all__ = [
     "CollectiveFailed",
@@ -36,6 +39,10 @@ S = TypeVar("S", bound=State)
 
 _BEATS_PER_TIMEOUT = 10
 _BEAT_RANGE = (0.2, 5.0)
+_OWN_GROUPS = (
+    "no hvlaunch.torch.init() or init_process_group() before a function under elastic.run, which makes"
+    " its own groups, and no such function in another one"
+)
 
 
 def run(train: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
@@ -46,13 +53,17 @@ def run(train: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]
     else, with one process too, it is init(), state.sync() and one call.
 
     What `train` raises ends the worker, but for WorkersChanged and CollectiveFailed, and torch's own errors of
-    collectives. A worker that is not needed any more leaves by SystemExit(0).
+    collectives. A worker that is not needed any more leaves by SystemExit(0). Raises AlreadyInitialized where, in
+    an elastic job, there is a process group already.
     """
 
     @wraps(train)
     def wrapper(state: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if os.environ.get("HVLAUNCH_ELASTIC") != "1":
             return _train_once(state, lambda: train(state, *args, **kwargs))
+        if dist.is_initialized():
+            raise AlreadyInitialized(_OWN_GROUPS)
+        state.forget()
         client, membership = _job()
         membership.start()
         try:
@@ -68,6 +79,7 @@ def run(train: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]
 def _train_once(state: State, train: Callable[[], T]) -> T:
     own = not current.is_initialized()
     current.init()
+    state.forget()
     state.sync()
     result = train()
     if own:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.errors import RendezvousClosed, RendezvousError
-from hvlaunch.rendezvous.rounds import ASKS, BEATS, PLACES, ROUNDS, Ask, Beat, Notice, Seat, decode, encode
+from hvlaunch.rendezvous.rounds import ASKS, BEATS, PLACES, ROUNDS, Ask, Beat, Grant, Notice, decode, encode
 
 __all__ = ["Dismissed", "Membership"]
 
@@ -42,6 +42,7 @@ class Membership:
     def start(self) -> None:
         """Begin to beat, and to listen to what becomes of rounds, in threads that end with the process."""
         self._ended = threading.Event()
+        self._commits = -1
         for work in (self._send_beats, self._watch_rounds):
             threading.Thread(
                 target=work, args=(self._ended,), name=f"hvlaunch {work.__name__}", daemon=True
@@ -58,7 +59,7 @@ class Membership:
         """Tell the driver that this worker is ready for a place (see Ask). Raises RendezvousError."""
         self._client.put(ASKS, self._worker, encode(Ask(self.last_round, commit, cause)))
 
-    def seat(self) -> Seat:
+    def grant(self) -> Grant:
         """The worker's place in a round later than its last, as soon as there is one.
 
         Raises Dismissed where there will be none, RendezvousError where the driver can't be reached.
@@ -68,12 +69,12 @@ class Membership:
             changes = self._client.watch(PLACES, self._worker, since=since, timeout=_POLL)
             since = changes.version
             value = changes.values.get(self._worker)
-            seat = None if value is None else decode(Seat, value)
-            if seat is not None and seat.leave is not None:
-                raise Dismissed(seat.leave)
-            if seat is not None and seat.round > self.last_round:
-                self.last_round = seat.round
-                return seat
+            grant = None if value is None else decode(Grant, value)
+            if grant is not None and grant.leave is not None:
+                raise Dismissed(grant.leave)
+            if grant is not None and grant.round > self.last_round:
+                self.last_round = grant.round
+                return grant
 
     def enter(self, round_number: int, on_broken: Callable[[], object]) -> None:
         """From now on call `on_broken`, in another thread, once, when the round is said to be broken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -17,7 +17,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.errors import WaitTimeout
-from hvlaunch.rendezvous.rounds import Seat, worker_of
+from hvlaunch.rendezvous.rounds import Grant
+from hvlaunch.rendezvous.worker_id import worker_of
 from hvlaunch.torch import current
 from hvlaunch.torch.elastic.errors import CollectiveFailed, WorkersChanged
 from hvlaunch.torch.elastic.escape import Baggage, Escape, can_start_over, start_over, unpack
@@ -50,13 +51,10 @@ _PEERS_FAILED = (
 class Rounds:
     """Trains `state` in round after round, as the driver places this worker."""
 
-    def __init__(
-        self, client: Client, membership: Membership, state: State, environ: Mapping[str, str] = os.environ
-    ) -> None:
+    def __init__(self, client: Client, membership: Membership, state: State) -> None:
         self._client = client
         self._membership = membership
         self._state = state
-        self._environ = environ
         self._sockets = GroupSockets()
         self._is_first_training = membership.last_round < 0
         """Whoever starts over comes to its first training first."""
@@ -70,9 +68,9 @@ class Rounds:
         while True:
             self._membership.ask(self._state.commits, cause)
             first = self._membership.last_round < 0
-            seat = self._membership.seat()
+            grant = self._membership.grant()
             try:
-                return self._train_in(seat, train, first=first)
+                return self._train_in(grant, train, first=first)
             except WorkersChanged:
                 cause = None
             except CollectiveFailed as failed:
@@ -100,20 +98,20 @@ class Rounds:
             sys.stderr.write(f"hvlaunch: can't start over: {type(error).__name__}: {error}\n")
             self._membership.start()
 
-    def _train_in(self, seat: Seat, train: Callable[[], T], *, first: bool) -> T:
+    def _train_in(self, grant: Grant, train: Callable[[], T], *, first: bool) -> T:
         """One round. Raises CollectiveFailed where it broke, whatever that raised here, and as run()."""
         self._sockets.release()  # a new round is made when all have left the last one
         self._sockets = GroupSockets()
         with Escape(
-            partial(_end_collectives, self._sockets), partial(self._start_over, seat.round)
+            partial(_end_collectives, self._sockets), partial(self._start_over, grant.round)
         ) as escape:
-            self._membership.enter(seat.round, escape.begin)
-            return self._train_among(seat, train, first=first)
+            self._membership.enter(grant.round, escape.begin)
+            return self._train_among(grant, train, first=first)
 
-    def _train_among(self, seat: Seat, train: Callable[[], T], *, first: bool) -> T:
+    def _train_among(self, grant: Grant, train: Callable[[], T], *, first: bool) -> T:
         try:
             with self._sockets.watch():
-                current.enter(World.form(self._place(seat), self._meet))
+                current.enter(World.form(self._place(grant), self._meet))
             self._state.attach(_Link(self._membership))
             if not first:
                 self._state.on_reset()
@@ -124,7 +122,7 @@ class Rounds:
             raise
         except Exception as error:
             # While our groups stand: once they are gone, the others fail because of us, and the round breaks in any case.
-            cause = self._why_left(seat.round, error)
+            cause = self._why_left(grant.round, error)
             if cause is None:
                 raise
             raise CollectiveFailed(cause) from error
@@ -142,19 +140,19 @@ class Rounds:
         is_doubtful = isinstance(error, RuntimeError)  # torch's word for nearly all that can go wrong
         return text if is_doubtful and self._membership.broken(round_number, _DOUBT) else None
 
-    def _place(self, seat: Seat) -> Place:
+    def _place(self, grant: Grant) -> Place:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-            if seat.interface is not None:
-                os.environ[name] = seat.interface
+            if grant.interface is not None:
+                os.environ[name] = grant.interface
         return Place(
-            rank=seat.rank,
-            size=seat.size,
-            local_rank=seat.local_rank,
-            slot=worker_of(self._environ["HVLAUNCH_WORKER"])[1],
-            host=self._environ["HVLAUNCH_HOST"],
+            rank=grant.rank,
+            size=grant.size,
+            local_rank=grant.local_rank,
+            slot=worker_of(os.environ["HVLAUNCH_WORKER"])[1],
+            host=os.environ["HVLAUNCH_HOST"],
             launcher="hvlaunch",
-            round=seat.round,
-            master_addr=seat.master_addr,
+            round=grant.round,
+            master_addr=grant.master_addr,
         )
 
     def _meet(self, place: Place, timeout: timedelta) -> Store:

@@ -72,7 +72,7 @@ class State:
         self.commits += 1
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Go back to what was saved last. Gradients are no part of it: they are dropped."""
         if self._saved is not None:
             copies = [tensor.clone() for tensor in self._saved.tensors]  # an optimizer keeps what it is given
             self.apply(join(self._saved.skeleton, copies))
@@ -117,6 +117,10 @@ class State:
             self._saved = receive(root, group, device)
             self.restore()
 
+    def forget(self) -> None:
+        """Forget what was saved, for a training that begins: all go on from rank 0's state, whatever they saved before."""
+        self.commits, self._saved = -1, None
+
     def hand_over(self) -> tuple[int, Snapshot | None]:
         """How many commits there are, and what was saved, for this worker's next life."""
         return self.commits, self._saved
@@ -141,7 +145,7 @@ class State:
 
 
 class ObjectState(State):
-    """Attributes by name. Those that have state_dict() and load_state_dict() are saved by these."""
+    """Attributes by name. Those that have state_dict() and load_state_dict() are saved by these, in lists and dicts too."""
 
     def __init__(self, **values: Any) -> None:
         super().__init__()
@@ -155,16 +159,11 @@ class ObjectState(State):
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
     def collect(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self._names}
-        return {name: value.state_dict() if _is_stateful(value) else value for name, value in values.items()}
+        return {name: _collected(getattr(self, name)) for name in self._names}
 
     def apply(self, value: Mapping[str, Any]) -> None:
         for name, saved in value.items():
-            current = getattr(self, name)
-            if _is_stateful(current):
-                current.load_state_dict(saved)
-            else:
-                setattr(self, name, saved)
+            setattr(self, name, _applied(getattr(self, name), saved))
 
 
 class TorchState(ObjectState):
@@ -191,6 +190,36 @@ class TorchState(ObjectState):
 
 def _is_stateful(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _holds_stateful(value: Any) -> bool:
+    """Whether it is a plain container of such; a copy of an optimizer, say, would have parameters of no model."""
+    items = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return any(_is_stateful(item) or _holds_stateful(item) for item in items)
+
+
+def _collected(value: Any) -> Any:
+    if _is_stateful(value):
+        return value.state_dict()
+    if not _holds_stateful(value):
+        return value
+    if isinstance(value, dict):
+        return {key: _collected(item) for key, item in value.items()}
+    return [_collected(item) for item in value]
+
+
+def _applied(value: Any, saved: Any) -> Any:
+    """The value with what _collected() made of it; or that, where nothing in the value has a state."""
+    if _is_stateful(value):
+        value.load_state_dict(saved)
+        if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+            value.zero_grad()  # what was accumulated since is of batches that come again
+        return value
+    if not _holds_stateful(value):
+        return saved
+    if isinstance(value, dict):
+        return {key: _applied(value[key], item) for key, item in saved.items()}
+    return type(value)(_applied(item, one) for item, one in zip(value, saved, strict=True))
 
 
 def _gathered(number: int, device: torch.device) -> list[int]:

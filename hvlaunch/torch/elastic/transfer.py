@@ -1,4 +1,7 @@
-"""Sending a snapshot to the workers that lack it, at about the cost of one broadcast of its tensors."""
+"""Sending a snapshot to the workers that lack it, at about the cost of one broadcast of its tensors.
+
+Tensors travel as bytes: neither Gloo nor NCCL knows all of torch's dtypes.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,7 +28,7 @@ def send(snapshot: Snapshot, group: dist.ProcessGroup, device: torch.device) -> 
     )
     for bucket in _buckets(snapshot.tensors):
         flat = torch.cat([tensor.reshape(-1).to(device) for tensor in bucket])
-        dist.broadcast(flat, root, group=group)
+        dist.broadcast(flat.view(torch.uint8), root, group=group)
 
 
 def receive(root: int, group: dist.ProcessGroup, device: torch.device) -> Snapshot:
@@ -36,7 +39,7 @@ def receive(root: int, group: dist.ProcessGroup, device: torch.device) -> Snapsh
     tensors = [torch.empty(spec.shape, dtype=spec.dtype, device=spec.device) for spec in specs]
     for bucket in _buckets(tensors):
         flat = torch.empty(sum(map(torch.numel, bucket)), dtype=bucket[0].dtype, device=device)
-        dist.broadcast(flat, root, group=group)
+        dist.broadcast(flat.view(torch.uint8), root, group=group)
         for tensor, piece in zip(
             bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True
         ):

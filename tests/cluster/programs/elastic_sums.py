@@ -123,11 +123,11 @@ def in_process(client: Client, training: Training) -> None:
     while True:
         member.ask(training.commits, cause)
         try:
-            seat = member.seat()
+            grant = member.grant()
         except module.Dismissed:
             return
-        group = Group(client, seat.round, seat.rank, seat.size)
-        member.enter(seat.round, group.broken.set)
+        group = Group(client, grant.round, grant.rank, grant.size)
+        member.enter(grant.round, group.broken.set)
 
         def committed() -> bool:
             member.committed(training.commits)

@@ -1,8 +1,10 @@
-"""A rendezvous to test against."""
+"""Rendezvous to test against: one that all share, and one for each test of torchrun's backend."""
 
 import pytest
 
+from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.server import RendezvousServer
+from tests.unit.torch import torchrun_nodes
 
 TOKEN = "of-this-job"
 
@@ -17,3 +19,22 @@ def rendezvous_server():
 def rendezvous(rendezvous_server):
     """Its url and token; nothing that other tests set is there."""
     return f"http://127.0.0.1:{rendezvous_server.port}", TOKEN
+
+
+@pytest.fixture
+def server():
+    with torchrun_nodes.serve() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server):
+    with Client(f"http://127.0.0.1:{server.port}", torchrun_nodes.TOKEN) as client:
+        yield client
+
+
+@pytest.fixture
+def nodes(server):
+    nodes = torchrun_nodes.Nodes(server.port)
+    yield nodes
+    nodes.close()

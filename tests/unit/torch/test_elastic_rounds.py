@@ -17,9 +17,10 @@ import torch
 from torch import distributed as dist
 
 import hvlaunch.torch as hvt
-from hvlaunch.rendezvous.rounds import ASKS, PLACES, ROUNDS, Ask, Notice, Seat, decode, encode
+from hvlaunch.rendezvous.rounds import ASKS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
 from hvlaunch.rendezvous.server import RendezvousServer
-from hvlaunch.torch.elastic import ElasticSampler, TorchState, run
+from hvlaunch.torch.elastic import ElasticSampler, ObjectState, TorchState, run
+from hvlaunch.torch.errors import AlreadyInitialized
 from tests.unit.torch import forgotten
 
 LONG = 90.0
@@ -65,7 +66,7 @@ class Job:
             code = 1
         os._exit(code)
 
-    def seat(self, *numbers: int) -> list[Ask]:
+    def grant(self, *numbers: int) -> list[Ask]:
         """Start a round with these workers, in this order, once all have asked for it; what they asked."""
         for number in numbers:
             self.go[number].set()
@@ -73,8 +74,8 @@ class Job:
         self.round += 1
         self.seated = list(numbers)
         for rank, number in enumerate(numbers):
-            seat = Seat(self.round, rank, len(numbers), rank, len(numbers), 0, 1, "127.0.0.1", "lo")
-            self.server.put(PLACES, f"h/{number}/0", encode(seat))
+            grant = Grant(self.round, rank, len(numbers), rank, len(numbers), 0, 1, "127.0.0.1", "lo")
+            self.server.put(PLACES, f"h/{number}/0", encode(grant))
         return asks
 
     def _ask(self, number: int) -> Ask:
@@ -177,9 +178,9 @@ def test_survivors_of_a_killed_worker_go_on_from_the_last_commit(job):
             os.kill(os.getpid(), signal.SIGKILL)
 
     started = job(counting(6, at(3, die)), 3)
-    assert [ask.commit for ask in started.seat(0, 1, 2)] == [-1, -1, -1]
+    assert [ask.commit for ask in started.grant(0, 1, 2)] == [-1, -1, -1]
     started.workers[0].join(LONG)
-    asks = started.seat(1, 2)
+    asks = started.grant(1, 2)
     assert [ask.commit for ask in asks] == [3, 3]
     assert all(ask.cause for ask in asks)
     results = dict(started.result() for _ in range(2))
@@ -196,10 +197,10 @@ def test_survivors_of_a_hung_worker_leave_their_collective_when_the_round_is_bro
 
     rest = [number for number in range(3) if number != stopped]
     started = job(counting(5, at(2, hang)), 3)
-    started.seat(0, 1, 2)
+    started.grant(0, 1, 2)
     started.until("hangs")
     started.tell("broken")
-    started.seat(*rest)
+    started.grant(*rest)
     results = dict(started.result() for _ in range(2))
     assert results == {number: (rank, 12.0, [3, 3, 2, 2, 2], 12) for rank, number in enumerate(rest)}
 
@@ -230,14 +231,14 @@ def test_a_worker_that_gloo_forgets_starts_over_with_its_last_commit(job):
         train(state)
 
     started = job(main, 2)
-    started.seat(0, 1)
+    started.grant(0, 1)
     sender, receiver = started.workers
     os.waitid(os.P_PID, receiver.pid, os.WSTOPPED)
     while received[forgotten.SIZE // 2]:  # it has come too late
         os.kill(receiver.pid, signal.SIGCONT)
         os.waitid(os.P_PID, receiver.pid, os.WSTOPPED)
     started.tell("broken")
-    (ask,) = started.seat(0)
+    (ask,) = started.grant(0)
     assert (ask.round, ask.commit, ask.cause) == (0, 2, "the test says so")
     assert json.loads(started.until("done")) == [sender.pid, "committed", 2]
 
@@ -248,10 +249,10 @@ def test_who_joins_gets_the_state_and_nothing_is_done_twice(job):
             mark("here")
 
     started = job(counting(40, at(2, grow)), 3)
-    started.seat(1, 0)
+    started.grant(1, 0)
     started.until("here")
     started.tell("changing")
-    asks = started.seat(1, 0, 2)
+    asks = started.grant(1, 0, 2)
     assert asks[0].commit == asks[1].commit >= 1
     assert (asks[0].cause, asks[2].commit) == (None, -1)
     results = dict(started.result() for _ in range(3))
@@ -269,19 +270,19 @@ def test_a_round_that_breaks_while_its_groups_are_made_is_left(job, rank):
     started.go[0].set()
     started._ask(0)
     started.round, started.seated = 0, [0]
-    seat = Seat(0, rank, 2, rank, 2, 0, 1, "127.0.0.1", "lo")  # nobody has the other one
-    started.server.put(PLACES, "h/0/0", encode(seat))
+    grant = Grant(0, rank, 2, rank, 2, 0, 1, "127.0.0.1", "lo")  # nobody has the other one
+    started.server.put(PLACES, "h/0/0", encode(grant))
     if rank == 0:
         assert started.server.wait("round.0", "store", LONG) is not None
     started.tell("broken")
-    assert started.seat(0)[0].commit == -1
+    assert started.grant(0)[0].commit == -1
     assert started.result() == (0, (0, 2.0, [1, 1], 2))
 
 
 def test_a_worker_that_is_not_wanted_any_more_leaves_well(job):
     started = job(counting(2), 1)
     started.go[0].set()
-    started.server.put(PLACES, "h/0/0", encode(Seat(-1, leave="its host left the pool")))
+    started.server.put(PLACES, "h/0/0", encode(Grant(-1, leave="its host left the pool")))
     started.workers[0].join(LONG)
     assert started.workers[0].exitcode == 0
 
@@ -291,7 +292,7 @@ def test_an_error_of_the_script_is_its_own(job):
         raise ZeroDivisionError("the script's")
 
     started = job(counting(3, at(1, fail)), 1)
-    started.seat(0)
+    started.grant(0)
     started.workers[0].join(LONG)
     assert started.workers[0].exitcode == 1
 
@@ -304,13 +305,35 @@ def test_an_error_of_the_script_is_its_own_though_its_peers_fail_of_it(job):
             raise RuntimeError("out of memory, say")
 
     started = job(counting(3, at(1, fail)), 2)
-    started.seat(0, 1)
+    started.grant(0, 1)
     started._ask(1)
     started.tell("broken")
     started.workers[0].join(LONG)
     assert started.workers[0].exitcode == 1
-    started.seat(1)
+    started.grant(1)
     assert started.result() == (1, (0, 4.0, [2, 1, 1], 4))
+
+
+def test_one_training_may_follow_another_and_none_goes_on_within_another(job):
+    """Their groups are run()'s own: with one more, workers that join later would wait for ranks that never come."""
+
+    def main():
+        @run
+        def train(state, steps):
+            while state.step < steps:
+                dist.all_reduce(torch.ones(1))
+                state.step += 1
+                state.commit()
+            with pytest.raises(AlreadyInitialized, match=r"elastic\.run"):
+                train(state, steps + 1)
+            return state.step
+
+        return [train(ObjectState(step=0), steps) for steps in (2, 1)]
+
+    started = job(main, 2)
+    started.grant(0, 1)
+    assert [(ask.round, ask.commit, ask.cause) for ask in started.grant(0, 1)] == [(0, -1, None)] * 2
+    assert sorted(started.result() for _ in range(2)) == [(0, [2, 1]), (1, [2, 1])]
 
 
 def test_the_same_model_is_wrapped_anew_in_each_round(job):
@@ -338,8 +361,8 @@ def test_the_same_model_is_wrapped_anew_in_each_round(job):
         return train(state)
 
     started = job(main, 3)
-    started.seat(0, 1, 2)
+    started.grant(0, 1, 2)
     started.workers[0].join(LONG)
-    started.seat(2, 1)
+    started.grant(2, 1)
     (_, one), (_, other) = (started.result() for _ in range(2))
     assert one == other

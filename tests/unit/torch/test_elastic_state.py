@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from hvlaunch.torch.elastic import run
 from hvlaunch.torch.elastic.errors import WorkersChanged
 from hvlaunch.torch.elastic.sampler import ElasticSampler
 from hvlaunch.torch.elastic.snapshot import join, split, take
@@ -54,6 +55,31 @@ def test_restore_goes_back_to_the_last_commit_and_training_goes_on_alike():
     step(state)
     assert digest(state) == after
     assert state.commits == 0
+
+
+def test_gradients_that_a_failure_interrupted_are_not_added_to():
+    state = trained(1)
+    state.commit()
+    state.model(torch.ones(5, 3)).sum().backward()
+    state.restore()
+    assert all(parameter.grad is None for parameter in state.model.parameters())
+
+
+def test_optimizers_in_a_list_stay_those_of_their_models():
+    models = {"a": torch.nn.Linear(2, 1), "b": torch.nn.Linear(2, 1)}
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in models.values()]
+    state = ObjectState(models=models, more=({"optimizers": optimizers}, 5), losses=[0.5])
+    state.commit()
+    at_commit = digest(state)
+    for optimizer, model in zip(optimizers, models.values(), strict=True):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    state.losses.append(0.4)
+    assert digest(state) != at_commit
+    state.restore()
+    assert digest(state) == at_commit
+    assert state.models["b"] is models["b"]
+    assert state.more[0]["optimizers"][1] is optimizers[1]
 
 
 def test_a_restore_without_a_save_changes_nothing():
@@ -139,6 +165,17 @@ def test_at_first_all_get_rank_0s_state_and_later_only_those_who_lack_the_newest
     assert [kept for *_, kept in ranks] == [False, False, True, False]
 
 
+def test_a_training_begins_with_rank_0s_state_whatever_was_saved_before():
+    def work(rank):
+        state = ObjectState(number=rank)
+        state.commit()
+        first = run(lambda state: state.number)(state)
+        state.number = 10 * rank + 7
+        return first, run(lambda state: state.number)(state)
+
+    assert in_worlds(2, work) == [(0, 7), (0, 7)]
+
+
 def test_where_all_have_the_newest_nothing_is_sent():
     def work(rank):
         state = ObjectState(epoch=0)
@@ -172,6 +209,8 @@ def test_large_and_odd_tensors_come_whole():
             "larger": torch.randn(9_000_000),
             "half": torch.randn(7).to(torch.bfloat16),
             "bits": torch.rand(9) > 0.5,
+            "short": torch.randint(9, (5,)).to(torch.int16),  # these two are unknown to Gloo
+            "eighth": torch.randn(5).to(torch.float8_e4m3fn),
             "none": torch.zeros(0, 4),
             "scalar": torch.tensor(rank),
             "transposed": torch.randn(4, 6).t(),

@@ -86,7 +86,7 @@ def test_many_keys_at_once(store):
     assert store.check(["a", "b"]) is True
     assert store.check(["a", "none"]) is False
     store.wait([])
-    store.wait(["a", "b"], SHORT)
+    store.wait(["a", "b"], LONG)
 
 
 def test_append(store):
@@ -189,6 +189,6 @@ def test_an_item_that_nobody_pushes_is_an_error_after_the_stores_timeout(store):
 
 
 def test_the_barrier_of_the_store(store):
-    store.barrier("gate", 1, SHORT)
+    store.barrier("gate", 1, LONG)
     with pytest.raises(dist.DistStoreError):
         store.barrier("other gate", 2, SHORT)

@@ -7,19 +7,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.torch.torchrun.backend import Backend
-from tests.unit.torch.torchrun_nodes import TOKEN, Nodes, serve
-
-
-@pytest.fixture
-def server():
-    with serve() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server):
-    with Client(f"http://127.0.0.1:{server.port}", TOKEN) as client:
-        yield client
+from tests.unit.torch.torchrun_nodes import TOKEN, Nodes
 
 
 @pytest.fixture

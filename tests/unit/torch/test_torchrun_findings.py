@@ -29,19 +29,6 @@ from tests.unit.torch.torchrun_nodes import PATIENCE, TOKEN, Nodes, serve
 
 
 @pytest.fixture
-def server():
-    with serve() as server:
-        yield server
-
-
-@pytest.fixture
-def nodes(server):
-    nodes = Nodes(server.port)
-    yield nodes
-    nodes.close()
-
-
-@pytest.fixture
 def torchs():
     """Makes torch's handlers of one job, over a c10d store or one in this process."""
     made, shared = [], HashStore()
@@ -141,7 +128,7 @@ class TestLostStore:
 
     def test_torchs(self, torchs):
         server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        client = TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=1))
+        client = TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=5))
         node = torchs(most=1, store=client)
         node.next_rendezvous()
         node._stop_heartbeats()

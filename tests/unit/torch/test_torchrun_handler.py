@@ -14,30 +14,10 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils.store import barrier
 
-from hvlaunch.rendezvous.client import Client
 from hvlaunch.torch.torchrun.barrier import Place
 from hvlaunch.torch.torchrun.round_store import RoundOver, RoundStore
 from hvlaunch.torch.torchrun.state import State, encode
 from tests.unit.torch.torchrun_nodes import PATIENCE, TOKEN, Nodes, serve
-
-
-@pytest.fixture
-def server():
-    with serve() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server):
-    with Client(f"http://127.0.0.1:{server.port}", TOKEN) as client:
-        yield client
-
-
-@pytest.fixture
-def nodes(server):
-    nodes = Nodes(server.port)
-    yield nodes
-    nodes.close()
 
 
 class ShutDown:

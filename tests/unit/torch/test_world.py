@@ -1,6 +1,7 @@
 """A round's groups and what is done with them, by real ranks: processes of this machine that play two hosts."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -97,6 +98,7 @@ def models(rank):
 def test_two_rounds_in_the_same_processes(environment):
     def work(rank):
         told = []
+        hook = sys.excepthook
         for number, hosts in ((41, HOSTS), (42, HOSTS), (43, "aaaaa")):
             environment(rank, number, hosts)
             hvt.init(timeout=60)
@@ -105,9 +107,11 @@ def test_two_rounds_in_the_same_processes(environment):
             if number == 41:
                 collectives(rank)
                 models(rank)
+            assert sys.excepthook is not hook
             hvt.shutdown()
             assert not hvt.is_initialized()
             assert not dist.is_initialized()
+            assert sys.excepthook is hook  # torch's puts a rank before each line, one more in each group
         hvt.init(timeout=60)  # once more, in the same round
         current.leave()
         return told

@@ -12,7 +12,7 @@ from hvlaunch.torch.torchrun.handler import Handler
 from hvlaunch.torch.torchrun.settings import Settings
 from hvlaunch.torch.torchrun.state import Limits
 
-__all__ = ["NONCE", "PROBE_TOKEN", "TOKEN", "Nodes", "serve"]
+__all__ = ["NONCE", "PATIENCE", "PROBE_TOKEN", "TOKEN", "Nodes", "serve"]
 
 TOKEN, PROBE_TOKEN, NONCE = "the-token-of-the-job", "the-probe-token", "the-nonce"
 PATIENCE = 30.0
@@ -35,8 +35,8 @@ class Nodes:
             limits=Limits(min_nodes=1, max_nodes=2),
             address="127.0.0.1",
             interval=0.05,
-            lease=1.0,
-            read_timeout=0.5,
+            lease=2.0,
+            read_timeout=PATIENCE,
         )
         self._made: list[Handler] = []
         self._threads = ThreadPoolExecutor(8)
