@@ -19,6 +19,7 @@ _HOST = 2
 _KEY_FIELDS = {"ssh-ed25519": 1, "ssh-rsa": 2}
 _ECDSA_FIELDS = 2
 _FOREVER = (1 << 64) - 1
+_TOO_LONG = "it has bytes after its end"
 _SIGNATURES = frozenset(
     (
         "ssh-ed25519",
@@ -44,7 +45,6 @@ class HostCertificate:
     """The authority's public key, as it goes over the wire."""
     kind: int
     """1 is a user's, 2 a host's."""
-    key_id: str
     principals: tuple[str, ...]
     """The names that it holds for, which may have * and ? in them; none means any."""
     valid_after: int
@@ -83,17 +83,13 @@ def bare_key(certificate: bytes) -> bytes:
 
 def read_certificate(blob: bytes) -> HostCertificate:
     """The certificate in `blob`, its signature being verified. Raises BadCertificate."""
-    from paramiko.message import Message  # noqa: PLC0415  (100 ms, and only SSH to other hosts needs it)
-    from paramiko.pkey import PKey, UnknownKeyType  # noqa: PLC0415
-    from paramiko.ssh_exception import SSHException  # noqa: PLC0415
-
     fields = _Fields(blob)
     key_type = fields.text()
     fields.data()  # nonce
     fields.skip_key(key_type)
     fields.number(8)  # serial
     kind = fields.number(4)
-    key_id = fields.text()
+    fields.text()  # key id
     principals = _Fields(fields.data()).texts()
     valid_after, valid_before = fields.number(8), fields.number(8)
     critical = fields.data()
@@ -102,11 +98,29 @@ def read_certificate(blob: bytes) -> HostCertificate:
     authority = fields.data()
     signed = fields.so_far()
     signature = fields.data()
+    if not fields.at_end():
+        raise BadCertificate(_TOO_LONG)
+    _check_signature(authority, signed, signature)
+    return HostCertificate(
+        authority=authority,
+        kind=kind,
+        principals=principals,
+        valid_after=valid_after,
+        valid_before=valid_before,
+        critical=critical,
+    )
+
+
+def _check_signature(authority: bytes, signed: bytes, signature: bytes) -> None:
+    from paramiko.message import Message  # noqa: PLC0415  (100 ms, and only SSH to other hosts needs it)
+    from paramiko.pkey import PKey, UnknownKeyType  # noqa: PLC0415
+    from paramiko.ssh_exception import SSHException  # noqa: PLC0415
+
     authority_type = _Fields(authority).text()
     seal = _Fields(signature)
     algorithm, _ = seal.text(), seal.data()
-    if not (fields.at_end() and seal.at_end()):
-        raise BadCertificate("it has bytes after its end")
+    if not seal.at_end():
+        raise BadCertificate(_TOO_LONG)
     if algorithm not in _SIGNATURES:
         raise BadCertificate(f"it is signed by {algorithm}, which is too weak or not known")
     try:
@@ -116,15 +130,6 @@ def read_certificate(blob: bytes) -> HostCertificate:
         raise BadCertificate(f"its authority's key can't be used: {error}") from None
     if not right or authority_type.endswith(CERTIFICATE):
         raise BadCertificate("its authority did not sign it")
-    return HostCertificate(
-        authority=authority,
-        kind=kind,
-        key_id=key_id,
-        principals=principals,
-        valid_after=valid_after,
-        valid_before=valid_before,
-        critical=critical,
-    )
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -19,13 +19,17 @@ from pathlib import Path
 from hvlaunch.errors import HostError, HostKeyChanged, HostKeyRevoked, HostKeyUnknown
 from hvlaunch.job import HostKeyPolicy
 from hvlaunch.ssh.host_certificate import CERTIFICATE, BadCertificate, HostCertificate, read_certificate
-from hvlaunch.ssh.settings import HostSettings
+from hvlaunch.ssh.settings import OPENSSH, HostSettings
 
 __all__ = ["HostKey", "KnownHosts", "preferred_algorithms"]
 
 _RSA_ALGORITHMS = ("rsa-sha2-512", "rsa-sha2-256")
 _REVOKED = "@revoked"
 _AUTHORITY = "@cert-authority"
+_KRL = b"SSHKRL\n\0"
+"""What a binary list of revoked keys begins with; PROTOCOL.krl in OpenSSH's sources."""
+_OTHER_SOURCES = ("KnownHostsCommand", "VerifyHostKeyDNS")
+"""Settings of the ssh binary that may know a host's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +119,19 @@ class KnownHosts:
         self._now = now
         self._lock = threading.Lock()
         self._files: dict[str, _File] = {}
+        self._revoked: dict[str, frozenset[bytes]] = {}
 
-    def key_types(self, host: str, settings: HostSettings) -> tuple[str, ...]:
-        """The types of the keys that are known for the host. `host` is for messages; raises HostError as `check`."""
+    def key_types(self, settings: HostSettings) -> tuple[str, ...]:
+        """The types of the keys that are known for the host."""
         with self._lock:
-            named, plain = self._find(host, settings)
+            named, plain = self._find(settings)
         listed = [entry for entry in named if entry.is_plain] or plain
         return tuple(dict.fromkeys(entry.key.type for entry in listed if entry.is_plain))
 
-    def has_authority(self, host: str, settings: HostSettings) -> bool:
-        """Whether an authority is known that may vouch for the host. Raises HostError as `check`."""
+    def has_authority(self, settings: HostSettings) -> bool:
+        """Whether an authority is known that may vouch for the host."""
         with self._lock:
-            named, plain = self._find(host, settings)
+            named, plain = self._find(settings)
         return any(entry.marker == _AUTHORITY for entry in (*named, *plain))
 
     def check(
@@ -135,10 +140,11 @@ class KnownHosts:
         """Accept `key` as the host's, or not; a new one is recorded where `policy` is accept-new.
 
         `host` is for messages, `by_hand` is the ssh command that would ask the user.
-        Raises HostKeyUnknown, HostKeyChanged, HostKeyRevoked, and HostError where a file can't be read or written.
+        Raises HostKeyUnknown, HostKeyChanged, HostKeyRevoked, and HostError where a RevokedHostKeys file
+        can't be read, or a new key not be recorded.
         """
         with self._lock:
-            named, plain = self._find(host, settings)
+            named, plain = self._find(settings)
             certificate, problem = _certificate(key)
             same = [entry for entry in (*named, *plain) if entry.key == key]
             vouching = [
@@ -146,7 +152,11 @@ class KnownHosts:
             ]
             revoked = next((entry for entry in (*same, *vouching) if entry.marker == _REVOKED), None)
             if revoked is not None:
-                raise _revoked(key, host, revoked)
+                raise _revoked(key, host, f"marked @revoked in {revoked.path}:{revoked.line}")
+            if settings.revoked_host_keys is not None:
+                listed = self._revoked_in(settings.revoked_host_keys, host)
+                if key.blob in listed or (certificate is not None and certificate.authority in listed):
+                    raise _revoked(key, host, f"in {settings.revoked_host_keys} (RevokedHostKeys)")
             if policy == "off" or any(entry.is_plain for entry in same):
                 return
             if certificate is not None and any(entry.marker == _AUTHORITY for entry in vouching):
@@ -163,24 +173,39 @@ class KnownHosts:
             if settings.user_known_hosts_files:
                 self._record(key, host, settings)
 
-    def _find(self, host: str, settings: HostSettings) -> tuple[list[_Entry], list[_Entry]]:
+    def _find(self, settings: HostSettings) -> tuple[list[_Entry], list[_Entry]]:
         """Entries for the host's name with its port, and for the bare name where that is another.
 
         As in OpenSSH, a key that is known for the bare name will do, but a different one proves nothing.
         """
-        files = [self._file(path, host) for path in settings.known_hosts_files]
+        files = [self._file(path) for path in settings.known_hosts_files]
         name = settings.host_key_name.lower()
         bare = (settings.host_key_alias or settings.hostname).lower()
         named = [entry for file in files for entry in file.find(name)]
         return named, [] if bare == name else [entry for file in files for entry in file.find(bare)]
 
-    def _file(self, path: str, host: str) -> _File:
+    def _file(self, path: str) -> _File:
         if path not in self._files:
-            try:
-                self._files[path] = _read(path)
-            except OSError as error:
-                raise HostError(f"{path} can't be read: {error.strerror}", host=host) from None
+            self._files[path] = _read(path)
         return self._files[path]
+
+    def _revoked_in(self, path: str, host: str) -> frozenset[bytes]:
+        """The keys of a RevokedHostKeys file. As in OpenSSH, no host is trusted where it can't be read."""
+        if path not in self._revoked:
+            try:
+                data = Path(path).read_bytes()
+            except OSError as error:
+                cause = f"its RevokedHostKeys {path} can't be read: {error.strerror}"
+                raise HostError(
+                    cause, host=host, hint="another file, or none, in the ssh configuration"
+                ) from None
+            if data.startswith(_KRL):
+                cause = f"its RevokedHostKeys {path} is a binary list, which only OpenSSH reads"
+                raise HostError(cause, host=host, hint=OPENSSH)
+            words = (line.split() for line in data.decode(errors="replace").splitlines())
+            blobs = (_blob(line[1]) for line in words if len(line) > 1 and not line[0].startswith("#"))
+            self._revoked[path] = frozenset(blob for blob in blobs if blob is not None)
+        return self._revoked[path]
 
     def _record(self, key: HostKey, host: str, settings: HostSettings) -> None:
         path = settings.user_known_hosts_files[0]
@@ -193,7 +218,7 @@ class KnownHosts:
             raise HostError(
                 cause, host=host, hint="another UserKnownHostsFile in the ssh configuration"
             ) from None
-        file = self._file(path, host)
+        file = self._file(path)
         file.lines += 1
         file.add(shown, _Entry(key, marker=None, path=path, line=file.lines))
 
@@ -203,10 +228,11 @@ def _pattern(word: str) -> re.Pattern[str]:
 
 
 def _read(path: str) -> _File:
+    """What is in the file; as with OpenSSH, nothing where it can't be read."""
     file = _File()
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    except OSError:
         return file
     for line in text.split("\n"):
         file.lines += 1
@@ -214,12 +240,18 @@ def _read(path: str) -> _File:
         marker = words.pop(0) if words and words[0].startswith("@") else None
         if len(words) < 3 or words[0].startswith("#") or marker not in (None, _REVOKED, _AUTHORITY):  # noqa: PLR2004  (names, type, key)
             continue
-        try:
-            key = HostKey(words[1], base64.b64decode(words[2], validate=True))
-        except binascii.Error:
-            continue
-        file.add(words[0], _Entry(key, marker, path, file.lines))
+        blob = _blob(words[2])
+        if blob is not None:
+            file.add(words[0], _Entry(HostKey(words[1], blob), marker, path, file.lines))
     return file
+
+
+def _blob(word: str) -> bytes | None:
+    """A public key in base64; None where it is none."""
+    try:
+        return base64.b64decode(word, validate=True)
+    except ValueError:
+        return None
 
 
 def _certificate(key: HostKey) -> tuple[HostCertificate | None, str | None]:
@@ -254,7 +286,8 @@ def _hashed(name: str) -> str:
 
 
 def _unknown(key: HostKey, host: str, settings: HostSettings, by_hand: str) -> HostKeyUnknown:
-    files = ", ".join(settings.known_hosts_files) or "no file"
+    there = [_with_trouble(path) for path in settings.known_hosts_files if Path(path).exists()]
+    files = ", ".join(there or settings.known_hosts_files[:1]) or "no file"
     cause = (
         f"its host key is not known: {key.type} {key.fingerprint}"
         f" (looked for {settings.host_key_name} in {files})"
@@ -264,7 +297,14 @@ def _unknown(key: HostKey, host: str, settings: HostSettings, by_hand: str) -> H
         f"`ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` on the host to compare,"
         f" then `{by_hand}` once here; or --host-keys accept-new"
     )
+    if other := [setting for setting in settings.beyond if setting.startswith(_OTHER_SOURCES)]:
+        hint = f"{OPENSSH}, which can do {', '.join(other)}"
     return HostKeyUnknown(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
+
+
+def _with_trouble(path: str) -> str:
+    is_readable = os.access(path, os.R_OK) and not Path(path).is_dir()
+    return path if is_readable else f"{path}, which can't be read"
 
 
 def _not_certified(key: HostKey, host: str, problem: str) -> HostKeyUnknown:
@@ -282,7 +322,7 @@ def _changed(key: HostKey, host: str, settings: HostSettings, known: _Entry) -> 
     return HostKeyChanged(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
 
 
-def _revoked(key: HostKey, host: str, entry: _Entry) -> HostKeyRevoked:
-    cause = f"its host key {key.type} {key.fingerprint} is marked @revoked in {entry.path}:{entry.line}"
+def _revoked(key: HostKey, host: str, where: str) -> HostKeyRevoked:
+    cause = f"its host key {key.type} {key.fingerprint} is {where}"
     hint = "a new host key for the host (ssh-keygen -A there), or ask who revoked this one"
     return HostKeyRevoked(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)

@@ -19,6 +19,7 @@ from paramiko.rsakey import RSAKey
 from paramiko.ssh_exception import SSHException
 
 from hvlaunch.ssh.host_certificate import BadCertificate, bare_key
+from hvlaunch.ssh.settings import OPENSSH
 
 __all__ = ["Certificate", "Identity", "certified", "read_certificate", "read_identity"]
 
@@ -91,7 +92,7 @@ def _unusable(public: bytes | None) -> str:
     if not public:
         return "it is not an RSA, ECDSA or Ed25519 private key"
     if public[4:].startswith(_FIDO):  # after the length of its type
-        return "a FIDO key that no agent holds; --ssh-client openssh can use it"
+        return f"a FIDO key that no agent holds; {OPENSSH} can use it"
     return "no agent holds it"
 
 

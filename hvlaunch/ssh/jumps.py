@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.settings import HostSettings, resolve
+from hvlaunch.ssh.ask_ssh import ask_ssh
+from hvlaunch.ssh.settings import Ask, HostSettings, resolve
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -57,9 +58,10 @@ class Hops:
     As with OpenSSH, a jump host has nothing of what `options` or a host say of port, user and identity.
     """
 
-    def __init__(self, options: SSHOptions, *, timeout: float) -> None:
+    def __init__(self, options: SSHOptions, *, timeout: float, ask: Ask = ask_ssh) -> None:
         self.options = SSHOptions(config=options.config, host_keys=options.host_keys)
         self._timeout = timeout
+        self._ask = ask
         self._lock = threading.Lock()
         self._settings: dict[tuple[Host, str | None], HostSettings] = {}
 
@@ -67,7 +69,9 @@ class Hops:
         """How the jump host is reached; `jump` is a ProxyJump in place of its own. Raises HostError."""
         with self._lock:
             if (hop, jump) not in self._settings:
-                self._settings[hop, jump] = resolve(hop, self.options, jump=jump, timeout=self._timeout)
+                self._settings[hop, jump] = resolve(
+                    hop, self.options, jump=jump, timeout=self._timeout, ask=self._ask
+                )
             return self._settings[hop, jump]
 
     def before(self, host: str, jump: str | None) -> tuple[Hop, ...]:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,7 +28,7 @@ class Asker(Protocol):
 
     def is_there(self) -> bool: ...
 
-    def ask(self, question: str) -> bytes | None: ...
+    def ask(self, question: str, deadline: float | None = None) -> bytes | None: ...
 
     def close(self) -> None: ...
 
@@ -52,6 +52,8 @@ class Offers:
 
     keys: tuple[Offer, ...]
     skipped: tuple[str, ...]
+    locked: bool = False
+    """Whether one that can't be tried is encrypted."""
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class _Sorted:
     first: list[Offer] = field(default_factory=list)
     last: list[Offer] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    locked: bool = False
 
 
 class Keyring:
@@ -79,10 +82,11 @@ class Keyring:
         self._opened: dict[str, Identity] = {}
         self._agents: dict[str, AgentClient | None] = {}
 
-    def offers(self, host: str, settings: HostSettings) -> Offers:
+    def offers(self, host: str, settings: HostSettings, deadline: float | None = None) -> Offers:
         """Our keys: those that were asked for or that an agent holds for an identity file, then other ones.
 
-        A key that has a certificate comes twice, with the certificate first. `host` is for messages.
+        A key that has a certificate comes twice, with the certificate first. `host` is for messages,
+        `deadline` (of time.monotonic()) for those who are asked for a passphrase.
         Raises HostError where the identity asked for is missing or can't be read.
         """
         with self._lock:
@@ -105,18 +109,21 @@ class Keyring:
                 (found.first if asked_for else found.last).extend(offers)
             elif asked_for and not identity.encrypted:
                 cause = f"the private key {identity.path} can't be used: {identity.problem}"
-                raise HostError(cause, host=host, hint=f"ssh-keygen -y -f {identity.path}")
+                private = identity.path.removesuffix(".pub")
+                hint = f"ssh-keygen -y -f {private}" if private == identity.path else f"-i {private}"
+                raise HostError(cause, host=host, hint=hint)
             elif identity.encrypted and self._asker.is_there():
-                locked = self._locked(identity, certificates)
+                locked = self._locked(identity, certificates, deadline)
                 (found.first if asked_for else found.last).extend(locked)
             elif not identity.missing:
                 no_one = ", and there is no terminal to ask for its passphrase" if identity.encrypted else ""
                 found.skipped.append(f"{identity.path}: {identity.problem}{no_one}")
+                found.locked = found.locked or identity.encrypted
         others: list[Offer] = []
         if not settings.identities_only:
             for key in held.values():
                 others += _ready(f"{key.comment} (agent)", key, certificates)
-        return Offers((*found.first, *others, *found.last), tuple(found.skipped))
+        return Offers((*found.first, *others, *found.last), tuple(found.skipped), found.locked)
 
     def close(self) -> None:
         """Hang up on the ssh agents, ask no more; may be repeated."""
@@ -127,19 +134,21 @@ class Keyring:
                     agent.close()
             self._agents.clear()
 
-    def _locked(self, identity: "Identity", certificates: "Iterable[Certificate]") -> Iterator[Offer]:
+    def _locked(
+        self, identity: "Identity", certificates: "Iterable[Certificate]", deadline: float | None
+    ) -> Iterator[Offer]:
         """Offers of an encrypted key; the user is asked when a host has refused all that came before."""
         from hvlaunch.ssh.identity import certified  # noqa: PLC0415  (paramiko)
 
         def load(blob: "PublicBlob") -> "PKey":
-            return certified(self._open(identity.path), blob)
+            return certified(self._open(identity.path, deadline), blob)
 
         for certificate in certificates:
             if certificate.public == identity.public:
                 yield Offer(certificate.path, partial(load, certificate.blob))
-        yield Offer(identity.path, lambda: self._open(identity.path))
+        yield Offer(identity.path, lambda: self._open(identity.path, deadline))
 
-    def _open(self, path: str) -> "PKey":
+    def _open(self, path: str, deadline: float | None) -> "PKey":
         """The key in an encrypted file, with the help of the user. Raises Locked."""
         from hvlaunch.ssh.identity import read_identity  # noqa: PLC0415  (paramiko)
 
@@ -148,7 +157,13 @@ class Keyring:
                 identity = self._identities[path]
                 question = f"Enter passphrase for key '{path}': "
                 for _ in range(_PASSPHRASES):
-                    passphrase = self._asker.ask(question)
+                    try:
+                        passphrase = self._asker.ask(question, deadline)
+                    except TimeoutError:
+                        identity = replace(
+                            identity, problem="encrypted, and its passphrase did not come in time"
+                        )
+                        break
                     if not passphrase:
                         break
                     identity = read_identity(path, passphrase)

@@ -13,12 +13,13 @@ from typing import Protocol
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, HostKeyPolicy, SSHOptions
+from hvlaunch.ssh.ask_ssh import AskSSH
 from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.jumps import Hops
 from hvlaunch.ssh.openssh_errors import FAILED, explain, lost
 from hvlaunch.ssh.pipes import PipeChannel, start_piped
 from hvlaunch.ssh.questions import Questions
-from hvlaunch.ssh.settings import HostSettings, ask_ssh, by_hand, resolve, ssh_words
+from hvlaunch.ssh.settings import HostSettings, by_hand, resolve, ssh_words
 from hvlaunch.ssh.tcp import addresses_toward
 from hvlaunch.ssh.turns import Turns
 
@@ -35,6 +36,7 @@ _ALWAYS = (
     "BatchMode=yes",
     "ControlMaster=no",  # to use one that is open, and never to leave one behind
     "ForwardX11=no",
+    "LogLevel=INFO",  # of QUIET, nothing would tell why it failed
     "RequestTTY=no",
     "RemoteCommand=none",
     "PermitLocalCommand=yes",
@@ -60,8 +62,9 @@ class OpenSSHClient:
         self._options = options
         self._timeout = timeout
         self._turns = turns
-        self._ask = Questions(ask_ssh)
-        self._hops = Hops(options, timeout=timeout)
+        self._asker = AskSSH()
+        self._ask = Questions(self._asker)
+        self._hops = Hops(options, timeout=timeout, ask=self._asker)
 
     def connect(self, host: Host) -> "OpenSSHConnection":
         """A connection that comes about with its first command, since each is an ssh of its own.
@@ -79,7 +82,8 @@ class OpenSSHClient:
         return OpenSSHConnection(host.name, [*words, "--", host.name], settings, take, self._timeout, hint)
 
     def close(self) -> None:
-        """Nothing is shared but the turns; may be repeated."""
+        """End questions; may be repeated."""
+        self._asker.close()
 
 
 class OpenSSHConnection:

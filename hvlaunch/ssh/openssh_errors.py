@@ -16,17 +16,22 @@ from hvlaunch.errors import (
     UnknownHost,
 )
 
-__all__ = ["FAILED", "explain", "lost", "was_sent_away"]
+__all__ = ["FAILED", "TOO_MANY_KEYS", "explain", "lost", "was_sent_away"]
 
 FAILED = 255
 """The exit status of ssh for its own failures."""
 
-_REVOKED = ("REVOKED HOST KEY DETECTED", "is revoked by file")
+TOO_MANY_KEYS = "-i KEY, or IdentityFile and `IdentitiesOnly yes` in the ssh configuration: its sshd takes a few tries only"
+"""What to try where an agent holds more keys than sshd's MaxAuthTries."""
+
+_REVOKED_KEYS = ("revoked by file", "in revoked keys file")
+_REVOKED = ("REVOKED HOST KEY DETECTED", *_REVOKED_KEYS)
 _CHANGED = ("REMOTE HOST IDENTIFICATION HAS CHANGED",)
 _UNKNOWN_KEY = ("host key is known for", "Host key verification failed", "authenticity of host")
 _CERTIFICATE = ("Certificate invalid",)
 _UNKNOWN_NAME = ("Could not resolve hostname",)
 _DENIED = ("Permission denied (", "Too many authentication failures", "No supported authentication methods")
+_KEY_TROUBLE = ("Load key ", "sign_and_send_pubkey: ")
 _SENT_AWAY = (
     "kex_exchange_identification:",
     "ssh_exchange_identification:",
@@ -82,7 +87,10 @@ def explain(said: str, *, host: str, by_hand: str) -> HostError:
         return UnknownHost(line, host=host, hint=by_hand)
     if line := _line(said, _DENIED):
         hint = f"{by_hand}; ssh asks for nothing here (ssh-add, kinit or an open ControlPath before)"
-        return PermissionDenied(line, host=host, hint=hint, tried=())
+        if "Too many authentication failures" in line:
+            hint = TOO_MANY_KEYS
+        notes = [note for note in _lines(said) if note.startswith(_KEY_TROUBLE)]
+        return PermissionDenied("; ".join([line.rstrip("."), *notes]), host=host, hint=hint, tried=())
     if line := _line(said, _NO_FORWARDING):
         return ConnectFailed(f"its jump host does not connect to it: {line}", host=host, hint=by_hand)
     if line := _line(said, _NO_CONNECTION):
@@ -107,14 +115,16 @@ def _host_key(said: str, host: str, by_hand: str) -> HostError:
     shown = f" {key_type} {fingerprint}".rstrip()
     if _line(said, _REVOKED):
         hint = "a new host key for the host (ssh-keygen -A there), or ask who revoked this one"
-        return HostKeyRevoked(f"its host key{shown} is marked @revoked", hint=hint, **facts)
+        listed = _line(said, _REVOKED_KEYS)
+        cause = f"its host key{shown} is marked @revoked" if listed is None else f"RevokedHostKeys: {listed}"
+        return HostKeyRevoked(cause, hint=hint, **facts)
     if _line(said, _CHANGED):
         line = _line(said, ("Offending",)) or "the key is not the one in known_hosts"
         cause = f"its host key{shown} has changed: {line}"
         hint = "if the host was reinstalled, ssh-keygen -R with its name as in known_hosts"
         return HostKeyChanged(cause, hint=hint, **facts)
     line = _line(said, _CERTIFICATE) or _line(said, _UNKNOWN_KEY) or ""
-    return HostKeyUnknown(line, hint=f"`{by_hand}` once here, or --host-keys accept-new", **facts)
+    return HostKeyUnknown(line.rstrip("."), hint=f"`{by_hand}` once here, or --host-keys accept-new", **facts)
 
 
 def _line(said: str, texts: tuple[str, ...]) -> str | None:

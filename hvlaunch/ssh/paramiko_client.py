@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.ask_ssh import AskSSH
 from hvlaunch.ssh.jumps import Hop, Hops, Jumps, behind
 from hvlaunch.ssh.proxy_command import start_proxy
 from hvlaunch.ssh.questions import Questions
-from hvlaunch.ssh.settings import Target, ask_ssh, by_hand, resolve
+from hvlaunch.ssh.settings import OPENSSH, Target, by_hand, resolve
 from hvlaunch.ssh.stream import Stream
 from hvlaunch.ssh.tcp import dial
 from hvlaunch.ssh.turns import Turns
@@ -38,8 +39,9 @@ class ParamikoClient:
         self, options: SSHOptions, *, timeout: float, keyring: "Callable[[], Keyring]", turns: Turns
     ) -> None:
         self._options = options
-        self._ask = Questions(ask_ssh)
-        self._hops = Hops(options, timeout=timeout)
+        self._asker = AskSSH()
+        self._ask = Questions(self._asker)
+        self._hops = Hops(options, timeout=timeout, ask=self._asker)
         self._timeout = timeout
         self._keyring = keyring
         self._turns = turns
@@ -64,7 +66,8 @@ class ParamikoClient:
         return self._open(target, via, deadline)
 
     def close(self) -> None:
-        """Close the connections to jump hosts; may be repeated."""
+        """End questions, and the connections to jump hosts; may be repeated."""
+        self._asker.close()
         self._jumps.close()
 
     def _jump(self, hop: Hop, via: "ParamikoConnection | None", deadline: float) -> "ParamikoConnection":
@@ -98,7 +101,7 @@ def _stream(target: Target, via: "ParamikoConnection | None", deadline: float) -
     if settings.proxy_command is None:
         return dial(target.name, settings, deadline)
     if any(setting.startswith("ProxyUseFdpass") for setting in settings.beyond):
-        raise HostError("paramiko can't do ProxyUseFdpass", host=target.name, hint="--ssh-client openssh")
+        raise HostError("paramiko can't do ProxyUseFdpass", host=target.name, hint=OPENSSH)
     return start_proxy(target.name, settings.proxy_command)
 
 

@@ -17,20 +17,21 @@ from hvlaunch.errors import ConnectFailed, PermissionDenied, SentAway, StartTime
 from hvlaunch.job import HostKeyPolicy
 from hvlaunch.ssh.host_keys import HostKey, preferred_algorithms
 from hvlaunch.ssh.keys import Keyring, Locked, Offers
-from hvlaunch.ssh.openssh_errors import was_sent_away
+from hvlaunch.ssh.openssh_errors import TOO_MANY_KEYS, was_sent_away
 from hvlaunch.ssh.paramiko_connection import ParamikoConnection
 from hvlaunch.ssh.paramiko_transport import ClientTransport
-from hvlaunch.ssh.settings import Target
+from hvlaunch.ssh.settings import OPENSSH, Target
 from hvlaunch.ssh.stream import Stream
 
 __all__ = ["Login"]
 
+_LAST_STEPS = 1.0
+"""Seconds that are left for the host when a passphrase does not come."""
 _QUOTED = 80
 """Characters of a stranger's greeting that a message quotes."""
 _SENT_AWAY = ("Exceeded MaxStartups", "Not allowed at this time")
 """What newer sshd's say to those who are too many, before they close the connection."""
 _TOO_MANY = "a smaller --connect-limit, if its sshd has a small MaxStartups; or it refuses our address"
-_OPENSSH = "--ssh-client openssh"
 _METHODS = {
     "GSSAPIAuthentication": "gssapi",
     "HostbasedAuthentication": "hostbased",
@@ -58,7 +59,7 @@ class Login:
         """Shake hands and authenticate; the stream is closed where that fails. Raises as ParamikoClient.connect()."""
         transport = ClientTransport(stream, name=f"ssh {self._name}")
         try:
-            offers = self._keyring.offers(self._name, self._settings)
+            offers = self._keyring.offers(self._name, self._settings, self._deadline - _LAST_STEPS)
             self._shake_hands(transport, stream)
             self._check_host_key(transport)
             self._authenticate(transport, offers)
@@ -71,8 +72,8 @@ class Login:
             raise
 
     def _shake_hands(self, transport: ClientTransport, stream: Stream) -> None:
-        known = self._keyring.known_hosts.key_types(self._name, self._settings)
-        certificates = self._keyring.known_hosts.has_authority(self._name, self._settings)
+        known = self._keyring.known_hosts.key_types(self._settings)
+        certificates = self._keyring.known_hosts.has_authority(self._settings)
         security = transport.get_security_options()
         offered = tuple(security.key_types)
         security.key_types = preferred_algorithms(known, offered, certificates=certificates)
@@ -103,7 +104,7 @@ class Login:
             if line in _SENT_AWAY:
                 return SentAway(cause, host=self._name, hint=_TOO_MANY)
             return self._failed(cause)
-        hint = _OPENSSH if isinstance(error, IncompatiblePeer) else None
+        hint = OPENSSH if isinstance(error, IncompatiblePeer) else None
         return self._failed(f"no SSH handshake with {self._where}: {_why(transport, error)}", hint)
 
     def _check_host_key(self, transport: ClientTransport) -> None:
@@ -124,7 +125,7 @@ class Login:
             try:
                 key = offer.load()
             except Locked as locked:
-                offers = replace(offers, skipped=(*offers.skipped, str(locked)))
+                offers = replace(offers, skipped=(*offers.skipped, str(locked)), locked=True)
                 continue
             tried.append(offer.label)
             done = threading.Event()
@@ -171,9 +172,23 @@ class Login:
         noun = "key" if len(tried) == 1 else "keys"
         keys = f"tried {len(tried)} {noun}: {', '.join(tried)}" if tried else "there is no key to try"
         cause = f"{cause} for user {self._settings.user}; " + "; ".join((keys, *offers.skipped))
-        beyond = [setting for setting in self._settings.beyond if _may_help(setting, methods)]
-        hint = f"{_OPENSSH}, which can do {', '.join(beyond)}" if beyond else self._by_hand
+        hint = self._by_hand
+        if beyond := [setting for setting in self._settings.beyond if _may_help(setting, methods)]:
+            hint = f"{OPENSSH}, which can do {', '.join(beyond)}"
+        elif "too many authentication failures" in cause.lower():
+            hint = TOO_MANY_KEYS
+        elif "publickey" in methods:
+            hint = self._let_in(offers, any_tried=bool(tried))
         return PermissionDenied(cause, host=self._name, hint=hint, tried=tried)
+
+    def _let_in(self, offers: Offers, *, any_tried: bool) -> str:
+        """How a key of ours comes to be taken there."""
+        copy = f"`{self._by_hand.replace('ssh', 'ssh-copy-id', 1)}`"
+        if any_tried:
+            return f"{copy}, or another user or key"
+        if offers.locked:
+            return '`eval "$(ssh-agent)" && ssh-add FILE`, with that key for FILE'
+        return f"`ssh-keygen -t ed25519`, then {copy}"
 
     def _remaining(self) -> float:
         return max(0.0, self._deadline - time.monotonic())

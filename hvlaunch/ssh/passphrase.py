@@ -5,10 +5,12 @@ import os
 import selectors
 import termios
 import threading
+import time
 
 __all__ = ["Terminal"]
 
 _LONGEST = 1024
+_CLEAR_TO_END = "\x1b[K"
 
 
 class Terminal:
@@ -33,15 +35,20 @@ class Terminal:
         finally:
             os.close(fd)
 
-    def ask(self, question: str) -> bytes | None:
-        """The answer, which is not shown while it is typed; None where there is none."""
+    def ask(self, question: str, deadline: float | None = None) -> bytes | None:
+        """The answer, which is not shown while it is typed; None where there is none.
+
+        Raises TimeoutError where none has come by `deadline`, as time.monotonic() counts.
+        """
         with self._turn:
             try:
                 fd = self._open()
             except OSError:
                 return None
             try:
-                return self._ask(fd, question)
+                return self._ask(fd, question, deadline)
+            except TimeoutError:
+                raise
             except (OSError, termios.error):
                 return None
             finally:
@@ -59,25 +66,33 @@ class Terminal:
     def _open(self) -> int:
         return os.open(self._path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
 
-    def _ask(self, fd: int, question: str) -> bytes | None:
+    def _ask(self, fd: int, question: str, deadline: float | None) -> bytes | None:
         before = termios.tcgetattr(fd)
         silent = [*before]
         silent[3] = before[3] & ~termios.ECHO
+        # Ctrl-Z would let the shell show what is typed after `fg`.
+        silent[6] = [*before[6]]
+        silent[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(fd, termios.TCSAFLUSH, silent)
         try:
-            os.write(fd, question.encode())
-            answer = self._line(fd)
-            os.write(fd, b"\n")
-            return answer
+            # A line of its own, whatever was on it: the console redraws the row that the cursor is in.
+            rest = "" if os.environ.get("TERM", "dumb") == "dumb" else _CLEAR_TO_END
+            os.write(fd, f"{question}{rest}\n".encode())
+            return self._line(fd, deadline)
         finally:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
-    def _line(self, fd: int) -> bytes | None:
+    def _line(self, fd: int, deadline: float | None) -> bytes | None:
+        patience = None if deadline is None else max(0.0, deadline - time.monotonic())
         with selectors.DefaultSelector() as selector:
             selector.register(fd, selectors.EVENT_READ)
             selector.register(self._wake_read, selectors.EVENT_READ)
-            if any(key.fd == self._wake_read for key, _ in selector.select()):
-                return None
+            ready = selector.select(patience)
+        if not ready:
+            termios.tcflush(fd, termios.TCIFLUSH)  # the shell must not get the half of it
+            raise TimeoutError
+        if any(key.fd == self._wake_read for key, _ in ready):
+            return None
         line = os.read(fd, _LONGEST)
         return line.rstrip(b"\r\n") if line else None

@@ -42,11 +42,18 @@ class PipeConnection:
     """hvlaunch.ssh.connection.Connection where each command is a process here: `words`, and the command after them.
 
     `host` is for messages. `address` is what both ends have: None where the process is on the host itself,
-    empty where it leads there in a way of its own.
+    empty where it leads there in a way of its own. `environment` is the processes'; None: this process's own.
     """
 
-    def __init__(self, words: Sequence[str], host: str, address: str | None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        host: str,
+        address: str | None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._words = words
+        self._environment = environment
         self._host = host
         self.local_address: str | None = address
         self.remote_address: str | None = address
@@ -55,7 +62,7 @@ class PipeConnection:
 
     def run(self, command: str) -> Channel:
         try:
-            process = start_piped([*self._words, command])
+            process = start_piped([*self._words, command], self._environment)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise HostError(f"{self._words[0]} can't be started: {why.lower()}", host=self._host) from None

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -30,18 +31,27 @@ class Questions:
     def __call__(self, arguments: Sequence[str], timeout: float) -> Answer:
         """The answer to `ssh ARGUMENTS`, the last of which is the host's name. Raises what `ask` does."""
         *words, name = arguments
+        deadline = time.monotonic() + timeout
         with self._lock:
             asked = self._answers.setdefault(tuple(words), _Asked())
         with asked.lock:
             if not asked.done:
                 asked.done = True
-                answer = self._ask(["-v", *words, name], timeout)
+                answer = self._ask(["-v", *words, name], self._left(arguments, deadline))
                 asked.template = _template(answer, name)
                 if answer.returncode == 0:
                     return answer
         if asked.template is not None and "%" not in name:
             return subprocess.CompletedProcess(list(arguments), 0, asked.template.replace("\0", name), "")
-        return self._ask(arguments, timeout)
+        return self._ask(arguments, self._left(arguments, deadline))
+
+    @staticmethod
+    def _left(arguments: Sequence[str], deadline: float) -> float:
+        """Seconds, once those who asked before have their answer. Raises TimeoutExpired where none is left."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise subprocess.TimeoutExpired(list(arguments), 0.0)
+        return left
 
 
 class _Asked:

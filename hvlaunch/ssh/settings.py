@@ -6,17 +6,20 @@ import re
 import shlex
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.ask_ssh import ask_ssh
 
-__all__ = ["HostSettings", "Target", "ask_ssh", "by_hand", "resolve", "ssh_words"]
+__all__ = ["OPENSSH", "Ask", "HostSettings", "Target", "by_hand", "resolve", "ssh_words"]
 
-SSH_PORT = 22
+OPENSSH = "--ssh-client openssh"
+"""What to try where only OpenSSH itself can do what is asked for."""
 
+_SSH_PORT = 22
 _DEFAULT_IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 _USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _GLOBAL_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
@@ -29,11 +32,13 @@ _BAD_IN_NAME = frozenset("'`\"$\\;&<>|(){}@/")
 _BEYOND = {
     "gssapiauthentication": "GSSAPIAuthentication",
     "hostbasedauthentication": "HostbasedAuthentication",
+    "knownhostscommand": "KnownHostsCommand",
     "pkcs11provider": "PKCS11Provider",
     "proxyusefdpass": "ProxyUseFdpass",
+    "verifyhostkeydns": "VerifyHostKeyDNS",
 }
 
-_AskSSH = Callable[[Sequence[str], float], subprocess.CompletedProcess[str]]
+Ask = Callable[[Sequence[str], float], subprocess.CompletedProcess[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,8 @@ class HostSettings:
     """Socket of the ssh agent."""
     user_known_hosts_files: tuple[str, ...]
     global_known_hosts_files: tuple[str, ...]
+    revoked_host_keys: str | None
+    """A file of keys that no host may show."""
     hash_known_hosts: bool
     """New entries hide the host's name."""
     host_key_alias: str | None
@@ -81,7 +88,7 @@ class HostSettings:
         """The host's name in known_hosts files: `name`, `[name]:port` for another port than 22, or the alias."""
         if self.host_key_alias is not None:
             return self.host_key_alias
-        return self.hostname if self.port == SSH_PORT else f"[{self.hostname}]:{self.port}"
+        return self.hostname if self.port == _SSH_PORT else f"[{self.hostname}]:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,29 +100,13 @@ class Target:
     by_hand: str
 
 
-def ask_ssh(arguments: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run `ssh` with `arguments` for at most `timeout` seconds.
-
-    Raises FileNotFoundError where there is no ssh, and subprocess.TimeoutExpired.
-    """
-    return subprocess.run(
-        ["ssh", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="surrogateescape",
-        timeout=timeout,
-        check=False,
-    )
-
-
 def resolve(
     host: Host,
     options: SSHOptions,
     *,
     jump: str | None = None,
     timeout: float = 10.0,
-    ask: _AskSSH = ask_ssh,
+    ask: Ask = ask_ssh,
     environ: Mapping[str, str] = os.environ,
 ) -> HostSettings:
     """Settings for `host`: its own words first, then `options`, then the ssh configuration.
@@ -143,7 +134,7 @@ def by_hand(host: Host, options: SSHOptions, settings: HostSettings) -> str:
     words = ["ssh"]
     if options.config is not None:
         words += ["-F", str(options.config)]
-    if settings.port != SSH_PORT:
+    if settings.port != _SSH_PORT:
         words += ["-p", str(settings.port)]
     if settings.identity is not None:
         words += ["-i", settings.identity]
@@ -181,7 +172,7 @@ def ssh_words(host: Host, options: SSHOptions) -> list[str]:
 
 
 def _from_ssh(
-    host: Host, options: SSHOptions, jump: str | None, timeout: float, ask: _AskSSH
+    host: Host, options: SSHOptions, jump: str | None, timeout: float, ask: Ask
 ) -> dict[str, list[str]]:
     arguments = ["-G", "-T", *ssh_words(host, options)]
     if jump is not None:
@@ -246,7 +237,7 @@ def _settings(
     port, user, identity = _own_words(host, options)
     hostname = host.address or (one("hostname") or host.name).lower()
     try:
-        port = port if port is not None else int(one("port") or SSH_PORT)
+        port = port if port is not None else int(one("port") or _SSH_PORT)
         patience = one("connecttimeout")
         connect_timeout = None if patience is None else float(patience)
     except ValueError as error:
@@ -271,6 +262,7 @@ def _settings(
         identity_agent=_agent_socket(one("identityagent", "SSH_AUTH_SOCK"), tokens, environ),
         user_known_hosts_files=paths(one("userknownhostsfile", _USER_KNOWN_HOSTS)),
         global_known_hosts_files=paths(one("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS)),
+        revoked_host_keys=_expand(revoked, tokens) if (revoked := one("revokedhostkeys")) else None,
         hash_known_hosts=one("hashknownhosts") in ("yes", "true"),
         host_key_alias=alias,
         address_family=_FAMILIES.get(one("addressfamily") or "any", socket.AF_UNSPEC),
@@ -281,12 +273,15 @@ def _settings(
         proxy_command=_replaced(one("proxycommand"), tokens),
         proxy_jump=one("proxyjump"),
         control_path=one("controlpath"),
-        beyond=tuple(
-            f"{name} {found[key][0]}"
-            for key, name in _BEYOND.items()
-            if found.get(key, ["no"])[0].lower() not in ("no", "none", "false")
-        ),
+        beyond=tuple(_beyond(found)),
     )
+
+
+def _beyond(found: Mapping[str, list[str]]) -> Iterator[str]:
+    for key, name in _BEYOND.items():
+        value = found.get(key, ["no"])[0]
+        if value.lower() not in ("no", "none", "false"):
+            yield f"{name} {value}"
 
 
 def _tokens(name: str, hostname: str, port: str, user: str, alias: str | None) -> dict[str, str]:

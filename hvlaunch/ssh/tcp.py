@@ -65,9 +65,10 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
         found = socket.getaddrinfo(name, port, settings.address_family, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         cause = f"the name {name} resolves to no address: {_reason(error)}"
-        raise UnknownHost(cause, host=host, hint=f"getent hosts {name}") from None
+        hint = "the right spelling, HostName in ~/.ssh/config, or address= in a hostfile"
+        raise UnknownHost(cause, host=host, hint=hint) from None
     failures: list[str] = []
-    silent = True
+    silent = refused = True
     for index, (family, _, protocol, _, address) in enumerate(found):
         share = (deadline - time.monotonic()) / (len(found) - index)
         limit = min(share, settings.connect_timeout or share)
@@ -78,15 +79,18 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
         except TimeoutError as error:
             failures.append(f"{address[0]}: no answer within {limit:.0f} s")
             silent = silent and error.errno is None
+            refused = False
         except OSError as error:
             failures.append(f"{address[0]}: {_reason(error)}")
             silent = False
+            refused = refused and isinstance(error, ConnectionRefusedError)
     cause = f"no connection to {name} port {port}: " + ("; ".join(failures) or "no time left")
+    hint = f"ping {name}; a firewall may drop what is sent to port {port}"
     if silent and time.monotonic() >= deadline:
-        raise StartTimeout(
-            cause, host=host, hint=f"ping {name}; a firewall may drop what is sent to port {port}"
-        )
-    raise ConnectFailed(cause, host=host)
+        raise StartTimeout(cause, host=host, hint=hint)
+    if failures and refused:
+        hint = "start sshd there, or say which port it has (-p PORT, or port= in a hostfile)"
+    raise ConnectFailed(cause, host=host, hint=hint)
 
 
 def is_near(sock: socket.socket) -> bool:

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from hvlaunch.ssh.paramiko_connection import ParamikoConnection
 from hvlaunch.ssh.turns import Turns
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def connect(
@@ -53,6 +53,20 @@ def gone(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def kill_sshds(processes: Iterable[psutil.Process]) -> None:
+    """Those of them that are sshd's; the end of one may be that of the others, and of the commands."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name().startswith("sshd"):
+                process.kill()
+
+
+def agent_answers(path: Path) -> bool:
+    """Whether an ssh-agent listens there; its socket is there some time before."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def read_all(channel: Channel) -> bytes:
@@ -181,16 +195,16 @@ class Sshd:
                 [SSHD, "-D", "-e", "-f", config], stderr=log, stdin=subprocess.DEVNULL
             )
             log.close()
-            until(lambda: self.process.poll() is not None or self._answers(), "sshd to listen")
+            until(lambda: self.process.poll() is not None or self._listens(), "sshd to listen")
             if self.process.poll() is None:
                 return
         pytest.fail("sshd does not start: " + (self.folder / "log").read_text()[-500:])
 
-    def _answers(self) -> bool:
+    def _listens(self) -> bool:
+        """It itself, and not another who took the port before: its pid is written when it has."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as probe:
-                return probe.recv(4) == b"SSH-"
-        except OSError:
+            return (self.folder / "pid").read_text() == f"{self.process.pid}\n"
+        except FileNotFoundError:
             return False
 
 

@@ -265,10 +265,44 @@ def test_a_file_that_can_not_be_written(settings):
     assert caught.value.host == "node"
 
 
-def test_a_file_that_can_not_be_read(settings, tmp_path):
-    with pytest.raises(HostError, match="can't be read: Is a directory") as caught:
-        KnownHosts().key_types("node", replace(settings, global_known_hosts_files=(str(tmp_path),)))
-    assert caught.value.host == "node"
+def test_a_file_that_can_not_be_read_has_nothing_in_it_as_with_openssh(settings, tmp_path):
+    settings = replace(settings, global_known_hosts_files=(str(tmp_path),))
+    with pytest.raises(HostKeyUnknown, match=f"{tmp_path}, which can't be read"):
+        check(settings)
+    write(settings.user_known_hosts_files[0], f"{NAME} {text(OURS)}")
+    check(settings)
+
+
+@pytest.mark.parametrize("policy", ["strict", "accept-new", "off"])
+def test_revoked_by_a_file_of_keys(settings, tmp_path, policy):
+    """RevokedHostKeys of the ssh configuration."""
+    write(settings.user_known_hosts_files[0], f"{NAME} {text(OURS)}")
+    listed = str(tmp_path / "revoked")
+    settings = replace(settings, revoked_host_keys=listed)
+    write(listed, "# those of the old rack", "", "junk", text(OTHER))
+    check(settings, policy)
+    write(listed, text(OTHER), f"{text(OURS)} rack 7")
+    with pytest.raises(HostKeyRevoked, match=f"is in {listed}"):
+        check(settings, policy)
+
+
+def test_no_key_is_trusted_where_the_revoked_ones_can_not_be_read(settings, tmp_path):
+    write(settings.user_known_hosts_files[0], f"{NAME} {text(OURS)}")
+    listed = tmp_path / "revoked"
+    settings = replace(settings, revoked_host_keys=str(listed))
+    with pytest.raises(HostError, match=f"its RevokedHostKeys {listed} can't be read: No such file"):
+        check(settings)
+    subprocess.run(["ssh-keygen", "-q", "-k", "-f", listed, "/dev/null"], check=True)
+    with pytest.raises(HostError, match="a binary list, which only OpenSSH reads; try: --ssh-client openssh"):
+        check(settings)
+
+
+def test_a_source_of_keys_that_only_openssh_asks(settings):
+    settings = replace(settings, beyond=("KnownHostsCommand /usr/bin/lookup %H",))
+    with pytest.raises(
+        HostKeyUnknown, match="try: --ssh-client openssh, which can do KnownHostsCommand /usr"
+    ):
+        check(settings)
 
 
 def test_a_file_is_read_once(settings):
@@ -291,7 +325,7 @@ def test_known_types_come_first(settings):
         f"@revoked {NAME} {text(key(4))}",
         f"node.example {text(key(3))}",
     )
-    known = KnownHosts().key_types("node", settings)
+    known = KnownHosts().key_types(settings)
     assert known == ("ssh-rsa",)
     offered = ("ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512", "rsa-sha2-256")
     assert preferred_algorithms(known, offered) == (
@@ -331,15 +365,15 @@ def test_an_authority_vouches_for_a_host(settings, shown, names):
     write(settings.global_known_hosts_files[0], f"@cert-authority {names} {authority}")
     known = KnownHosts()
     check(settings, shown=key, known_hosts=known)
-    assert known.has_authority("node", settings)
-    assert known.key_types("node", settings) == ()
+    assert known.has_authority(settings)
+    assert known.key_types(settings) == ()
 
 
 def test_an_authority_for_other_hosts_is_none(settings, shown):
     key, authority = shown()
     write(settings.user_known_hosts_files[0], f"@cert-authority *.org,!node.example {authority}")
     known = KnownHosts()
-    assert not known.has_authority("node", settings)
+    assert not known.has_authority(settings)
     with pytest.raises(HostKeyUnknown, match="its host key is not known"):
         check(settings, shown=key, known_hosts=known)
 

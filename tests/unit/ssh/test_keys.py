@@ -12,7 +12,7 @@ from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.keys import Keyring, Locked
 from hvlaunch.ssh.settings import HostSettings, resolve
 
-from .conftest import in_thread, keygen, until
+from .conftest import agent_answers, in_thread, keygen, until
 
 
 class Asker:
@@ -27,7 +27,7 @@ class Asker:
     def is_there(self) -> bool:
         return self.there
 
-    def ask(self, question: str) -> bytes | None:
+    def ask(self, question: str, deadline: float | None = None) -> bytes | None:
         self.questions.append(question)
         return self.answers.pop(0) if self.answers else None
 
@@ -81,9 +81,9 @@ def test_a_passphrase_is_asked_for_once_though_many_need_it(settings, tmp_path):
     go = threading.Event()
 
     class Slow(Asker):
-        def ask(self, question: str) -> bytes | None:
+        def ask(self, question: str, deadline: float | None = None) -> bytes | None:
             go.wait(10.0)
-            return super().ask(question)
+            return super().ask(question, deadline)
 
     asker, loaded = Slow(b"guess", b"secret"), []
     with closing(Keyring(asker)) as keyring:
@@ -121,6 +121,23 @@ def test_who_does_not_know_it_is_not_asked_again(settings, tmp_path, answers, as
     assert len(asker.questions) == asked
 
 
+def test_a_passphrase_that_does_not_come_in_time(settings, tmp_path):
+    key = keygen(tmp_path / "k", passphrase="secret")
+    deadlines = []
+
+    class Late(Asker):
+        def ask(self, question: str, deadline: float | None = None) -> bytes | None:
+            deadlines.append(deadline)
+            raise TimeoutError
+
+    with closing(Keyring(Late())) as keyring:
+        for _ in range(2):
+            (offer,) = keyring.offers("a", settings(f"IdentityFile {key}"), 17.0).keys
+            with pytest.raises(Locked, match="its passphrase did not come in time"):
+                offer.load()
+    assert deadlines == [17.0]
+
+
 def test_nobody_there_to_ask(settings, tmp_path):
     key = keygen(tmp_path / "k", passphrase="secret")
     with closing(Keyring(Asker(there=False))) as keyring:
@@ -134,7 +151,7 @@ def test_nobody_there_to_ask(settings, tmp_path):
 @pytest.fixture
 def agent(tmp_path):
     process = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
-    until((tmp_path / "agent").exists, "ssh-agent")
+    until(lambda: agent_answers(tmp_path / "agent"), "ssh-agent")
 
     def add(key: Path) -> None:
         env = {**os.environ, "SSH_AUTH_SOCK": str(tmp_path / "agent")}

@@ -1,6 +1,6 @@
 """Commands on this machine, over the same protocol as on others."""
 
-import hashlib
+import gc
 import os
 import select
 from contextlib import closing
@@ -25,30 +25,11 @@ def test_there_is_no_address(connection):
     assert (connection.local_address, connection.remote_address) == (None, None)
 
 
-def test_bytes_in_both_directions(connection):
-    data = os.urandom(8 << 20)
-    channel = connection.run(f"head -c {len(data)}")
-    thread, ended = in_thread(lambda: channel.write(data))
-    assert hashlib.sha256(read_all(channel)).digest() == hashlib.sha256(data).digest()
-    thread.join()
-    assert ended == [None]
-    assert channel.read() == b""
-    assert channel.exit_status(PATIENCE) == 0
-
-
-@pytest.mark.parametrize(
-    ("command", "status"),
-    [("exit 0", 0), ("exit 7", 7), ("no-such-command", 127), ("kill -KILL $$", 137), ("kill -TERM $$", 143)],
-)
-def test_exit_status(connection, command, status):
+@pytest.mark.parametrize(("command", "status"), [("kill -KILL $$", 137), ("kill -TERM $$", 143)])
+def test_exit_status_of_a_signal(connection, command, status):
     channel = connection.run(command)
     assert read_all(channel) == b""
     assert channel.exit_status(PATIENCE) == status
-
-
-def test_a_running_command_has_no_status(connection):
-    channel = connection.run("cat")
-    assert channel.exit_status(0.01) is None
 
 
 def test_the_end_of_stderr_is_kept_and_never_stalls(connection):
@@ -116,6 +97,7 @@ def test_writing_to_a_command_that_is_gone(connection):
 
 def test_no_descriptor_stays_open():
     def count() -> int:
+        gc.collect()  # what earlier tests have left
         return psutil.Process().num_fds()
 
     before = count()

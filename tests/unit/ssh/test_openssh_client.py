@@ -1,10 +1,8 @@
 """The ssh binary behind the same protocol: bytes, statuses, errors, ends."""
 
-import hashlib
 import os
 import shutil
 import signal
-import time
 from contextlib import closing
 
 import psutil
@@ -23,7 +21,17 @@ from hvlaunch.errors import (
 from hvlaunch.ssh.openssh_client import OpenSSHClient, OpenSSHConnection
 from hvlaunch.ssh.turns import Turns
 
-from .conftest import PATIENCE, Sshd, free_port, gone, in_thread, keygen, public, read_all, until
+from .conftest import (
+    PATIENCE,
+    Sshd,
+    gone,
+    in_thread,
+    keygen,
+    kill_sshds,
+    public,
+    read_all,
+    until,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh binary (openssh-client)")
 
@@ -40,36 +48,14 @@ def connection(sshd):
         yield connection
 
 
-@pytest.fixture
-def unused(tmp_path):
-    sshd = Sshd(tmp_path)
-    keygen(sshd.key)
-    sshd.port = free_port()
-    return sshd
-
-
 def test_both_ends_are_known(connection):
     assert (connection.local_address, connection.remote_address) == ("127.0.0.1", "127.0.0.1")
 
 
-def test_bytes_in_both_directions(connection):
-    data = os.urandom(8 << 20)
-    channel = connection.run(f"head -c {len(data)}")
-    thread, ended = in_thread(lambda: channel.write(data))
-    assert hashlib.sha256(read_all(channel)).digest() == hashlib.sha256(data).digest()
-    thread.join()
-    assert ended == [None]
-    assert channel.exit_status(PATIENCE) == 0
-
-
-@pytest.mark.parametrize(
-    ("command", "status"),
-    [("exit 0", 0), ("exit 7", 7), ("exec no-such-command", 127), ("kill -KILL $$", 255)],
-)
-def test_exit_status(connection, command, status):
-    channel = connection.run(command)
+def test_exit_status_of_a_signal(connection):
+    channel = connection.run("kill -KILL $$")
     assert read_all(channel) == b""
-    assert channel.exit_status(PATIENCE) == status
+    assert channel.exit_status(PATIENCE) == 255
 
 
 def test_what_comes_first_is_the_commands_own(connection):
@@ -113,9 +99,7 @@ def test_a_broken_connection_is_not_the_end_of_output(sshd, connection):
     channel = connection.run("echo before; exec cat")
     assert channel.read() == b"before\n"
     thread, ended = in_thread(channel.read)
-    for process in psutil.Process(sshd.process.pid).children(recursive=True):
-        if process.name().startswith("sshd"):
-            process.kill()
+    kill_sshds(psutil.Process(sshd.process.pid).children(recursive=True))
     thread.join(PATIENCE)
     assert isinstance(ended[0], ConnectionResetError)
     assert "the connection was lost: " in str(ended[0])
@@ -173,10 +157,8 @@ def test_an_sshd_that_closes_at_once(unused, serve):
 
 def test_an_sshd_that_is_silent(unused, serve):
     unused.port = serve(lambda peer: None)
-    started = time.monotonic()
-    error = refusal(StartTimeout, unused, timeout=1.0)
-    assert time.monotonic() - started < PATIENCE
-    assert "ssh did not connect within 1 s" in str(error)
+    error = refusal(StartTimeout, unused, timeout=4.0)  # of which the question to ssh -G is a part
+    assert "ssh did not connect within 4 s" in str(error)
 
 
 def test_a_wrong_key(sshd, tmp_path):

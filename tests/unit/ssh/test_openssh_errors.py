@@ -87,6 +87,20 @@ TABLE: list[tuple[str, type[HostError], str]] = [
     ),
     (
         (
+            "Permissions 0644 for '/root/k' are too open.\r\n"
+            'Load key "/root/k": bad permissions\r\n'
+            "root@a: Permission denied (publickey).\r\n"
+        ),
+        PermissionDenied,
+        'Permission denied (publickey); Load key "/root/k": bad permissions',
+    ),
+    (
+        "Host key ED25519 SHA256:abc revoked by file /etc/ssh/krl\r\nHost key verification failed.\r\n",
+        HostKeyRevoked,
+        "RevokedHostKeys: Host key ED25519 SHA256:abc revoked by file /etc/ssh/krl",
+    ),
+    (
+        (
             "No ED25519 host key is known for a and you have requested strict checking.\r\n"
             "Host key verification failed.\r\n"
         ),
@@ -98,7 +112,7 @@ TABLE: list[tuple[str, type[HostError], str]] = [
         HostKeyUnknown,
         "Certificate invalid: expired",
     ),
-    ("Host key verification failed.\r\n", HostKeyUnknown, "Host key verification failed."),
+    ("Host key verification failed.\r\n", HostKeyUnknown, "Host key verification failed"),
     (CHANGED, HostKeyChanged, "has changed: Offending ED25519 key in /root/.ssh/known_hosts:3"),
     (REVOKED, HostKeyRevoked, "is marked @revoked"),
     ("exec request failed on channel 0\r\n", HostError, "it opens no session for us: exec request failed"),
@@ -160,3 +174,9 @@ def test_a_lost_connection(said):
 def test_what_a_command_says_is_no_lost_connection(said):
     assert lost(said) is None
     assert not was_sent_away(said)
+
+
+def test_more_keys_than_sshd_takes_have_a_hint_of_their_own():
+    error = explain("Received disconnect: 2: Too many authentication failures\n", host="a", by_hand="ssh a")
+    assert error.hint is not None
+    assert "`IdentitiesOnly yes`" in error.hint

@@ -15,7 +15,7 @@ from hvlaunch.errors import (
 )
 from hvlaunch.ssh.keys import Keyring
 
-from .conftest import answer, connect, keygen, read_all, refusal, until, user
+from .conftest import agent_answers, answer, connect, keygen, read_all, refusal, until, user
 
 
 def test_a_wrong_key(sshd, tmp_path):
@@ -28,7 +28,8 @@ def test_a_wrong_key(sshd, tmp_path):
     assert error.tried == (str(key),)
     message = str(error)
     assert f"permission denied (publickey) for user {user()}; tried 1 key: {key}" in message
-    assert f"-p {sshd.port} -i {key} {user()}@127.0.0.1" in error.hint
+    assert error.hint.startswith("`ssh-copy-id ")
+    assert f"-p {sshd.port} -i {key} {user()}@127.0.0.1`" in error.hint
 
 
 def test_no_key(unused, make_sshd):
@@ -37,6 +38,7 @@ def test_no_key(unused, make_sshd):
     error = refusal(PermissionDenied, sshd)
     assert "there is no key to try" in str(error)
     assert error.tried == ()
+    assert error.hint.startswith("`ssh-keygen -t ed25519`, then `ssh-copy-id ")
 
 
 def test_an_encrypted_key_without_an_agent(make_sshd, tmp_path):
@@ -46,6 +48,7 @@ def test_an_encrypted_key_without_an_agent(make_sshd, tmp_path):
     error = refusal(PermissionDenied, sshd)
     assert f"{sshd.key}: encrypted, and no agent holds it" in str(error)
     assert "secret" not in str(error)
+    assert "ssh-add" in error.hint
 
 
 def test_an_encrypted_key_that_was_asked_for_leaves_the_others(sshd, tmp_path):
@@ -66,12 +69,19 @@ def test_a_key_that_was_asked_for_and_can_not_be_used(sshd, tmp_path, content, p
     assert str(key) in str(error)
 
 
+def test_the_public_half_in_place_of_the_private_one(sshd, tmp_path):
+    key = keygen(tmp_path / "k")
+    error = refusal(HostError, sshd, identity=Path(f"{key}.pub"))
+    assert error.hint == f"-i {key}"
+
+
 def test_too_many_wrong_keys(make_sshd, tmp_path):
     sshd = make_sshd(words=("MaxAuthTries 2",))
     wrong = [keygen(tmp_path / f"k{i}") for i in range(3)]
     sshd.config += [f"IdentityFile {key}" for key in wrong]
     error = refusal(PermissionDenied, sshd)
     assert "Too many authentication failures" in str(error)
+    assert "`IdentitiesOnly yes`" in str(error)
     assert error.tried == tuple(map(str, wrong[:2]))
 
 
@@ -112,7 +122,7 @@ def agent(tmp_path):
         }
         subprocess.run(["ssh-add", "-q", key], env={**os.environ, **words}, check=True)
 
-    until(path.exists, "ssh-agent")
+    until(lambda: agent_answers(path), "ssh-agent")
     yield path, add
     process.terminate()
     process.wait()

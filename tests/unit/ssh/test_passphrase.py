@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import termios
+import time
 
 import pytest
 
@@ -33,17 +34,21 @@ def shown(near: int) -> str:
         return ""
 
 
-def test_an_answer_is_not_shown(tty):
+@pytest.mark.parametrize(("term", "line"), [("xterm", "Which? \x1b[K\r\n"), ("dumb", "Which? \r\n")])
+def test_a_question_has_a_line_of_its_own_and_the_answer_is_not_shown(tty, monkeypatch, term, line):
+    monkeypatch.setenv("TERM", term)
     near, path = tty
     terminal, said = Terminal(path), []
     thread, ended = in_thread(lambda: said.append(terminal.ask("Which? ")))
-    until(lambda: not echoes(near), "hiding what is typed")
+    text = ""
+    while not text.endswith("\n"):  # what is written to a terminal is not there at once
+        text += shown(near)
     os.write(near, b"open sesame\n")
     thread.join()
     terminal.close()
     assert ended == [None]
     assert said == [b"open sesame"]
-    assert shown(near).split() == ["Which?"]
+    assert text + shown(near) == line
     assert echoes(near)
 
 
@@ -57,6 +62,33 @@ def test_closing_ends_the_question_and_leaves_the_terminal_as_it_was(tty):
     terminal.close()
     thread.join()
     assert said == [None]
+
+
+def test_what_was_typed_until_the_deadline_is_nobodys(tty):
+    near, path = tty
+    terminal = Terminal(path)
+    thread, ended = in_thread(lambda: terminal.ask("Which? ", time.monotonic() + 2.0))
+    until(lambda: not echoes(near), "hiding what is typed")
+    os.write(near, b"half of")
+    thread.join()
+    terminal.close()
+    assert isinstance(ended[0], TimeoutError)
+    assert echoes(near)
+    os.write(near, b" it\n")
+    with open(path, "rb", buffering=0) as shell:  # noqa: PTH123 (a terminal)
+        assert shell.read(100) == b" it\n"
+
+
+def test_ctrl_z_does_not_leave_the_question(tty):
+    """After `fg`, the shell would have what is typed shown."""
+    near, path = tty
+    terminal, said = Terminal(path), []
+    thread, _ = in_thread(lambda: said.append(terminal.ask("Which? ")))
+    until(lambda: not echoes(near), "hiding what is typed")
+    os.write(near, b"a\x1ab\n")
+    thread.join()
+    terminal.close()
+    assert said == [b"a\x1ab"]
 
 
 def test_an_end_of_file_is_no_answer(tty):

@@ -2,13 +2,17 @@
 
 import shutil
 import subprocess
+import threading
 
 import pytest
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.ask_ssh import ask_ssh
 from hvlaunch.ssh.questions import Questions
-from hvlaunch.ssh.settings import ask_ssh, resolve
+from hvlaunch.ssh.settings import resolve
+
+from .conftest import PATIENCE, in_thread
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh binary (openssh-client)")
 NAMES = ("n1", "n2", "N3", "10.0.0.4", "fd00::5")
@@ -125,3 +129,25 @@ def test_a_time_out_is_told_to_each():
     for _ in range(2):
         with pytest.raises(subprocess.TimeoutExpired):
             ask(["-G", "n1"], 1.0)
+
+
+def test_who_waited_for_another_answer_has_less_time_left():
+    """Hosts begin together: where the first question takes all the time, the others are not asked one after the other."""
+    asked, begun = [], threading.Event()
+
+    def slow(arguments, timeout):
+        asked.append(timeout)
+        begun.set()
+        done.wait()
+        raise subprocess.TimeoutExpired("ssh", timeout)
+
+    done = threading.Event()
+    ask = Questions(slow)
+    first, _ = in_thread(lambda: ask(["-G", "n1"], PATIENCE))
+    assert begun.wait(PATIENCE)
+    second, ended = in_thread(lambda: ask(["-G", "n2"], 0.0))
+    done.set()
+    first.join()
+    second.join()
+    assert isinstance(ended[0], subprocess.TimeoutExpired)
+    assert len(asked) == 1

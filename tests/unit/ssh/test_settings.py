@@ -12,7 +12,8 @@ import pytest
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.settings import ask_ssh, by_hand, resolve
+from hvlaunch.ssh.ask_ssh import ask_ssh
+from hvlaunch.ssh.settings import by_hand, resolve
 
 HOME = pwd.getpwuid(os.getuid()).pw_dir
 USER = pwd.getpwuid(os.getuid()).pw_name

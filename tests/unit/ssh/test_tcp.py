@@ -87,8 +87,9 @@ def test_a_name_that_can_be_none(settings, name):
 def test_refused(settings):
     port = free_port()
     cause = f"no connection to 127.0.0.1 port {port}: 127.0.0.1: Connection refused"
-    with pytest.raises(ConnectFailed, match=cause):
+    with pytest.raises(ConnectFailed, match=cause) as caught:
         dial("node", settings(hostname="127.0.0.1", port=port), soon())
+    assert "-p PORT" in caught.value.hint
 
 
 def test_every_address_is_tried(settings, serve):
@@ -105,15 +106,17 @@ def test_the_address_family_is_kept(settings, serve):
 
 
 def test_no_answer_until_the_deadline(settings, full_port):
+    found = settings(hostname="127.0.0.1", port=full_port)
     started = time.monotonic()
     with pytest.raises(StartTimeout, match=r"127\.0\.0\.1: no answer"):
-        dial("node", settings(hostname="127.0.0.1", port=full_port), started + 0.3)
-    assert 0.3 <= time.monotonic() - started < PATIENCE
+        dial("node", found, started + 1.0)
+    assert time.monotonic() - started >= 1.0
 
 
 def test_no_answer_within_the_configured_time(settings, full_port):
-    with pytest.raises(ConnectFailed, match="no answer"):
+    with pytest.raises(ConnectFailed, match="no answer") as caught:
         dial("node", settings(hostname="127.0.0.1", port=full_port, connect_timeout=0.2), soon())
+    assert "firewall" in caught.value.hint
 
 
 def test_no_time_left(settings):
