@@ -1,6 +1,8 @@
 """What to try after a failure, from how the worker ended and what it said."""
 
 import re
+import shutil
+from collections.abc import Callable
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
 from hvlaunch.console.evidence import Evidence
@@ -30,6 +32,10 @@ _SAID = (
         "shared memory|/dev/shm",
         "a larger /dev/shm on {host} (containers: --shm-size, --ipc=host), or DataLoader(num_workers=0)",
     ),
+    (
+        r"DataLoader worker \(pid",
+        "DataLoader(num_workers=0) to see its own error; dmesg -T | grep -i oom on {host} if it was killed",
+    ),
     ("No space left on device", "df -h on {host}; /dev/shm and the temporary directory count too"),
     ("Too many open files", "a higher limit of open files on {host} (ulimit -n)"),
     (
@@ -38,7 +44,7 @@ _SAID = (
     ),
     (
         "ModuleNotFoundError|ImportError|error while loading shared libraries",
-        "the same environment on every host: what it misses is not found on {host} (-x PYTHONPATH=…, LD_LIBRARY_PATH)",
+        "install what it misses on {host}, too, in the script's environment there (or -x PYTHONPATH=…, LD_LIBRARY_PATH)",
     ),
     (
         "FileNotFoundError|can't open file|No such file or directory",
@@ -48,7 +54,28 @@ _SAID = (
         "invalid device ordinal|No CUDA GPUs are available|no CUDA-capable device",
         "as many slots on {host} as nvidia-smi shows GPUs there, and torch.cuda.set_device(LOCAL_RANK)",
     ),
+    (
+        "in Lightning, but the product .* does not match the world size",
+        "Trainer(devices=…, num_nodes=…) from LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE, or as many slots and hosts",
+    ),
+    (
+        "terminate called without an active exception",
+        "torch.distributed.destroy_process_group() as the script's end: torch's threads were at work when Python ended",
+    ),
 )
+
+_HERE = "localhost"
+_A_PATH = "a path that is there; relative ones count from the working directory (--cwd)"
+_SAID_HERE: tuple[tuple[str, str], ...] = (
+    (
+        "ModuleNotFoundError|ImportError|error while loading shared libraries",
+        "install what it misses in the script's environment (or -x PYTHONPATH=…, LD_LIBRARY_PATH)",
+    ),
+    ("FileNotFoundError|can't open file|No such file or directory", _A_PATH),
+)
+"""What is another thing on this machine, which has no other to be like."""
+
+_WORDS_IN_ONE = re.compile(r".* .*: command not found")
 
 _FAULTHANDLER = "-x PYTHONFAULTHANDLER=1, which prints the Python stack at the crash"
 _SIGNALLED: dict[int, str] = {
@@ -76,13 +103,29 @@ def advice(worker: WorkerExit, said: Evidence) -> str | None:
     return text.replace("{host}", worker.host) if text is not None else None
 
 
-def start_advice(worker: WorkerExit) -> str | None:
-    """What to try where the command could not be started."""
+def start_advice(worker: WorkerExit, which: Callable[[str], str | None] = shutil.which) -> str | None:
+    """What to try where the command could not be started. `which` finds it on this machine."""
+    said = worker.not_started or ""
+    if _WORDS_IN_ONE.match(said):
+        return "the command and its arguments as words of their own, without quotes around them all; or sh -c '…'"
     if worker.code == _NOT_FOUND:
-        return "its full path, or a PATH that has it (-x PATH=…)"
-    if "permission denied" in (worker.not_started or ""):
+        return _not_found(said.partition(": command not found")[0], which)
+    if "permission denied" in said:
         return "chmod +x, or the interpreter in front (python train.py)"
+    if "resource temporarily unavailable" in said:
+        return "fewer slots there, or a higher limit of processes (ulimit -u in a login there)"
     return None
+
+
+def _not_found(program: str, which: Callable[[str], str | None]) -> str:
+    if program.endswith(".py"):
+        return f"python {program}"
+    here = which(program)
+    if "/" in program:
+        return _A_PATH if here is None else "the same environment there as here, under the same path"
+    if here is None:
+        return "its path (./train for one in the working directory), or a PATH that has it (-x PATH=…)"
+    return f"the same environment there as here, where it is {here}; or a PATH that has it (-x PATH=…)"
 
 
 def _advice(worker: WorkerExit, said: Evidence) -> str | None:
@@ -96,7 +139,7 @@ def _advice(worker: WorkerExit, said: Evidence) -> str | None:
     if number in _SIGNALLED and number != SIGABRT:
         return _SIGNALLED[number]
     for line in reversed(said.verdict):
-        for pattern, text in _SAID:
+        for pattern, text in (*(_SAID_HERE if worker.host == _HERE else ()), *_SAID):
             if re.search(pattern, line):
                 return text
     if lost_connection(said):

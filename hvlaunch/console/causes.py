@@ -8,7 +8,11 @@ from hvlaunch.errors import HostError, HostsFailed, HvlaunchError
 
 __all__ = ["describe"]
 
-_ANY_HOST = "HOST"
+_ANY_HOST, _ANY_ADDRESS = "HOST", "ADDRESS"
+_ADDRESS = re.compile(
+    r"(?<![\w.:])(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|(?:[0-9a-f:]*::[0-9a-f:]*|(?:[0-9a-f]{1,4}:){7})[0-9a-f]+(?:%\w+)?)"
+    r"(?![\w.]|:[0-9a-f])"
+)
 
 
 def describe(error: HvlaunchError) -> list[str]:
@@ -23,7 +27,7 @@ def describe(error: HvlaunchError) -> list[str]:
 
 
 def _alike(failed: HostsFailed) -> list[str]:
-    """A line for each cause, in the order of the hosts. Texts that differ only in the host's own name are alike."""
+    """A line for each cause, in the order of the hosts. Texts that differ only in its name or address are alike."""
     exact = Counter((error.cause, error.hint) for error in failed.errors)
     groups: dict[tuple[str, str | None], list[HostError]] = {}
     for error in failed.errors:
@@ -42,4 +46,5 @@ def _line(group: list[HostError], cause: str, hint: str | None) -> str:
 
 
 def _without_name(text: str, error: HostError) -> str:
-    return re.sub(rf"(?<![\w.-]){re.escape(str(error.host))}(?![\w-])", _ANY_HOST, text)
+    text = re.sub(rf"(?<![\w.-]){re.escape(str(error.host))}(?![\w-])", _ANY_HOST, text)
+    return _ADDRESS.sub(_ANY_ADDRESS, text)

@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from hvlaunch.console.lines import LineSplitter
 from hvlaunch.console.printer import TAIL
@@ -13,9 +14,14 @@ __all__ = ["Evidence", "evidence"]
 
 _LAST_LINES = 20
 _MOST_LINES = 60
+_FIRST_LINES = 3  # of a long traceback: the script's own frame comes first
 _MOST_CHARACTERS = 1000
 
 _TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
+_LINK = re.compile(
+    r"The above exception was the direct cause|During handling of the above exception, another exception occurred"
+    r"|-- Process \d+ terminated with the following error"  # torch.multiprocessing.spawn's
+)
 _CXX_FRAME = re.compile(r"\s*(frame #\d+: |#\d+ +0x)")
 _TORCH_PREFIX = re.compile(r"\[rank\d+\]: ")  # torch.distributed's, on every line of a traceback
 _STATE = re.compile(rb"[^\r\n]*\r")  # of a progress bar: the next one takes its place
@@ -46,7 +52,7 @@ def evidence(worker: WorkerExit, tail: bytes) -> Evidence:
     """
     if worker.error_file and worker.error_file.strip():
         kind, text = _from_error_file(worker.error_file)
-        return Evidence(kind, _bounded(_clean(text), _MOST_LINES))
+        return Evidence(kind, _bounded(_clean(text)))
     return Evidence("last lines of stderr", _last_lines(tail))
 
 
@@ -65,32 +71,51 @@ def _from_error_file(text: str) -> tuple[str, str]:
 
 
 def _last_lines(tail: bytes) -> tuple[str, ...]:
-    """The last 20 lines; more where a traceback begins before them."""
+    """The last 20 lines; more where a traceback, or one that led to it, begins before them."""
     splitter = LineSplitter()
     whole = splitter.feed(tail) + splitter.end()
     if len(tail) >= TAIL:  # its first line is likely to be the end of one
         whole = whole.partition(b"\n")[2] or whole
     lines = _clean(_STATE.sub(b"", whole).decode(errors="replace"))
-    starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
     first = max(0, len(lines) - _LAST_LINES)
-    if starts:
-        first = min(first, starts[-1])
-    return _bounded(lines[first:], _MOST_LINES)
+    starts = _last_chain(lines)
+    if not starts:
+        return _bounded(lines[first:])
+    if len(starts) == 1 or len(lines) - starts[0] <= _MOST_LINES:
+        return _bounded(lines[min(first, starts[0]) :])
+    causes = _without_frames(lines[starts[0] : starts[-1]])[: _MOST_LINES // 2]
+    return _bounded([*causes, *lines[starts[-1] :]], first=len(causes) + _FIRST_LINES)
+
+
+def _last_chain(lines: Sequence[str]) -> list[int]:
+    """Where the last traceback begins, and before it those of the exceptions that led to it, the first one first."""
+    starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
+    chain = starts[-1:]
+    for start in reversed(starts[:-1]):
+        if not any(_LINK.match(line) for line in lines[start : chain[0]]):
+            break
+        chain.insert(0, start)
+    return chain
+
+
+def _without_frames(lines: Sequence[str]) -> list[str]:
+    """Tracebacks with what was raised, and a count in place of where."""
+    return _counted(lines, lambda line: line.startswith(" "), "  ({} lines left out)")
+
+
+def _counted(lines: Sequence[str], is_frame: Callable[[str], bool], told: str) -> list[str]:
+    """The lines, with their count in place of frames that follow each other."""
+    kept: list[str] = []
+    for are_frames, run in groupby(lines, is_frame):
+        together = list(run)
+        kept += [told.format(len(together))] if are_frames else together
+    return kept
 
 
 def _clean(text: str) -> list[str]:
     """Lines without colours, other control characters, empty lines at both ends, and frames of C++ code."""
     lines = [_plain(line) for line in text.strip("\r\n").split("\n")]
-    kept: list[str] = []
-    frames = 0
-    for line in [*lines, ""]:
-        if _CXX_FRAME.match(line):
-            frames += 1
-            continue
-        if frames:
-            kept.append(f"({frames} C++ frames)")
-            frames = 0
-        kept.append(line)
+    kept = _counted(lines, lambda line: _CXX_FRAME.match(line) is not None, "({} C++ frames)")
     while kept and not kept[-1]:
         kept.pop()
     return kept
@@ -102,9 +127,9 @@ def _plain(line: str) -> str:
     return line[prefix.end() :] if prefix else line
 
 
-def _bounded(lines: Sequence[str], most: int) -> tuple[str, ...]:
-    """The first line and the last ones, where there are too many; none too long."""
-    if len(lines) > most:
-        left_out = len(lines) - most + 1
-        lines = [lines[0], f"({left_out} lines left out)", *lines[left_out + 1 :]]
+def _bounded(lines: Sequence[str], first: int = _FIRST_LINES) -> tuple[str, ...]:
+    """The first lines (`first` of them) and the last ones, where there are too many; none too long."""
+    if len(lines) > _MOST_LINES:
+        left_out = len(lines) - _MOST_LINES + 1
+        lines = [*lines[:first], f"({left_out} lines left out)", *lines[first + left_out :]]
     return tuple(line if len(line) <= _MOST_CHARACTERS else line[:_MOST_CHARACTERS] + "…" for line in lines)

@@ -1,5 +1,6 @@
 """A file with an object for each event: --events."""
 
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -12,6 +13,8 @@ from hvlaunch.errors import BadUsage
 __all__ = ["Journal"]
 
 _PATIENCE = 5.0
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+"""Without O_NONBLOCK, a named pipe that nobody reads would hold us up for ever."""
 
 
 class Journal:
@@ -26,11 +29,13 @@ class Journal:
         self._on_error = on_error
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._descriptor = os.open(path, _FLAGS, 0o666)
+            os.set_blocking(self._descriptor, True)
         except OSError as error:
-            raise BadUsage(
-                f"--events {path}: {_reason(error)}", hint="a file that you may write to"
-            ) from None
+            cause, hint = _reason(error), "a file that you may write to"
+            if error.errno == errno.ENXIO:
+                cause, hint = "nobody reads this pipe", "start its reader first, as in cat FILE &"
+            raise BadUsage(f"--events {path}: {cause}", hint=hint) from None
         self._thread = Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 

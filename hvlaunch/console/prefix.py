@@ -1,5 +1,6 @@
 """What stands before each line of a worker: --prefix."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ ASCTIME = "{time:%a %b %e %H:%M:%S %Y}"
 _FIELDS = ("rank", "host", "local_rank", "time", "stream")
 _TIME = "%Y-%m-%d %H:%M:%S"
 _MOST_KNOWN = 4096
+_TOO_WIDE = re.compile(r"[0-9]{4}")
 
 
 class Prefix:
@@ -93,6 +95,8 @@ class _Field:
         self._strict = strict
 
     def __format__(self, spec: str) -> str:
+        if self._strict and _TOO_WIDE.search(spec):
+            raise ValueError(f"a field of thousands of characters ({spec})")
         if hasattr(self._content, "strftime"):
             return str(self._content.strftime(spec or _TIME))
         try:

@@ -18,7 +18,7 @@ from hvlaunch.job import ConsoleOptions
 
 __all__ = ["TAIL", "Printer"]
 
-TAIL = 8192
+TAIL = 16384
 """Bytes of each rank's stderr that are kept for the failure report."""
 
 _BATCH = 1 << 18

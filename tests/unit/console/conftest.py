@@ -1,8 +1,10 @@
+import os
 import re
 
 import pytest
 
 PIECES = re.compile(rb"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
+SEQUENCE_BEGUN = re.compile(rb"(.*?)((?:\x1b(?:\[[0-9;?]*)?)?)", re.DOTALL)  # at the end of what was read
 
 
 class Terminal:
@@ -13,8 +15,10 @@ class Terminal:
         self.lines = [""]
         self.row = self.column = 0
         self.wraps = True
+        self.begun = b""
 
     def feed(self, data):
+        data, self.begun = SEQUENCE_BEGUN.fullmatch(self.begun + data).groups()
         for numbers, letter, move, text in PIECES.findall(data):
             if move == b"\r":
                 self.column = 0
@@ -54,6 +58,13 @@ class Terminal:
     def shown(self):
         assert self.wraps, "left without wrapping"
         return "\n".join(line.rstrip() for line in self.lines).rstrip("\n")
+
+
+@pytest.fixture
+def pipe():
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as read, os.fdopen(writer, "wb") as write:
+        yield read, write
 
 
 @pytest.fixture

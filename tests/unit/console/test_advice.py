@@ -2,7 +2,7 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SI
 
 import pytest
 
-from hvlaunch.console.advice import advice, lost_connection
+from hvlaunch.console.advice import advice, lost_connection, start_advice
 from hvlaunch.console.evidence import Evidence
 from hvlaunch.job import WorkerExit
 
@@ -29,6 +29,15 @@ def hint(*lines, **facts):
         ("./train: error while loading shared libraries: libx.so", "LD_LIBRARY_PATH"),
         ("python: can't open file '/data/train.py': [Errno 2] No such file or directory", "on b too"),
         ("RuntimeError: CUDA error: invalid device ordinal", "LOCAL_RANK"),
+        ("RuntimeError: DataLoader worker (pid(s) 207) exited unexpectedly", "num_workers=0"),
+        (
+            "DataLoader worker (pid 7) is killed by signal: Bus error. … out of shared memory.",
+            "/dev/shm on b",
+        ),
+        (
+            "ValueError: … in Lightning, but the product (1 * 1) does not match the world size (4).",
+            "num_nodes",
+        ),
     ],
 )
 def test_what_it_said(line, word):
@@ -67,6 +76,46 @@ def test_an_abort_is_explained_by_what_it_said():
     assert "free -h" in hint(
         "terminate called after throwing an instance of 'std::bad_alloc'", signal=SIGABRT
     )
+
+
+def test_an_abort_as_python_ends_is_torchs():
+    assert "destroy_process_group" in hint("terminate called without an active exception", signal=SIGABRT)
+
+
+def test_a_command_that_the_kernel_does_not_start():
+    worker = WorkerExit(rank=0, host="b", code=126, not_started="/bin/sh: resource temporarily unavailable")
+    assert "ulimit -u" in start_advice(worker)
+
+
+@pytest.mark.parametrize(
+    ("cause", "word"),
+    [
+        ("train: command not found (PATH=/usr/bin)", "./train"),
+        ("./train.py: command not found", "python ./train.py"),
+        ("python: command not found (PATH=/usr/bin)", "there as here, where it is /opt/train/bin/python"),
+        ("/opt/train/bin/python: command not found", "there as here, under the same path"),
+        ("./train: command not found", "a path that is there"),
+        ("./my train.py: command not found (PATH=/usr/bin)", "words of their own"),
+        ("python train.py --lr 0.1: command not found (PATH=/usr/bin:/a b)", "words of their own"),
+    ],
+)
+def test_a_command_that_is_not_found(cause, word):
+    here = dict.fromkeys(("python", "/opt/train/bin/python"), "/opt/train/bin/python")
+    worker = WorkerExit(rank=0, host="b", code=127, not_started=cause)
+    assert word in start_advice(worker, here.get)
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("python: can't open file 'train.py': [Errno 2] No such file or directory", "--cwd"),
+        ("ModuleNotFoundError: No module named 'torch'", "install what it misses in"),
+    ],
+)
+def test_this_machine_need_not_be_like_another(line, word):
+    advised = advice(WorkerExit(rank=0, host="localhost", code=1), said(line))
+    assert word in advised
+    assert "too" not in advised
 
 
 def test_the_kernels_word_comes_first():

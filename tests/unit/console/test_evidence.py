@@ -65,9 +65,44 @@ def test_a_traceback_is_not_cut():
 def test_a_very_long_traceback_keeps_its_first_and_last_lines():
     frames = "".join(f'  File "t.py", line {number}, in f\n' for number in range(200))
     lines = from_tail(f"Traceback (most recent call last):\n{frames}ValueError: bad\n".encode()).lines
-    assert lines[:2] == ("Traceback (most recent call last):", "(143 lines left out)")
-    assert lines[2] == '  File "t.py", line 143, in f'
+    assert lines[:2] == ("Traceback (most recent call last):", '  File "t.py", line 0, in f')
+    assert lines[3:5] == ("(143 lines left out)", '  File "t.py", line 145, in f')
     assert (lines[-1], len(lines)) == ("ValueError: bad", 60)
+
+
+def chained(*frames):
+    """Exceptions `error 0`, `error 1`, … each raised from the one before it, with so many frames."""
+    link = "\nThe above exception was the direct cause of the following exception:\n\n"
+    return link.join(
+        "Traceback (most recent call last):\n"
+        + '  File "t.py", line 1, in f\n' * count
+        + f"Error: error {number}\n"
+        for number, count in enumerate(frames)
+    )
+
+
+def test_what_led_to_the_exception_is_quoted_too():
+    text = chained(20, 20)
+    assert from_tail(f"noise\n{text}".encode()).lines == tuple(text.rstrip().split("\n"))
+    link = "The above exception was the direct cause of the following exception:"
+    for other in (
+        "During handling of the above exception, another exception occurred:",
+        "-- Process 1 terminated with the following error:",
+    ):
+        changed = text.replace(link, other)
+        assert from_tail(changed.encode()).lines == tuple(changed.rstrip().split("\n"))
+    assert len(from_tail(text.replace(link, "Again:").encode()).lines) == 22
+
+
+def test_a_long_chain_keeps_what_was_raised():
+    lines = from_tail(chained(40, 30, 50).encode()).lines
+    assert lines[:3] == ("Traceback (most recent call last):", "  (40 lines left out)", "Error: error 0")
+    assert "Error: error 1" in lines
+    assert (lines[-1], len(lines)) == ("Error: error 2", 60)
+    assert from_tail(chained(40, 30, 50).encode()).verdict[-1] == "Error: error 2"
+    assert from_tail(chained(20, 20).encode()).verdict == ("Error: error 1",)
+    many = from_tail(chained(*[3] * 40).encode()).lines
+    assert (many[2], many[-1], len(many)) == ("Error: error 0", "Error: error 39", 35)
 
 
 def test_a_line_that_the_tail_cut_is_left_out():

@@ -80,6 +80,8 @@ def test_without_a_clock_of_its_own_it_is_now():
 @pytest.mark.parametrize(
     ("template", "part"),
     [
+        ("{rank:99999999999}", "a field of thousands of characters"),
+        ("{time:%99999Y}", "a field of thousands of characters"),
         ("{lol}", "unknown field {lol}; try: {rank}, {host}, {local_rank}, {time}, {stream}"),
         ("{rank:{lol}}", "unknown field {lol}"),
         ("{}", "format string contains positional fields"),

@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from hvlaunch.console.report import failure_report
-from hvlaunch.errors import AgentFailed, HostLost, HostsFailed, PermissionDenied, UnknownHost
+from hvlaunch.errors import AgentFailed, ConnectFailed, HostLost, HostsFailed, PermissionDenied, UnknownHost
 from hvlaunch.job import JobResult, WorkerExit
 
 GIB = 1 << 30
@@ -163,7 +163,7 @@ def test_a_command_that_is_nowhere():
         ended(*(worker(rank, host, code=127, not_started=cause) for rank, host in enumerate("aabb"))),
         4,
         """
-        hvlaunch: hosts a,b: trainer: command not found (PATH=/usr/bin:/bin); try: its full path, or a PATH that has it (-x PATH=…)
+        hvlaunch: hosts a,b: trainer: command not found (PATH=/usr/bin:/bin); try: its path (./train for one in the working directory), or a PATH that has it (-x PATH=…)
         """,
     )
 
@@ -383,3 +383,17 @@ def test_an_interrupt_after_a_failure_or_an_error():
 def test_a_code_that_nobody_explains_is_still_told():
     report = failure_report(JobResult(exit_code=70, elapsed=0.0), {}, 0)
     assert report == "hvlaunch: the job ended with exit code 70\n"
+
+
+@pytest.mark.parametrize(
+    "addresses", [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::a:2"), ("fe80::1%ib0", "1:2:3:4:5:6:7:8")]
+)
+def test_hosts_that_differ_in_name_and_address_alone_are_one_line(addresses):
+    errors = [
+        ConnectFailed(f"no connection to gpu{n} port 22: {one}: refused", host=f"gpu{n}", hint=f"ping gpu{n}")
+        for n, one in enumerate(addresses)
+    ]
+    result = JobResult(exit_code=69, elapsed=0.0, error=HostsFailed(errors))
+    assert failure_report(result, {}, 2) == (
+        "hvlaunch: hosts gpu[0-1]: no connection to HOST port 22: ADDRESS: refused; try: ping HOST\n"
+    )

@@ -10,13 +10,6 @@ import pytest
 from hvlaunch.console.sink import Sink, same_place
 
 
-@pytest.fixture
-def pipe():
-    reader, writer = os.pipe()
-    with os.fdopen(reader, "rb") as read, os.fdopen(writer, "wb") as write:
-        yield read, write
-
-
 def test_a_file_in_memory():
     file = io.BytesIO()
     Sink(file, "stdout").write(b"text")
