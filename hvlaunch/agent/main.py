@@ -38,10 +38,11 @@ def main(config: Dict[str, Any], directory: str, guardian_fd: int) -> NoReturn:
     trouble = reaper.adopt_descendants()  # fork does not hand it on, and the guardian may be killed
     try:
         code = Agent(channel, config, directory, guardian_fd, trouble).run()
-    except BaseException:  # noqa: BLE001 (whatever it is, the driver must hear of it)
+    except BaseException as error:  # noqa: BLE001 (whatever it is, the driver must hear of it)
         import traceback  # noqa: PLC0415 (2 ms, and never needed where all is well)
 
-        channel.send({"type": "fault", "cause": traceback.format_exc()})
+        cause = " ".join(("%s: %s" % (type(error).__name__, error)).split())
+        channel.send({"type": "fault", "cause": cause}, traceback.format_exc().encode("ascii", "replace"))
         channel.flush_all(5.0)
         code = 1
     os._exit(code)

@@ -67,9 +67,10 @@ def reach(
     try:
         while waiting:
             left = min(deadline, no_hope) - time.monotonic()
-            if left <= 0:
+            events = selector.select(max(left, 0.0))
+            if left <= 0 and not events:  # who was in time counts, though we had no turn until now
                 break
-            for index, mask in selector.select(left):
+            for index, mask in events:
                 connection = waiting[index]
                 done = _advance(connection, mask, request(targets[index]), answers, index, selector)
                 if not done:
@@ -79,7 +80,7 @@ def reach(
                     if settle is not None:
                         deadline = min(deadline, time.monotonic() + settle)
                     if found(index):
-                        deadline = 0.0
+                        return
                 if done:
                     selector.unregister(connection)
                     waiting.pop(index).close()

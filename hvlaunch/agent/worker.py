@@ -43,13 +43,20 @@ class Worker:
         self.killed = False
 
     def send_signal(self, number: int, *, group: bool) -> None:
-        """Signal the worker, with `group` all of its process group; nothing where it has ended."""
+        """Signal the worker, with `group` its process group, too; nothing where it has ended.
+
+        SIGKILL is for all of the group, and so is SIGINT, as from a terminal; others are for its programs.
+        """
         self.killed = self.killed or number == signal.SIGKILL
-        try:
-            (os.killpg if group else os.kill)(self.pid, number)
-        except OSError as error:
-            if error.errno not in (errno.ESRCH, errno.EPERM):
-                raise
+        pids = [self.pid]
+        if group and number in (signal.SIGKILL, signal.SIGINT):
+            pids = [-self.pid]
+        elif group:
+            from hvlaunch.agent.group import programs_of  # noqa: PLC0415 (many a job ends by itself)
+
+            pids = programs_of(self.pid) or [-self.pid]
+        for pid in pids:
+            _kill(pid, number)
 
     def error_text(self) -> str:
         """What it left in its TORCHELASTIC_ERROR_FILE, at most 256 KiB; empty where nothing."""
@@ -63,6 +70,14 @@ class Worker:
             return ""
         finally:
             os.close(fd)
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError as error:
+        if error.errno not in (errno.ESRCH, errno.EPERM):
+            raise
 
 
 def start(slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool) -> Worker:

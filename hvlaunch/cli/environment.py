@@ -10,6 +10,7 @@ from typing import Literal
 
 from hvlaunch.cli.env_file import read_env_file
 from hvlaunch.errors import BadEnvironment
+from hvlaunch.hosts.outer_job import PLACE_IN_IT
 
 __all__ = ["MASK", "MAX_STRING", "SET_BY_HVLAUNCH", "EnvMode", "masked", "shown", "user_env"]
 
@@ -70,7 +71,7 @@ _LEFT_BEHIND = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "HOROVOD_GLOO_IFACE",
-    "HOROVOD_ELASTIC",
+    *PLACE_IN_IT,
     # The driver's GPUs are not the host's.
     "*CUDA_VISIBLE_DEVICES",
     # Of this machine, this user and this shell.

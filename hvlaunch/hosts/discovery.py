@@ -1,6 +1,7 @@
 """The pool of an elastic job: hosts as a script prints them, or a hostfile has them, asked for again and again."""
 
 import shlex
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -42,7 +43,9 @@ class HostScript:
     def __init__(self, command: str, limit: float) -> None:
         self.command = command
         self.limit = limit
-        self._argv = [command] if Path(command).exists() else _words(command)
+        self._argv = [command] if Path(command).is_file() else _words(command)
+        if shutil.which(self._argv[0]) is None:
+            self._argv[0] = str(Path(self._argv[0]).absolute())  # beside us, as in `discover.sh`
         self._lock = threading.Lock()
         self._running: Popen[bytes] | None = None
         self._stopped = False
@@ -81,9 +84,9 @@ class HostScript:
             except PermissionError:
                 raise BadUsage(f"{self.command}: not executable", hint=f"chmod +x {self._argv[0]}") from None
             except OSError as error:
-                raise BadUsage(
-                    f"{self.command}: {error.strerror}", hint="a #! line first, if it is a script"
-                ) from None
+                is_there = Path(self._argv[0]).is_file()
+                hint = "a #! line first, with a program that there is" if is_there else None
+                raise BadUsage(f"{self.command}: {error.strerror}", hint=hint) from None
             return self._running
 
     def _end(self, script: Popen[bytes]) -> None:

@@ -21,9 +21,9 @@ from hvlaunch.gloo.bundle import agent_command, bundle
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
 
-__all__ = ["PATIENCE", "AgentProcess", "Hunt", "python", "until"]
+__all__ = ["PATIENCE", "AgentProcess", "Hunt", "has_ended", "python", "until"]
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which a condition that a test waits for has failed."""
 
 
@@ -41,6 +41,14 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return value
 
 
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it has ended, though its parent may not know yet."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
 class Hunt:
     """Finds this test's processes on the whole machine by a word of their command lines.
 
@@ -51,33 +59,39 @@ class Hunt:
     def __init__(self) -> None:
         self.mark = f"86400.{int.from_bytes(os.urandom(6), 'big'):015d}"
 
-    def pids(self) -> list[int]:
-        """The living processes with the mark."""
+    def _found(self) -> dict[int, str]:
+        """The living processes with the mark, and what they run; one in the middle of exec may be missing.
+
+        Both come from one reading: until exec is over, /proc shows the old command line, or none.
+        """
         word = self.mark.encode()
-        found = []
+        found = {}
         for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if word in (process / "cmdline").read_bytes().split(b"\0"):
-                    found.append(int(process.name))
-            except OSError:
-                continue
+            with suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if word in words:
+                    found[int(process.name)] = Path(words[0].decode()).name
         return found
+
+    def pids(self) -> list[int]:
+        return list(self._found())
 
     def programs(self) -> list[str]:
-        """What they run; a process that is in the middle of exec may be missing."""
-        found = []
-        for pid in self.pids():
-            with suppress(OSError):
-                found.append(Path(f"/proc/{pid}/comm").read_text().strip())
-        return found
+        return sorted(self._found().values())
 
-    def wait_for(self, *programs: str) -> None:
+    def wait_for(self, *programs: str, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Until these run and no other: a count alone would also count forks on their way to an exec."""
-        until(lambda: sorted(self.programs()) == sorted(programs), f"processes of {programs}")
+
+        def are_there() -> bool:
+            meanwhile()
+            return self.programs() == sorted(programs)
+
+        until(are_there, f"processes of {programs}")
 
     def end(self) -> None:
         for pid in self.pids():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 class AgentProcess:
@@ -254,6 +268,11 @@ class AgentProcess:
     @staticmethod
     def _tells_end_of(slot: int, header: Mapping[str, Any]) -> bool:
         return (header["type"], header.get("slot")) == ("exited", slot)
+
+    def settle(self) -> None:
+        """Take in all that the agent has sent before it answers."""
+        self.send("ping")
+        self.expect("pong")
 
     def bye(self) -> tuple[dict[str, Any], int]:
         """Part as the driver does; the agent's last frame and exit status."""

@@ -1,3 +1,4 @@
+import ipaddress
 import os
 import socket
 import stat
@@ -34,10 +35,15 @@ def test_the_hello_tells_the_hosts_facts(launch: Launch) -> None:
 
 def test_the_addresses_are_those_of_the_interfaces(launch: Launch) -> None:
     found = launch().hello()["facts"]["addresses"]
+    unusable = set()
+    if (table := Path("/proc/net/if_inet6")).exists():
+        for address, _, _, _, flags, _ in map(str.split, table.read_text().splitlines()):
+            if int(flags, 16) & 0x60:  # tentative or deprecated
+                unusable.add(str(ipaddress.IPv6Address(int(address, 16))))
     families = (socket.AF_INET, socket.AF_INET6)
     for name, entries in psutil.net_if_addrs().items():
         expected = {entry.address.partition("%")[0] for entry in entries if entry.family in families}
-        assert set(found[name]) == expected
+        assert set(found[name]) == expected - unusable
 
 
 def test_gpus_are_counted_where_asked(launch: Launch, tmp_path: Path) -> None:
@@ -100,7 +106,7 @@ def test_the_ports_are_free_and_the_masters_is_kept_until_the_start(launch: Laun
 
 
 def test_the_ports_are_in_the_range_that_the_driver_names(launch: Launch) -> None:
-    with closing(free_port()) as reserved:
+    with closing(free_port((10_000, 19_000))) as reserved:  # neither an agent nor the kernel chooses there
         low = reserved.getsockname()[1]
     for _ in range(3):
         hello = launch().hello(ports=[low, low + 20])
@@ -150,7 +156,8 @@ def test_a_driver_that_speaks_something_else_is_told(launch: Launch) -> None:
 
 def test_a_fault_of_the_agent_itself_reaches_the_driver_with_its_traceback(agent: AgentProcess) -> None:
     agent.send("start", b"{}", round=0)
-    header, _ = agent.expect("fault")
-    assert "KeyError" in header["cause"]
+    header, traceback = agent.expect("fault")
+    assert header["cause"].startswith("KeyError: ")
+    assert b"Traceback (most recent call last)" in traceback
     assert agent.status() == 1
     assert agent.stderr() == "hvlaunch agent: ended with code 1\n"

@@ -83,15 +83,20 @@ def test_what_a_larger_pipe_holds_comes_before_the_end_too(agent: AgentProcess) 
     assert len(agent.output()) == 900_000
 
 
-def until_still(pid: int) -> None:
-    """Wait until the worker writes no more."""
-    counts = [-1, 0]
+def until_still(agent: AgentProcess, pid: int) -> None:
+    """Wait until the worker has written and both sleep, so that neither goes on by itself."""
+    both = agent.agent, psutil.Process(pid)
 
-    def is_still() -> bool:
-        counts.append(psutil.Process(pid).io_counters().write_chars)
-        return counts[-1] > 0 and len(set(counts[-20:])) == 1
+    def picture() -> list[object]:
+        """The same twice: neither had a turn in between."""
+        return [(one.status(), one.num_ctx_switches(), one.io_counters().write_chars) for one in both]
 
-    until(is_still, "the worker to block")
+    def are_still() -> bool:
+        before = picture()
+        asleep = all(one.status() == "sleeping" for one in both)
+        return asleep and both[1].io_counters().write_chars > 0 and picture() == before
+
+    until(are_still, "the worker to block")
 
 
 def assert_rests(agent: AgentProcess) -> None:
@@ -127,13 +132,12 @@ class TestBackPressure:
         agent.start(python("import os\nwhile True: os.write(1, b'x' * 4096)"))
         pid = agent.expect("started")[0]["pid"]
         got = agent.read_output(WINDOW)
-        until_still(pid)
+        until_still(agent, pid)
         return agent, got
 
     def test_the_agent_stops_at_the_window_and_goes_on_with_acks(self, launch: Launch) -> None:
         agent, got = self.flooded(launch)
-        agent.send("ping")
-        agent.expect("pong")
+        agent.settle()
         got += agent.output()
         assert WINDOW <= len(got) < WINDOW + 65536
         agent.send("ack", bytes=len(got))
@@ -143,7 +147,7 @@ class TestBackPressure:
         agent, got = self.flooded(launch)
         [worker] = agent.agent.children()
         in_the_pipe = 16 * resource.getpagesize()
-        assert_rests(agent)
+        agent.settle()
         assert worker.io_counters().write_chars <= len(got) + len(agent.output()) + in_the_pipe + 4096
         assert agent.agent.memory_info().rss < 64 << 20
 
@@ -153,7 +157,7 @@ class TestBackPressure:
         before = agent.agent.memory_info().rss
         agent.start(python("import os\nwhile True: os.write(1, b'x' * 65536)"))
         pid = agent.expect("started")[0]["pid"]
-        until_still(pid)
+        until_still(agent, pid)
         assert agent.agent.memory_info().rss - before < 12 << 20
 
     def test_a_blocked_worker_can_be_stopped(self, launch: Launch) -> None:
@@ -167,12 +171,12 @@ class TestBackPressure:
         """A worker that ended while there was no credit: its output is still told before its end."""
         agent = launch(window=4096, acks=False)
         agent.hello()
-        agent.start(["/bin/sh", "-c", "head -c 4096 /dev/zero; sleep 0.2; echo last words"])
+        agent.start(["/bin/sh", "-c", "head -c 4096 /dev/zero; read line; echo last words"], stdin=True)
         agent.read_output(4096)
+        agent.send("stdin", b"\n", slot=0)
         pid = agent.expect("started")[0]["pid"]
         until(lambda: not psutil.pid_exists(pid), "the worker's end")
-        agent.send("ping")
-        agent.expect("pong")
+        agent.settle()
         assert "exited" not in [header["type"] for header, _ in agent.seen]
         agent.send("ack", bytes=4096)
         agent.expect("exited", code=0)
@@ -181,8 +185,10 @@ class TestBackPressure:
     def test_a_bye_brings_all_that_is_left(self, launch: Launch) -> None:
         agent = launch(window=4096, acks=False)
         agent.hello()
-        agent.start(["/bin/sh", "-c", "head -c 4096 /dev/zero; sleep 0.2; echo last words; exit 5"])
+        command = "head -c 4096 /dev/zero; read line; echo last words; exit 5"
+        agent.start(["/bin/sh", "-c", command], stdin=True)
         agent.read_output(4096)
+        agent.send("stdin", b"\n", slot=0)
         pid = agent.expect("started")[0]["pid"]
         until(lambda: not psutil.pid_exists(pid), "the worker's end")
         agent.bye()

@@ -78,13 +78,15 @@ def test_pieces_into_a_pipe_that_others_write_to() -> None:
     """The kernel keeps the promise that all of this stands on."""
     read, write = os.pipe()
     sent = os.urandom(1 << 20)
-    done = threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
     def print_on() -> None:
         while not done.is_set():
             os.write(write, b"tick tock\n" * 7)
+            begun.set()
 
     def send() -> None:
+        begun.wait()
         for piece in Cutter().cut(sent):
             assert os.write(write, piece) == len(piece)
 

@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from hvlaunch.agent.channel import Channel
 from hvlaunch.agent.frames import Decoder
 from hvlaunch.agent.pieces import Sieve
 from hvlaunch.agent.relay import CHUNK, WINDOW
-from tests.unit.agent.harness import PATIENCE, AgentProcess, python
+from tests.unit.agent.harness import PATIENCE, AgentProcess, python, until
 
 Launch = Callable[..., AgentProcess]
 
@@ -180,12 +181,14 @@ def test_a_driver_that_does_not_read_makes_no_memory_grow(rig: Rig) -> None:
         assert len(connection.read(WINDOW)) == WINDOW
 
 
-def test_output_is_not_delayed_by_what_is_relayed(rig: Rig) -> None:
+def test_output_is_not_delayed_by_what_is_relayed(rig: Rig, tmp_path: Path) -> None:
     connections = [rig.connect() for _ in range(20)]
     for connection in connections:
         connection.socket.setblocking(False)
         connection.socket.send(b"x" * WINDOW)
-    rig.agent.start(python("print('hello', flush=True); input()"), stdin=True)
+    said = tmp_path / "said"
+    rig.agent.start(python("import sys; print('hello', flush=True); open(sys.argv[1], 'x')", str(said)))
+    until(said.exists, "hello")
     rig.agent.read_output(6)
     relayed = sum(len(body) for header, body in rig.agent.seen if header["type"] == "relay")
     assert relayed < 20 * WINDOW

@@ -15,7 +15,7 @@ def state_of(pid: int) -> str:
     """As proc(5) has it; Z where it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it goes while it is read
         return "Z"
 
 

@@ -4,6 +4,9 @@ import signal
 import time
 from collections.abc import Callable
 
+import pytest
+
+from hvlaunch.agent.frames import encode
 from tests.unit.agent.harness import AgentProcess, Hunt, python
 
 Launch = Callable[..., AgentProcess]
@@ -24,14 +27,16 @@ def stubborn(agent: AgentProcess, workers: int = 1) -> None:
 
 
 def stop(agent: AgentProcess, *steps: tuple[signal.Signals, float], slots: list[int] | None = None) -> float:
+    """When it was sent at the earliest."""
+    began = time.monotonic()
     agent.send("stop", slots=slots, steps=steps)
-    return time.monotonic()
+    return began
 
 
 def test_a_worker_that_ignores_term_is_killed_after_the_grace(agent: AgentProcess) -> None:
-    stubborn(agent)
+    agent.start(["/bin/sh", "-c", "trap '' TERM; echo ready; exec sleep 1000"])
+    agent.read_output(6)
     began = stop(agent, (signal.SIGTERM, 0.0), (signal.SIGKILL, 0.5))
-    assert agent.read_output(5) == b"TERM\n"
     header, _ = agent.expect("exited")
     assert (header["signal"], header["code"]) == (signal.SIGKILL, None)
     assert header["at"] - began >= 0.5
@@ -45,10 +50,11 @@ def test_a_worker_that_obeys_is_not_waited_for(agent: AgentProcess) -> None:
 
 
 def test_the_steps_come_in_their_time(agent: AgentProcess) -> None:
+    """In the order of their numbers, which is Python's for those that come while a worker has no turn."""
     stubborn(agent)
-    stop(agent, (signal.SIGINT, 0.0), (signal.SIGTERM, 0.2), (signal.SIGKILL, 0.4))
-    assert agent.expect("exited")[0]["signal"] == signal.SIGKILL
-    assert agent.output() == b"INT\nTERM\n"
+    began = stop(agent, (signal.SIGINT, 0.0), (signal.SIGUSR1, 0.2), (signal.SIGTERM, 0.4))
+    assert agent.read_output(14) == b"INT\nUSR1\nTERM\n"
+    assert time.monotonic() - began >= 0.4
 
 
 def test_a_second_stop_replaces_the_steps_of_the_first(agent: AgentProcess) -> None:
@@ -62,9 +68,10 @@ def test_a_second_stop_replaces_the_steps_of_the_first(agent: AgentProcess) -> N
 
 def test_a_later_stop_can_also_give_more_time(agent: AgentProcess) -> None:
     stubborn(agent)
-    stop(agent, (signal.SIGKILL, 0.3))
-    began = stop(agent, (signal.SIGTERM, 0.0), (signal.SIGKILL, 1.0))
-    assert agent.expect("exited")[0]["at"] - began >= 1.0
+    began = time.monotonic()
+    stops = [[(signal.SIGKILL, 0.1)], [(signal.SIGTERM, 0.0), (signal.SIGKILL, 0.5)]]
+    agent.write(b"".join(encode({"type": "stop", "slots": None, "steps": steps}) for steps in stops))
+    assert agent.expect("exited")[0]["at"] - began >= 0.5
 
 
 def test_only_the_slots_that_are_meant_stop(agent: AgentProcess) -> None:
@@ -81,6 +88,39 @@ def test_a_stop_reaches_the_workers_whole_process_group(agent: AgentProcess, hun
     hunt.wait_for("sh", "sleep", "sleep")
     stop(agent, (signal.SIGTERM, 0.0))
     agent.expect("exited", signal=signal.SIGTERM)
+    hunt.wait_for()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_worker_that_is_to_end_keeps_what_it_forked(agent: AgentProcess, method: str) -> None:
+    """As a DataLoader's processes: the worker still needs them, and fails without them, while it saves its state."""
+    agent.start(
+        python(
+            "import multiprocessing, os, signal, sys, time\n"
+            "child = multiprocessing.get_context(sys.argv[1]).Process(target=time.sleep, args=(1000,))\n"
+            "child.start()\n"
+            "def save(*_):\n"
+            "    child.kill()\n"
+            "    child.join()\n"
+            "    os.write(1, b'%d\\n' % child.exitcode)\n"
+            "    os._exit(0)\n"
+            "signal.signal(signal.SIGTERM, save)\n"
+            "os.write(1, b'ready\\n')\n"
+            "while True: time.sleep(0.01)",
+            method,
+        )
+    )
+    agent.read_output(6)
+    stop(agent, (signal.SIGTERM, 0.0))
+    assert agent.read_output(3) == b"-9\n"
+    agent.expect("exited", code=0)
+
+
+def test_a_stop_kills_what_a_worker_forked_as_well(agent: AgentProcess, hunt: Hunt) -> None:
+    agent.start(python("import os, signal; os.fork(); os.write(1, b'ready\\n'); signal.pause()", hunt.mark))
+    agent.read_output(12)
+    stop(agent, (signal.SIGKILL, 0.0))
+    agent.expect("exited", signal=signal.SIGKILL)
     hunt.wait_for()
 
 

@@ -41,6 +41,7 @@ FOR_ALL = [
     "TMPDIR",
     "HOROVOD_LOG_LEVEL",
     "HOROVOD_FUSION_THRESHOLD",
+    "SLURM_JOB_ID",
     "EDITOR",
     "http_proxy",
     "PWDX",
@@ -84,6 +85,11 @@ NEVER = [
     "HOROVOD_RANK",
     "HOROVOD_CONTROLLER",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "HOROVOD_ELASTIC",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "SLURM_PROCID",
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
 ]
 EVERYTHING = {name: f"value of {name}" for name in [*FORWARDED, *FOR_ALL, *NEVER]}
 

@@ -37,6 +37,12 @@ def test_hosts_of_a_hostfile_that_answer(program, tmp_path):
         found(str(script))
 
 
+def test_without_ping_no_host_is_taken_for_gone(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DiscoveryFailed, match="no ping here"):
+        found(f"/bin/sh {HOSTFILES / 'discover.sh'} {tmp_path}")
+
+
 def test_nodes_of_slurm_jobs(program):
     program("squeue", r'printf "gpu[01-02]\ncpu7\n\ngpu[01-02]\n"')
     script = HOSTFILES / "discover-slurm.sh"

@@ -55,7 +55,7 @@ def test_groups_are_the_hosts_in_use() -> None:
 
 def test_more_workers_than_slots() -> None:
     with pytest.raises(
-        NotEnoughSlots, match="5 processes were asked for, and the hosts have 3 slots"
+        NotEnoughSlots, match="5 workers were asked for, and the hosts have 3 slots"
     ) as caught:
         place([("a", 1), ("b", 2)], 5)
     assert (caught.value.wanted, caught.value.available, caught.value.exit_code) == (5, 3, 2)
