@@ -9,7 +9,6 @@ of its workers had saved, and nothing may be left on any host. The exit code is 
 are kept then.
 """
 
-import argparse
 import random
 import shutil
 import statistics
@@ -23,10 +22,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading
 from benchmarks.soak_check import Soak, Told
 from tests.cluster.jobs import HVLAUNCH, agents
-from tests.cluster.testhosts import Host, Process, TestHosts, missing, wait_until
+from tests.cluster.testhosts import Host, Process, TestHosts, wait_until
 
 TRAINING = str(Path(__file__).with_name("soak_training.py"))
 COMMIT_EVERY = 8  # as in soak_training.py, which needs torch
@@ -189,17 +189,13 @@ def left(hosts: TestHosts) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--faults", type=int, default=200, help="how many (default 200)")
     parser.add_argument("--minutes", type=float, default=60.0, help="at most (default 60)")
     parser.add_argument("--hosts", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if why := missing():
-        print(f"no hosts: {why}", file=sys.stderr)
-        return 1
+    need_hosts()
     random.seed(options.seed)
     folder = Path(tempfile.mkdtemp(prefix="hvlaunch-faults-"))
     with TestHosts(options.hosts, share=[str(folder)]) as hosts:

@@ -9,7 +9,6 @@ token none of them is a success; no exception reaches the event loop; no connect
 process' memory stops growing. The numbers are printed every so often, and with the seed at a failure.
 """
 
-import argparse
 import random
 import re
 import socket
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 
+from benchmarks.command_line import argument_parser
 from benchmarks.measure import mebibytes
 from hvlaunch.rendezvous import verbs
 from hvlaunch.rendezvous.http import HttpLimits
@@ -240,9 +240,7 @@ class Fuzzer:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for how long (default 60)")
     parser.add_argument("--executions", type=int, default=sys.maxsize, help="how many at most")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="the same fuzz again")

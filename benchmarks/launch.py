@@ -8,7 +8,6 @@ localhost. All of a table are run in turns. Hosts share this machine's processor
 them it is CPU that is compared: hosts of one's own are quicker, for all alike.
 """
 
-import argparse
 import compileall
 import os
 import shutil
@@ -23,8 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import Contender, Failed, heading, in_turns, run, spread, table
-from tests.cluster.testhosts import TestHosts, missing
+from tests.cluster.testhosts import TestHosts
 
 SLOTS = 2
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
@@ -125,16 +125,12 @@ def timeline(popen: Popen, words: Sequence[str]) -> dict[str, tuple[float, float
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=int, default=5, help="turns that count (default 5)")
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 8, 32], help="numbers of hosts (1 8 32)")
     parser.add_argument("--profile", action="store_true", help="tell where hvlaunch's own time goes instead")
     options = parser.parse_args()
-    if why := missing():
-        print(f"no hosts: {why}", file=sys.stderr)
-        return 1
+    need_hosts()
     compileall.compile_dir(PACKAGE, quiet=1)  # as an installation does
     with TestHosts(max(options.hosts)) as hosts:
         if options.profile:

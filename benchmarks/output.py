@@ -8,7 +8,6 @@ sshd) and share its processors with the launcher. `ssh HOST cat` of the same byt
 one connection and nothing to sort, is what the machine's sshd and ssh can do.
 """
 
-import argparse
 import compileall
 import subprocess
 import sys
@@ -20,9 +19,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.launch import HVLAUNCH, MPIRUN, PACKAGE, contender
 from benchmarks.measure import Contender, Failed, heading, in_turns, spread, table
-from tests.cluster.testhosts import TestHosts, missing
+from tests.cluster.testhosts import TestHosts
 
 MB = 1_000_000
 
@@ -109,15 +109,11 @@ def rows(case: Case, found: Sequence[Contender]) -> list[list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=int, default=5, help="turns that count (default 5)")
     parser.add_argument("--megabytes", type=int, default=64, help="output of all ranks together (default 64)")
     options = parser.parse_args()
-    if why := missing():
-        print(f"no hosts: {why}", file=sys.stderr)
-        return 1
+    need_hosts()
     compileall.compile_dir(PACKAGE, quiet=1)
     size = options.megabytes * MB
     cases = [Case(2, 8, 100, size), Case(4, 8, 100, size), Case(1, 1, 1 << 20, size)]

@@ -8,7 +8,6 @@ workers each, that tell the time of each of their steps. Timed is from the fault
 ranks of the next round have done. All take turns; a turn is a job, with several faults.
 """
 
-import argparse
 import contextlib
 import os
 import random
@@ -26,10 +25,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
 from benchmarks.steps import Run, Steps
 from tests.cluster.jobs import HVLAUNCH
-from tests.cluster.testhosts import CHECKOUT, Host, TestHosts, missing, wait_until
+from tests.cluster.testhosts import CHECKOUT, Host, TestHosts, wait_until
 
 TRAINING = str(Path(__file__).with_name("training.py"))
 UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -319,9 +319,7 @@ def about_killed(contenders: Sequence[Contender], imports: Sequence[float]) -> l
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--turns", type=int, default=2, help="jobs of each kind (default 2)")
     parser.add_argument("--faults", type=int, default=3, help="killed workers in each job (default 3)")
     parser.add_argument("--only", default="", metavar="WORD", help="only contenders with this word")
@@ -331,9 +329,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if why := missing():
-        print(f"no hosts: {why}", file=sys.stderr)
-        return 1
+    need_hosts()
     random.seed(options.seed)
     with tempfile.TemporaryDirectory() as folder, TestHosts(["a", "b", "c"], share=[folder]) as hosts:
         place = Field(hosts, Path(folder))

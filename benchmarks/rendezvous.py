@@ -9,7 +9,6 @@ what else the machine does; the server's CPU per request, from /proc, hardly doe
 whole processor ("of one CPU") was waiting for the load, and could do more.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -28,6 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.command_line import argument_parser
 from benchmarks.horovod_workers import Bootstrap, Mesh
 from benchmarks.load import Done, Plan, Step
 from benchmarks.measure import Contender, heading, in_turns, spread, table
@@ -258,9 +258,7 @@ def able() -> tuple[list[str], list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=int, default=5, help="turns that count (default 5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long one run lasts (default 1)")
     parser.add_argument(

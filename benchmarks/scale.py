@@ -8,7 +8,6 @@ driver, engine, links with their threads, printer. Their own work counts as the 
 numbers are a little high, and there is no SSH in them.
 """
 
-import argparse
 import subprocess
 import sys
 import threading
@@ -22,9 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 
+from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, mebibytes, table
 from benchmarks.simulated import SimulatedHosts
-from tests.cluster.testhosts import TestHosts, missing, wait_until
+from tests.cluster.testhosts import TestHosts, wait_until
 
 PATIENCE = 300.0
 
@@ -104,17 +104,14 @@ def real(count: int, slots: int, idle: float) -> Watch:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--real", action="store_true", help="real hosts, on this machine")
     parser.add_argument("--hosts", type=int, help="how many (1000; 128 if real)")
     parser.add_argument("--slots", type=int, default=8, help="workers on each (8)")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds in which nothing happens (10)")
     options = parser.parse_args()
-    if options.real and (why := missing()):
-        print(f"no hosts: {why}", file=sys.stderr)
-        return 1
+    if options.real:
+        need_hosts()
     hosts = options.hosts or (128 if options.real else 1000)
     watch = (real if options.real else simulated)(hosts, options.slots, options.idle)
     print(heading("Real hosts" if options.real else "Simulated hosts"))

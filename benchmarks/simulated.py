@@ -6,7 +6,8 @@ from queue import SimpleQueue
 
 from hvlaunch.console.printer import Printer
 from hvlaunch.gloo import events as on
-from hvlaunch.gloo.driver import Driver, Keys
+from hvlaunch.gloo.driver import Driver
+from hvlaunch.gloo.keys import Keys
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.server import RendezvousServer
 from tests.unit.gloo.played import PlayedAgent

@@ -7,7 +7,6 @@ from the fault to the first all_reduce of all ranks after it; starting Python an
 alike. All of a table are run in turns.
 """
 
-import argparse
 import contextlib
 import os
 import random
@@ -23,8 +22,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
-from tests.cluster.testhosts import TestHosts, missing
+from tests.cluster.testhosts import TestHosts
 from tests.cluster.torchrun_agents import Agent, rendezvous, rounds, tell_to_stop, wait_for_round
 
 STORE = """
@@ -134,15 +134,12 @@ def c10d_store(hosts: TestHosts) -> Iterator[list[object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--jobs", type=int, default=10, help="with a killed worker, of each kind")
     parser.add_argument("--runs", type=int, default=3, help="with a lost node, of each kind")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds to wait for a recovery")
     arguments = parser.parse_args()
-    if why := missing():
-        parser.error(why)
+    need_hosts()
     os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(TestHosts(["a", "b", "c"]))

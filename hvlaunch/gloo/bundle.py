@@ -32,6 +32,7 @@ _MODULES = (
     "facts",
     "probe",
     "channel",
+    "group",
     "worker",
     "workers",
     "relay",
@@ -44,7 +45,10 @@ _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
 # Reads exactly its own size from stdin, whose next bytes are frames: buffered by 1, nothing is read ahead.
 _BOOT = "import io,zlib;exec(zlib.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
 # What `python -V` prints, which is four times as quick as to start it. A name may say it as well.
-_NEW_ENOUGH = '"Python 3."[89]*|"Python 3."[1-9][0-9]*'
+# A shim of pyenv's or conda's may print before it.
+_NEW_ENOUGH = '*"Python 3."[89]*|*"Python 3."[1-9][0-9]*'
+_VERSION_LIMIT = 10
+"""Seconds for that, where the host has timeout(1): one on a file system that hangs is passed over."""
 _SAYS_ITS_VERSION = re.compile(r"/.*/python3\.([89]|[1-9][0-9])")
 
 
@@ -93,8 +97,9 @@ def agent_command(candidates: Sequence[str], size: int) -> str:
     script = (
         f'set -- -I -S -X utf8 -c "{_BOOT.format(size=size)}"; '
         f'for p in {_words(named)}; do [ -f "$p" ] && [ -x "$p" ] && exec "$p" "$@"; done; '
+        f'l="timeout {_VERSION_LIMIT}"; command -v timeout >/dev/null && $l true || l=; '
         f"for p in {_words(others)}; do "
-        f'case "$("$p" -V </dev/null 2>/dev/null)" in {_NEW_ENOUGH}) exec "$p" "$@";; esac; '
+        f'case "$($l "$p" -V </dev/null 2>/dev/null)" in {_NEW_ENOUGH}) exec "$p" "$@";; esac; '
         f'done; echo "{NO_PYTHON} {", ".join(usable)}" >&2; exit 127'
     )
     return f"exec /bin/sh -c '{script}'"

@@ -2,7 +2,7 @@
 
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hvlaunch.gloo.actions import Step
 from hvlaunch.gloo.cooldown import Cooldown
@@ -124,6 +124,10 @@ class Crew:
 
     def at(self, seat: Seat) -> Worker | None:
         return self._live.get(seat[0], {}).get(seat[1])
+
+    def of(self, seats: Iterable[Seat]) -> list[Worker]:
+        """Those that live in these seats, in their order."""
+        return [worker for seat in seats if (worker := self.at(seat)) is not None]
 
     @property
     def hosts(self) -> list[str]:

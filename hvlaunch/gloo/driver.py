@@ -1,15 +1,11 @@
 """The loop: events off one queue, into the engine, and what it wants carried out."""
 
-import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.frames import PROTOCOL
 from hvlaunch.console.files import OutputFiles
@@ -19,118 +15,26 @@ from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.bundle import agent_command, bundle, local_agent_command, python_candidates
 from hvlaunch.gloo.engine import Engine
+from hvlaunch.gloo.keys import Keys, random_word
 from hvlaunch.gloo.lease import Lease
 from hvlaunch.gloo.link import HostLink, Opening, Relay
 from hvlaunch.gloo.narrator import Narrator
 from hvlaunch.gloo.network import is_usable
-from hvlaunch.gloo.signals import signals_as_events
 from hvlaunch.gloo.start_frame import gets_stdin, start_frame
 from hvlaunch.gloo.stdin import StdinPump
-from hvlaunch.hosts.local import is_local, own_addresses
+from hvlaunch.hosts.local import own_addresses
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from hvlaunch.rendezvous.server import RendezvousServer
 from hvlaunch.ssh.connection import Connection
-from hvlaunch.ssh.ways import Ways
 
 if TYPE_CHECKING:
     from hvlaunch.gloo.roster import Roster
     from hvlaunch.hosts.discovery import Discovery, Source
 
-__all__ = ["Driver", "Keys", "WaysToHosts", "by_ssh", "run"]
+__all__ = ["Driver"]
 
 _OUTPUT_IN_FLIGHT = 64 << 20
 _WINDOW_RANGE = (256 << 10, 4 << 20)
-
-
-def _random_word(size: int) -> str:
-    """`size` random bytes in hexadecimal; what the secrets module does, without its imports (10 ms)."""
-    return os.urandom(size).hex()
-
-
-WaysToHosts = Callable[
-    [JobSpec, str, Callable[[str], None]], AbstractContextManager[Callable[[Host], Connection]]
-]
-"""What is open while a job runs, and gives the way to a host. It gets the job, its token, and what tells the user."""
-
-
-@contextmanager
-def by_ssh(spec: JobSpec, _token: str, _say: Callable[[str], None]) -> Iterator[Callable[[Host], Connection]]:
-    """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
-    agent = spec.ssh.remote_agent
-    if agent is not None:
-        from hvlaunch.ssh.remote_agent import connect_by_agent  # noqa: PLC0415 (few jobs have one)
-
-        yield partial(connect_to, partial(connect_by_agent, agent))
-        return
-    with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
-        yield partial(connect_to, ways.connect)
-
-
-def run(
-    spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0, ways: WaysToHosts = by_ssh
-) -> JobResult:
-    """Run a job: workers' output to stdout and stderr, the failure report last of all.
-
-    `stdin` is a file descriptor. Must be called in the main thread for signals to reach the workers.
-    Raises HvlaunchError for what is wrong with the job itself, before anything is started.
-    """
-    events: SimpleQueue[on.Event] = SimpleQueue()
-    broken = on.Interrupted(signal.SIGPIPE)
-    printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
-    keys = Keys(token=_random_word(32), probe_token=_random_word(16), nonce=_random_word(16))
-    server = RendezvousServer(keys.token, keys.probe_token, keys.nonce, port=spec.rendezvous_port)
-    try:
-        with (
-            _journal(spec, printer.say) as record,
-            server,
-            signals_as_events(events.put),
-            ways(spec, keys.token, printer.say) as connect,
-        ):
-            driver = Driver(spec, events, printer, server, keys, connect, stdin=stdin, record=record)
-            result = driver.run()
-        if result.exit_code != 0:
-            from hvlaunch.console.report import failure_report  # noqa: PLC0415 (15 ms, and hopefully never)
-
-            tails = {end.rank: printer.tail(end.rank) for end in result.exits}
-            printer.show(failure_report(result, tails, driver.size, output_dir=spec.output_dir))
-    finally:
-        printer.close()
-    return result
-
-
-@contextmanager
-def _journal(
-    spec: JobSpec, say: Callable[[str], None]
-) -> Iterator[Callable[[Mapping[str, object]], None] | None]:
-    """What takes records for --events. Raises BadUsage."""
-    if spec.events is None:
-        yield None
-        return
-    from hvlaunch.console.journal import Journal  # noqa: PLC0415 (few jobs have one)
-
-    with closing(Journal(spec.events, say)) as journal:
-        yield journal.write
-
-
-def connect_to(remote: Callable[[Host], Connection], host: Host) -> Connection:
-    """A way to the host: pipes where it is this machine itself, else `remote`. What is not used is not imported.
-
-    Raises HostError.
-    """
-    if is_local(host):
-        from hvlaunch.ssh.local import connect_local  # noqa: PLC0415 (see the docstring)
-
-        return connect_local(host)
-    return remote(host)
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """A job's secrets: `token` opens the rendezvous, `probe_token` only tells its `nonce`."""
-
-    token: str = field(repr=False)
-    probe_token: str = field(repr=False)
-    nonce: str
 
 
 class Driver:
@@ -157,7 +61,7 @@ class Driver:
         self._connect = connect
         self._stdin = stdin
         self._clock = clock
-        self._job_id = _random_word(6)
+        self._job_id = random_word(6)
         self._engine = Engine(spec, rendezvous.port)
         self._watchers = [Narrator(spec, printer.say, printer.status).see]
         if record is not None:
@@ -266,7 +170,7 @@ class Driver:
                 self._result = result
 
     def _open(self, host: Host) -> None:
-        self._nonces[host.name] = _random_word(16)
+        self._nonces[host.name] = random_word(16)
         opening = Opening(
             connect=self._connect,
             agent=partial(self._agent, host),

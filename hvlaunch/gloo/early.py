@@ -23,10 +23,10 @@ class EarlyStart:
     def __init__(self, places: Sequence[Placement], pool: Pool, wiring: Wiring) -> None:
         self._pool = pool
         self._wiring = wiring
-        self.places: dict[str, list[Placement]] = {}
-        """Of each host."""
+        self.places: dict[str, dict[int, Placement]] = {}
+        """Of each host, by slot."""
         for one in places:
-            self.places.setdefault(one.host, []).append(one)
+            self.places.setdefault(one.host, {})[one.local_rank] = one
         hosts = list(self.places)
         self.first, *others = hosts
         self._previous = dict(zip(others, hosts, strict=False))

@@ -14,13 +14,22 @@ from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.actions import Action, Step
 from hvlaunch.gloo.health import Health
-from hvlaunch.gloo.host_errors import no_directory, no_start, stuck
+from hvlaunch.gloo.host_errors import (
+    lack,
+    left_over,
+    no_directory,
+    no_rendezvous,
+    no_start,
+    not_closing,
+    stuck,
+)
 from hvlaunch.gloo.membership import Membership
 from hvlaunch.gloo.network import LOOPBACK
 from hvlaunch.gloo.outcome import final_state, group_state, outcome
-from hvlaunch.gloo.policy import AT_ONCE, Ending, Policy, gently, one_error
+from hvlaunch.gloo.policy import Ending, Policy
 from hvlaunch.gloo.pool import Link, Pool, PoolHost
 from hvlaunch.gloo.round import RoundState
+from hvlaunch.gloo.steps import AT_ONCE, gently, passing_on
 from hvlaunch.hosts.placement import needed
 from hvlaunch.job import Host, JobResult, JobSpec
 
@@ -28,6 +37,8 @@ __all__ = ["Engine", "Phase"]
 
 _START_MARGIN = 0.5
 """Seconds that a host's own, better explained, timeout has before ours."""
+_KILLING_TIME = 2.0
+"""Seconds that SIGKILL has before the user may have enough of waiting."""
 _CLOSING_TIME = 25.0
 
 
@@ -60,6 +71,8 @@ class Engine:
         self._health = Health(spec.elastic, self._membership) if spec.elastic is not None else None
         self._ending = Ending()
         self._interrupted: int | None = None
+        self._killing_since: float | None = None
+        """When the user, for the first time, wanted the workers killed."""
         self._ended_at = 0.0
         self._is_pool_known = spec.elastic is None or not spec.elastic.discovers
         self._discovery_error = ""
@@ -118,13 +131,16 @@ class Engine:
                 return self._discovery_failed(error, now)
 
     def _discovered(self, hosts: Sequence[Host], now: float) -> list[Action]:
+        self._discovery_error = ""
         if not hosts and self._is_pool_known:
             return [do.Say("the pool is empty now: its hosts are used on, as long as they are there")]
-        self._is_pool_known = self._is_pool_known or bool(hosts)
-        self._discovery_error = ""
+        said: list[Action] = []
+        if not hosts:
+            said.append(do.Say("the pool is empty as yet: waiting for its first hosts"))
+        self._is_pool_known = True
         self._pool.update(hosts)
         self._membership.changed()
-        return self._proceed(now)
+        return said + self._proceed(now)
 
     def _discovery_failed(self, error: HvlaunchError, now: float) -> list[Action]:
         if not self._is_pool_known:
@@ -132,7 +148,8 @@ class Engine:
         if str(error) == self._discovery_error:
             return []
         self._discovery_error = str(error)
-        return [do.Say(f"{error}; the hosts of the last answer are used on")]
+        cause, colon, its_words = str(error).partition(":\n")
+        return [do.Say(f"{cause}; the hosts of the last answer are used on{colon}{its_words}")]
 
     def _connect(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
         due = now + self._spec.start_timeout + _START_MARGIN
@@ -172,7 +189,9 @@ class Engine:
             case on.RendezvousReached(name, address, tried, relay_port):
                 host.has_tried_rendezvous = True
                 host.rendezvous = None if address is None else (address, relay_port or self._rendezvous_port)
-                said = self._no_rendezvous(name, address, tried)
+                said: list[Action] = []
+                if address is None:
+                    said = [do.Say(no_rendezvous(name, tried, self._rendezvous_port))]
                 return said + self._membership.reached(name, now) + self._proceed(now)
             case on.HostProbed(name, target, address):
                 return self._membership.found(name, target, address, now) + self._proceed(now, is_minor=True)
@@ -181,7 +200,7 @@ class Engine:
             case on.HostParting(_, error) if host.link is Link.READY and not host.is_parting:
                 return self._parting(host, error, now)
             case on.HostClosed(_, left):
-                said = self._not_ended(host.name, left)
+                said = [do.Say(left_over(host.name, left), error=True)] if left else []
                 self._gone(host)
                 return said + self._proceed(now)
             case _:
@@ -194,23 +213,12 @@ class Engine:
             host.rendezvous, host.has_tried_rendezvous = (LOOPBACK, self._rendezvous_port), True
         wanted: list[Action] = []
         if facts.trouble is not None:
-            text = f"host {host.name}: {facts.trouble}: what a worker detaches there may outlive the job"
-            wanted.append(do.Say(text))
+            wanted.append(do.Say(lack(host.name, facts.trouble)))
         if facts.cwd_error is not None:
             error = no_directory(host.name, self._spec.cwd, facts.cwd_error)
             self._pool.errors[host.name] = error
             wanted += self._policy.host_failed(host, error, now)
         return wanted + self._membership.ready(host) + self._proceed(now)
-
-    def _no_rendezvous(self, host: str, address: str | None, tried: Iterable[str]) -> list[Action]:
-        if address is not None:
-            return []
-        where = ", ".join(f"{one}:{self._rendezvous_port}" for one in tried)
-        return [
-            do.Say(
-                f"host {host}: can't reach the driver's rendezvous (tried {where}); HVLAUNCH_RENDEZVOUS is unset there"
-            )
-        ]
 
     def _host_failed(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
         """It did not get ready, or was ready and is gone."""
@@ -309,7 +317,7 @@ class Engine:
         """Towards the next round."""
         if self._elastic is None:
             if self._pool.errors and not self._pool.connecting and not self._membership.has_begun:
-                self._policy.ending = Ending(error=one_error(self._pool.failures))
+                self._policy.ending = Ending(error=self._pool.failure)
                 return []
             return self._membership.settle(now) + self._note_start(now)
         if not self._is_pool_known:
@@ -369,20 +377,27 @@ class Engine:
                 return self._close(now)
             case Phase.RUNNING | Phase.FINISHING:
                 self._interrupted = number
-                gentle = [Step(signal.SIGTERM, 0.0)]
-                if number == signal.SIGINT:
-                    gentle = [Step(signal.SIGINT, 0.0), Step(signal.SIGTERM, grace / 2)]
                 said = do.Say(
                     f"got {signal.Signals(number).name}: workers have {grace:g} s to end; once more kills them at once"
                 )
-                stop = self._stop([*gentle, Step(signal.SIGKILL, grace)], now)
+                stop = self._stop(passing_on(number, grace), now)
                 return [said, *stop, *self._close_if_over(now)]
             case Phase.STOPPING:
+                if self._killing_since is not None and now >= self._killing_since + _KILLING_TIME:
+                    return self._leave_to_agents(now)
+                self._killing_since = now if self._killing_since is None else self._killing_since
                 return self._stop(AT_ONCE, now)
             case Phase.CLOSING:
                 return self._give_up_closing(list(self._pool.open))
             case _:
                 return []
+
+    def _leave_to_agents(self, now: float) -> list[Action]:
+        """Wait no longer: what does not end (its output, where nobody reads it) ends when the agents lose us."""
+        self._ended_at = now
+        self.phase = Phase.CLOSING
+        self._final = final_state(self._result())
+        return self._give_up_closing(list(self._pool.open))
 
     def _close_if_over(self, now: float) -> list[Action]:
         if self._membership.crew.size or self.phase not in _WITH_WORKERS:
@@ -406,24 +421,11 @@ class Engine:
                 released += self._release(self._pool[name], now)
         return dropped + released + self._finish_if_closed()
 
-    def _not_ended(self, host: str, left: int) -> list[Action]:
-        if not left:
-            return []
-        return [
-            do.Say(
-                f"host {host}: {left} processes of the job can't be killed (another user's, or stuck in the kernel)",
-                error=True,
-            )
-        ]
-
     def _give_up_closing(self, names: Iterable[str]) -> list[Action]:
         late = sorted(names)
         for name in late:
             self._pool.gone(self._pool[name])
-        said = [
-            do.Say(f"host {host}: does not close; its agent still ends what is left there", error=True)
-            for host in late
-        ]
+        said = [do.Say(not_closing(host), error=True) for host in late]
         return [*said, *(do.Abandon(host) for host in late), *self._finish_if_closed()]
 
     def _finish_if_closed(self) -> list[Action]:

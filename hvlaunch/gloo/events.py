@@ -112,6 +112,8 @@ class HostParting(NamedTuple):
 
     host: str
     error: HostError
+    traceback: str = ""
+    """Where it ends for an error of its own."""
 
 
 class HostClosed(NamedTuple):
@@ -207,7 +209,7 @@ class WorkerAsked(NamedTuple):
     commit: int
     """The newest that it has; -1 where there is none."""
     cause: str | None = None
-    """Why it left that round by itself, in its own words."""
+    """Why it left that round by itself, in its own words; None where it was told to, or its training is done."""
 
 
 class WorkerBeat(NamedTuple):

@@ -36,6 +36,14 @@ _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
 _EXIT_STATUS_WAIT = 2.0
 _NOT_FOUND = 127
+_LOST_HINT = "the system log of the host, if nobody killed it"
+_LOST_HINTS = {
+    "heard nothing from the driver": "a longer --lease, if hvlaunch was stopped (Ctrl-Z) or this machine slept; else the network between the two",
+    "can't start new thread": "ulimit -a in a login there: a limit is too low",
+    "MemoryError": "free -h and ulimit -a there: it has too little memory, or a limit is too low",
+    "Resource temporarily unavailable": "ulimit -a in a login there: a limit is too low",
+    "Too many open files": "ulimit -n in a login there, which is too low",
+}
 
 
 class OutputSink(Protocol):
@@ -218,7 +226,8 @@ class HostLink:
                 self._tell_time(header["at"])
             case "parting" | "fault":
                 self._parting = header["cause"]
-                self._post(on.HostParting(name, self._lost(f"its agent ends: {self._parting}")))
+                error = self._lost(f"its agent ends: {self._parting}")
+                self._post(on.HostParting(name, error, body.decode("ascii", "replace")))
             case "bye":
                 self._bye = header["left"]
 
@@ -304,7 +313,7 @@ class HostLink:
         return on.HostGone(name, self._lost(cause))
 
     def _lost(self, cause: str) -> HostLost:
-        hint = "the system log of the host, if nobody killed it"
+        hint = next((hint for text, hint in _LOST_HINTS.items() if text in cause), _LOST_HINT)
         return HostLost(f"lost: {cause}", host=self.host.name, hint=hint)
 
     def _garbled(self) -> ChannelGarbled:
@@ -329,7 +338,7 @@ class HostLink:
         return AgentFailed(
             f"its agent did not start ({ended}); the host said: {said[0]}",
             host=name,
-            hint=f"ssh {name} python3 --version",
+            hint=f"ssh {name} python3 --version; where that works, --remote-python with another one",
         )
 
 

@@ -1,18 +1,18 @@
-"""Who is in the next round, and how it comes about: of the workers that ask, or of slots where all are started at once."""
+"""Who is in a round and in the next one: workers that ask, or those of slots where all are started at once. Pure."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 from hvlaunch.console.fold import fold_hosts
 from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime
 from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import wording
 from hvlaunch.gloo.actions import Action
+from hvlaunch.gloo.beginning import Beginning
 from hvlaunch.gloo.choice import hand_over, seated
 from hvlaunch.gloo.crew import Crew, Worker
 from hvlaunch.gloo.early import EarlyStart
 from hvlaunch.gloo.machines import say_shared
 from hvlaunch.gloo.network import LOOPBACK
+from hvlaunch.gloo.plan import Plan
 from hvlaunch.gloo.pool import Pool, PoolHost
 from hvlaunch.gloo.round import Round, RoundState
 from hvlaunch.gloo.seats import Seat, seats
@@ -29,17 +29,6 @@ _FIRST_PATIENCE = 30.0
 """The same for the workers of the first round, which may take long to import."""
 
 
-@dataclass(slots=True)
-class _Plan:
-    """The next round, which waits until its hosts have found each other."""
-
-    hosts: list[PoolHost]
-    """In order of rank."""
-    places: dict[Seat, Placement]
-    unreached: set[str]
-    """Those that have not said yet where they reach the rendezvous."""
-
-
 class Membership:
     """The workers, the round that they are in, and the next one.
 
@@ -53,13 +42,15 @@ class Membership:
         self._pool = pool
         self.crew = Crew()
         self.wiring = Wiring(spec.network_interfaces)
+        self._beginning = Beginning(self.crew, self.wiring)
         self.round: Round | None = None
         self.is_asking = False
         """Whether workers ask for their places, rather than be started anew for each round."""
         self.problem: HvlaunchError | None = None
         self._number = 0
-        self._plan: _Plan | None = None
+        self._plan: Plan | None = None
         self._short_since: float | None = None
+        self._is_short_told = False
         self._early = EarlyStart.of(spec, pool, self.wiring)
         """Until all workers of a static job were started."""
         self._patience: float | None = None
@@ -157,8 +148,7 @@ class Membership:
         current = self.round
         if current is None:
             return []
-        found = (self.crew.at(seat) for seat in current.places if seat in current.staying)
-        return [worker for worker in found if worker is not None]
+        return self.crew.of(seat for seat in current.places if seat in current.staying)
 
     def is_member(self, worker: Worker) -> bool:
         return self.round is not None and worker.round == self.round.number
@@ -219,17 +209,12 @@ class Membership:
         self._plan = self._short_since = self._patience = None
         return wanted + (self._place(plan, now) if self.is_asking else self._start(plan, now))
 
-    def _choose(self, now: float) -> _Plan | None:
+    def _choose(self, now: float) -> Plan | None:
         if self.is_asking:
             return self._choose_waiting(now)
         return self._choose_all(now) if self._elastic is None else self._choose_slots(now)
 
-    def _plan_for(self, hosts: Iterable[PoolHost], places: dict[Seat, Placement]) -> _Plan:
-        names = dict.fromkeys(host for host, _ in places)
-        used = [host for host in hosts if host.name in names]
-        return _Plan(used, places, {host.name for host in used if not host.has_tried_rendezvous})
-
-    def _choose_all(self, now: float) -> _Plan | None:
+    def _choose_all(self, now: float) -> Plan | None:
         """A static job's only round: every host must have got ready."""
         if self._pool.connecting or self._pool.errors:
             return None
@@ -239,9 +224,9 @@ class Membership:
         except HvlaunchError as error:
             self.problem = error
             return None
-        return self._plan_for(hosts, {(one.host, one.local_rank): one for one in places})
+        return Plan.of(hosts, {(one.host, one.local_rank): one for one in places})
 
-    def _choose_slots(self, now: float) -> _Plan | None:
+    def _choose_slots(self, now: float) -> Plan | None:
         """A round for workers that never ask: they are started at once in as many slots as there are."""
         hosts = self.in_order(host for host in self._pool if host.is_usable(now))
         total = min(self._pool.capacity(hosts), self.most)
@@ -252,7 +237,7 @@ class Membership:
             taken = int(min(self._pool.slots(host), total))
             counts.append((host.name, range(taken)))
             total -= taken
-        return self._plan_for(hosts, seats(counts))
+        return Plan.of(hosts, seats(counts))
 
     def _has_gathered(self, total: float, now: float) -> bool:
         """Whether to begin with so many workers, or to wait for hosts that are still connecting."""
@@ -262,7 +247,7 @@ class Membership:
             self._patience = self._patience or now + _GATHER
         return self._patience is not None and now >= self._patience
 
-    def _choose_waiting(self, now: float) -> _Plan | None:
+    def _choose_waiting(self, now: float) -> Plan | None:
         """A round of those who have asked, once all survivors of the last one have."""
         if self.round is not None and self.round.staying:
             return None
@@ -276,7 +261,7 @@ class Membership:
         if len(wanted) < self.least or not self._is_first_complete(wanted, now):
             return None
         chosen = wanted if self.most > len(wanted) else wanted[: int(self.most)]
-        return self._plan_for(*seated(hosts, chosen))
+        return Plan.of(*seated(hosts, chosen))
 
     def _is_first_complete(self, waiting: Sequence[Worker], now: float) -> bool:
         """Whether a round of none but new workers may begin while others are still starting."""
@@ -297,9 +282,12 @@ class Membership:
         slots = self._pool.capacity([host for host in self._pool if host.is_usable(now)])
         seconds = self._elastic.elastic_timeout
         if self._short_since is None:
-            self._short_since = now
+            self._short_since, self._is_short_told = now, False
+        is_coming = self.round is None and self._pool.has_more(now)
+        if not self._is_short_told and slots < self.least and not is_coming:
+            self._is_short_told = True
             text = f"waiting for {self.least} slots (--min-np), for {seconds:g} s at most: there are {slots}"
-            return [do.Say(text)] if self.round is not None and slots < self.least else []
+            return [do.Say(text)]
         if now >= self._short_since + seconds and not self._is_beginning:
             why = "".join(f"\n{error}" for error in self._pool.failures)
             self.problem = NotEnoughSlotsInTime(self.least, slots, seconds, why)
@@ -307,45 +295,20 @@ class Membership:
 
     # Its beginning
 
-    def _network(self, host: PoolHost, port: int) -> HostNetwork:
-        network = self.wiring.network
-        assert network is not None  # noqa: S101 (a plan has one)
-        return HostNetwork(
-            master_addr=network.address(host.name),
-            master_port=port,
-            interface=network.interface(host.name),
-            rendezvous=host.rendezvous,
-        )
-
-    def _begin(self, plan: _Plan, now: float, commit: int = -1) -> Round:
+    def _begin(self, places: Mapping[Seat, Placement], now: float, commit: int = -1) -> Round:
         before = self.round
-        self.round = Round(self._number, plan.places, now, commit=commit)
+        self.round = Round(self._number, places, now, commit=commit)
         if before is not None:
             self.round.cause = before.cause
         self._number += 1
         return self.round
 
-    def _start(self, plan: _Plan, now: float) -> list[Action]:
+    def _start(self, plan: Plan, now: float) -> list[Action]:
         """Start all workers of a round, but for those that were early."""
         early, self._early = self._early, None
-        current = self.round if early is not None and early.started else None
-        current = current or self._begin(plan, now)
-        first = plan.hosts[0]
-        port = first.facts.master_port if first.facts is not None else 0
-        by_host: dict[str, list[Placement]] = {}
-        for (name, _), one in plan.places.items():
-            by_host.setdefault(name, []).append(one)
-        starts: list[Action] = []
-        for host in plan.hosts:
-            if early is not None and host.name in early.started:
-                continue
-            places = by_host[host.name]
-            slots = [one.local_rank for one in places]
-            starts += self._launch(host, slots, places, self._network(host, port), current.number, now)
-        where = f"{self._network(first, port).master_addr}:{port}"
-        text = f"starting {wording.count(len(plan.places), 'worker')} on {wording.count(len(plan.hosts), 'host')}; rank 0 is at {where}"
-        again = f"round {current.number}: " if current.number else ""
-        return [do.Say(again + text, detail=not again), *starts]
+        started = early.started if early is not None else set()
+        current = self.round if started else None
+        return self._beginning.start(plan, current or self._begin(plan.places, now), started, now)
 
     def _start_early(self, name: str, now: float) -> list[Action]:
         """Start a host's workers while other hosts still connect, if nothing that they need to know can change."""
@@ -356,64 +319,15 @@ class Membership:
         if network is None:
             return []
         if self.round is None:
-            everyone = [one for places in early.places.values() for one in places]
-            hosts = [self._pool[one] for one in early.places]
-            self._begin(_Plan(hosts, {(one.host, one.local_rank): one for one in everyone}, set()), now)
+            places = {(one, slot): at for one, slots in early.places.items() for slot, at in slots.items()}
+            self._begin(places, now)
         early.started.add(name)
-        places = early.places[name]
-        return self._launch(host, [one.local_rank for one in places], places, network, 0, now)
+        return self._beginning.launch(host, early.places[name], network, 0, now)
 
-    def _launch(
-        self,
-        host: PoolHost,
-        slots: Sequence[int],
-        places: Sequence[Placement],
-        network: HostNetwork,
-        number: int,
-        now: float,
-    ) -> list[Action]:
-        if host.facts is None:
-            return []
-        workers = [
-            self.crew.launch((host.name, slot), born=number, rank=one.rank, now=now)
-            for slot, one in zip(slots, places, strict=True)
-        ]
-        for worker in workers:
-            if self.is_asking:
-                self.crew.starting.add(worker.seat)
-            else:
-                worker.round = number
-        starts = [worker.start for worker in workers]
-        return [do.Start(host.name, number, places, network, host.facts, slots, starts)]
-
-    def _place(self, plan: _Plan, now: float) -> list[Action]:
+    def _place(self, plan: Plan, now: float) -> list[Action]:
         """Tell those who asked their places."""
-        workers = [worker for seat in plan.places if (worker := self.crew.at(seat)) is not None]
-        newest = max(workers, key=lambda worker: worker.commit)
-        current = self._begin(plan, now, newest.commit)
-        for worker in workers:
-            worker.round = worker.last_round = current.number
-            worker.is_waiting = False
-            worker.rank = plan.places[worker.seat].rank
-            self.crew.cooldowns.pop(worker.seat, None)
-        networks = {host.name: self._network(host, 0) for host in plan.hosts}
-        cause = f" ({current.cause})" if current.cause else ""
-        where = wording.count(len(plan.hosts), "host")
-        return [
-            do.Say(f"round {current.number}: {wording.count(len(workers), 'worker')} on {where}{cause}"),
-            *(
-                do.Place(
-                    worker.host,
-                    worker.slot,
-                    worker.start,
-                    current.number,
-                    plan.places[worker.seat],
-                    networks[worker.host],
-                    newest.rank,
-                )
-                for worker in workers
-            ),
-        ]
+        newest = max(self.crew.of(plan.places), key=lambda worker: worker.commit)
+        return self._beginning.place(plan, self._begin(plan.places, now, newest.commit), newest)
 
     # Growing
 
@@ -428,8 +342,8 @@ class Membership:
             if not host.has_tried_rendezvous:
                 continue
             for slot in range(self._pool.slots(host)):
-                resting = self.crew.cooldowns.get((host.name, slot))
-                if room < 1 or self.crew.at((host.name, slot)) or (resting and resting.holds(now)):
+                cooldown = self.crew.cooldowns.get((host.name, slot))
+                if room < 1 or self.crew.at((host.name, slot)) or (cooldown and cooldown.holds(now)):
                     continue
                 free.setdefault(host.name, []).append(slot)
                 room -= 1
@@ -445,8 +359,8 @@ class Membership:
             network = HostNetwork(
                 master_addr=LOOPBACK, master_port=0, interface=None, rendezvous=host.rendezvous
             )
-            places = [planned[name, slot] for slot in slots]
-            starts += self._launch(host, slots, places, network, self._number, now)
+            places = {slot: planned[name, slot] for slot in slots}
+            starts += self._beginning.launch(host, places, network, self._number, now, will_ask=True)
         return starts
 
     def _grow(self, now: float) -> list[Action]:
@@ -491,7 +405,7 @@ class Membership:
         found = [] if self._patience is None or self._patience <= now else [self._patience]
         found += self._pool.wake_ups(now)
         if self.is_asking:
-            found += [resting.until for resting in self.crew.cooldowns.values() if resting.holds(now)]
+            found += [cooldown.until for cooldown in self.crew.cooldowns.values() if cooldown.holds(now)]
         if self._plan is not None and self.wiring.deadline is not None and self.wiring.deadline > now:
             found.append(self.wiring.deadline)
         may_end = not self._is_beginning and self._plan is None

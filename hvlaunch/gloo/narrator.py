@@ -119,6 +119,8 @@ class Narrator:
                 yield f"host {host}: reaches host {target} at {address}"
             case on.WorkerStarted(host, pid=pid):
                 yield from self._started(host, pid)
+            case on.HostParting(host, traceback=traceback) if traceback:
+                yield f"host {host}: {traceback}"
             case on.HostClosed(host):
                 yield f"host {host}: closed"
 
@@ -145,6 +147,8 @@ def _of_start(start: do.Start) -> Iterable[str]:
 def _waiting(hosts: Sequence[str], size: int, failed: int) -> str:
     ready = size - len(hosts) - failed
     lost = f", {failed} failed" if failed else ""
+    if not size:
+        return "waiting for the first hosts of the pool"
     if not hosts:
         return f"connected {ready}/{size}{lost}: finding addresses that lead from host to host"
     return f"connecting {ready}/{size}{lost}: waiting for {host_set(hosts)}"

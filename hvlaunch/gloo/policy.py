@@ -4,7 +4,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvlaunch.errors import HostError, HostsFailed, HvlaunchError, NotEnoughSlots, Unreachable
+from hvlaunch.errors import HostError, HvlaunchError, NotEnoughSlots, Unreachable
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.actions import Action, Step
@@ -14,22 +14,17 @@ from hvlaunch.gloo.membership import Membership
 from hvlaunch.gloo.pool import Link, Pool, PoolHost
 from hvlaunch.gloo.restarts import FRUITLESS_IN_A_ROW, Restarts
 from hvlaunch.gloo.round import Round, RoundState
+from hvlaunch.gloo.steps import AT_ONCE, gently
 from hvlaunch.job import JobSpec, WorkerExit
 
-__all__ = ["AT_ONCE", "Ending", "Policy", "gently", "one_error"]
+__all__ = ["Ending", "Policy"]
 
-AT_ONCE = [Step(signal.SIGKILL, 0.0)]
 _STRIKES = 2
 _SLOT_COOLDOWN = (1.0, 300.0)
 _QUOTED = 200
 """Characters of a worker's own words that are told."""
 _CONNECT_COOLDOWN = (5.0, 300.0)
 """For hosts that were discovered, and may still boot."""
-
-
-def gently(grace: float, after: float = 0.0) -> list[Step]:
-    """SIGTERM, and SIGKILL when the grace is over."""
-    return [Step(signal.SIGTERM, after), Step(signal.SIGKILL, after + grace)]
 
 
 class Ending(NamedTuple):
@@ -117,7 +112,7 @@ class Policy:
         host.strikes += 1
         has_members = any(self._membership.is_member(one) for one in self._crew.on(worker.host))
         if host.strikes >= _STRIKES and not has_members and self._can_do_without(host, now):
-            return self.set_aside(host, f"its workers fail ({_told(end)})", now)
+            return self.leave_alone(host, f"its workers fail ({_told(end)})", now)
         is_needed = self._round is None or self._round.state is RoundState.BROKEN
         if is_needed and cooldown.count >= FRUITLESS_IN_A_ROW:
             self.ending = Ending(failure=end, why=f"{cooldown.count} times in a row it did not get that far")
@@ -133,6 +128,10 @@ class Policy:
         current = self._round
         if current is None or was_in != current.number:
             return []
+        if current.state is RoundState.RUNNING and event.cause is None and self._elastic is not None:
+            current.leave_by = now + self._elastic.exit_grace
+            worker.commit = event.commit  # of the new one
+            return self._membership.change("its training is done, and another begins")
         if current.state is RoundState.RUNNING:
             why = f": {event.cause[:_QUOTED]}" if event.cause else ""
             return self._fail(f"rank {worker.rank} on host {worker.host} has left it{why}", now)
@@ -229,7 +228,7 @@ class Policy:
         host.strikes = 1 if fruitful else host.strikes + 1
         if host.strikes < _STRIKES or not self._can_do_without(host, now):
             return []
-        return self.set_aside(host, f"its workers fail ({cause})", now)
+        return self.leave_alone(host, f"its workers fail ({cause})", now)
 
     def _can_do_without(self, host: PoolHost, now: float) -> bool:
         """Whether the other hosts have enough slots."""
@@ -255,7 +254,7 @@ class Policy:
             slots += self._pool.slots(host)
         return wanted
 
-    def set_aside(self, host: PoolHost, why: str, now: float) -> list[Action]:
+    def leave_alone(self, host: PoolHost, why: str, now: float) -> list[Action]:
         """Use the host no more until its cool-down is over."""
         bounds = None if self._elastic is None else self._elastic.cooldown
         seconds = self._pool.leave_alone(host, now, bounds)
@@ -285,7 +284,7 @@ class Policy:
         if not host.is_parting:
             self._crew.lose(host.name)
         self.agent_ends(host.name, now)
-        said = self.set_aside(host, error.cause, now)[:1] if self._elastic is not None else []
+        said = self.leave_alone(host, error.cause, now)[:1] if self._elastic is not None else []
         self._membership.lost(host.name, members)
         failed = self._fail(f"host {host.name}: {error.cause}", now, error=error) if members else []
         return said + failed
@@ -308,7 +307,7 @@ class Policy:
             return []
         if isinstance(problem, HostError):
             self._pool.errors[host.name] = problem
-        return self.set_aside(host, problem.cause, now)
+        return self.leave_alone(host, problem.cause, now)
 
     def drain(self, now: float) -> list[Action]:
         """Workers whose slot has left the pool: those of a round get some time to reach a commit."""
@@ -348,15 +347,7 @@ class Policy:
             return
         left = self._pool.capacity([host for host in self._pool if not host.cooldown.is_for_good])
         if left < self._elastic.min_np:
-            failed = one_error(self._pool.failures)
-            self.ending = Ending(error=failed or NotEnoughSlots(self._elastic.min_np, left))
-
-
-def one_error(errors: Sequence[HostError]) -> HvlaunchError | None:
-    """All of them in one, if there are any."""
-    if len(errors) > 1:
-        return HostsFailed(errors)
-    return errors[0] if errors else None
+            self.ending = Ending(error=self._pool.failure or NotEnoughSlots(self._elastic.min_np, left))
 
 
 def _told(end: WorkerExit) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
-from hvlaunch.errors import HostError
+from hvlaunch.errors import HostError, HostsFailed, HvlaunchError
 from hvlaunch.gloo.cooldown import Cooldown
 from hvlaunch.gloo.events import HostFacts
 from hvlaunch.hosts.placement import slots_of
@@ -130,10 +130,22 @@ class Pool:
         """Whether any host is being connected that has never failed."""
         return any(not self._hosts[name].cooldown.count for name in self.connecting)
 
+    def has_more(self, now: float) -> bool:
+        """Whether any host may get ready soon."""
+        return any(
+            host.listed and host.link is not Link.READY and not host.cooldown.holds(now) for host in self
+        )
+
     @property
     def failures(self) -> list[HostError]:
         """Of the hosts that are listed, in their order."""
         return [self.errors[host.name] for host in self if host.listed and host.name in self.errors]
+
+    @property
+    def failure(self) -> HvlaunchError | None:
+        """All of them in one, if there are any."""
+        errors = self.failures
+        return HostsFailed(errors) if len(errors) > 1 else next(iter(errors), None)
 
     def leave_alone(self, host: PoolHost, now: float, bounds: tuple[float, float] | None) -> float:
         """Begin the host's cool-down; for how many seconds."""

@@ -216,8 +216,8 @@ class _Transport(asyncio.Transport):
         self._over = self._closing = True
         self._waiting.clear()
         self._arrived.clear()
-        self._send("close")
         self._loop.call_soon(lambda: self._client.connection_lost(error))
+        self._send("close")  # whoever hears of it finds the connection gone
 
 
 def _nowhere(_what: str, _body: bytes = b"", **_more: int) -> None:

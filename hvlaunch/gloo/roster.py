@@ -12,14 +12,13 @@ from hvlaunch.rendezvous.rounds import (
     ROUNDS,
     Ask,
     Beat,
+    Grant,
     Notice,
-    Seat,
     decode,
     encode,
-    worker_id,
-    worker_of,
 )
 from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.worker_id import worker_id, worker_of
 
 __all__ = ["Roster"]
 
@@ -39,7 +38,7 @@ class Roster:
     def carry_out(self, action: do.Place | do.Leave | do.Break | do.Change) -> None:
         match action:
             case do.Place(host, slot, start, number, place, network):
-                seat = Seat(
+                grant = Grant(
                     round=number,
                     rank=place.rank,
                     size=place.size,
@@ -50,9 +49,9 @@ class Roster:
                     master_addr=network.master_addr,
                     interface=network.interface,
                 )
-                self._server.put(PLACES, worker_id(host, slot, start), encode(seat))
+                self._server.put(PLACES, worker_id(host, slot, start), encode(grant))
             case do.Leave(host, slot, start, cause):
-                self._server.put(PLACES, worker_id(host, slot, start), encode(Seat(-1, leave=cause)))
+                self._server.put(PLACES, worker_id(host, slot, start), encode(Grant(-1, leave=cause)))
             case do.Break(number, cause):
                 self._server.put(ROUNDS, str(number), encode(Notice("broken", cause)))
             case do.Change(number, cause):

@@ -1,13 +1,13 @@
 """The `start` frame: a round's workers of one host. What they share is in it once."""
 
-import json
 from typing import Any
 
+from hvlaunch.agent.quick import dumps
 from hvlaunch.gloo.actions import Start
 from hvlaunch.gloo.worker_env import default_env, elastic_env, identity_env, shared_env
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobSpec
-from hvlaunch.rendezvous.rounds import worker_id
+from hvlaunch.rendezvous.worker_id import worker_id
 
 __all__ = ["gets_stdin", "start_frame"]
 
@@ -39,7 +39,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, token: str) -> tupl
         "env": shared_env(start.network, spec.env, spec.worker_ports),
         "workers": workers,
     }
-    return {"type": "start", "round": start.round}, json.dumps(body).encode("ascii")
+    return {"type": "start", "round": start.round}, dumps(body).encode("ascii")
 
 
 def gets_stdin(place: Placement, spec: JobSpec) -> bool:

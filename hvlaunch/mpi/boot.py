@@ -60,7 +60,8 @@ exec(zlib.decompress(program))
 # The launcher hands each word on as it is: the program is $0, the interpreters to try are the rest.
 _SHELL = (
     'for p; do case "$("$p" -V </dev/null 2>/dev/null)" in "Python 3."[89]*|"Python 3."[1-9][0-9]*) '
-    'exec "$p" -I -S -X utf8 -c "$0";; esac; done; echo "hvlaunch: no Python >= 3.8 among $*" >&2; exit 127'
+    'exec "$p" -I -S -X utf8 -c "$0";; esac; done; echo "hvlaunch: host $(uname -n): no Python >= 3.8 among $*" >&2; '
+    "exit 127"
 )
 
 

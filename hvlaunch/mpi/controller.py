@@ -12,7 +12,7 @@ from functools import partial
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
-from hvlaunch.gloo.driver import run as run_by_agents
+from hvlaunch.gloo.controller import run as run_by_agents
 from hvlaunch.gloo.network import is_usable
 from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions
@@ -38,7 +38,7 @@ _END_PATIENCE = 10.0  # seconds for the launcher to notice that its processes ha
 
 
 def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) -> JobResult:
-    """Run the job with the launcher that spec.mpi names; otherwise as hvlaunch.gloo.driver.run.
+    """Run the job with the launcher that spec.mpi names; otherwise as hvlaunch.gloo.controller.run.
 
     Raises HvlaunchError for what is wrong with the job itself, before anything is started.
     """

@@ -14,18 +14,16 @@ __all__ = [
     "ROUNDS",
     "Ask",
     "Beat",
+    "Grant",
     "Notice",
-    "Seat",
     "decode",
     "encode",
-    "worker_id",
-    "worker_of",
 ]
 
 ASKS = "hvlaunch.asks"
 """Ask, by worker: written by workers."""
 PLACES = "hvlaunch.places"
-"""Seat, by worker: written by the driver."""
+"""Grant, by worker: written by the driver."""
 ROUNDS = "hvlaunch.rounds"
 """Notice, by round: written by the driver."""
 BEATS = "hvlaunch.beats"
@@ -41,7 +39,7 @@ class Ask(NamedTuple):
     """Why it left `round`, where that was not the driver's wish."""
 
 
-class Seat(NamedTuple):
+class Grant(NamedTuple):
     """A worker's place in a round. `leave` is why there is none for it, and never will be."""
 
     round: int
@@ -72,10 +70,10 @@ class Beat(NamedTuple):
     last: bool = False
 
 
-T = TypeVar("T", Ask, Seat, Notice, Beat)
+T = TypeVar("T", Ask, Grant, Notice, Beat)
 
 
-def encode(message: Ask | Seat | Notice | Beat) -> bytes:
+def encode(message: Ask | Grant | Notice | Beat) -> bytes:
     return json.dumps(message._asdict(), separators=(",", ":")).encode("ascii")
 
 
@@ -91,14 +89,3 @@ def decode(kind: type[T], value: bytes) -> T:
         if not isinstance(field, wanted[name]) or isinstance(field, bool) is not (wanted[name] is bool):
             raise ValueError(f"no {kind.__name__}: {name} is {field!r}")
     return message
-
-
-def worker_id(host: str, slot: int, start: int) -> str:
-    """What HVLAUNCH_WORKER says: no two workers of a job have the same. `start` counts those of the slot from 0."""
-    return f"{host}/{slot}/{start}"
-
-
-def worker_of(name: str) -> tuple[str, int, int]:
-    """Host, slot and start of a worker_id. Raises ValueError."""
-    host, slot, start = name.rsplit("/", 2)
-    return host, int(slot), int(start)

@@ -96,8 +96,8 @@ class Play(ABC):
 
 
 def facts(number: int) -> on.HostFacts:
-    """Of the host 10.0.0.<number>."""
-    address = f"10.0.0.{number}"
+    """Of the host 10.0.0.<number>, and on from there."""
+    address = f"10.0.{number >> 8}.{number & 255}"
     return on.HostFacts(
         addresses={"eth0": [address]},
         cpus=4,

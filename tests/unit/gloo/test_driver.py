@@ -13,13 +13,14 @@ import pytest
 from hvlaunch.console.printer import Printer
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.gloo import events as on
-from hvlaunch.gloo.driver import Driver, Keys
+from hvlaunch.gloo.driver import Driver
+from hvlaunch.gloo.keys import Keys
 from hvlaunch.job import Host, JobResult, JobSpec
 from tests.unit.gloo.played import PlayedAgent
 
 LEASE = 30.0
 PULSE = 5.0
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Events:

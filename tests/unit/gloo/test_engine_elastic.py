@@ -60,7 +60,7 @@ def test_survivors_go_on_at_once_and_the_replaced_worker_joins_when_it_is_ready(
 
 def test_who_asks_before_its_peers_end_is_heard_of_breaks_the_round() -> None:
     job = training("a:1,b:1")
-    assert job.of(do.Break, job.ask("a", 0, 0, 5)) == [do.Break(0, "rank 0 on host a has left it")]
+    assert job.of(do.Break, job.ask("a", 0, 0, 5, "")) == [do.Break(0, "rank 0 on host a has left it")]
     actions = job.exit("b", 0, 1)
     assert places(actions) == {"a/0": 0}
     assert not job.of(do.Break, actions)
@@ -68,6 +68,16 @@ def test_who_asks_before_its_peers_end_is_heard_of_breaks_the_round() -> None:
     assert [one.text for one in job.of(do.Say, actions)] == [
         "round 1: 1 worker on 1 host (rank 1 on host b ended with exit code 1)"
     ]
+
+
+def test_who_begins_another_training_waits_for_the_others() -> None:
+    job = training("a:1,b:1", max_restarts=0, reset_timeout=5.0, exit_grace=60.0)
+    assert not job.of(do.Break, job.ask("a", 0, 0, 5))
+    job.now += 50.0  # rank 1 writes a checkpoint, say
+    job.play(on.Tick())
+    assert not job.of(do.Stop)
+    assert places(job.ask("b", 0, 0, 5)) == {"a/0": 0, "b/0": 1}
+    assert job.beat("a", 0, -1) == []
 
 
 def test_who_leaves_a_round_by_itself_tells_why() -> None:
@@ -227,6 +237,29 @@ def test_an_empty_pool_changes_nothing() -> None:
     assert [type(action) for action in job.play(on.HostsDiscovered([]))] == [do.Say]
 
 
+def test_a_pool_that_is_empty_at_first_is_waited_for_as_long_as_any() -> None:
+    options = ElasticOptions(min_np=1, discovery_script="x", elastic_timeout=60.0)
+    job = History(spec("a", elastic=options))
+    job.play(on.Began(), on.HostsDiscovered([]))
+    assert "the pool is empty as yet" in job.said
+    assert "waiting for 1 slots (--min-np), for 60 s at most: there are 0" in job.said
+    begun = job.now
+    while not job.of(do.Finish):
+        job.wait()
+    assert job.now == pytest.approx(begun + 60.0)
+    assert job.result.exit_code == 75
+
+
+def test_a_job_that_has_too_few_slots_to_begin_says_so_once() -> None:
+    options = ElasticOptions(min_np=2, discovery_script="x")
+    job = History(spec("a", elastic=options))
+    job.play(on.Began(), discovered("a:1"))
+    assert "waiting" not in job.said
+    arrive(job, "a")
+    job.play(on.Tick())
+    assert job.said.count("waiting for 2 slots (--min-np), for 600 s at most: there are 1") == 1
+
+
 def test_discovery_that_fails_first_ends_the_job_and_later_is_told_once() -> None:
     failed = on.DiscoveryFailed(DiscoveryFailed("x: ended with status 1:\nno credentials"))
     job = History(spec("a", elastic=ElasticOptions(min_np=1, discovery_script="x")))
@@ -235,7 +268,7 @@ def test_discovery_that_fails_first_ends_the_job_and_later_is_told_once() -> Non
     assert "no credentials" in str(job.result.error)
     job = pool("a:1")
     job.play(failed, failed)
-    assert job.said.count("no credentials") == 1
+    assert job.said.count("1; the hosts of the last answer are used on:\nno credentials") == 1
 
 
 def test_a_discovered_host_that_does_not_answer_is_tried_again_and_again() -> None:

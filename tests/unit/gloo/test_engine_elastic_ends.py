@@ -75,7 +75,7 @@ def test_all_restarts_are_used_up() -> None:
 
 def test_a_job_that_gives_up_does_not_end_well_though_nobody_is_known_to_have_failed() -> None:
     job = training("a:1,b:1", max_restarts=0)
-    job.ask("a", 0, 0, 5)
+    job.ask("a", 0, 0, 5, "Connection closed by peer")
     for name in "ab":
         job.exit(name, 0, None, signal.SIGTERM, after=0.1)
     job.close()

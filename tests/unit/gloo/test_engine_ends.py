@@ -187,6 +187,20 @@ def test_ctrl_c_twice_kills_at_once() -> None:
     assert job.result.exit_code == 130
 
 
+def test_ctrl_c_later_still_leaves_what_does_not_end_to_the_agents() -> None:
+    """Such as a worker that hangs in the kernel, or output that nobody reads."""
+    job = History(spec("a:1,b:1")).start()
+    job.play(on.Interrupted(signal.SIGINT))
+    for _ in range(2):  # the second is too soon to say
+        assert job.play(on.Interrupted(signal.SIGINT)) == [do.Stop("a", AT_ONCE), do.Stop("b", AT_ONCE)]
+    job.exit("a", 0, None, signal.SIGKILL, after=0.1)
+    job.now += 2.0
+    actions = job.play(on.Interrupted(signal.SIGINT))
+    assert job.of(do.Abandon, actions) == [do.Abandon("a"), do.Abandon("b")]
+    assert job.result.exit_code == 130
+    assert [one.rank for one in job.result.exits] == [0]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE])
 def test_other_signals_are_term_then_kill(number: signal.Signals) -> None:
     job = History(spec("a:1")).start()

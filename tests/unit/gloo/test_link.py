@@ -69,7 +69,7 @@ class Rig:
         self.link.open()
 
     def event(self) -> Any:
-        return self.events.get(timeout=10)
+        return self.events.get(timeout=60)
 
     def ready(self) -> "Rig":
         assert self.event() == on.HostConnected("a")
@@ -81,7 +81,7 @@ class Rig:
         """The first `count` frames from the driver."""
         channel = self.channel
         with channel.changed:
-            assert channel.changed.wait_for(lambda: len(channel.frames(len(BUNDLE))) >= count, timeout=10)
+            assert channel.changed.wait_for(lambda: len(channel.frames(len(BUNDLE))) >= count, timeout=60)
         return [header for header, _ in channel.frames(len(BUNDLE))][:count]
 
 
@@ -147,7 +147,7 @@ def test_relayed_frames_have_an_end_of_their_own_which_goes_with_the_host(rig: R
     rig.channel.end()
     rig.event()
     (relay,) = rig.relays
-    assert relay.closed.wait(10)
+    assert relay.closed.wait(60)
 
 
 def test_output_goes_to_the_rank_of_its_slot_and_is_acknowledged_in_portions(rig: Rig) -> None:
@@ -256,6 +256,21 @@ def test_an_agent_that_parts_says_why(rig: Rig) -> None:
     assert isinstance(gone, on.HostGone)
     assert "its guardian was killed" in str(parting.error)
     assert "its guardian was killed" in str(gone.error)
+
+
+def test_an_agents_own_error_is_one_line_and_its_traceback_apart(rig: Rig) -> None:
+    rig.ready()
+    rig.channel.frame(
+        {"type": "fault", "cause": "RuntimeError: can't start new thread"}, b"Traceback\n  here\n"
+    )
+    rig.channel.end(1)
+    parting, gone = rig.event(), rig.event()
+    assert isinstance(parting, on.HostParting)
+    assert isinstance(gone, on.HostGone)
+    assert parting.traceback == "Traceback\n  here\n"
+    for error in (parting.error, gone.error):
+        assert "RuntimeError: can't start new thread; try: ulimit -a" in str(error)
+        assert "\n" not in str(error)
 
 
 def test_an_agent_that_parts_in_an_orderly_way_closes(rig: Rig) -> None:

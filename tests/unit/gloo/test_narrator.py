@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvlaunch.errors import ConnectFailed
+from hvlaunch.errors import ConnectFailed, HostLost
 from hvlaunch.gloo import actions as do
 from hvlaunch.gloo import events as on
 from hvlaunch.gloo.narrator import Narrator
@@ -106,6 +106,12 @@ def test_an_elastic_job_waits_for_no_host_once_it_has_started():
     assert job.status[-1] is None
 
 
+def test_the_first_hosts_of_a_pool_are_waited_for():
+    job = Told("a:1", elastic=ElasticOptions(min_np=1, discovery_script="cat pool"))
+    job.play(on.Began(), on.HostsDiscovered(()))
+    assert job.status[-1] == "waiting for the first hosts of the pool"
+
+
 def test_nobody_is_waited_for_after_an_interrupt():
     told = Told()
     told.play(on.Began(), on.Interrupted(2))
@@ -160,6 +166,14 @@ def test_a_host_that_relays_is_told_as_a_detail():
             "host a: its agent relays to the rendezvous, at 127.0.0.1:40123 (can't reach it at 10.9.9.9, fd00::9)",
             "host b: its agent relays to the rendezvous, at 127.0.0.1:40124",
         ]
+
+
+def test_where_an_agent_failed_is_a_detail():
+    parting = on.HostParting("a", HostLost("lost: its agent ends: KeyError: 'port'", host="a"), "Traceback …")
+    for verbose in (False, True):
+        told = Told(verbose=verbose)
+        told.play(on.Began(), parting)
+        assert [text for text in told.texts if "Traceback" in text] == verbose * ["host a: Traceback …"]
 
 
 @pytest.mark.parametrize(("quiet", "notes"), [(False, True), (True, False)])

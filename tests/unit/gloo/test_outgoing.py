@@ -30,5 +30,5 @@ def test_who_waits_is_woken_by_a_frame_and_by_the_end() -> None:
     reader.start()
     outgoing.put(b"x", relayed=True)
     outgoing.close()
-    reader.join(10)
+    reader.join(60)
     assert got == [b"x", None, None]

@@ -31,7 +31,7 @@ class Rig:
         self.relay.obey({"type": "relay", "id": number, "what": what, **more}, body)
 
     def next(self) -> tuple[str, bytes]:
-        header, body = self.frames.get(timeout=10)
+        header, body = self.frames.get(timeout=60)
         assert header["type"] == "relay"
         return header["what"], body
 
@@ -129,7 +129,7 @@ def test_a_large_value_is_taken_and_gives_credit(rig: Rig, server: RendezvousSer
     for start in range(0, len(data), CHUNK):
         rig.send("data", data[start : start + CHUNK])
     credit = 0
-    while (frame := rig.frames.get(timeout=10))[0]["what"] == "credit":
+    while (frame := rig.frames.get(timeout=60))[0]["what"] == "credit":
         credit += frame[0]["bytes"]
     assert frame[1].startswith(b"HTTP/1.1 200")
     assert len(data) - WINDOW // 4 < credit <= len(data)
@@ -187,11 +187,11 @@ def test_relayed_clients_are_known_by_their_host() -> None:
     loop.set_exception_handler(lambda _, context: errors.put(context["exception"]))
     rig = Rig(Server())
     rig.send("open")
-    assert made.get(timeout=10).get_extra_info("peername")[0] == peer_name("a") == "relay:a"
+    assert made.get(timeout=60).get_extra_info("peername")[0] == peer_name("a") == "relay:a"
     rig.send("data", b"x")  # a fault of the server ends this connection, as asyncio's own transports have it
     assert rig.next() == ("close", b"")
-    assert isinstance(made.get(timeout=10), ValueError)
-    assert isinstance(errors.get(timeout=10), ValueError)
+    assert isinstance(made.get(timeout=60), ValueError)
+    assert isinstance(errors.get(timeout=60), ValueError)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

@@ -10,7 +10,7 @@ from hvlaunch.gloo.roster import Roster
 from hvlaunch.gloo.worker_env import HostNetwork
 from hvlaunch.hosts.placement import place
 from hvlaunch.rendezvous import Client
-from hvlaunch.rendezvous.rounds import ASKS, BEATS, PLACES, ROUNDS, Ask, Beat, Notice, Seat, decode, encode
+from hvlaunch.rendezvous.rounds import ASKS, BEATS, PLACES, ROUNDS, Ask, Beat, Grant, Notice, decode, encode
 from hvlaunch.rendezvous.server import RendezvousServer
 
 LONG = 60.0
@@ -59,10 +59,10 @@ def test_places_and_the_fate_of_rounds_are_told(rig):
     network = HostNetwork(master_addr="10.0.0.1", master_port=0, interface="eth0", rendezvous=None)
     third = place([("a", 2), ("b", 1)])[2]
     rig.roster.carry_out(do.Place("b", 0, 4, 7, third, network, 0))
-    seat = decode(Seat, rig.worker.wait(PLACES, "b/0/4", LONG))
-    assert seat == Seat(7, 2, 3, 0, 1, 1, 2, "10.0.0.1", "eth0")
+    grant = decode(Grant, rig.worker.wait(PLACES, "b/0/4", LONG))
+    assert grant == Grant(7, 2, 3, 0, 1, 1, 2, "10.0.0.1", "eth0")
     rig.roster.carry_out(do.Leave("a", 1, 0, "host a has left"))
-    assert decode(Seat, rig.worker.wait(PLACES, "a/1/0", LONG)).leave == "host a has left"
+    assert decode(Grant, rig.worker.wait(PLACES, "a/1/0", LONG)).leave == "host a has left"
     rig.roster.carry_out(do.Change(7, "1 more worker"))
     assert decode(Notice, rig.worker.wait(ROUNDS, "7", LONG)) == Notice("changing", "1 more worker")
     rig.roster.carry_out(do.Break(7, "rank 1 is gone"))

@@ -15,9 +15,9 @@ def test_all_of_it_reaches_every_target_and_then_its_end() -> None:
     pump = StdinPump(reader, [queue.put for queue in queues])
     pump.start()
     os.write(writer, b"one\n")
-    assert [queue.get(timeout=10) for queue in queues] == [b"one\n"] * 2
+    assert [queue.get(timeout=60) for queue in queues] == [b"one\n"] * 2
     os.close(writer)
-    assert [queue.get(timeout=10) for queue in queues] == [b""] * 2
+    assert [queue.get(timeout=60) for queue in queues] == [b""] * 2
 
 
 def test_a_reader_that_takes_nothing_stops_the_pump_until_it_does() -> None:
@@ -28,7 +28,7 @@ def test_a_reader_that_takes_nothing_stops_the_pump_until_it_does() -> None:
     size = 1 << 20
     Thread(target=lambda: (os.write(writer, b"x" * size), os.close(writer)), daemon=True).start()
     received = on_the_way = most = 0
-    while data := got.get(timeout=10):
+    while data := got.get(timeout=60):
         received += len(data)
         on_the_way += len(data)
         most = max(most, on_the_way)

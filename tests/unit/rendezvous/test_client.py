@@ -1,6 +1,5 @@
 """The client: values and waits, against the real server; and where it finds that."""
 
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +17,8 @@ from hvlaunch.rendezvous.errors import (
     WaitTimeout,
 )
 from hvlaunch.rendezvous.server import RendezvousServer
+from tests.ipv6 import has_ipv6
+from tests.unit.rendezvous.calls import calls
 from tests.unit.rendezvous.scripted import ok
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
 
@@ -55,20 +56,15 @@ def test_every_name_is_a_place_of_its_own(server, client, name):
 
 @pytest.mark.parametrize(("scope", "key"), [("", "k"), ("s", ""), ("-", "k"), ("s", "\udcff")])
 def test_what_is_no_name_is_a_mistake_of_the_caller(server, client, scope, key):
-    for call in (
-        client.get,
-        client.delete,
-        lambda *place: client.put(*place, b""),
-        lambda *place: client.wait(*place, 1),
-    ):
+    for call in calls(client):
         with pytest.raises(ValueError):
             call(scope, key)
     assert server.stats().requests == 0
 
 
 def test_ipv6():
-    if not socket.has_dualstack_ipv6():
-        pytest.skip("this kernel has no IPv6")
+    if not has_ipv6():
+        pytest.skip("there is no IPv6 here")
     with (
         RendezvousServer(TOKEN, PROBE_TOKEN, NONCE) as server,
         Client(f"http://[::1]:{server.port}", TOKEN) as client,

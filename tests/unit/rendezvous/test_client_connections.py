@@ -21,6 +21,7 @@ from hvlaunch.rendezvous.errors import (
 )
 from hvlaunch.rendezvous.server import RendezvousServer
 from hvlaunch.rendezvous.traffic import TrafficLimits
+from tests.unit.rendezvous.calls import calls
 from tests.unit.rendezvous.scripted import ok
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
 
@@ -139,8 +140,9 @@ def test_a_server_that_does_not_answer_is_a_timeout_and_no_retry(scripted):
 
 def test_a_timeout_on_a_kept_connection_is_no_retry(scripted):
     server = scripted([ok(b"1"), b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc", ok(b"3")])
-    client = Client(server.url, TOKEN, timeout=0.1)
+    client = Client(server.url, TOKEN)
     client.get("s", "k")
+    client._link._timeout = 0.1
     with pytest.raises(RendezvousUnreachable, match="no answer within"):
         client.get("s", "k")
     assert len(server.requests) == 1
@@ -169,12 +171,7 @@ def test_a_fork_does_not_share_connections(server, client):
 
 def test_a_wrong_token(server):
     client = Client(f"http://127.0.0.1:{server.port}", "wrong")
-    for call in (
-        client.get,
-        client.delete,
-        lambda *place: client.put(*place, b""),
-        lambda *place: client.wait(*place, 1),
-    ):
+    for call in calls(client):
         with pytest.raises(Unauthorized, match="unauthorized; try: check that HVLAUNCH_TOKEN") as caught:
             call("s", "k")
         assert caught.value.url == client.url
@@ -203,12 +200,7 @@ def test_redirects_are_not_followed(scripted, status):
     redirect = b"HTTP/1.1 %s\r\nLocation: %s/s/k\r\nContent-Length: 0\r\n\r\n" % (status, target.url.encode())
     server = scripted([redirect] * 4)
     client = Client(server.url, TOKEN)
-    for call in (
-        client.get,
-        client.delete,
-        lambda *place: client.put(*place, b""),
-        lambda *place: client.wait(*place, 1),
-    ):
+    for call in calls(client):
         with pytest.raises(UnexpectedAnswer, match="unexpected HTTP status 30") as caught:
             call("s", "k")
         assert caught.value.status == int(status[:3])

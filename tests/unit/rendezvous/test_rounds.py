@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvlaunch.rendezvous.rounds import Ask, Beat, Notice, Seat, decode, encode
+from hvlaunch.rendezvous.rounds import Ask, Beat, Grant, Notice, decode, encode
 
 
 @pytest.mark.parametrize(
@@ -10,8 +10,8 @@ from hvlaunch.rendezvous.rounds import Ask, Beat, Notice, Seat, decode, encode
     [
         Ask(round=-1, commit=-1),
         Ask(2, 5, "Connection closed by peer"),
-        Seat(3, 1, 4, 1, 2, 0, 2, "10.0.0.1", "eth0"),
-        Seat(round=-1, leave="host b left the pool"),
+        Grant(3, 1, 4, 1, 2, 0, 2, "10.0.0.1", "eth0"),
+        Grant(round=-1, leave="host b left the pool"),
         Notice("broken", "rank 3 on host b: killed by SIGKILL"),
         Beat(12),
         Beat(12, last=True),

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ import pytest
 
 from hvlaunch.rendezvous.errors import RendezvousClosed, RendezvousError, StoreFull, ValueTooLarge
 from hvlaunch.rendezvous.server import RendezvousServer
+from tests.ipv6 import has_ipv6
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN, Wire, get, put, transports
 
 # The driver's own way
@@ -83,15 +83,15 @@ def test_a_fault_ends_one_connection_and_is_counted(start, connect, monkeypatch)
 
 def test_one_port_for_both_families(server, connect):
     assert connect(server, "127.0.0.1").ask("PUT", "/s/k", b"v").status == 200
-    if not socket.has_dualstack_ipv6():
-        pytest.skip("this kernel has no IPv6")
+    if not has_ipv6():
+        pytest.skip("there is no IPv6 here")
     assert connect(server, "::1").ask("GET", "/s/k").body == b"v"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_one_address_only(start, connect, host):
-    if host == "::1" and not socket.has_dualstack_ipv6():
-        pytest.skip("this kernel has no IPv6")
+    if host == "::1" and not has_ipv6():
+        pytest.skip("there is no IPv6 here")
     server = start(host=host)
     assert connect(server, host).ask("GET", "/s/k").status == 404
     with pytest.raises(ConnectionRefusedError):
@@ -116,13 +116,13 @@ def test_horovod_s_scopes_are_open_to_the_job_s_addresses(start, connect):
     assert wire.ask("PUT", "/global/0", b"v", headers=b"").status == 200
     assert wire.ask("GET", "/s/0", headers=b"").status == 401
     assert server.get("global", "0") == b"v"
-    if socket.has_dualstack_ipv6():
+    if has_ipv6():
         assert connect(server, "::1").ask("GET", "/global/0", headers=b"").status == 401
     server.open_to_horovod({"local_a": 1}, {"127.0.0.1", "::1"})
     assert server.keys("global") == []
     assert connect(server).ask("GET", "/global/0", headers=b"").status == 401
     assert wire.ask("GET", "/local_a/0", headers=b"").status == 404
-    if socket.has_dualstack_ipv6():
+    if has_ipv6():
         assert connect(server, "::1").ask("GET", "/local_a/0", headers=b"").status == 404
 
 

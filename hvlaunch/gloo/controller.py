@@ -1,0 +1,101 @@
+"""hvlaunch's own controller: what is open while a job runs, around the driver's loop."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
+from queue import SimpleQueue
+from typing import BinaryIO
+
+from hvlaunch.console.printer import Printer
+from hvlaunch.gloo import events as on
+from hvlaunch.gloo.driver import Driver
+from hvlaunch.gloo.keys import Keys
+from hvlaunch.gloo.signals import signals_as_events
+from hvlaunch.hosts.local import is_local
+from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.ssh.connection import Connection
+from hvlaunch.ssh.ways import Ways
+
+__all__ = ["WaysToHosts", "run"]
+
+WaysToHosts = Callable[
+    [JobSpec, str, Callable[[str], None]], AbstractContextManager[Callable[[Host], Connection]]
+]
+"""What is open while a job runs, and gives the way to a host. It gets the job, its token, and what tells the user."""
+
+
+@contextmanager
+def _by_ssh(
+    spec: JobSpec, _token: str, _say: Callable[[str], None]
+) -> Iterator[Callable[[Host], Connection]]:
+    """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
+    agent = spec.ssh.remote_agent
+    if agent is not None:
+        from hvlaunch.ssh.remote_agent import connect_by_agent  # noqa: PLC0415 (few jobs have one)
+
+        yield partial(_connect, partial(connect_by_agent, agent))
+        return
+    with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
+        yield partial(_connect, ways.connect)
+
+
+def _connect(remote: Callable[[Host], Connection], host: Host) -> Connection:
+    """A way to the host: pipes where it is this machine itself, else `remote`. What is not used is not imported.
+
+    Raises HostError.
+    """
+    if is_local(host):
+        from hvlaunch.hosts.outer_job import without_place  # noqa: PLC0415 (see the docstring)
+        from hvlaunch.ssh.local import connect_local  # noqa: PLC0415 (the same)
+
+        return connect_local(host, without_place(os.environ))
+    return remote(host)
+
+
+def run(
+    spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0, ways: WaysToHosts = _by_ssh
+) -> JobResult:
+    """Run a job: workers' output to stdout and stderr, the failure report last of all.
+
+    `stdin` is a file descriptor. Must be called in the main thread for signals to reach the workers.
+    Raises HvlaunchError for what is wrong with the job itself, before anything is started.
+    """
+    events: SimpleQueue[on.Event] = SimpleQueue()
+    broken = on.Interrupted(signal.SIGPIPE)
+    printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
+    keys = Keys.new()
+    server = RendezvousServer(keys.token, keys.probe_token, keys.nonce, port=spec.rendezvous_port)
+    try:
+        with (
+            _journal(spec, printer.say) as record,
+            server,
+            signals_as_events(events.put),
+            ways(spec, keys.token, printer.say) as connect,
+        ):
+            driver = Driver(spec, events, printer, server, keys, connect, stdin=stdin, record=record)
+            result = driver.run()
+        if result.exit_code != 0:
+            from hvlaunch.console.report import failure_report  # noqa: PLC0415 (15 ms, and hopefully never)
+
+            tails = {end.rank: printer.tail(end.rank) for end in result.exits}
+            printer.show(failure_report(result, tails, driver.size, output_dir=spec.output_dir))
+    finally:
+        printer.close()
+    return result
+
+
+@contextmanager
+def _journal(
+    spec: JobSpec, say: Callable[[str], None]
+) -> Iterator[Callable[[Mapping[str, object]], None] | None]:
+    """What takes records for --events. Raises BadUsage."""
+    if spec.events is None:
+        yield None
+        return
+    from hvlaunch.console.journal import Journal  # noqa: PLC0415 (few jobs have one)
+
+    with closing(Journal(spec.events, say)) as journal:
+        yield journal.write
