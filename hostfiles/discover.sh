@@ -5,6 +5,7 @@
 
 set -eu
 file=${1:?usage: discover.sh HOSTFILE}
+command -v ping >/dev/null || { echo "discover.sh: no ping here; try: apt-get install iputils-ping" >&2; exit 1; }
 answers=$(mktemp -d)
 trap 'rm -rf "$answers"' EXIT
 

@@ -76,12 +76,12 @@ class BadHost(BadUsage):
 
 
 class NotEnoughSlots(BadUsage):
-    """More processes were asked for than there are slots."""
+    """More workers were asked for than there are slots."""
 
     def __init__(self, wanted: int, available: int) -> None:
         noun = "slot" if available == 1 else "slots"
         super().__init__(
-            f"{wanted} processes were asked for, and the hosts have {available} {noun}",
+            f"{wanted} workers were asked for, and the hosts have {available} {noun}",
             hint=f"-np {available}, or more slots (host:N)",
         )
         self.wanted = wanted

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import difflib
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -10,20 +9,12 @@ from hvlaunch import __version__
 from hvlaunch.cli import values
 from hvlaunch.cli.controller_arguments import add_controller
 from hvlaunch.cli.elastic import add_elastic
+from hvlaunch.cli.options import Options
 from hvlaunch.cli.output import add_output
 from hvlaunch.errors import BadUsage
-from hvlaunch.job import (
-    ColorPolicy,
-    HostKeyPolicy,
-    JobSpec,
-    LauncherName,
-    RelayPolicy,
-    SSHClient,
-    SSHOptions,
-    StdinPolicy,
-)
+from hvlaunch.job import JobSpec, SSHOptions
 
-__all__ = ["Answer", "Options", "parse"]
+__all__ = ["Answer", "parse"]
 
 _USAGE = "hvlaunch [-np N] [-H HOSTS | -hostfile FILE] [flags] COMMAND [ARG ...]"
 _DESCRIPTION = (
@@ -31,6 +22,16 @@ _DESCRIPTION = (
     "others. Flags come before COMMAND; whatever follows its first word belongs to it."
 )
 _EPILOG = """\
+exit codes:
+  0         all workers ended with 0
+  1-125     the first failing worker's own
+  126, 127  its command can't be executed; was not found
+  128+n     signal n ended it; 130, 143: Ctrl-C, SIGTERM ended the job
+  2         bad usage
+  69        a host can't be used, or was lost
+  70        a defect of hvlaunch
+  75        too few workers for an elastic job
+
 examples:
   two workers on this machine
     hvlaunch -np 2 python train.py
@@ -42,10 +43,12 @@ examples:
     hvlaunch -H 'gpu[01-16]' --ssh-user ml python train.py
 
   hosts from a file, secrets from another, NCCL's log on
-    hvlaunch -hostfile hosts --env-file keys -x NCCL_DEBUG=INFO python train.py
+    hvlaunch -hostfile hosts --env-file keys -x NCCL_DEBUG=INFO \\
+        python train.py
 
   two to eight workers on hosts that come and go
-    hvlaunch -np 4 --min-np 2 --max-np 8 --host-discovery-script ./discover.sh python train.py
+    hvlaunch -np 4 --min-np 2 --max-np 8 \\
+        --host-discovery-script ./discover.sh python train.py
 
   what would be started where, and with which environment
     hvlaunch --dry-run -np 8 -H gpu01:4,gpu02:4 python train.py
@@ -62,59 +65,6 @@ class Answer(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
-
-
-class Options(argparse.Namespace):
-    """The flags as given; what is None was not said. `command` is the user's own, untouched."""
-
-    np: int | None
-    hosts: str | None
-    hostfile: str | None
-    slots_per_host: int | None
-    no_scheduler: bool
-    network_interfaces: list[str]
-    rendezvous_relay: RelayPolicy
-    rendezvous_port: int
-    worker_port_range: tuple[int, int] | None
-    horovod: bool
-    min_np: int | None
-    max_np: int | None
-    host_discovery_script: str | None
-    max_restarts: int | None
-    spares: int | None
-    cooldown: tuple[float, float] | None
-    cwd: str | None
-    stdin: StdinPolicy
-    x: list[str]
-    env_file: list[str]
-    env: str | None
-    output_filename: str | None
-    prefix: str
-    prefix_timestamp: bool
-    color: ColorPolicy
-    ranks: tuple[range, ...] | None
-    merge: bool
-    events: str | None
-    verbose: bool
-    quiet: bool
-    ssh_port: int | None
-    ssh_identity_file: str | None
-    ssh_user: str | None
-    ssh_config: str | None
-    host_keys: HostKeyPolicy
-    ssh_client: SSHClient
-    connect_limit: int
-    remote_python: str | None
-    start_timeout: float
-    lease: float
-    grace: float
-    launcher: LauncherName | None
-    mpirun: str | None
-    mpi_args: list[str]
-    binding_args: list[str]
-    dry_run: bool
-    check_build: bool
-    command: tuple[str, ...]
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -138,6 +88,20 @@ class _Ask(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         raise Answer(self.const or parser.format_help())
+
+
+class _Join(argparse.Action):
+    """Puts what a flag says behind what it said before, with a comma: `-H a -H b`, as with mpirun."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        _option: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, str(values) if before is None else f"{before},{values}")
 
 
 class _PrintCompletion(argparse.Action):
@@ -199,8 +163,10 @@ class _Parser(argparse.ArgumentParser):
 
     def unknown_option(self, word: str) -> BadUsage:
         """The error for a flag that we do not have, with the one that was perhaps meant."""
+        from difflib import get_close_matches  # noqa: PLC0415 (1 ms, and most lines are right)
+
         names = [name for action in self._actions for name in action.option_strings]
-        close = difflib.get_close_matches(word.partition("=")[0], names, n=1, cutoff=0.75)
+        close = get_close_matches(word.partition("=")[0], names, n=1, cutoff=0.75)
         return BadUsage(f"unknown option {word!r}", hint=f"{close[0]}, or {_HINT}" if close else _HINT)
 
 
@@ -213,11 +179,11 @@ def _parser() -> _Parser:
     )
     _add_hosts(parser)
     _add_workers(parser)
-    add_elastic(parser)
     _add_environment(parser)
     add_output(parser)
     _add_ssh(parser)
     _add_ending(parser)
+    add_elastic(parser)
     add_controller(parser)
     _add_general(parser)
     return parser
@@ -230,6 +196,7 @@ def _add_hosts(parser: _Parser) -> None:
         "-H",
         "--hosts",
         metavar="HOST,...",
+        action=_Join,
         help="host, host:slots, user@host:slots, ranges such as gpu[01-04]:8, [fe80::1]:4; "
         "default: those of the scheduler's job that we are in, else localhost with N slots",
     )

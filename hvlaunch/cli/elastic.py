@@ -1,21 +1,15 @@
 """The flags that make a job elastic, with horovodrun's names where it has them."""
 
-from __future__ import annotations
-
 import dataclasses
+from argparse import ArgumentParser
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hvlaunch.cli import values
+from hvlaunch.cli.options import Options
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.placement import slots_of
 from hvlaunch.job import ElasticOptions, JobSpec
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser
-
-    from hvlaunch.cli.arguments import Options
 
 __all__ = ["add_elastic", "elastic_options", "first_round"]
 

@@ -1,5 +1,6 @@
 """The command line: from words to an exit code, and the one place where errors become messages."""
 
+import errno
 import gc
 import os
 import sys
@@ -21,6 +22,7 @@ _STDERR = 2
 _OBJECTS_PER_COLLECTION = 20_000  # imports make many that stay: looking through them all takes 10 ms
 _INTERRUPTED = 130  # 128 + SIGINT
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
+_NOT_WRITTEN = 74  # EX_IOERR of sysexits.h
 
 
 class Run(Protocol):
@@ -100,7 +102,7 @@ def _controller(spec: JobSpec) -> Run:
         from hvlaunch.mpi.controller import run as mpi_run  # noqa: PLC0415 (see the docstring)
 
         return mpi_run
-    from hvlaunch.gloo.driver import run as gloo_run  # noqa: PLC0415 (see the docstring)
+    from hvlaunch.gloo.controller import run as gloo_run  # noqa: PLC0415 (see the docstring)
 
     return gloo_run
 
@@ -113,9 +115,12 @@ def _print(text: str) -> int:
     try:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
-        return _BROKEN_PIPE
+        if isinstance(error, BrokenPipeError):
+            return _BROKEN_PIPE
+        _complain(f"stdout: {os.strerror(error.errno or errno.EIO).lower()}")
+        return _NOT_WRITTEN
     return 0
 
 

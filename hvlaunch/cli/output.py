@@ -1,17 +1,11 @@
 """The flags for what the user sees of the workers' output."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from argparse import ArgumentParser
 
 from hvlaunch.cli import values
+from hvlaunch.cli.options import Options
 from hvlaunch.console.prefix import ASCTIME, Prefix
 from hvlaunch.job import ConsoleOptions
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser
-
-    from hvlaunch.cli.arguments import Options
 
 __all__ = ["add_output", "console_options"]
 

@@ -9,7 +9,7 @@ from hvlaunch.gloo.worker_env import HostNetwork, default_env, elastic_env, iden
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.placement import Placement, needed, place, slots_of
 from hvlaunch.job import Host, JobSpec
-from hvlaunch.rendezvous.rounds import worker_id
+from hvlaunch.rendezvous.worker_id import worker_id
 
 __all__ = ["plan", "quoted"]
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from hvlaunch.cli.arguments import Options
 from hvlaunch.cli.elastic import elastic_options
 from hvlaunch.cli.environment import MAX_STRING, user_env
+from hvlaunch.cli.options import Options
 from hvlaunch.cli.output import console_options
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.allocation import Allocation, allocation
@@ -53,16 +53,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         output_dir=None if options.output_filename is None else Path(options.output_filename),
         console=console_options(options),
         events=None if options.events is None else Path(options.events),
-        ssh=SSHOptions(
-            port=options.ssh_port,
-            user=options.ssh_user,
-            identity=_file(options.ssh_identity_file, "-i/--ssh-identity-file"),
-            config=_file(options.ssh_config, "--ssh-config"),
-            host_keys=options.host_keys,
-            client=options.ssh_client,
-            connect_limit=options.connect_limit,
-            remote_agent=None if given is None else given.remote_agent,
-        ),
+        ssh=_ssh(options, None if given is None else given.remote_agent),
         mpi=_mpi(options),
         remote_python=options.remote_python,
         start_timeout=options.start_timeout,
@@ -117,6 +108,19 @@ def _hosts(options: Options) -> tuple[Host, ...]:
     if options.hostfile is not None:
         return tuple(read_hostfile(Path(options.hostfile)))
     return (Host("localhost", slots=options.np),)
+
+
+def _ssh(options: Options, remote_agent: str | None) -> SSHOptions:
+    return SSHOptions(
+        port=options.ssh_port,
+        user=options.ssh_user,
+        identity=_file(options.ssh_identity_file, "-i/--ssh-identity-file"),
+        config=_file(options.ssh_config, "--ssh-config"),
+        host_keys=options.host_keys,
+        client=options.ssh_client,
+        connect_limit=options.connect_limit,
+        remote_agent=remote_agent,
+    )
 
 
 def _mpi(options: Options) -> MPIOptions | None:

@@ -19,6 +19,7 @@ TRUE = ("true",)
         ("--num 2 true", "np", 2),
         ("-H a:2,b true", "hosts", "a:2,b"),
         ("--hosts a:2 true", "hosts", "a:2"),
+        ("-H a:2,b -H c true", "hosts", "a:2,b,c"),
         ("-hostfile f true", "hostfile", "f"),
         ("--hostfile f true", "hostfile", "f"),
         ("--slots 3 true", "slots_per_host", 3),
@@ -197,6 +198,7 @@ def test_help_fits_the_terminal_and_tells_of_every_flag(width, monkeypatch):
         "ending",
         "controller",
         "general",
+        "exit codes",
         "examples",
     ]
     places = [text.index(f"\n{group}:\n") for group in groups]
@@ -211,6 +213,8 @@ def test_help_fits_the_terminal_and_tells_of_every_flag(width, monkeypatch):
         word.strip(",") for line in text.splitlines() if line.startswith("  -") for word in line.split()
     ]
     assert set(flags.split()) <= set(listed)
+    examples = text.partition("\nexamples:\n")[2].replace("\\\n", "").splitlines()
+    assert all(line.split()[0] == "hvlaunch" for line in examples if line.startswith("    ")), "fit to paste"
     assert "gpu[01-04]:8" in text, "square brackets are no markup"
     assert "default: 60" in text
 

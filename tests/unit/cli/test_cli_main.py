@@ -91,7 +91,7 @@ BAD_LINES = [
     ("--lease 0 true", "--lease"),
     ("--prefix {{rnak}} true", "unknown field {{rnak}}"),
     ("--ranks 1-x true", "'1-x' is neither a rank nor a range"),
-    ("--dry-run -np 3 -H localhost:2 true", "3 processes were asked for, and the hosts have 2 slots"),
+    ("--dry-run -np 3 -H localhost:2 true", "3 workers were asked for, and the hosts have 2 slots"),
 ]
 
 
@@ -217,6 +217,16 @@ def test_a_reader_that_is_gone_is_no_traceback(words):
     done = subprocess.run(line, stdout=write, stderr=subprocess.PIPE, env=environ, timeout=60, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("words", ["--version", "--dry-run -np 1 true"])
+def test_a_full_disk_is_told(words):
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = f"exec {sys.executable} -m hvlaunch {words} >/dev/full"
+    done = subprocess.run(
+        ["/bin/sh", "-c", script], stderr=subprocess.PIPE, env=environ, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (74, b"hvlaunch: stdout: no space left on device\n")
 
 
 @pytest.mark.parametrize("words", ["--version", "--dry-run -np 1 true", "--help"])

@@ -1,7 +1,6 @@
 """hvlaunch-rendezvous: what it takes, prints and leaves, and how it ends."""
 
 import signal
-import socket
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 from hvlaunch.cli.rendezvous import main
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.errors import RendezvousUnreachable, Unauthorized
+from tests.ipv6 import has_ipv6
 
 RUN = "from hvlaunch.cli.rendezvous import script; script()"
 IGNORE = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
@@ -35,7 +35,7 @@ def start():
             said += line
             if "serving on " in line:
                 return process, said, line.split("serving on ")[1].strip()
-        pytest.fail(f"it ended with {process.wait(20)}: {process.stderr.read()}")
+        pytest.fail(f"it ended with {process.wait(60)}: {process.stderr.read()}")
 
     yield start_program
     for process in processes:
@@ -57,7 +57,7 @@ def test_it_serves_until_it_is_told_to_end(start, tmp_path, number):
         with pytest.raises(Unauthorized):
             Client(f"http://{place}", "another-token-that-is-long").get("s", "k")
         process.send_signal(number)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert process.stderr.read() == ""
         with pytest.raises(RendezvousUnreachable):
             client.get("s", "k")
@@ -74,7 +74,7 @@ def test_the_token_stays_and_the_values_do_not(start, tmp_path):
             assert client.get("s", "k") is None
             client.put("s", "k", b"v")
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_what_nohup_ignores_stays_ignored(start, tmp_path):
@@ -84,13 +84,13 @@ def test_what_nohup_ignores_stays_ignored(start, tmp_path):
     with Client(f"http://{place}", file.read_text().strip()) as client:
         assert client.get("s", "k") is None
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize("bind", [":0", "[::]:0", "[::1]:0"])
 def test_ipv6(start, tmp_path, bind):
-    if not socket.has_dualstack_ipv6():
-        pytest.skip("this kernel has no IPv6")
+    if not has_ipv6():
+        pytest.skip("there is no IPv6 here")
     file = tmp_path / "token"
     _, _, place = start("--bind", bind, "--token-file", str(file))
     port = place.rpartition(":")[2]

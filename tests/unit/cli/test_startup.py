@@ -64,7 +64,7 @@ def test_a_plain_line_loads_nothing_heavy(line):
 
 
 def test_the_controller_of_a_local_job_loads_nothing_heavy_either():
-    script = "import json, sys, hvlaunch.gloo.driver; print(json.dumps(sorted(sys.modules)))"
+    script = "import json, sys, hvlaunch.gloo.controller; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, cwd=ROOT, timeout=60, check=True
     )
