@@ -1,4 +1,4 @@
-"""Fixtures of tests on real hosts: `cluster` (hosts a, b, c, d) and `new_hosts` (others)."""
+"""Fixtures of tests on real hosts: `cluster` (hosts a, b, c, d), `whole_site` (a site of SSH) and `new_hosts` (others)."""
 
 import contextlib
 import os
@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.ssh_sites import Site, make_site
 from tests.cluster.testhosts import TestHosts, missing, wait_until
 
-SETTLE = 20.0  # seconds for what a test stopped to be gone
+SETTLE = 60.0  # seconds for what a test stopped to be gone
 HERE = Path(__file__).parent
 
 
@@ -59,6 +60,13 @@ def cluster(session_hosts: TestHosts) -> Iterator[TestHosts]:
     session_hosts.repair()
     if left:
         pytest.fail("the test left running:\n" + "\n".join(left))
+
+
+@pytest.fixture(scope="module")
+def whole_site() -> Iterator[Site]:
+    """A site of SSH, as it was made. Who uses it makes that true again."""
+    with make_site() as site:
+        yield site
 
 
 @pytest.fixture

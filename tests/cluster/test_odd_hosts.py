@@ -9,19 +9,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.cluster.jobs import PROGRAMS
-from tests.cluster.ssh_sites import FLEET, USERS, Site, make_site, sign
+from tests.cluster.ssh_sites import FLEET, USERS, Site, sign
 
 BIG = 1 << 20
 CLIENTS = ("paramiko", "openssh")
 
 Case = Callable[[Site], list[object]]
 """Makes a host odd; returns the arguments with which hvlaunch gets there."""
-
-
-@pytest.fixture(scope="module")
-def whole_site() -> Iterator[Site]:
-    with make_site() as site:
-        yield site
 
 
 @pytest.fixture

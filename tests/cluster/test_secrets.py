@@ -1,6 +1,7 @@
 """What must not be seen is not seen, and what must arrive arrives unchanged."""
 
 import json
+import secrets
 import sys
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from tests.cluster.jobs import PROGRAMS, Job
 from tests.cluster.testhosts import TestHosts
 
-SECRET = "s3cr3t-0f-the-user"
+SECRET = f"s3cr3t-{secrets.token_hex(8)}"
+"""Other tests' processes are seen in the driver place, too, and may have theirs on a command line until hvlaunch runs."""
 REPORT = "import os, sys, time; print('TOKEN', os.environ['HVLAUNCH_TOKEN'], flush=True); time.sleep(3600)"
 
 

@@ -87,7 +87,7 @@ def test_an_interrupt_leaves_nothing(slurm: SlurmSite) -> None:
         hvlaunch.send_signal(signal.SIGINT)
         _, stderr = job.communicate(timeout=100)
     assert job.returncode == 130, stderr
-    wait_until(lambda: not marked(mark), "nothing is left", 20)
+    wait_until(lambda: not marked(mark), "nothing is left", 60)
 
 
 def test_outside_of_a_job_it_is_an_error_that_says_so(slurm: SlurmSite) -> None:

@@ -8,16 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.jobs import Job, agents
-from tests.cluster.ssh_sites import Site, Typist, keygen, make_site, sign
+from tests.cluster.ssh_sites import Site, Typist, keygen, sign
 from tests.cluster.testhosts import wait_until
 
 BOTH = pytest.mark.parametrize("client", ["paramiko", "openssh"])
-
-
-@pytest.fixture(scope="module")
-def whole_site() -> Iterator[Site]:
-    with make_site() as site:
-        yield site
 
 
 @pytest.fixture
@@ -33,7 +27,7 @@ def site(whole_site: Site) -> Iterator[Site]:
         return [str(process) for process in listed if process.comm != "ssh-agent"]
 
     with contextlib.suppress(TimeoutError):
-        wait_until(lambda: not running(), "nothing runs", 5.0)
+        wait_until(lambda: not running(), "nothing runs", 60.0)
     left = running()
     whole_site.close()
     assert left == []
@@ -277,7 +271,7 @@ def test_nothing_stays_when_hvlaunch_ends(site: Site, client: str, line: str, nu
 def test_a_jump_host_that_dies_ends_the_job(site: Site, client: str) -> None:
     """The hosts behind it are lost, and end their workers on their own."""
     site.config("Host n*", "  ProxyJump gate")
-    job = site.run("--ssh-client", client, "-H", "n1,n2", "--lease", 2, "sh", "-c", "echo up; exec sleep 600")
+    job = site.run("--ssh-client", client, "-H", "n1,n2", "--lease", 5, "sh", "-c", "echo up; exec sleep 600")
     job.saw("up", 2)
     site.hosts["gate"].kill()
     assert job.code() == 69

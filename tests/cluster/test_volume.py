@@ -169,7 +169,7 @@ def test_what_start_up_files_left_running_prints_into_the_channel_all_the_time(
     try:
         words = ["--ssh-client", client, "-H", PLACED, "-x", "BYTES=4000000", sys.executable, "-c", PROGRAM]
         job = Job(cluster, words)
-        assert job.code(LIMIT) == 0, job.stderr[-2000:]
+        assert job.code(2 * LIMIT) == 0, job.stderr[-2000:]
     finally:
         startup.unlink()
     lines = job.stderr.encode().splitlines(keepends=True)

@@ -15,7 +15,7 @@ import pytest
 from hvlaunch.agent.facts import free_port
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
-DEADLINE = 30.0
+DEADLINE = 100.0
 
 
 def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
@@ -58,7 +58,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def test_the_ports_are_those_that_a_firewall_lets_through() -> None:
-    with closing(free_port()) as reserved:
+    with closing(free_port((10_000, 19_000))) as reserved:  # neither an agent nor the kernel chooses there
         port = reserved.getsockname()[1]
         done = run("-np", 1, "--rendezvous-port", port, "true")
         assert done.returncode == 2
@@ -248,6 +248,14 @@ def test_hup_stays_ignored_under_nohup() -> None:
     out, _ = job.communicate("went on\n", timeout=DEADLINE)
     assert job.returncode == 0
     assert "went on" in out
+
+
+def test_workers_do_not_take_over_the_drivers_place_in_a_job_around_it() -> None:
+    """As in a batch script of Slurm, where SLURM_PROCID is 0 for all that it starts on its node."""
+    around = {"SLURM_PROCID": "0", "PMI_RANK": "0", "HVLAUNCH_ELASTIC": "1", "SLURM_JOB_NAME": "train"}
+    script = 'echo "$RANK:$SLURM_PROCID:$PMI_RANK:$HVLAUNCH_ELASTIC:$SLURM_JOB_NAME"'
+    done = run("-np", 2, "--prefix", "", "sh", "-c", script, env={**os.environ, **around})
+    assert sorted(done.stdout.split()) == ["0::::train", "1::::train"]
 
 
 def test_a_local_job_loads_only_what_it_needs() -> None:
