@@ -30,6 +30,7 @@ exit codes:
   2         bad usage
   69        a host can't be used, or was lost
   70        a defect of hvlaunch
+  74        an answer could not be printed
   75        too few workers for an elastic job
 
 examples:
@@ -55,6 +56,23 @@ examples:
 """
 
 _HINT = "hvlaunch --help"
+_FOUND_OUT = "nothing in its place: hvlaunch finds that out"
+_TORCHRUN = {
+    "--nproc-per-node": "-np N for all workers together, or slots (-H a:4,b:4)",
+    "--nnodes": "-H with the hosts (-H a:4,b:4)",
+    "--log-dir": "--output-filename DIR",
+    "--local-ranks-filter": "--ranks",
+    "--module": "python -m MODULE, behind the flags",
+    "-m": "python -m MODULE, behind the flags",
+    "--node-rank": _FOUND_OUT,
+    "--master-addr": _FOUND_OUT,
+    "--master-port": _FOUND_OUT,
+    "--rdzv-backend": _FOUND_OUT,
+    "--rdzv-endpoint": _FOUND_OUT,
+    "--rdzv-id": _FOUND_OUT,
+    "--standalone": _FOUND_OUT,
+}
+"""What to write for torchrun's flags, which its users type first."""
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(JobSpec)}
 _SSH_DEFAULTS = {field.name: field.default for field in dataclasses.fields(SSHOptions)}
 
@@ -165,9 +183,11 @@ class _Parser(argparse.ArgumentParser):
         """The error for a flag that we do not have, with the one that was perhaps meant."""
         from difflib import get_close_matches  # noqa: PLC0415 (1 ms, and most lines are right)
 
+        flag = word.partition("=")[0]
         names = [name for action in self._actions for name in action.option_strings]
-        close = get_close_matches(word.partition("=")[0], names, n=1, cutoff=0.75)
-        return BadUsage(f"unknown option {word!r}", hint=f"{close[0]}, or {_HINT}" if close else _HINT)
+        close = get_close_matches(flag, names, n=1, cutoff=0.75)
+        meant = _TORCHRUN.get(flag.replace("_", "-")) or next(iter(close), None)
+        return BadUsage(f"unknown option {word!r}", hint=f"{meant}, or {_HINT}" if meant else _HINT)
 
 
 def _parser() -> _Parser:

@@ -5,7 +5,6 @@ through the phases in their order, and from any of them straight to CLOSING. A s
 elastic one with one round: all of its hosts must be there, and no failure is made up for.
 """
 
-import signal
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
@@ -30,6 +29,7 @@ from hvlaunch.gloo.policy import Ending, Policy
 from hvlaunch.gloo.pool import Link, Pool, PoolHost
 from hvlaunch.gloo.round import RoundState
 from hvlaunch.gloo.steps import AT_ONCE, gently, passing_on
+from hvlaunch.gloo.wording import interrupted
 from hvlaunch.hosts.placement import needed
 from hvlaunch.job import Host, JobResult, JobSpec
 
@@ -377,11 +377,8 @@ class Engine:
                 return self._close(now)
             case Phase.RUNNING | Phase.FINISHING:
                 self._interrupted = number
-                said = do.Say(
-                    f"got {signal.Signals(number).name}: workers have {grace:g} s to end; once more kills them at once"
-                )
                 stop = self._stop(passing_on(number, grace), now)
-                return [said, *stop, *self._close_if_over(now)]
+                return [do.Say(interrupted(number, grace)), *stop, *self._close_if_over(now)]
             case Phase.STOPPING:
                 if self._killing_since is not None and now >= self._killing_since + _KILLING_TIME:
                     return self._leave_to_agents(now)

@@ -212,6 +212,12 @@ def test_other_signals_are_term_then_kill(number: signal.Signals) -> None:
     assert job.result.failure is None
 
 
+def test_a_console_that_nobody_reads_is_told_as_that() -> None:
+    job = History(spec("a:1")).start()
+    (said,) = job.of(do.Say, job.play(on.Interrupted(signal.SIGPIPE)))
+    assert said == do.Say("nobody reads the output any more: workers have 10 s to end")
+
+
 def test_an_interrupt_while_a_failure_is_being_handled_kills_and_keeps_the_code() -> None:
     job = History(spec("a:2")).start()
     job.exit("a", 0, 7)
