@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import re
+import select
 import socket
 import statistics
 import subprocess
@@ -98,6 +99,26 @@ def http_step(server: Server, method: str) -> Step:
     return Step(sent.decode("latin-1"), head[:12].decode("latin-1"), len(head) + length)
 
 
+def _relay(listener: socket.socket, port: int, said: list[tuple[bytes, bytes]]) -> None:
+    """Pass on what one client and the server say, and note it: a question may come in pieces, and so may its answer."""
+    client, _ = listener.accept()
+    with client, socket.create_connection(("127.0.0.1", port)) as onwards:
+        question = b""
+        while True:
+            for side in select.select([client, onwards], [], [])[0]:
+                data = side.recv(1 << 16)
+                if not data:
+                    return
+                (onwards if side is client else client).sendall(data)
+                if side is client:
+                    question += data
+                elif question:
+                    said.append((question, data))
+                    question = b""
+                else:
+                    said[-1] = (said[-1][0], said[-1][1] + data)
+
+
 def tcp_store_steps(server: Server) -> tuple[list[Step], list[Step]]:
     """What torch's client says when it connects, and for a get: each thing sent, and what came back."""
     from torch.distributed import TCPStore  # noqa: PLC0415 (only where it is used)
@@ -105,16 +126,7 @@ def tcp_store_steps(server: Server) -> tuple[list[Step], list[Step]]:
     TCPStore("127.0.0.1", server.port, is_master=False).set("key", VALUE)
     said: list[tuple[bytes, bytes]] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def relay() -> None:
-            client, _ = listener.accept()
-            with client, socket.create_connection(("127.0.0.1", server.port)) as onwards:
-                while sent := client.recv(1 << 16):
-                    onwards.sendall(sent)
-                    said.append((sent, onwards.recv(1 << 16)))
-                    client.sendall(said[-1][1])
-
-        relaying = threading.Thread(target=relay)
+        relaying = threading.Thread(target=_relay, args=(listener, server.port, said))
         relaying.start()
         store = TCPStore("127.0.0.1", listener.getsockname()[1], is_master=False)
         greeting = len(said)
