@@ -109,7 +109,7 @@ def _relay(listener: socket.socket, port: int, said: list[tuple[bytes, bytes]]) 
                 data = side.recv(1 << 16)
                 if not data:
                     return
-                (onwards if side is client else client).sendall(data)
+                # Noted before it is passed on: who has the answer also finds the note.
                 if side is client:
                     question += data
                 elif question:
@@ -117,6 +117,7 @@ def _relay(listener: socket.socket, port: int, said: list[tuple[bytes, bytes]]) 
                     question = b""
                 else:
                     said[-1] = (said[-1][0], said[-1][1] + data)
+                (onwards if side is client else client).sendall(data)
 
 
 def tcp_store_steps(server: Server) -> tuple[list[Step], list[Step]]:
