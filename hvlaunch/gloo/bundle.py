@@ -16,7 +16,7 @@ from typing import Any
 from hvlaunch import agent
 from hvlaunch.errors import BadUsage
 
-__all__ = ["NO_PYTHON", "agent_command", "bundle", "local_agent_command", "python_candidates"]
+__all__ = ["NEW_ENOUGH", "NO_PYTHON", "agent_command", "bundle", "local_agent_command", "python_candidates"]
 
 NO_PYTHON = "hvlaunch: no Python >= 3.8 among"
 """What the command prints where it finds no interpreter."""
@@ -44,9 +44,11 @@ _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
 _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
 # Reads exactly its own size from stdin, whose next bytes are frames: buffered by 1, nothing is read ahead.
 _BOOT = "import io,zlib;exec(zlib.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
-# What `python -V` prints, which is four times as quick as to start it. A name may say it as well.
-# A shim of pyenv's or conda's may print before it.
-_NEW_ENOUGH = '*"Python 3."[89]*|*"Python 3."[1-9][0-9]*'
+NEW_ENOUGH = '*"Python 3."[89]*|*"Python 3."[1-9][0-9]*'
+"""What `python -V` prints, which is four times as quick as to start it, as the patterns of a shell's `case`.
+
+A name may say it as well. A shim of pyenv's or conda's may print before it.
+"""
 _VERSION_LIMIT = 10
 """Seconds for that, where the host has timeout(1): one on a file system that hangs is passed over."""
 _SAYS_ITS_VERSION = re.compile(r"/.*/python3\.([89]|[1-9][0-9])")
@@ -99,7 +101,7 @@ def agent_command(candidates: Sequence[str], size: int) -> str:
         f'for p in {_words(named)}; do [ -f "$p" ] && [ -x "$p" ] && exec "$p" "$@"; done; '
         f'l="timeout {_VERSION_LIMIT}"; command -v timeout >/dev/null && $l true || l=; '
         f"for p in {_words(others)}; do "
-        f'case "$($l "$p" -V </dev/null 2>/dev/null)" in {_NEW_ENOUGH}) exec "$p" "$@";; esac; '
+        f'case "$($l "$p" -V </dev/null 2>/dev/null)" in {NEW_ENOUGH}) exec "$p" "$@";; esac; '
         f'done; echo "{NO_PYTHON} {", ".join(usable)}" >&2; exit 127'
     )
     return f"exec /bin/sh -c '{script}'"

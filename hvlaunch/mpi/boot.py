@@ -8,6 +8,8 @@ only when it comes from the driver.
 
 import sys
 
+from hvlaunch.gloo.bundle import NEW_ENOUGH
+
 __all__ = ["ADDRESSES", "AGENT", "DRIVER", "TOKEN", "boot_command"]
 
 TOKEN = "HVLAUNCH_TOKEN"  # noqa: S105 (the variable's name)
@@ -59,7 +61,7 @@ exec(zlib.decompress(program))
 """
 # The launcher hands each word on as it is: the program is $0, the interpreters to try are the rest.
 _SHELL = (
-    'for p; do case "$("$p" -V </dev/null 2>/dev/null)" in "Python 3."[89]*|"Python 3."[1-9][0-9]*) '
+    f'for p; do case "$("$p" -V </dev/null 2>/dev/null)" in {NEW_ENOUGH}) '
     'exec "$p" -I -S -X utf8 -c "$0";; esac; done; echo "hvlaunch: host $(uname -n): no Python >= 3.8 among $*" >&2; '
     "exit 127"
 )

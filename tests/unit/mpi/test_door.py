@@ -88,6 +88,16 @@ def test_a_host_without_a_python_is_told_of():
     )
 
 
+def test_what_a_shim_prints_before_its_version_is_no_matter(tmp_path):
+    shim = tmp_path / "python"
+    shim.write_text(
+        '#!/bin/sh\necho "pyenv: rehashing"\n[ "$1" = -V ] && echo "Python 3.11.7" || echo started\n'
+    )
+    shim.chmod(0o755)
+    answer = subprocess.run(boot_command(NAMES, str(shim)), capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stdout) == (0, "pyenv: rehashing\nstarted\n")
+
+
 def test_nothing_secret_and_not_much_is_on_the_command_line():
     words = boot_command(NAMES)
     assert sum(map(len, words)) < 4096

@@ -79,27 +79,23 @@ def test_what_was_typed_until_the_deadline_is_nobodys(tty):
         assert shell.read(100) == b" it\n"
 
 
-def test_ctrl_z_does_not_leave_the_question(tty):
-    """After `fg`, the shell would have what is typed shown."""
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        (b"a\x1ab\n", b"a\x1ab"),  # after `fg`, the shell would have what is typed shown
+        (b"\x04", None),
+    ],
+    ids=["Ctrl-Z does not leave the question", "an end of file is no answer"],
+)
+def test_keys_that_a_terminal_gives_a_meaning(tty, typed, answer):
     near, path = tty
     terminal, said = Terminal(path), []
     thread, _ = in_thread(lambda: said.append(terminal.ask("Which? ")))
     until(lambda: not echoes(near), "hiding what is typed")
-    os.write(near, b"a\x1ab\n")
+    os.write(near, typed)
     thread.join()
     terminal.close()
-    assert said == [b"a\x1ab"]
-
-
-def test_an_end_of_file_is_no_answer(tty):
-    near, path = tty
-    terminal, said = Terminal(path), []
-    thread, _ = in_thread(lambda: said.append(terminal.ask("Which? ")))
-    until(lambda: not echoes(near), "hiding what is typed")
-    os.write(near, b"\x04")
-    thread.join()
-    terminal.close()
-    assert said == [None]
+    assert said == [answer]
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/dev/null"])
