@@ -5,11 +5,13 @@ trains in one process.
 """
 
 import argparse
+import gc
 import os
 import time
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group: its functions keep one that is there
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -66,6 +68,15 @@ def join() -> torch.device:
     return device
 
 
+def leave() -> None:
+    """Leave the group, and wait for Gloo's threads: one that is still at work aborts a Python that is ending.
+
+    Only the group's last owner waits for them, and a model in DistributedDataParallel is one; it must be gone by now.
+    """
+    gc.collect()
+    dist.destroy_process_group()
+
+
 def digits() -> tuple[TensorDataset, TensorDataset]:
     """The images for training and for the test; always the same split."""
     data = load_digits()
@@ -107,17 +118,15 @@ def accuracy(model: nn.Module, test: TensorDataset, device: torch.device) -> flo
     return counts[0].item() / counts[1].item()
 
 
-def main() -> None:
-    args = arguments()
-    device = join()
+def train(args: argparse.Namespace, device: torch.device) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     started = time.monotonic()
 
     torch.manual_seed(args.seed)
     torch.backends.cudnn.deterministic = True
-    train, test = digits()
-    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(train, seed=args.seed)
-    batches = DataLoader(train, batch_size=max(1, args.batch_size // world_size), sampler=sampler)
+    train_set, test_set = digits()
+    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(train_set, seed=args.seed)
+    batches = DataLoader(train_set, batch_size=max(1, args.batch_size // world_size), sampler=sampler)
     net = Net().to(device)
     model = DistributedDataParallel(net)
     optimizer = torch.optim.Adam(model.parameters())
@@ -127,15 +136,20 @@ def main() -> None:
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)
         loss = train_epoch(model, batches, optimizer, schedule, device)
-        share = accuracy(net, test, device)
+        share = accuracy(net, test_set, device)
         if rank == 0:
             print(f"epoch {epoch}/{args.epochs} loss {loss:.4f} accuracy {share:.3f}", flush=True)
 
     if rank == 0:
         seconds = time.monotonic() - started
         print(f"accuracy {share:.3f} seconds {seconds:.1f} ranks {world_size}", flush=True)
-    dist.barrier()  # lets Gloo's threads give back the last tensors, which aborts in a Python that is ending
-    dist.destroy_process_group()
+
+
+def main() -> None:
+    args = arguments()
+    device = join()
+    train(args, device)
+    leave()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ddp_digits import Net, accuracy, digits, join, train_epoch
+from ddp_digits import Net, accuracy, digits, join, leave, train_epoch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -35,12 +35,10 @@ def save(path: Path, state: dict[str, object]) -> None:
     new.replace(path)
 
 
-def main() -> None:
-    args = arguments()
-    device = join()
+def train(args: argparse.Namespace, device: torch.device) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
-    train, test = digits()
+    train_set, test_set = digits()
     net = Net().to(device)
     optimizer = torch.optim.Adam(net.parameters(), args.lr)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
@@ -53,22 +51,27 @@ def main() -> None:
     if rank == 0:
         print(f"{world_size} workers begin with epoch {begin + 1}", flush=True)
     model = DistributedDataParallel(net)
-    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(train, seed=args.seed)
-    batches = DataLoader(train, batch_size=max(1, args.batch_size // world_size), sampler=sampler)
+    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(train_set, seed=args.seed)
+    batches = DataLoader(train_set, batch_size=max(1, args.batch_size // world_size), sampler=sampler)
     for epoch in range(begin + 1, args.epochs + 1):
         sampler.set_epoch(epoch)
         for group in optimizer.param_groups:
             group["lr"] = args.lr * (1 - (epoch - 1) / args.epochs)
         loss = train_epoch(model, batches, optimizer, schedule, device)
-        share = accuracy(net, test, device)
+        share = accuracy(net, test_set, device)
         if rank == 0:
             print(f"epoch {epoch}/{args.epochs} loss {loss:.4f} accuracy {share:.3f}", flush=True)
             state = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
             save(args.checkpoint, {**state, "epochs": epoch, "share": share})
     if rank == 0:
         print(f"accuracy {share:.3f} ranks {world_size}", flush=True)
-    dist.barrier()  # lets Gloo's threads give back the last tensors, which aborts in a Python that is ending
-    dist.destroy_process_group()
+
+
+def main() -> None:
+    args = arguments()
+    device = join()
+    train(args, device)
+    leave()
 
 
 if __name__ == "__main__":

@@ -48,9 +48,9 @@ def main() -> None:
     hvt.broadcast_parameters(net)
     model = DistributedDataParallel(net, init_sync=False)
 
-    train, test = digits()
-    sampler = DistributedSampler(train, seed=args.seed)
-    batches = DataLoader(train, batch_size=max(1, args.batch_size // hvt.size()), sampler=sampler)
+    train_set, test_set = digits()
+    sampler = DistributedSampler(train_set, seed=args.seed)
+    batches = DataLoader(train_set, batch_size=max(1, args.batch_size // hvt.size()), sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=args.epochs * len(batches))
 
@@ -58,7 +58,7 @@ def main() -> None:
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)
         loss = train_epoch(model, batches, optimizer, schedule, hvt.device())
-        share = accuracy(net, test)
+        share = accuracy(net, test_set)
         if hvt.rank() == 0:
             print(f"epoch {epoch}/{args.epochs} loss {loss:.4f} accuracy {share:.3f}", flush=True)
 

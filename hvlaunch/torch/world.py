@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
+import torch.distributed.nn.functional  # DistributedDataParallel would, within a group; and it then holds that for ever
 from torch import distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
 
 from hvlaunch.torch.errors import AlreadyInitialized, PlacesClash, TooFewGPUs
+from hvlaunch.torch.gloo_threads import wait_until_idle
 from hvlaunch.torch.place import Place
 
 __all__ = ["World", "choose_device", "members"]
@@ -101,6 +103,7 @@ class World:
         """End the groups when all workers have come here. Collective; where a worker is gone, nobody waits for it."""
         with contextlib.suppress(RuntimeError):  # who fails says so itself; here all is done
             dist.barrier(device_ids=None if self.carrier.index is None else [self.carrier.index])
+        wait_until_idle()  # the script may end here, or keep a model
         self.abandon()
         _over.clear()
 

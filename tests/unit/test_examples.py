@@ -4,9 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from hvlaunch.torch.gloo_threads import wait_until_idle
+from tests.unit.torch.ranks import in_forks
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples/ddp_digits.py"
@@ -63,3 +67,17 @@ def test_hvlaunch_torch_under_torchrun_trains_as_plain_torch_does(one_process):
 
 def test_the_example_is_plain_torch():
     assert "hvlaunch" not in SCRIPT.read_text()
+
+
+@pytest.mark.parametrize("name", ["ddp_digits", "ddp_digits_checkpoint", "elastic_digits", "init_digits"])
+def test_no_thread_of_gloos_is_left_that_could_abort_the_end_of_python(name, monkeypatch, tmp_path):
+    def work(_rank):
+        monkeypatch.syspath_prepend(SCRIPT.parent)
+        arguments = [str(tmp_path / "digits.pt")] if name == "ddp_digits_checkpoint" else []
+        monkeypatch.setattr(sys, "argv", [name, "--epochs=1", *arguments])
+        import_module(name).main()
+        return wait_until_idle(sleep=pytest.fail)
+
+    for variable in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    assert in_forks([0], work) == [True]

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
-from ddp_digits import Net, accuracy, digits
+from ddp_digits import Net, accuracy, digits, leave
 
 COMMIT_EVERY = 4
 EPOCHS = 8
@@ -104,6 +104,11 @@ def in_process(orders: Orders) -> None:
 
 def by_restarts(orders: Orders, checkpoint: Path) -> None:
     dist.init_process_group("gloo")
+    train_from(orders, checkpoint)
+    leave()
+
+
+def train_from(orders: Orders, checkpoint: Path) -> None:
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.Adam(net.parameters(), 5e-3)
@@ -132,5 +137,3 @@ def by_restarts(orders: Orders, checkpoint: Path) -> None:
                 print(f"commit at step {state['step']}", flush=True)
         state["epoch"] += 1
     done(net, state["step"], state["weight"], state["rounds"])
-    dist.barrier()
-    dist.destroy_process_group()

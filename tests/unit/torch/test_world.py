@@ -207,7 +207,7 @@ def test_a_model_that_outlives_its_world_does_not_wait_for_gloo():
     """It would, with Python's lock, while a thread of Gloo's wants that lock to give back a tensor of Python's."""
 
     def work(rank):
-        for _ in range(2):  # something of torch's keeps the first model's group
+        for _ in range(2):
             world = World.form(place(), lambda *_: dist.HashStore(), backend="gloo")
             model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1))
             many = torch.ones(1 << 22)
