@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import distributed as dist
+from torch.optim import lr_scheduler
 
 from hvlaunch.torch.elastic import run
 from hvlaunch.torch.elastic.errors import WorkersChanged
@@ -80,6 +81,47 @@ def test_optimizers_in_a_list_stay_those_of_their_models():
     assert digest(state) == at_commit
     assert state.models["b"] is models["b"]
     assert state.more[0]["optimizers"][1] is optimizers[1]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20),
+        lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch),
+        lambda optimizer: lr_scheduler.SequentialLR(
+            optimizer, [lr_scheduler.LinearLR(optimizer), lr_scheduler.CosineAnnealingLR(optimizer, 9)], [3]
+        ),
+    ],
+    ids=["one cycle", "a function", "two in sequence"],
+)
+def test_scaler_and_scheduler_go_on_where_they_were_here_and_in_a_worker_that_joins(make):
+    def work(rank):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        state = TorchState(model=model, optimizer=optimizer, scaler=scaler, scheduler=make(optimizer))
+
+        def steps(number):
+            for _ in range(number):
+                optimizer.zero_grad()
+                scaler.scale(model(torch.ones(4, 2)).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                state.scheduler.step()
+            return scaler.get_scale(), optimizer.param_groups[0]["lr"], model.weight.tolist()
+
+        if rank == 0:
+            steps(5)
+            state.commit()
+        state.sync()
+        first = steps(4)
+        state.restore()
+        return first, steps(4), state.scheduler.last_epoch
+
+    (first, again, epochs), other = in_worlds(2, work)
+    assert first == again
+    assert epochs == 9
+    assert other == (first, again, epochs)
 
 
 def test_a_restore_without_a_save_changes_nothing():
