@@ -93,7 +93,7 @@ def add_elastic(parser: ArgumentParser) -> None:
     for flag, name, text in _TIMES:
         default = _DEFAULTS[name]
         told = f"seconds {text}" + ("" if default is None else f"; default: {default:g}")
-        elastic.add_argument(flag, metavar="SECONDS", type=values.seconds, default=default, help=told)
+        elastic.add_argument(flag, metavar="SECONDS", type=values.seconds, help=told)
 
 
 def elastic_options(options: Options) -> ElasticOptions | None:
@@ -105,9 +105,12 @@ def elastic_options(options: Options) -> ElasticOptions | None:
         options.max_restarts,
         options.spares,
     )
+    times = {name: seconds for _, name, _ in _TIMES if (seconds := getattr(options, name)) is not None}
     if all(one is None for one in chosen):
-        if options.cooldown is not None:
-            raise BadUsage("--blacklist-cooldown-range is for elastic jobs", hint="--min-np N")
+        given = ["--blacklist-cooldown-range"] if options.cooldown is not None else []
+        given += [flag for flag, name, _ in _TIMES if name in times]
+        if given:
+            raise BadUsage(f"{given[0]} is for elastic jobs", hint="--min-np N")
         return None
     _check(options)
     low, high = options.cooldown or (1.0, 1.0)
@@ -121,7 +124,7 @@ def elastic_options(options: Options) -> ElasticOptions | None:
         max_restarts=options.max_restarts,
         spares=options.spares or 0,
         cooldown=None if options.cooldown is None else (low, high),
-        **{name: getattr(options, name) for _, name, _ in _TIMES},
+        **times,
     )
 
 

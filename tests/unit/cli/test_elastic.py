@@ -47,7 +47,7 @@ def test_what_flags_make_of_a_job(flags, options):
 
 
 def test_a_job_without_such_flags_is_static():
-    assert spec("-np", "2", "--worker-timeout", "5").elastic is None
+    assert spec("-np", "2").elastic is None
 
 
 def test_a_hostfile_is_a_pool_and_a_script_leaves_the_hosts_open(tmp_path):
@@ -67,7 +67,8 @@ def test_a_hostfile_is_a_pool_and_a_script_leaves_the_hosts_open(tmp_path):
         (["--min-np", "9", "--max-np", "8"], "--min-np 9 is more than --max-np 8"),
         (["--min-np", "0"], "--min-np"),
         (["--host-discovery-script", "x", "-H", "a"], "not from both"),
-        (["--blacklist-cooldown-range", "1", "2"], "elastic jobs"),
+        (["--blacklist-cooldown-range", "1", "2"], "--blacklist-cooldown-range is for elastic jobs"),
+        (["-np", "2", "--worker-timeout", "30"], "--worker-timeout is for elastic jobs"),
         (["--min-np", "1", "--blacklist-cooldown-range", "9", "2"], "the first is the larger"),
         (["--min-np", "1", "--mpi"], "hvlaunch's own controller"),
         (["--min-np", "1", "--horovod"], "static jobs"),
