@@ -300,6 +300,9 @@ class Membership:
         self.round = Round(self._number, places, now, commit=commit)
         if before is not None:
             self.round.cause = before.cause
+            before.committed(commit, now)  # who has asked may have told of it before its beat did
+            is_planned = before.state is not RoundState.BROKEN
+            self.round.follows_gain = is_planned and (before.follows_gain or before.is_fruitful(now))
         self._number += 1
         return self.round
 

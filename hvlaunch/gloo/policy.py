@@ -59,14 +59,19 @@ class Policy:
         self, worker: Worker, event: on.WorkerExited | on.WorkerNotStarted, now: float
     ) -> WorkerExit:
         """A worker is no more."""
-        current = self._round if self._membership.is_member(worker) else None
+        is_member = self._membership.is_member(worker)
+        current = self._round if is_member or self._has_left(worker) else None
         end = worker.ended(event, current.started_at if current is not None else worker.born_at, now)
         self._crew.end(worker)
         self._membership.changed()
-        if current is not None:
+        if current is not None and (is_member or end.stopped):
             current.add(end)
             current.staying.discard(worker.seat)
         return end
+
+    def _has_left(self, worker: Worker) -> bool:
+        """Whether it was in the round that there is, or was, and waits for the next."""
+        return self._round is not None and worker.is_waiting and worker.last_round == self._round.number
 
     def worker_ended(
         self, worker: Worker, event: on.WorkerExited | on.WorkerNotStarted, now: float
@@ -193,7 +198,7 @@ class Policy:
             aside = self._strike(host, cause, now, fruitful=bool(fruitful))
         if not is_news:
             return aside
-        why = self._restarts.failed(now, fruitful=True if aside else fruitful)
+        why = self._restarts.failed(now, fruitful=True if aside or current.follows_gain else fruitful)
         if why is not None:
             self.ending = Ending(error=error, why=None if self._elastic is None else why)
             return []

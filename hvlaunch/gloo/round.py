@@ -43,6 +43,8 @@ class Round:
         """In order of rank."""
         self.commit_at = now
         self._first_commit = self.commit = commit
+        self.follows_gain = False
+        """Whether rounds got somewhere since the last failure, this one aside."""
 
     def add(self, end: WorkerExit) -> None:
         """Note how a worker of this round ended."""

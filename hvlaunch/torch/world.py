@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +20,7 @@ from hvlaunch.torch.errors import AlreadyInitialized, PlacesClash, TooFewGPUs
 from hvlaunch.torch.gloo_threads import wait_until_idle
 from hvlaunch.torch.place import Place
 
-__all__ = ["World", "choose_device", "members"]
+__all__ = ["World", "choose_device", "let_go", "members"]
 
 _over: list[dist.ProcessGroup] = []
 """The groups of the last world.
@@ -28,6 +29,9 @@ Gloo's group waits for its threads when its last owner lets go of it, and a thre
 waits for Python's lock. DistributedDataParallel, where it is the last, holds that lock meanwhile, and neither would ever
 end; we don't hold it.
 """
+
+_PATIENCE = 1.0
+"""Seconds for the threads of the last world's groups to end; most are idle by then."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class World:
             dist.destroy_process_group()
             _restore(excepthook)
             raise
-        _over.clear()
+        let_go()
         return cls(place, store, device, local, cross, local_group, cross_group, excepthook)
 
     @property
@@ -101,11 +105,16 @@ class World:
 
     def leave(self) -> None:
         """End the groups when all workers have come here. Collective; where a worker is gone, nobody waits for it."""
+        have_all_come = False
         with contextlib.suppress(RuntimeError):  # who fails says so itself; here all is done
             dist.barrier(device_ids=None if self.carrier.index is None else [self.carrier.index])
+            have_all_come = True
         wait_until_idle()  # the script may end here, or keep a model
         self.abandon()
-        _over.clear()
+        if have_all_come:
+            _over.clear()
+        else:
+            let_go()
 
     def abandon(self) -> None:
         """End the groups at once, whatever the others do. What is left of them goes when the next world stands."""
@@ -113,6 +122,18 @@ class World:
             _over.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 (those of new_group are nowhere else)
             dist.destroy_process_group()
         _restore(self.excepthook)
+
+
+def let_go() -> None:
+    """Let go of the last world's groups, once nothing else of that world is left.
+
+    A thread of Gloo's may be stuck for good in a message that is half on its way (see elastic/escape.py), though
+    ours got out. Whoever waits for that thread then is one that nobody misses.
+    """
+    if _over:
+        waits = threading.Thread(target=_over.clear, name="hvlaunch let go", daemon=True)
+        waits.start()
+        waits.join(_PATIENCE)
 
 
 def _restore(excepthook: Callable[..., object]) -> None:

@@ -20,6 +20,7 @@ from hvlaunch.torch.elastic.rounds import Rounds
 from hvlaunch.torch.elastic.sampler import ElasticSampler
 from hvlaunch.torch.elastic.state import ObjectState, State, TorchState
 from hvlaunch.torch.errors import AlreadyInitialized
+from hvlaunch.torch.world import let_go
 
 __all__ = [
     "CollectiveFailed",
@@ -69,6 +70,7 @@ def run(train: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]
         try:
             return Rounds(client, membership, state).run(lambda: train(state, *args, **kwargs))
         except Dismissed:
+            let_go()
             raise SystemExit(0) from None
         finally:
             membership.finish()

@@ -130,6 +130,27 @@ def test_a_job_that_gets_nowhere_ends_with_what_killed_it() -> None:
     assert "5 times in a row the workers failed before they got anywhere" in job.said
 
 
+def test_a_job_whose_larger_rounds_fail_at_once_and_whose_smaller_ones_get_somewhere_goes_on() -> None:
+    job = training("a:2", cooldown=(500.0, 500.0), min_np=1)
+    number, commit = 0, 5
+    for _ in range(7):
+        job.exit("a", 1, None, signal.SIGKILL)
+        assert places(job.ask("a", 0, number, commit)) == {"a/0": 0}
+        commit += 1
+        job.beat("a", 0, commit)
+        assert job.of(do.Change, job.ask("a", 1))
+        assert places(job.ask("a", 0, number + 1, commit)) == {"a/0": 0, "a/1": 1}
+        number += 2
+    assert not job.of(do.Finish)
+    for _ in range(6):  # after the first of these, nobody gets anywhere any more
+        job.exit("a", 1, None, signal.SIGKILL)
+        job.ask("a", 0, number, commit)
+        job.ask("a", 1)
+        job.ask("a", 0, number + 1, commit)
+        number += 2
+    assert "5 times in a row the workers failed before they got anywhere" in job.said
+
+
 def test_a_host_that_always_fails_is_left_alone_twice_as_long_each_time() -> None:
     job = training("a:1,b:1")
     for seconds in (4, 8):
@@ -216,3 +237,13 @@ def test_an_interrupt_ends_all_who_wait_too() -> None:
     job.close()
     assert job.result.exit_code == 143
     assert states(job)[-1] == "STOPPED"
+
+
+def test_the_ends_of_those_who_wait_for_the_next_round_are_known() -> None:
+    job = training("a:1,b:1", min_np=2)
+    job.play(lost("b"))
+    job.ask("a", 0, 0, 5)
+    job.play(on.Interrupted(signal.SIGTERM))
+    job.exit("a", 0, None, signal.SIGTERM, after=0.1)
+    job.close()
+    assert [(end.rank, end.signal, end.stopped) for end in job.result.exits] == [(0, signal.SIGTERM, True)]

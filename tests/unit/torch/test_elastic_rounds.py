@@ -19,7 +19,7 @@ from torch import distributed as dist
 import hvlaunch.torch as hvt
 from hvlaunch.rendezvous.rounds import ASKS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
 from hvlaunch.rendezvous.server import RendezvousServer
-from hvlaunch.torch.elastic import ElasticSampler, ObjectState, TorchState, run
+from hvlaunch.torch.elastic import CollectiveFailed, ElasticSampler, ObjectState, TorchState, run
 from hvlaunch.torch.errors import AlreadyInitialized
 from tests.unit.torch import forgotten
 
@@ -241,6 +241,27 @@ def test_a_worker_that_gloo_forgets_starts_over_with_its_last_commit(job):
     (ask,) = started.grant(0)
     assert (ask.round, ask.commit, ask.cause) == (0, 2, "the test says so")
     assert json.loads(started.until("done")) == [sender.pid, "committed", 2]
+
+
+def test_a_thread_that_is_stuck_holds_up_nobody_who_got_out(job):
+    """The message is never received, and nothing ends it; the next round begins all the same."""
+
+    def main():
+        @run
+        def train(state):
+            if hvt.size() == 1:
+                return
+            if me() == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            dist.broadcast(torch.ones(1 << 24), 0, async_op=True)
+            raise CollectiveFailed("the script sees that its peer hangs")
+
+        train(ObjectState())
+
+    started = job(main, 2)
+    started.grant(0, 1)
+    started.grant(0)
+    assert started.result()[0] == 0
 
 
 def test_who_joins_gets_the_state_and_nothing_is_done_twice(job):
