@@ -37,12 +37,14 @@ _NOISE_QUOTED = 80
 _EXIT_STATUS_WAIT = 2.0
 _NOT_FOUND = 127
 _LOST_HINT = "the system log of the host, if nobody killed it"
-_LOST_HINTS = {
+_HINTS = {
     "heard nothing from the driver": "a longer --lease, if hvlaunch was stopped (Ctrl-Z) or this machine slept; else the network between the two",
     "can't start new thread": "ulimit -a in a login there: a limit is too low",
+    "Cannot fork": "ulimit -a in a login there: a limit is too low",
     "MemoryError": "free -h and ulimit -a there: it has too little memory, or a limit is too low",
     "Resource temporarily unavailable": "ulimit -a in a login there: a limit is too low",
     "Too many open files": "ulimit -n in a login there, which is too low",
+    "no place for temporary files": "df /tmp and df -i /tmp there, or a TMPDIR that its login shell sets",
 }
 
 
@@ -313,8 +315,7 @@ class HostLink:
         return on.HostGone(name, self._lost(cause))
 
     def _lost(self, cause: str) -> HostLost:
-        hint = next((hint for text, hint in _LOST_HINTS.items() if text in cause), _LOST_HINT)
-        return HostLost(f"lost: {cause}", host=self.host.name, hint=hint)
+        return HostLost(f"lost: {cause}", host=self.host.name, hint=_hint(cause, _LOST_HINT))
 
     def _garbled(self) -> ChannelGarbled:
         return ChannelGarbled(
@@ -335,11 +336,17 @@ class HostLink:
         noise = bytes(self._noise).decode("utf-8", "replace").strip()
         said = (stderr or noise).splitlines()[-1:] or [broken or "nothing"]
         ended = f"status {status}" if status is not None else "no status"
+        by_hand = f"ssh {name} python3 --version; where that works, --remote-python with another one"
         return AgentFailed(
             f"its agent did not start ({ended}); the host said: {said[0]}",
             host=name,
-            hint=f"ssh {name} python3 --version; where that works, --remote-python with another one",
+            hint=_hint(said[0], by_hand),
         )
+
+
+def _hint(cause: str, otherwise: str) -> str:
+    """What to try, where the cause is one that we know."""
+    return next((hint for text, hint in _HINTS.items() if text in cause), otherwise)
 
 
 def _first_line(noise: bytes) -> str:

@@ -36,8 +36,15 @@ def is_usable(address: str) -> bool:
 
 
 def interface_of(facts: HostFacts, address: str) -> str | None:
-    """The host's interface that has the address."""
-    return next((name for name, listed in facts.addresses.items() if address in listed), None)
+    """The host's interface that has the address; None where naming it would mislead.
+
+    A host that routes for itself may have its address on the loopback device, after 127.0.0.1. Libraries that
+    are told `lo` take the first, and reach nobody; told nothing, they go by the host's name.
+    """
+    names = [name for name, listed in facts.addresses.items() if address in listed]
+    if address != LOOPBACK:
+        names = [name for name in names if LOOPBACK not in facts.addresses[name]]
+    return next(iter(names), None)
 
 
 class _Target:

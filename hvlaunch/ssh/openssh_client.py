@@ -36,6 +36,7 @@ _ALWAYS = (
     "BatchMode=yes",
     "ControlMaster=no",  # to use one that is open, and never to leave one behind
     "ForwardX11=no",
+    "ExitOnForwardFailure=no",  # a port of ours can be forwarded to one of the hosts only
     "LogLevel=INFO",  # of QUIET, nothing would tell why it failed
     "RequestTTY=no",
     "RemoteCommand=none",
@@ -73,13 +74,17 @@ class OpenSSHClient:
         """
         settings = resolve(host, self._options, timeout=self._timeout, ask=self._ask)
         hops = self._hops.before(host.name, settings.proxy_jump)  # in a circle, ssh would start ssh for ever
+        first = self._hops.settings(hops[0].host) if hops else settings
         words = ["ssh", "-T", *ssh_words(host, self._options)]
         for option in (*_ALWAYS, *_POLICIES[self._options.host_keys]):
             words += ["-o", option]
         hint = by_hand(host, self._options, settings)
         door = hops[0].key[0] if hops else f"{settings.hostname} port {settings.port}"
         take = partial(self._turns.take, door)
-        return OpenSSHConnection(host.name, [*words, "--", host.name], settings, take, self._timeout, hint)
+        words += ["--", host.name]
+        return OpenSSHConnection(
+            host.name, words, settings, take, self._timeout, hint, is_ssh_alone=first.proxy_command is None
+        )
 
     def close(self) -> None:
         """End questions; may be repeated."""
@@ -89,17 +94,27 @@ class OpenSSHClient:
 class OpenSSHConnection:
     """hvlaunch.ssh.connection.Connection by `words`, a command line of ssh that lacks the host's command.
 
-    `host` is for messages, `take` waits for a turn (hvlaunch.ssh.turns), `by_hand` is the command for hints.
+    `host` is for messages, `take` waits for a turn (hvlaunch.ssh.turns), `by_hand` is the command for hints,
+    `is_ssh_alone` is whether no ProxyCommand writes to the stderr of ssh.
     """
 
     def __init__(
-        self, host: str, words: list[str], settings: HostSettings, take: _Take, timeout: float, by_hand: str
+        self,
+        host: str,
+        words: list[str],
+        settings: HostSettings,
+        take: _Take,
+        timeout: float,
+        by_hand: str,
+        *,
+        is_ssh_alone: bool,
     ) -> None:
         self._host = host
         self._words = words
         self._take = take
         self._timeout = timeout
         self._by_hand = by_hand
+        self._is_ssh_alone = is_ssh_alone
         is_direct = settings.proxy_jump is None and settings.proxy_command is None
         ours, theirs = addresses_toward(settings) if is_direct else ("", "")
         self.local_address: str | None = ours
@@ -124,7 +139,9 @@ class OpenSSHConnection:
         try:
             process = start_piped([*self._words, command], {**os.environ, **_ENVIRONMENT})
         except (OSError, ValueError) as error:
-            hint = "installing OpenSSH's client (Debian: openssh-client), or --ssh-client paramiko"
+            hint = "ulimit -a here: a limit may be too low"
+            if isinstance(error, FileNotFoundError):
+                hint = "installing OpenSSH's client (Debian: openssh-client), or --ssh-client paramiko"
             raise HostError(f"ssh can't be started: {error}", host=self._host, hint=hint) from None
         channel = OpenSSHChannel(process)
         self._channels.append(channel)
@@ -147,7 +164,7 @@ class OpenSSHConnection:
         if time.monotonic() >= deadline:
             cause = f"ssh did not connect within {self._timeout:g} s"
             raise StartTimeout(cause, host=self._host, hint=self._by_hand)
-        raise explain(said, host=self._host, by_hand=self._by_hand)
+        raise explain(said, host=self._host, by_hand=self._by_hand, is_ssh_alone=self._is_ssh_alone)
 
 
 class OpenSSHChannel:
@@ -178,12 +195,15 @@ class OpenSSHChannel:
         if self._early:
             data, self._early = self._early, b""
             return data
-        data = self._pipes.read()
-        if not data and self._pipes.exit_status(_END_PATIENCE) == FAILED:
-            why = lost(self.stderr().decode("utf-8", "replace"))
-            if why is not None:
-                raise ConnectionResetError(f"the connection was lost: {why}")
-        return data
+        if data := self._pipes.read():
+            return data
+        status = self._pipes.exit_status(_END_PATIENCE)
+        why = lost(self.stderr().decode("utf-8", "replace")) if status == FAILED else None
+        if (killed := self._process.returncode) is not None and killed < 0:
+            why = f"its ssh on this machine was ended by signal {-killed}"
+        if why is not None:
+            raise ConnectionResetError(f"the connection was lost: {why}")
+        return b""
 
     def write(self, data: bytes) -> None:
         self._pipes.write(data)

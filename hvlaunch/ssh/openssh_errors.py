@@ -41,6 +41,7 @@ _SENT_AWAY = (
     "Exceeded MaxStartups",
     "Not allowed at this time",
 )
+_NO_AGREEMENT = ("Unable to negotiate with", "ssh_dispatch_run_fatal")
 _NO_CONNECTION = ("connect to host", "Connection timed out", "No route to host", "Network is unreachable")
 _NO_FORWARDING = (
     "open failed: administratively prohibited",
@@ -79,8 +80,11 @@ def lost(said: str) -> str | None:
     return _line(said, _LOST)
 
 
-def explain(said: str, *, host: str, by_hand: str) -> HostError:
-    """The error that ssh's stderr tells of. `by_hand` is the command that shows it to the user."""
+def explain(said: str, *, host: str, by_hand: str, is_ssh_alone: bool = False) -> HostError:
+    """The error that ssh's stderr tells of. `by_hand` is the command that shows it to the user.
+
+    `is_ssh_alone`: there is no ProxyCommand that may have said some of it; what is not ssh's is an sshd's Banner.
+    """
     if _line(said, _REVOKED + _CHANGED + _UNKNOWN_KEY):
         return _host_key(said, host, by_hand)
     if line := _line(said, _UNKNOWN_NAME):
@@ -93,18 +97,21 @@ def explain(said: str, *, host: str, by_hand: str) -> HostError:
         return PermissionDenied("; ".join([line.rstrip("."), *notes]), host=host, hint=hint, tried=())
     if line := _line(said, _NO_FORWARDING):
         return ConnectFailed(f"its jump host does not connect to it: {line}", host=host, hint=by_hand)
-    if line := _line(said, _NO_CONNECTION):
+    if line := _line(said, _NO_CONNECTION + _NO_AGREEMENT):
         return ConnectFailed(line, host=host, hint=by_hand)
     if line := _line(said, _NO_SESSION):
         return HostError(f"it opens no session for us: {line}", host=host, hint=by_hand)
     if line := _line(said, _BAD_CONFIGURATION):
         return HostError(f"the ssh configuration can't be used: {line}", host=host, hint=by_hand)
     told = [line for line in _lines(said) if not _NO_NEWS.match(line)]
-    reason = next((line for line in told if not was_sent_away(line)), None)
-    if told and reason is None:
+    gone = [line for line in told if was_sent_away(line)]
+    other = [line for line in told if line not in gone]
+    if gone and (is_ssh_alone or not other):
         hint = "a smaller --connect-limit, if its sshd has a small MaxStartups; or it refuses our address"
-        return SentAway(told[0], host=host, hint=hint)
-    return ConnectFailed(f"ssh failed, and said: {reason or 'nothing'}", host=host, hint=by_hand)
+        before = f" (before that: {other[-1]})" if other else ""
+        return SentAway(gone[0] + before, host=host, hint=hint)
+    reason = "nothing" if not other else other[-1 if is_ssh_alone else 0]
+    return ConnectFailed(f"ssh failed, and said: {reason}", host=host, hint=by_hand)
 
 
 def _host_key(said: str, host: str, by_hand: str) -> HostError:

@@ -3,15 +3,16 @@
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hvlaunch.errors import HostError
+from hvlaunch.errors import ConnectFailed, HostError
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.ask_ssh import AskSSH
 from hvlaunch.ssh.jumps import Hop, Hops, Jumps, behind
-from hvlaunch.ssh.proxy_command import start_proxy
+from hvlaunch.ssh.proxy_command import ProxySocket, start_proxy
 from hvlaunch.ssh.questions import Questions
 from hvlaunch.ssh.settings import OPENSSH, Target, by_hand, resolve
 from hvlaunch.ssh.stream import Stream
@@ -32,7 +33,7 @@ class ParamikoClient:
     """Connects to the hosts of a job as `options` say, within `timeout` seconds each. Thread-safe.
 
     What the hosts share are the keys, which `keyring` gives once they are needed, the turns, and the connections
-    to jump hosts, which `close` ends.
+    to jump hosts. `close` ends these, and each ProxyCommand by which a host has not been reached yet.
     """
 
     def __init__(
@@ -46,6 +47,9 @@ class ParamikoClient:
         self._keyring = keyring
         self._turns = turns
         self._jumps: Jumps[ParamikoConnection] = Jumps()
+        self._lock = threading.Lock()
+        self._proxies: weakref.WeakSet[ProxySocket] = weakref.WeakSet()
+        self._closed = False
 
     def connect(self, host: Host) -> "ParamikoConnection":
         """Connect to `host` and authenticate with a key. Blocks. The host's key is checked as the options say.
@@ -66,9 +70,14 @@ class ParamikoClient:
         return self._open(target, via, deadline)
 
     def close(self) -> None:
-        """End questions, and the connections to jump hosts; may be repeated."""
+        """End questions, the connections to jump hosts, and every ProxyCommand; may be repeated."""
         self._asker.close()
         self._jumps.close()
+        with self._lock:
+            self._closed = True
+            proxies = [*self._proxies]
+        for proxy in proxies:
+            proxy.close()
 
     def _jump(self, hop: Hop, via: "ParamikoConnection | None", deadline: float) -> "ParamikoConnection":
         settings = self._hops.settings(hop.host, hop.jump)
@@ -79,7 +88,7 @@ class ParamikoClient:
         self, target: Target, via: "ParamikoConnection | None", deadline: float
     ) -> "ParamikoConnection":
         def attempt() -> "ParamikoConnection":
-            stream = _stream(target, via, deadline)
+            stream = self._stream(target, via, deadline)
             try:
                 login = _load_login()(
                     target, self._options.host_keys, self._keyring(), timeout=self._timeout, deadline=deadline
@@ -92,17 +101,21 @@ class ParamikoClient:
         address = f"{target.settings.hostname} port {target.settings.port}"
         return self._turns.take(address, attempt, host=target.name, deadline=deadline)
 
-
-def _stream(target: Target, via: "ParamikoConnection | None", deadline: float) -> Stream:
-    settings = target.settings
-    if via is not None:
-        to = (settings.hostname, settings.port)
-        return via.open_jump(to, host=target.name, timeout=max(0.0, deadline - time.monotonic()))
-    if settings.proxy_command is None:
-        return dial(target.name, settings, deadline)
-    if any(setting.startswith("ProxyUseFdpass") for setting in settings.beyond):
-        raise HostError("paramiko can't do ProxyUseFdpass", host=target.name, hint=OPENSSH)
-    return start_proxy(target.name, settings.proxy_command)
+    def _stream(self, target: Target, via: "ParamikoConnection | None", deadline: float) -> Stream:
+        settings = target.settings
+        if via is not None:
+            to = (settings.hostname, settings.port)
+            return via.open_jump(to, host=target.name, timeout=max(0.0, deadline - time.monotonic()))
+        if settings.proxy_command is None:
+            return dial(target.name, settings, deadline)
+        if any(setting.startswith("ProxyUseFdpass") for setting in settings.beyond):
+            raise HostError("paramiko can't do ProxyUseFdpass", host=target.name, hint=OPENSSH)
+        with self._lock:
+            if self._closed:
+                raise ConnectFailed("it is not waited for any more", host=target.name)
+            proxy = start_proxy(target.name, settings.proxy_command)
+            self._proxies.add(proxy)
+        return proxy
 
 
 def _load_login() -> "type[Login]":

@@ -60,6 +60,17 @@ def test_those_who_are_too_many_for_sshd_come_back(site: Site, client: str) -> N
     assert "MaxStartups" in site.hosts["gate"].sshd_log()
 
 
+def test_a_jump_host_with_a_banner_hides_nothing_from_the_ssh_binary(site: Site) -> None:
+    """Its ssh prints the banner, which is neither why a busy host turns some away nor a reason to give up."""
+    (site.hosts["inner"].sshd / "banner").write_text("*** inner ***\nAuthorized use only.\n")
+    site.sshd("inner", "Banner /run/sshd/banner")
+    site.sshd("gate", "MaxStartups 2:100:2", "LogLevel VERBOSE")
+    site.config("Host m*", "  ProxyJump inner", "  HostName gate", "  HostKeyAlias gate")
+    job = site.run("--ssh-client", "openssh", "--connect-limit", 8, "-H", "m[1-8]:1", "true")
+    assert job.code() == 0, job.stderr
+    assert "MaxStartups" in site.hosts["gate"].sshd_log()
+
+
 def test_no_more_than_the_limit_at_once(site: Site) -> None:
     site.sshd("gate", "MaxStartups 3:100:4", "LogLevel VERBOSE")
     site.config("Host m*", "  HostName gate", "  HostKeyAlias gate")

@@ -227,6 +227,23 @@ def test_an_agent_that_does_not_start_is_quoted(rig: Rig) -> None:
     assert "This account is currently not available." in str(event.error)
 
 
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("hvlaunch agent: no place for temporary files (/tmp: no space left on device)", "try: df /tmp"),
+        ("/bin/sh: 1: Cannot fork", "try: ulimit -a"),
+        ("bash: fork: retry: Resource temporarily unavailable", "try: ulimit -a"),
+        ("This account is currently not available.", "try: ssh a python3 --version"),
+    ],
+)
+def test_an_agent_that_does_not_start_has_the_hint_of_its_cause(rig: Rig, said: str, hint: str) -> None:
+    rig.event()
+    rig.channel.end(1, f"{said}\n".encode())
+    event = rig.event()
+    assert isinstance(event.error, AgentFailed)
+    assert hint in str(event.error)
+
+
 def test_a_killed_agent_is_named(rig: Rig) -> None:
     rig.ready()
     rig.channel.end(137, b"hvlaunch agent: killed by SIGKILL\n")

@@ -40,6 +40,15 @@ def test_interfaces_are_found_by_address() -> None:
     assert interface_of(facts(1, addresses=MANY), "10.9.9.9") is None
 
 
+def test_the_loopback_device_is_not_named_for_another_address() -> None:
+    """It may have the host's own address, where routing runs on the host; libraries would take 127.0.0.1 of it."""
+    addresses = {"lo": ["127.0.0.1", "10.9.0.1"], "eth0": ["10.0.0.1"]}
+    assert interface_of(facts(1, addresses=addresses), "10.9.0.1") is None
+    assert interface_of(facts(1, addresses=addresses), "127.0.0.1") == "lo"
+    both = {**addresses, "eth0": ["10.9.0.1"]}
+    assert interface_of(facts(1, addresses=both), "10.9.0.1") == "eth0"
+
+
 def network(*numbers: int, only: tuple[str, ...] = ()) -> Network:
     return Network({"abcd"[number - 1]: facts(number) for number in numbers}, only)
 

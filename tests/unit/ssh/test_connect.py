@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hvlaunch.errors import (
@@ -30,10 +31,12 @@ from .conftest import (
     answer,
     connect,
     free_port,
+    gone,
     in_thread,
     keygen,
     read_all,
     refusal,
+    until,
     user,
 )
 
@@ -237,6 +240,23 @@ def test_a_proxy_command_that_fails(unused):
     unused.config.append("ProxyCommand sh -c 'echo %r wants %h:%p >&2; exit 4'")
     error = refusal(ConnectFailed, unused)
     assert f"ended with status 4, and said: {user()} wants 127.0.0.1:{unused.port}" in str(error)
+
+
+def test_close_ends_a_proxy_command_that_is_still_waited_for(unused):
+    """It may not look at its stdin, as an `ssh -W` whose gate does not answer."""
+    unused.config.append(f"ProxyCommand sh -c 'echo $$ > {unused.folder}/pid; exec sleep 600'")
+    client = ParamikoClient(unused.options(), timeout=PATIENCE, keyring=Keyring, turns=Turns(8))
+    thread, ended = in_thread(lambda: client.connect(unused.host()))
+    pid = unused.folder / "pid"
+    until(lambda: pid.exists() and pid.read_text().endswith("\n"), "the ProxyCommand to run")
+    command = psutil.Process(int(pid.read_text()))
+    for _ in range(2):
+        client.close()
+    assert gone(command)
+    thread.join(PATIENCE)
+    assert isinstance(ended[0], ConnectFailed)
+    with pytest.raises(ConnectFailed, match="not waited for"):
+        client.connect(unused.host())
 
 
 def test_a_proxy_command_that_meets_a_full_sshd(unused):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 from contextlib import closing
 
 import psutil
@@ -105,6 +106,14 @@ def test_a_broken_connection_is_not_the_end_of_output(sshd, connection):
     assert "the connection was lost: " in str(ended[0])
 
 
+def test_an_ssh_that_somebody_kills_is_no_end_of_the_command(connection):
+    channel = connection.run("echo before; exec cat")
+    assert channel.read() == b"before\n"
+    os.kill(channel._process.pid, signal.SIGKILL)
+    with pytest.raises(ConnectionResetError, match="its ssh on this machine was ended by signal 9"):
+        channel.read()
+
+
 def test_user_settings_that_would_spoil_it_do_not_count(sshd):
     sshd.config += [
         "RequestTTY force",
@@ -124,6 +133,18 @@ def test_user_settings_that_would_spoil_it_do_not_count(sshd):
     finally:
         sshd.config.clear()
     assert not (sshd.folder / "cm").exists()
+
+
+def test_a_port_that_can_not_be_forwarded_is_no_error(sshd):
+    """As where several hosts have the same LocalForward: one connection has it, the others go without."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        sshd.config += [f"LocalForward 127.0.0.1:{port} 127.0.0.1:9", "ExitOnForwardFailure yes"]
+        try:
+            with closing(reach(sshd)) as connection:
+                assert read_all(connection.run("echo hello")) == b"hello\n"
+        finally:
+            sshd.config.clear()
 
 
 def test_a_shell_of_the_users_that_runs_nothing(sshd, monkeypatch):
@@ -189,5 +210,18 @@ def test_settings_that_can_not_be_used(unused):
 
 def test_no_ssh(unused, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with closing(reach(unused)) as connection, pytest.raises(HostError, match="ssh can't be started"):
+    with (
+        closing(reach(unused)) as connection,
+        pytest.raises(HostError, match=r"ssh can't be started.* installing"),
+    ):
         connection.run("true")
+
+
+def test_an_ssh_that_is_there_and_can_not_be_started(unused):
+    """Here for a word that is too long; for a limit of ours, as a rule. Installing it again would not help."""
+    with (
+        closing(reach(unused)) as connection,
+        pytest.raises(HostError, match="ssh can't be started") as caught,
+    ):
+        connection.run("x" * 200_000)
+    assert "ulimit" in str(caught.value)

@@ -147,6 +147,30 @@ def test_a_text_is_an_error(said, kind, cause):
     assert error.hint
 
 
+BANNER = "*** gate ***\r\nAuthorized use only.\r\n"
+GONE = "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by UNKNOWN port 65535\r\n"
+
+
+def test_a_jump_hosts_banner_is_no_reason():
+    """ssh prints it, though all is well with the jump host; without a ProxyCommand nobody else speaks there."""
+    error = explain(BANNER + GONE, host="a", by_hand="ssh a", is_ssh_alone=True)
+    assert type(error) is SentAway
+    assert error.cause.startswith("kex_exchange_identification: Connection closed by remote host")
+    assert "(before that: Authorized use only.)" in error.cause
+    other = explain(f"{BANNER}something new\n", host="a", by_hand="ssh a", is_ssh_alone=True)
+    assert type(other) is ConnectFailed
+    assert other.cause == "ssh failed, and said: something new"
+
+
+def test_a_jump_host_that_can_not_agree_is_not_tried_again():
+    said = (
+        "Unable to negotiate with 10.0.0.1 port 22: no matching host key type found. Their offer: ssh-rsa\r\n"
+    )
+    error = explain(BANNER + said + GONE, host="a", by_hand="ssh a", is_ssh_alone=True)
+    assert type(error) is ConnectFailed
+    assert error.cause.startswith("Unable to negotiate with 10.0.0.1")
+
+
 def test_a_changed_key_tells_its_fingerprint():
     error = explain(CHANGED, host="a", by_hand="ssh root@a")
     assert isinstance(error, HostKeyChanged)
