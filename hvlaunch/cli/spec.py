@@ -42,7 +42,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         elastic=elastic_options(options),
         slots_per_host=options.slots_per_host,
         network_interfaces=tuple(
-            name for names in options.network_interfaces for name in names.split(",") if name
+            name.strip() for names in options.network_interfaces for name in names.split(",") if name.strip()
         ),
         horovod=options.horovod,
         relay=options.rendezvous_relay,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def here(tmp_path, monkeypatch):
 
 
 def spec_of(line, environ=None):
-    spec, warnings = job_spec(parse(line.split()), environ or {})
+    spec, warnings = job_spec(parse(shlex.split(line)), environ or {})
     assert warnings == []
     return spec
 
@@ -39,7 +40,7 @@ def test_everything_said_arrives(here):
         "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log "
         "--horovod --rendezvous-relay always --rendezvous-port 4711 --worker-port-range 29500-29599 "
         "--mpi --mpirun /m --mpi-args=-a --mpi-args=-b --binding-args=-c "
-        "--grace 3 --verbose --network-interfaces ib0,ib1 --network-interface eth0 --cwd /data python -m train -np 4"
+        "--grace 3 --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --cwd /data python -m train -np 4"
     )
     spec = spec_of(line, {"PATH": "/bin", "OTHER": "x"})
     assert spec == JobSpec(
