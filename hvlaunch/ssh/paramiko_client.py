@@ -33,7 +33,7 @@ class ParamikoClient:
     """Connects to the hosts of a job as `options` say, within `timeout` seconds each. Thread-safe.
 
     What the hosts share are the keys, which `keyring` gives once they are needed, the turns, and the connections
-    to jump hosts. `close` ends these, and each ProxyCommand by which a host has not been reached yet.
+    to jump hosts. `close` ends these, and every ProxyCommand.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class World:
         wait_until_idle()  # the script may end here, or keep a model
         self.abandon()
         if have_all_come:
-            _over.clear()
+            _over.clear()  # nothing is stuck: no thread of ours need be left behind where Python ends
         else:
             let_go()
 
