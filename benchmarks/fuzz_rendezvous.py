@@ -25,9 +25,9 @@ import psutil
 
 from benchmarks.command_line import argument_parser
 from benchmarks.measure import mebibytes
-from hvlaunch.rendezvous import verbs
-from hvlaunch.rendezvous.http import HttpLimits
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.serving import verbs
+from hvlaunch.rendezvous.serving.http import HttpLimits
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.store import StoreLimits
 from tests.unit.rendezvous.corpus import HOSTILE, VALID
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN

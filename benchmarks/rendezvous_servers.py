@@ -33,7 +33,7 @@ def ready(port: int) -> None:
 def hvlaunch(*, uvloop: bool = True) -> None:
     if not uvloop:
         sys.modules["uvloop"] = None  # type: ignore[assignment]  # as where it is not installed
-    from hvlaunch.rendezvous.server import RendezvousServer  # noqa: PLC0415 (each only where it is used)
+    from hvlaunch.rendezvous.serving.server import RendezvousServer  # noqa: PLC0415 (each only where it is used)
 
     with RendezvousServer(TOKEN, "probe", "nonce", host="127.0.0.1") as server:
         ready(server.port)

@@ -5,11 +5,11 @@ import threading
 from queue import SimpleQueue
 
 from hvlaunch.console.printer import Printer
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.driver import Driver
-from hvlaunch.gloo.keys import Keys
+from hvlaunch.gloo.driver.keys import Keys
+from hvlaunch.gloo.driver.loop import Driver
+from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host, JobResult, JobSpec
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.unit.gloo.played import PlayedAgent
 
 __all__ = ["SimulatedHosts"]

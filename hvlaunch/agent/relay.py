@@ -42,7 +42,7 @@ class _Connection:
 
 
 class Relay:
-    """Listens on a loopback port for workers; the driver's end of each connection is in gloo/relay.py.
+    """Listens on a loopback port for workers; the driver's end of each connection is in gloo/driver/relay.py.
 
     `relay` frames have the connection's number `id` and `what`: `open` (by the agent only), `data` (body: bytes),
     `end` (no more data from this side), `close` (the connection is over; what was sent before still counts),

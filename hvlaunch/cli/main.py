@@ -78,7 +78,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
     for warning in () if options.quiet else warnings:
         _complain(f"warning: {warning}")
     if spec.allocation is not None and not options.quiet:
-        from hvlaunch.console.fold import host_set  # noqa: PLC0415
+        from hvlaunch.hosts.fold import host_set  # noqa: PLC0415
 
         _complain(f"hosts of {spec.allocation}: {host_set(host.name for host in spec.hosts)}")
     if options.dry_run:

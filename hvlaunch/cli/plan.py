@@ -5,11 +5,12 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hvlaunch.cli.environment import MASK, masked, shown
-from hvlaunch.gloo.worker_env import HostNetwork, default_env, elastic_env, identity_env, shared_env
+from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
+from hvlaunch.gloo.engine.actions import HostNetwork
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.placement import Placement, needed, place, slots_of
 from hvlaunch.job import Host, JobSpec
-from hvlaunch.rendezvous.worker_id import worker_id
+from hvlaunch.rendezvous.rounds import worker_id
 
 __all__ = ["plan", "quoted"]
 

@@ -3,8 +3,8 @@
 import re
 from collections import Counter
 
-from hvlaunch.console.fold import fold_hosts
 from hvlaunch.errors import HostError, HostsFailed, HvlaunchError
+from hvlaunch.hosts.fold import fold_hosts
 
 __all__ = ["describe"]
 

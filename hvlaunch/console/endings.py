@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Iterable, Sequence
 
-from hvlaunch.console.fold import fold_hosts, fold_ranks
+from hvlaunch.hosts.fold import fold_hosts, fold_ranks
 from hvlaunch.job import WorkerExit
 
 __all__ = ["duration", "end", "endings", "failed_itself", "signal_name"]

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.console.fold import host_set, number_set
 from hvlaunch.console.lines import Stream
 from hvlaunch.errors import BadUsage
+from hvlaunch.hosts.fold import host_set, number_set
 from hvlaunch.job import ConsoleOptions
 
 if TYPE_CHECKING:

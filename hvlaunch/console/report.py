@@ -9,7 +9,7 @@ from hvlaunch.console.causes import describe
 from hvlaunch.console.endings import duration, end, endings, failed_itself, signal_name
 from hvlaunch.console.evidence import Evidence, evidence
 from hvlaunch.console.files import rank_directory
-from hvlaunch.console.fold import fold_hosts, fold_ranks
+from hvlaunch.hosts.fold import fold_hosts, fold_ranks
 from hvlaunch.job import JobResult, WorkerExit
 
 __all__ = ["failure_report"]

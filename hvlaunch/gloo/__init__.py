@@ -1,1 +1,4 @@
-"""hvlaunch's own controller: the engine that decides, and the loop that carries out."""
+"""hvlaunch's own controller, which Horovod names gloo too. It is not torch's Gloo, the collectives that workers may use.
+
+`engine` decides and is pure, `driver` carries out, `watch` looks on.
+"""

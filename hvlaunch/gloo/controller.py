@@ -9,13 +9,13 @@ from queue import SimpleQueue
 from typing import BinaryIO
 
 from hvlaunch.console.printer import Printer
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.driver import Driver
-from hvlaunch.gloo.keys import Keys
-from hvlaunch.gloo.signals import signals_as_events
+from hvlaunch.gloo.driver.keys import Keys
+from hvlaunch.gloo.driver.loop import Driver
+from hvlaunch.gloo.driver.signals import signals_as_events
+from hvlaunch.gloo.engine import events as on
 from hvlaunch.hosts.local import is_local
 from hvlaunch.job import Host, JobResult, JobSpec
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
 
@@ -49,7 +49,7 @@ def _connect(remote: Callable[[Host], Connection], host: Host) -> Connection:
     """
     if is_local(host):
         from hvlaunch.hosts.outer_job import without_place  # noqa: PLC0415 (see the docstring)
-        from hvlaunch.ssh.local import connect_local  # noqa: PLC0415 (the same)
+        from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (the same)
 
         return connect_local(host, without_place(os.environ))
     return remote(host)

@@ -1,13 +1,16 @@
 """Placing workers on hosts: who gets which rank."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from hvlaunch.errors import BadUsage, NotEnoughSlots
 from hvlaunch.job import Host
 
-__all__ = ["Placement", "needed", "place", "slots_of"]
+__all__ = ["Placement", "Seat", "needed", "place", "seats", "slots_of"]
+
+Seat = tuple[str, int]
+"""A host and a slot there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +103,22 @@ def _fill(slots: Sequence[tuple[str, int]], size: int) -> list[tuple[str, int]]:
             used.append((host, taken))
             size -= taken
     return used
+
+
+def seats(hosts: Iterable[tuple[str, Sequence[int]]]) -> dict[Seat, Placement]:
+    """The places of workers in these slots, ranks in the order given: host by host, and slot by slot on each.
+
+    local_rank counts a host's slots upwards, whatever their ranks, so that on a full host it is the slot.
+    """
+    chosen = [(host, slots) for host, slots in hosts if slots]
+    if not chosen:
+        return {}
+    by_local_rank = {
+        (one.host, one.local_rank): one for one in place([(host, len(slots)) for host, slots in chosen])
+    }
+    found: dict[Seat, Placement] = {}
+    for host, slots in chosen:
+        local_ranks = {slot: local_rank for local_rank, slot in enumerate(sorted(slots))}
+        for slot in slots:
+            found[host, slot] = replace(by_local_rank[host, local_ranks[slot]], rank=len(found))
+    return found

@@ -8,7 +8,7 @@ only when it comes from the driver.
 
 import sys
 
-from hvlaunch.gloo.bundle import NEW_ENOUGH
+from hvlaunch.gloo.driver.bundle import NEW_ENOUGH
 
 __all__ = ["ADDRESSES", "AGENT", "DRIVER", "TOKEN", "boot_command"]
 

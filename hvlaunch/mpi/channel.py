@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import Cutter, Sieve
 from hvlaunch.mpi.crew import Crew
-from hvlaunch.mpi.errors import EndedByLauncher
+from hvlaunch.mpi.launcher_errors import EndedByLauncher
 from hvlaunch.ssh.connection import Channel
-from hvlaunch.ssh.tcp import is_near
+from hvlaunch.ssh.streams.tcp import is_near
 
 __all__ = ["CrewChannel", "CrewConnection"]
 

@@ -13,7 +13,7 @@ from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
 from hvlaunch.gloo.controller import run as run_by_agents
-from hvlaunch.gloo.network import is_usable
+from hvlaunch.gloo.engine.network import is_usable
 from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions
 from hvlaunch.mpi.boot import ADDRESSES, TOKEN, boot_command
@@ -22,10 +22,10 @@ from hvlaunch.mpi.channel import CrewConnection
 from hvlaunch.mpi.command import Request
 from hvlaunch.mpi.detect import Kind, Launcher
 from hvlaunch.mpi.door import Door
-from hvlaunch.mpi.errors import LauncherFailed
 from hvlaunch.mpi.find import find
 from hvlaunch.mpi.identity import ALL_NAMES
 from hvlaunch.mpi.jsrun import rankfile
+from hvlaunch.mpi.launcher_errors import LauncherFailed
 from hvlaunch.mpi.muster import Muster
 from hvlaunch.mpi.process import LauncherProcess
 from hvlaunch.mpi.request import counted, remote_python, request_of

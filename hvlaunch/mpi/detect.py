@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from hvlaunch.mpi.errors import NoLauncher, UnknownLauncher
+from hvlaunch.mpi.launcher_errors import NoLauncher, UnknownLauncher
 
 __all__ = ["Kind", "Launcher", "detect", "read_version", "version_text"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import MPIOptions
 from hvlaunch.mpi.detect import Kind, Launcher, detect
-from hvlaunch.mpi.errors import NoLauncher
+from hvlaunch.mpi.launcher_errors import NoLauncher
 
 __all__ = ["find"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from hvlaunch.errors import AgentFailed, HvlaunchError, StartTimeout
 from hvlaunch.mpi.detect import Kind
 from hvlaunch.mpi.door import Member
-from hvlaunch.mpi.errors import LauncherFailed
 from hvlaunch.mpi.identity import identity, names_of
+from hvlaunch.mpi.launcher_errors import LauncherFailed
 
 __all__ = ["Muster", "sort_out"]
 

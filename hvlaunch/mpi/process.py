@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import IO
 
 from hvlaunch.mpi.command import Command
-from hvlaunch.mpi.errors import NoLauncher
+from hvlaunch.mpi.launcher_errors import NoLauncher
 
 __all__ = ["LauncherProcess"]
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from hvlaunch.rendezvous import batch
-from hvlaunch.rendezvous.errors import (
+from hvlaunch.rendezvous.client_errors import (
     NoRendezvous,
     NotANumber,
     RendezvousClosed,
@@ -23,7 +23,7 @@ from hvlaunch.rendezvous.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from hvlaunch.rendezvous.link import Link, Reply
+from hvlaunch.rendezvous.requests import Reply, Requests
 
 __all__ = ["Changes", "Client", "Versioned"]
 
@@ -68,7 +68,7 @@ class Client:
     """
 
     def __init__(self, url: str, token: str, *, timeout: float = 10.0) -> None:
-        self._link = Link(url, token, timeout)
+        self._requests = Requests(url, token, timeout)
         self.url = url
         self.timeout = timeout
 
@@ -94,7 +94,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connections that are not in use. The client stays usable."""
-        self._link.close()
+        self._requests.close()
 
     # One key:
 
@@ -214,7 +214,7 @@ class Client:
         return reply
 
     def _ask(self, method: str, path: str, body: bytes | None = None, *, patience: float = 0.0) -> Reply:
-        reply = self._link.ask(method, path, body, patience)
+        reply = self._requests.ask(method, path, body, patience)
         if reply.status in (OK, NOT_FOUND, PRECONDITION_FAILED):
             return reply
         if reply.status not in _REFUSALS:

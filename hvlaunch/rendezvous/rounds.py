@@ -18,6 +18,8 @@ __all__ = [
     "Notice",
     "decode",
     "encode",
+    "worker_id",
+    "worker_of",
 ]
 
 ASKS = "hvlaunch.asks"
@@ -89,3 +91,14 @@ def decode(kind: type[T], value: bytes) -> T:
         if not isinstance(field, wanted[name]) or isinstance(field, bool) is not (wanted[name] is bool):
             raise ValueError(f"no {kind.__name__}: {name} is {field!r}")
     return message
+
+
+def worker_id(host: str, slot: int, start: int) -> str:
+    """No two workers of a job have the same. `start` counts those of the slot from 0."""
+    return f"{host}/{slot}/{start}"
+
+
+def worker_of(name: str) -> tuple[str, int, int]:
+    """Host, slot and start of a worker_id. Raises ValueError."""
+    host, slot, start = name.rsplit("/", 2)
+    return host, int(slot), int(start)

@@ -4,12 +4,55 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from hvlaunch.rendezvous.errors import NotANumber, StoreFull, ValueTooLarge
-from hvlaunch.rendezvous.waiters import Waiters
+from hvlaunch.rendezvous.client_errors import NotANumber, StoreFull, ValueTooLarge
 
-__all__ = ["Changes", "Entry", "Store", "StoreLimits"]
+__all__ = ["Changes", "Entry", "Store", "StoreLimits", "Waiters", "until_all_set", "until_changed"]
+
+CallT = TypeVar("CallT", bound=Callable[..., object])
+Watched = tuple[str, str | None]
+
+
+class Waiters(Generic[CallT]):
+    """Callbacks by place: a scope and a key, or a scope and None."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How many there are."""
+        self.weight = 0
+        """What they weigh together."""
+        self._calls: dict[Watched, dict[object, tuple[CallT, int]]] = {}
+
+    def add(self, place: Watched, call: CallT, weight: int = 1) -> Callable[[], None]:
+        """Keep `call` for the next take(place). `weight` says what it holds meanwhile.
+
+        Returns a function that calls it off, at any time and any number of times.
+        """
+        waiter = object()
+        self._calls.setdefault(place, {})[waiter] = call, weight
+        self.count += 1
+        self.weight += weight
+
+        def call_off() -> None:
+            calls = self._calls.get(place)
+            if calls is not None and calls.pop(waiter, None) is not None:
+                self.count -= 1
+                self.weight -= weight
+                if not calls:
+                    del self._calls[place]
+
+        return call_off
+
+    def take(self, place: Watched) -> list[CallT]:
+        """Those who wait at the place, in the order of their coming; they are forgotten here."""
+        calls = self._calls.pop(place, None)
+        if calls is None:
+            return []
+        self.count -= len(calls)
+        self.weight -= sum(weight for _, weight in calls.values())
+        return [call for call, _ in calls.values()]
+
 
 _NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
 _INT64 = 1 << 63
@@ -329,3 +372,63 @@ class Store:
 def _names(scope: str, keys: Iterable[str]) -> str:
     first, *others = keys
     return f"{scope}/{first}" + (f" and {len(others)} more" if others else "")
+
+
+def until_all_set(
+    store: Store, scope: str, keys: Sequence[str], missing: int, done: Callable[[], None]
+) -> Callable[[], None]:
+    """Call done() once, when all keys are set at one time; keys[missing] is not set now.
+
+    It waits at one key at a time, so that a wait for many costs little more than for one. Returns a function
+    that calls it off.
+    """
+    call_off = _nothing
+
+    def wait_for(index: int) -> None:
+        nonlocal call_off
+
+        def found(_value: bytes) -> None:
+            # Behind it first: what is before it was there, and is looked at again only when nothing is missing.
+            following = store.first_missing(scope, keys, index + 1)
+            if following is None:
+                following = store.first_missing(scope, keys)
+            if following is None:
+                done()
+            else:
+                wait_for(following)
+
+        call_off = store.when_set(scope, keys[index], found, len(keys))
+
+    def end() -> None:
+        call_off()
+
+    wait_for(missing)
+    return end
+
+
+def until_changed(
+    store: Store, scope: str, key: str | None, since: int, done: Callable[[Changes], None]
+) -> Callable[[], None]:
+    """Call done(changes) once, when the scope (or the key) has changes since that version. Returns as until_all_set."""
+    call_off = _nothing
+
+    def wait() -> None:
+        nonlocal call_off
+        call_off = store.when_changed(scope, key, look)
+
+    def look() -> None:
+        changes = store.changes(scope, key, since=since)
+        if changes is None:  # who knows nothing yet does not hear of deletions
+            wait()
+        else:
+            done(changes)
+
+    def end() -> None:
+        call_off()
+
+    wait()
+    return end
+
+
+def _nothing() -> None:
+    pass

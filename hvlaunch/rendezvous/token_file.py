@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 from hvlaunch.errors import EXIT_USAGE
-from hvlaunch.rendezvous.errors import RendezvousError
+from hvlaunch.rendezvous.client_errors import RendezvousError
 
 __all__ = ["BadTokenFile", "make_token_file", "read_token_file"]
 

@@ -9,10 +9,27 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from hvlaunch.errors import HostError
+from hvlaunch.job import Host
 from hvlaunch.ssh.connection import Channel
-from hvlaunch.ssh.tail import Tail
 
-__all__ = ["PipeChannel", "PipeConnection", "start_piped"]
+__all__ = ["PipeChannel", "PipeConnection", "Tail", "connect_local", "start_piped"]
+
+
+class Tail:
+    """Keeps the last `size` bytes. Thread-safe."""
+
+    def __init__(self, size: int = 16 * 1024) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._kept = b""
+
+    def add(self, data: bytes) -> None:
+        with self._lock:
+            self._kept = (self._kept + data)[-self._size :]
+
+    def get(self) -> bytes:
+        return self._kept
+
 
 _READ_SIZE = 1 << 20
 _STDERR_PATIENCE = 1.0
@@ -164,3 +181,8 @@ class _Pipe:
     def _wait(self) -> None:
         if self._file.closed or any(key.fd == self._wake for key, _ in self._selector.select()):
             raise ConnectionAbortedError("the channel is closed")
+
+
+def connect_local(host: Host, environment: Mapping[str, str] | None = None) -> PipeConnection:
+    """The connection to `host`, which is this machine. Commands get the environment; None: this process's own."""
+    return PipeConnection(("/bin/sh", "-c"), host.name, None, environment)

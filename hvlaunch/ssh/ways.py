@@ -7,7 +7,7 @@ from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.connection import Connection
 
 if TYPE_CHECKING:  # a local job has no use for it
-    from hvlaunch.ssh.keys import Keyring
+    from hvlaunch.ssh.trust.keyring import Keyring
 
 __all__ = ["Ways"]
 
@@ -48,19 +48,19 @@ class Ways:
                 self._keyring.close()
 
     def _make_client(self) -> _Client:
-        from hvlaunch.ssh.turns import Turns  # noqa: PLC0415  (see the docstring of the class)
+        from hvlaunch.ssh.streams.turns import Turns  # noqa: PLC0415  (see the docstring of the class)
 
         turns = Turns(self._options.connect_limit)
         if self._options.client == "openssh":
-            from hvlaunch.ssh.openssh_client import OpenSSHClient  # noqa: PLC0415
+            from hvlaunch.ssh.by_openssh import OpenSSHClient  # noqa: PLC0415
 
             return OpenSSHClient(self._options, timeout=self._timeout, turns=turns)
-        from hvlaunch.ssh.paramiko_client import ParamikoClient  # noqa: PLC0415
+        from hvlaunch.ssh.by_paramiko.client import ParamikoClient  # noqa: PLC0415
 
         return ParamikoClient(self._options, timeout=self._timeout, keyring=self._keys, turns=turns)
 
     def _keys(self) -> "Keyring":
-        from hvlaunch.ssh.keys import Keyring  # noqa: PLC0415
+        from hvlaunch.ssh.trust.keyring import Keyring  # noqa: PLC0415
 
         with self._lock:
             self._keyring = self._keyring or Keyring()

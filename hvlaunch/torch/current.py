@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.torch.errors import NotInitialized
+from hvlaunch.torch.group_errors import NotInitialized
 from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
 from hvlaunch.torch.world import World
@@ -46,7 +46,7 @@ def init(backend: str | None = None, timeout: timedelta | float | None = None) -
     Under hvlaunch the workers find rank 0 through the rendezvous, else at MASTER_ADDR and MASTER_PORT. Once it is
     done, it does nothing until shutdown().
 
-    Raises GroupError (see hvlaunch.torch.errors), and RendezvousError where the rendezvous can't be reached.
+    Raises GroupError (see hvlaunch.torch.group_errors), and RendezvousError where the rendezvous can't be reached.
     """
     if _world is not None:
         return

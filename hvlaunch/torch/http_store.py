@@ -14,7 +14,7 @@ from torch import distributed as dist
 from torch.distributed import DistNetworkError, DistStoreError, Store  # type: ignore[attr-defined]
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import (
+from hvlaunch.rendezvous.client_errors import (
     NoRendezvous,
     RendezvousClosed,
     RendezvousError,

@@ -12,8 +12,8 @@ from typing import Protocol
 from torch import distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from hvlaunch.rendezvous.errors import WaitTimeout
-from hvlaunch.torch.errors import (
+from hvlaunch.rendezvous.client_errors import WaitTimeout
+from hvlaunch.torch.group_errors import (
     NoMasterAddress,
     RanksMissing,
     RankZeroGone,

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvlaunch.torch.errors import BadPlace
+from hvlaunch.torch.group_errors import BadPlace
 
 __all__ = ["Place"]
 

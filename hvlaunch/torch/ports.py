@@ -6,7 +6,7 @@ import re
 import socket
 from collections.abc import Mapping
 
-from hvlaunch.torch.errors import BadPlace, PortsTaken
+from hvlaunch.torch.group_errors import BadPlace, PortsTaken
 
 __all__ = ["port_range", "reserve"]
 

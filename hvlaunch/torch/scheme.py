@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 from torch.distributed import Store, register_rendezvous_handler  # type: ignore[attr-defined]
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import NoRendezvous
-from hvlaunch.torch.errors import BadPlace
+from hvlaunch.rendezvous.client_errors import NoRendezvous
+from hvlaunch.torch.group_errors import BadPlace
 from hvlaunch.torch.http_store import HTTPStore
 from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
 from hvlaunch.hosts.placement import Placement
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Workers:
                 self._start(action)
             case do.Stop(name, steps, slots):
                 self._stop(self._world.hosts[name], list(steps), slots)
-            case do.Place():
+            case do.Assign():
                 self._place(action)
             case do.Leave(name, slot, start, _):
                 self._when_told(name, slot, start, lambda one: self.end(one, 0))
@@ -161,7 +161,7 @@ class Workers:
 
         self._world.at(self._world.delay(), told)
 
-    def _place(self, action: do.Place) -> None:
+    def _place(self, action: do.Assign) -> None:
         one = self.find(action.host, action.slot, action.start)
         if one is None:
             return

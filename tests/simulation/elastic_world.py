@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hvlaunch.errors import ConnectFailed, DiscoveryFailed, HostLost
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.engine import Engine
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.job import ElasticOptions, Host, JobSpec
 from tests.simulation.elastic_workers import Process, Workers
 from tests.simulation.faults import LEASE, plan_faults

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hvlaunch.errors import HostLost
-from hvlaunch.gloo import events as on
+from hvlaunch.gloo.engine import events as on
 
 if TYPE_CHECKING:
     from tests.simulation.elastic_workers import Process

@@ -11,7 +11,7 @@ from hvlaunch.errors import (
     NotEnoughSlots,
     NotEnoughSlotsInTime,
 )
-from hvlaunch.gloo import actions as do
+from hvlaunch.gloo.engine import actions as do
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobResult
 
@@ -37,7 +37,7 @@ class Invariants:
         for action in wanted:
             if isinstance(action, do.Start):
                 self.check_start(action)
-        places = [action for action in wanted if isinstance(action, do.Place)]
+        places = [action for action in wanted if isinstance(action, do.Assign)]
         if places:
             self.check_places(places)
         if self.world.kind == "unmodified":
@@ -56,7 +56,7 @@ class Invariants:
         )
         assert len(set(start.slots)) == len(start.slots)
 
-    def check_places(self, places: Sequence[do.Place]) -> None:
+    def check_places(self, places: Sequence[do.Assign]) -> None:
         self.check_round(places[0].round, [one.place for one in places])
         assert {one.round for one in places} == {places[0].round}, "two rounds at once"
         assert len({(one.host, one.slot) for one in places}) == len(places), "two ranks for one worker"

@@ -5,9 +5,9 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.engine import Engine
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.job import JobResult
 
 __all__ = ["Play", "facts"]

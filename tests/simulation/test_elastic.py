@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from hvlaunch.gloo import choice, membership
-from hvlaunch.gloo.engine import Engine, Phase
-from hvlaunch.gloo.policy import Policy
-from hvlaunch.gloo.seats import seats
+from hvlaunch.gloo.engine import rounds, seating
+from hvlaunch.gloo.engine.engine import Engine, Phase
+from hvlaunch.gloo.engine.policy import Policy
+from hvlaunch.hosts.placement import seats
 from tests.simulation.elastic_world import ElasticWorld
 
 SEEDS = 10_000
@@ -95,14 +95,14 @@ def a_rank_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         found[last] = replace(found[last], rank=max(0, found[last].rank - 1))
         return found
 
-    for module in (choice, membership):
+    for module in (seating, rounds):
         monkeypatch.setattr(module, "seats", wrong)
 
 
 def a_lost_host_is_never_released(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self, host):
         if self.phase is Phase.RUNNING:
-            self._membership.crew.lose(host.name)
+            self._rounds.workers.lose(host.name)
         else:
             gone(self, host)
 

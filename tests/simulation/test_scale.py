@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hvlaunch.errors import HostLost
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.engine import Engine
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from tests.simulation.play import facts
 
@@ -104,14 +104,14 @@ def elastic(job: Job) -> None:
     """All ask, train, lose a host, ask again, and end."""
     job.start()
     job.ask(-1)
-    assert len(job.take(do.Place)) == len(job.names) * SLOTS
+    assert len(job.take(do.Assign)) == len(job.names) * SLOTS
     for commit in range(3):
         for name in job.names:
             for slot in range(SLOTS):
                 job.tell(on.WorkerBeat(name, slot, 0, commit))
     job.tell(on.HostGone(job.names.pop(), HostLost("lost", host="")))
     job.ask(0)
-    assert len(job.take(do.Place)) == len(job.names) * SLOTS
+    assert len(job.take(do.Assign)) == len(job.names) * SLOTS
     job.exits(0)
     job.closed()
 

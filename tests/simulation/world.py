@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hvlaunch.errors import ConnectFailed, HostLost
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.engine import Engine
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.job import Host, JobSpec
 from tests.simulation.play import Play, facts
 

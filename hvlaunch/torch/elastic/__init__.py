@@ -19,7 +19,7 @@ from hvlaunch.torch.elastic.membership import Dismissed, Membership
 from hvlaunch.torch.elastic.rounds import Rounds
 from hvlaunch.torch.elastic.sampler import ElasticSampler
 from hvlaunch.torch.elastic.state import ObjectState, State, TorchState
-from hvlaunch.torch.errors import AlreadyInitialized
+from hvlaunch.torch.group_errors import AlreadyInitialized
 from hvlaunch.torch.world import let_go
 
 __all__ = [

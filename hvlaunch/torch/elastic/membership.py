@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import RendezvousClosed, RendezvousError
+from hvlaunch.rendezvous.client_errors import RendezvousClosed, RendezvousError
 from hvlaunch.rendezvous.rounds import ASKS, BEATS, PLACES, ROUNDS, Ask, Beat, Grant, Notice, decode, encode
 
 __all__ = ["Dismissed", "Membership"]

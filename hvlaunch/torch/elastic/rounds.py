@@ -16,16 +16,15 @@ from torch import distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import WaitTimeout
-from hvlaunch.rendezvous.rounds import Grant
-from hvlaunch.rendezvous.worker_id import worker_of
+from hvlaunch.rendezvous.client_errors import WaitTimeout
+from hvlaunch.rendezvous.rounds import Grant, worker_of
 from hvlaunch.torch import current
 from hvlaunch.torch.elastic.errors import CollectiveFailed, WorkersChanged
 from hvlaunch.torch.elastic.escape import Baggage, Escape, can_start_over, start_over, unpack
 from hvlaunch.torch.elastic.membership import Membership
 from hvlaunch.torch.elastic.sockets import GroupSockets
 from hvlaunch.torch.elastic.state import State
-from hvlaunch.torch.errors import RanksMissing, RankZeroGone, RankZeroMissing, StoreUnreachable
+from hvlaunch.torch.group_errors import RanksMissing, RankZeroGone, RankZeroMissing, StoreUnreachable
 from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
 from hvlaunch.torch.world import World

@@ -10,7 +10,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import RendezvousError
+from hvlaunch.rendezvous.client_errors import RendezvousError
 
 __all__ = ["Backend"]
 

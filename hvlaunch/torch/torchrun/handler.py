@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import RendezvousError as ClientError
+from hvlaunch.rendezvous.client_errors import RendezvousError as ClientError
 from hvlaunch.torch.torchrun.backend import Backend
 from hvlaunch.torch.torchrun.barrier import Barrier, Ended, Form, Join, Late, Place, Wait
 from hvlaunch.torch.torchrun.keeper import Keeper

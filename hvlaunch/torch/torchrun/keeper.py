@@ -12,7 +12,7 @@ from itertools import count
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStateError
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import (
+from hvlaunch.rendezvous.client_errors import (
     RendezvousClosed,
     RendezvousError,
     RendezvousUnreachable,

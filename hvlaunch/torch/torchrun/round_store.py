@@ -11,7 +11,7 @@ from typing import cast
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import RendezvousUnreachable, WaitTimeout
+from hvlaunch.rendezvous.client_errors import RendezvousUnreachable, WaitTimeout
 from hvlaunch.torch.torchrun.barrier import Place
 
 __all__ = ["RoundOver", "RoundStore"]

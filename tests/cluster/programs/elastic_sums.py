@@ -19,7 +19,7 @@ from orders import Orders
 
 import hvlaunch
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import WaitTimeout
+from hvlaunch.rendezvous.client_errors import WaitTimeout
 
 COMMIT_EVERY = 4
 STEP = 0.01

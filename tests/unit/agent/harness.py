@@ -16,7 +16,7 @@ import psutil
 
 from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import Sieve
-from hvlaunch.gloo.bundle import agent_command, bundle
+from hvlaunch.gloo.driver.bundle import agent_command, bundle
 
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame

@@ -13,8 +13,8 @@ from hvlaunch import agent as agent_package
 from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import Sieve
 from hvlaunch.errors import BadUsage
-from hvlaunch.gloo import bundle as bundles
-from hvlaunch.gloo.bundle import NO_PYTHON, agent_command, bundle, python_candidates
+from hvlaunch.gloo.driver import bundle as bundles
+from hvlaunch.gloo.driver.bundle import NO_PYTHON, agent_command, bundle, python_candidates
 from tests.unit.agent.harness import AgentProcess
 
 Launch = Callable[..., AgentProcess]

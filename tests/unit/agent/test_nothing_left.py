@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hvlaunch.agent.frames import encode
-from hvlaunch.gloo.bundle import agent_command, bundle
+from hvlaunch.gloo.driver.bundle import agent_command, bundle
 from tests.unit.agent.harness import AgentProcess, Hunt, has_ended, python, until
 
 Launch = Callable[..., AgentProcess]

@@ -12,7 +12,7 @@ import pytest
 from hvlaunch.agent import probe
 from hvlaunch.agent.facts import free_port
 from hvlaunch.agent.probe import Beacon, http_request, reach
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.ipv6 import has_ipv6
 from tests.unit.agent.harness import AgentProcess
 

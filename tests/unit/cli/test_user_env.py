@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from hvlaunch.cli.environment import MASK, MAX_STRING, SET_BY_HVLAUNCH, masked, shown, user_env
 from hvlaunch.errors import BadEnvironment, BadUsage
-from hvlaunch.gloo.worker_env import HostNetwork, default_env, elastic_env, identity_env, shared_env
+from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
+from hvlaunch.gloo.engine.actions import HostNetwork
 from hvlaunch.hosts.placement import place
 from hvlaunch.job import ElasticOptions
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from hvlaunch.console.endings import duration, end, endings, signal_name
-from hvlaunch.console.fold import fold_hosts, fold_ranks
+from hvlaunch.hosts.fold import fold_hosts, fold_ranks
 from hvlaunch.job import WorkerExit
 
 

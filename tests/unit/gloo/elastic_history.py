@@ -1,7 +1,7 @@
 """Histories of elastic jobs: how they come to where a test begins, and what is read off their actions."""
 
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import ElasticOptions
 from tests.unit.gloo.history import History, hosts, ready, spec
 
@@ -35,7 +35,7 @@ def discovered(text: str) -> on.HostsDiscovered:
 
 def places(actions: list[do.Action]) -> dict[str, int]:
     """Who got which rank."""
-    return {f"{one.host}/{one.slot}": one.place.rank for one in actions if isinstance(one, do.Place)}
+    return {f"{one.host}/{one.slot}": one.place.rank for one in actions if isinstance(one, do.Assign)}
 
 
 def started(actions: list[do.Action]) -> list[str]:
@@ -52,7 +52,7 @@ def training(text: str = "a:2,b:2", **options: object) -> History:
     arrive(job, *(host.name for host in hosts(text)))
     for name, slot in everyone(job):
         job.ask(name, slot)
-    assert job.of(do.Place)
+    assert job.of(do.Assign)
     job.now += 10.0
     for name, slot in everyone(job):
         job.beat(name, slot, 5)

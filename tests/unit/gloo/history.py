@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from hvlaunch.errors import HostLost
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.actions import Step
-from hvlaunch.gloo.engine import Engine
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.actions import Step
+from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.job import Host, JobResult, JobSpec
 
 A = TypeVar("A")

@@ -12,9 +12,9 @@ import pytest
 
 from hvlaunch.console.printer import Printer
 from hvlaunch.errors import ConnectFailed
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.driver import Driver
-from hvlaunch.gloo.keys import Keys
+from hvlaunch.gloo.driver.keys import Keys
+from hvlaunch.gloo.driver.loop import Driver
+from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host, JobResult, JobSpec
 from tests.unit.gloo.played import PlayedAgent
 

@@ -14,9 +14,9 @@ from hvlaunch.errors import (
     Unreachable,
     WorkingDirectoryMissing,
 )
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.engine import Phase
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.engine import Phase
 from tests.unit.gloo.history import GENTLE, PORT, History, facts, lost, ready, spec
 
 

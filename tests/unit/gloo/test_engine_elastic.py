@@ -8,8 +8,8 @@ from hvlaunch.errors import (
     ConnectFailed,
     DiscoveryFailed,
 )
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import ElasticOptions
 from tests.unit.gloo.elastic_history import (
     arrive,
@@ -34,7 +34,7 @@ def test_the_first_round_is_of_all_who_ask() -> None:
     assert not places(job.ask("a", 1))
     actions = job.ask("a", 0)
     assert places(actions) == {"a/0": 0, "a/1": 1, "b/0": 2}
-    (first, *_) = job.of(do.Place, actions)
+    (first, *_) = job.of(do.Assign, actions)
     assert (first.round, first.root, first.place.size) == (0, 0, 3)
     assert first.network.master_addr == "10.0.0.1"
     assert states(job) == ["INIT", "HEALTHY", "INIT", "HEALTHY"]
@@ -49,7 +49,7 @@ def test_survivors_go_on_at_once_and_the_replaced_worker_joins_when_it_is_ready(
     job.ask("a", 1, 0, 5)
     actions = job.ask("a", 0, 0, 5)
     assert places(actions) == {"a/0": 0, "a/1": 1}
-    assert job.of(do.Place, actions)[0].round == 1
+    assert job.of(do.Assign, actions)[0].round == 1
 
     assert job.ask("b", 0) == [do.Change(1, "1 more worker")]
     job.ask("a", 0, 1, 6)
@@ -95,8 +95,8 @@ def test_rank_0_is_a_survivor_and_the_root_has_the_newest_commit() -> None:
     job.ask("b", 0, 0, 7)
     actions = job.ask("a", 1, 0, 5)
     assert places(actions) == {"a/1": 0, "a/0": 1, "b/0": 2}
-    assert {one.root for one in job.of(do.Place, actions)} == {2}
-    by_slot = {one.slot: one.place.local_rank for one in job.of(do.Place, actions) if one.host == "a"}
+    assert {one.root for one in job.of(do.Assign, actions)} == {2}
+    by_slot = {one.slot: one.place.local_rank for one in job.of(do.Assign, actions) if one.host == "a"}
     assert by_slot == {0: 0, 1: 1}
 
 

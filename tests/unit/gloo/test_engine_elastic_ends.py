@@ -11,9 +11,9 @@ from hvlaunch.errors import (
     HostsFailed,
     NotEnoughSlotsInTime,
 )
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.actions import Step
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.actions import Step
 from tests.unit.gloo.elastic_history import (
     arrive,
     discovered,

@@ -7,9 +7,9 @@ import pytest
 from hvlaunch.errors import (
     HostLost,
 )
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.actions import Step
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.actions import Step
 from tests.unit.gloo.history import AT_ONCE, GENTLE, History, facts, lost, spec
 
 # Failures

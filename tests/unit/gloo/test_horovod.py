@@ -1,6 +1,5 @@
-from hvlaunch.gloo.actions import Start
-from hvlaunch.gloo.horovod import addresses, scopes
-from hvlaunch.gloo.worker_env import HostNetwork
+from hvlaunch.gloo.driver.horovod import addresses, scopes
+from hvlaunch.gloo.engine.actions import HostNetwork, Start
 from hvlaunch.hosts.placement import place
 from tests.unit.gloo.history import facts
 

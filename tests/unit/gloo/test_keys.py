@@ -1,4 +1,4 @@
-from hvlaunch.gloo.keys import Keys
+from hvlaunch.gloo.driver.keys import Keys
 
 
 def test_every_job_has_keys_of_its_own() -> None:

@@ -1,4 +1,4 @@
-from hvlaunch.gloo.lease import Lease
+from hvlaunch.gloo.driver.lease import Lease
 
 
 def test_signs_of_life_are_due_four_times_in_a_lease() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hvlaunch.agent.frames import encode
 from hvlaunch.agent.pieces import START
 from hvlaunch.errors import AgentFailed, ChannelGarbled, ConnectFailed, HostLost, NoFreePort, NoPython
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.bundle import NO_PYTHON
-from hvlaunch.gloo.link import HostLink, Opening
+from hvlaunch.gloo.driver.bundle import NO_PYTHON
+from hvlaunch.gloo.driver.host_link import HostLink, Opening
+from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host
 from tests.unit.gloo.fakes import FakeConnection
 

@@ -3,9 +3,9 @@
 import pytest
 
 from hvlaunch.errors import ConnectFailed, HostLost
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.narrator import Narrator
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.watch.narrator import Narrator
 from hvlaunch.job import ConsoleOptions, ElasticOptions
 
 from .history import History, facts, ready, spec

@@ -3,7 +3,7 @@
 import pytest
 
 from hvlaunch.errors import Unreachable
-from hvlaunch.gloo.network import Network, candidates, interface_of
+from hvlaunch.gloo.engine.network import Network, candidates, interface_of
 from tests.unit.gloo.history import facts
 
 MANY = {

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 from hvlaunch.errors import DiscoveryFailed, HostLost
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.recorder import Recorder
-from hvlaunch.gloo.worker_env import HostNetwork
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.actions import HostNetwork
+from hvlaunch.gloo.watch.recorder import Recorder
 from hvlaunch.hosts.placement import place
 from hvlaunch.job import Host
 
@@ -151,7 +151,7 @@ def elastic_job():
     network = HostNetwork(master_addr="m", master_port=0, interface=None, rendezvous=None)
     for event, actions in (
         (on.HostsDiscovered([Host("a", 1)]), [do.Start("a", 0, [one], network, facts(1), [3], [2])]),
-        (on.WorkerAsked("a", 3, 2, -1, -1), [do.Place("a", 3, 2, 1, one, network, 0)]),
+        (on.WorkerAsked("a", 3, 2, -1, -1), [do.Assign("a", 3, 2, 1, one, network, 0)]),
         (on.WorkerSuspended("a", 0, 3, 2), [do.Break(1, "rank 0 is stopped"), do.Change(2, "2 more")]),
         (on.DiscoveryFailed(DiscoveryFailed("no cloud")), [do.GroupState("HEALTHY", 1)]),
         (on.WorkerBeat("a", 3, 2, 5), [do.Leave("a", 3, 2, "training is done")]),

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.relay import CHUNK, WINDOW
-from hvlaunch.gloo.relay import HostRelay, peer_name
+from hvlaunch.gloo.driver.relay import HostRelay, peer_name
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import RendezvousClosed
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.client_errors import RendezvousClosed
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.unit.agent.harness import AgentProcess, until
 
 AUTH = b"Authorization: Bearer token\r\n"

@@ -4,14 +4,14 @@ from queue import SimpleQueue
 
 import pytest
 
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.roster import Roster
-from hvlaunch.gloo.worker_env import HostNetwork
+from hvlaunch.gloo.driver.roster import Roster
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.actions import HostNetwork
 from hvlaunch.hosts.placement import place
 from hvlaunch.rendezvous import Client
 from hvlaunch.rendezvous.rounds import ASKS, BEATS, PLACES, ROUNDS, Ask, Beat, Grant, Notice, decode, encode
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 LONG = 60.0
 
@@ -58,7 +58,7 @@ def test_nonsense_is_no_event(rig, key, value):
 def test_places_and_the_fate_of_rounds_are_told(rig):
     network = HostNetwork(master_addr="10.0.0.1", master_port=0, interface="eth0", rendezvous=None)
     third = place([("a", 2), ("b", 1)])[2]
-    rig.roster.carry_out(do.Place("b", 0, 4, 7, third, network, 0))
+    rig.roster.carry_out(do.Assign("b", 0, 4, 7, third, network, 0))
     grant = decode(Grant, rig.worker.wait(PLACES, "b/0/4", LONG))
     assert grant == Grant(7, 2, 3, 0, 1, 1, 2, "10.0.0.1", "eth0")
     rig.roster.carry_out(do.Leave("a", 1, 0, "host a has left"))

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from hvlaunch.gloo import events as on
-from hvlaunch.gloo.signals import signals_as_events
+from hvlaunch.gloo.driver.signals import signals_as_events
+from hvlaunch.gloo.engine import events as on
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from hvlaunch.gloo import actions as do
-from hvlaunch.gloo.start_frame import start_frame
-from hvlaunch.gloo.worker_env import HostNetwork, default_env, identity_env, shared_env
+from hvlaunch.gloo.driver.start_frame import start_frame
+from hvlaunch.gloo.driver.worker_env import default_env, identity_env, shared_env
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine.actions import HostNetwork
 from hvlaunch.hosts.placement import place
 from tests.unit.gloo.history import facts, spec
 

@@ -9,7 +9,7 @@ import pytest
 from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import Cutter, Sieve
 from hvlaunch.mpi.channel import CrewConnection, plain
-from hvlaunch.mpi.errors import EndedByLauncher
+from hvlaunch.mpi.launcher_errors import EndedByLauncher
 
 HELLO = {"type": "hello", "cwd_error": None, "trouble": None}
 

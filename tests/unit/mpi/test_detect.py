@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from hvlaunch.mpi.detect import Kind, Launcher, detect, read_version, version_text
-from hvlaunch.mpi.errors import NoLauncher, UnknownLauncher
+from hvlaunch.mpi.launcher_errors import NoLauncher, UnknownLauncher
 
 OPEN_MPI_4_DEBIAN = """\
 mpirun.openmpi (OpenRTE) 4.1.4

@@ -5,8 +5,8 @@ import pytest
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import MPIOptions
 from hvlaunch.mpi.detect import Kind, Launcher
-from hvlaunch.mpi.errors import NoLauncher
 from hvlaunch.mpi.find import find
+from hvlaunch.mpi.launcher_errors import NoLauncher
 
 
 def test_mpirun_is_asked_what_it_is(tmp_path):

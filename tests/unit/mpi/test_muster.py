@@ -8,7 +8,7 @@ import pytest
 from hvlaunch.errors import AgentFailed, StartTimeout
 from hvlaunch.mpi.detect import Kind
 from hvlaunch.mpi.door import Member
-from hvlaunch.mpi.errors import LauncherFailed
+from hvlaunch.mpi.launcher_errors import LauncherFailed
 from hvlaunch.mpi.muster import Muster, sort_out
 
 

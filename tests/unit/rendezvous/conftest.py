@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.http import HttpLimits
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.serving.http import HttpLimits
+from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving.traffic import TrafficLimits
 from hvlaunch.rendezvous.store import StoreLimits
-from hvlaunch.rendezvous.traffic import TrafficLimits
 from tests.unit.rendezvous.scripted import Scripted
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN, Wire
 

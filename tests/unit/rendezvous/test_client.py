@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import (
+from hvlaunch.rendezvous.client_errors import (
     NoRendezvous,
     NotANumber,
     RendezvousClosed,
@@ -16,7 +16,7 @@ from hvlaunch.rendezvous.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.ipv6 import has_ipv6
 from tests.unit.rendezvous.calls import calls
 from tests.unit.rendezvous.scripted import ok
@@ -295,7 +295,7 @@ def test_what_is_no_address_of_a_rendezvous(url):
     ],
 )
 def test_addresses(url, address):
-    link = Client(url, TOKEN)._link
+    link = Client(url, TOKEN)._requests
     assert (link._host, link._port) == address
 
 

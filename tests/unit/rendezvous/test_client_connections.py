@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import (
+from hvlaunch.rendezvous.client_errors import (
     NoRendezvous,
     RendezvousClosed,
     RendezvousError,
@@ -19,8 +19,8 @@ from hvlaunch.rendezvous.errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from hvlaunch.rendezvous.server import RendezvousServer
-from hvlaunch.rendezvous.traffic import TrafficLimits
+from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving.traffic import TrafficLimits
 from tests.unit.rendezvous.calls import calls
 from tests.unit.rendezvous.scripted import ok
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
@@ -96,11 +96,11 @@ def test_what_the_server_did_already_it_does_not_do_again(server, client):
         if path == "delete":
             client.put("s", "k", b"")
         target = f"/-/{path}/s/k?id={path}" + ("&version=0" if path == "compare" else "")
-        first = client._link.ask("POST", target, body)
+        first = client._requests.ask("POST", target, body)
         assert first.status == 200
         assert answer in (None, first)
         value = client.get("s", "k")
-        assert client._link.ask("POST", target, body) == first
+        assert client._requests.ask("POST", target, body) == first
         assert client.get("s", "k") == value
 
 
@@ -142,7 +142,7 @@ def test_a_timeout_on_a_kept_connection_is_no_retry(scripted):
     server = scripted([ok(b"1"), b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc", ok(b"3")])
     client = Client(server.url, TOKEN)
     client.get("s", "k")
-    client._link._timeout = 0.1
+    client._requests._timeout = 0.1
     with pytest.raises(RendezvousUnreachable, match="no answer within"):
         client.get("s", "k")
     assert len(server.requests) == 1

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hvlaunch.rendezvous.horovod import HorovodScopes
-from hvlaunch.rendezvous.http import Answer, Head
-from hvlaunch.rendezvous.routes import Routes
+from hvlaunch.rendezvous.serving.horovod import HorovodScopes
+from hvlaunch.rendezvous.serving.http import Answer, Head
+from hvlaunch.rendezvous.serving.routes import Routes
 from hvlaunch.rendezvous.store import Store
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvlaunch.rendezvous.http import Answer, Head, HttpLimits, RequestReader, render_head
+from hvlaunch.rendezvous.serving.http import Answer, Head, HttpLimits, RequestReader, render_head
 
 LIMITS = HttpLimits(head=400, body=100)
 

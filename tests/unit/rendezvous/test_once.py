@@ -2,8 +2,8 @@
 
 import pytest
 
-from hvlaunch.rendezvous.http import Answer
-from hvlaunch.rendezvous.once import Once
+from hvlaunch.rendezvous.serving.http import Answer
+from hvlaunch.rendezvous.serving.verbs import Once
 
 
 def test_only_the_newest_are_remembered():

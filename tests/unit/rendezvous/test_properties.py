@@ -25,8 +25,8 @@ from hypothesis.stateful import (
 )
 
 from hvlaunch.rendezvous.client import Changes, Client, Versioned
-from hvlaunch.rendezvous.errors import NotANumber, RendezvousClosed, RendezvousUnreachable, WaitTimeout
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.client_errors import NotANumber, RendezvousClosed, RendezvousUnreachable, WaitTimeout
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
 
 EXAMPLES = int(os.environ.get("HVLAUNCH_EXAMPLES", "40"))

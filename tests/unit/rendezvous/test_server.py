@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hvlaunch.agent.probe import http_request, reach
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving.verbs import Verbs
 from hvlaunch.rendezvous.store import Store
-from hvlaunch.rendezvous.verbs import Verbs
 from tests.unit.rendezvous.wire import AUTH, NONCE, PROBE_TOKEN, TOKEN, Wire, get, put, transports
 
 VERBS = list(Verbs(Store(), {"nonce": None, "health": None, "metrics": None})._verbs)

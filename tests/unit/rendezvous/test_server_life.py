@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvlaunch.rendezvous.errors import RendezvousClosed, RendezvousError, StoreFull, ValueTooLarge
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.client_errors import RendezvousClosed, RendezvousError, StoreFull, ValueTooLarge
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.ipv6 import has_ipv6
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN, Wire, get, put, transports
 
@@ -152,7 +152,7 @@ def test_a_subscriber_is_told_of_every_change(start, connect, until):
 def test_before_the_first_client_the_driver_needs_no_event_loop():
     code = """
 import sys
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 with RendezvousServer("t", "p", "n") as server:
     server.subscribe("s", lambda key, value: print(key, value.decode()))
     server.put("s", "k", b"v")
@@ -330,7 +330,7 @@ def server_to_close(start):
     return start()
 
 
-@pytest.mark.parametrize("module", ["server", "client"])
+@pytest.mark.parametrize("module", ["serving.server", "client"])
 def test_importing_is_cheap(module):
     code = f"import sys, hvlaunch.rendezvous.{module}; print(*sys.modules)"
     loaded = subprocess.run(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import Unauthorized
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.client_errors import Unauthorized
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
 
 METHODS = [

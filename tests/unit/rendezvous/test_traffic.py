@@ -4,8 +4,7 @@ import resource
 import subprocess
 import sys
 
-from hvlaunch.rendezvous.descriptors import room_for
-from hvlaunch.rendezvous.traffic import Traffic, TrafficLimits
+from hvlaunch.rendezvous.serving.traffic import Traffic, TrafficLimits, room_for
 
 
 class Connection:
@@ -41,7 +40,7 @@ def test_the_machine_may_have_no_room():
 def test_the_limit_of_descriptors_is_raised_when_it_is_needed():
     code = """
 import resource
-from hvlaunch.rendezvous.descriptors import room_for
+from hvlaunch.rendezvous.serving.traffic import room_for
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 700))
 for count in (44, 45, 300, 444, 445):
     print(room_for(count), *resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from hvlaunch.rendezvous.http import Answer, Head, Later
-from hvlaunch.rendezvous.routes import Routes
+from hvlaunch.rendezvous.serving.http import Answer, Head, Later
+from hvlaunch.rendezvous.serving.routes import Routes
+from hvlaunch.rendezvous.serving.verbs import MAX_WAIT
 from hvlaunch.rendezvous.store import Store, StoreLimits
-from hvlaunch.rendezvous.verbs import MAX_WAIT
 from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
 
 FIRST = 1000

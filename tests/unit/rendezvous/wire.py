@@ -4,7 +4,7 @@ import asyncio
 import socket
 from typing import NamedTuple
 
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 TOKEN = "the-jobs-token"
 PROBE_TOKEN = "the-probe-token"

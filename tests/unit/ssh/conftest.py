@@ -18,11 +18,11 @@ import pytest
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.by_paramiko.client import ParamikoClient
+from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
 from hvlaunch.ssh.connection import Channel
-from hvlaunch.ssh.keys import Keyring
-from hvlaunch.ssh.paramiko_client import ParamikoClient
-from hvlaunch.ssh.paramiko_connection import ParamikoConnection
-from hvlaunch.ssh.turns import Turns
+from hvlaunch.ssh.streams.turns import Turns
+from hvlaunch.ssh.trust.keyring import Keyring
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 PATIENCE = 60.0

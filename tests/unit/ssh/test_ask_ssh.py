@@ -6,7 +6,7 @@ import subprocess
 import psutil
 import pytest
 
-from hvlaunch.ssh.ask_ssh import AskSSH
+from hvlaunch.ssh.config.ask_ssh import AskSSH
 
 from .conftest import PATIENCE, gone, in_thread, until
 

@@ -22,9 +22,9 @@ from hvlaunch.errors import (
     UnknownHost,
 )
 from hvlaunch.job import Host
-from hvlaunch.ssh.keys import Keyring
-from hvlaunch.ssh.paramiko_client import ParamikoClient
-from hvlaunch.ssh.turns import Turns
+from hvlaunch.ssh.by_paramiko.client import ParamikoClient
+from hvlaunch.ssh.streams.turns import Turns
+from hvlaunch.ssh.trust.keyring import Keyring
 
 from .conftest import (
     PATIENCE,

@@ -9,10 +9,10 @@ from contextlib import closing
 import pytest
 
 from hvlaunch.job import Host
+from hvlaunch.ssh.by_openssh import OpenSSHClient
 from hvlaunch.ssh.connection import Connection
-from hvlaunch.ssh.local import connect_local
-from hvlaunch.ssh.openssh_client import OpenSSHClient
-from hvlaunch.ssh.turns import Turns
+from hvlaunch.ssh.pipes import connect_local
+from hvlaunch.ssh.streams.turns import Turns
 
 from .conftest import PATIENCE, connect, in_thread, read_all
 

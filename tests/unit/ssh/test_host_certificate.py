@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.ssh.host_certificate import BadCertificate, bare_key, read_certificate
+from hvlaunch.ssh.trust.host_certificate import BadCertificate, bare_key, read_certificate
 
 from .conftest import keygen
 

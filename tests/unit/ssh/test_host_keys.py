@@ -12,8 +12,8 @@ import pytest
 
 from hvlaunch.errors import EXIT_HOSTS, HostError, HostKeyChanged, HostKeyRevoked, HostKeyUnknown
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.host_keys import HostKey, KnownHosts, preferred_algorithms
-from hvlaunch.ssh.settings import resolve
+from hvlaunch.ssh.config.settings import resolve
+from hvlaunch.ssh.trust.known_hosts import HostKey, KnownHosts, preferred_algorithms
 
 from .conftest import in_thread, keygen, public, until
 

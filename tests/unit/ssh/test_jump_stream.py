@@ -15,8 +15,8 @@ from paramiko.common import (
 )
 from paramiko.message import Message
 
-from hvlaunch.ssh.jump_stream import JumpStream
-from hvlaunch.ssh.paramiko_transport import ClientTransport
+from hvlaunch.ssh.by_paramiko.jump_stream import JumpStream
+from hvlaunch.ssh.by_paramiko.transport import ClientTransport
 
 from .conftest import PATIENCE, connect, in_thread, until
 

@@ -10,7 +10,7 @@ import pytest
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host
-from hvlaunch.ssh.local import connect_local
+from hvlaunch.ssh.pipes import connect_local
 
 from .conftest import PATIENCE, in_thread, read_all, until
 

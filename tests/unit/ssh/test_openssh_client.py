@@ -19,8 +19,8 @@ from hvlaunch.errors import (
     StartTimeout,
     UnknownHost,
 )
-from hvlaunch.ssh.openssh_client import OpenSSHClient, OpenSSHConnection
-from hvlaunch.ssh.turns import Turns
+from hvlaunch.ssh.by_openssh import OpenSSHClient, OpenSSHConnection
+from hvlaunch.ssh.streams.turns import Turns
 
 from .conftest import (
     PATIENCE,

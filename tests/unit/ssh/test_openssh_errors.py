@@ -12,7 +12,7 @@ from hvlaunch.errors import (
     SentAway,
     UnknownHost,
 )
-from hvlaunch.ssh.openssh_errors import explain, lost, was_sent_away
+from hvlaunch.ssh.complaints import explain, lost, was_sent_away
 
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvlaunch.ssh.tail import Tail
+from hvlaunch.ssh.pipes import Tail
 
 
 @pytest.mark.parametrize(

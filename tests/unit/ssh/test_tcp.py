@@ -8,8 +8,8 @@ import pytest
 
 from hvlaunch.errors import ConnectFailed, StartTimeout, UnknownHost
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.settings import resolve
-from hvlaunch.ssh.tcp import QuickSocket, dial
+from hvlaunch.ssh.config.settings import resolve
+from hvlaunch.ssh.streams.tcp import QuickSocket, dial
 
 from .conftest import PATIENCE, free_port
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from hvlaunch.errors import ConnectFailed, SentAway, StartTimeout
-from hvlaunch.ssh.turns import Turns
+from hvlaunch.ssh.streams.turns import Turns
 
 from .conftest import in_thread, until
 

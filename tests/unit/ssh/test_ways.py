@@ -6,8 +6,8 @@ from contextlib import closing
 
 import pytest
 
-from hvlaunch.ssh.openssh_client import OpenSSHConnection
-from hvlaunch.ssh.paramiko_connection import ParamikoConnection
+from hvlaunch.ssh.by_openssh import OpenSSHConnection
+from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
 from hvlaunch.ssh.ways import Ways
 
 from .conftest import PATIENCE, read_all

@@ -18,9 +18,9 @@ from torch import distributed as dist
 
 import hvlaunch.torch as hvt
 from hvlaunch.rendezvous.rounds import ASKS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.torch.elastic import CollectiveFailed, ElasticSampler, ObjectState, TorchState, run
-from hvlaunch.torch.errors import AlreadyInitialized
+from hvlaunch.torch.group_errors import AlreadyInitialized
 from tests.unit.torch import forgotten
 
 LONG = 90.0

@@ -10,7 +10,7 @@ from hvlaunch.torch.elastic.errors import WorkersChanged
 from hvlaunch.torch.elastic.sampler import ElasticSampler
 from hvlaunch.torch.elastic.snapshot import join, split, take
 from hvlaunch.torch.elastic.state import ObjectState, State, TorchState
-from hvlaunch.torch.errors import NotInitialized
+from hvlaunch.torch.group_errors import NotInitialized
 from tests.unit.torch.ranks import in_forks, in_worlds
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.torch.errors import (
+from hvlaunch.torch.group_errors import (
     BadPlace,
     NoMasterAddress,
     PortsTaken,

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from hvlaunch.torch.errors import BadPlace
+from hvlaunch.torch.group_errors import BadPlace
 from hvlaunch.torch.place import Place
 
 HVLAUNCH = {

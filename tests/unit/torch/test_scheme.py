@@ -7,8 +7,8 @@ import torch
 from torch import distributed as dist
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.errors import NoRendezvous
-from hvlaunch.torch.errors import BadPlace
+from hvlaunch.rendezvous.client_errors import NoRendezvous
+from hvlaunch.torch.group_errors import BadPlace
 from tests.unit.torch.ranks import in_forks
 
 LONG = timedelta(seconds=60)

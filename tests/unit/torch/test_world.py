@@ -10,7 +10,7 @@ from torch import nn
 
 import hvlaunch.torch as hvt
 from hvlaunch.torch import current
-from hvlaunch.torch.errors import AlreadyInitialized, NotInitialized, PlacesClash, TooFewGPUs
+from hvlaunch.torch.group_errors import AlreadyInitialized, NotInitialized, PlacesClash, TooFewGPUs
 from hvlaunch.torch.place import Place
 from hvlaunch.torch.world import World, choose_device, members
 from tests.unit.torch.ranks import in_forks

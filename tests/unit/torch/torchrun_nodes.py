@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-from hvlaunch.rendezvous.server import RendezvousServer
+from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.torch.torchrun.handler import Handler
 from hvlaunch.torch.torchrun.settings import Settings
 from hvlaunch.torch.torchrun.state import Limits

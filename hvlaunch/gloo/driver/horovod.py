@@ -1,0 +1,37 @@
+"""What Horovod's workers need of the rendezvous: which scopes a round has, how large, and who may use them. Pure."""
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+
+from hvlaunch.gloo.driver.relay import peer_name
+from hvlaunch.gloo.engine.actions import Start
+from hvlaunch.hosts.placement import Placement
+
+__all__ = ["addresses", "scopes"]
+
+
+def scopes(places: Iterable[Placement]) -> dict[str, int]:
+    """The scopes that Horovod's workers meet in, and how many do in each."""
+    sizes: dict[str, int] = {}
+    for place in places:
+        sizes["global"] = place.size
+        sizes[f"local_{place.host}"] = place.local_size
+        sizes[f"cross_{place.local_rank}"] = place.cross_size
+    return sizes
+
+
+def addresses(starts: Sequence[Start]) -> set[str]:
+    """Where the hosts' connections to the rendezvous come from, as the server names it.
+
+    A loopback address is the driver's own machine's there, whichever host it was told by.
+    """
+    found: set[str] = set()
+    for start in starts:
+        told = start.facts
+        own = {address for listed in told.addresses.values() for address in listed}
+        if told.peer_address:
+            own.add(told.peer_address.partition("%")[0])
+        if told.peer_address is not None:
+            own = {address for address in own if not ipaddress.ip_address(address).is_loopback}
+        found |= own | {peer_name(start.host)}
+    return found

@@ -1,0 +1,353 @@
+"""One host's thread: connect, send the agent, turn its frames into events and output.
+
+A second thread writes, so that neither a slow host nor a full window holds up the driver's loop.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hvlaunch.agent.frames import PROTOCOL, BadFrame, Decoder, encode
+from hvlaunch.agent.pieces import Garbled, Sieve
+from hvlaunch.console.lines import Stream
+from hvlaunch.errors import (
+    AgentFailed,
+    ChannelGarbled,
+    HostError,
+    HostFault,
+    HostLost,
+    HvlaunchError,
+    NoFreePort,
+    NoPython,
+)
+from hvlaunch.gloo.driver.bundle import NO_PYTHON
+from hvlaunch.gloo.driver.outgoing import Outgoing
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.job import Host
+from hvlaunch.ssh.connection import Channel, Connection
+
+if TYPE_CHECKING:
+    from hvlaunch.agent.frames import Frame
+
+__all__ = ["HostLink", "Opening", "OutputSink", "Relay"]
+
+_NOISE_KEPT = 4096
+_NOISE_QUOTED = 80
+_EXIT_STATUS_WAIT = 2.0
+_NOT_FOUND = 127
+_LOST_HINT = "the system log of the host, if nobody killed it"
+_HINTS = {
+    "heard nothing from the driver": "a longer --lease, if hvlaunch was stopped (Ctrl-Z) or this machine slept; else the network between the two",
+    "can't start new thread": "ulimit -a in a login there: a limit is too low",
+    "Cannot fork": "ulimit -a in a login there: a limit is too low",
+    "MemoryError": "free -h and ulimit -a there: it has too little memory, or a limit is too low",
+    "Resource temporarily unavailable": "ulimit -a in a login there: a limit is too low",
+    "Too many open files": "ulimit -n in a login there, which is too low",
+    "no place for temporary files": "df /tmp and df -i /tmp there, or a TMPDIR that its login shell sets",
+}
+
+
+class OutputSink(Protocol):
+    """Where workers' output goes. `done` is called with the number of bytes once they are printed."""
+
+    def output(self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None]) -> None: ...
+
+    def end(self, rank: int, stream: Stream) -> None: ...
+
+
+class Relay(Protocol):
+    """The driver's end of the connections that a host's agent relays."""
+
+    def obey(self, header: Mapping[str, Any], body: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a link begins."""
+
+    connect: Callable[[Host], Connection]
+    agent: Callable[[Connection], tuple[str, bytes]]
+    """The command that starts the agent, and what it reads before the first frame."""
+    hello: Callable[[Connection], Mapping[str, Any]]
+    """The first frame."""
+    relay: Callable[[Callable[[Mapping[str, Any], bytes], None]], Relay]
+    """Makes the end of relayed connections when the first comes; it gets what sends frames to the agent."""
+    window: int
+    """Bytes of output that may be on their way from this host."""
+
+
+class HostLink:
+    """The way to one host's agent. `post` takes events, `clock` is the driver's."""
+
+    def __init__(
+        self,
+        host: Host,
+        opening: Opening,
+        post: Callable[[on.Event], None],
+        sink: OutputSink,
+        clock: Callable[[], float],
+    ) -> None:
+        self.host = host
+        self.last_heard: float | None = None
+        """When the agent's last bytes came; None before its hello."""
+        self.ranks: dict[tuple[int, int], int] = {}
+        """The rank of each worker, by slot and start."""
+        self.stdin_taken: Callable[[int, int], None] = lambda _slot, _size: None
+        self._opening = opening
+        self._post = post
+        self._sink = sink
+        self._clock = clock
+        self._offset: float | None = None
+        self._unacknowledged = 0
+        self._parting: str | None = None
+        self._bye: int | None = None
+        self._noise = bytearray()
+        self._noise_told = False
+        self._outgoing = Outgoing()
+        self._relay: Relay | None = None
+        self._connection: Connection | None = None
+        self._closed = threading.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def open(self) -> None:
+        """Begin to connect, in a thread of its own; what comes of it arrives as events."""
+        threading.Thread(target=self._run, name=f"host {self.host.name}", daemon=True).start()
+
+    def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+        """Send a frame, as soon as those before it are through. Never blocks."""
+        self._outgoing.put(encode(dict(header), body))
+
+    def _send_relayed(self, header: Mapping[str, Any], body: bytes) -> None:
+        self._outgoing.put(encode(dict(header), body), relayed=True)
+
+    def close(self) -> None:
+        """Give the host up, whatever its threads are doing. May be repeated."""
+        self._closed.set()
+        self._outgoing.close()
+        if self._connection is not None:
+            self._connection.close()
+
+    def _run(self) -> None:
+        try:
+            ending = self._serve()
+        except HostError as error:
+            ending = on.HostFailed(self.host.name, error)
+        except HvlaunchError as error:
+            ending = on.HostFailed(
+                self.host.name, AgentFailed(error.cause, host=self.host.name, hint=error.hint)
+            )
+        except Exception as error:  # noqa: BLE001 (a thread's end must reach the loop, whatever it is)
+            cause = f"internal error: {type(error).__name__}: {error}"
+            ending = on.HostFailed(self.host.name, HostFault(cause, host=self.host.name))
+        self._post(ending)
+        self.close()
+        if self._relay is not None:
+            self._relay.close()
+
+    def _serve(self) -> on.Event:
+        connection = self._opening.connect(self.host)
+        self._connection = connection
+        if self._closed.is_set():
+            connection.close()
+        command, program = self._opening.agent(connection)
+        channel = connection.run(command)
+        self._post(on.HostConnected(self.host.name))
+        self._outgoing.put_first(program + encode(dict(self._opening.hello(connection))))
+        threading.Thread(
+            target=self._write, args=(channel,), name=f"to {self.host.name}", daemon=True
+        ).start()
+        broken = None
+        try:
+            for header, body in self._frames(channel):
+                self._obey(header, body, connection)
+        except Garbled:
+            return on.HostGone(self.host.name, self._garbled())
+        except (OSError, BadFrame) as error:
+            broken = str(error) or type(error).__name__
+        return self._ending(channel, broken)
+
+    def _write(self, channel: Channel) -> None:
+        try:
+            while (data := self._outgoing.get()) is not None:
+                channel.write(data)
+        except OSError:
+            return  # the reading side sees the end too, and knows more of its cause
+
+    def _frames(self, channel: Channel) -> Iterator["Frame"]:
+        """What the agent sends; only that counts as a sign of life."""
+        decoder = Decoder()
+        sieve = Sieve(self._hear_noise)
+        while data := channel.read():
+            if sent := sieve.feed(data):
+                self.last_heard = self._clock()
+                yield from decoder.feed(sent)
+
+    def _hear_noise(self, data: bytes) -> None:
+        """What others print there: the login shell before the agent, or what its start-up files left running."""
+        self._noise = (self._noise + data)[-_NOISE_KEPT:]
+        if self.last_heard is not None and not self._noise_told and data.strip():
+            self._noise_told = True
+            self._post(on.HostNoise(self.host.name, _first_line(data)))
+
+    def _obey(self, header: Mapping[str, Any], body: bytes, connection: Connection) -> None:
+        name = self.host.name
+        match header["type"]:
+            case "output":
+                self._output(header, body)
+            case "relay":
+                self._relayed(header, body)
+            case "hello":
+                self._hello(header, connection)
+            case "reached":
+                where = header["address"], header["tried"], header["relay_port"]
+                self._post(on.RendezvousReached(name, *where))
+            case "probed":
+                self._post(on.HostProbed(name, header["target"], header["address"]))
+            case "started":
+                self._tell_time(header["at"])
+                worker = header["round"], header["slot"], header["pid"], header["start"]
+                self._post(on.WorkerStarted(name, *worker))
+            case "not_started":
+                why = header["code"], header["cause"], header["start"]
+                self._post(on.WorkerNotStarted(name, header["round"], header["slot"], *why))
+            case "exited":
+                self._post(self._exited(header, body))
+            case "suspended":
+                self._post(on.WorkerSuspended(name, header["round"], header["slot"], header["start"]))
+            case "master_port":
+                self._post(on.MasterPort(name, header["port"]))
+            case "stdin_taken":
+                self.stdin_taken(header["slot"], header["bytes"])
+            case "pong":
+                self._tell_time(header["at"])
+            case "parting" | "fault":
+                self._parting = header["cause"]
+                error = self._lost(f"its agent ends: {self._parting}")
+                self._post(on.HostParting(name, error, body.decode("ascii", "replace")))
+            case "bye":
+                self._bye = header["left"]
+
+    def _hello(self, header: Mapping[str, Any], connection: Connection) -> None:
+        if header["protocol"] != PROTOCOL:
+            raise AgentFailed(
+                f"its agent speaks protocol {header['protocol']}, this hvlaunch speaks {PROTOCOL}",
+                host=self.host.name,
+            )
+        if header["master_port"] is None:
+            raise NoFreePort(host=self.host.name)
+        facts = header["facts"]
+        gpus = facts.get("gpus")
+        told = on.HostFacts(
+            addresses=facts["addresses"],
+            cpus=facts["cpus"],
+            gpus=None if gpus is None else len(gpus),
+            scratch=header["scratch"],
+            beacon_port=header["beacon_port"],
+            master_port=header["master_port"],
+            peer_address=connection.remote_address,
+            python=facts.get("python"),
+            cwd_error=header["cwd_error"],
+            trouble=header["trouble"],
+            boot_id=facts.get("boot_id"),
+        )
+        self._post(on.HostReady(self.host.name, told))
+
+    def _output(self, header: Mapping[str, Any], body: bytes) -> None:
+        rank = self.ranks[header["slot"], header["start"]]
+        if body:
+            self._sink.output(rank, header["stream"], body, self._acknowledge)
+        else:
+            self._sink.end(rank, header["stream"])
+
+    def _relayed(self, header: Mapping[str, Any], body: bytes) -> None:
+        if self._relay is None:
+            self._relay = self._opening.relay(self._send_relayed)
+        self._relay.obey(header, body)
+
+    def _acknowledge(self, size: int) -> None:
+        """Called by the printer's thread alone: give the agent new credit, in large portions."""
+        self._unacknowledged += size
+        if self._unacknowledged >= self._opening.window // 4:
+            self.send({"type": "ack", "bytes": self._unacknowledged})
+            self._unacknowledged = 0
+
+    def _tell_time(self, at: float) -> None:
+        """Learn the distance of the host's clock from ours; the quickest frame knows it best."""
+        offset = self._clock() - at
+        self._offset = offset if self._offset is None else min(self._offset, offset)
+
+    def _exited(self, header: Mapping[str, Any], body: bytes) -> on.WorkerExited:
+        self._tell_time(header["at"])
+        return on.WorkerExited(
+            host=self.host.name,
+            round=header["round"],
+            slot=header["slot"],
+            code=header["code"],
+            signal=header["signal"],
+            at=header["at"] + (self._offset or 0.0),
+            max_rss=header["max_rss"],
+            oom_killed=header["oom_killed"],
+            error_file=body.decode("utf-8", "replace") or None,
+            start=header["start"],
+        )
+
+    def _ending(self, channel: Channel, broken: str | None) -> on.Event:
+        """Why there are no more frames."""
+        name = self.host.name
+        if self._bye is not None:
+            return on.HostClosed(name, self._bye)
+        status = channel.exit_status(_EXIT_STATUS_WAIT) if broken is None else None
+        stderr = bytes(channel.stderr()).decode("utf-8", "replace").strip()
+        if self.last_heard is None:
+            return on.HostFailed(name, self._never_began(status, stderr, broken))
+        if self._parting is not None:
+            cause = f"its agent ended: {self._parting}"
+        elif broken is not None:
+            cause = f"the connection broke: {broken}"
+        else:
+            cause = stderr.rpartition("\n")[2] or f"its agent ended with status {status}"
+        return on.HostGone(name, self._lost(cause))
+
+    def _lost(self, cause: str) -> HostLost:
+        return HostLost(f"lost: {cause}", host=self.host.name, hint=_hint(cause, _LOST_HINT))
+
+    def _garbled(self) -> ChannelGarbled:
+        return ChannelGarbled(
+            "lost: something else that runs there wrote into the middle of what its agent sent",
+            host=self.host.name,
+            hint="what start-up files leave running there must not print",
+        )
+
+    def _never_began(self, status: int | None, stderr: str, broken: str | None) -> HostError:
+        name = self.host.name
+        if status == _NOT_FOUND and NO_PYTHON in stderr:
+            tried = stderr[stderr.index(NO_PYTHON) + len(NO_PYTHON) :].splitlines()[0].strip()
+            return NoPython(
+                f"no Python >= 3.8 there (tried {tried})",
+                host=name,
+                hint="--remote-python PATH, or python=PATH in the hostfile",
+            )
+        noise = bytes(self._noise).decode("utf-8", "replace").strip()
+        said = (stderr or noise).splitlines()[-1:] or [broken or "nothing"]
+        ended = f"status {status}" if status is not None else "no status"
+        by_hand = f"ssh {name} python3 --version; where that works, --remote-python with another one"
+        return AgentFailed(
+            f"its agent did not start ({ended}); the host said: {said[0]}",
+            host=name,
+            hint=_hint(said[0], by_hand),
+        )
+
+
+def _hint(cause: str, otherwise: str) -> str:
+    """What to try, where the cause is one that we know."""
+    return next((hint for text, hint in _HINTS.items() if text in cause), otherwise)
+
+
+def _first_line(noise: bytes) -> str:
+    return noise.decode("utf-8", "replace").strip().splitlines()[0][:_NOISE_QUOTED]

@@ -1,0 +1,320 @@
+"""The loop: events off one queue, into the engine, and what it wants carried out."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch.agent.frames import PROTOCOL
+from hvlaunch.console.files import OutputFiles
+from hvlaunch.console.printer import Printer
+from hvlaunch.errors import BadUsage, HostLost
+from hvlaunch.gloo.driver.bundle import agent_command, bundle, local_agent_command, python_candidates
+from hvlaunch.gloo.driver.host_link import HostLink, Opening, Relay
+from hvlaunch.gloo.driver.keys import Keys, random_word
+from hvlaunch.gloo.driver.lease import Lease
+from hvlaunch.gloo.driver.start_frame import gets_stdin, start_frame
+from hvlaunch.gloo.driver.stdin import StdinPump
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.engine import Engine
+from hvlaunch.gloo.engine.network import is_usable
+from hvlaunch.gloo.watch.narrator import Narrator
+from hvlaunch.hosts.local import own_addresses
+from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
+from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.ssh.connection import Connection
+
+if TYPE_CHECKING:
+    from hvlaunch.gloo.driver.roster import Roster
+    from hvlaunch.hosts.discovery import Discovery, Source
+
+__all__ = ["Driver"]
+
+_OUTPUT_IN_FLIGHT = 64 << 20
+_WINDOW_RANGE = (256 << 10, 4 << 20)
+
+
+class Driver:
+    """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        events: SimpleQueue[on.Event],
+        printer: Printer,
+        rendezvous: RendezvousServer,
+        keys: Keys,
+        connect: Callable[[Host], Connection],
+        *,
+        stdin: int,
+        record: Callable[[Mapping[str, object]], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spec = spec
+        self._events = events
+        self._printer = printer
+        self._rendezvous = rendezvous
+        self._keys = keys
+        self._connect = connect
+        self._stdin = stdin
+        self._clock = clock
+        self._job_id = random_word(6)
+        self._engine = Engine(spec, rendezvous.port)
+        self._watchers = [Narrator(spec, printer.say, printer.status).see]
+        if record is not None:
+            from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (as the journal)
+
+            self._watchers.append(Recorder(spec, self._job_id, record).see)
+        self._roster = None if spec.elastic is None else _roster(rendezvous, events.put)
+        self._discovery = None if spec.elastic is None else _discovery(spec.elastic, events.put)
+        self._links: dict[str, HostLink] = {}
+        self._nonces: dict[str, str] = {}
+        self._started = 0
+        self._readers: list[tuple[HostLink, int]] = []
+        """The workers that read our stdin, by link and slot."""
+        self._files_of: int | None = None
+        self.size = 0
+        """How many workers the last round had."""
+        self._lease = Lease(spec.lease, clock())
+        self._result: JobResult | None = None
+        self._bundling = Lock()
+        self._bundles: dict[bool, bytes] = {}
+
+    def _window(self) -> int:
+        least, most = _WINDOW_RANGE
+        return max(least, min(most, _OUTPUT_IN_FLIGHT // max(1, len(self._spec.hosts))))
+
+    def run(self) -> JobResult:
+        """Take events until the engine has finished. Leaves no connection open, whatever happens."""
+        try:
+            if self._roster is not None:
+                self._roster.open()
+            self._handle(on.Began())
+            if self._discovery is not None:
+                self._discovery.start()
+            while self._result is None:
+                self._handle(self._next_event())
+                self._keep_alive()
+        finally:
+            if self._discovery is not None:
+                self._discovery.stop()
+            for link in self._links.values():
+                link.close()
+        return self._result
+
+    def _next_event(self) -> on.Event:
+        deadline = self._lease.deadline
+        if self._engine.deadline is not None:
+            deadline = min(deadline, self._engine.deadline)
+        try:
+            return self._events.get(timeout=max(0.0, deadline - self._clock()))
+        except Empty:
+            return on.Tick()
+
+    def _handle(self, event: on.Event) -> None:
+        now = self._clock()
+        actions = self._engine.handle(event, now)
+        for watch in self._watchers:
+            watch(event, actions, now)
+        starts = [action for action in actions if isinstance(action, do.Start)]
+        if starts and self._spec.horovod:
+            self._open_to_horovod(starts)
+        for action in actions:
+            self._carry_out(action)
+        if starts and self._started == self.size:
+            self._feed_stdin()
+
+    def _keep_alive(self) -> None:
+        """Let the agents hear from us, and give up those that are silent for the lease."""
+        now = self._clock()
+        if now < self._lease.deadline:
+            return
+        links = {name: link for name, link in self._links.items() if not link.is_closed}
+        heard = {name: link.last_heard for name, link in links.items() if link.last_heard is not None}
+        is_due, silent = self._lease.look(heard, now)
+        for name in silent:
+            cause = f"lost: silent for {self._spec.lease:g} s (--lease)"
+            hint = f"ping {name}: the host is down, or the network is cut"
+            self._events.put(on.HostGone(name, HostLost(cause, host=name, hint=hint)))
+            links[name].close()
+        if is_due:
+            for name in heard.keys() - silent:
+                links[name].send({"type": "ping"})
+
+    def _carry_out(self, action: do.Action) -> None:
+        match action:
+            case do.Connect(host):
+                self._open(host)
+            case do.Probe(host, target, addresses, port):
+                where = {"target": target, "addresses": addresses, "port": port}
+                self._links[host].send({"type": "probe", **where, "nonce": self._nonces[target]})
+            case do.Start():
+                self._start(action)
+            case do.Signal(host, number):
+                self._links[host].send({"type": "signal", "slots": None, "signal": number})
+            case do.Stop(host, steps, slots):
+                orders = [(step.signal, step.after) for step in steps]
+                self._links[host].send({"type": "stop", "slots": slots, "steps": orders})
+            case do.Release(host):
+                self._links[host].send({"type": "bye"})
+            case do.Abandon(host):
+                self._links[host].close()
+            case do.Assign() | do.Leave() | do.Break() | do.Change():
+                self._tell(action)
+            case do.Say() | do.GroupState():
+                pass  # for narrator and recorder
+            case do.Finish(result):
+                self._result = result
+
+    def _open(self, host: Host) -> None:
+        self._nonces[host.name] = random_word(16)
+        opening = Opening(
+            connect=self._connect,
+            agent=partial(self._agent, host),
+            hello=partial(self._hello, host),
+            relay=partial(self._relay, host),
+            window=self._window(),
+        )
+
+        def post(event: on.Event) -> None:
+            # Else it is news of an earlier connection, or of one that we have given up.
+            if self._links.get(host.name) is link and not link.is_closed:
+                self._events.put(event)
+
+        link = HostLink(host, opening, post, self._printer, self._clock)
+        self._links[host.name] = link
+        link.open()
+
+    def _agent(self, host: Host, connection: Connection) -> tuple[str, bytes]:
+        """The command that starts the host's agent, and what it reads first."""
+        config = {"lease": self._spec.lease, "grace": self._spec.grace, "window": self._window()}
+        chosen = host.python or self._spec.remote_python
+        if connection.remote_address is None and chosen is None:
+            return local_agent_command(config), b""
+        with self._bundling:
+            program = self._bundles.get(connection.is_near) or bundle(config, is_near=connection.is_near)
+            self._bundles[connection.is_near] = program
+        return agent_command(python_candidates(chosen), len(program)), program
+
+    def _hello(self, host: Host, connection: Connection) -> Mapping[str, Any]:
+        return {
+            "type": "hello",
+            "protocol": PROTOCOL,
+            "nonce": self._nonces[host.name],
+            "cwd": self._spec.cwd,
+            "gpus": host.slots is None and self._spec.slots_per_host is None,
+            "ports": self._spec.worker_ports,
+            "elastic": None if self._spec.elastic is None else self._spec.elastic.worker_timeout,
+            "rendezvous": self._rendezvous_candidates(connection),
+        }
+
+    def _rendezvous_candidates(self, connection: Connection) -> Mapping[str, Any] | None:
+        """Where a host may reach the rendezvous; nothing needs to be found out on this machine itself."""
+        if connection.local_address is None:
+            return None
+        addresses = _own_addresses(connection.local_address)
+        if self._spec.horovod:
+            # Its client knows IPv4 alone; where that leads nowhere, agents relay.
+            addresses = [one for one in addresses if ":" not in one]
+        return {
+            "candidates": [(address, self._rendezvous.port) for address in addresses],
+            "token": self._keys.probe_token,
+            "nonce": self._keys.nonce,
+            "relay": self._spec.relay,
+        }
+
+    def _relay(self, host: Host, send: Callable[[Mapping[str, Any], bytes], None]) -> Relay:
+        from hvlaunch.gloo.driver.relay import HostRelay  # noqa: PLC0415 (it needs asyncio, which few jobs do)
+
+        return HostRelay(host.name, self._rendezvous, send)
+
+    def _open_to_horovod(self, starts: Sequence[do.Start]) -> None:
+        from hvlaunch.gloo.driver import horovod  # noqa: PLC0415 (few jobs have such workers)
+
+        places = [place for start in starts for place in start.places]
+        self._rendezvous.open_to_horovod(horovod.scopes(places), horovod.addresses(starts))
+
+    def _start(self, start: do.Start) -> None:
+        self._keep_files(start.round, start.places[0].size)
+        self._started += len(start.places)
+        self._printer.place({place.rank: (place.host, place.local_rank) for place in start.places})
+        link = self._links[start.host]
+        for slot, count, place in zip(start.slots, start.starts, start.places, strict=True):
+            link.ranks[slot, count] = place.rank
+            if gets_stdin(place, self._spec):
+                self._readers.append((link, slot))
+        link.send(*start_frame(start, self._spec, job_id=self._job_id, token=self._keys.token))
+
+    def _tell(self, action: do.Assign | do.Leave | do.Break | do.Change) -> None:
+        """Pass on what is for workers that ask for their places."""
+        if isinstance(action, do.Assign):
+            self._keep_files(action.round, action.place.size)
+            self._printer.place({action.place.rank: (action.host, action.place.local_rank)})
+            self._links[action.host].ranks[action.slot, action.start] = action.place.rank
+        if self._roster is not None:
+            self._roster.carry_out(action)
+
+    def _keep_files(self, number: int, size: int) -> None:
+        """From here on output goes to files of this round. Raises BadUsage where those of the first can't be made."""
+        self.size = size
+        if self._spec.output_dir is None or self._files_of == number:
+            return
+        directory = self._spec.output_dir
+        if self._spec.elastic is not None:
+            directory /= f"round.{number}"
+        try:
+            self._printer.keep(OutputFiles(directory, size))
+        except BadUsage as error:
+            if self._files_of is None:
+                raise
+            self._printer.say(str(error))
+        self._files_of = number
+
+    def _feed_stdin(self) -> None:
+        """Pass stdin on to the workers that get it."""
+        readers = self._readers
+        if not readers:
+            return
+
+        def sender(link: HostLink, slot: int) -> Callable[[bytes], None]:
+            return lambda data: link.send({"type": "stdin", "slot": slot}, data)
+
+        pump = StdinPump(self._stdin, [sender(link, slot) for link, slot in readers])
+        index = {(link.host.name, slot): number for number, (link, slot) in enumerate(readers)}
+        for link, _ in readers:
+            name = link.host.name
+            link.stdin_taken = lambda slot, size, name=name: pump.taken(index[name, slot], size)  # type: ignore[misc]
+        pump.start()
+
+
+def _own_addresses(used: str) -> list[str]:
+    """The driver's addresses, as a host may reach them; the one that SSH uses first, if that is known."""
+    usable = filter(is_usable, own_addresses())
+    return list(dict.fromkeys([used, *usable] if used else usable))
+
+
+def _roster(rendezvous: RendezvousServer, post: Callable[[on.Event], None]) -> "Roster":
+    from hvlaunch.gloo.driver.roster import Roster  # noqa: PLC0415 (only elastic jobs have one)
+
+    return Roster(rendezvous, post)
+
+
+def _discovery(options: ElasticOptions, post: Callable[[on.Event], None]) -> "Discovery | None":
+    """What finds hosts; None where the pool is what it is."""
+    from hvlaunch.hosts.discovery import Discovery, HostFile, HostScript  # noqa: PLC0415 (as the roster)
+
+    if options.discovery_script is not None:
+        source: Source = HostScript(options.discovery_script, options.discovery_timeout)
+    elif options.hostfile is not None:
+        source = HostFile(options.hostfile)
+    else:
+        return None
+    return Discovery(
+        source,
+        lambda hosts: post(on.HostsDiscovered(hosts)),
+        lambda error: post(on.DiscoveryFailed(error)),
+        interval=options.discovery_interval,
+    )

@@ -1,0 +1,71 @@
+"""The driver's side of rounds that workers ask for: what it hears from them, and tells them, at the rendezvous."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.rendezvous.rounds import (
+    ASKS,
+    BEATS,
+    PLACES,
+    ROUNDS,
+    Ask,
+    Beat,
+    Grant,
+    Notice,
+    decode,
+    encode,
+    worker_id,
+    worker_of,
+)
+from hvlaunch.rendezvous.serving.server import RendezvousServer
+
+__all__ = ["Roster"]
+
+
+class Roster:
+    """Turns what workers write into events for `post`, and the engine's actions into what they read."""
+
+    def __init__(self, server: RendezvousServer, post: Callable[[on.Event], None]) -> None:
+        self._server = server
+        self._post = post
+
+    def open(self) -> None:
+        """Listen to workers, until the server closes. `post` is called in the server's thread."""
+        self._server.subscribe(ASKS, self._asked)
+        self._server.subscribe(BEATS, self._beaten)
+
+    def carry_out(self, action: do.Assign | do.Leave | do.Break | do.Change) -> None:
+        match action:
+            case do.Assign(host, slot, start, number, place, network):
+                grant = Grant(
+                    round=number,
+                    rank=place.rank,
+                    size=place.size,
+                    local_rank=place.local_rank,
+                    local_size=place.local_size,
+                    cross_rank=place.cross_rank,
+                    cross_size=place.cross_size,
+                    master_addr=network.master_addr,
+                    interface=network.interface,
+                )
+                self._server.put(PLACES, worker_id(host, slot, start), encode(grant))
+            case do.Leave(host, slot, start, cause):
+                self._server.put(PLACES, worker_id(host, slot, start), encode(Grant(-1, leave=cause)))
+            case do.Break(number, cause):
+                self._server.put(ROUNDS, str(number), encode(Notice("broken", cause)))
+            case do.Change(number, cause):
+                self._server.put(ROUNDS, str(number), encode(Notice("changing", cause)))
+
+    def _asked(self, key: str, value: bytes | None) -> None:
+        with suppress(ValueError):  # nonsense from a worker is none of our business
+            if value is not None:
+                ask = decode(Ask, value)
+                self._post(on.WorkerAsked(*worker_of(key), ask.round, ask.commit, ask.cause))
+
+    def _beaten(self, key: str, value: bytes | None) -> None:
+        with suppress(ValueError):
+            if value is not None:
+                beat = decode(Beat, value)
+                self._post(on.WorkerBeat(*worker_of(key), beat.commit, beat.last))

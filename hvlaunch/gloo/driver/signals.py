@@ -1,0 +1,40 @@
+"""The signals of the driver's process, as events."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from hvlaunch.gloo.engine.events import Event, Interrupted, UserSignal
+
+__all__ = ["signals_as_events"]
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+@contextmanager
+def signals_as_events(post: Callable[[Event], None]) -> Iterator[None]:
+    """While in the block, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are events.
+
+    What is ignored already stays ignored (nohup, jobs in the background of a shell script). Reading
+    stdin in the background of a terminal is an error, and does not stop the process. Outside the
+    main thread, Python lets nobody handle signals, and nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, _frame: object) -> None:
+        post(Interrupted(number) if number in _ENDING else UserSignal(number))
+
+    before = {number: signal.getsignal(number) for number in (*_ENDING, *_PASSED_ON, signal.SIGTTIN)}
+    for number in (*_ENDING, *_PASSED_ON):
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, handle)
+    signal.signal(signal.SIGTTIN, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

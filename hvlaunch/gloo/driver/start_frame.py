@@ -1,0 +1,49 @@
+"""The `start` frame: a round's workers of one host. What they share is in it once."""
+
+from typing import Any
+
+from hvlaunch.agent.quick import dumps
+from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
+from hvlaunch.gloo.engine.actions import Start
+from hvlaunch.hosts.placement import Placement
+from hvlaunch.job import JobSpec
+from hvlaunch.rendezvous.rounds import worker_id
+
+__all__ = ["gets_stdin", "start_frame"]
+
+
+def start_frame(start: Start, spec: JobSpec, *, job_id: str, token: str) -> tuple[dict[str, Any], bytes]:
+    """Header and body, which carries the command and all environment: none of it is on a command line."""
+    workers = [
+        {
+            "slot": slot,
+            "start": count,
+            "env": {
+                **identity_env(
+                    place,
+                    worker=worker_id(start.host, slot, count),
+                    job_id=job_id,
+                    round_number=start.round,
+                    token=token,
+                    scratch=start.facts.scratch,
+                ),
+                **elastic_env(spec.elastic),
+            },
+            "stdin": gets_stdin(place, spec),
+        }
+        for place, slot, count in zip(start.places, start.slots, start.starts, strict=True)
+    ]
+    body = {
+        "argv": spec.command,
+        "defaults": default_env(start.facts.cpus, len(start.places)),
+        "env": shared_env(start.network, spec.env, spec.worker_ports),
+        "workers": workers,
+    }
+    return {"type": "start", "round": start.round}, dumps(body).encode("ascii")
+
+
+def gets_stdin(place: Placement, spec: JobSpec) -> bool:
+    """Whether the worker reads what the driver's stdin has; the others, and all of an elastic job, read an empty one."""
+    if spec.elastic is not None:
+        return False
+    return spec.stdin == "all" or (spec.stdin == "0" and place.rank == 0)

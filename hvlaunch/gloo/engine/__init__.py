@@ -1,0 +1,1 @@
+"""What decides: events in, actions out, without I/O, clock, threads or chance."""

@@ -1,0 +1,176 @@
+"""What the engine wants done: all that the driver's loop ever carries out."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hvlaunch.gloo.engine.events import HostFacts
+from hvlaunch.hosts.placement import Placement
+from hvlaunch.job import Host, JobResult
+
+__all__ = [
+    "Abandon",
+    "Action",
+    "Assign",
+    "Break",
+    "Change",
+    "Connect",
+    "Finish",
+    "GroupState",
+    "HostNetwork",
+    "Leave",
+    "Probe",
+    "Release",
+    "Say",
+    "Signal",
+    "Start",
+    "Step",
+    "Stop",
+]
+
+
+class HostNetwork(NamedTuple):
+    """What the workers of one host are told of the network."""
+
+    master_addr: str
+    """Rank 0's host, as the other hosts reach it."""
+    master_port: int
+    interface: str | None
+    """This host's interface towards the others; None leaves the choice to the libraries."""
+    rendezvous: tuple[str, int] | None
+    """Address and port of the driver's rendezvous, as this host reaches it; None where it can't."""
+
+
+class Step(NamedTuple):
+    """A signal to a worker that is to end, `after` seconds from the order, if it still lives then."""
+
+    signal: int
+    after: float
+
+
+class Connect(NamedTuple):
+    host: Host
+
+
+class Probe(NamedTuple):
+    """Let the host try the addresses of another host's beacon."""
+
+    host: str
+    target: str
+    addresses: Sequence[str]
+    port: int
+
+
+class Start(NamedTuple):
+    """Start workers of one host: those of a round, or some that will ask for their place."""
+
+    host: str
+    round: int
+    places: Sequence[Placement]
+    network: HostNetwork
+    facts: HostFacts
+    slots: Sequence[int]
+    """Of each worker."""
+    starts: Sequence[int]
+    """Of each worker, how many there were in its slot before it."""
+
+
+class Assign(NamedTuple):
+    """Tell a worker that has asked its place in a round. `root` is the rank that has the newest commit."""
+
+    host: str
+    slot: int
+    start: int
+    round: int
+    place: Placement
+    network: HostNetwork
+    root: int
+
+
+class Leave(NamedTuple):
+    """Tell a worker that it is not wanted any more, and shall end well."""
+
+    host: str
+    slot: int
+    start: int
+    cause: str
+
+
+class Break(NamedTuple):
+    """Tell a round's workers to leave their collectives at once, to roll back, and to ask again."""
+
+    round: int
+    cause: str
+
+
+class Change(NamedTuple):
+    """Tell a round's workers to ask again at their next commit."""
+
+    round: int
+    cause: str
+
+
+class Signal(NamedTuple):
+    """Pass a signal to all workers of a host."""
+
+    host: str
+    signal: int
+
+
+class Stop(NamedTuple):
+    """End workers of a host (slots None: all), by these steps, which replace those of an earlier Stop."""
+
+    host: str
+    steps: Sequence[Step]
+    slots: Sequence[int] | None = None
+
+
+class Release(NamedTuple):
+    """Nothing more for this host: its agent ends what is left there, and itself."""
+
+    host: str
+
+
+class Abandon(NamedTuple):
+    """Close the way to the host at once; its agent notices and ends."""
+
+    host: str
+
+
+class Say(NamedTuple):
+    """Tell the user; `detail` only where he asked for details, `error` even where he asked for quiet."""
+
+    text: str
+    detail: bool = False
+    error: bool = False
+
+
+class GroupState(NamedTuple):
+    """How the workers of an elastic job are, all together, in torch.distributed.elastic's words."""
+
+    state: str
+    """INIT, HEALTHY, UNHEALTHY, STOPPED, SUCCEEDED, FAILED or UNKNOWN."""
+    round: int | None
+
+
+class Finish(NamedTuple):
+    """The job is over, and nothing of it is left on any host that can be reached."""
+
+    result: JobResult
+
+
+Action = (
+    Connect
+    | Probe
+    | Start
+    | Assign
+    | Leave
+    | Break
+    | Change
+    | Signal
+    | Stop
+    | Release
+    | Abandon
+    | Say
+    | GroupState
+    | Finish
+)

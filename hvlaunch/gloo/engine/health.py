@@ -1,0 +1,93 @@
+"""Which workers hang: silent ones, those that do not leave a round that has ended, those that do not end. Pure."""
+
+from collections.abc import Iterator
+
+from hvlaunch.gloo.engine.round import Round, RoundState
+from hvlaunch.gloo.engine.rounds import Rounds
+from hvlaunch.gloo.engine.workers import Worker
+from hvlaunch.job import ElasticOptions
+
+__all__ = ["Health"]
+
+_CHECKS_PER_TIMEOUT = 8
+_END_CHECK = 5.0
+_LATE = 1.0
+"""Seconds after which a check that comes late means that this process was stopped itself."""
+
+
+class Health:
+    """Watches the workers of an elastic job. What is found of one is found once, if it is told to end then."""
+
+    def __init__(self, options: ElasticOptions, rounds: Rounds) -> None:
+        self._options = options
+        self._rounds = rounds
+        self._next_check: float | None = None
+        self._next_end_check: float | None = None
+
+    def beat(self, worker: Worker, commit: int, now: float, *, is_last: bool = False) -> float:
+        """The worker lives; after its last beat nobody expects another. When to look after those that may not."""
+        worker.beat_at = None if is_last else now
+        current = self._rounds.round
+        if commit > worker.commit:
+            worker.commit = commit
+            if current is not None and worker.round == current.number:
+                current.committed(commit, now)
+        if self._next_check is None:
+            self._next_check = now + self._options.worker_timeout / _CHECKS_PER_TIMEOUT
+        return self._next_check
+
+    def silent(self, now: float) -> list[Worker]:
+        """Those that were not heard of for --worker-timeout, and had been before."""
+        if self._next_check is None or now < self._next_check:
+            return []
+        beating = [one for one in self._rounds.workers if one.beat_at is not None and not one.is_ending]
+        if now > self._next_check + _LATE:
+            for worker in beating:
+                worker.beat_at = now  # what they sent meanwhile is still to be read
+        timeout = self._options.worker_timeout
+        self._next_check = now + timeout / _CHECKS_PER_TIMEOUT if beating else None
+        return [one for one in beating if one.beat_at is not None and now - one.beat_at > timeout]
+
+    def is_without_commit(self, now: float) -> bool:
+        """Whether the running round has gone on for --commit-timeout without one."""
+        current, timeout = self._rounds.round, self._options.commit_timeout
+        if timeout is None or current is None or not self._may_lack_commits(current):
+            return False
+        return now >= current.commit_at + timeout
+
+    def _may_lack_commits(self, current: Round) -> bool:
+        return self._rounds.is_asking and current.state is not RoundState.BROKEN
+
+    def stragglers(self, now: float) -> list[Worker]:
+        """Those that have not left the round in time."""
+        current = self._rounds.round
+        if current is None or current.leave_by is None or now < current.leave_by:
+            return []
+        return [one for one in self._rounds.members() if not one.is_ending]
+
+    def stuck(self, now: float) -> list[str]:
+        """Hosts where workers do not end, whatever they are sent."""
+        ending = self._rounds.workers.ending
+        return sorted({one.host for one in ending if one.ends_by is not None and now >= one.ends_by})
+
+    def deadlines(self) -> Iterator[float]:
+        """When to look again, while there are rounds."""
+        if self._next_check is not None:
+            yield self._next_check
+        current = self._rounds.round
+        if current is not None:
+            if current.leave_by is not None and current.staying:
+                yield current.leave_by
+            if self._options.commit_timeout is not None and self._may_lack_commits(current):
+                yield current.commit_at + self._options.commit_timeout
+        for worker in self._rounds.workers.draining:
+            if worker.drain_until is not None:
+                yield worker.drain_until
+
+    def end_deadline(self, now: float) -> float | None:
+        """When to look for workers that were told to end, and should have."""
+        if not self._rounds.workers.ending:
+            self._next_end_check = None
+        elif self._next_end_check is None or self._next_end_check <= now:
+            self._next_end_check = now + _END_CHECK
+        return self._next_end_check

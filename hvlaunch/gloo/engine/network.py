@@ -1,0 +1,273 @@
+"""Which addresses and interfaces the workers use: who tries whom, what they find, the choice. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from hvlaunch.errors import BadUsage, HvlaunchError, Unreachable
+from hvlaunch.gloo.engine.actions import Action, Probe, Say
+from hvlaunch.gloo.engine.events import HostFacts
+from hvlaunch.hosts.fold import fold_hosts
+
+__all__ = [
+    "LOOPBACK",
+    "Network",
+    "Wiring",
+    "candidates",
+    "interface_of",
+    "is_usable",
+    "say_shared",
+    "shared_machines",
+]
+
+LOOPBACK = "127.0.0.1"
+
+
+def candidates(facts: HostFacts) -> list[str]:
+    """Addresses under which other hosts may reach this one, the likeliest first.
+
+    First the one that the driver used, if the host really has it: an address that only leads to
+    the host (by NAT, say) comes last, since the host itself must be able to use it too.
+    """
+    own = [address for listed in facts.addresses.values() for address in listed if is_usable(address)]
+    own.sort(key=lambda address: ":" in address)
+    peer = facts.peer_address
+    if peer in own:
+        own.remove(peer)
+        own.insert(0, peer)
+    elif peer and is_usable(peer):
+        own.append(peer)
+    return own
+
+
+def is_usable(address: str) -> bool:
+    """Whether another host may get anywhere by the address: not loopback, nor valid on one link alone."""
+    import ipaddress  # noqa: PLC0415 (a job on one host needs none of this)
+
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified)
+
+
+def interface_of(facts: HostFacts, address: str) -> str | None:
+    """The host's interface that has the address; None where naming it would mislead.
+
+    A host that routes for itself may have its address on the loopback device, after 127.0.0.1. Libraries that
+    are told `lo` take the first, and reach nobody; told nothing, they go by the host's name.
+    """
+    names = [name for name, listed in facts.addresses.items() if address in listed]
+    if address != LOOPBACK:
+        names = [name for name in names if LOOPBACK not in facts.addresses[name]]
+    return next(iter(names), None)
+
+
+class _Target:
+    """A host that `hosts` try: its addresses in order of preference, and who got through to which."""
+
+    def __init__(self, addresses: Sequence[str], hosts: Sequence[str]) -> None:
+        self.addresses = addresses
+        self.hosts = hosts
+        self._reached: dict[str, set[str]] = {address: set() for address in addresses}
+        self._trying = set(hosts)
+
+    def add(self, host: str, address: str | None) -> None:
+        if address is None:
+            self._trying.discard(host)
+        else:
+            self._reached[address].add(host)
+
+    def common(self) -> str | None:
+        """The best address that all who try got through to so far."""
+        return next((one for one in self.addresses if len(self._reached[one]) == len(self.hosts)), None)
+
+    def best_for(self, host: str) -> str | None:
+        return next((one for one in self.addresses if host in self._reached[one]), None)
+
+    @property
+    def is_best(self) -> bool:
+        """Whether waiting longer can't give a better common address."""
+        return not self._trying or (bool(self.addresses) and self.common() == self.addresses[0])
+
+
+class Network:
+    """The hosts of a round, in order of rank, and the ways between them.
+
+    All others try the first host, which has rank 0; each tries the next one, in a ring without the
+    last step. A connection counts where the right host answers. `only` are interfaces that the user
+    named: they are taken as they are, and nothing is tried. One host alone needs nobody, and uses its
+    loopback.
+    """
+
+    def __init__(self, facts: Mapping[str, HostFacts], only: Sequence[str] = ()) -> None:
+        self._facts = facts
+        self._only = only
+        self.first, *others = facts
+        self._targets: dict[str, _Target] = {}
+        if others and not only:
+            previous = dict(zip(others, [self.first, *others], strict=False))
+            for target in facts:
+                hosts = others if target == self.first else [previous[target]]
+                self._targets[target] = _Target(candidates(facts[target]), hosts)
+        self._may_improve = list(self._targets.values())
+        self._lack = list(self._targets.values())
+
+    def tries(self) -> Iterator[tuple[str, str, Sequence[str]]]:
+        """Who is to try whom, at which addresses."""
+        for name, target in self._targets.items():
+            for host in target.hosts:
+                yield host, name, target.addresses
+
+    def add(self, host: str, target: str, address: str | None) -> None:
+        """`host` got through to `target` at the address; None: it has tried all."""
+        tried = self._targets.get(target)
+        if tried is not None and host in tried.hosts:
+            tried.add(host, address)
+
+    @property
+    def is_best(self) -> bool:
+        """Whether waiting longer can't give a better choice."""
+        while self._may_improve and self._may_improve[-1].is_best:
+            self._may_improve.pop()  # it stays so: thousands of findings must not ask every host each time
+        return not self._may_improve
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether every host can be reached by all who are to reach it, though perhaps not in the best way."""
+        while self._lack and self._lack[-1].common() is not None:
+            self._lack.pop()
+        return not self._lack
+
+    def problem(self) -> HvlaunchError | None:
+        """Why the hosts can't work together, when nothing more will be found: the first pair, or interface."""
+        for name, target in self._targets.items():
+            for host in target.hosts:
+                if target.best_for(host) is None:
+                    return _unreachable(host, name, target.addresses)
+        for name, facts in self._facts.items():
+            if self._only and self._named(facts) is None:
+                has = ", ".join(facts.addresses)
+                hint = "--network-interfaces with a name of each host's, where they differ"
+                cause = f"none of the interfaces {', '.join(self._only)} has an address there (it has {has})"
+                return BadUsage(cause, host=name, hint=hint)
+        return None
+
+    def _named(self, facts: HostFacts) -> str | None:
+        """The first of the user's interfaces that has an address on the host."""
+        return next((name for name in self._only if facts.addresses.get(name)), None)
+
+    def address(self, host: str, target: str | None = None) -> str:
+        """At which address `host` reaches `target`, by default rank 0's host; once there is no problem()."""
+        target = target or self.first
+        named = self._named(self._facts[target])
+        if named is not None:
+            return self._facts[target].addresses[named][0]
+        if target not in self._targets:
+            return LOOPBACK
+        tried = self._targets[target]
+        return tried.common() or tried.best_for(host) or tried.addresses[0]
+
+    def interface(self, host: str) -> str | None:
+        """The host's own interface that the others reach it by."""
+        facts = self._facts[host]
+        if self._only:
+            return self._named(facts)
+        others = iter(self._targets[host].hosts) if host in self._targets else iter([host])
+        return interface_of(facts, self.address(next(others), host))
+
+
+def _unreachable(host: str, target: str, addresses: Sequence[str]) -> Unreachable:
+    tried = ", ".join(addresses) or "it has no address but loopback"
+    return Unreachable(
+        f"can't connect to host {target} (tried {tried})",
+        host=host,
+        other=target,
+        addresses=addresses,
+        hint="opening the firewall between the two, or --network-interfaces, which takes addresses without trying",
+    )
+
+
+_PROBING_TIME = 8.0
+_SETTLE = 0.3
+"""Seconds that a better address may still take when each host can be reached at some."""
+
+
+class Wiring:
+    """Finds the network of whichever hosts are wanted now. What is known of two hosts stays known while both are there."""
+
+    def __init__(self, only: Sequence[str]) -> None:
+        self._only = only
+        self._findings: dict[str, dict[str, list[str | None]]] = {}
+        """By who tries, then by whom; a pair without findings has been asked for."""
+        self._hosts: tuple[str, ...] = ()
+        self.network: Network | None = None
+        self.deadline: float | None = None
+
+    def want(self, facts: Mapping[str, HostFacts], now: float) -> list[Action]:
+        """These are the hosts, in order of rank: what is to be tried that was not tried before."""
+        if self.network is not None and tuple(facts) == self._hosts:
+            return []
+        self._hosts = tuple(facts)
+        self.network = Network(facts, self._only)
+        self.deadline = now + _PROBING_TIME
+        probes: list[Action] = []
+        for host, target, addresses in self.network.tries():
+            for address in self._findings.get(host, {}).get(target, ()):
+                self.network.add(host, target, address)
+            probes += self._ask(host, target, addresses, facts[target].beacon_port)
+        return probes
+
+    def ask(self, host: str, target: str, facts: HostFacts) -> list[Action]:
+        """Let the host try the other one, if it was not told to before."""
+        return self._ask(host, target, candidates(facts), facts.beacon_port)
+
+    def _ask(self, host: str, target: str, addresses: Sequence[str], port: int) -> list[Action]:
+        known = self._findings.setdefault(host, {})
+        if target in known:
+            return []
+        known[target] = []
+        return [Probe(host, target, addresses, port)]
+
+    def has_found(self, host: str, target: str, address: str) -> bool:
+        return address in self._findings.get(host, {}).get(target, ())
+
+    def add(self, host: str, target: str, address: str | None) -> None:
+        """`host` got through to `target` at the address; None: it has tried all."""
+        known = self._findings.get(host, {}).get(target)
+        if known is None:
+            return
+        known.append(address)
+        if self.network is not None:
+            self.network.add(host, target, address)
+
+    def forget(self, host: str) -> None:
+        """The host is gone; if it comes back, it may have other addresses."""
+        self._findings.pop(host, None)
+        for targets in self._findings.values():
+            targets.pop(host, None)
+        self.network, self._hosts, self.deadline = None, (), None
+
+    def is_settled(self, now: float, *, others: bool) -> bool:
+        """Whether to take the network as it is; `others` is whether nothing else is waited for."""
+        if self.network is None or self.deadline is None or now >= self.deadline:
+            return self.network is not None
+        if others and not self.network.is_best and self.network.is_enough:
+            self.deadline = min(self.deadline, now + _SETTLE)
+        return others and self.network.is_best
+
+
+def say_shared(facts: Mapping[str, HostFacts]) -> list[Action]:
+    """Tell the user of them."""
+    return [
+        Say(f"{fold_hosts(names)} are one machine, and each uses all of its slots there")
+        for names in shared_machines(facts)
+    ]
+
+
+def shared_machines(facts: Mapping[str, HostFacts]) -> list[list[str]]:
+    """The hosts of which several are one machine, in the order of the hosts.
+
+    One machine has one boot id; containers on it have that too, but not each other's addresses.
+    """
+    found: dict[object, list[str]] = {}
+    for name, told in facts.items():
+        if told.boot_id is not None:
+            addresses = {(one, *listed) for one, listed in told.addresses.items()}
+            found.setdefault((told.boot_id, frozenset(addresses)), []).append(name)
+    return [names for names in found.values() if len(names) > 1]

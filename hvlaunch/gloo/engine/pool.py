@@ -1,0 +1,166 @@
+"""The hosts that a job may use, and how far each of them is. Pure."""
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+from hvlaunch.errors import HostError, HostsFailed, HvlaunchError
+from hvlaunch.gloo.engine.cooldown import Cooldown
+from hvlaunch.gloo.engine.events import HostFacts
+from hvlaunch.hosts.placement import slots_of
+from hvlaunch.job import Host
+
+__all__ = ["HostState", "Pool", "PoolHost"]
+
+
+class HostState(Enum):
+    """The connection to a host."""
+
+    NONE = "none"
+    CONNECTING = "connecting"
+    READY = "ready"
+    CLOSING = "closing"
+
+
+class PoolHost:
+    """A host, and what is known of it."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.listed = True
+        """Whether the last list of the pool has it."""
+        self.cooldown = Cooldown()
+        self.strikes = 0
+        """How often in a row its workers ended a round that had not got anywhere."""
+        self.gpus = 0
+        """As its agent counted them, the last time."""
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Nothing that was true of the connection is true any more."""
+        self.state = HostState.NONE
+        self.is_connected = False
+        self.is_parting = False
+        self.facts: HostFacts | None = None
+        self.rendezvous: tuple[str, int] | None = None
+        self.has_tried_rendezvous = False
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    def is_usable(self, now: float) -> bool:
+        """Whether workers may be started there."""
+        return (
+            self.state is HostState.READY
+            and self.listed
+            and not self.is_parting
+            and not self.cooldown.holds(now)
+        )
+
+
+class Pool:
+    """The hosts in order: those of the last list, then those that have left it."""
+
+    def __init__(self, hosts: Sequence[Host], slots_per_host: int | None) -> None:
+        self._slots_per_host = slots_per_host
+        self._hosts = {host.name: PoolHost(host) for host in hosts}
+        self.connecting: dict[str, float] = {}
+        """When each must be ready; the first is the most urgent."""
+        self.closing: dict[str, float] = {}
+        """When each must be closed."""
+        self.open: dict[str, None] = {}
+        """All that are connected, or are to be, in the order in which that began."""
+        self._resting: set[PoolHost] = set()
+        self.errors: dict[str, HostError] = {}
+        """Why hosts failed, the last time that they did; nothing of those that are ready again."""
+
+    def __iter__(self) -> Iterator[PoolHost]:
+        return iter(self._hosts.values())
+
+    def __getitem__(self, name: str) -> PoolHost:
+        return self._hosts[name]
+
+    def get(self, name: str) -> PoolHost | None:
+        return self._hosts.get(name)
+
+    def update(self, hosts: Sequence[Host]) -> None:
+        """There is a new list. A host that has left and comes back is a new one, as far as its failures go for good."""
+        listed = {host.name: host for host in hosts}
+        for old in self:
+            old.listed = old.name in listed
+            if not old.listed:
+                old.cooldown.lift()
+                old.strikes = 0
+        ordered: dict[str, PoolHost] = {}
+        for name, host in listed.items():
+            known = self._hosts.get(name) or PoolHost(host)
+            known.host = host
+            ordered[name] = known
+        self._hosts = ordered | {name: old for name, old in self._hosts.items() if name not in listed}
+
+    def slots(self, host: PoolHost) -> int:
+        """As many as it has, or is said to have; 1 where only its agent can count them."""
+        return slots_of(host.host, self._slots_per_host, host.gpus)
+
+    def capacity(self, hosts: Sequence[PoolHost]) -> int:
+        """All slots of these hosts."""
+        return sum(self.slots(host) for host in hosts)
+
+    def connect(self, host: PoolHost, due: float) -> None:
+        host.disconnect()
+        host.state = HostState.CONNECTING
+        self.connecting[host.name] = due
+        self.open[host.name] = None
+
+    def ready(self, host: PoolHost, facts: HostFacts) -> None:
+        host.state, host.facts, host.gpus = HostState.READY, facts, facts.gpus or 0
+        self.connecting.pop(host.name, None)
+        self.errors.pop(host.name, None)
+
+    def closes(self, host: PoolHost, due: float) -> None:
+        host.state = HostState.CLOSING
+        self.connecting.pop(host.name, None)
+        self.closing[host.name] = due
+
+    def gone(self, host: PoolHost) -> None:
+        host.disconnect()
+        self.connecting.pop(host.name, None)
+        self.closing.pop(host.name, None)
+        self.open.pop(host.name, None)
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether any host is being connected that has never failed."""
+        return any(not self._hosts[name].cooldown.count for name in self.connecting)
+
+    def has_more(self, now: float) -> bool:
+        """Whether any host may get ready soon."""
+        return any(
+            host.listed and host.state is not HostState.READY and not host.cooldown.holds(now)
+            for host in self
+        )
+
+    @property
+    def failures(self) -> list[HostError]:
+        """Of the hosts that are listed, in their order."""
+        return [self.errors[host.name] for host in self if host.listed and host.name in self.errors]
+
+    @property
+    def failure(self) -> HvlaunchError | None:
+        """All of them in one, if there are any."""
+        errors = self.failures
+        return HostsFailed(errors) if len(errors) > 1 else next(iter(errors), None)
+
+    def leave_alone(self, host: PoolHost, now: float, bounds: tuple[float, float] | None) -> float:
+        """Begin the host's cool-down; for how many seconds."""
+        self._resting.add(host)
+        return host.cooldown.begin(now, bounds)
+
+    def wake_ups(self, now: float) -> list[float]:
+        """When cool-downs are over."""
+        self._resting = {host for host in self._resting if host.cooldown.holds(now)}
+        return [host.cooldown.until for host in self._resting if host.listed]
+
+    def late(self, dues: dict[str, float], now: float) -> list[PoolHost]:
+        """Those of `connecting` or `closing` whose time is over."""
+        return [self._hosts[name] for name, due in dues.items() if due <= now]

@@ -1,0 +1,92 @@
+"""One round: its workers, who has left it, who has ended and how, who failed first; and whether another may follow. Pure."""
+
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+
+from hvlaunch.hosts.placement import Placement, Seat
+from hvlaunch.job import ElasticOptions, WorkerExit
+
+__all__ = ["FRUITFUL", "FRUITLESS_IN_A_ROW", "Restarts", "Round", "RoundState"]
+
+FRUITFUL = 15.0
+"""Seconds after which a round counts as one that got somewhere, commits or not."""
+FRUITLESS_IN_A_ROW = 5
+
+
+class Restarts:
+    """Failures that were made up for. Those older than --restart-window are forgotten; a static job makes up for none."""
+
+    def __init__(self, options: ElasticOptions | None) -> None:
+        self._limit = 0 if options is None else options.max_restarts
+        self._window = 0.0 if options is None else options.restart_window
+        self._failed: deque[float] = deque()
+        self._fruitless = 0
+
+    def failed(self, now: float, *, fruitful: bool | None) -> str | None:
+        """A round failed, after it had got somewhere or not (None: that tells nothing). Why the job ends, if it does."""
+        while self._failed and now - self._failed[0] > self._window:
+            self._failed.popleft()
+        self._failed.append(now)
+        if fruitful is not None:
+            self._fruitless = 0 if fruitful else self._fruitless + 1
+        if self._limit is not None and len(self._failed) > self._limit:
+            return f"all {self._limit} restarts are used up (--max-restarts)"
+        if self._fruitless >= FRUITLESS_IN_A_ROW:
+            return f"{self._fruitless} times in a row the workers failed before they got anywhere"
+        return None
+
+
+class RoundState(Enum):
+    RUNNING = "running"
+    CHANGING = "its workers are to ask again at their next commit"
+    BROKEN = "its workers are to leave it at once"
+
+
+class Round:
+    """The workers of a round. Times are seconds of the driver's clock."""
+
+    def __init__(
+        self, number: int, places: Mapping[Seat, Placement], now: float, *, commit: int = -1
+    ) -> None:
+        self.number = number
+        self.places = places
+        self.started_at = now
+        self.state = RoundState.RUNNING
+        self.cause = ""
+        """Why it ended, or is to end."""
+        self.culprit: str | None = None
+        """The host whose failure ended it."""
+        self.is_unknown = False
+        """Whether what became of some of its workers will never be known."""
+        self.leave_by: float | None = None
+        """When all must have left it."""
+        self.exits: dict[int, WorkerExit] = {}
+        """By rank."""
+        self.staying = set(places)
+        """Whose workers have neither asked again nor ended."""
+        self.hosts = list(dict.fromkeys(host for host, _ in places))
+        """In order of rank."""
+        self.commit_at = now
+        self._first_commit = self.commit = commit
+        self.follows_gain = False
+        """Whether rounds got somewhere since the last failure, this one aside."""
+
+    def add(self, end: WorkerExit) -> None:
+        """Note how a worker of this round ended."""
+        self.exits[end.rank] = end
+
+    def committed(self, commit: int, now: float) -> None:
+        """A worker has this commit."""
+        if commit > self.commit:
+            self.commit, self.commit_at = commit, now
+
+    def is_fruitful(self, now: float) -> bool:
+        """Whether it has got somewhere."""
+        return self.commit > self._first_commit or now - self.started_at >= FRUITFUL
+
+    @property
+    def first_failure(self) -> WorkerExit | None:
+        """By the time of its end, not by when the news came: hosts are at different distances."""
+        failures = [end for end in self.exits.values() if not end.ok and not end.stopped]
+        return min(failures, key=lambda end: (end.when, end.rank), default=None)

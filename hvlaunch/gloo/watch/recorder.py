@@ -1,0 +1,177 @@
+"""Events as objects for --events; docs/events.md is their description for users."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from hvlaunch import __version__
+from hvlaunch.console.endings import signal_name
+from hvlaunch.errors import HvlaunchError
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.job import JobResult, JobSpec
+
+__all__ = ["Recorder"]
+
+Record = dict[str, object]
+
+
+class Recorder:
+    """Hands a record of each event, and of each action that users know of, to `write`.
+
+    Command, environment and keys are in none: a record has nothing secret. `wall` is in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        job_id: str,
+        write: Callable[[Mapping[str, object]], None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._spec = spec
+        self._job_id = job_id
+        self._write = write
+        self._wall = wall
+        self._ranks: dict[tuple[str, int], int] = {}
+        self._started_at = 0.0
+
+    def see(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
+        """An event at `now`, and what the engine made of it."""
+        stamp = {"time": _utc(self._wall()), "job": self._job_id}
+        for record in self._of_event(event):
+            self._write(stamp | record)
+        for action in actions:
+            for record in self._of_action(action, now):
+                self._write(stamp | record)
+
+    def _of_event(self, event: on.Event) -> Iterator[Record]:
+        match event:
+            case on.Began():
+                hosts = [host.name for host in self._spec.hosts]
+                yield {"type": "job_started", "version": __version__, "np": self._spec.np, "hosts": hosts}
+            case on.HostConnected(host):
+                yield {"type": "host_connected", "host": host}
+            case on.HostReady(host, facts):
+                known = {"python": facts.python, "cpus": facts.cpus, "gpus": facts.gpus}
+                yield {"type": "host_ready", "host": host, **known}
+            case on.HostFailed(host, error):
+                yield {"type": "host_failed", "host": host, **_error(error)}
+            case on.HostGone(host, error):
+                yield {"type": "host_lost", "host": host, **_error(error)}
+            case on.HostParting(host, error):
+                yield {"type": "host_parting", "host": host, **_error(error)}
+            case on.HostClosed(host, left):
+                yield {"type": "host_closed", "host": host, "left": left}
+            case on.HostNoise(host, text):
+                yield {"type": "host_noise", "host": host, "text": text}
+            case on.RendezvousReached(host, address, tried, relay_port):
+                where = {"address": address, "tried": list(tried), "relayed": relay_port is not None}
+                yield {"type": "rendezvous_reached", "host": host, **where}
+            case on.HostProbed(host, target, address):
+                yield {"type": "host_probed", "host": host, "target": target, "address": address}
+            case on.HostsDiscovered(hosts):
+                pool = [{"host": host.name, "slots": host.slots} for host in hosts]
+                yield {"type": "hosts_discovered", "hosts": pool}
+            case on.DiscoveryFailed(error):
+                yield {"type": "discovery_failed", **_error(error)}
+            case on.WorkerStarted() | on.WorkerNotStarted() | on.WorkerExited() | on.WorkerSuspended():
+                yield self._of_worker(event)
+            case on.WorkerAsked(host, slot, _, number, commit, cause):
+                who = {"host": host, "rank": self._ranks.get((host, slot)), "slot": slot}
+                why = {"after_round": number, "commit": commit, "cause": cause}
+                yield {"type": "worker_asked", **who, **why}
+            case on.Interrupted(number):
+                yield {"type": "interrupted", "signal": signal_name(number)}
+            case on.UserSignal(number):
+                yield {"type": "user_signal", "signal": signal_name(number)}
+            case on.Tick():
+                pass
+
+    def _of_worker(
+        self, event: on.WorkerStarted | on.WorkerNotStarted | on.WorkerExited | on.WorkerSuspended
+    ) -> Record:
+        rank = self._ranks.get((event.host, event.slot))
+        who = {
+            "host": event.host,
+            "rank": rank,
+            "slot": event.slot,
+            "start": event.start,
+            "round": event.round,
+        }
+        match event:
+            case on.WorkerStarted():
+                return {"type": "worker_started", **who, "pid": event.pid}
+            case on.WorkerSuspended():
+                return {"type": "worker_suspended", **who}
+            case on.WorkerNotStarted():
+                return {"type": "worker_not_started", **who, "code": event.code, "cause": event.cause}
+            case _:
+                return {
+                    "type": "worker_exited",
+                    **who,
+                    "code": event.code,
+                    "signal": None if event.signal is None else signal_name(event.signal),
+                    "elapsed": round(event.at - self._started_at, 3),
+                    "max_rss": event.max_rss,
+                    "oom_killed": event.oom_killed,
+                }
+
+    def _of_action(self, action: do.Action, now: float) -> Iterator[Record]:
+        match action:
+            case do.Start():
+                self._started_at = now
+                slots = zip(action.slots, action.places, strict=True)
+                self._ranks.update({(action.host, slot): one.rank for slot, one in slots})
+                yield {
+                    "type": "workers_starting",
+                    "host": action.host,
+                    "round": action.round,
+                    "ranks": [one.rank for one in action.places],
+                    "master_addr": action.network.master_addr,
+                    "master_port": action.network.master_port,
+                    "interface": action.network.interface,
+                }
+            case do.Assign(host, slot, start, number, place):
+                self._started_at = now
+                self._ranks[host, slot] = place.rank
+                who = {"host": host, "rank": place.rank, "slot": slot, "start": start, "round": number}
+                yield {"type": "worker_placed", **who, "size": place.size}
+            case do.Leave(host, slot, start, cause):
+                who = {"host": host, "rank": self._ranks.get((host, slot)), "slot": slot, "start": start}
+                yield {"type": "worker_dismissed", **who, "cause": cause}
+            case do.Break(number, cause):
+                yield {"type": "round_broken", "round": number, "cause": cause}
+            case do.Change(number, cause):
+                yield {"type": "round_changing", "round": number, "cause": cause}
+            case do.GroupState(state, number):
+                yield {"type": "group_state", "state": state, "round": number}
+            case do.Stop(host, steps, slots):
+                orders = [{"signal": signal_name(step.signal), "after": step.after} for step in steps]
+                which = None if slots is None else list(slots)
+                yield {"type": "workers_stopping", "host": host, "slots": which, "steps": orders}
+            case do.Say(text, detail):
+                yield {"type": "message", "text": text, "detail": detail}
+            case do.Finish(result):
+                yield {"type": "job_ended", **_result(result)}
+
+
+def _result(result: JobResult) -> Record:
+    failure, interrupted = result.failure, result.interrupted
+    return {
+        "exit_code": result.exit_code,
+        "elapsed": round(result.elapsed, 3),
+        "rank": None if failure is None else failure.rank,
+        "host": None if failure is None else failure.host,
+        "interrupted": None if interrupted is None else signal_name(interrupted),
+        **(_error(result.error) if result.error is not None else {"error": None}),
+    }
+
+
+def _error(error: HvlaunchError) -> Record:
+    return {"error": type(error).__name__, "cause": error.cause, "hint": error.hint}
+
+
+def _utc(seconds: float) -> str:
+    """RFC 3339, to the millisecond."""
+    whole, milliseconds = divmod(int(seconds * 1000), 1000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{milliseconds:03}Z"

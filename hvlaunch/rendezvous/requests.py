@@ -1,0 +1,129 @@
+"""Requests to the server and its answers: kept connections, timeouts, and repeating what can be repeated."""
+
+from __future__ import annotations
+
+import http.client
+import os
+from collections import deque
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from hvlaunch.rendezvous.client_errors import NoRendezvous, RendezvousUnreachable
+
+__all__ = ["Reply", "Requests"]
+
+
+class Reply(NamedTuple):
+    """An answer; `etag` is the field's value without its quotes, "" where there is none."""
+
+    status: int
+    body: bytes
+    etag: str
+
+
+class Requests:
+    """Sends requests to url (`http://HOST:PORT`, IPv6 in brackets) with a token, from any number of threads.
+
+    timeout: seconds for a connection to be made, and for an answer to come. Connections are kept and
+    used again, by one thread at a time; a kept one that proves dead is replaced once, so every request must be
+    one that may be repeated. It goes where url says and nowhere else: no proxy, no redirect.
+
+    Raises NoRendezvous where url or token can't be one.
+    """
+
+    def __init__(self, url: str, token: str, timeout: float) -> None:
+        self._host, self._port = _address(url)
+        if not token or not token.isascii() or not token.isprintable() or " " in token:
+            raise NoRendezvous("the token is no printable ASCII word", url=url)
+        self._url = url
+        self._timeout = timeout
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._idle: deque[http.client.HTTPConnection] = deque()
+        self._process = os.getpid()
+
+    def ask(self, method: str, path: str, body: bytes | None = None, patience: float = 0.0) -> Reply:
+        """One request, and its answer whatever it is. patience is added to the timeout.
+
+        Raises RendezvousUnreachable.
+        """
+        connection = self._kept()
+        if connection is not None:
+            try:
+                return self._exchange(connection, method, path, body, patience)
+            except ConnectionError:
+                self.close()  # what was kept with it is most likely as dead
+            except (OSError, http.client.HTTPException) as error:
+                raise self._unreachable(error) from error
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+        try:
+            return self._exchange(connection, method, path, body, patience)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _kept(self) -> http.client.HTTPConnection | None:
+        if self._process != os.getpid():  # after a fork: the connections are the parent's
+            self._process = os.getpid()
+            self.close()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes | None,
+        patience: float,
+    ) -> Reply:
+        try:
+            if connection.sock is None:
+                connection.connect()
+            connection.sock.settimeout(self._timeout + patience)
+            connection.request(method, path, body=body, headers=self._headers)
+            response = connection.getresponse()
+            reply = Reply(response.status, response.read(), (response.getheader("ETag") or "").strip('"'))
+        except BaseException:
+            connection.close()
+            raise
+        if response.will_close:
+            connection.close()
+        else:
+            self._idle.append(connection)
+        return reply
+
+    def _unreachable(self, error: Exception) -> RendezvousUnreachable:
+        if isinstance(error, TimeoutError):
+            cause = f"no answer within {self._timeout:g} s"
+        elif isinstance(error, OSError):
+            cause = error.strerror or str(error)
+        else:
+            cause = "the answer breaks off, or is no HTTP"
+        return RendezvousUnreachable(cause, url=self._url)
+
+
+def _address(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    else:
+        if (
+            parts.scheme != "http"
+            or parts.path.strip("/")
+            or parts.query
+            or parts.fragment
+            or "@" in parts.netloc
+        ):
+            host = None
+    if not host or not port:
+        shown = url.rpartition("@")[2]  # what is before it may be a password
+        raise NoRendezvous(f"{shown!r} is no address of a rendezvous", hint="http://HOST:PORT")
+    return unquote(host), port

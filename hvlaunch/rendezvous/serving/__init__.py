@@ -1,0 +1,1 @@
+"""The server that workers meet at: HTTP over the store."""

@@ -1,0 +1,232 @@
+"""One client's connection: requests answered in order, and every way to waste the server's time bounded."""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from hvlaunch.rendezvous.serving.http import (
+    CONTINUE,
+    Answer,
+    Exchange,
+    Head,
+    HttpLimits,
+    Later,
+    RequestReader,
+    Route,
+    render_head,
+)
+from hvlaunch.rendezvous.serving.traffic import Traffic
+
+__all__ = ["ClientConnection"]
+
+_COPY_LIMIT = 64 << 10  # a longer body is written after its head, not copied behind it
+_TOO_MANY = Answer(429, b"too many connections\n")
+
+
+class ClientConnection(asyncio.Protocol):
+    """Reads while nothing waits to be answered; asks `admit` for each request (see RequestReader).
+
+    While an answer is waited for, or the client does not take one, at most one more read of requests is
+    kept, and no more is read: a client can't make the server buffer more than that and one answer.
+    """
+
+    def __init__(
+        self,
+        admit: Callable[[Head], Answer | Route],
+        limits: HttpLimits,
+        traffic: "Traffic[ClientConnection]",
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._limits = limits
+        self._traffic = traffic
+        self._admit = admit
+        self._reader: RequestReader
+        self._transport: asyncio.Transport
+        self.peer = ""
+        """The client's address; "" where that is not known."""
+        self._answered = 0
+        self._pending: Exchange | None = None
+        self._call_off: Callable[[], None] = _nothing
+        self._late: asyncio.TimerHandle | None = None
+        self._choked = False
+        self._lingering = False
+        self._phase: tuple[str, int, int] | None = None
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+
+    # What the event loop calls:
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.peer = _address(transport.get_extra_info("peername"))
+        self._reader = RequestReader(self._admit, self._limits, self.peer, self._traffic.arriving)
+        if not self._traffic.enter(self):
+            self._turn_away()
+        self._pace()
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            return
+        self._reader.feed(data)
+        self._advance()
+
+    def pause_writing(self) -> None:
+        self._choked = True
+
+    def resume_writing(self) -> None:
+        self._choked = False
+        self._advance()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio.Protocol's signature)
+        self._forget_pending()
+        self._reader.forget()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._traffic.leave(self)
+        self.lost.set_result(None)
+
+    # What the server calls:
+
+    def close(self, answer: Answer) -> None:
+        """End now: `answer` to a request that waits, and then goodbye."""
+        exchange = self._forget_pending()
+        if exchange is not None and not self._transport.is_closing():
+            self._write(exchange._replace(keep_alive=False), answer)
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._forget_pending()
+        self._transport.abort()
+
+    # Answering, in order:
+
+    def _advance(self) -> None:
+        ready = self._reader.ready
+        while ready and self._pending is None and not self._choked and not self._transport.is_closing():
+            exchange = ready.popleft()
+            answer = exchange.answer()
+            if isinstance(answer, Later):
+                self._wait(exchange, answer)
+            else:
+                self._send(exchange, answer)
+        if self._reader.awaits_continue and not ready and self._pending is None and not self._choked:
+            self._reader.told_to_continue()
+            self._transport.write(CONTINUE)
+        self._pace()
+
+    def _wait(self, exchange: Exchange, later: Later) -> None:
+        self._pending = exchange
+        self._late = self._loop.call_later(later.timeout, self._settle, later.late)
+        self._call_off = later.begin(self._settle)
+
+    def _settle(self, answer: Answer) -> None:
+        exchange = self._forget_pending()
+        if exchange is None or self._transport.is_closing():
+            return
+        self._send(exchange, answer)
+        # Not at once: what another connection put has brought us here, and answering may put again.
+        self._loop.call_soon(self._advance)
+
+    def _turn_away(self) -> None:
+        if self._traffic.may_part_slowly:
+            self._reader.give_up(_TOO_MANY)
+            self._advance()
+        else:
+            self._transport.abort()
+
+    def _forget_pending(self) -> Exchange | None:
+        exchange, self._pending = self._pending, None
+        self._call_off()
+        self._call_off = _nothing
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        return exchange
+
+    def _send(self, exchange: Exchange, answer: Answer) -> None:
+        self._write(exchange, answer)
+        if not exchange.keep_alive:
+            # Closing at once, with input unread, would reset the connection and might lose the answer.
+            self._lingering = True
+            self._reader.ready.clear()
+            self._transport.write_eof()
+
+    def _write(self, exchange: Exchange, answer: Answer) -> None:
+        self._answered += 1
+        self._traffic.answers[answer.status] += 1
+        head = render_head(exchange, answer)
+        body = b"" if exchange.method == "HEAD" else answer.body
+        if len(body) <= _COPY_LIMIT:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+
+    # Pace: when to read, and until when to be patient.
+
+    def _pace(self) -> None:
+        if self._transport.is_closing():
+            return
+        reader = self._reader
+        if not self._lingering and (self._choked or (self._pending is not None and reader.ready)):
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+        limits = self._limits
+        if self._choked:
+            self._be_patient("take", limits.exchange)
+        elif self._lingering:
+            self._be_patient("linger", limits.linger)
+        elif self._pending is not None:
+            self._be_patient("wait", None)
+        elif reader.partial or not reader.begun:
+            self._be_patient("arrive", limits.exchange)
+        else:
+            self._be_patient("idle", limits.idle)
+
+    def _be_patient(self, phase: str, seconds: float | None) -> None:
+        """Drop the client if it is still in this phase, with this request, after so many seconds."""
+        now_in = phase, self._reader.begun, self._answered
+        if now_in == self._phase:
+            return
+        self._phase = now_in
+        self._deadline = None if seconds is None else self._loop.time() + seconds
+        # An old timer that fires too early looks again; so most requests touch no timer.
+        if self._deadline is not None and (self._timer is None or self._deadline < self._timer_at):
+            self._arm(self._deadline)
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._deadline is None or self._transport.is_closing():
+            return
+        if self._loop.time() < self._deadline:
+            self._arm(self._deadline)
+            return
+        phase = self._phase[0] if self._phase else ""
+        if phase == "linger":
+            self._transport.abort()
+            return
+        self._traffic.dropped += 1
+        if phase == "arrive" and self._reader.partial:
+            self._reader.give_up(Answer(408))
+            self._advance()
+        else:
+            self._transport.abort()
+
+
+def _address(name: object) -> str:
+    """The address in a socket's name, an IPv4 one in its own form also where it came to an IPv6 socket."""
+    address = str(name[0]) if isinstance(name, tuple) and name else ""
+    return address.removeprefix("::ffff:").partition("%")[0]
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,354 @@
+"""The rendezvous server in the driver: one thread, one event loop, one port for IPv4 and IPv6."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from hvlaunch.rendezvous.client_errors import CannotListen, RendezvousClosed
+from hvlaunch.rendezvous.serving.horovod import HorovodScopes
+from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits
+from hvlaunch.rendezvous.store import Store, StoreLimits
+
+if (
+    TYPE_CHECKING
+):  # asyncio and the parser cost most of the start: a job pays for them when it starts a server
+    import asyncio
+    from concurrent.futures import Future
+
+    from hvlaunch.rendezvous.serving.connection import ClientConnection
+    from hvlaunch.rendezvous.serving.http import HttpLimits
+    from hvlaunch.rendezvous.serving.routes import Routes
+
+__all__ = ["RendezvousServer"]
+
+T = TypeVar("T")
+
+_BACKLOG = 1024
+_CLOSE_TIME = 0.5  # seconds for last answers to be taken
+
+
+class RendezvousServer:
+    """Serves one job's store from start() until close(); all methods may be called from any thread.
+
+    It sleeps, without the event loop, until the first client comes: many a job has none.
+
+    token opens everything, probe_token only `/-/nonce`, which tells `nonce`: who got these two from the
+    driver can find out whether an address leads to this server, without showing the token to a stranger.
+    host "" is every address of this machine; port 0 is a free one, told by `port`.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        probe_token: str,
+        nonce: str,
+        *,
+        host: str = "",
+        port: int = 0,
+        store_limits: StoreLimits | None = None,
+        http_limits: HttpLimits | None = None,
+        traffic_limits: TrafficLimits | None = None,
+    ) -> None:
+        self.port = port
+        self._token = token
+        self._probe_token = probe_token
+        self._nonce = nonce
+        self._host = host
+        # A server that takes the place of another goes on from a later version than that one's latest.
+        self._store = Store(store_limits, version=time.time_ns() // 1000)
+        self._traffic: Traffic[ClientConnection] = Traffic(traffic_limits)
+        self._horovod = HorovodScopes()
+        self._http_limits = http_limits
+        self._faults = 0
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event
+        self._new_client: Callable[[], asyncio.Protocol]
+        self._thread: threading.Thread | None = None
+        self._bell: tuple[int, int] | None = None
+        self._closing = False
+        self._awake = threading.Event()
+        self._waits: set[Future[bytes]] = set()
+
+    def __enter__(self) -> RendezvousServer:  # noqa: PYI034 (typing.Self came with Python 3.11)
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Listen, and serve in a thread of its own.
+
+        Raises CannotListen where the port can't be had.
+        """
+        listener = _listen(self._host, self.port)
+        self.port = listener.getsockname()[1]
+        self._bell = os.pipe()
+        self._thread = threading.Thread(
+            target=self._run, args=(listener, self._bell[0]), name="hvlaunch-rendezvous", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and every connection; who still waits is told. May be repeated."""
+        with self._lock:
+            self._closing = True
+            loop, self._loop = self._loop, None
+            if loop is not None:
+                loop.call_soon_threadsafe(self._stop.set)
+            self._ring()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            bell, self._bell = self._bell, None
+            for fd in bell or ():
+                os.close(fd)
+
+    def _ring(self) -> None:
+        if self._bell is not None:
+            os.write(self._bell[1], b"!")
+
+    # The driver's own way to the store:
+
+    def put(self, scope: str, key: str, value: bytes) -> None:
+        """As a client's PUT. Raises ValueTooLarge, StoreFull, RendezvousClosed."""
+        self._call(lambda: self._store.put(scope, key, value))
+
+    def get(self, scope: str, key: str) -> bytes | None:
+        """The value, or None. Raises RendezvousClosed."""
+        return self._call(lambda: self._store.get(scope, key))
+
+    def delete(self, scope: str, key: str) -> bool:
+        """Forget the key; False where it was not set. Raises RendezvousClosed."""
+        return self._call(lambda: self._store.delete(scope, key))
+
+    def delete_scope(self, scope: str) -> None:
+        """Forget all keys of the scope. Raises RendezvousClosed."""
+        self._call(lambda: self._store.delete_scope(scope))
+
+    def keys(self, scope: str) -> list[str]:
+        """The keys of the scope, sorted. Raises RendezvousClosed."""
+        return self._call(lambda: self._store.keys_of(scope))
+
+    def subscribe(self, scope: str, call: Callable[[str, bytes | None], None]) -> Callable[[], None]:
+        """Call `call(key, value)` at each change of a key in the scope; None: it was deleted.
+
+        That is in the thread where the change is made, the server's for a client's: it must neither block
+        nor come back to the server. Returns a function that ends it. Raises RendezvousClosed.
+        """
+        call_off = self._call(lambda: self._store.subscribe(scope, call))
+
+        def end() -> None:
+            with suppress(RendezvousClosed):
+                self._call(call_off)
+
+        return end
+
+    def open_to_horovod(self, sizes: Mapping[str, int], addresses: Iterable[str]) -> None:
+        """Let clients at these addresses use the scopes of these names and sizes without a token (see HorovodScopes).
+
+        It takes the place of an earlier call's, and what the scopes hold is forgotten. Raises RendezvousClosed.
+        """
+
+        def change() -> None:
+            self._horovod.clear(self._store)
+            self._horovod.open(sizes, addresses)
+            self._horovod.clear(self._store)
+
+        self._call(change)
+
+    def wait(self, scope: str, key: str, timeout: float) -> bytes | None:
+        """The value as soon as there is one; None after `timeout` seconds without.
+
+        Raises RendezvousClosed, also when the server is closed meanwhile.
+        """
+        from concurrent.futures import Future  # noqa: PLC0415 (see the top)
+        from concurrent.futures import TimeoutError as WaitOver  # noqa: PLC0415 (see the top)
+
+        found: Future[bytes] = Future()
+        call_off = self._call(lambda: self._begin_wait(scope, key, found))
+        try:
+            return found.result(timeout)
+        except WaitOver:
+            self._call(call_off)
+            return found.result() if found.done() else None
+
+    def stats(self) -> Stats:
+        """The server's numbers now. Raises RendezvousClosed."""
+        return self._call(self._count)
+
+    def endpoint(self) -> tuple[asyncio.AbstractEventLoop, Callable[[], asyncio.Protocol]]:
+        """For clients that come another way than by a socket: the event loop, and what makes a client there.
+
+        Raises RendezvousClosed.
+        """
+        import asyncio  # noqa: PLC0415 (see the top)
+
+        if self._thread is not None and not self._awake.is_set():
+            with self._lock:
+                self._ring()
+            self._awake.wait()
+        return self._call(lambda: (asyncio.get_running_loop(), self._new_client))
+
+    def _begin_wait(self, scope: str, key: str, found: Future[bytes]) -> Callable[[], None]:
+        value = self._store.get(scope, key)
+        if value is not None:
+            found.set_result(value)
+            return lambda: None
+        self._waits.add(found)
+        found.add_done_callback(self._waits.discard)
+        call_off = self._store.when_set(scope, key, found.set_result)
+
+        def end() -> None:
+            call_off()
+            self._waits.discard(found)
+
+        return end
+
+    def _call(self, work: Callable[[], T]) -> T:
+        """Do it in the server's thread, and wait for that; before it serves, here and now."""
+        with self._lock:  # close() sends its last word under it, so what is sent before is still done
+            if self._closing or self._thread is None:
+                raise RendezvousClosed("the rendezvous is not running")
+            if self._loop is None:
+                return work()
+            from concurrent.futures import Future  # noqa: PLC0415 (see the top)
+
+            result: Future[T] = Future()
+            self._loop.call_soon_threadsafe(_settle, result, work)
+        return result.result()
+
+    def _count(self) -> Stats:
+        answers = self._traffic.answers
+        return Stats(
+            connections=len(self._traffic.open),
+            requests=answers.total(),
+            unauthorized=answers[401],
+            refused=sum(count for status, count in answers.items() if status not in (200, 401, 404, 412)),
+            dropped=self._traffic.dropped,
+            turned_away=self._traffic.turned_away,
+            faults=self._faults,
+            keys=self._store.keys,
+            size=self._store.size,
+            waiting=self._store.waiting,
+        )
+
+    # The server's thread:
+
+    def _run(self, listener: socket.socket, bell: int) -> None:
+        try:
+            first = select.poll()
+            for source in (listener.fileno(), bell):
+                first.register(source, select.POLLIN)
+            first.poll()
+            if not self._closing:
+                self._run_loop(listener)
+        finally:
+            listener.close()
+            self._awake.set()
+            for found in list(self._waits):
+                found.set_exception(RendezvousClosed("the rendezvous has ended"))
+
+    def _run_loop(self, listener: socket.socket) -> None:
+        loop = _new_loop()
+        try:
+            loop.set_exception_handler(self._on_fault)
+            loop.run_until_complete(self._serve(listener))
+        finally:
+            loop.close()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        import asyncio  # noqa: PLC0415 (see the top)
+
+        from hvlaunch.rendezvous.serving.connection import ClientConnection  # noqa: PLC0415 (see the top)
+        from hvlaunch.rendezvous.serving.http import Answer, HttpLimits  # noqa: PLC0415 (see the top)
+
+        routes = self._routes()
+        limits = self._http_limits or HttpLimits(body=self._store.limits.value)
+        self._new_client = lambda: ClientConnection(routes, limits, self._traffic)
+        self._stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        with self._lock:  # from here on, the store is this thread's
+            if self._closing:
+                return
+            self._loop = loop
+        acceptor = await loop.create_server(self._new_client, sock=listener, backlog=_BACKLOG)
+        self._awake.set()
+        await self._stop.wait()
+        acceptor.close()
+        connections = list(self._traffic.open)
+        for connection in connections:
+            connection.close(Answer(503, b"the rendezvous has ended\n"))
+        if connections:
+            await asyncio.wait([connection.lost for connection in connections], timeout=_CLOSE_TIME)
+        if self._traffic.open:
+            stuck = list(self._traffic.open)
+            for connection in stuck:
+                connection.abort()
+            await asyncio.wait([connection.lost for connection in stuck])
+
+    def _routes(self) -> Routes:
+        from hvlaunch.rendezvous.serving import metrics  # noqa: PLC0415 (see the top)
+        from hvlaunch.rendezvous.serving.routes import Routes  # noqa: PLC0415 (see the top)
+
+        return Routes(
+            self._store,
+            token=self._token,
+            probe_token=self._probe_token,
+            nonce=self._nonce,
+            horovod=self._horovod,
+            about={
+                "health": lambda: metrics.health(self._count()),
+                "metrics": lambda: metrics.prometheus(self._count(), self._traffic.answers),
+            },
+        )
+
+    def _on_fault(self, _loop: asyncio.AbstractEventLoop, _context: dict[str, object]) -> None:
+        """The event loop closes the connection; the others go on, and the console is not ours."""
+        self._faults += 1
+
+
+def _settle(result: Future[T], work: Callable[[], T]) -> None:
+    try:
+        result.set_result(work())
+    except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
+        result.set_exception(error)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # noqa: PLC0415 (see the top)
+    except ImportError:
+        import asyncio  # noqa: PLC0415 (see the top)
+
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """One socket: for both families where host is "" and the kernel has IPv6, else for the host's first address."""
+    try:
+        if host:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listener = socket.create_server(address, family=family)
+        elif socket.has_dualstack_ipv6():
+            listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        else:
+            listener = socket.create_server(("", port))
+    except OSError as error:
+        # The system's own words where it has some: create_server adds the address to them.
+        number = error.errno or 0
+        cause = os.strerror(number) if number > 0 else error.strerror
+        raise CannotListen(cause or str(error), host=host, port=port) from error
+    # Connections inherit it. asyncio alone would leave it unset: it looks for a protocol number that is 0 here.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener

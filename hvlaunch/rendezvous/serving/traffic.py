@@ -1,0 +1,139 @@
+"""What a server's clients do: the connections that there are, how many there may be, and counts of everything."""
+
+from __future__ import annotations
+
+import resource
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["Arriving", "Stats", "Traffic", "TrafficLimits", "room_for"]
+
+_RESERVE = 256  # for all else that the process does
+
+
+def room_for(connections: int) -> bool:
+    """Whether there can be so many connections; the soft limit is raised towards the hard one where that is needed.
+
+    Only then, since every process that is started later inherits it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _RESERVE
+    if soft == resource.RLIM_INFINITY or wanted <= soft:
+        return True
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        return False
+    raised = max(wanted, 2 * soft)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (raised if hard == resource.RLIM_INFINITY else min(raised, hard), hard)
+    )
+    return True
+
+
+_FAREWELLS = 100  # connections too many that are told so; more are just cut off
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficLimits:
+    """How many connections there may be at one time, and what they may send."""
+
+    connections: int = 20_000
+    from_one_address: int = 10_000
+    """A thousand workers with several connections each may share one (NAT)."""
+    bodies: int = 512 << 20
+    """Bytes of the requests' bodies that are not all there yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """A server's numbers at one moment."""
+
+    connections: int
+    """Open now."""
+    requests: int
+    """Answered, whatever the answer."""
+    unauthorized: int
+    """Of these, answered with 401."""
+    refused: int
+    """Of these, malformed, not allowed or over a limit."""
+    dropped: int
+    """Connections ended because the client was too slow, idle, or took no answers."""
+    turned_away: int
+    """Connections ended because there were too many."""
+    faults: int
+    """Exceptions that nobody caught; each is a fault of the server."""
+    keys: int
+    size: int
+    """Bytes held, names included."""
+    waiting: int
+    """Long polls, watches, and waits of the driver, not yet answered."""
+
+
+class Peer(Protocol):
+    """A connection, as far as it is counted."""
+
+    @property
+    def peer(self) -> str: ...
+
+
+PeerT = TypeVar("PeerT", bound=Peer)
+
+
+class Arriving:
+    """The bodies that are not all there yet, of all connections of a server: `size` bytes of `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.size = 0
+
+
+class Traffic(Generic[PeerT]):
+    """The connections of one server. room_for(count) tells whether the machine takes so many."""
+
+    def __init__(
+        self, limits: TrafficLimits | None = None, room_for: Callable[[int], bool] = room_for
+    ) -> None:
+        self.limits = limits or TrafficLimits()
+        self.open: set[PeerT] = set()
+        self.arriving = Arriving(self.limits.bodies)
+        self.answers: Counter[int] = Counter()
+        """How many answers by HTTP status."""
+        self.dropped = 0
+        """Connections ended because the client was too slow, idle, or took no answers."""
+        self.turned_away = 0
+        """Connections ended because there were too many."""
+        self._room_for = room_for
+        self._parting: set[PeerT] = set()
+        self._by_peer: Counter[str] = Counter()
+
+    def enter(self, connection: PeerT) -> bool:
+        """A connection is there; False where it is one too many."""
+        admitted = len(self.open) - len(self._parting) + 1
+        self.open.add(connection)
+        peer = connection.peer
+        if (
+            admitted > self.limits.connections
+            or self._by_peer[peer] >= self.limits.from_one_address
+            or not self._room_for(len(self.open))
+        ):
+            self.turned_away += 1
+            self._parting.add(connection)
+            return False
+        self._by_peer[peer] += 1
+        return True
+
+    @property
+    def may_part_slowly(self) -> bool:
+        """Whether one that is turned away can be told so, which takes it some time."""
+        return len(self._parting) <= _FAREWELLS
+
+    def leave(self, connection: PeerT) -> None:
+        """It is gone."""
+        self.open.discard(connection)
+        if connection in self._parting:
+            self._parting.discard(connection)
+            return
+        self._by_peer[connection.peer] -= 1
+        if not self._by_peer[connection.peer]:
+            del self._by_peer[connection.peer]

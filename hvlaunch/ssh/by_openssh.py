@@ -1,0 +1,223 @@
+"""Connections by the ssh binary, for what paramiko can't do: GSSAPI, FIDO keys, PKCS#11, ControlMaster."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from hvlaunch.errors import HostError, StartTimeout
+from hvlaunch.job import Host, HostKeyPolicy, SSHOptions
+from hvlaunch.ssh.complaints import FAILED, explain, lost
+from hvlaunch.ssh.config.ask_ssh import AskSSH
+from hvlaunch.ssh.config.hops import Hops
+from hvlaunch.ssh.config.questions import Questions
+from hvlaunch.ssh.config.settings import HostSettings, by_hand, resolve, ssh_words
+from hvlaunch.ssh.connection import Channel
+from hvlaunch.ssh.pipes import PipeChannel, start_piped
+from hvlaunch.ssh.streams.tcp import addresses_toward
+from hvlaunch.ssh.streams.turns import Turns
+
+__all__ = ["OpenSSHChannel", "OpenSSHClient", "OpenSSHConnection"]
+
+_MARK = b"hvlaunch: connected\n"
+"""What ssh prints once it is let in, by LocalCommand, before anything of the host's."""
+_POLICIES: dict[HostKeyPolicy, tuple[str, ...]] = {
+    "strict": ("StrictHostKeyChecking=yes",),
+    "accept-new": ("StrictHostKeyChecking=accept-new",),
+    "off": ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "GlobalKnownHostsFile=/dev/null"),
+}
+_ALWAYS = (
+    "BatchMode=yes",
+    "ControlMaster=no",  # to use one that is open, and never to leave one behind
+    "ForwardX11=no",
+    "ExitOnForwardFailure=no",  # a port of ours can be forwarded to one of the hosts only
+    "LogLevel=INFO",  # of QUIET, nothing would tell why it failed
+    "RequestTTY=no",
+    "RemoteCommand=none",
+    "PermitLocalCommand=yes",
+    f"LocalCommand=echo {_MARK.decode().strip()}",
+)
+_ENVIRONMENT = {"SHELL": "/bin/sh", "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
+_END_PATIENCE = 1.0
+
+
+class _Take(Protocol):
+    def __call__(
+        self, attempt: "Callable[[], OpenSSHChannel]", /, *, host: str, deadline: float
+    ) -> "OpenSSHChannel": ...
+
+
+class OpenSSHClient:
+    """Runs ssh for the hosts of a job as `options` say, with `timeout` seconds for each. Thread-safe.
+
+    It reads the ssh configuration itself; what it can't find out without a question is an error.
+    """
+
+    def __init__(self, options: SSHOptions, *, timeout: float, turns: Turns) -> None:
+        self._options = options
+        self._timeout = timeout
+        self._turns = turns
+        self._asker = AskSSH()
+        self._ask = Questions(self._asker)
+        self._hops = Hops(options, timeout=timeout, ask=self._asker)
+
+    def connect(self, host: Host) -> "OpenSSHConnection":
+        """A connection that comes about with its first command, since each is an ssh of its own.
+
+        Raises HostError for settings that can't be used.
+        """
+        settings = resolve(host, self._options, timeout=self._timeout, ask=self._ask)
+        hops = self._hops.before(host.name, settings.proxy_jump)  # in a circle, ssh would start ssh for ever
+        first = self._hops.settings(hops[0].host) if hops else settings
+        words = ["ssh", "-T", *ssh_words(host, self._options)]
+        for option in (*_ALWAYS, *_POLICIES[self._options.host_keys]):
+            words += ["-o", option]
+        hint = by_hand(host, self._options, settings)
+        door = hops[0].key[0] if hops else f"{settings.hostname} port {settings.port}"
+        take = partial(self._turns.take, door)
+        words += ["--", host.name]
+        return OpenSSHConnection(
+            host.name, words, settings, take, self._timeout, hint, is_ssh_alone=first.proxy_command is None
+        )
+
+    def close(self) -> None:
+        """End questions; may be repeated."""
+        self._asker.close()
+
+
+class OpenSSHConnection:
+    """hvlaunch.ssh.connection.Connection by `words`, a command line of ssh that lacks the host's command.
+
+    `host` is for messages, `take` waits for a turn (hvlaunch.ssh.streams.turns), `by_hand` is the command for hints,
+    `is_ssh_alone` is whether no ProxyCommand writes to the stderr of ssh.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        words: list[str],
+        settings: HostSettings,
+        take: _Take,
+        timeout: float,
+        by_hand: str,
+        *,
+        is_ssh_alone: bool,
+    ) -> None:
+        self._host = host
+        self._words = words
+        self._take = take
+        self._timeout = timeout
+        self._by_hand = by_hand
+        self._is_ssh_alone = is_ssh_alone
+        is_direct = settings.proxy_jump is None and settings.proxy_command is None
+        ours, theirs = addresses_toward(settings) if is_direct else ("", "")
+        self.local_address: str | None = ours
+        self.remote_address: str | None = theirs
+        self.is_near = False
+        path = settings.control_path
+        self._is_shared = path is not None and Path(path).is_socket()
+        self._channels: list[OpenSSHChannel] = []
+        self._closed = False
+
+    def run(self, command: str) -> Channel:
+        """As in Connection.run; also raises the errors of connecting."""
+        deadline = time.monotonic() + self._timeout
+        return self._take(partial(self._start, command, deadline), host=self._host, deadline=deadline)
+
+    def close(self) -> None:
+        self._closed = True
+        for channel in self._channels:
+            channel.close()
+
+    def _start(self, command: str, deadline: float) -> "OpenSSHChannel":
+        try:
+            process = start_piped([*self._words, command], {**os.environ, **_ENVIRONMENT})
+        except (OSError, ValueError) as error:
+            hint = "ulimit -a here: a limit may be too low"
+            if isinstance(error, FileNotFoundError):
+                hint = "installing OpenSSH's client (Debian: openssh-client), or --ssh-client paramiko"
+            raise HostError(f"ssh can't be started: {error}", host=self._host, hint=hint) from None
+        channel = OpenSSHChannel(process)
+        self._channels.append(channel)
+        if self._closed:
+            channel.close()
+        if self._is_shared:  # an ssh that uses another's connection runs no LocalCommand
+            return channel
+        watch = threading.Timer(max(0.0, deadline - time.monotonic()), channel.close)
+        watch.daemon = True
+        watch.start()
+        try:
+            if channel.wait_for_mark():
+                return channel
+        finally:
+            watch.cancel()
+        channel.exit_status(_END_PATIENCE)  # what it says last comes after it has closed its stdout
+        said = channel.stderr().decode("utf-8", "replace")
+        channel.close()
+        self._channels.remove(channel)
+        if time.monotonic() >= deadline:
+            cause = f"ssh did not connect within {self._timeout:g} s"
+            raise StartTimeout(cause, host=self._host, hint=self._by_hand)
+        raise explain(said, host=self._host, by_hand=self._by_hand, is_ssh_alone=self._is_ssh_alone)
+
+
+class OpenSSHChannel:
+    """hvlaunch.ssh.connection.Channel over the ssh `process`.
+
+    The exit status of a command that a signal ended is 255, since ssh does not tell which it was.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self._pipes = PipeChannel(process)
+        self._early = b""
+
+    def wait_for_mark(self) -> bool:
+        """Wait until ssh is let in; False where it ends before."""
+        seen = b""
+        try:
+            while _MARK not in seen:
+                if not (data := self._pipes.read()):
+                    return False
+                seen += data
+        except OSError:  # closed meanwhile
+            return False
+        self._early = seen.replace(_MARK, b"", 1)
+        return True
+
+    def read(self) -> bytes:
+        if self._early:
+            data, self._early = self._early, b""
+            return data
+        if data := self._pipes.read():
+            return data
+        status = self._pipes.exit_status(_END_PATIENCE)
+        why = lost(self.stderr().decode("utf-8", "replace")) if status == FAILED else None
+        if (killed := self._process.returncode) is not None and killed < 0:
+            why = f"its ssh on this machine was ended by signal {-killed}"
+        if why is not None:
+            raise ConnectionResetError(f"the connection was lost: {why}")
+        return b""
+
+    def write(self, data: bytes) -> None:
+        self._pipes.write(data)
+
+    def stderr(self) -> bytes:
+        return self._pipes.stderr()
+
+    def exit_status(self, timeout: float) -> int | None:
+        return self._pipes.exit_status(timeout)
+
+    def close(self) -> None:
+        self._pipes.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(self._process.pid, number)
+                self._pipes.exit_status(_END_PATIENCE)

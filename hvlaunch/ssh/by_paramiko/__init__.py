@@ -1,0 +1,1 @@
+"""SSH spoken by paramiko, in this process."""

@@ -1,0 +1,139 @@
+"""Connections to hosts with paramiko: our socket, one thread of paramiko's, keys that all hosts share."""
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hvlaunch.errors import ConnectFailed, HostError
+from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.config.ask_ssh import AskSSH
+from hvlaunch.ssh.config.hops import Hop, Hops, behind
+from hvlaunch.ssh.config.questions import Questions
+from hvlaunch.ssh.config.settings import OPENSSH, Target, by_hand, resolve
+from hvlaunch.ssh.streams.jumps import Jumps
+from hvlaunch.ssh.streams.proxy_command import ProxySocket, start_proxy
+from hvlaunch.ssh.streams.stream import Stream
+from hvlaunch.ssh.streams.tcp import dial
+from hvlaunch.ssh.streams.turns import Turns
+
+if TYPE_CHECKING:  # see _load_login
+    from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
+    from hvlaunch.ssh.by_paramiko.login import Login
+    from hvlaunch.ssh.trust.keyring import Keyring
+
+__all__ = ["ParamikoClient"]
+
+_LOADING = threading.Lock()
+
+
+class ParamikoClient:
+    """Connects to the hosts of a job as `options` say, within `timeout` seconds each. Thread-safe.
+
+    What the hosts share are the keys, which `keyring` gives once they are needed, the turns, and the connections
+    to jump hosts. `close` ends these, and every ProxyCommand.
+    """
+
+    def __init__(
+        self, options: SSHOptions, *, timeout: float, keyring: "Callable[[], Keyring]", turns: Turns
+    ) -> None:
+        self._options = options
+        self._asker = AskSSH()
+        self._ask = Questions(self._asker)
+        self._hops = Hops(options, timeout=timeout, ask=self._asker)
+        self._timeout = timeout
+        self._keyring = keyring
+        self._turns = turns
+        self._jumps: Jumps[ParamikoConnection] = Jumps()
+        self._lock = threading.Lock()
+        self._proxies: weakref.WeakSet[ProxySocket] = weakref.WeakSet()
+        self._closed = False
+
+    def connect(self, host: Host) -> "ParamikoConnection":
+        """Connect to `host` and authenticate with a key. Blocks. The host's key is checked as the options say.
+
+        Raises a HostError: UnknownHost, ConnectFailed, SentAway, StartTimeout, HostKeyUnknown,
+        HostKeyChanged, HostKeyRevoked, PermissionDenied, or HostError itself for settings that can't be used.
+        """
+        deadline = time.monotonic() + self._timeout
+        settings = resolve(host, self._options, timeout=self._timeout, ask=self._ask)
+        target = Target(host.name, settings, by_hand(host, self._options, settings))
+        via: ParamikoConnection | None = None
+        for hop in self._hops.before(host.name, settings.proxy_jump):
+            make = partial(self._jump, hop, via, deadline)
+            try:
+                via = self._jumps.get(hop.key, make, host=host.name, timeout=deadline - time.monotonic())
+            except HostError as error:
+                raise behind(host.name, hop.key[-1], error) from None
+        return self._open(target, via, deadline)
+
+    def close(self) -> None:
+        """End questions, the connections to jump hosts, and every ProxyCommand; may be repeated."""
+        self._asker.close()
+        self._jumps.close()
+        with self._lock:
+            self._closed = True
+            proxies = [*self._proxies]
+        for proxy in proxies:
+            proxy.close()
+
+    def _jump(self, hop: Hop, via: "ParamikoConnection | None", deadline: float) -> "ParamikoConnection":
+        settings = self._hops.settings(hop.host, hop.jump)
+        hint = by_hand(hop.host, self._hops.options, settings)
+        return self._open(Target(hop.host.name, settings, hint), via, deadline)
+
+    def _open(
+        self, target: Target, via: "ParamikoConnection | None", deadline: float
+    ) -> "ParamikoConnection":
+        def attempt() -> "ParamikoConnection":
+            stream = self._stream(target, via, deadline)
+            try:
+                login = _load_login()(
+                    target, self._options.host_keys, self._keyring(), timeout=self._timeout, deadline=deadline
+                )
+            except BaseException:
+                stream.close()
+                raise
+            return login.over(stream)
+
+        address = f"{target.settings.hostname} port {target.settings.port}"
+        return self._turns.take(address, attempt, host=target.name, deadline=deadline)
+
+    def _stream(self, target: Target, via: "ParamikoConnection | None", deadline: float) -> Stream:
+        settings = target.settings
+        if via is not None:
+            to = (settings.hostname, settings.port)
+            return via.open_jump(to, host=target.name, timeout=max(0.0, deadline - time.monotonic()))
+        if settings.proxy_command is None:
+            return dial(target.name, settings, deadline)
+        if any(setting.startswith("ProxyUseFdpass") for setting in settings.beyond):
+            raise HostError("paramiko can't do ProxyUseFdpass", host=target.name, hint=OPENSSH)
+        with self._lock:
+            if self._closed:
+                raise ConnectFailed("it is not waited for any more", host=target.name)
+            proxy = start_proxy(target.name, settings.proxy_command)
+            self._proxies.add(proxy)
+        return proxy
+
+
+def _load_login() -> "type[Login]":
+    """Paramiko takes 75 ms to import: the connections are open by then, and the hosts' sshd at work.
+
+    It is imported without invoke, which takes a third of the time. It stands its absence, and wants it only for
+    `Match exec` in its own parser of ssh_config, which is not asked where there is an ssh binary.
+    """
+    import shutil  # noqa: PLC0415 (it can wait as well)
+
+    with _LOADING:
+        spare = not {"paramiko", "invoke"} & sys.modules.keys() and shutil.which("ssh") is not None
+        if spare:
+            sys.modules["invoke"] = None  # type: ignore[assignment]
+        try:
+            from hvlaunch.ssh.by_paramiko.login import Login  # noqa: PLC0415 (see above)
+        finally:
+            if spare:
+                del sys.modules["invoke"]
+    return Login

@@ -1,0 +1,143 @@
+"""The way through a jump host: a channel of its connection to the next host's sshd (RFC 4254, section 7.2)."""
+
+import contextlib
+import ipaddress
+import threading
+
+from paramiko.channel import Channel
+from paramiko.message import Message
+from paramiko.ssh_exception import ChannelException, SSHException
+
+from hvlaunch.errors import ConnectFailed, StartTimeout
+from hvlaunch.ssh.by_paramiko.transport import ClientTransport
+from hvlaunch.ssh.streams.stream import greeting_with
+
+__all__ = ["JumpStream", "open_jump"]
+
+_PROHIBITED = 1
+_CLOSE_PATIENCE = 1.0
+
+
+class JumpStream:
+    """hvlaunch.ssh.streams.stream.Stream over `channel` of `transport`: it leads from the jump host `jump` to the host.
+
+    `local_address` is ours as the jump host sees it, and `name` the host's as the jump host knows it.
+
+    Data that follow the channel's close make sshd end the whole connection to the jump host, with all other
+    hosts behind it ("nonexistent channel"). paramiko sends outside its own lock, so the close, whoever began
+    it, waits here for what is on its way.
+    """
+
+    greeting = b""
+    is_near = False
+
+    def __init__(
+        self, transport: ClientTransport, channel: Channel, jump: str, local_address: str, name: str
+    ) -> None:
+        self.local_address = local_address
+        self.remote_address = _if_address(name)
+        self._transport = transport
+        self._channel = channel
+        self._jump = jump
+        self._lock = threading.Lock()
+        self._sends = 0
+        self._farewell: list[Message] = []
+        """What tells the jump host of the close."""
+        transport.streams[channel.get_id()] = self
+
+    def recv(self, size: int, /) -> bytes:
+        data = self._channel.recv(size)
+        self.greeting = greeting_with(self.greeting, data)
+        return data
+
+    def send(self, data: bytes, /) -> int:
+        with self._lock:
+            self._sends += 1
+        try:
+            return self._channel.send(data)
+        finally:
+            with self._lock:
+                self._sends -= 1
+            self._say_farewell()
+
+    def settimeout(self, seconds: float | None, /) -> None:
+        self._channel.settimeout(seconds)
+
+    def shutdown(self, how: int, /) -> None:  # noqa: ARG002  (SSH only ever ends both directions)
+        self.close()
+
+    def close(self) -> None:
+        """Close it at our end at once; the jump host is told unless its connection is stuck."""
+        if self._close_here():
+            polite = threading.Thread(
+                target=self._say_farewell, name=f"close through {self._jump}", daemon=True
+            )
+            polite.start()
+            polite.join(_CLOSE_PATIENCE)
+
+    def closed_by_peer(self) -> None:
+        """The jump host closes the channel; see ClientTransport."""
+        self._close_here()
+        self._say_farewell()
+
+    def problem(self) -> str | None:
+        if self._transport.is_active():
+            return None
+        return f"the connection to its jump host {self._jump} was lost"
+
+    def _close_here(self) -> bool:
+        """From here on no send begins, and all that wait for room end. Whether it was open."""
+        with self._channel.lock:
+            messages = self._channel._close_internal()  # type: ignore[attr-defined]  # noqa: SLF001  (not in the stubs)
+        farewell = [message for message in messages if message is not None]
+        with self._lock:
+            self._farewell += farewell
+        return bool(farewell)
+
+    def _say_farewell(self) -> None:
+        """Tell the jump host, unless a send is on its way: that will do it then."""
+        with self._lock:
+            if self._sends:
+                return
+            farewell, self._farewell = self._farewell, []
+        with contextlib.suppress(EOFError, OSError, SSHException):
+            for message in farewell:
+                self._transport._send_user_message(message)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def open_jump(
+    transport: ClientTransport,
+    jump: str,
+    local_address: str,
+    target: tuple[str, int],
+    *,
+    host: str,
+    timeout: float,
+) -> JumpStream:
+    """Have the jump host connect to `target`, a name as it knows it and a port, within `timeout` seconds.
+
+    `host` is for messages. Raises ConnectFailed, StartTimeout.
+    """
+    where = f"{target[0]} port {target[1]}"
+    try:
+        channel = transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=timeout)
+    except ChannelException as error:
+        hint = None
+        if error.code == _PROHIBITED:
+            hint = f"`AllowTcpForwarding yes` in the sshd_config of {jump}, which ssh -J needs too"
+        cause = f"its jump host {jump} does not connect to {where}: {error.text}"
+        raise ConnectFailed(cause, host=host, hint=hint) from None
+    except (EOFError, OSError, SSHException) as error:
+        if transport.is_active():
+            cause = f"its jump host {jump} did not connect to {where} within {timeout:.0f} s"
+            raise StartTimeout(cause, host=host) from None
+        cause = f"the connection to its jump host {jump} was lost: {error}"
+        raise ConnectFailed(cause, host=host) from None
+    return JumpStream(transport, channel, jump, local_address, target[0])
+
+
+def _if_address(name: str) -> str:
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return ""

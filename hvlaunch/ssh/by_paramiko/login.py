@@ -1,0 +1,211 @@
+"""Logging in with paramiko: the handshake, the host's key, and ours, one after the other."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from paramiko.ssh_exception import (
+    AuthenticationException,
+    BadAuthenticationType,
+    IncompatiblePeer,
+    PartialAuthentication,
+    SSHException,
+)
+
+from hvlaunch.errors import ConnectFailed, PermissionDenied, SentAway, StartTimeout
+from hvlaunch.job import HostKeyPolicy
+from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
+from hvlaunch.ssh.by_paramiko.transport import ClientTransport
+from hvlaunch.ssh.complaints import TOO_MANY_KEYS, was_sent_away
+from hvlaunch.ssh.config.settings import OPENSSH, Target
+from hvlaunch.ssh.streams.stream import Stream
+from hvlaunch.ssh.trust.keyring import Keyring, Locked, Offers
+from hvlaunch.ssh.trust.known_hosts import HostKey, preferred_algorithms
+
+__all__ = ["Login"]
+
+_LAST_STEPS = 1.0
+"""Seconds that are left for the host when a passphrase does not come."""
+_QUOTED = 80
+"""Characters of a stranger's greeting that a message quotes."""
+_SENT_AWAY = ("Exceeded MaxStartups", "Not allowed at this time")
+"""What newer sshd's say to those who are too many, before they close the connection."""
+_TOO_MANY = "a smaller --connect-limit, if its sshd has a small MaxStartups; or it refuses our address"
+_METHODS = {
+    "GSSAPIAuthentication": "gssapi",
+    "HostbasedAuthentication": "hostbased",
+    "PKCS11Provider": "publickey",
+}
+"""What sshd calls what a setting of the ssh binary asks for."""
+
+
+class Login:
+    """One host's way from an open stream to an authenticated connection, in `timeout` seconds and by `deadline`."""
+
+    def __init__(
+        self, target: Target, policy: HostKeyPolicy, keyring: Keyring, *, timeout: float, deadline: float
+    ) -> None:
+        self._timeout = timeout
+        self._deadline = deadline
+        self._name = target.name
+        self._policy = policy
+        self._keyring = keyring
+        self._settings = target.settings
+        self._by_hand = target.by_hand
+        self._where = f"{self._settings.hostname} port {self._settings.port}"
+
+    def over(self, stream: Stream) -> ParamikoConnection:
+        """Shake hands and authenticate; the stream is closed where that fails. Raises as ParamikoClient.connect()."""
+        transport = ClientTransport(stream, name=f"ssh {self._name}")
+        try:
+            offers = self._keyring.offers(self._name, self._settings, self._deadline - _LAST_STEPS)
+            self._shake_hands(transport, stream)
+            self._check_host_key(transport)
+            self._authenticate(transport, offers)
+            return ParamikoConnection(self._name, transport, stream, self._timeout)
+        except (EOFError, OSError, SSHException) as error:
+            transport.hang_up()
+            raise self._failed(f"{self._where} closed the connection: {_why(transport, error)}") from None
+        except BaseException:
+            transport.hang_up()
+            raise
+
+    def _shake_hands(self, transport: ClientTransport, stream: Stream) -> None:
+        known = self._keyring.known_hosts.key_types(self._settings)
+        certificates = self._keyring.known_hosts.has_authority(self._settings)
+        security = transport.get_security_options()
+        offered = tuple(security.key_types)
+        security.key_types = preferred_algorithms(known, offered, certificates=certificates)
+        transport.banner_timeout = self._timeout
+        done = threading.Event()
+        transport.start_client(event=done)
+        if not done.wait(self._remaining()):
+            missed = (
+                "did not finish the SSH handshake"
+                if stream.greeting
+                else "takes connections but says nothing"
+            )
+            raise self._late(missed)
+        if not transport.is_active():
+            raise self._no_handshake(transport, stream)
+
+    def _no_handshake(self, transport: ClientTransport, stream: Stream) -> ConnectFailed:
+        error, greeting = transport.get_exception(), stream.greeting
+        if not greeting:
+            problem = stream.problem()
+            if problem is not None and not was_sent_away(problem):
+                return self._failed(f"no connection to {self._where}: {problem}")
+            cause = problem or f"{self._where} closed the connection before it said anything"
+            return SentAway(cause, host=self._name, hint=_TOO_MANY)
+        if b"SSH-" not in greeting:
+            line = greeting.strip().split(b"\n")[0][:_QUOTED].decode("ascii", "backslashreplace").strip()
+            cause = f"{self._where} is no SSH server, or sends us away; it says: {line}"
+            if line in _SENT_AWAY:
+                return SentAway(cause, host=self._name, hint=_TOO_MANY)
+            return self._failed(cause)
+        hint = OPENSSH if isinstance(error, IncompatiblePeer) else None
+        return self._failed(f"no SSH handshake with {self._where}: {_why(transport, error)}", hint)
+
+    def _check_host_key(self, transport: ClientTransport) -> None:
+        shown = transport.get_remote_server_key()
+        certificate = shown.public_blob
+        self._keyring.known_hosts.check(
+            HostKey(shown.get_name(), shown.asbytes(), certificate.key_blob if certificate else None),
+            host=self._name,
+            settings=self._settings,
+            policy=self._policy,
+            by_hand=self._by_hand,
+        )
+
+    def _authenticate(self, transport: ClientTransport, offers: Offers) -> None:
+        tried: list[str] = []
+        methods = ["publickey"]
+        for offer in offers.keys:
+            try:
+                key = offer.load()
+            except Locked as locked:
+                offers = replace(offers, skipped=(*offers.skipped, str(locked)), locked=True)
+                continue
+            tried.append(offer.label)
+            done = threading.Event()
+            transport.auth_publickey(self._settings.user, key, done)
+            if not done.wait(self._remaining()):
+                raise self._late(f"did not answer to the key {offer.label}")
+            if transport.is_authenticated():
+                return
+            error = transport.get_exception()
+            if isinstance(error, PartialAuthentication):
+                if "publickey" in error.allowed_types:
+                    continue
+                wants = ", ".join(error.allowed_types)
+                raise self._denied(
+                    f"the key {offer.label} is accepted, but it also wants {wants}", tried, offers
+                )
+            if isinstance(error, BadAuthenticationType):
+                methods = error.allowed_types
+                break
+            if not transport.is_active():
+                if isinstance(error, OSError | EOFError) and transport.farewell is None:
+                    raise error
+                raise self._denied(_why(transport, error), tried, offers)
+        if not tried:
+            methods = self._ask_methods(transport)
+        if transport.is_authenticated():
+            return
+        raise self._denied(f"permission denied ({','.join(methods)})", tried, offers, methods)
+
+    def _ask_methods(self, transport: ClientTransport) -> list[str]:
+        """What the host takes from those who have no key; it may even let them in (RFC 4252, section 5.2)."""
+        transport.auth_timeout = self._remaining()
+        try:
+            transport.auth_none(self._settings.user)
+        except BadAuthenticationType as error:
+            return list(error.allowed_types)
+        except AuthenticationException:
+            return []
+        return []
+
+    def _denied(
+        self, cause: str, tried: list[str], offers: Offers, methods: Sequence[str] = ()
+    ) -> PermissionDenied:
+        noun = "key" if len(tried) == 1 else "keys"
+        keys = f"tried {len(tried)} {noun}: {', '.join(tried)}" if tried else "there is no key to try"
+        cause = f"{cause} for user {self._settings.user}; " + "; ".join((keys, *offers.skipped))
+        hint = self._by_hand
+        if beyond := [setting for setting in self._settings.beyond if _may_help(setting, methods)]:
+            hint = f"{OPENSSH}, which can do {', '.join(beyond)}"
+        elif "too many authentication failures" in cause.lower():
+            hint = TOO_MANY_KEYS
+        elif "publickey" in methods:
+            hint = self._let_in(offers, any_tried=bool(tried))
+        return PermissionDenied(cause, host=self._name, hint=hint, tried=tried)
+
+    def _let_in(self, offers: Offers, *, any_tried: bool) -> str:
+        """How a key of ours comes to be taken there."""
+        copy = f"`{self._by_hand.replace('ssh', 'ssh-copy-id', 1)}`"
+        if any_tried:
+            return f"{copy}, or another user or key"
+        if offers.locked:
+            return '`eval "$(ssh-agent)" && ssh-add FILE`, with that key for FILE'
+        return f"`ssh-keygen -t ed25519`, then {copy}"
+
+    def _remaining(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _late(self, missed: str) -> StartTimeout:
+        cause = f"{self._where} {missed} within {self._timeout:g} s"
+        return StartTimeout(cause, host=self._name, hint=self._by_hand)
+
+    def _failed(self, cause: str, hint: str | None = None) -> ConnectFailed:
+        return ConnectFailed(cause, host=self._name, hint=hint or self._by_hand)
+
+
+def _may_help(setting: str, methods: Sequence[str]) -> bool:
+    """Whether a way to authenticate that only the ssh binary knows is one that the host takes."""
+    name = setting.partition(" ")[0]
+    return any(method.startswith(_METHODS.get(name, "-")) for method in methods)
+
+
+def _why(transport: ClientTransport, error: Exception | None) -> str:
+    return transport.farewell or str(error or "") or "no reason given"

@@ -1,0 +1,1 @@
+"""What OpenSSH's files and the command line say of a host."""

@@ -1,0 +1,326 @@
+"""What OpenSSH would use to reach a host: name, port, user, keys, known_hosts files."""
+
+import os
+import pwd
+import re
+import shlex
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvlaunch.errors import HostError, StartTimeout
+from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.config.ask_ssh import ask_ssh
+
+__all__ = ["OPENSSH", "Ask", "HostSettings", "Target", "by_hand", "resolve", "ssh_words"]
+
+OPENSSH = "--ssh-client openssh"
+"""What to try where only OpenSSH itself can do what is asked for."""
+
+_SSH_PORT = 22
+_DEFAULT_IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
+_USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
+_GLOBAL_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
+_CONFIG_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")
+_FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+# What OpenSSH refuses in names (they may reach a shell through ProxyCommand), and what it reads as user@host or a URI.
+_BAD_IN_USER = frozenset("'`\"$;&<>|(){}")
+_BAD_IN_NAME = frozenset("'`\"$\\;&<>|(){}@/")
+
+_BEYOND = {
+    "gssapiauthentication": "GSSAPIAuthentication",
+    "hostbasedauthentication": "HostbasedAuthentication",
+    "knownhostscommand": "KnownHostsCommand",
+    "pkcs11provider": "PKCS11Provider",
+    "proxyusefdpass": "ProxyUseFdpass",
+    "verifyhostkeydns": "VerifyHostKeyDNS",
+}
+
+Ask = Callable[[Sequence[str], float], subprocess.CompletedProcess[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSettings:
+    """How one host is reached. Paths are expanded; what OpenSSH calls "none" is None or empty."""
+
+    hostname: str
+    """Where to connect: a name or an address."""
+    port: int
+    user: str
+    identity: str | None
+    """The private key that the user asked for; one that is missing or unreadable is an error."""
+    identity_files: tuple[str, ...]
+    """Private keys to try, `identity` first; those that do not exist are skipped."""
+    identities_only: bool
+    """Offer only keys named in `identity_files`, though the ssh agent may hold more."""
+    identity_agent: str | None
+    """Socket of the ssh agent."""
+    user_known_hosts_files: tuple[str, ...]
+    global_known_hosts_files: tuple[str, ...]
+    revoked_host_keys: str | None
+    """A file of keys that no host may show."""
+    hash_known_hosts: bool
+    """New entries hide the host's name."""
+    host_key_alias: str | None
+    address_family: socket.AddressFamily
+    connect_timeout: float | None
+    """Seconds for one address to answer, on top of the limit for all of connecting."""
+    certificate_files: tuple[str, ...]
+    """Certificates for our keys, besides those that lie next to the keys."""
+    proxy_command: str | None
+    """Its tokens are replaced."""
+    proxy_jump: str | None
+    """As in `user@first:port,second`: the host is reached from the last one."""
+    control_path: str | None
+    """Where the ssh binary looks for a connection that is open already."""
+    beyond: tuple[str, ...]
+    """Settings that only the ssh binary can follow, as in `PKCS11Provider /usr/lib/token.so`."""
+
+    @property
+    def known_hosts_files(self) -> tuple[str, ...]:
+        """Where to look for the host's key, the user's files first."""
+        return self.user_known_hosts_files + self.global_known_hosts_files
+
+    @property
+    def host_key_name(self) -> str:
+        """The host's name in known_hosts files: `name`, `[name]:port` for another port than 22, or the alias."""
+        if self.host_key_alias is not None:
+            return self.host_key_alias
+        return self.hostname if self.port == _SSH_PORT else f"[{self.hostname}]:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to connect to: a name for messages, the settings, and the ssh command that does the same by hand."""
+
+    name: str
+    settings: HostSettings
+    by_hand: str
+
+
+def resolve(
+    host: Host,
+    options: SSHOptions,
+    *,
+    jump: str | None = None,
+    timeout: float = 10.0,
+    ask: Ask = ask_ssh,
+    environ: Mapping[str, str] = os.environ,
+) -> HostSettings:
+    """Settings for `host`: its own words first, then `options`, then the ssh configuration.
+
+    `jump` is a ProxyJump that comes before the configuration's.
+
+    The configuration is what `ssh -G` prints (within `timeout` seconds; it may look names up, or run
+    the commands of `Match exec`). Without an ssh binary it is read by paramiko's parser, which knows
+    no `Include` and fewer `Match` criteria.
+
+    Raises HostError for a name that can't be one or a configuration that can't be read, StartTimeout.
+    """
+    _check_names(host, options)
+    try:
+        found = _from_ssh(host, options, jump, timeout, ask)
+    except FileNotFoundError:
+        found = _from_parser(host, options)
+        if jump is not None:
+            found = {**found, "proxyjump": [jump], "proxycommand": ["none"]}
+    return _settings(host, options, found, environ)
+
+
+def by_hand(host: Host, options: SSHOptions, settings: HostSettings) -> str:
+    """The command with which the user sees the same by hand, for hints."""
+    words = ["ssh"]
+    if options.config is not None:
+        words += ["-F", str(options.config)]
+    if settings.port != _SSH_PORT:
+        words += ["-p", str(settings.port)]
+    if settings.identity is not None:
+        words += ["-i", settings.identity]
+    return shlex.join([*words, f"{settings.user}@{host.address or host.name}"])
+
+
+def _check_names(host: Host, options: SSHOptions) -> None:
+    for kind, word in (("name", host.name), ("address", host.address)):
+        if word is not None and (not word or word.startswith("-") or not _is_plain(word)):
+            raise HostError(f"{word!r} can't be the {kind} of a host", host=host.name)
+    user = host.user or options.user
+    if user is not None and (user.startswith("-") or not user.isprintable() or _BAD_IN_USER & set(user)):
+        raise HostError(f"{user!r} can't be the name of a user", host=host.name)
+
+
+def _is_plain(word: str) -> bool:
+    return word.isprintable() and not any(c.isspace() or c in _BAD_IN_NAME for c in word)
+
+
+def ssh_words(host: Host, options: SSHOptions) -> list[str]:
+    """Arguments with which the ssh binary sees the host as we do, its name excepted."""
+    port, user, identity = _own_words(host, options)
+    words: list[str] = []
+    if options.config is not None:
+        words += ["-F", str(options.config)]
+    if port is not None:
+        words += ["-p", str(port)]
+    if user is not None:
+        words += ["-l", user]
+    if identity is not None:
+        words += ["-i", identity]
+    if host.address is not None:
+        words += ["-o", "HostName=" + host.address.replace("%", "%%")]
+    return words
+
+
+def _from_ssh(
+    host: Host, options: SSHOptions, jump: str | None, timeout: float, ask: Ask
+) -> dict[str, list[str]]:
+    arguments = ["-G", "-T", *ssh_words(host, options)]
+    if jump is not None:
+        arguments += ["-J", jump]
+    try:
+        answer = ask([*arguments, "--", host.name], timeout)
+    except subprocess.TimeoutExpired:
+        cause = f"`ssh -G {host.name}` did not answer within {timeout:g} s"
+        hint = "look for `Match exec` and CanonicalizeHostname in the ssh configuration"
+        raise StartTimeout(cause, host=host.name, hint=hint) from None
+    if answer.returncode != 0:
+        said = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
+        raise _unusable(host, said[0].strip(), shlex.join(["ssh", *arguments, host.name]))
+    found: dict[str, list[str]] = {}
+    for line in answer.stdout.splitlines():
+        key, _, value = line.partition(" ")
+        found.setdefault(key.lower(), []).append(value)
+    return found
+
+
+def _from_parser(host: Host, options: SSHOptions) -> dict[str, list[str]]:
+    from paramiko.config import SSHConfig  # noqa: PLC0415  (100 ms, needed only without an ssh binary)
+    from paramiko.ssh_exception import SSHException  # noqa: PLC0415
+
+    config = SSHConfig()
+    files = [Path(_tilde(str(path))) for path in ([options.config] if options.config else _CONFIG_FILES)]
+    path = files[0]
+    try:
+        for path in files:
+            if options.config is not None or path.exists():
+                with path.open(encoding="utf-8", errors="surrogateescape") as file:
+                    config.parse(file)
+        values = config.lookup(host.name)
+    except (OSError, SSHException, KeyError, ValueError, ImportError) as error:
+        cause = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise _unusable(host, f"{path}: {cause}") from None
+    items = ((key, value) for key, value in values.items() if value is not None)
+    return {key: value if isinstance(value, list) else [value] for key, value in items}
+
+
+def _unusable(host: Host, cause: str, hint: str | None = None) -> HostError:
+    return HostError(f"the ssh configuration can't be used: {cause}", host=host.name, hint=hint)
+
+
+def _own_words(host: Host, options: SSHOptions) -> tuple[int | None, str | None, str | None]:
+    """Port, user and identity as the user of hvlaunch said them."""
+    identity = host.identity or options.identity
+    return (
+        host.port if host.port is not None else options.port,
+        host.user if host.user is not None else options.user,
+        None if identity is None else _tilde(str(identity)),
+    )
+
+
+def _settings(
+    host: Host, options: SSHOptions, found: Mapping[str, list[str]], environ: Mapping[str, str]
+) -> HostSettings:
+    def one(key: str, default: str | None = None) -> str | None:
+        value = found.get(key, [default])[0]
+        return None if value is None or value.lower() == "none" else value
+
+    port, user, identity = _own_words(host, options)
+    hostname = host.address or (one("hostname") or host.name).lower()
+    try:
+        port = port if port is not None else int(one("port") or _SSH_PORT)
+        patience = one("connecttimeout")
+        connect_timeout = None if patience is None else float(patience)
+    except ValueError as error:
+        raise _unusable(host, str(error)) from None
+    user = user or one("user") or _account()[0]
+    alias = one("hostkeyalias")
+    tokens = _tokens(host.name, hostname, str(port), user, alias)
+
+    def paths(value: str | None) -> tuple[str, ...]:
+        # `ssh -G` prints several paths in one line, without quotes; a path starts with / or ~.
+        return tuple(_expand(path, tokens) for path in re.split(r"\s+(?=[/~])", value)) if value else ()
+
+    named = found.get("identityfile", [] if identity else list(_DEFAULT_IDENTITIES))
+    identities = [_expand(path, tokens) for path in named if path.lower() != "none"]
+    return HostSettings(
+        hostname=hostname,
+        port=port,
+        user=user,
+        identity=identity,
+        identity_files=tuple(dict.fromkeys([identity, *identities] if identity else identities)),
+        identities_only=one("identitiesonly") in ("yes", "true"),
+        identity_agent=_agent_socket(one("identityagent", "SSH_AUTH_SOCK"), tokens, environ),
+        user_known_hosts_files=paths(one("userknownhostsfile", _USER_KNOWN_HOSTS)),
+        global_known_hosts_files=paths(one("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS)),
+        revoked_host_keys=_expand(revoked, tokens) if (revoked := one("revokedhostkeys")) else None,
+        hash_known_hosts=one("hashknownhosts") in ("yes", "true"),
+        host_key_alias=alias,
+        address_family=_FAMILIES.get(one("addressfamily") or "any", socket.AF_UNSPEC),
+        connect_timeout=connect_timeout or None,
+        certificate_files=tuple(
+            _expand(path, tokens) for path in found.get("certificatefile", []) if path.lower() != "none"
+        ),
+        proxy_command=_replaced(one("proxycommand"), tokens),
+        proxy_jump=one("proxyjump"),
+        control_path=one("controlpath"),
+        beyond=tuple(_beyond(found)),
+    )
+
+
+def _beyond(found: Mapping[str, list[str]]) -> Iterator[str]:
+    for key, name in _BEYOND.items():
+        value = found.get(key, ["no"])[0]
+        if value.lower() not in ("no", "none", "false"):
+            yield f"{name} {value}"
+
+
+def _tokens(name: str, hostname: str, port: str, user: str, alias: str | None) -> dict[str, str]:
+    account, home = _account()
+    here = socket.gethostname()
+    ours = {"%": "%", "d": home, "i": str(os.getuid()), "u": account, "l": here, "L": here.partition(".")[0]}
+    return {**ours, "h": hostname, "k": alias or name, "n": name, "p": port, "r": user}
+
+
+def _agent_socket(value: str | None, tokens: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
+    if value is None:
+        return None
+    if value == "SSH_AUTH_SOCK":
+        value = "$SSH_AUTH_SOCK"
+    if value.startswith("$"):
+        return environ.get(value[1:].strip("{}")) or None
+    return _expand(value, tokens)
+
+
+def _expand(path: str, tokens: Mapping[str, str]) -> str:
+    """Tokens as in ssh_config(5), "TOKENS", and a leading ~."""
+    return _tilde(_replaced(path, tokens) or "")
+
+
+def _replaced(text: str | None, tokens: Mapping[str, str]) -> str | None:
+    return text and re.sub("%(.)", lambda match: tokens.get(match[1], match[0]), text)
+
+
+def _tilde(path: str) -> str:
+    home = _account()[1]
+    if path == "~" or path.startswith("~/"):
+        return home + path[1:]
+    return os.path.expanduser(path)  # noqa: PTH111  (pathlib raises for ~nobody)
+
+
+def _account() -> tuple[str, str]:
+    """Name and home as OpenSSH finds them: from the user database, not from the environment."""
+    try:
+        entry = pwd.getpwuid(os.getuid())
+    except KeyError:
+        return str(os.getuid()), os.path.expanduser("~")  # noqa: PTH111  (as above)
+    return entry.pw_name, entry.pw_dir

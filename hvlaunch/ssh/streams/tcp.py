@@ -1,0 +1,130 @@
+"""TCP connections to hosts: every address within one deadline, and no waiting for delayed ACKs."""
+
+import contextlib
+import socket
+import struct
+import time
+from typing import Any
+
+from hvlaunch.errors import ConnectFailed, StartTimeout, UnknownHost
+from hvlaunch.ssh.config.settings import HostSettings
+from hvlaunch.ssh.streams.stream import GreetingSocket
+
+__all__ = ["QuickSocket", "addresses_toward", "dial", "is_near"]
+
+_QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
+"""Linux has it."""
+_READ_SIZE = 1 << 18
+_MIN_RTT = struct.Struct("=148xI")
+"""Linux' struct tcp_info, up to tcpi_min_rtt: microseconds, of the quickest round trip so far."""
+_NEAR = 2000
+
+
+class QuickSocket(GreetingSocket):
+    """A TCP socket that sends and acknowledges at once.
+
+    Small packets to and fro, as in an SSH handshake, otherwise wait for Nagle's algorithm here and
+    for the kernel's delayed ACK; the kernel forgets TCP_QUICKACK, so it is set again after each read.
+    paramiko asks for each packet in two parts, so that what has come already is read ahead, for one reader.
+    """
+
+    _ahead = memoryview(b"")
+
+    @property
+    def local_address(self) -> str:
+        return str(self.getsockname()[0])
+
+    @property
+    def remote_address(self) -> str:
+        return str(self.getpeername()[0])
+
+    @property
+    def is_near(self) -> bool:
+        return is_near(self)
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        if not self._ahead:
+            self._ahead = memoryview(super().recv(_READ_SIZE, flags))
+            if _QUICKACK is not None:
+                with contextlib.suppress(OSError):  # closed meanwhile: the next call says so
+                    self.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+        data, self._ahead = bytes(self._ahead[:size]), self._ahead[size:]
+        return data
+
+
+def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
+    """Connect to the host's addresses in the order of getaddrinfo; the first that answers wins.
+
+    `host` is for messages, `deadline` as time.monotonic() counts; an address that stays silent has an
+    equal share of what is left. The lookup of the name is bounded by the resolver's own limits.
+
+    Raises UnknownHost, ConnectFailed, StartTimeout.
+    """
+    name, port = settings.hostname, settings.port
+    try:
+        found = socket.getaddrinfo(name, port, settings.address_family, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        cause = f"the name {name} resolves to no address: {_reason(error)}"
+        hint = "the right spelling, HostName in ~/.ssh/config, or address= in a hostfile"
+        raise UnknownHost(cause, host=host, hint=hint) from None
+    failures: list[str] = []
+    silent = refused = True
+    for index, (family, _, protocol, _, address) in enumerate(found):
+        share = (deadline - time.monotonic()) / (len(found) - index)
+        limit = min(share, settings.connect_timeout or share)
+        if limit <= 0:
+            break
+        try:
+            return _connect(family, protocol, address, limit)
+        except TimeoutError as error:
+            failures.append(f"{address[0]}: no answer within {limit:.0f} s")
+            silent = silent and error.errno is None
+            refused = False
+        except OSError as error:
+            failures.append(f"{address[0]}: {_reason(error)}")
+            silent = False
+            refused = refused and isinstance(error, ConnectionRefusedError)
+    cause = f"no connection to {name} port {port}: " + ("; ".join(failures) or "no time left")
+    hint = f"ping {name}; a firewall may drop what is sent to port {port}"
+    if silent and time.monotonic() >= deadline:
+        raise StartTimeout(cause, host=host, hint=hint)
+    if failures and refused:
+        hint = "start sshd there, or say which port it has (-p PORT, or port= in a hostfile)"
+    raise ConnectFailed(cause, host=host, hint=hint)
+
+
+def is_near(sock: socket.socket) -> bool:
+    """Whether a packet goes there and back within 2 ms, as in one room or on one campus; False where it is not known."""
+    if not hasattr(socket, "TCP_INFO"):
+        return False
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
+    return len(info) == _MIN_RTT.size and _MIN_RTT.unpack(info)[0] < _NEAR
+
+
+def addresses_toward(settings: HostSettings) -> tuple[str, str]:
+    """Our own address and the host's, as routes and names have them now; nothing is sent. Empty if not known."""
+    name, port = settings.hostname, settings.port
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            name, port, settings.address_family, socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as sock:
+                sock.connect(address)
+                return str(sock.getsockname()[0]), str(sock.getpeername()[0])
+    return "", ""
+
+
+def _connect(family: socket.AddressFamily, protocol: int, address: Any, limit: float) -> QuickSocket:
+    sock = QuickSocket(family, socket.SOCK_STREAM, protocol)
+    try:
+        sock.settimeout(limit)
+        sock.connect(address)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

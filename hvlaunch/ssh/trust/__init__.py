@@ -1,0 +1,1 @@
+"""Who a host is, and who we are: host keys, certificates, our keys and passphrases."""

@@ -1,0 +1,131 @@
+"""Identity files: private keys as ssh-keygen and OpenSSL write them, and the public halves beside them."""
+
+import base64
+import binascii
+import copy
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from paramiko.agent import AgentKey
+from paramiko.ecdsakey import ECDSAKey
+from paramiko.ed25519key import Ed25519Key
+from paramiko.message import Message
+from paramiko.pkey import PKey, PublicBlob
+from paramiko.rsakey import RSAKey
+from paramiko.ssh_exception import SSHException
+
+from hvlaunch.ssh.config.settings import OPENSSH
+from hvlaunch.ssh.trust.host_certificate import BadCertificate, bare_key
+
+__all__ = ["Certificate", "Identity", "certified", "read_certificate", "read_identity"]
+
+_OPENSSH_MAGIC = b"openssh-key-v1\0"
+_PUBLIC_KEY_TYPES = (b"ssh-", b"ecdsa-", b"sk-")
+_FIDO = b"sk-"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an identity file holds: a key to sign with, or why there is none; and the public half, where known."""
+
+    path: str
+    key: PKey | None = None
+    public: bytes | None = None
+    problem: str | None = None
+    missing: bool = False
+    encrypted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What an authority signed: `public` is the key that it is for."""
+
+    path: str
+    public: bytes
+    blob: PublicBlob
+
+
+def read_identity(path: str, passphrase: bytes | None = None) -> Identity:
+    """Read `path` and what lies beside it. Never raises: what is wrong is the `problem`.
+
+    The formats are OpenSSH's (PROTOCOL.key in its sources) and PEM, PKCS #8 included.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        return Identity(path, problem="there is no such file", missing=True)
+    except OSError as error:
+        return Identity(path, problem=f"it can't be read ({error.strerror})")
+    public = _public_half(path, data)
+    try:
+        key = _private_key(data, passphrase)
+    except TypeError:  # cryptography wants a password, and got none
+        return Identity(path, public=public, problem="encrypted, and no agent holds it", encrypted=True)
+    except (ValueError, UnsupportedAlgorithm, SSHException):
+        if passphrase is not None:
+            return Identity(path, public=public, problem="encrypted, by another passphrase", encrypted=True)
+        return Identity(path, public=public, problem=_unusable(public))
+    return Identity(path, key, key.asbytes())
+
+
+def read_certificate(path: str) -> Certificate | None:
+    """The certificate in `path`; None where there is none that can be used."""
+    try:
+        blob = PublicBlob.from_file(path)
+        return Certificate(path, bare_key(blob.key_blob), blob)
+    except (OSError, ValueError, SSHException, BadCertificate):
+        return None
+
+
+def certified(key: PKey, blob: PublicBlob) -> PKey:
+    """The same key, which shows the certificate in `blob`."""
+    shows = AgentKey(key.agent, key.blob, key.comment) if isinstance(key, AgentKey) else copy.copy(key)
+    shows.public_blob = blob
+    return shows
+
+
+def _unusable(public: bytes | None) -> str:
+    if not public:
+        return "it is not an RSA, ECDSA or Ed25519 private key"
+    if public[4:].startswith(_FIDO):  # after the length of its type
+        return f"a FIDO key that no agent holds; {OPENSSH} can use it"
+    return "no agent holds it"
+
+
+def _private_key(data: bytes, passphrase: bytes | None) -> PKey:
+    openssh = b"BEGIN OPENSSH PRIVATE KEY" in data
+    load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
+    private = load(data, password=passphrase)
+    # paramiko reads only some PEM formats; this one it reads for every kind of key.
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
+    kinds: tuple[tuple[type, type[PKey]], ...] = (
+        (rsa.RSAPrivateKey, RSAKey),
+        (ec.EllipticCurvePrivateKey, ECDSAKey),
+        (ed25519.Ed25519PrivateKey, Ed25519Key),
+    )
+    for kind, key_class in kinds:
+        if isinstance(private, kind):
+            text = private.private_bytes(encoding, form, serialization.NoEncryption()).decode("ascii")
+            return key_class.from_private_key(io.StringIO(text))
+    raise ValueError(type(private).__name__)
+
+
+def _public_half(path: str, data: bytes) -> bytes | None:
+    """The public key in the file itself (a .pub file, or OpenSSH's format, which leaves it readable), or beside it."""
+    try:
+        if data.startswith(_PUBLIC_KEY_TYPES):
+            return base64.b64decode(data.split()[1])
+        if b"BEGIN OPENSSH PRIVATE KEY" in data:
+            body = b"".join(line for line in data.splitlines() if not line.startswith(b"-"))
+            message = Message(base64.b64decode(body)[len(_OPENSSH_MAGIC) :])
+            for _ in ("cipher", "kdf", "kdf options"):
+                message.get_string()
+            message.get_int()
+            return message.get_string()
+        return base64.b64decode(Path(path + ".pub").read_bytes().split()[1])
+    except (OSError, IndexError, binascii.Error):
+        return None

@@ -1,0 +1,328 @@
+"""known_hosts files: is the host the one that it was?
+
+The format and the rules are OpenSSH's: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT", and ssh(1).
+"""
+
+import base64
+import binascii
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hvlaunch.errors import HostError, HostKeyChanged, HostKeyRevoked, HostKeyUnknown
+from hvlaunch.job import HostKeyPolicy
+from hvlaunch.ssh.config.settings import OPENSSH, HostSettings
+from hvlaunch.ssh.trust.host_certificate import CERTIFICATE, BadCertificate, HostCertificate, read_certificate
+
+__all__ = ["HostKey", "KnownHosts", "preferred_algorithms"]
+
+_RSA_ALGORITHMS = ("rsa-sha2-512", "rsa-sha2-256")
+_REVOKED = "@revoked"
+_AUTHORITY = "@cert-authority"
+_KRL = b"SSHKRL\n\0"
+"""What a binary list of revoked keys begins with; PROTOCOL.krl in OpenSSH's sources."""
+_OTHER_SOURCES = ("KnownHostsCommand", "VerifyHostKeyDNS")
+"""Settings of the ssh binary that may know a host's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostKey:
+    """A public key: its type as in `ssh-ed25519`, and its bytes as they go over the wire."""
+
+    type: str
+    blob: bytes
+    certificate: bytes | None = field(default=None, compare=False)
+    """What the host shows in place of the bare key, if it does."""
+
+    @property
+    def fingerprint(self) -> str:
+        """`SHA256:…`, as ssh-keygen -l prints it."""
+        digest = hashlib.sha256(self.blob).digest()
+        return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    key: HostKey
+    marker: str | None
+    path: str
+    line: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it says that this is the host's own key."""
+        return self.marker is None
+
+
+@dataclass(slots=True)
+class _File:
+    lines: int = 0
+    exact: dict[str, list[_Entry]] = field(default_factory=dict)
+    hashed: list[tuple[bytes, bytes, _Entry]] = field(default_factory=list)
+    """Salt, HMAC of the name, entry."""
+    patterns: list[tuple[list[re.Pattern[str]], list[re.Pattern[str]], _Entry]] = field(default_factory=list)
+    """Patterns of which one must match, patterns of which none may match, entry."""
+
+    def add(self, names: str, entry: _Entry) -> None:
+        if names.startswith("|1|"):
+            try:
+                salt, digest = (base64.b64decode(part) for part in names[3:].split("|"))
+            except (ValueError, binascii.Error):
+                return
+            self.hashed.append((salt, digest, entry))
+            return
+        words = [word for word in names.lower().split(",") if word]
+        if not any(c in names for c in "*?!"):
+            for word in words:
+                self.exact.setdefault(word, []).append(entry)
+            return
+        wanted = [_pattern(word) for word in words if not word.startswith("!")]
+        unwanted = [_pattern(word[1:]) for word in words if word.startswith("!")]
+        self.patterns.append((wanted, unwanted, entry))
+
+    def find(self, name: str) -> Iterator[_Entry]:
+        yield from self.exact.get(name, ())
+        for salt, digest, entry in self.hashed:
+            if hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest):
+                yield entry
+        for wanted, unwanted, entry in self.patterns:
+            if any(p.fullmatch(name) for p in wanted) and not any(p.fullmatch(name) for p in unwanted):
+                yield entry
+
+
+def preferred_algorithms(
+    known: tuple[str, ...], offered: tuple[str, ...], *, certificates: bool = False
+) -> tuple[str, ...]:
+    """Put the signature algorithms for host keys of the `known` types first, as OpenSSH does.
+
+    So a host that has several keys, of which we know one, shows that one; or its certificate, if
+    we know an authority for it.
+    """
+    first = {
+        name for key_type in known for name in (_RSA_ALGORITHMS if key_type == "ssh-rsa" else (key_type,))
+    }
+    ordered = tuple(sorted(offered, key=lambda name: name not in first))
+    return (*(name + CERTIFICATE for name in offered), *ordered) if certificates else ordered
+
+
+class KnownHosts:
+    """The known_hosts files of a job: each is read once, whichever and however many hosts ask. Thread-safe."""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._files: dict[str, _File] = {}
+        self._revoked: dict[str, frozenset[bytes]] = {}
+
+    def key_types(self, settings: HostSettings) -> tuple[str, ...]:
+        """The types of the keys that are known for the host."""
+        with self._lock:
+            named, plain = self._find(settings)
+        listed = [entry for entry in named if entry.is_plain] or plain
+        return tuple(dict.fromkeys(entry.key.type for entry in listed if entry.is_plain))
+
+    def has_authority(self, settings: HostSettings) -> bool:
+        """Whether an authority is known that may vouch for the host."""
+        with self._lock:
+            named, plain = self._find(settings)
+        return any(entry.marker == _AUTHORITY for entry in (*named, *plain))
+
+    def check(
+        self, key: HostKey, *, host: str, settings: HostSettings, policy: HostKeyPolicy, by_hand: str
+    ) -> None:
+        """Accept `key` as the host's, or not; a new one is recorded where `policy` is accept-new.
+
+        `host` is for messages, `by_hand` is the ssh command that would ask the user.
+        Raises HostKeyUnknown, HostKeyChanged, HostKeyRevoked, and HostError where a RevokedHostKeys file
+        can't be read, or a new key not be recorded.
+        """
+        with self._lock:
+            named, plain = self._find(settings)
+            certificate, problem = _certificate(key)
+            same = [entry for entry in (*named, *plain) if entry.key == key]
+            vouching = [
+                entry for entry in (*named, *plain) if certificate and entry.key.blob == certificate.authority
+            ]
+            revoked = next((entry for entry in (*same, *vouching) if entry.marker == _REVOKED), None)
+            if revoked is not None:
+                raise _revoked(key, host, f"marked @revoked in {revoked.path}:{revoked.line}")
+            if settings.revoked_host_keys is not None:
+                listed = self._revoked_in(settings.revoked_host_keys, host)
+                if key.blob in listed or (certificate is not None and certificate.authority in listed):
+                    raise _revoked(key, host, f"in {settings.revoked_host_keys} (RevokedHostKeys)")
+            if policy == "off" or any(entry.is_plain for entry in same):
+                return
+            if certificate is not None and any(entry.marker == _AUTHORITY for entry in vouching):
+                problem = certificate.problem(_certified_name(settings), self._now())
+                if problem is None:
+                    return
+            if problem is not None:
+                raise _not_certified(key, host, problem)
+            known = next((entry for entry in named if entry.is_plain), None)
+            if known is not None:
+                raise _changed(key, host, settings, known)
+            if policy == "strict":
+                raise _unknown(key, host, settings, by_hand)
+            if settings.user_known_hosts_files:
+                self._record(key, host, settings)
+
+    def _find(self, settings: HostSettings) -> tuple[list[_Entry], list[_Entry]]:
+        """Entries for the host's name with its port, and for the bare name where that is another.
+
+        As in OpenSSH, a key that is known for the bare name will do, but a different one proves nothing.
+        """
+        files = [self._file(path) for path in settings.known_hosts_files]
+        name = settings.host_key_name.lower()
+        bare = (settings.host_key_alias or settings.hostname).lower()
+        named = [entry for file in files for entry in file.find(name)]
+        return named, [] if bare == name else [entry for file in files for entry in file.find(bare)]
+
+    def _file(self, path: str) -> _File:
+        if path not in self._files:
+            self._files[path] = _read(path)
+        return self._files[path]
+
+    def _revoked_in(self, path: str, host: str) -> frozenset[bytes]:
+        """The keys of a RevokedHostKeys file. As in OpenSSH, no host is trusted where it can't be read."""
+        if path not in self._revoked:
+            try:
+                data = Path(path).read_bytes()
+            except OSError as error:
+                cause = f"its RevokedHostKeys {path} can't be read: {error.strerror}"
+                raise HostError(
+                    cause, host=host, hint="another file, or none, in the ssh configuration"
+                ) from None
+            if data.startswith(_KRL):
+                cause = f"its RevokedHostKeys {path} is a binary list, which only OpenSSH reads"
+                raise HostError(cause, host=host, hint=OPENSSH)
+            words = (line.split() for line in data.decode(errors="replace").splitlines())
+            blobs = (_blob(line[1]) for line in words if len(line) > 1 and not line[0].startswith("#"))
+            self._revoked[path] = frozenset(blob for blob in blobs if blob is not None)
+        return self._revoked[path]
+
+    def _record(self, key: HostKey, host: str, settings: HostSettings) -> None:
+        path = settings.user_known_hosts_files[0]
+        name = settings.host_key_name.lower()
+        shown = _hashed(name) if settings.hash_known_hosts else name
+        try:
+            _append(path, f"{shown} {key.type} {base64.b64encode(key.blob).decode('ascii')}\n")
+        except OSError as error:
+            cause = f"its host key can't be recorded in {path}: {error.strerror}"
+            raise HostError(
+                cause, host=host, hint="another UserKnownHostsFile in the ssh configuration"
+            ) from None
+        file = self._file(path)
+        file.lines += 1
+        file.add(shown, _Entry(key, marker=None, path=path, line=file.lines))
+
+
+def _pattern(word: str) -> re.Pattern[str]:
+    return re.compile(re.escape(word).replace(r"\*", ".*").replace(r"\?", "."))
+
+
+def _read(path: str) -> _File:
+    """What is in the file; as with OpenSSH, nothing where it can't be read."""
+    file = _File()
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return file
+    for line in text.split("\n"):
+        file.lines += 1
+        words = line.split()
+        marker = words.pop(0) if words and words[0].startswith("@") else None
+        if len(words) < 3 or words[0].startswith("#") or marker not in (None, _REVOKED, _AUTHORITY):  # noqa: PLR2004  (names, type, key)
+            continue
+        blob = _blob(words[2])
+        if blob is not None:
+            file.add(words[0], _Entry(HostKey(words[1], blob), marker, path, file.lines))
+    return file
+
+
+def _blob(word: str) -> bytes | None:
+    """A public key in base64; None where it is none."""
+    try:
+        return base64.b64decode(word, validate=True)
+    except ValueError:
+        return None
+
+
+def _certificate(key: HostKey) -> tuple[HostCertificate | None, str | None]:
+    """The certificate that the host showed with its key, or what is wrong with it."""
+    if key.certificate is None:
+        return None, None
+    try:
+        return read_certificate(key.certificate), None
+    except BadCertificate as error:
+        return None, error.cause
+
+
+def _certified_name(settings: HostSettings) -> str:
+    return (settings.host_key_alias or settings.hostname).lower()
+
+
+def _append(path: str, line: str) -> None:
+    """Add a line; a lock keeps other processes' lines whole, and an unfinished last line is finished first."""
+    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with open(fd, "r+b", buffering=0) as file:  # noqa: PTH123  (a descriptor, no path)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        size = os.fstat(fd).st_size
+        unfinished = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        file.write((b"\n" if unfinished else b"") + line.encode())
+
+
+def _hashed(name: str) -> str:
+    salt = os.urandom(hashlib.sha1(usedforsecurity=False).digest_size)
+    digest = hmac.digest(salt, name.encode(), "sha1")
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+
+
+def _unknown(key: HostKey, host: str, settings: HostSettings, by_hand: str) -> HostKeyUnknown:
+    there = [_with_trouble(path) for path in settings.known_hosts_files if Path(path).exists()]
+    files = ", ".join(there or settings.known_hosts_files[:1]) or "no file"
+    cause = (
+        f"its host key is not known: {key.type} {key.fingerprint}"
+        f" (looked for {settings.host_key_name} in {files})"
+    )
+    kind = key.type.removeprefix("ssh-").partition("-")[0]
+    hint = (
+        f"`ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` on the host to compare,"
+        f" then `{by_hand}` once here; or --host-keys accept-new"
+    )
+    if other := [setting for setting in settings.beyond if setting.startswith(_OTHER_SOURCES)]:
+        hint = f"{OPENSSH}, which can do {', '.join(other)}"
+    return HostKeyUnknown(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
+
+
+def _with_trouble(path: str) -> str:
+    is_readable = os.access(path, os.R_OK) and not Path(path).is_dir()
+    return path if is_readable else f"{path}, which can't be read"
+
+
+def _not_certified(key: HostKey, host: str, problem: str) -> HostKeyUnknown:
+    cause = f"its host certificate for the key {key.type} {key.fingerprint} does not hold: {problem}"
+    hint = "`ssh-keygen -Lf /etc/ssh/ssh_host_*-cert.pub` on the host, and a new one from its authority"
+    return HostKeyUnknown(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
+
+
+def _changed(key: HostKey, host: str, settings: HostSettings, known: _Entry) -> HostKeyChanged:
+    cause = (
+        f"its host key {key.type} {key.fingerprint} is not the one in {known.path}:{known.line}"
+        f" ({known.key.type} {known.key.fingerprint}): the host was reinstalled, or another machine answers for it"
+    )
+    hint = f"if it was reinstalled, `ssh-keygen -f {known.path} -R '{settings.host_key_name}'`"
+    return HostKeyChanged(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
+
+
+def _revoked(key: HostKey, host: str, where: str) -> HostKeyRevoked:
+    cause = f"its host key {key.type} {key.fingerprint} is {where}"
+    hint = "a new host key for the host (ssh-keygen -A there), or ask who revoked this one"
+    return HostKeyRevoked(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
