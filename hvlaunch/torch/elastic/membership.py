@@ -132,8 +132,9 @@ class Membership:
             since = changes.version
             with self._changed:
                 for name, value in changes.values.items():
-                    if value is not None:
-                        self._notices[int(name)] = decode(Notice, value)
+                    with suppress(ValueError):  # any worker may write here, nonsense too
+                        if value is not None:
+                            self._notices[int(name)] = decode(Notice, value)
                 self._changed.notify_all()
             self._warn()
 
