@@ -4,7 +4,14 @@ Messages are one line: "host b: <cause>; try: <hint>". The command line prints t
 and exits with `exit_code`; docs/exit-codes.md lists the codes.
 """
 
+from __future__ import annotations
+
+import copyreg
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "AgentFailed",
@@ -56,6 +63,18 @@ class HvlaunchError(Exception):
         where = f"host {self.host}: " if self.host else ""
         hint = f"; try: {self.hint}" if self.hint else ""
         return f"{where}{self.cause}{hint}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """What copy and pickle go by: an error is its fields, since each kind is made of others."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+
+    def about(self, host: str, cause: str) -> Self:
+        """The same error, with all other fields that its kind has, as one of `host`."""
+        import copy  # noqa: PLC0415 (where something went wrong)
+
+        error = copy.copy(self)
+        error.host, error.cause, error.args = host, cause, (cause,)
+        return error
 
 
 class BadUsage(HvlaunchError):

@@ -92,7 +92,4 @@ class Hops:
 
 def behind(host: str, jump: str, error: HostError) -> HostError:
     """The error of a jump host, as one of the host behind it."""
-    cause = f"its jump host {jump}: {error.cause}"
-    about = type(error).__new__(type(error), cause)  # whatever the fields of its kind are
-    about.__dict__.update({**error.__dict__, "host": host, "cause": cause})
-    return about
+    return error.about(host, f"its jump host {jump}: {error.cause}")
