@@ -7,6 +7,7 @@ from typing import cast
 from hvlaunch.rendezvous.serving.http import (
     CONTINUE,
     Answer,
+    CallOff,
     Exchange,
     Head,
     HttpLimits,
@@ -46,7 +47,7 @@ class ClientConnection(asyncio.Protocol):
         """The client's address; "" where that is not known."""
         self._answered = 0
         self._pending: Exchange | None = None
-        self._call_off: Callable[[], None] = _nothing
+        self._call_off: CallOff = _nothing
         self._late: asyncio.TimerHandle | None = None
         self._choked = False
         self._lingering = False

@@ -15,7 +15,9 @@ from hvlaunch.rendezvous.serving.traffic import Arriving
 __all__ = [
     "CONTINUE",
     "Answer",
+    "CallOff",
     "Exchange",
+    "Give",
     "Head",
     "HttpLimits",
     "Later",
@@ -81,10 +83,14 @@ class Answer(NamedTuple):
     headers: bytes = b""
 
 
+Give = Callable[[Answer], None]
+CallOff = Callable[[], None]
+
+
 class Later(NamedTuple):
     """An answer that something else will give."""
 
-    begin: Callable[[Callable[[Answer], None]], Callable[[], None]]
+    begin: Callable[[Give], CallOff]
     """begin(give) calls give(answer) once, later; what it returns calls that off."""
     timeout: float
     """Seconds until `late` is the answer."""
@@ -98,10 +104,16 @@ Route = Callable[[bytes], "Answer | Later"]
 class Exchange(NamedTuple):
     """A request that is all there, and how its answer is to be sent."""
 
-    answer: Callable[[], Answer | Later]
+    outcome: Answer | Route
+    """What its head led to."""
+    body: bytes
     keep_alive: bool
     version: str
     method: str
+
+    def answer(self) -> Answer | Later:
+        """Do what is asked for; once."""
+        return self.outcome if isinstance(self.outcome, Answer) else self.outcome(self.body)
 
 
 class _Stop(Exception):
@@ -187,7 +199,7 @@ class RequestReader:
     def give_up(self, answer: Answer) -> None:
         """End here: `answer` is the last, after those of the requests that are ready."""
         if not self.ended:
-            self._end(Exchange(lambda: answer, keep_alive=False, version="1.1", method=""))
+            self._end(Exchange(answer, b"", keep_alive=False, version="1.1", method=""))
 
     def _refuse(self, status: int) -> None:
         self.give_up(Answer(status))
@@ -279,13 +291,11 @@ class RequestReader:
             self._end(self._exchange(keep_alive=False))
 
     def _exchange(self, *, keep_alive: bool) -> Exchange:
-        outcome = self._outcome
-        assert outcome is not None  # noqa: S101 (for the type checker: a body comes after its head)
+        assert self._outcome is not None  # noqa: S101 (for the type checker: a body comes after its head)
         body = bytes(self._body)
         if body:
             self._drop_body()
-        answer = (lambda: outcome) if isinstance(outcome, Answer) else (lambda: outcome(body))
-        return Exchange(answer, keep_alive, self._version, self._method)
+        return Exchange(self._outcome, body, keep_alive, self._version, self._method)
 
 
 def render_head(exchange: Exchange, answer: Answer) -> bytes:

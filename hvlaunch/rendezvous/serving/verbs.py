@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hvlaunch.rendezvous import batch
 from hvlaunch.rendezvous.client_errors import NotANumber, StoreFull, ValueTooLarge
-from hvlaunch.rendezvous.serving.http import Answer, Later, Route
+from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Later, Route
 from hvlaunch.rendezvous.store import Changes, Store, until_all_set, until_changed
 
 __all__ = ["MAX_WAIT", "OWN", "Once", "Verbs", "not_allowed", "refusal"]
@@ -127,14 +127,14 @@ class Verbs:
         if value is not None:
             return Answer(200, value)
 
-        def begin(give: Callable[[Answer], None]) -> Callable[[], None]:
+        def begin(give: Give) -> CallOff:
             return self._store.when_set(scope, key, lambda value: give(Answer(200, value)))
 
         return self._later(begin, options, _ABSENT)
 
     def _later(
         self,
-        begin: Callable[[Callable[[Answer], None]], Callable[[], None]],
+        begin: Callable[[Give], CallOff],
         options: Options,
         late: Answer,
         keys: int = 1,
@@ -224,7 +224,7 @@ class Verbs:
         if missing is None:
             return _OK
 
-        def begin(give: Callable[[Answer], None]) -> Callable[[], None]:
+        def begin(give: Give) -> CallOff:
             return until_all_set(self._store, scope, keys, missing, lambda: give(_OK))
 
         return self._later(begin, options, _ABSENT, len(keys))
@@ -235,7 +235,7 @@ class Verbs:
         if changes is not None:
             return _changes(changes)
 
-        def begin(give: Callable[[Answer], None]) -> Callable[[], None]:
+        def begin(give: Give) -> CallOff:
             return until_changed(
                 self._store, scope, key or None, since, lambda changes: give(_changes(changes))
             )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hvlaunch.rendezvous.serving.http import Answer, Head, HttpLimits, RequestReader, render_head
 
 LIMITS = HttpLimits(head=400, body=100)
+PUT = b"PUT /s/k HTTP/1.1\r\nContent-Length: 3\r\nAuthorization: Bearer t\r\n\r\nabc"
 
 
 def reader(limits=LIMITS, heads=None):
@@ -293,3 +294,18 @@ def test_a_body_of_tiny_chunks_costs_no_more_than_its_bytes():
     assert size < 2 * 400_000
     subject.feed(b"0\r\n\r\n")
     assert answers(subject) == [(200, b"ab" * 200_000, True)]
+
+
+def test_what_is_asked_for_is_done_when_its_turn_comes_and_not_before():
+    done = []
+
+    def route(body):
+        done.append(body)
+        return Answer(200)
+
+    requests = RequestReader(lambda _: route, LIMITS)
+    requests.feed(2 * PUT)
+    assert done == []
+    for exchange in requests.ready:
+        assert exchange.answer() == Answer(200)
+    assert done == [b"abc", b"abc"]
