@@ -10,6 +10,7 @@ from torch import distributed as dist
 from torch import nn
 
 from hvlaunch.torch.current import world
+from hvlaunch.torch.skeleton import TensorSpec, join, split
 
 __all__ = [
     "allgather_object",
@@ -74,16 +75,13 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     The other ranks' optimizers may be fresh: they need not have made a step.
     """
     is_root = world().place.rank == root_rank
-    tensors: list[torch.Tensor] = []
-    skeleton = _without_tensors(optimizer.state_dict(), tensors) if is_root else None
-    skeleton, likes = broadcast_object(
-        (skeleton, [(one.shape, one.dtype, one.device.type) for one in tensors]), root_rank
-    )
+    skeleton, tensors = split(optimizer.state_dict() if is_root else None)
+    skeleton, specs = broadcast_object((skeleton, [TensorSpec.of(tensor) for tensor in tensors]), root_rank)
     if not is_root:
-        tensors = [torch.empty(shape, dtype=dtype, device=kind) for shape, dtype, kind in likes]
+        tensors = [spec.empty() for spec in specs]
     _broadcast(tensors, root_rank)
     if not is_root:
-        optimizer.load_state_dict(_with_tensors(skeleton, tensors))
+        optimizer.load_state_dict(join(skeleton, tensors))
 
 
 def _tensors_of(
@@ -106,28 +104,3 @@ def _broadcast(tensors: list[torch.Tensor], root_rank: int) -> None:
         for target, tensor in zip(targets, carried, strict=True):
             if tensor.data_ptr() != target.data_ptr():
                 target.copy_(tensor)
-
-
-class _Slot(int):
-    """A tensor's place in a skeleton."""
-
-
-def _without_tensors(node: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(node, torch.Tensor):
-        tensors.append(node)
-        return _Slot(len(tensors) - 1)
-    if isinstance(node, dict):
-        return {key: _without_tensors(value, tensors) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return type(node)([_without_tensors(value, tensors) for value in node])
-    return node
-
-
-def _with_tensors(node: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(node, _Slot):
-        return tensors[node]
-    if isinstance(node, dict):
-        return {key: _with_tensors(value, tensors) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return type(node)([_with_tensors(value, tensors) for value in node])
-    return node

@@ -8,8 +8,9 @@ from torch import distributed as dist
 
 from hvlaunch.torch import current
 from hvlaunch.torch.elastic.errors import WorkersChanged
-from hvlaunch.torch.elastic.snapshot import Snapshot, join, take
+from hvlaunch.torch.elastic.snapshot import Snapshot, take
 from hvlaunch.torch.elastic.transfer import receive, send
+from hvlaunch.torch.skeleton import join
 
 __all__ = ["ObjectState", "RoundLink", "State", "TorchState"]
 

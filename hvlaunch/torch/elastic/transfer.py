@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from hvlaunch.torch.elastic.snapshot import Snapshot, TensorSpec
+from hvlaunch.torch.elastic.snapshot import Snapshot
+from hvlaunch.torch.skeleton import TensorSpec
 
 __all__ = ["receive", "send"]
 
@@ -23,9 +24,8 @@ def send(snapshot: Snapshot, group: dist.ProcessGroup, device: torch.device) -> 
     `device` is one that the group's backend takes tensors of.
     """
     root = dist.get_rank()
-    dist.broadcast_object_list(
-        [snapshot.skeleton, _specs(snapshot.tensors)], root, group=group, device=device
-    )
+    specs = [TensorSpec.of(tensor) for tensor in snapshot.tensors]
+    dist.broadcast_object_list([snapshot.skeleton, specs], root, group=group, device=device)
     for bucket in _buckets(snapshot.tensors):
         flat = torch.cat([tensor.reshape(-1).to(device) for tensor in bucket])
         dist.broadcast(flat.view(torch.uint8), root, group=group)
@@ -33,10 +33,10 @@ def send(snapshot: Snapshot, group: dist.ProcessGroup, device: torch.device) -> 
 
 def receive(root: int, group: dist.ProcessGroup, device: torch.device) -> Snapshot:
     """What the worker of (global) rank `root` sends. Collective. Tensors come on the kind of device they had there."""
-    told: list[Any] = [None, None]
-    dist.broadcast_object_list(told, root, group=group, device=device)
-    skeleton, specs = told
-    tensors = [torch.empty(spec.shape, dtype=spec.dtype, device=spec.device) for spec in specs]
+    parts: list[Any] = [None, None]
+    dist.broadcast_object_list(parts, root, group=group, device=device)
+    skeleton, specs = parts
+    tensors = [spec.empty() for spec in specs]
     for bucket in _buckets(tensors):
         flat = torch.empty(sum(map(torch.numel, bucket)), dtype=bucket[0].dtype, device=device)
         dist.broadcast(flat.view(torch.uint8), root, group=group)
@@ -45,13 +45,6 @@ def receive(root: int, group: dist.ProcessGroup, device: torch.device) -> Snapsh
         ):
             tensor.copy_(piece.view(tensor.shape))
     return Snapshot(skeleton, tensors)
-
-
-def _specs(tensors: Sequence[torch.Tensor]) -> list[TensorSpec]:
-    return [
-        TensorSpec(index, tuple(tensor.shape), tensor.dtype, tensor.device.type)
-        for index, tensor in enumerate(tensors)
-    ]
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
