@@ -139,9 +139,9 @@ class OpenSSHConnection:
         try:
             process = start_piped([*self._words, command], {**os.environ, **_ENVIRONMENT})
         except (OSError, ValueError) as error:
-            hint = "ulimit -a here: a limit may be too low"
+            hint = "ulimit -a on this machine: a limit may be too low"
             if isinstance(error, FileNotFoundError):
-                hint = "installing OpenSSH's client (Debian: openssh-client), or --ssh-client paramiko"
+                hint = "install OpenSSH's client (Debian: apt-get install openssh-client), or --ssh-client paramiko"
             raise HostError(f"ssh can't be started: {error}", host=self._host, hint=hint) from None
         channel = OpenSSHChannel(process)
         self._channels.append(channel)
@@ -200,7 +200,7 @@ class OpenSSHChannel:
         status = self._pipes.exit_status(_END_PATIENCE)
         why = lost(self.stderr().decode("utf-8", "replace")) if status == FAILED else None
         if (killed := self._process.returncode) is not None and killed < 0:
-            why = f"its ssh on this machine was ended by signal {-killed}"
+            why = f"the ssh process on this machine was killed by signal {-killed}"
         if why is not None:
             raise ConnectionResetError(f"the connection was lost: {why}")
         return b""

@@ -21,7 +21,7 @@ __all__ = ["FAILED", "TOO_MANY_KEYS", "explain", "lost", "was_sent_away"]
 FAILED = 255
 """The exit status of ssh for its own failures."""
 
-TOO_MANY_KEYS = "-i KEY, or IdentityFile and `IdentitiesOnly yes` in the ssh configuration: its sshd takes a few tries only"
+TOO_MANY_KEYS = "-i KEY, or IdentityFile and `IdentitiesOnly yes` in the ssh configuration: its sshd accepts only a few tries"
 """What to try where an agent holds more keys than sshd's MaxAuthTries."""
 
 _REVOKED_KEYS = ("revoked by file", "in revoked keys file")
@@ -71,7 +71,7 @@ _NO_NEWS = re.compile(r"^(Warning: Permanently added|Control socket|\*\*|@@@|deb
 
 
 def was_sent_away(said: str) -> bool:
-    """Whether an sshd on the way closed the connection before it said anything."""
+    """Whether an sshd on the way closed the connection before it sent anything."""
     return _line(said, _SENT_AWAY) is not None
 
 
@@ -90,28 +90,28 @@ def explain(said: str, *, host: str, by_hand: str, is_ssh_alone: bool = False) -
     if line := _line(said, _UNKNOWN_NAME):
         return UnknownHost(line, host=host, hint=by_hand)
     if line := _line(said, _DENIED):
-        hint = f"{by_hand}; ssh asks for nothing here (ssh-add, kinit or an open ControlPath before)"
+        hint = f"{by_hand}; under hvlaunch ssh can't ask for a password: run ssh-add or kinit, or open a ControlPath, before"
         if "Too many authentication failures" in line:
             hint = TOO_MANY_KEYS
         notes = [note for note in _lines(said) if note.startswith(_KEY_TROUBLE)]
         return PermissionDenied("; ".join([line.rstrip("."), *notes]), host=host, hint=hint, tried=())
     if line := _line(said, _NO_FORWARDING):
-        return ConnectFailed(f"its jump host does not connect to it: {line}", host=host, hint=by_hand)
+        return ConnectFailed(f"its jump host can't connect to it: {line}", host=host, hint=by_hand)
     if line := _line(said, _NO_CONNECTION + _NO_AGREEMENT):
         return ConnectFailed(line, host=host, hint=by_hand)
     if line := _line(said, _NO_SESSION):
-        return HostError(f"it opens no session for us: {line}", host=host, hint=by_hand)
+        return HostError(f"its sshd refused to open a session: {line}", host=host, hint=by_hand)
     if line := _line(said, _BAD_CONFIGURATION):
         return HostError(f"the ssh configuration can't be used: {line}", host=host, hint=by_hand)
     told = [line for line in _lines(said) if not _NO_NEWS.match(line)]
     gone = [line for line in told if was_sent_away(line)]
     other = [line for line in told if line not in gone]
     if gone and (is_ssh_alone or not other):
-        hint = "a smaller --connect-limit, if its sshd has a small MaxStartups; or it refuses our address"
+        hint = "a smaller --connect-limit, if its sshd has a small MaxStartups; or its sshd may refuse this machine's address"
         before = f" (before that: {other[-1]})" if other else ""
         return SentAway(gone[0] + before, host=host, hint=hint)
-    reason = "nothing" if not other else other[-1 if is_ssh_alone else 0]
-    return ConnectFailed(f"ssh failed, and said: {reason}", host=host, hint=by_hand)
+    reason = f": {other[-1 if is_ssh_alone else 0]}" if other else " without a message"
+    return ConnectFailed(f"ssh failed{reason}", host=host, hint=by_hand)
 
 
 def _host_key(said: str, host: str, by_hand: str) -> HostError:
@@ -121,17 +121,19 @@ def _host_key(said: str, host: str, by_hand: str) -> HostError:
     facts = {"host": host, "key_type": key_type, "fingerprint": fingerprint}
     shown = f" {key_type} {fingerprint}".rstrip()
     if _line(said, _REVOKED):
-        hint = "a new host key for the host (ssh-keygen -A there), or ask who revoked this one"
+        hint = "make a new host key on that host (ssh-keygen -A), or ask who revoked this one"
         listed = _line(said, _REVOKED_KEYS)
         cause = f"its host key{shown} is marked @revoked" if listed is None else f"RevokedHostKeys: {listed}"
         return HostKeyRevoked(cause, hint=hint, **facts)
     if _line(said, _CHANGED):
         line = _line(said, ("Offending",)) or "the key is not the one in known_hosts"
         cause = f"its host key{shown} has changed: {line}"
-        hint = "if the host was reinstalled, ssh-keygen -R with its name as in known_hosts"
+        hint = "if the host was reinstalled, ssh-keygen -R NAME, with its name in known_hosts as NAME"
         return HostKeyChanged(cause, hint=hint, **facts)
     line = _line(said, _CERTIFICATE) or _line(said, _UNKNOWN_KEY) or ""
-    return HostKeyUnknown(line.rstrip("."), hint=f"`{by_hand}` once here, or --host-keys accept-new", **facts)
+    return HostKeyUnknown(
+        line.rstrip("."), hint=f"`{by_hand}` once on this machine, or --host-keys accept-new", **facts
+    )
 
 
 def _line(said: str, texts: tuple[str, ...]) -> str | None:

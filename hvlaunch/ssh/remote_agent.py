@@ -31,7 +31,9 @@ def agent_words(agent: str, host: str) -> list[str]:
     program, *words = shlex.split(agent)
     found = shutil.which(program)
     if found is None:
-        raise ConnectFailed(f"{program}, which the scheduler names in place of ssh, is not there", host=host)
+        raise ConnectFailed(
+            f"{program}, which the scheduler names to be used instead of ssh, was not found", host=host
+        )
     if Path(found).suffix != ".sh":
         return [found, *words]
     text = Path(found).read_text(errors="replace")

@@ -117,7 +117,7 @@ def locked(site: Site) -> Path:
 def test_a_passphrase_is_asked_for_once(site: Site, locked: Path) -> None:
     typist = Typist(site, ["-H", "n1,n2", "sh", "-c", "echo rank $RANK"])
     typist.sees(f"Enter passphrase for key '{locked}': ").types("open\n")
-    typist.sees("Not the right one.").types("open sesame\n")
+    typist.sees("Wrong passphrase.").types("open sesame\n")
     assert typist.code() == 0, typist.shown
     assert "rank 0" in typist.shown
     assert "rank 1" in typist.shown
@@ -130,7 +130,7 @@ def test_three_wrong_passphrases_are_enough(site: Site, locked: Path) -> None:
     for times in range(1, 4):
         typist.sees("Enter passphrase", times).types("no idea\n")
     assert typist.code() == 69
-    assert f"{locked}: encrypted, by another passphrase" in typist.shown
+    assert f"{locked}: it is encrypted with another passphrase" in typist.shown
     assert typist.shown.count("Enter passphrase") == 3
 
 
@@ -145,7 +145,7 @@ def test_an_interrupt_leaves_the_terminal_as_it_was(site: Site, locked: Path) ->
 
 def test_without_a_terminal_nobody_is_asked(site: Site, locked: Path) -> None:
     line = complaint(site.run("-H", "n1", "true"))
-    assert f"{locked}: encrypted, and no agent holds it, and there is no terminal" in line
+    assert f"{locked}: it is encrypted and no ssh agent has it, and there is no terminal" in line
 
 
 # Host certificates
@@ -175,7 +175,7 @@ def test_a_host_certificate_that_does_not_hold(site: Site, words: tuple[str, ...
     certify(site, *words)
     line = complaint(site.run("-H", "n1", "true"))
     assert "its host certificate for the key ssh-ed25519 SHA256:" in line
-    assert f"does not hold: {why}" in line
+    assert f"is not valid: {why}" in line
     assert (
         "certificate invalid: " in complaint(site.run("--ssh-client", "openssh", "-H", "n1", "true")).lower()
     )
@@ -216,7 +216,7 @@ def test_who_refuses_is_named(site: Site, client: str) -> None:
     site.config(
         "Host n1", "  ProxyJump gate", "Host gate", "  ProxyJump inner", "Host inner", "  ProxyJump gate"
     )
-    assert "round in circles" in complaint(site.run(*words))
+    assert "its jump hosts form a loop" in complaint(site.run(*words))
     site.config("Host n1", "  ProxyCommand echo no way out >&2; exit 3")
     assert "no way out" in complaint(site.run(*words))
 
@@ -253,7 +253,7 @@ def test_what_paramiko_can_not_do_is_left_to_the_ssh_binary(site: Site) -> None:
     line = complaint(site.run("-H", "n1", "true"))
     assert "permission denied (publickey,gssapi-" in line
     assert "there is no key to try" in line
-    assert "--ssh-client openssh, which can do GSSAPIAuthentication yes" in line
+    assert "--ssh-client openssh, which supports GSSAPIAuthentication yes" in line
     site.config("Host n1", "  ProxyCommand nc %h %p", "  ProxyUseFdpass yes")
     assert "ProxyUseFdpass; try: --ssh-client openssh" in complaint(site.run("-H", "n1", "true"))
 

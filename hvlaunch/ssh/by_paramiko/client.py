@@ -113,7 +113,9 @@ class ParamikoClient:
             raise HostError("paramiko can't do ProxyUseFdpass", host=target.name, hint=OPENSSH)
         with self._lock:
             if self._closed:
-                raise ConnectFailed("it is not waited for any more", host=target.name)
+                raise ConnectFailed(
+                    "hvlaunch stopped connecting, because the job is ending", host=target.name
+                )
             proxy = start_proxy(target.name, settings.proxy_command)
             self._proxies.add(proxy)
         return proxy

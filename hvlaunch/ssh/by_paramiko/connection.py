@@ -121,13 +121,13 @@ class ParamikoConnection:
             session = self._transport.open_session(timeout=self._timeout)
             session.exec_command(command)
         except ChannelException as error:
-            raise HostError(f"it opens no session for us: {error.text}", host=self._host) from None
+            raise HostError(f"its sshd refused to open a session: {error.text}", host=self._host) from None
         except (EOFError, OSError, SSHException) as error:
             if time.monotonic() - started >= self._timeout:
-                cause = f"it did not take a command within {self._timeout:g} s"
+                cause = f"its sshd did not start a command within {self._timeout:g} s"
                 raise StartTimeout(cause, host=self._host) from None
             if self._transport.is_active():
-                raise HostError(f"it runs no command for us: {error}", host=self._host) from None
+                raise HostError(f"its sshd refused to run a command: {error}", host=self._host) from None
             raise HostLost("the connection was lost before the command started", host=self._host) from None
         finally:
             watch.cancel()

@@ -124,8 +124,8 @@ def open_jump(
     except ChannelException as error:
         hint = None
         if error.code == _PROHIBITED:
-            hint = f"`AllowTcpForwarding yes` in the sshd_config of {jump}, which ssh -J needs too"
-        cause = f"its jump host {jump} does not connect to {where}: {error.text}"
+            hint = f"set `AllowTcpForwarding yes` in the sshd_config of {jump}; ssh -J needs it too"
+        cause = f"its jump host {jump} can't connect to {where}: {error.text}"
         raise ConnectFailed(cause, host=host, hint=hint) from None
     except (EOFError, OSError, SSHException) as error:
         if transport.is_active():

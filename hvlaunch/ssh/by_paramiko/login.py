@@ -31,7 +31,7 @@ _QUOTED = 80
 """Characters of a stranger's greeting that a message quotes."""
 _SENT_AWAY = ("Exceeded MaxStartups", "Not allowed at this time")
 """What newer sshd's say to those who are too many, before they close the connection."""
-_TOO_MANY = "a smaller --connect-limit, if its sshd has a small MaxStartups; or it refuses our address"
+_TOO_MANY = "a smaller --connect-limit, if its sshd has a small MaxStartups; or its sshd may refuse this machine's address"
 _METHODS = {
     "GSSAPIAuthentication": "gssapi",
     "HostbasedAuthentication": "hostbased",
@@ -84,7 +84,7 @@ class Login:
             missed = (
                 "did not finish the SSH handshake"
                 if stream.greeting
-                else "takes connections but says nothing"
+                else "accepts connections but sent nothing"
             )
             raise self._late(missed)
         if not transport.is_active():
@@ -96,16 +96,16 @@ class Login:
             problem = stream.problem()
             if problem is not None and not was_sent_away(problem):
                 return self._failed(f"no connection to {self._where}: {problem}")
-            cause = problem or f"{self._where} closed the connection before it said anything"
+            cause = problem or f"{self._where} closed the connection before it sent anything"
             return SentAway(cause, host=self._name, hint=_TOO_MANY)
         if b"SSH-" not in greeting:
             line = greeting.strip().split(b"\n")[0][:_QUOTED].decode("ascii", "backslashreplace").strip()
-            cause = f"{self._where} is no SSH server, or sends us away; it says: {line}"
+            cause = f"{self._where} is not an SSH server, or refuses this machine; it sent: {line}"
             if line in _SENT_AWAY:
                 return SentAway(cause, host=self._name, hint=_TOO_MANY)
             return self._failed(cause)
         hint = OPENSSH if isinstance(error, IncompatiblePeer) else None
-        return self._failed(f"no SSH handshake with {self._where}: {_why(transport, error)}", hint)
+        return self._failed(f"the SSH handshake with {self._where} failed: {_why(transport, error)}", hint)
 
     def _check_host_key(self, transport: ClientTransport) -> None:
         shown = transport.get_remote_server_key()
@@ -140,7 +140,7 @@ class Login:
                     continue
                 wants = ", ".join(error.allowed_types)
                 raise self._denied(
-                    f"the key {offer.label} is accepted, but it also wants {wants}", tried, offers
+                    f"the key {offer.label} was accepted, but the host also requires {wants}", tried, offers
                 )
             if isinstance(error, BadAuthenticationType):
                 methods = error.allowed_types
@@ -174,7 +174,7 @@ class Login:
         cause = f"{cause} for user {self._settings.user}; " + "; ".join((keys, *offers.skipped))
         hint = self._by_hand
         if beyond := [setting for setting in self._settings.beyond if _may_help(setting, methods)]:
-            hint = f"{OPENSSH}, which can do {', '.join(beyond)}"
+            hint = f"{OPENSSH}, which supports {', '.join(beyond)}"
         elif "too many authentication failures" in cause.lower():
             hint = TOO_MANY_KEYS
         elif "publickey" in methods:
@@ -185,9 +185,9 @@ class Login:
         """How a key of ours comes to be taken there."""
         copy = f"`{self._by_hand.replace('ssh', 'ssh-copy-id', 1)}`"
         if any_tried:
-            return f"{copy}, or another user or key"
+            return f"{copy}, or use another user or key"
         if offers.locked:
-            return '`eval "$(ssh-agent)" && ssh-add FILE`, with that key for FILE'
+            return '`eval "$(ssh-agent)" && ssh-add FILE`, where FILE is that key'
         return f"`ssh-keygen -t ed25519`, then {copy}"
 
     def _remaining(self) -> float:

@@ -33,7 +33,7 @@ def parse_hop(word: str, *, host: str) -> Host:
     """
     found = _WORD.fullmatch(word.strip())
     if found is None:
-        raise HostError(f"its ProxyJump has {word!r}, which is no host", host=host)
+        raise HostError(f"its ProxyJump has {word!r}, which is not a host", host=host)
     port = found["port"]
     return Host(found["v6"] or found["name"], user=found["user"], port=int(port) if port else None)
 
@@ -69,9 +69,9 @@ class Hops:
         seen: list[str] = []
         while jump is not None:
             if jump in seen:
-                cause = f"its jump hosts go round in circles: {' → '.join((*seen, jump))}"
+                cause = f"its jump hosts form a loop: {' → '.join((*seen, jump))}"
                 raise HostError(
-                    cause, host=host, hint=f"ssh -v {host}, and another ProxyJump for one of them"
+                    cause, host=host, hint=f"ssh -v {host} shows them; change the ProxyJump of one"
                 )
             seen.append(jump)
             words = jump.split(",")

@@ -144,10 +144,10 @@ def by_hand(host: Host, options: SSHOptions, settings: HostSettings) -> str:
 def _check_names(host: Host, options: SSHOptions) -> None:
     for kind, word in (("name", host.name), ("address", host.address)):
         if word is not None and (not word or word.startswith("-") or not _is_plain(word)):
-            raise HostError(f"{word!r} can't be the {kind} of a host", host=host.name)
+            raise HostError(f"{word!r} is not a valid {kind} for a host", host=host.name)
     user = host.user or options.user
     if user is not None and (user.startswith("-") or not user.isprintable() or _BAD_IN_USER & set(user)):
-        raise HostError(f"{user!r} can't be the name of a user", host=host.name)
+        raise HostError(f"{user!r} is not a valid user name", host=host.name)
 
 
 def _is_plain(word: str) -> bool:

@@ -51,7 +51,7 @@ class Jumps(Generic[C]):
         try:
             return future.result(timeout)
         except TooLate:
-            cause = f"its jump host {key[-1]} was not reached within {timeout:.0f} s"
+            cause = f"no connection to its jump host {key[-1]} within {timeout:.0f} s"
             raise StartTimeout(cause, host=host) from None
 
     def close(self) -> None:

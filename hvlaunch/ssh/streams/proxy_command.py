@@ -39,7 +39,7 @@ class ProxySocket(GreetingSocket):
         if status == 0 and not said:
             return None  # it did its work, and the host's sshd ended the connection
         ended = "" if status is None else f" ended with status {status}"
-        return f"its ProxyCommand `{self._command}`{ended}" + (f", and said: {said}" if said else "")
+        return f"its ProxyCommand `{self._command}`{ended}" + (f": {said}" if said else "")
 
     def close(self) -> None:
         super().close()

@@ -65,7 +65,9 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
         found = socket.getaddrinfo(name, port, settings.address_family, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         cause = f"the name {name} resolves to no address: {_reason(error)}"
-        hint = "the right spelling, HostName in ~/.ssh/config, or address= in a hostfile"
+        hint = (
+            "check the spelling, or give its address as HostName in ~/.ssh/config or address= in a hostfile"
+        )
         raise UnknownHost(cause, host=host, hint=hint) from None
     failures: list[str] = []
     silent = refused = True
@@ -84,12 +86,14 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
             failures.append(f"{address[0]}: {_reason(error)}")
             silent = False
             refused = refused and isinstance(error, ConnectionRefusedError)
-    cause = f"no connection to {name} port {port}: " + ("; ".join(failures) or "no time left")
-    hint = f"ping {name}; a firewall may drop what is sent to port {port}"
+    cause = f"no connection to {name} port {port}: " + (
+        "; ".join(failures) or "no time was left of --start-timeout"
+    )
+    hint = f"ping {name}; a firewall may drop packets to port {port}"
     if silent and time.monotonic() >= deadline:
         raise StartTimeout(cause, host=host, hint=hint)
     if failures and refused:
-        hint = "start sshd there, or say which port it has (-p PORT, or port= in a hostfile)"
+        hint = "start sshd on that host, or give its port (-p PORT, or port= in a hostfile)"
     raise ConnectFailed(cause, host=host, hint=hint)
 
 

@@ -69,9 +69,9 @@ class Turns:
             door = self._doors.setdefault(address, threading.Semaphore(self._limit))
         if not door.acquire(timeout=max(0.0, deadline - self._clock())):
             raise StartTimeout(
-                f"it was not its turn to connect to {address} in time",
+                f"too many other connections to {address} were being made at the same time",
                 host=host,
-                hint=f"a longer --start-timeout, or a --connect-limit of more than {self._limit}",
+                hint=f"a longer --start-timeout, or a --connect-limit larger than {self._limit}",
             )
         try:
             yield

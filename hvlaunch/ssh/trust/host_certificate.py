@@ -34,7 +34,7 @@ _SIGNATURES = frozenset(
 
 
 class BadCertificate(HvlaunchError):
-    """It can't be read, or its authority did not sign it."""
+    """It can't be read, or its authority's signature is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class HostCertificate:
         if self.principals and not any(_matches(name, pattern) for pattern in self.principals):
             return f"it is for {', '.join(self.principals)}, not for {name}"
         if self.critical:
-            return "it has critical options, which nobody knows for hosts"
+            return "it has critical options, and none is defined for host certificates"
         return None
 
 
@@ -73,7 +73,7 @@ def bare_key(certificate: bytes) -> bytes:
     fields = _Fields(certificate)
     key_type = fields.text()
     if not key_type.endswith(CERTIFICATE):
-        raise BadCertificate(f"{key_type} is no type of a certificate")
+        raise BadCertificate(f"{key_type} is not a type of certificate")
     fields.data()  # nonce
     start = len(fields.so_far())
     fields.skip_key(key_type)
@@ -129,7 +129,7 @@ def _check_signature(authority: bytes, signed: bytes, signature: bytes) -> None:
     except (SSHException, ValueError, UnknownKeyType) as error:
         raise BadCertificate(f"its authority's key can't be used: {error}") from None
     if not right or authority_type.endswith(CERTIFICATE):
-        raise BadCertificate("its authority did not sign it")
+        raise BadCertificate("its authority's signature is wrong")
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -171,6 +171,6 @@ class _Fields:
 
     def _take(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
-            raise BadCertificate("it is cut short")
+            raise BadCertificate("it is incomplete")
         self._at += size
         return self._data[self._at - size : self._at]

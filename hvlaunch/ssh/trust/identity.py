@@ -64,10 +64,14 @@ def read_identity(path: str, passphrase: bytes | None = None) -> Identity:
     try:
         key = _private_key(data, passphrase)
     except TypeError:  # cryptography wants a password, and got none
-        return Identity(path, public=public, problem="encrypted, and no agent holds it", encrypted=True)
+        return Identity(
+            path, public=public, problem="it is encrypted and no ssh agent has it", encrypted=True
+        )
     except (ValueError, UnsupportedAlgorithm, SSHException):
         if passphrase is not None:
-            return Identity(path, public=public, problem="encrypted, by another passphrase", encrypted=True)
+            return Identity(
+                path, public=public, problem="it is encrypted with another passphrase", encrypted=True
+            )
         return Identity(path, public=public, problem=_unusable(public))
     return Identity(path, key, key.asbytes())
 
@@ -92,8 +96,8 @@ def _unusable(public: bytes | None) -> str:
     if not public:
         return "it is not an RSA, ECDSA or Ed25519 private key"
     if public[4:].startswith(_FIDO):  # after the length of its type
-        return f"a FIDO key that no agent holds; {OPENSSH} can use it"
-    return "no agent holds it"
+        return f"it is a FIDO key that no ssh agent has; {OPENSSH} can use it"
+    return "no ssh agent has it"
 
 
 def _private_key(data: bytes, passphrase: bytes | None) -> PKey:

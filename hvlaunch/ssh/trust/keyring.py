@@ -161,13 +161,13 @@ class Keyring:
                         passphrase = self._asker.ask(question, deadline)
                     except TimeoutError:
                         identity = replace(
-                            identity, problem="encrypted, and its passphrase did not come in time"
+                            identity, problem="it is encrypted, and no passphrase was entered in time"
                         )
                         break
                     if not passphrase:
                         break
                     identity = read_identity(path, passphrase)
-                    question = f"Not the right one. Enter passphrase for key '{path}': "
+                    question = f"Wrong passphrase. Enter passphrase for key '{path}': "
                     if identity.key is not None:
                         break
                 self._opened[path] = identity

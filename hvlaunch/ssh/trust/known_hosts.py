@@ -195,12 +195,12 @@ class KnownHosts:
             try:
                 data = Path(path).read_bytes()
             except OSError as error:
-                cause = f"its RevokedHostKeys {path} can't be read: {error.strerror}"
+                cause = f"its RevokedHostKeys file {path} can't be read: {error.strerror}"
                 raise HostError(
-                    cause, host=host, hint="another file, or none, in the ssh configuration"
+                    cause, host=host, hint="another RevokedHostKeys file, or none, in the ssh configuration"
                 ) from None
             if data.startswith(_KRL):
-                cause = f"its RevokedHostKeys {path} is a binary list, which only OpenSSH reads"
+                cause = f"its RevokedHostKeys file {path} is a binary list, which only OpenSSH can read"
                 raise HostError(cause, host=host, hint=OPENSSH)
             words = (line.split() for line in data.decode(errors="replace").splitlines())
             blobs = (_blob(line[1]) for line in words if len(line) > 1 and not line[0].startswith("#"))
@@ -214,7 +214,7 @@ class KnownHosts:
         try:
             _append(path, f"{shown} {key.type} {base64.b64encode(key.blob).decode('ascii')}\n")
         except OSError as error:
-            cause = f"its host key can't be recorded in {path}: {error.strerror}"
+            cause = f"its host key can't be written to {path}: {error.strerror}"
             raise HostError(
                 cause, host=host, hint="another UserKnownHostsFile in the ssh configuration"
             ) from None
@@ -294,11 +294,11 @@ def _unknown(key: HostKey, host: str, settings: HostSettings, by_hand: str) -> H
     )
     kind = key.type.removeprefix("ssh-").partition("-")[0]
     hint = (
-        f"`ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` on the host to compare,"
-        f" then `{by_hand}` once here; or --host-keys accept-new"
+        f"compare with `ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub` on the host,"
+        f" then run `{by_hand}` once on this machine; or --host-keys accept-new"
     )
     if other := [setting for setting in settings.beyond if setting.startswith(_OTHER_SOURCES)]:
-        hint = f"{OPENSSH}, which can do {', '.join(other)}"
+        hint = f"{OPENSSH}, which supports {', '.join(other)}"
     return HostKeyUnknown(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
 
 
@@ -308,15 +308,17 @@ def _with_trouble(path: str) -> str:
 
 
 def _not_certified(key: HostKey, host: str, problem: str) -> HostKeyUnknown:
-    cause = f"its host certificate for the key {key.type} {key.fingerprint} does not hold: {problem}"
-    hint = "`ssh-keygen -Lf /etc/ssh/ssh_host_*-cert.pub` on the host, and a new one from its authority"
+    cause = f"its host certificate for the key {key.type} {key.fingerprint} is not valid: {problem}"
+    hint = (
+        "`ssh-keygen -Lf /etc/ssh/ssh_host_*-cert.pub` on the host shows it; its authority can make a new one"
+    )
     return HostKeyUnknown(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
 
 
 def _changed(key: HostKey, host: str, settings: HostSettings, known: _Entry) -> HostKeyChanged:
     cause = (
         f"its host key {key.type} {key.fingerprint} is not the one in {known.path}:{known.line}"
-        f" ({known.key.type} {known.key.fingerprint}): the host was reinstalled, or another machine answers for it"
+        f" ({known.key.type} {known.key.fingerprint}): the host was reinstalled, or another machine answers under its name"
     )
     hint = f"if it was reinstalled, `ssh-keygen -f {known.path} -R '{settings.host_key_name}'`"
     return HostKeyChanged(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
@@ -324,5 +326,5 @@ def _changed(key: HostKey, host: str, settings: HostSettings, known: _Entry) -> 
 
 def _revoked(key: HostKey, host: str, where: str) -> HostKeyRevoked:
     cause = f"its host key {key.type} {key.fingerprint} is {where}"
-    hint = "a new host key for the host (ssh-keygen -A there), or ask who revoked this one"
+    hint = "make a new host key on that host (ssh-keygen -A), or ask who revoked this one"
     return HostKeyRevoked(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)

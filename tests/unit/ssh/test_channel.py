@@ -187,7 +187,7 @@ def test_a_host_that_allows_no_session(make_sshd):
     sshd = make_sshd(words=("MaxSessions 0",))
     connection = connect(sshd.host(), sshd.options(), timeout=PATIENCE)
     try:
-        with pytest.raises(HostError, match="opens no session for us") as caught:
+        with pytest.raises(HostError, match="its sshd refused to open a session") as caught:
             connection.run("true")
         assert caught.value.host == "127.0.0.1"
     finally:
@@ -227,7 +227,7 @@ def test_a_host_that_does_not_take_the_command(sshd, serve, stage):
     connection = connect(sshd.host(port=port), sshd.options(host_keys="off"), timeout=PATIENCE)
     connection._timeout = 0.5
     try:
-        with pytest.raises(StartTimeout, match=r"it did not take a command within 0\.5 s"):
+        with pytest.raises(StartTimeout, match=r"its sshd did not start a command within 0\.5 s"):
             connection.run("true")
     finally:
         done.set()

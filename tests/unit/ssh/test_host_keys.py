@@ -260,7 +260,7 @@ def test_accept_new_without_a_file_of_the_users_accepts(settings):
 
 
 def test_a_file_that_can_not_be_written(settings):
-    with pytest.raises(HostError, match=r"can't be recorded in /proc/nowhere/kh: No such file") as caught:
+    with pytest.raises(HostError, match=r"can't be written to /proc/nowhere/kh: No such file") as caught:
         check(replace(settings, user_known_hosts_files=("/proc/nowhere/kh",)), "accept-new")
     assert caught.value.host == "node"
 
@@ -290,17 +290,19 @@ def test_no_key_is_trusted_where_the_revoked_ones_can_not_be_read(settings, tmp_
     write(settings.user_known_hosts_files[0], f"{NAME} {text(OURS)}")
     listed = tmp_path / "revoked"
     settings = replace(settings, revoked_host_keys=str(listed))
-    with pytest.raises(HostError, match=f"its RevokedHostKeys {listed} can't be read: No such file"):
+    with pytest.raises(HostError, match=f"its RevokedHostKeys file {listed} can't be read: No such file"):
         check(settings)
     subprocess.run(["ssh-keygen", "-q", "-k", "-f", listed, "/dev/null"], check=True)
-    with pytest.raises(HostError, match="a binary list, which only OpenSSH reads; try: --ssh-client openssh"):
+    with pytest.raises(
+        HostError, match="a binary list, which only OpenSSH can read; try: --ssh-client openssh"
+    ):
         check(settings)
 
 
 def test_a_source_of_keys_that_only_openssh_asks(settings):
     settings = replace(settings, beyond=("KnownHostsCommand /usr/bin/lookup %H",))
     with pytest.raises(
-        HostKeyUnknown, match="try: --ssh-client openssh, which can do KnownHostsCommand /usr"
+        HostKeyUnknown, match="try: --ssh-client openssh, which supports KnownHostsCommand /usr"
     ):
         check(settings)
 
@@ -401,7 +403,7 @@ def test_a_forged_certificate_is_refused_even_where_keys_are_learned(settings, s
     write(settings.user_known_hosts_files[0], f"{AUTHORITY} {authority}")
     assert key.certificate is not None
     forged = replace(key, certificate=key.certificate[:-1] + bytes([key.certificate[-1] ^ 1]))
-    with pytest.raises(HostKeyUnknown, match="its authority did not sign it"):
+    with pytest.raises(HostKeyUnknown, match="its authority's signature is wrong"):
         check(settings, policy="accept-new", shown=forged)
 
 

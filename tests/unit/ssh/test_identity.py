@@ -46,13 +46,13 @@ def test_an_encrypted_key_tells_its_public_half(tmp_path, words, with_public_fil
         Path(f"{path}.pub").unlink()
     found = read_identity(str(path))
     assert (found.key, found.public, found.encrypted) == (None, expected, True)
-    assert found.problem == "encrypted, and no agent holds it"
+    assert found.problem == "it is encrypted and no ssh agent has it"
 
 
 def test_a_public_key_stands_for_one_that_an_agent_may_hold(tmp_path):
     path = keygen(tmp_path / "k")
     found = read_identity(f"{path}.pub")
-    assert (found.key, found.public, found.problem) == (None, blob(path), "no agent holds it")
+    assert (found.key, found.public, found.problem) == (None, blob(path), "no ssh agent has it")
 
 
 def test_no_file(tmp_path):
@@ -115,7 +115,11 @@ def test_a_passphrase_opens_a_key(tmp_path, words):
     assert key is not None
     assert key.asbytes() == blob(path)
     wrong = read_identity(str(path), b"guess")
-    assert (wrong.key, wrong.encrypted, wrong.problem) == (None, True, "encrypted, by another passphrase")
+    assert (wrong.key, wrong.encrypted, wrong.problem) == (
+        None,
+        True,
+        "it is encrypted with another passphrase",
+    )
 
 
 def test_a_fido_key_that_no_agent_holds(tmp_path):
@@ -125,4 +129,4 @@ def test_a_fido_key_that_no_agent_holds(tmp_path):
     path.write_bytes(kind + b" " + base64.b64encode(body) + b"\n")
     found = read_identity(str(path))
     assert (found.key, found.public) == (None, body)
-    assert found.problem == "a FIDO key that no agent holds; --ssh-client openssh can use it"
+    assert found.problem == "it is a FIDO key that no ssh agent has; --ssh-client openssh can use it"

@@ -32,7 +32,7 @@ def test_one_word_of_a_proxy_jump(word, host):
 
 @pytest.mark.parametrize("word", ["", "@gate", "gate:", "gate:x", "a/b", "gate:22:22", "fe80::1"])
 def test_no_word_of_a_proxy_jump(word):
-    with pytest.raises(HostError, match="which is no host") as caught:
+    with pytest.raises(HostError, match="which is not a host") as caught:
         parse_hop(word, host="x")
     assert caught.value.host == "x"
 
@@ -78,7 +78,7 @@ def test_a_jump_host_has_nothing_of_the_hosts_own_words(hops):
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (("Host a", "  ProxyJump b", "Host b", "  ProxyJump a"), "round in circles: a → b → a"),
+        (("Host a", "  ProxyJump b", "Host b", "  ProxyJump a"), "its jump hosts form a loop: a → b → a"),
         (
             ("Host a", "  ProxyJump a"),
             "its jump host a: the ssh configuration can't be used: jumphost loop via a",
@@ -140,7 +140,7 @@ def test_a_failure_is_that_of_all_who_wait_and_the_next_tries_again():
     first, ended = in_thread(lambda: jumps.get(("gate",), fail, host="x", timeout=10.0))
     begun.wait(10.0)
     second, also = in_thread(lambda: jumps.get(("gate",), fail, host="y", timeout=10.0))
-    with pytest.raises(StartTimeout, match="its jump host gate was not reached within 0 s"):
+    with pytest.raises(StartTimeout, match="no connection to its jump host gate within 0 s"):
         jumps.get(("gate",), fail, host="z", timeout=0.01)
     go.set()
     first.join()

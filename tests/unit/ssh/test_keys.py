@@ -98,16 +98,16 @@ def test_a_passphrase_is_asked_for_once_though_many_need_it(settings, tmp_path):
     assert len({id(one) for one in loaded}) == 1
     assert asker.questions == [
         f"Enter passphrase for key '{key}': ",
-        f"Not the right one. Enter passphrase for key '{key}': ",
+        f"Wrong passphrase. Enter passphrase for key '{key}': ",
     ]
 
 
 @pytest.mark.parametrize(
     ("answers", "asked", "said"),
     [
-        ((b"a", b"b", b"c", b"secret"), 3, "encrypted, by another passphrase"),
-        ((b"",), 1, "encrypted, and no agent holds it"),
-        ((), 1, "encrypted, and no agent holds it"),
+        ((b"a", b"b", b"c", b"secret"), 3, "it is encrypted with another passphrase"),
+        ((b"",), 1, "it is encrypted and no ssh agent has it"),
+        ((), 1, "it is encrypted and no ssh agent has it"),
     ],
 )
 def test_who_does_not_know_it_is_not_asked_again(settings, tmp_path, answers, asked, said):
@@ -133,7 +133,7 @@ def test_a_passphrase_that_does_not_come_in_time(settings, tmp_path):
     with closing(Keyring(Late())) as keyring:
         for _ in range(2):
             (offer,) = keyring.offers("a", settings(f"IdentityFile {key}"), 17.0).keys
-            with pytest.raises(Locked, match="its passphrase did not come in time"):
+            with pytest.raises(Locked, match="it is encrypted, and no passphrase was entered in time"):
                 offer.load()
     assert deadlines == [17.0]
 
@@ -144,7 +144,7 @@ def test_nobody_there_to_ask(settings, tmp_path):
         offers = keyring.offers("a", settings(f"IdentityFile {key}"))
     assert offers.keys == ()
     assert offers.skipped == (
-        f"{key}: encrypted, and no agent holds it, and there is no terminal to ask for its passphrase",
+        f"{key}: it is encrypted and no ssh agent has it, and there is no terminal to ask for its passphrase",
     )
 
 

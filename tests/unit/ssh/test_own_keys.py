@@ -46,7 +46,7 @@ def test_an_encrypted_key_without_an_agent(make_sshd, tmp_path):
     sshd.key.unlink()
     keygen(sshd.key, passphrase="secret")
     error = refusal(PermissionDenied, sshd)
-    assert f"{sshd.key}: encrypted, and no agent holds it" in str(error)
+    assert f"{sshd.key}: it is encrypted and no ssh agent has it" in str(error)
     assert "secret" not in str(error)
     assert "ssh-add" in error.hint
 
@@ -88,7 +88,7 @@ def test_too_many_wrong_keys(make_sshd, tmp_path):
 def test_a_host_that_wants_more_than_a_key(make_sshd):
     sshd = make_sshd(words=("PasswordAuthentication yes", "AuthenticationMethods publickey,password"))
     message = str(refusal(PermissionDenied, sshd))
-    assert f"the key {sshd.key} is accepted, but it also wants password" in message
+    assert f"the key {sshd.key} was accepted, but the host also requires password" in message
 
 
 def test_a_host_that_takes_no_keys(make_sshd):

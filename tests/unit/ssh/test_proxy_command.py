@@ -23,7 +23,7 @@ def test_a_command_that_fails_says_why():
     command = "sh -c 'echo one >&2; echo no way out >&2; exit 3'"
     stream = start_proxy("a", command)
     assert stream.recv(1) == b""
-    assert stream.problem() == f"its ProxyCommand `{command}` ended with status 3, and said: no way out"
+    assert stream.problem() == f"its ProxyCommand `{command}` ended with status 3: no way out"
     stream.close()
 
 

@@ -63,7 +63,8 @@ def test_a_program_that_passes_stdin_on_is_run_as_it_is(tmp_path, text):
 
 def test_a_program_that_is_not_there(tmp_path):
     with pytest.raises(
-        ConnectFailed, match=r"host a: .*/none, which the scheduler names in place of ssh, is not there"
+        ConnectFailed,
+        match=r"host a: .*/none, which the scheduler names to be used instead of ssh, was not found",
     ):
         agent_words(f"{tmp_path}/none", "a")
 

@@ -120,5 +120,5 @@ def test_no_answer_within_the_configured_time(settings, full_port):
 
 
 def test_no_time_left(settings):
-    with pytest.raises(StartTimeout, match="no time left"):
+    with pytest.raises(StartTimeout, match="no time was left of --start-timeout"):
         dial("node", settings(hostname="127.0.0.1"), time.monotonic())
