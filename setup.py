@@ -44,7 +44,7 @@ setup(
     install_requires=[
         "ClusterShell>=1.9.2",
         "httptools>=0.6",
-        "paramiko>=5",
+        "paramiko>=5,<6",
         "prometheus-client>=0.20",
         "psutil>=5.9",
         "rich>=13",

@@ -10,6 +10,7 @@ from paramiko.ssh_exception import ChannelException, SSHException
 
 from hvlaunch.errors import ConnectFailed, StartTimeout
 from hvlaunch.ssh.by_paramiko.transport import ClientTransport
+from hvlaunch.ssh.paramiko_private import close_here, send_message
 from hvlaunch.ssh.streams.stream import greeting_with
 
 __all__ = ["JumpStream", "open_jump"]
@@ -87,9 +88,7 @@ class JumpStream:
 
     def _close_here(self) -> bool:
         """From here on no send begins, and all that wait for room end. Whether it was open."""
-        with self._channel.lock:
-            messages = self._channel._close_internal()  # type: ignore[attr-defined]  # noqa: SLF001  (not in the stubs)
-        farewell = [message for message in messages if message is not None]
+        farewell = close_here(self._channel)
         with self._lock:
             self._farewell += farewell
         return bool(farewell)
@@ -102,7 +101,7 @@ class JumpStream:
             farewell, self._farewell = self._farewell, []
         with contextlib.suppress(EOFError, OSError, SSHException):
             for message in farewell:
-                self._transport._send_user_message(message)  # type: ignore[attr-defined]  # noqa: SLF001
+                send_message(self._transport, message)
 
 
 def open_jump(

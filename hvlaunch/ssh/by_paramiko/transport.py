@@ -5,16 +5,14 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, Protocol, cast
 from weakref import WeakValueDictionary
 
 from paramiko.channel import Channel
-from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
 from paramiko.message import Message
 from paramiko.packet import Packetizer
-from paramiko.transport import Transport
 
+from hvlaunch.ssh.paramiko_private import HookedTransport, forget_channel
 from hvlaunch.ssh.streams.stream import Stream
 
 __all__ = ["WINDOW", "ClientTransport"]
@@ -37,50 +35,12 @@ class _Packetizer(Packetizer):
         """Start no timer: the deadline is ours, and paramiko's is a thread that holds up the end of the process."""
 
 
-def _take_request(channel: Channel, message: Message) -> None:
-    """Note a command's end by a signal, of which paramiko knows nothing (RFC 4254, section 6.10)."""
-    start = message.packet.tell()
-    if message.get_text() != "exit-signal":
-        message.packet.seek(start)
-        channel._handle_request(message)  # type: ignore[attr-defined]  # noqa: SLF001  (paramiko's own handler)
-        return
-    message.get_boolean()
-    number = getattr(signal, "SIG" + message.get_text(), None)
-    channel.exit_status = 128 + number if isinstance(number, signal.Signals) else _UNKNOWN_SIGNAL
-    channel.status_event.set()
-
-
-def _take_close(channel: Channel, message: Message) -> None:
-    """The host closes a channel: who sends by it answers, where data and the answer must not cross."""
-    transport = cast("ClientTransport", channel.get_transport())
-    stream = transport.streams.get(channel.get_id())
-    if stream is None:
-        channel._handle_close(message)  # type: ignore[attr-defined]  # noqa: SLF001  (paramiko's own handler)
-    else:
-        stream.closed_by_peer()
-        transport._unlink_channel(channel.get_id())  # type: ignore[attr-defined]  # noqa: SLF001  (not in the stubs)
-
-
 class _ChannelStream(Protocol):
     def closed_by_peer(self) -> None: ...
 
 
-class ClientTransport(Transport):
+class ClientTransport(HookedTransport):
     """One SSH connection over a stream that is connected already."""
-
-    _channel_handler_table: ClassVar[dict[int, Callable[[Channel, Message], None]]] = {
-        **Transport._channel_handler_table,  # type: ignore[attr-defined]  # noqa: SLF001  (not in the stubs)
-        MSG_CHANNEL_CLOSE: _take_close,
-        MSG_CHANNEL_REQUEST: _take_request,
-    }
-
-    # AES-GCM needs no MAC beside it, which would take as long again; paramiko has it last.
-    _preferred_ciphers = tuple(
-        sorted(Transport._preferred_ciphers, key=lambda name: "-gcm@" not in name)  # type: ignore[attr-defined]  # noqa: SLF001  (as above)
-    )
-
-    # Wait for bytes, not for a tenth of a second: closing the stream is what ends the wait.
-    _active_check_timeout = None
 
     def __init__(self, stream: Stream, name: str) -> None:
         super().__init__(cast("Any", stream), default_window_size=WINDOW, packetizer_class=_Packetizer)
@@ -90,11 +50,6 @@ class ClientTransport(Transport):
         """Why the host disconnected, in its own words."""
         self.streams: WeakValueDictionary[int, _ChannelStream] = WeakValueDictionary()
         """The channels that other connections go through, by their numbers."""
-
-    @property
-    def preferred_keys(self) -> tuple[str, ...]:
-        """Host keys as they were set: paramiko would ask for certificates in any case."""
-        return tuple(self._preferred_keys)  # type: ignore[attr-defined]  # not in the stubs
 
     def hang_up(self) -> None:
         """Close the connection and wait for its thread; unblocks every thread in it. May be repeated.
@@ -109,6 +64,26 @@ class ClientTransport(Transport):
         self.close()
         self.sock.close()
 
-    def _parse_disconnect(self, message: Message) -> None:
-        message.get_int()
-        self.farewell = message.get_text()
+    def on_request(self, channel: Channel, message: Message) -> bool:
+        """Note a command's end by a signal, of which paramiko knows nothing (RFC 4254, section 6.10)."""
+        start = message.packet.tell()
+        if message.get_text() != "exit-signal":
+            message.packet.seek(start)
+            return False
+        message.get_boolean()
+        number = getattr(signal, "SIG" + message.get_text(), None)
+        channel.exit_status = 128 + number if isinstance(number, signal.Signals) else _UNKNOWN_SIGNAL
+        channel.status_event.set()
+        return True
+
+    def on_close(self, channel: Channel) -> bool:
+        """Who sends by the channel answers, where data and the answer must not cross."""
+        stream = self.streams.get(channel.get_id())
+        if stream is None:
+            return False
+        stream.closed_by_peer()
+        forget_channel(self, channel)
+        return True
+
+    def on_disconnect(self, reason: str) -> None:
+        self.farewell = reason

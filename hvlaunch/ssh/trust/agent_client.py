@@ -4,8 +4,9 @@ import socket
 import threading
 from typing import Any
 
-from paramiko.agent import AgentSSH
 from paramiko.ssh_exception import SSHException
+
+from hvlaunch.ssh.paramiko_private import HookedAgent
 
 __all__ = ["AgentClient"]
 
@@ -13,7 +14,7 @@ _PATIENCE = 30.0
 """Seconds for an answer: the agent may ask its user first; at the end of a dead forwarding it never answers."""
 
 
-class AgentClient(AgentSSH):
+class AgentClient(HookedAgent):
     """The ssh agent behind the socket at `path`, and its keys as of now.
 
     paramiko's own would mix up the questions and answers of several threads, and wait for ever.
@@ -27,7 +28,7 @@ class AgentClient(AgentSSH):
         self._socket.settimeout(_PATIENCE)
         try:
             self._socket.connect(path)
-            self._connect(self._socket)  # type: ignore[attr-defined]  # not in the stubs
+            self.begin(self._socket)
         except (OSError, SSHException):
             self.close()
             raise
@@ -35,10 +36,10 @@ class AgentClient(AgentSSH):
     def close(self) -> None:
         self._socket.close()
 
-    def _send_message(self, message: Any) -> Any:
+    def ask(self, question: Any) -> Any:
         with self._turn:
             try:
-                return super()._send_message(message)  # type: ignore[misc]  # not in the stubs
+                return super().ask(question)
             except OSError:
                 self.close()  # a late answer would be taken for that to the next question
                 raise

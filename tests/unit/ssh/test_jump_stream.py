@@ -27,6 +27,8 @@ NAMES = {MSG_CHANNEL_DATA: "data", MSG_CHANNEL_EOF: "eof", MSG_CHANNEL_CLOSE: "c
 class SlowTransport:
     """A jump host's connection, where data are on their way until they are let go; it keeps what has gone out."""
 
+    on_close = ClientTransport.on_close
+
     def __init__(self):
         self.sending = threading.Event()
         self.let_go = threading.Event()

@@ -1,0 +1,97 @@
+"""All that hvlaunch uses of paramiko's private names, here under names of its own.
+
+Another version of paramiko may lack them: it is bounded where hvlaunch is packaged, and a test tries each.
+"""
+
+import socket
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+from paramiko.agent import AgentSSH
+from paramiko.channel import Channel
+from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
+from paramiko.message import Message
+from paramiko.transport import Transport
+
+__all__ = ["HookedAgent", "HookedTransport", "close_here", "forget_channel", "send_message"]
+
+# mypy: disable-error-code="attr-defined,misc"
+# ruff: noqa: SLF001
+
+
+def _on_request(channel: Channel, message: Message) -> None:
+    if not cast("HookedTransport", channel.get_transport()).on_request(channel, message):
+        channel._handle_request(message)
+
+
+def _on_close(channel: Channel, message: Message) -> None:
+    if not cast("HookedTransport", channel.get_transport()).on_close(channel):
+        channel._handle_close(message)
+
+
+class HookedTransport(Transport):
+    """paramiko's transport, which asks a subclass first about some of what the host sends, in paramiko's thread."""
+
+    _channel_handler_table: ClassVar[dict[int, Callable[[Channel, Message], None]]] = {
+        **Transport._channel_handler_table,
+        MSG_CHANNEL_CLOSE: _on_close,
+        MSG_CHANNEL_REQUEST: _on_request,
+    }
+
+    # AES-GCM needs no MAC beside it, which would take as long again; paramiko has it last.
+    _preferred_ciphers = tuple(sorted(Transport._preferred_ciphers, key=lambda name: "-gcm@" not in name))
+
+    # Wait for bytes, not for a tenth of a second: closing the stream is what ends the wait.
+    _active_check_timeout = None
+
+    @property
+    def preferred_keys(self) -> tuple[str, ...]:
+        """Host keys as they were set: paramiko would ask for certificates in any case."""
+        return tuple(self._preferred_keys)
+
+    def on_request(self, channel: Channel, message: Message) -> bool:  # noqa: ARG002 (for subclasses)
+        """A channel request has come; whether that is all that there is to do."""
+        return False
+
+    def on_close(self, channel: Channel) -> bool:  # noqa: ARG002 (for subclasses)
+        """The host closes the channel; whether that is all that there is to do."""
+        return False
+
+    def on_disconnect(self, reason: str) -> None:
+        """The host disconnects, for `reason` in its own words."""
+
+    def _parse_disconnect(self, message: Message) -> None:
+        message.get_int()
+        self.on_disconnect(message.get_text())
+
+
+def forget_channel(transport: Transport, channel: Channel) -> None:
+    """The number of a channel that is closed at both ends may be another's."""
+    transport._unlink_channel(channel.get_id())
+
+
+def close_here(channel: Channel) -> list[Message]:
+    """Close it at this end alone. What tells the host of it is returned, for send_message(); nothing where it was closed."""
+    with channel.lock:
+        messages = channel._close_internal()
+    return [message for message in messages if message is not None]
+
+
+def send_message(transport: Transport, message: Message) -> None:
+    """Send it as soon as no new keys are agreed upon. Raises OSError, EOFError, SSHException."""
+    transport._send_user_message(message)
+
+
+class HookedAgent(AgentSSH):
+    """paramiko's client of an ssh agent, all of whose questions go through ask(), from any thread."""
+
+    def begin(self, sock: socket.socket) -> None:
+        """Ask for the keys, over a socket that leads to the agent. Raises OSError, SSHException."""
+        self._connect(sock)
+
+    def ask(self, question: Any) -> Any:
+        """The agent's answer. Raises OSError, SSHException."""
+        return super()._send_message(question)
+
+    def _send_message(self, message: Any) -> Any:
+        return self.ask(message)
