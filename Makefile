@@ -75,6 +75,6 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed-%: setup.py constraints.txt $(VENV)/.made
+$(VENV)/.installed-%: pyproject.toml constraints.txt $(VENV)/.made
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt $(EDITABLE) '.[$*]'
 	@touch $@
