@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,6 +35,7 @@ __all__ = [
     "NotEnoughSlots",
     "NotEnoughSlotsInTime",
     "PermissionDenied",
+    "Problem",
     "SentAway",
     "StartTimeout",
     "UnknownHost",
@@ -46,6 +47,29 @@ EXIT_USAGE = 2
 EXIT_HOSTS = 69
 EXIT_INTERNAL = 70
 EXIT_TOO_FEW = 75
+
+
+class Problem(NamedTuple):
+    """An error as plain data: what decides and what looks on need no exception."""
+
+    kind: str
+    """The name of the error's class."""
+    cause: str
+    exit_code: int
+    host: str | None = None
+    hint: str | None = None
+    other: str | None = None
+    """The second host, where the problem is between two."""
+    addresses: tuple[str, ...] = ()
+    """What was tried."""
+    path: str | None = None
+    errors: tuple[Problem, ...] = ()
+    """One for each host, where several failed."""
+
+    def __str__(self) -> str:
+        where = f"host {self.host}: " if self.host else ""
+        hint = f"; try: {self.hint}" if self.hint else ""
+        return f"{where}{self.cause}{hint}"
 
 
 class HvlaunchError(Exception):
@@ -60,9 +84,12 @@ class HvlaunchError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        where = f"host {self.host}: " if self.host else ""
-        hint = f"; try: {self.hint}" if self.hint else ""
-        return f"{where}{self.cause}{hint}"
+        return str(self.problem)
+
+    @property
+    def problem(self) -> Problem:
+        """The same as data."""
+        return Problem(type(self).__name__, self.cause, self.exit_code, self.host, self.hint)
 
     def __reduce__(self) -> tuple[object, ...]:
         """What copy and pickle go by: an error is its fields, since each kind is made of others."""
@@ -123,9 +150,18 @@ class NotEnoughSlotsInTime(HvlaunchError):
 
 
 class GaveUp(HvlaunchError):
-    """The rounds of an elastic job fail, and no worker that failed of itself is known."""
+    """The rounds of an elastic job fail, and no worker that failed of itself is known.
+
+    All `restarts` are used up, or the workers failed `times` in a row and got nowhere in between.
+    """
 
     exit_code = 1
+
+    def __init__(self, *, restarts: int | None = None, times: int = 0) -> None:
+        if restarts is not None:
+            super().__init__(f"no restart is left (--max-restarts {restarts})")
+        else:
+            super().__init__(f"the workers failed {times} times in a row without progress")
 
 
 class BadEnvironment(BadUsage):
@@ -231,6 +267,10 @@ class Unreachable(HostError):
         self.other = other
         self.addresses = tuple(addresses)
 
+    @property
+    def problem(self) -> Problem:
+        return super().problem._replace(other=self.other, addresses=self.addresses)
+
 
 class WorkingDirectoryMissing(HostError):
     """The workers' directory `path` is not there, or can't be entered, on the host."""
@@ -240,6 +280,10 @@ class WorkingDirectoryMissing(HostError):
     def __init__(self, cause: str, *, host: str, path: str, hint: str) -> None:
         super().__init__(cause, host=host, hint=hint)
         self.path = path
+
+    @property
+    def problem(self) -> Problem:
+        return super().problem._replace(path=self.path)
 
 
 class HostsFailed(HvlaunchError):
@@ -251,3 +295,7 @@ class HostsFailed(HvlaunchError):
         self.errors = tuple(errors)
         super().__init__("\n".join(str(error) for error in self.errors))
         self.exit_code = self.errors[0].exit_code
+
+    @property
+    def problem(self) -> Problem:
+        return super().problem._replace(errors=tuple(error.problem for error in self.errors))

@@ -118,7 +118,7 @@ class ElasticOptions:
     spares: int = 0
     """Workers beyond max_np that are started, and wait for a place."""
     cooldown: tuple[float, float] | None = None
-    """How long a failing host is left alone, at first and at most; None is for good."""
+    """How long a failing host is excluded, at first and at most; None is for good."""
     worker_timeout: float = 30.0
     """How long a worker that has once said that it lives may be silent."""
     commit_timeout: float | None = None

@@ -88,7 +88,7 @@ def add_elastic(parser: ArgumentParser) -> None:
         metavar=("MIN", "MAX"),
         nargs=2,
         type=values.seconds,
-        help="seconds that a failing host is left alone, doubled each time; default: for good",
+        help="seconds that a failing host is excluded, doubled each time; default: for good",
     )
     for flag, name, text in _TIMES:
         default = _DEFAULTS[name]

@@ -148,7 +148,7 @@ class ElasticJob(Job):
 
         def found() -> tuple[int, Event] | None:
             for number, one in enumerate(self.events()[self._seen :], self._seen + 1):
-                if one["type"] == kind and all(_fits(one.get(name), fields[name]) for name in fields):
+                if one["type"] == kind and all(one.get(name) == fields[name] for name in fields):
                     return number, one
             return None
 
@@ -158,11 +158,6 @@ class ElasticJob(Job):
     def from_now(self) -> None:
         """Wait for no event that there was already."""
         self._seen = len(self.events())
-
-    def said(self, pattern: str) -> str:
-        """The next message of hvlaunch's in which the pattern is found."""
-        text: str = self.event("message", text=re.compile(pattern))["text"]
-        return text
 
     def place(self, number: int) -> Counter[str]:
         """How many workers each host has in a round."""
@@ -249,9 +244,3 @@ def _resent(place: Driver | Host) -> int:
 
 def _seat(event: Event) -> tuple[str, int]:
     return event["host"], event["slot"]
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, re.Pattern):
-        return isinstance(value, str) and wanted.search(value) is not None
-    return bool(value == wanted)

@@ -129,7 +129,7 @@ def test_the_driver_is_told_to_end(scene: Scene, number: int, ignore: tuple[str,
 
 def test_ctrl_c_twice(scene: Scene) -> None:
     job = scene.start("--ignore-term", options=("--grace", 600)).saw("ready", 8)
-    job.interrupt().saw("once more kills them at once")
+    job.interrupt().saw("a second one kills them at once")
     assert job.interrupt().code() == 130
     scene.is_clean()
 

@@ -164,10 +164,10 @@ class Driver:
                 self._links[host].close()
             case do.Assign() | do.Leave() | do.Break() | do.Change():
                 self._tell(action)
-            case do.Say() | do.GroupState():
-                pass  # for narrator and recorder
             case do.Finish(result):
                 self._result = result
+            case _:
+                pass  # facts and group states are for those who look on
 
     def _open(self, host: Host) -> None:
         self._nonces[host.name] = random_word(16)

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.watch.sentences import because
 from hvlaunch.rendezvous.rounds import (
     ASKS,
     BEATS,
@@ -52,11 +53,13 @@ class Roster:
                 )
                 self._server.put(PLACES, worker_id(host, slot, start), encode(grant))
             case do.Leave(host, slot, start, cause):
-                self._server.put(PLACES, worker_id(host, slot, start), encode(Grant(-1, leave=cause)))
+                self._server.put(
+                    PLACES, worker_id(host, slot, start), encode(Grant(-1, leave=because(cause)))
+                )
             case do.Break(number, cause):
-                self._server.put(ROUNDS, str(number), encode(Notice("broken", cause)))
+                self._server.put(ROUNDS, str(number), encode(Notice("broken", because(cause))))
             case do.Change(number, cause):
-                self._server.put(ROUNDS, str(number), encode(Notice("changing", cause)))
+                self._server.put(ROUNDS, str(number), encode(Notice("changing", because(cause))))
 
     def _asked(self, key: str, value: bytes | None) -> None:
         with suppress(ValueError):  # nonsense from a worker is none of our business

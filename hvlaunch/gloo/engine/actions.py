@@ -1,9 +1,11 @@
-"""What the engine wants done: all that the driver's loop ever carries out."""
+"""What the engine wants done: all that the driver's loop ever carries out. Facts, which go with it, are in facts.py."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hvlaunch.gloo.engine.causes import Cause
 from hvlaunch.gloo.engine.events import HostFacts
+from hvlaunch.gloo.engine.facts import Fact
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import Host, JobResult
 
@@ -20,7 +22,6 @@ __all__ = [
     "Leave",
     "Probe",
     "Release",
-    "Say",
     "Signal",
     "Start",
     "Step",
@@ -92,21 +93,21 @@ class Leave(NamedTuple):
     host: str
     slot: int
     start: int
-    cause: str
+    cause: Cause
 
 
 class Break(NamedTuple):
     """Tell a round's workers to leave their collectives at once, to roll back, and to ask again."""
 
     round: int
-    cause: str
+    cause: Cause
 
 
 class Change(NamedTuple):
     """Tell a round's workers to ask again at their next commit."""
 
     round: int
-    cause: str
+    cause: Cause
 
 
 class Signal(NamedTuple):
@@ -136,14 +137,6 @@ class Abandon(NamedTuple):
     host: str
 
 
-class Say(NamedTuple):
-    """Tell the user; `detail` only where he asked for details, `error` even where he asked for quiet."""
-
-    text: str
-    detail: bool = False
-    error: bool = False
-
-
 class GroupState(NamedTuple):
     """How the workers of an elastic job are, all together, in torch.distributed.elastic's words."""
 
@@ -170,7 +163,7 @@ Action = (
     | Stop
     | Release
     | Abandon
-    | Say
     | GroupState
     | Finish
+    | Fact
 )

@@ -1,4 +1,4 @@
-"""How long something that fails is left alone. Pure."""
+"""How long something that fails is excluded. Pure."""
 
 import math
 
@@ -16,7 +16,7 @@ class Cooldown:
         """How often in a row it was begun."""
 
     def begin(self, now: float, bounds: tuple[float, float] | None) -> float:
-        """Leave it alone from `now` on: at first the lesser of the bounds, at most the greater; None is for good.
+        """Exclude it from `now` on: at first the lesser of the bounds, at most the greater; None is for good.
 
         The number of seconds.
         """

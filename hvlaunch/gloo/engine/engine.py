@@ -11,18 +11,10 @@ from enum import Enum
 from hvlaunch.errors import HostError, HvlaunchError
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action, Step
 from hvlaunch.gloo.engine.health import Health
-from hvlaunch.gloo.engine.host_errors import (
-    interrupted,
-    lack,
-    left_over,
-    no_directory,
-    no_rendezvous,
-    no_start,
-    not_closing,
-    stuck,
-)
+from hvlaunch.gloo.engine.host_errors import no_directory, no_start, stuck
 from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.gloo.engine.outcome import final_state, group_state, outcome
 from hvlaunch.gloo.engine.policy import Ending, Policy
@@ -133,14 +125,12 @@ class Engine:
     def _discovered(self, hosts: Sequence[Host], now: float) -> list[Action]:
         self._discovery_error = ""
         if not hosts and self._is_pool_known:
-            return [do.Say("the pool is empty now: its hosts are used on, as long as they are there")]
-        said: list[Action] = []
-        if not hosts:
-            said.append(do.Say("the pool is empty as yet: waiting for its first hosts"))
+            return [tell.PoolEmpty(keeps_hosts=True)]
+        actions: list[Action] = [] if hosts else [tell.PoolEmpty(keeps_hosts=False)]
         self._is_pool_known = True
         self._pool.update(hosts)
         self._rounds.changed()
-        return said + self._proceed(now)
+        return actions + self._proceed(now)
 
     def _discovery_failed(self, error: HvlaunchError, now: float) -> list[Action]:
         if not self._is_pool_known:
@@ -148,8 +138,7 @@ class Engine:
         if str(error) == self._discovery_error:
             return []
         self._discovery_error = str(error)
-        cause, colon, its_words = str(error).partition(":\n")
-        return [do.Say(f"{cause}; the hosts of the last answer are used on{colon}{its_words}")]
+        return [tell.KeepingHosts(error.problem)]
 
     def _connect(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
         due = now + self._spec.start_timeout + _START_MARGIN
@@ -189,10 +178,10 @@ class Engine:
             case on.RendezvousReached(name, address, tried, relay_port):
                 host.has_tried_rendezvous = True
                 host.rendezvous = None if address is None else (address, relay_port or self._rendezvous_port)
-                said: list[Action] = []
+                actions: list[Action] = []
                 if address is None:
-                    said = [do.Say(no_rendezvous(name, tried, self._rendezvous_port))]
-                return said + self._rounds.reached(name, now) + self._proceed(now)
+                    actions = [tell.RendezvousUnreachable(name, tuple(tried), self._rendezvous_port)]
+                return actions + self._rounds.reached(name, now) + self._proceed(now)
             case on.HostProbed(name, target, address):
                 return self._rounds.found(name, target, address, now) + self._proceed(now, is_minor=True)
             case on.HostFailed(_, error) | on.HostGone(_, error):
@@ -200,9 +189,9 @@ class Engine:
             case on.HostParting(_, error) if host.state is HostState.READY and not host.is_parting:
                 return self._parting(host, error, now)
             case on.HostClosed(_, left):
-                said = [do.Say(left_over(host.name, left), error=True)] if left else []
+                actions = [tell.HostLeftOver(host.name, left)] if left else []
                 self._gone(host)
-                return said + self._proceed(now)
+                return actions + self._proceed(now)
             case _:
                 pass
         return []
@@ -213,7 +202,7 @@ class Engine:
             host.rendezvous, host.has_tried_rendezvous = (LOOPBACK, self._rendezvous_port), True
         wanted: list[Action] = []
         if facts.trouble is not None:
-            wanted.append(do.Say(lack(host.name, facts.trouble)))
+            wanted.append(tell.KernelLacks(host.name, facts.trouble))
         if facts.cwd_error is not None:
             error = no_directory(host.name, self._spec.cwd, facts.cwd_error)
             self._pool.errors[host.name] = error
@@ -227,7 +216,7 @@ class Engine:
         if was is not HostState.CLOSING:
             self._pool.errors[host.name] = error
         if self.phase in (Phase.CLOSING, Phase.DONE) or was is HostState.CLOSING:
-            wanted = [do.Say(str(error), error=True)]
+            wanted = [tell.HostLostAtEnd(error.problem)]
         elif was is HostState.READY:
             wanted = self._lost(host, error, now)
         else:
@@ -245,7 +234,7 @@ class Engine:
     def _lost(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
         if self.phase in _AT_WORK and not host.is_parting:
             return self._policy.host_lost(host, error, now)
-        return [do.Say(str(error), error=True)] if self._ending.error is None else []
+        return [tell.HostLostAtEnd(error.problem)] if self._ending.error is None else []
 
     def _parting(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
         host.is_parting = True
@@ -253,7 +242,7 @@ class Engine:
         if self.phase in _AT_WORK:
             return self._policy.host_lost(host, error, now) + self._proceed(now)
         self._policy.agent_ends(host.name, now)
-        return [do.Say(str(error), error=True)]
+        return [tell.HostLostAtEnd(error.problem)]
 
     def _start_timed_out(self, host: PoolHost, now: float) -> list[Action]:
         error = no_start(host.name, self._spec.start_timeout, is_connected=host.is_connected)
@@ -277,7 +266,7 @@ class Engine:
         if worker is None or self._health is None or self.phase not in _WITH_WORKERS or worker.is_ending:
             return []
         if isinstance(event, on.WorkerSuspended):
-            return self._policy.hangs(worker, "is stopped", now) + self._proceed(now)
+            return self._policy.hangs(worker, "stopped", now) + self._proceed(now)
         self._health.beat(worker, event.commit, now)
         wanted = self._policy.asked(worker, event, now)
         return wanted if self._rounds.awaits_more else wanted + self._proceed(now)
@@ -359,10 +348,10 @@ class Engine:
     def _end(self, ending: Ending, now: float) -> list[Action]:
         """The job ends before its time."""
         self._ending = ending
-        said: list[Action] = [do.Say(f"the job ends: {ending.why}")] if ending.why else []
+        actions: list[Action] = [] if ending.cause is None else [tell.JobEnding(ending.cause)]
         if self.phase is Phase.CONNECTING:
-            return said + self._close(now)
-        return said + self._stop(gently(self._spec.grace), now) + self._close_if_over(now)
+            return actions + self._close(now)
+        return actions + self._stop(gently(self._spec.grace), now) + self._close_if_over(now)
 
     def _stop(self, steps: list[Step], now: float) -> list[Action]:
         hosts = self._hosts_with_workers()
@@ -380,7 +369,7 @@ class Engine:
             case Phase.RUNNING | Phase.FINISHING:
                 self._interrupted = number
                 stop = self._stop(passing_on(number, grace), now)
-                return [do.Say(interrupted(number, grace)), *stop, *self._close_if_over(now)]
+                return [tell.Interrupting(number, grace), *stop, *self._close_if_over(now)]
             case Phase.STOPPING:
                 if self._killing_since is not None and now >= self._killing_since + _KILLING_TIME:
                     return self._leave_to_agents(now)
@@ -424,8 +413,8 @@ class Engine:
         late = sorted(names)
         for name in late:
             self._pool.gone(self._pool[name])
-        said = [do.Say(not_closing(host), error=True) for host in late]
-        return [*said, *(do.Abandon(host) for host in late), *self._finish_if_closed()]
+        actions: list[Action] = [tell.HostNotClosing(host) for host in late]
+        return [*actions, *(do.Abandon(host) for host in late), *self._finish_if_closed()]
 
     def _finish_if_closed(self) -> list[Action]:
         if self.phase is not Phase.CLOSING or self._pool.open:
@@ -454,11 +443,11 @@ class Engine:
         wanted: list[Action] = []
         if self.phase is Phase.RUNNING and self._elastic is not None:
             for worker in health.silent(now):
-                wanted += self._policy.hangs(worker, f"is silent for {self._elastic.worker_timeout:g} s", now)
+                wanted += self._policy.hangs(worker, "silent", now)
             if health.is_without_commit(now):
                 wanted += self._policy.no_commit(now)
             for worker in health.stragglers(now):
-                wanted += self._policy.hangs(worker, "has not left the round in time", now)
+                wanted += self._policy.hangs(worker, "late", now)
         if self.phase in _WITH_WORKERS:
             for name in health.stuck(now):
                 host = self._pool[name]

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from hvlaunch.errors import BadUsage, HvlaunchError, Unreachable
-from hvlaunch.gloo.engine.actions import Action, Probe, Say
+from hvlaunch.gloo.engine.actions import Action, Probe
 from hvlaunch.gloo.engine.events import HostFacts
-from hvlaunch.hosts.fold import fold_hosts
 
 __all__ = [
     "LOOPBACK",
@@ -14,7 +13,6 @@ __all__ = [
     "candidates",
     "interface_of",
     "is_usable",
-    "say_shared",
     "shared_machines",
 ]
 
@@ -252,22 +250,14 @@ class Wiring:
         return others and self.network.is_best
 
 
-def say_shared(facts: Mapping[str, HostFacts]) -> list[Action]:
-    """Tell the user of them."""
-    return [
-        Say(f"{fold_hosts(names)} are one machine, and each uses all of its slots there")
-        for names in shared_machines(facts)
-    ]
-
-
-def shared_machines(facts: Mapping[str, HostFacts]) -> list[list[str]]:
+def shared_machines(facts: Mapping[str, HostFacts]) -> list[tuple[str, ...]]:
     """The hosts of which several are one machine, in the order of the hosts.
 
     One machine has one boot id; containers on it have that too, but not each other's addresses.
     """
     found: dict[object, list[str]] = {}
-    for name, told in facts.items():
-        if told.boot_id is not None:
-            addresses = {(one, *listed) for one, listed in told.addresses.items()}
-            found.setdefault((told.boot_id, frozenset(addresses)), []).append(name)
-    return [names for names in found.values() if len(names) > 1]
+    for name, known in facts.items():
+        if known.boot_id is not None:
+            addresses = {(interface, *listed) for interface, listed in known.addresses.items()}
+            found.setdefault((known.boot_id, frozenset(addresses)), []).append(name)
+    return [tuple(names) for names in found.values() if len(names) > 1]

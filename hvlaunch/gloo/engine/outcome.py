@@ -1,6 +1,7 @@
 """How a job ended, or how its workers are meanwhile. Pure."""
 
 from hvlaunch.errors import GaveUp
+from hvlaunch.gloo.engine.causes import NoProgress, RestartsUsedUp
 from hvlaunch.gloo.engine.policy import Ending
 from hvlaunch.gloo.engine.round import Round, RoundState
 from hvlaunch.job import JobResult
@@ -12,8 +13,8 @@ def outcome(ending: Ending, last: Round | None, interrupted: int | None, ended_a
     """The result of a job whose last round, if there was any, is `last`. `interrupted` is a signal's number."""
     failed = (last.first_failure if last is not None else None) or ending.failure
     error = ending.error
-    if error is None and failed is None and ending.why is not None:
-        error = GaveUp(ending.why)
+    if error is None and failed is None:
+        error = _gave_up(ending)
     if interrupted is not None:
         code, failure = 128 + interrupted, None
     elif error is not None:
@@ -28,6 +29,16 @@ def outcome(ending: Ending, last: Round | None, interrupted: int | None, ended_a
         error=error,
         interrupted=interrupted,
     )
+
+
+def _gave_up(ending: Ending) -> GaveUp | None:
+    match ending.cause:
+        case RestartsUsedUp(limit):
+            return GaveUp(restarts=limit)
+        case NoProgress(times):
+            return GaveUp(times=times)
+        case _:
+            return None
 
 
 def group_state(current: Round | None, *, has_workers: bool) -> str:

@@ -2,11 +2,13 @@
 
 import signal
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hvlaunch.errors import HostError, HvlaunchError, NotEnoughSlots, Unreachable
 from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action, Step
 from hvlaunch.gloo.engine.cooldown import Cooldown
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
@@ -30,7 +32,7 @@ class Ending(NamedTuple):
 
     error: HvlaunchError | None = None
     failure: WorkerExit | None = None
-    why: str | None = None
+    cause: why.RestartsUsedUp | why.NoProgress | why.StartsFailed | None = None
     """Why nothing is made up for."""
 
 
@@ -78,13 +80,13 @@ class Policy:
         is_member = self._rounds.is_member(worker)
         end = self.record_end(worker, event, now)
         if self._elastic is None:
-            return [] if end.ok else self._fail(_told(end), now)
+            return [] if end.ok else self._fail(_ended(end), now)
         if end.stopped or (worker.is_ending and not end.ok):
             return []
         if end.ok and (worker.has_state or (is_member and not self._rounds.is_asking)):
             return self._finish(now)
         if is_member:
-            return self._fail(_told(end), now, host=worker.host)
+            return self._fail(_ended(end), now, host=worker.host)
         return [] if worker.has_state else self._start_failed(worker, end, now)
 
     def _finish(self, now: float) -> list[Action]:
@@ -97,7 +99,7 @@ class Policy:
         known = {*members, *waiting}
         starting = [one for one in self._workers if one not in known and not one.is_ending]
         return [
-            *self.leave(waiting, "training is done", now),
+            *self.leave(waiting, why.TrainingDone(), now),
             *self.stop(starting, gently(self._spec.grace), now),
             *self.stop(members, gently(self._spec.grace, self._elastic.exit_grace), now),
         ]
@@ -107,24 +109,22 @@ class Policy:
         cooldown = self._workers.cooldowns.setdefault(worker.seat, Cooldown())
         seconds = cooldown.begin(now, _SLOT_COOLDOWN)
         host = self._pool.get(worker.host)
-        said: list[Action] = [
-            do.Say(f"{_told(end)}, before it asked for a place; the next one starts in {seconds:g} s")
-        ]
+        actions: list[Action] = [tell.WorkerStartFailed(_ended(end), worker.slot, seconds)]
         if host is None:
-            return said
+            return actions
         host.strikes += 1
         has_members = any(self._rounds.is_member(one) for one in self._workers.on(worker.host))
         if host.strikes >= _STRIKES and not has_members and self._can_do_without(host, now):
-            return self.leave_alone(host, f"its workers fail ({_told(end)})", now)
+            return self.exclude(host, why.WorkersFail(_ended(end)), now)
         is_needed = self._round is None or self._round.state is RoundState.BROKEN
         if is_needed and cooldown.count >= FRUITLESS_IN_A_ROW:
-            self.ending = Ending(failure=end, why=f"{cooldown.count} times in a row it did not get that far")
-        return said
+            self.ending = Ending(failure=end, cause=why.StartsFailed(cooldown.count))
+        return actions
 
     def asked(self, worker: Worker, event: on.WorkerAsked, now: float) -> list[Action]:
         """A worker wants a place."""
         if self.is_done:
-            return [] if worker.is_leaving else self.leave([worker], "training is done", now)
+            return [] if worker.is_leaving else self.leave([worker], why.TrainingDone(), now)
         was_in = worker.round
         if not self._rounds.asked(worker, event.round, event.commit):
             return []
@@ -134,31 +134,32 @@ class Policy:
         if current.state is RoundState.RUNNING and event.cause is None and self._elastic is not None:
             current.leave_by = now + self._elastic.exit_grace
             worker.commit = event.commit  # of the new one
-            return self._rounds.change("its training is done, and another begins")
+            return self._rounds.change(why.NewTraining())
         if current.state is RoundState.RUNNING:
-            why = f": {event.cause[:_QUOTED]}" if event.cause else ""
-            return self._fail(f"rank {worker.rank} on host {worker.host} has left it{why}", now)
+            words = (event.cause or "")[:_QUOTED]
+            return self._fail(why.WorkerLeft(worker.rank, worker.host, words), now)
         if current.leave_by is None and self._elastic is not None:
             current.leave_by = now + self._elastic.reset_timeout
         return []
 
-    def hangs(self, worker: Worker, cause: str, now: float) -> list[Action]:
+    def hangs(self, worker: Worker, how: Literal["silent", "stopped", "late"], now: float) -> list[Action]:
         """A worker does not do what it should: it is killed, and counts as failed."""
-        text = f"rank {worker.rank} on host {worker.host} {cause}"
+        seconds = None if how == "late" or self._elastic is None else self._elastic.worker_timeout
+        cause = why.WorkerHangs(worker.rank, worker.host, how, seconds)
         worker.has_failed = True
         failed: list[Action] = []
         if self._rounds.is_member(worker):
-            failed = self._fail(text, now, host=worker.host)
+            failed = self._fail(cause, now, host=worker.host)
         if self.ending is not None and self.ending.error is None and self._round is not None:
             when = now - self._round.started_at  # its host may be gone before its end is heard of
             killed = WorkerExit(rank=worker.rank, host=worker.host, signal=signal.SIGKILL, when=when)
             self.ending = self.ending._replace(failure=killed)
-        return [do.Say(f"{text}: it is killed"), *failed, *self.stop([worker], AT_ONCE, now)]
+        return [tell.WorkerKilled(cause), *failed, *self.stop([worker], AT_ONCE, now)]
 
     def no_commit(self, now: float) -> list[Action]:
         """The round gets nowhere: whoever hangs in it will not leave it either."""
-        seconds = self._elastic.commit_timeout if self._elastic is not None else None
-        return self._fail(f"no commit for {seconds:g} s", now)
+        seconds = None if self._elastic is None else self._elastic.commit_timeout
+        return [] if seconds is None else self._fail(why.NoCommit(seconds), now)
 
     def stop(self, workers: Sequence[Worker], steps: Sequence[Step], now: float) -> list[Action]:
         """End these workers."""
@@ -170,17 +171,17 @@ class Policy:
                 self._round.staying.discard(worker.seat)
         return [do.Stop(host, steps, slots) for host, slots in by_host.items()]
 
-    def leave(self, workers: Sequence[Worker], cause: str, now: float) -> list[Action]:
+    def leave(self, workers: Sequence[Worker], cause: why.Cause, now: float) -> list[Action]:
         """Tell workers that wait for a place that there is none, and end those that don't mind."""
         for worker in workers:
             worker.is_leaving = True
-        told: list[Action] = [do.Leave(one.host, one.slot, one.start, cause) for one in workers]
-        return told + self.stop(workers, gently(self._spec.grace, self._spec.grace), now)
+        orders: list[Action] = [do.Leave(one.host, one.slot, one.start, cause) for one in workers]
+        return orders + self.stop(workers, gently(self._spec.grace, self._spec.grace), now)
 
     # Rounds
 
     def _fail(
-        self, cause: str, now: float, *, host: str | None = None, error: HostError | None = None
+        self, cause: why.Cause, now: float, *, host: str | None = None, error: HostError | None = None
     ) -> list[Action]:
         """The round has failed: a worker's end (`host` is where), or the loss of a host (`error`)."""
         current = self._round
@@ -193,16 +194,17 @@ class Policy:
         if host is not None and current.culprit is None:
             current.culprit = host
             current.cause = cause  # its peers may have left before, for what they saw of it
-            aside = self._strike(host, cause, now, fruitful=bool(fruitful))
+            if isinstance(cause, why.WorkerEnded | why.WorkerHangs):
+                aside = self._strike(host, cause, now, fruitful=bool(fruitful))
         if not is_news:
             return aside
-        why = self._restarts.failed(now, fruitful=True if aside or current.follows_gain else fruitful)
-        if why is not None:
-            self.ending = Ending(error=error, why=None if self._elastic is None else why)
+        end = self._restarts.failed(now, fruitful=True if aside or current.follows_gain else fruitful)
+        if end is not None:
+            self.ending = Ending(error=error, cause=None if self._elastic is None else end)
             return []
         return self.break_round(cause, now) + aside
 
-    def break_round(self, cause: str, now: float) -> list[Action]:
+    def break_round(self, cause: why.Cause, now: float) -> list[Action]:
         """Its workers are to leave the round at once; those that never ask are stopped."""
         current = self._round
         if current is None or self._elastic is None or current.state is RoundState.BROKEN:
@@ -219,19 +221,23 @@ class Policy:
         if self._round is None:
             return []
         living = [one for one in self._workers if not one.is_ending]
-        said = do.Say(f"round {self._round.number} ends: {self._round.cause}")
-        return [said, *self.stop(living, gently(self._spec.grace), now)] if living else []
+        if not living or self._round.cause is None:
+            return []
+        ending = tell.RoundEnding(self._round.number, self._round.cause)
+        return [ending, *self.stop(living, gently(self._spec.grace), now)]
 
     # Hosts
 
-    def _strike(self, name: str, cause: str, now: float, *, fruitful: bool) -> list[Action]:
+    def _strike(
+        self, name: str, cause: why.WorkerEnded | why.WorkerHangs, now: float, *, fruitful: bool
+    ) -> list[Action]:
         host = self._pool.get(name)
         if host is None or self._elastic is None:
             return []
         host.strikes = 1 if fruitful else host.strikes + 1
         if host.strikes < _STRIKES or not self._can_do_without(host, now):
             return []
-        return self.leave_alone(host, f"its workers fail ({cause})", now)
+        return self.exclude(host, why.WorkersFail(cause), now)
 
     def _can_do_without(self, host: PoolHost, now: float) -> bool:
         """Whether the other hosts have enough slots."""
@@ -257,17 +263,16 @@ class Policy:
             slots += self._pool.slots(host)
         return wanted
 
-    def leave_alone(self, host: PoolHost, why: str, now: float) -> list[Action]:
+    def exclude(self, host: PoolHost, cause: why.Cause, now: float) -> list[Action]:
         """Use the host no more until its cool-down is over."""
         bounds = None if self._elastic is None else self._elastic.cooldown
-        seconds = self._pool.leave_alone(host, now, bounds)
-        host.strikes = _STRIKES - 1  # one more when it is back, and it is left alone for longer
+        seconds = self._pool.exclude(host, now, bounds)
+        host.strikes = _STRIKES - 1  # one more when it is back, and it is excluded for longer
         self._workers.forget_waits(host.name, now)
         self._rounds.changed()
-        how_long = "for good" if host.cooldown.is_for_good else f"for {seconds:g} s"
-        said = do.Say(f"host {host.name} is left alone {how_long}: {why}")
         there = [one for one in self._workers.on(host.name) if not one.is_ending]
-        return [said, *self.stop(there, gently(self._spec.grace), now)]
+        excluded = tell.HostExcluded(host.name, seconds, cause)
+        return [excluded, *self.stop(there, gently(self._spec.grace), now)]
 
     def host_failed(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
         """The host could not be connected."""
@@ -276,9 +281,7 @@ class Policy:
         bounds = self._elastic.cooldown
         if bounds is None and self._elastic.discovers:
             bounds = _CONNECT_COOLDOWN
-        seconds = self._pool.leave_alone(host, now, bounds)
-        again = "" if host.cooldown.is_for_good else f"; it is tried again in {seconds:g} s"
-        return [do.Say(f"{error}{again}")]
+        return [tell.HostNotUsable(error.problem, self._pool.exclude(host, now, bounds))]
 
     def host_lost(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
         """The host is gone, or going, with all its workers; in the end its agent hears nobody, and stops them itself."""
@@ -287,10 +290,11 @@ class Policy:
         if not host.is_parting:
             self._workers.lose(host.name)
         self.agent_ends(host.name, now)
-        said = self.leave_alone(host, error.cause, now)[:1] if self._elastic is not None else []
+        cause = why.HostProblem(error.problem)
+        excluded = self.exclude(host, cause, now)[:1] if self._elastic is not None else []
         self._rounds.lost(host.name, members)
-        failed = self._fail(f"host {host.name}: {error.cause}", now, error=error) if members else []
-        return said + failed
+        failed = self._fail(cause, now, error=error) if members else []
+        return excluded + failed
 
     def agent_ends(self, host: str, now: float) -> None:
         """Note that the host's agent ends its workers on its own account."""
@@ -299,7 +303,7 @@ class Policy:
             self._workers.stop(worker, gently(self._spec.grace), now)
 
     def blame(self, problem: HvlaunchError, now: float) -> list[Action]:
-        """Hosts can't work together: one of them is left alone, or the job ends."""
+        """Hosts can't work together: one of them is excluded, or the job ends."""
         culprit = problem.host
         hosts = self._rounds.next_hosts
         if isinstance(problem, Unreachable) and hosts and culprit == hosts[0]:
@@ -310,7 +314,7 @@ class Policy:
             return []
         if isinstance(problem, HostError):
             self._pool.errors[host.name] = problem
-        return self.leave_alone(host, problem.cause, now)
+        return self.exclude(host, why.HostProblem(problem.problem), now)
 
     def drain(self, now: float) -> list[Action]:
         """Workers whose slot has left the pool: those of a round get some time to reach a commit."""
@@ -326,18 +330,18 @@ class Policy:
             if worker.drain_until is None:
                 self._workers.drain(worker, now + self._elastic.drain_timeout)
             is_due = worker.drain_until is not None and now >= worker.drain_until
-            why = f"host {worker.host} has left the pool, or has fewer slots"
+            cause = why.SlotGone(worker.host)
             if worker.is_waiting:
                 if survivors is None:
                     survivors = any(
                         one.has_state and self._rounds.is_wanted(one, now) for one in self._workers
                     )
                 if survivors or is_due or not worker.has_state:
-                    wanted += self.leave([worker], why, now)
+                    wanted += self.leave([worker], cause, now)
                     self._rounds.changed()
             elif is_due or not self._rounds.is_member(worker):
                 if self._rounds.is_member(worker):
-                    wanted += self.break_round(why, now)
+                    wanted += self.break_round(cause, now)
                 if not worker.is_ending:
                     wanted += self.stop([worker], gently(self._spec.grace), now)
         return wanted
@@ -353,10 +357,5 @@ class Policy:
             self.ending = Ending(error=self._pool.failure or NotEnoughSlots(self._elastic.min_np, left))
 
 
-def _told(end: WorkerExit) -> str:
-    who = f"rank {end.rank} on host {end.host}"
-    if end.not_started is not None:
-        return f"{who} could not be started: {end.not_started}"
-    if end.signal is not None:
-        return f"{who} was killed by {signal.Signals(end.signal).name}"
-    return f"{who} ended with exit code {end.code}"
+def _ended(end: WorkerExit) -> why.WorkerEnded:
+    return why.WorkerEnded(end.rank, end.host, end.code, end.signal, end.not_started)

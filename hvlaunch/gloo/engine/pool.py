@@ -151,10 +151,11 @@ class Pool:
         errors = self.failures
         return HostsFailed(errors) if len(errors) > 1 else next(iter(errors), None)
 
-    def leave_alone(self, host: PoolHost, now: float, bounds: tuple[float, float] | None) -> float:
-        """Begin the host's cool-down; for how many seconds."""
+    def exclude(self, host: PoolHost, now: float, bounds: tuple[float, float] | None) -> float | None:
+        """Begin the host's cool-down; for how many seconds, None for good."""
         self._resting.add(host)
-        return host.cooldown.begin(now, bounds)
+        seconds = host.cooldown.begin(now, bounds)
+        return None if host.cooldown.is_for_good else seconds
 
     def wake_ups(self, now: float) -> list[float]:
         """When cool-downs are over."""

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from enum import Enum
 
+from hvlaunch.gloo.engine.causes import Cause, NoProgress, RestartsUsedUp
 from hvlaunch.hosts.placement import Placement, Seat
 from hvlaunch.job import ElasticOptions, WorkerExit
 
@@ -23,7 +24,7 @@ class Restarts:
         self._failed: deque[float] = deque()
         self._fruitless = 0
 
-    def failed(self, now: float, *, fruitful: bool | None) -> str | None:
+    def failed(self, now: float, *, fruitful: bool | None) -> RestartsUsedUp | NoProgress | None:
         """A round failed, after it had got somewhere or not (None: that tells nothing). Why the job ends, if it does."""
         while self._failed and now - self._failed[0] > self._window:
             self._failed.popleft()
@@ -31,9 +32,9 @@ class Restarts:
         if fruitful is not None:
             self._fruitless = 0 if fruitful else self._fruitless + 1
         if self._limit is not None and len(self._failed) > self._limit:
-            return f"all {self._limit} restarts are used up (--max-restarts)"
+            return RestartsUsedUp(self._limit)
         if self._fruitless >= FRUITLESS_IN_A_ROW:
-            return f"{self._fruitless} times in a row the workers failed before they got anywhere"
+            return NoProgress(self._fruitless)
         return None
 
 
@@ -53,7 +54,7 @@ class Round:
         self.places = places
         self.started_at = now
         self.state = RoundState.RUNNING
-        self.cause = ""
+        self.cause: Cause | None = None
         """Why it ended, or is to end."""
         self.culprit: str | None = None
         """The host whose failure ended it."""

@@ -4,14 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime
 from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
+from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action, HostNetwork
-from hvlaunch.gloo.engine.network import LOOPBACK, Wiring, say_shared
+from hvlaunch.gloo.engine.network import LOOPBACK, Wiring, shared_machines
 from hvlaunch.gloo.engine.pool import Pool, PoolHost
 from hvlaunch.gloo.engine.round import Round, RoundState
 from hvlaunch.gloo.engine.seating import Plan, hand_over, seated
 from hvlaunch.gloo.engine.starting import Beginning, EarlyStart
 from hvlaunch.gloo.engine.workers import Worker, Workers
-from hvlaunch.hosts.fold import fold_hosts
 from hvlaunch.hosts.placement import Placement, Seat, place, seats
 from hvlaunch.job import JobSpec
 
@@ -190,7 +191,7 @@ class Rounds:
                 return self._wait_for_more(now)
             facts = {host.name: host.facts for host in self._plan.hosts if host.facts is not None}
             if self.round is None and not self.is_asking:
-                wanted += say_shared(facts)
+                wanted += [tell.SharedMachine(names) for names in shared_machines(facts)]
             wanted += self.wiring.want(facts, now)
         plan = self._plan
         if not self.wiring.is_settled(now, others=not plan.unreached):
@@ -280,11 +281,10 @@ class Rounds:
         is_coming = self.round is None and self._pool.has_more(now)
         if not self._is_short_told and slots < self.least and not is_coming:
             self._is_short_told = True
-            text = f"waiting for {self.least} slots (--min-np), for {seconds:g} s at most: there are {slots}"
-            return [do.Say(text)]
+            return [tell.SlotsLacking(self.least, slots, seconds)]
         if now >= self._short_since + seconds and not self._is_beginning:
-            why = "".join(f"\n{error}" for error in self._pool.failures)
-            self.problem = NotEnoughSlotsInTime(self.least, slots, seconds, why)
+            errors = "".join(f"\n{error}" for error in self._pool.failures)
+            self.problem = NotEnoughSlotsInTime(self.least, slots, seconds, errors)
         return []
 
     # Its beginning
@@ -368,7 +368,7 @@ class Rounds:
         members = self.members()
         leaving = [worker for worker in members if not self.is_wanted(worker, now)]
         if leaving and (not self.is_asking or len(leaving) < len(members)):
-            return self.change(f"workers on {fold_hosts(one.host for one in leaving)} are to leave")
+            return self.change(why.WorkersToLeave(tuple(dict.fromkeys(one.host for one in leaving))))
         room = self.most - len(current.places) + len(leaving)
         more = self._more(now) if room > 0 else 0
         if not more:
@@ -378,7 +378,7 @@ class Rounds:
         on_the_way = self.workers.starting if self.is_asking else self._pool.connecting
         if on_the_way and now < self._patience and more < room:
             return []
-        return self.change(f"{more} more workers" if more > 1 else "1 more worker")
+        return self.change(why.MoreWorkers(more))
 
     def _more(self, now: float) -> int:
         """By how many workers the next round could be larger."""
@@ -387,7 +387,7 @@ class Rounds:
         able = self._pool.capacity([host for host in self._pool if host.is_usable(now)])
         return max(0, able - len(self.round.places)) if self.round is not None else 0
 
-    def change(self, cause: str) -> list[Action]:
+    def change(self, cause: why.Cause) -> list[Action]:
         """Let the running round end at its next commit; workers that never ask are to be stopped by the caller."""
         self._patience = None
         if self.round is None:

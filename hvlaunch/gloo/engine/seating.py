@@ -19,6 +19,11 @@ class Plan(NamedTuple):
     unreached: set[str]
     """Those that have not said yet where they reach the rendezvous."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the hosts."""
+        return tuple(host.name for host in self.hosts)
+
     @classmethod
     def of(cls, hosts: Iterable[PoolHost], places: Mapping[Seat, Placement]) -> "Plan":
         """A round on those of the hosts that the places are on."""

@@ -3,7 +3,7 @@
 from collections.abc import Container, Mapping, Sequence
 
 from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import host_errors as wording
+from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action, HostNetwork
 from hvlaunch.gloo.engine.network import Wiring, candidates, interface_of
 from hvlaunch.gloo.engine.pool import Pool, PoolHost
@@ -45,10 +45,8 @@ class Beginning:
             if host.name not in early:
                 network = self._network(host, port)
                 starts += self.launch(host, by_host[host.name], network, current.number, now)
-        where = f"{self._network(first, port).master_addr}:{port}"
-        text = f"starting {wording.count(len(plan.places), 'worker')} on {wording.count(len(plan.hosts), 'host')}; rank 0 is at {where}"
-        again = f"round {current.number}: " if current.number else ""
-        return [do.Say(again + text, detail=not again), *starts]
+        address = self._network(first, port).master_addr
+        return [tell.RoundStarting(current.number, len(plan.places), plan.names, address, port), *starts]
 
     def launch(
         self,
@@ -84,10 +82,8 @@ class Beginning:
             worker.rank = plan.places[worker.seat].rank
             self._workers.cooldowns.pop(worker.seat, None)
         networks = {host.name: self._network(host, 0) for host in plan.hosts}
-        cause = f" ({current.cause})" if current.cause else ""
-        where = wording.count(len(plan.hosts), "host")
         return [
-            do.Say(f"round {current.number}: {wording.count(len(workers), 'worker')} on {where}{cause}"),
+            tell.RoundFormed(current.number, len(workers), plan.names, current.cause),
             *(
                 do.Assign(
                     worker.host,

@@ -190,7 +190,7 @@ class Workers:
         self.size -= 1
 
     def forget_waits(self, host: str, now: float) -> None:
-        """The host as a whole is left alone: when that is over, its slots wait no longer for reasons of their own."""
+        """The host as a whole is excluded: when that is over, its slots wait no longer for reasons of their own."""
         for (name, _), cooldown in self.cooldowns.items():
             if name == host:
                 cooldown.cut_short(now)

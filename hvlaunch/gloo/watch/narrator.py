@@ -1,15 +1,18 @@
 """What the user is told on the way: messages, details with --verbose, and what hvlaunch waits for."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.host_errors import count
+from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.hosts.fold import host_set
 from hvlaunch.job import JobSpec
 
 __all__ = ["Narrator"]
+
+_ERRORS = (tell.HostLostAtEnd, tell.HostNotClosing, tell.HostLeftOver)
+"""Facts that are told even where the user asked for quiet."""
 
 
 class Narrator:
@@ -47,12 +50,12 @@ class Narrator:
                 f"which is skipped from here on: {event.text}"
             )
         if self._verbose:
-            self._tell(self._of_event(event, now))
+            self._details(event, now)
         for action in actions:
-            if isinstance(action, do.Say):
-                self._repeat(action)
-            elif isinstance(action, do.Start):
+            if isinstance(action, do.Start):
                 self._start(action)
+            elif isinstance(action, tell.Fact):
+                self._fact(action)
         if self._connecting and not self._quiet:
             self._wait(event, actions)
 
@@ -67,15 +70,16 @@ class Narrator:
                 self._say(f"--ranks: the job has only ranks 0-{size - 1}, so no output is shown")
         self._ranks[start.host] = [place.rank for place in start.places]
         if self._verbose:
-            self._tell(_of_start(start))
+            from hvlaunch.gloo.watch.sentences import start_detail  # noqa: PLC0415 (as above)
 
-    def _tell(self, texts: Iterable[str]) -> None:
-        for text in texts:
-            self._say(text)
+            self._say(start_detail(start))
 
-    def _repeat(self, said: do.Say) -> None:
-        if self._verbose or said.error or not (said.detail or self._quiet):
-            self._say(said.text)
+    def _fact(self, fact: tell.Fact) -> None:
+        is_detail = isinstance(fact, tell.RoundStarting) and not fact.round
+        if self._verbose or isinstance(fact, _ERRORS) or not (is_detail or self._quiet):
+            from hvlaunch.gloo.watch.sentences import sentence  # noqa: PLC0415 (most jobs have nothing to tell)
+
+            self._say(sentence(fact))
 
     def _wait(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         """Show who is waited for, until all workers are started or the job ends; some may start before."""
@@ -102,46 +106,18 @@ class Narrator:
                 return
         self._status(partial(_waiting, tuple(self._waiting), self._hosts, self._failed))
 
-    def _of_event(self, event: on.Event, now: float) -> Iterable[str]:
-        match event:
-            case on.HostConnected(host):
-                yield f"host {host}: connected after {now - self._began:.2f} s"
-            case on.HostReady(host, facts):
-                gpus = "" if facts.gpus is None else f", {count(facts.gpus, 'GPU')}"
-                has = f"Python {facts.python}, {count(facts.cpus, 'CPU')}{gpus}"
-                yield f"host {host}: ready after {now - self._began:.2f} s: {has}"
-            case on.RendezvousReached(host, address, tried, relay_port) if relay_port is not None:
-                why = f" (can't reach it at {', '.join(tried)})" if tried else ""
-                yield f"host {host}: its agent relays to the rendezvous, at {address}:{relay_port}{why}"
-            case on.RendezvousReached(host, address) if address is not None:
-                yield f"host {host}: reaches the rendezvous at {address}"
-            case on.HostProbed(host, target, address) if address is not None:
-                yield f"host {host}: reaches host {target} at {address}"
-            case on.WorkerStarted(host, pid=pid):
-                yield from self._started(host, pid)
-            case on.HostParting(host, traceback=traceback) if traceback:
-                yield f"host {host}: {traceback}"
-            case on.HostClosed(host):
-                yield f"host {host}: closed"
+    def _details(self, event: on.Event, now: float) -> None:
+        from hvlaunch.gloo.watch.sentences import detail, span  # noqa: PLC0415 (as above)
 
-    def _started(self, host: str, pid: int) -> Iterable[str]:
-        """One line when the last worker of a host has started."""
-        pids = self._pids.setdefault(host, [])
-        pids.append(pid)
-        ranks = self._ranks.get(host, [])
-        if len(pids) == len(ranks):
-            yield f"host {host}: started {_span('rank', ranks)}, {_span('pid', pids)}"
-            self._pids[host] = []
-
-
-def _of_start(start: do.Start) -> Iterable[str]:
-    network = start.network
-    interface = f" on {network.interface}" if network.interface else ""
-    where = f"MASTER_ADDR={network.master_addr} MASTER_PORT={network.master_port}{interface}"
-    if network.rendezvous is None:
-        yield f"host {start.host}: {where}, no rendezvous"
-    else:
-        yield f"host {start.host}: {where}, rendezvous at {network.rendezvous[0]}:{network.rendezvous[1]}"
+        if isinstance(event, on.WorkerStarted):
+            host, pids = event.host, self._pids.setdefault(event.host, [])
+            pids.append(event.pid)
+            ranks = self._ranks.get(host, [])
+            if len(pids) == len(ranks):
+                self._say(f"host {host}: started {span('rank', ranks)}, {span('pid', pids)}")
+                self._pids[host] = []
+        elif (text := detail(event, now - self._began)) is not None:
+            self._say(text)
 
 
 def _waiting(hosts: Sequence[str], size: int, failed: int) -> str:
@@ -152,12 +128,3 @@ def _waiting(hosts: Sequence[str], size: int, failed: int) -> str:
     if not hosts:
         return f"connected {ready}/{size}{lost}: finding addresses that lead from host to host"
     return f"connecting {ready}/{size}{lost}: waiting for {host_set(hosts)}"
-
-
-def _span(noun: str, numbers: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-3`, `pids 12,14`."""
-    if len(numbers) == 1:
-        return f"{noun} {numbers[0]}"
-    if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
-        return f"{noun}s {numbers[0]}-{numbers[-1]}"
-    return f"{noun}s {','.join(map(str, numbers))}"

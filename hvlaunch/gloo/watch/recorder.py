@@ -1,13 +1,18 @@
 """Events as objects for --events; docs/events.md is their description for users."""
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
 
 from hvlaunch import __version__
 from hvlaunch.console.endings import signal_name
-from hvlaunch.errors import HvlaunchError
+from hvlaunch.errors import HvlaunchError, Problem
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.gloo.engine.causes import Cause
+from hvlaunch.gloo.watch.sentences import because, sentence
 from hvlaunch.job import JobResult, JobSpec
 
 __all__ = ["Recorder"]
@@ -138,21 +143,23 @@ class Recorder:
                 yield {"type": "worker_placed", **who, "size": place.size}
             case do.Leave(host, slot, start, cause):
                 who = {"host": host, "rank": self._ranks.get((host, slot)), "slot": slot, "start": start}
-                yield {"type": "worker_dismissed", **who, "cause": cause}
+                yield {"type": "worker_dismissed", **who, **_cause(cause)}
             case do.Break(number, cause):
-                yield {"type": "round_broken", "round": number, "cause": cause}
+                yield {"type": "round_broken", "round": number, **_cause(cause)}
             case do.Change(number, cause):
-                yield {"type": "round_changing", "round": number, "cause": cause}
+                yield {"type": "round_changing", "round": number, **_cause(cause)}
             case do.GroupState(state, number):
                 yield {"type": "group_state", "state": state, "round": number}
             case do.Stop(host, steps, slots):
                 orders = [{"signal": signal_name(step.signal), "after": step.after} for step in steps]
                 which = None if slots is None else list(slots)
                 yield {"type": "workers_stopping", "host": host, "slots": which, "steps": orders}
-            case do.Say(text, detail):
-                yield {"type": "message", "text": text, "detail": detail}
             case do.Finish(result):
                 yield {"type": "job_ended", **_result(result)}
+            case do.Connect() | do.Probe() | do.Signal() | do.Release() | do.Abandon():
+                pass
+            case _:
+                yield {"type": _name(action), **_fields(action), "text": sentence(action)}
 
 
 def _result(result: JobResult) -> Record:
@@ -167,8 +174,42 @@ def _result(result: JobResult) -> Record:
     }
 
 
-def _error(error: HvlaunchError) -> Record:
-    return {"error": type(error).__name__, "cause": error.cause, "hint": error.hint}
+def _error(error: HvlaunchError | Problem) -> Record:
+    problem = error.problem if isinstance(error, HvlaunchError) else error
+    return {"error": problem.kind, "cause": problem.cause, "hint": problem.hint}
+
+
+def _fields(fact: tell.Fact | Cause) -> Record:
+    """Its fields by name. What is made of parts itself, a cause or a problem, gives its own."""
+    record: Record = {}
+    for name, value in zip(fact._fields, fact, strict=True):
+        match value:
+            case Problem():
+                record |= {"host": value.host} if value.host is not None else {}
+                record |= _error(value)
+            case _ if name == "cause":
+                record |= _cause(cast("Cause | None", value))
+            case tuple() if hasattr(value, "_fields"):
+                record |= _fields(cast("Cause", value))
+            case int() if name == "signal":
+                record[name] = signal_name(value)
+            case tuple():
+                record[name] = list(value)
+            case _:
+                record[name] = value
+    return record
+
+
+def _cause(cause: Cause | None) -> Record:
+    """A cause in words, and as data."""
+    if cause is None:
+        return {"cause": None, "reason": None}
+    return {"cause": because(cause), "reason": {"kind": _name(cause), **_fields(cause)}}
+
+
+def _name(fact: tell.Fact | Cause) -> str:
+    """`host_excluded` of a HostExcluded."""
+    return re.sub("(?<!^)([A-Z])", r"_\1", type(fact).__name__).lower()
 
 
 def _utc(seconds: float) -> str:

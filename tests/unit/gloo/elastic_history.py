@@ -2,6 +2,7 @@
 
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.job import ElasticOptions
 from tests.unit.gloo.history import History, hosts, ready, spec
 
@@ -40,6 +41,11 @@ def places(actions: list[do.Action]) -> dict[str, int]:
 
 def started(actions: list[do.Action]) -> list[str]:
     return [f"{one.host}/{slot}" for one in actions if isinstance(one, do.Start) for slot in one.slots]
+
+
+def excluded(job: History) -> list[tuple[str, float | None, str]]:
+    """Each host that was, for how long, and the kind of cause."""
+    return [(one.host, one.seconds, type(one.cause).__name__) for one in job.of(tell.HostExcluded)]
 
 
 def states(job: History) -> list[str]:

@@ -159,7 +159,3 @@ class History:
     def result(self) -> JobResult:
         (finish,) = self.of(do.Finish)
         return finish.result
-
-    @property
-    def said(self) -> str:
-        return "\n".join(action.text for action in self.of(do.Say))

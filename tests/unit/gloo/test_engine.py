@@ -16,6 +16,7 @@ from hvlaunch.errors import (
 )
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.engine import Phase
 from tests.unit.gloo.history import GENTLE, PORT, History, facts, lost, ready, spec
 
@@ -55,7 +56,7 @@ def test_workers_are_told_how_their_own_host_sees_the_network() -> None:
     assert (second.master_addr, second.master_port, second.interface) == ("10.0.0.1", 20001, "enp1")
     assert first.rendezvous is None
     assert second.rendezvous == ("10.0.0.100", PORT)
-    assert "host a: can't reach the driver's rendezvous (tried 10.9.9.9:4711)" in job.said
+    assert job.of(tell.RendezvousUnreachable) == [tell.RendezvousUnreachable("a", ("10.9.9.9",), PORT)]
 
 
 def test_workers_of_a_host_that_relays_ask_their_agent() -> None:
@@ -67,7 +68,7 @@ def test_workers_of_a_host_that_relays_ask_their_agent() -> None:
     first, second = (start.network for start in job.of(do.Start))
     assert first.rendezvous == ("127.0.0.1", 40123)
     assert second.rendezvous == ("10.0.0.100", PORT)
-    assert "can't reach" not in job.said
+    assert not job.of(tell.RendezvousUnreachable)
 
 
 def test_one_host_stays_on_its_loopback() -> None:
@@ -81,14 +82,13 @@ def test_two_names_of_one_machine_are_told_once() -> None:
     job = History(spec("n1:1,n2:1,n3:1"))
     twin = {"boot_id": "x", "addresses": {"eth0": ["10.0.0.1"]}}
     job.connect({"n1": facts(1, **twin), "n2": facts(2, boot_id="x"), "n3": facts(3, **twin)})
-    assert job.said.count("hosts n[1,3] are one machine") == 1
-    assert "n2" not in job.said.partition("are one machine")[0]
+    assert job.of(tell.SharedMachine) == [tell.SharedMachine(("n1", "n3"))]
 
 
 def test_hosts_without_a_boot_id_are_not_taken_for_one() -> None:
     job = History(spec("a:1,b:1"))
     job.connect({"a": facts(1), "b": facts(1)})
-    assert "one machine" not in job.said
+    assert not job.of(tell.SharedMachine)
 
 
 def test_np_below_the_slots_contacts_only_the_hosts_it_needs() -> None:
@@ -191,7 +191,7 @@ def test_a_host_lost_while_others_still_connect() -> None:
 def test_what_a_kernel_lacks_is_said() -> None:
     job = History(spec("a:1"))
     job.connect({"a": facts(1, trouble="no subreaper")})
-    assert "host a: no subreaper" in job.said
+    assert job.of(tell.KernelLacks) == [tell.KernelLacks("a", "no subreaper")]
 
 
 # Starting early

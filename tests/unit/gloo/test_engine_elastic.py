@@ -9,7 +9,9 @@ from hvlaunch.errors import (
     DiscoveryFailed,
 )
 from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.job import ElasticOptions
 from tests.unit.gloo.elastic_history import (
     arrive,
@@ -44,14 +46,14 @@ def test_survivors_go_on_at_once_and_the_replaced_worker_joins_when_it_is_ready(
     job = training("a:2,b:1")
     actions = job.exit("b", 0, None, signal.SIGKILL)
     (told,) = job.of(do.Break, actions)
-    assert told == do.Break(0, "rank 2 on host b was killed by SIGKILL")
+    assert told == do.Break(0, why.WorkerEnded(2, "b", None, signal.SIGKILL, None))
     assert started(actions) == ["b/0"]
     job.ask("a", 1, 0, 5)
     actions = job.ask("a", 0, 0, 5)
     assert places(actions) == {"a/0": 0, "a/1": 1}
     assert job.of(do.Assign, actions)[0].round == 1
 
-    assert job.ask("b", 0) == [do.Change(1, "1 more worker")]
+    assert job.ask("b", 0) == [do.Change(1, why.MoreWorkers(1))]
     job.ask("a", 0, 1, 6)
     actions = job.ask("a", 1, 1, 6)
     assert places(actions) == {"a/0": 0, "a/1": 1, "b/0": 2}
@@ -60,14 +62,13 @@ def test_survivors_go_on_at_once_and_the_replaced_worker_joins_when_it_is_ready(
 
 def test_who_asks_before_its_peers_end_is_heard_of_breaks_the_round() -> None:
     job = training("a:1,b:1")
-    assert job.of(do.Break, job.ask("a", 0, 0, 5, "")) == [do.Break(0, "rank 0 on host a has left it")]
+    assert job.of(do.Break, job.ask("a", 0, 0, 5, "")) == [do.Break(0, why.WorkerLeft(0, "a", ""))]
     actions = job.exit("b", 0, 1)
     assert places(actions) == {"a/0": 0}
     assert not job.of(do.Break, actions)
     # what broke it is known now, and is told
-    assert [one.text for one in job.of(do.Say, actions)] == [
-        "round 1: 1 worker on 1 host (rank 1 on host b ended with exit code 1)"
-    ]
+    cause = why.WorkerEnded(1, "b", 1, None, None)
+    assert job.of(tell.RoundFormed, actions) == [tell.RoundFormed(1, 1, ("a",), cause)]
 
 
 def test_who_begins_another_training_waits_for_the_others() -> None:
@@ -82,10 +83,11 @@ def test_who_begins_another_training_waits_for_the_others() -> None:
 
 def test_who_leaves_a_round_by_itself_tells_why() -> None:
     job = training("a:1,b:1")
-    why = "RuntimeError: Connection closed by peer " + 300 * "x"
-    (told,) = job.of(do.Break, job.ask("a", 0, 0, 5, why))
-    assert told.cause == f"rank 0 on host a has left it: {why[:200]}"
-    assert job.of(do.Say, job.ask("b", 0, 0, 5))[0].text == f"round 1: 2 workers on 2 hosts ({told.cause})"
+    words = "RuntimeError: Connection closed by peer " + 300 * "x"
+    (broken,) = job.of(do.Break, job.ask("a", 0, 0, 5, words))
+    assert broken.cause == why.WorkerLeft(0, "a", words[:200])
+    formed = tell.RoundFormed(1, 2, ("a", "b"), broken.cause)
+    assert job.of(tell.RoundFormed, job.ask("b", 0, 0, 5)) == [formed]
 
 
 def test_rank_0_is_a_survivor_and_the_root_has_the_newest_commit() -> None:
@@ -147,7 +149,7 @@ def test_a_worker_that_is_silent_is_killed_and_counts_as_failed() -> None:
         job.beat("b", 0, 5)
     assert 20.0 <= job.now - began <= 24.0
     assert job.of(do.Stop) == [do.Stop("a", AT_ONCE, [0])]
-    assert "rank 0 on host a is silent for 20 s: it is killed" in job.said
+    assert job.of(tell.WorkerKilled) == [tell.WorkerKilled(why.WorkerHangs(0, "a", "silent", 20.0))]
     assert places(job.ask("b", 0, 0, 5)) == {"b/0": 0}
 
 
@@ -160,7 +162,7 @@ def test_nobody_is_taken_for_silent_when_this_process_was_stopped_itself() -> No
 def test_a_round_without_commits_is_broken() -> None:
     job = training("a:1,b:1", commit_timeout=30.0, worker_timeout=1000.0)
     job.now += 30.0
-    assert job.of(do.Break, job.play(on.Tick())) == [do.Break(0, "no commit for 30 s")]
+    assert job.of(do.Break, job.play(on.Tick())) == [do.Break(0, why.NoCommit(30.0))]
 
 
 def test_a_stopped_process_is_killed() -> None:
@@ -173,7 +175,7 @@ def test_a_stopped_process_is_killed() -> None:
 
 def test_a_host_that_leaves_the_pool_is_drained_at_the_next_commit() -> None:
     job = pool("a:1,b:1")
-    assert job.play(discovered("a:1")) == [do.Change(0, "workers on host b are to leave")]
+    assert job.play(discovered("a:1")) == [do.Change(0, why.WorkersToLeave(("b",)))]
     job.ask("a", 0, 0, 6)
     actions = job.ask("b", 0, 0, 6)
     assert places(actions) == {"a/0": 0}
@@ -196,9 +198,9 @@ def test_a_draining_host_that_reaches_no_commit_is_stopped() -> None:
     assert places(job.ask("a", 0, 0, 5)) == {"a/0": 0}
 
 
-def test_many_hosts_that_leave_are_named_as_a_set() -> None:
+def test_all_hosts_that_leave_are_named() -> None:
     job = pool("n1:1,n2:1,n3:1,n4:1")
-    assert job.play(discovered("n1:1")) == [do.Change(0, "workers on hosts n[2-4] are to leave")]
+    assert job.play(discovered("n1:1")) == [do.Change(0, why.WorkersToLeave(("n2", "n3", "n4")))]
 
 
 def test_a_host_that_is_back_in_time_is_not_drained() -> None:
@@ -212,9 +214,9 @@ def test_what_the_last_workers_have_is_handed_over_before_they_leave() -> None:
     job = pool("a:1")
     assert job.of(do.Connect, job.play(discovered("b:1")))
     assert started(arrive(job, "b")) == ["b/0"]
-    assert job.ask("b", 0) == [do.Change(0, "1 more worker")]
+    assert job.ask("b", 0) == [do.Change(0, why.MoreWorkers(1))]
     assert places(job.ask("a", 0, 0, 6) + wire(job)) == {"b/0": 1, "a/0": 0}
-    assert job.of(do.Change)[-1] == do.Change(1, "workers on host a are to leave")
+    assert job.of(do.Change)[-1] == do.Change(1, why.WorkersToLeave(("a",)))
     job.ask("a", 0, 1, 7)
     assert places(job.ask("b", 0, 1, 7)) == {"b/0": 0}
     assert [leave.host for leave in job.of(do.Leave)] == ["a"]
@@ -223,7 +225,7 @@ def test_what_the_last_workers_have_is_handed_over_before_they_leave() -> None:
 def test_slots_are_raised_and_lowered() -> None:
     job = pool("a:2")
     assert started(job.play(discovered("a:3"))) == ["a/2"]
-    assert job.ask("a", 2) == [do.Change(0, "1 more worker")]
+    assert job.ask("a", 2) == [do.Change(0, why.MoreWorkers(1))]
     job.ask("a", 0, 0, 6)
     assert places(job.ask("a", 1, 0, 6)) == {"a/0": 0, "a/1": 1, "a/2": 2}
     assert job.of(do.Change, job.play(discovered("a:1")))
@@ -234,15 +236,15 @@ def test_slots_are_raised_and_lowered() -> None:
 
 def test_an_empty_pool_changes_nothing() -> None:
     job = pool("a:1")
-    assert [type(action) for action in job.play(on.HostsDiscovered([]))] == [do.Say]
+    assert job.play(on.HostsDiscovered([])) == [tell.PoolEmpty(keeps_hosts=True)]
 
 
 def test_a_pool_that_is_empty_at_first_is_waited_for_as_long_as_any() -> None:
     options = ElasticOptions(min_np=1, discovery_script="x", elastic_timeout=60.0)
     job = History(spec("a", elastic=options))
     job.play(on.Began(), on.HostsDiscovered([]))
-    assert "the pool is empty as yet" in job.said
-    assert "waiting for 1 slots (--min-np), for 60 s at most: there are 0" in job.said
+    assert job.of(tell.PoolEmpty) == [tell.PoolEmpty(keeps_hosts=False)]
+    assert job.of(tell.SlotsLacking) == [tell.SlotsLacking(1, 0, 60.0)]
     begun = job.now
     while not job.of(do.Finish):
         job.wait()
@@ -254,10 +256,10 @@ def test_a_job_that_has_too_few_slots_to_begin_says_so_once() -> None:
     options = ElasticOptions(min_np=2, discovery_script="x")
     job = History(spec("a", elastic=options))
     job.play(on.Began(), discovered("a:1"))
-    assert "waiting" not in job.said
+    assert not job.of(tell.SlotsLacking)
     arrive(job, "a")
     job.play(on.Tick())
-    assert job.said.count("waiting for 2 slots (--min-np), for 600 s at most: there are 1") == 1
+    assert job.of(tell.SlotsLacking) == [tell.SlotsLacking(2, 1, 600.0)]
 
 
 def test_discovery_that_fails_first_ends_the_job_and_later_is_told_once() -> None:
@@ -268,20 +270,21 @@ def test_discovery_that_fails_first_ends_the_job_and_later_is_told_once() -> Non
     assert "no credentials" in str(job.result.error)
     job = pool("a:1")
     job.play(failed, failed)
-    assert job.said.count("1; the hosts of the last answer are used on:\nno credentials") == 1
+    (kept,) = job.of(tell.KeepingHosts)
+    assert kept.problem.cause == "x: ended with status 1:\nno credentials"
 
 
 def test_a_discovered_host_that_does_not_answer_is_tried_again_and_again() -> None:
     job = pool("a:1")
     refused = on.HostFailed("b", ConnectFailed("refused", host="b"))
     job.play(discovered("a:1,b:1"), refused)
-    assert "host b: refused; it is tried again in 5 s" in job.said
+    assert job.of(tell.HostNotUsable) == [tell.HostNotUsable(refused.error.problem, 5.0)]
     before = job.now
     while len(job.of(do.Connect)) < 3:
         job.wait()
     assert job.now == pytest.approx(before + 5.0)
     job.play(refused)
-    assert "tried again in 10 s" in job.said
+    assert job.of(tell.HostNotUsable)[-1].retry_in == 10.0
 
 
 # Workers that never ask
@@ -328,5 +331,7 @@ def test_a_lost_host_is_left_out() -> None:
     assert states(job)[-1] == "UNKNOWN"
     job.exit("a", 0, None, signal.SIGTERM, after=0.1)
     job.exit("c", 0, None, signal.SIGTERM, after=0.1)
-    assert "host b is left alone for 4 s: lost: silent" in job.said
+    assert job.of(tell.HostExcluded) == [
+        tell.HostExcluded("b", 4.0, why.HostProblem(lost("b").error.problem))
+    ]
     assert started(wire(job)) == ["a/0", "c/0"]

@@ -12,12 +12,15 @@ from hvlaunch.errors import (
     NotEnoughSlotsInTime,
 )
 from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Step
 from tests.unit.gloo.elastic_history import (
     arrive,
     discovered,
     elastic,
+    excluded,
     places,
     pool,
     started,
@@ -66,7 +69,7 @@ def test_all_restarts_are_used_up() -> None:
     job.ask("a", 0, 1, 7)
     actions = job.exit("b", 0, 9)
     assert do.Stop("a", GENTLE) in actions
-    assert "all 1 restarts are used up (--max-restarts)" in job.said
+    assert tell.JobEnding(why.RestartsUsedUp(1)) in actions
     job.exit("a", 0, None, signal.SIGTERM, after=0.1)
     job.close()
     assert job.result.exit_code == 9
@@ -127,7 +130,7 @@ def test_a_job_that_gets_nowhere_ends_with_what_killed_it() -> None:
     job.exit("a", 0, 13)
     job.close()
     assert job.result.exit_code == 13
-    assert "5 times in a row the workers failed before they got anywhere" in job.said
+    assert job.of(tell.JobEnding) == [tell.JobEnding(why.NoProgress(5))]
 
 
 def test_a_job_whose_larger_rounds_fail_at_once_and_whose_smaller_ones_get_somewhere_goes_on() -> None:
@@ -148,16 +151,18 @@ def test_a_job_whose_larger_rounds_fail_at_once_and_whose_smaller_ones_get_somew
         job.ask("a", 1)
         job.ask("a", 0, number + 1, commit)
         number += 2
-    assert "5 times in a row the workers failed before they got anywhere" in job.said
+    assert job.of(tell.JobEnding) == [tell.JobEnding(why.NoProgress(5))]
 
 
-def test_a_host_that_always_fails_is_left_alone_twice_as_long_each_time() -> None:
+def test_a_host_that_always_fails_is_excluded_twice_as_long_each_time() -> None:
     job = training("a:1,b:1")
     for seconds in (4, 8):
         for _ in range(2):
-            while started(job.exit("b", 0, 1)) != ["b/0"] and f"for {seconds} s: its" not in job.said:
+            while started(job.exit("b", 0, 1)) != ["b/0"] and ("b", seconds, "WorkersFail") not in excluded(
+                job
+            ):
                 job.wait()
-        assert f"host b is left alone for {seconds} s: its workers fail" in job.said
+        assert excluded(job)[-1] == ("b", seconds, "WorkersFail")
         job.ask("a", 0, 0 if seconds == 4 else 1, 6)
         job.play(on.HostClosed("b"))
         while len(job.of(do.Connect)) < {4: 3, 8: 4}[seconds]:
@@ -167,7 +172,7 @@ def test_a_host_that_always_fails_is_left_alone_twice_as_long_each_time() -> Non
     assert not job.of(do.Finish)
 
 
-def test_a_host_where_workers_never_get_as_far_as_to_ask_is_left_alone_as_long() -> None:
+def test_a_host_where_workers_never_get_as_far_as_to_ask_is_excluded_as_long() -> None:
     job = elastic("a:1,b:1", cooldown=(0.5, 60.0))
     arrive(job, "a", "b")
     job.ask("a", 0)
@@ -176,7 +181,7 @@ def test_a_host_where_workers_never_get_as_far_as_to_ask_is_left_alone_as_long()
         pass
     for seconds in (0.5, 1, 2):
         job.exit("b", 0, 1)
-        assert f"host b is left alone for {seconds:g} s: its workers fail" in job.said
+        assert excluded(job)[-1] == ("b", seconds, "WorkersFail")
         connected = len(job.of(do.Connect))
         job.play(on.HostClosed("b"))
         while len(job.of(do.Connect)) == connected:
@@ -209,7 +214,7 @@ def test_hosts_that_are_slow_to_start_are_waited_for_all_the_same() -> None:
     assert started(arrive(job, "b")) == ["a/0", "b/0"]
 
 
-def test_without_a_range_a_lost_host_is_left_alone_for_good() -> None:
+def test_without_a_range_a_lost_host_is_excluded_for_good() -> None:
     job = training("a:1,b:1", cooldown=None, min_np=2)
     job.play(lost("b"))
     job.exit("a", 0, None, signal.SIGTERM, after=0.1)

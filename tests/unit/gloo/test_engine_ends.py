@@ -9,6 +9,7 @@ from hvlaunch.errors import (
 )
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Step
 from tests.unit.gloo.history import AT_ONCE, GENTLE, History, facts, lost, spec
 
@@ -117,7 +118,7 @@ def test_a_host_lost_after_a_failure_leaves_the_failures_code() -> None:
     assert do.Release("a") in actions
     job.close()
     assert job.result.exit_code == 7
-    assert "host b: lost" in job.said
+    assert [str(end.problem) for end in job.of(tell.HostLostAtEnd)] == ["host b: lost: silent"]
 
 
 def test_an_agent_that_is_told_to_end_by_others_ends_the_job_and_is_waited_for() -> None:
@@ -144,7 +145,7 @@ def test_a_host_lost_when_all_have_ended_well_is_only_said() -> None:
     job.exit("b", 0)
     job.play(lost("b"), on.HostClosed("a"))
     assert job.result.exit_code == 0
-    assert "host b: lost" in job.said
+    assert [str(end.problem) for end in job.of(tell.HostLostAtEnd)] == ["host b: lost: silent"]
 
 
 def test_a_host_that_does_not_close_is_abandoned_and_said() -> None:
@@ -153,14 +154,13 @@ def test_a_host_that_does_not_close_is_abandoned_and_said() -> None:
     actions = job.wait()
     assert do.Abandon("a") in actions
     assert job.result.exit_code == 0
-    assert "host a: does not close" in job.said
+    assert tell.HostNotClosing("a") in actions
 
 
 def test_processes_that_cannot_be_killed_are_said() -> None:
     job = History(spec("a:1")).start()
     job.exit("a", 0)
-    job.play(on.HostClosed("a", left=2))
-    assert "host a: 2 processes of the job can't be killed" in job.said
+    assert tell.HostLeftOver("a", 2) in job.play(on.HostClosed("a", left=2))
 
 
 # Interrupts
@@ -214,8 +214,7 @@ def test_other_signals_are_term_then_kill(number: signal.Signals) -> None:
 
 def test_a_console_that_nobody_reads_is_told_as_that() -> None:
     job = History(spec("a:1")).start()
-    (said,) = job.of(do.Say, job.play(on.Interrupted(signal.SIGPIPE)))
-    assert said == do.Say("nobody reads the output any more: workers have 10 s to end")
+    assert tell.Interrupting(signal.SIGPIPE, 10.0) in job.play(on.Interrupted(signal.SIGPIPE))
 
 
 def test_an_interrupt_while_a_failure_is_being_handled_kills_and_keeps_the_code() -> None:

@@ -3,15 +3,19 @@
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 from hvlaunch.errors import DiscoveryFailed, HostLost
 from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import HostNetwork
 from hvlaunch.gloo.watch.recorder import Recorder
 from hvlaunch.hosts.placement import place
 from hvlaunch.job import Host
 
+from .examples import CAUSES, FACTS, STOPPED
 from .history import History, facts, spec
 
 PAGE = Path(__file__).parents[3] / "docs" / "events.md"
@@ -58,7 +62,7 @@ def failing_job():
 
 def test_a_job_from_start_to_end():
     job = failing_job()
-    types = [record["type"] for record in job.records if record["type"] != "message"]
+    types = [record["type"] for record in job.records if "text" not in record]
     assert types[0] == "job_started"
     assert types[-1] == "job_ended"
     assert types.index("workers_starting") < types.index("worker_started") < types.index("worker_exited")
@@ -152,9 +156,9 @@ def elastic_job():
     for event, actions in (
         (on.HostsDiscovered([Host("a", 1)]), [do.Start("a", 0, [one], network, facts(1), [3], [2])]),
         (on.WorkerAsked("a", 3, 2, -1, -1), [do.Assign("a", 3, 2, 1, one, network, 0)]),
-        (on.WorkerSuspended("a", 0, 3, 2), [do.Break(1, "rank 0 is stopped"), do.Change(2, "2 more")]),
+        (on.WorkerSuspended("a", 0, 3, 2), [do.Break(1, STOPPED), do.Change(2, why.MoreWorkers(2))]),
         (on.DiscoveryFailed(DiscoveryFailed("no cloud")), [do.GroupState("HEALTHY", 1)]),
-        (on.WorkerBeat("a", 3, 2, 5), [do.Leave("a", 3, 2, "training is done")]),
+        (on.WorkerBeat("a", 3, 2, 5), [do.Leave("a", 3, 2, why.TrainingDone())]),
     ):
         job.recorder.see(event, actions, 1.0)
     return job
@@ -166,28 +170,78 @@ def test_rounds_are_told():
     assert job.typed("worker_asked") == [{**who, "after_round": -1, "commit": -1, "cause": None}]
     assert job.typed("worker_placed") == [{**who, "start": 2, "round": 1, "size": 1}]
     assert job.typed("worker_suspended") == [{**who, "start": 2, "round": 0}]
-    assert job.typed("worker_dismissed") == [{**who, "start": 2, "cause": "training is done"}]
-    assert job.typed("round_broken") == [{"round": 1, "cause": "rank 0 is stopped"}]
+    hangs = {"kind": "worker_hangs", "rank": 0, "host": "a", "how": "stopped", "seconds": 30.0}
+    done = {"cause": "training is done", "reason": {"kind": "training_done"}}
+    assert job.typed("worker_dismissed") == [{**who, "start": 2, **done}]
+    assert job.typed("round_broken") == [
+        {"round": 1, "cause": "rank 0 on host a is stopped", "reason": hangs}
+    ]
     assert job.typed("hosts_discovered") == [{"hosts": [{"host": "a", "slots": 1}]}]
 
 
+def facts_of_all_kinds():
+    """Every fact, and every cause in one of them."""
+    job = Recorded()
+    facts = [fact for fact, _ in FACTS]
+    facts += [tell.RoundEnding(7, cause) for cause, _, _ in CAUSES]
+    job.recorder.see(on.Tick(), facts, 1.0)
+    return job
+
+
+def test_facts_are_told_by_their_parts():
+    job = facts_of_all_kinds()
+    wanted = {re.sub("(?<!^)([A-Z])", r"_\1", kind.__name__).lower() for kind in get_args(tell.Fact)}
+    assert {record["type"] for record in job.records} == wanted
+    assert job.typed("host_not_usable")[0] == {
+        "host": "b",
+        "error": "HostLost",
+        "cause": "lost: silent",
+        "hint": "ping b",
+        "retry_in": 5.0,
+        "text": "host b: lost: silent; try: ping b; trying again in 5 s",
+    }
+    assert job.typed("slots_lacking")[0] == {
+        "least": 2,
+        "available": 1,
+        "seconds": 600.0,
+        "text": "waiting for 2 slots (--min-np), for 600 s at most: there is 1",
+    }
+    assert job.typed("round_formed")[0]["reason"] is None
+    assert job.typed("worker_killed")[0]["reason"]["how"] == "stopped"
+    assert job.typed("worker_start_failed")[0]["code"] == 3
+    assert job.typed("interrupting")[0]["signal"] == "SIGTERM"
+
+
+def test_each_cause_is_told_in_words_and_as_data():
+    records = [record for record in facts_of_all_kinds().typed("round_ending") if record["round"] == 7]
+    for record, (_, text, reason) in zip(records, CAUSES, strict=True):
+        assert (record["cause"], record["reason"]) == (text, reason)
+
+
 def documented():
-    """By type, the fields that docs/events.md lists."""
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|(.*)\|$", PAGE.read_text(), re.MULTILINE)
-    return {name: set(re.findall(r"`(\w+)`", fields)) for name, _, fields in rows}
+    """By type, and by kind of cause, the fields that docs/events.md lists."""
+    types, _, kinds = PAGE.read_text().partition("| kind |")
+    return [
+        {name: set(re.findall(r"`(\w+)`", fields)) for name, _, fields in rows}
+        for rows in (
+            re.findall(r"^\| `(\w+)` \|(.*)\|(.*)\|$", page, re.MULTILINE) for page in (types, kinds)
+        )
+    ]
 
 
 def test_the_documentation_lists_every_record_and_field():
-    pages = documented()
+    pages, kinds = documented()
     common = {"time", "job", "type"}
     seen = {}
-    for job in (failing_job(), lost_job(), odd_job(), elastic_job()):
+    for job in (failing_job(), lost_job(), odd_job(), elastic_job(), facts_of_all_kinds()):
         for record in job.records:
             seen.setdefault(record["type"], set()).update(record.keys() - common)
     assert seen.keys() == pages.keys()
-    for name, fields in seen.items():
-        assert fields <= pages[name], name
-        assert pages[name] - fields <= {"cause", "hint"}, name
+    for type_, fields in seen.items():
+        assert fields <= pages[type_], type_
+        assert pages[type_] - fields <= {"cause", "hint"}, type_
+    reasons = [reason for _, _, reason in CAUSES]
+    assert kinds == {reason["kind"]: reason.keys() - {"kind"} for reason in reasons}
 
 
 def test_no_secret_and_no_command_is_recorded():

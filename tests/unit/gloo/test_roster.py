@@ -6,6 +6,7 @@ import pytest
 
 from hvlaunch.gloo.driver.roster import Roster
 from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.actions import HostNetwork
 from hvlaunch.hosts.placement import place
@@ -61,9 +62,12 @@ def test_places_and_the_fate_of_rounds_are_told(rig):
     rig.roster.carry_out(do.Assign("b", 0, 4, 7, third, network, 0))
     grant = decode(Grant, rig.worker.wait(PLACES, "b/0/4", LONG))
     assert grant == Grant(7, 2, 3, 0, 1, 1, 2, "10.0.0.1", "eth0")
-    rig.roster.carry_out(do.Leave("a", 1, 0, "host a has left"))
-    assert decode(Grant, rig.worker.wait(PLACES, "a/1/0", LONG)).leave == "host a has left"
-    rig.roster.carry_out(do.Change(7, "1 more worker"))
+    rig.roster.carry_out(do.Leave("a", 1, 0, why.SlotGone("a")))
+    assert (
+        decode(Grant, rig.worker.wait(PLACES, "a/1/0", LONG)).leave
+        == "host a has left the pool, or has fewer slots"
+    )
+    rig.roster.carry_out(do.Change(7, why.MoreWorkers(1)))
     assert decode(Notice, rig.worker.wait(ROUNDS, "7", LONG)) == Notice("changing", "1 more worker")
-    rig.roster.carry_out(do.Break(7, "rank 1 is gone"))
+    rig.roster.carry_out(do.Break(7, why.NoCommit(30.0)))
     assert decode(Notice, rig.worker.wait(ROUNDS, "7", LONG)).state == "broken"

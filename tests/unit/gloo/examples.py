@@ -1,0 +1,191 @@
+"""One of each fact and of each cause, with the words for it; of causes also what a record has."""
+
+import signal
+
+from hvlaunch.errors import HostLost, Problem
+from hvlaunch.gloo.engine import causes as why
+from hvlaunch.gloo.engine import facts as tell
+
+__all__ = ["CAUSES", "FACTS", "LOST", "STOPPED"]
+
+LOST = HostLost("lost: silent", host="b", hint="ping b").problem
+STOPPED = why.WorkerHangs(0, "a", "stopped", 30.0)
+_ENDED = why.WorkerEnded(1, "b", 3, None, None)
+_BETWEEN = Problem("Unreachable", "can't connect to host b (tried 10.0.0.2)", 69, "a", None, "b")
+_SCRIPT = Problem("DiscoveryFailed", "./find: ended with status 1:\nno credentials", 69)
+_HANGS = {"kind": "worker_hangs", "rank": 0, "host": "a"}
+
+CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
+    (
+        _ENDED,
+        "rank 1 on host b ended with exit code 3",
+        {"kind": "worker_ended", "rank": 1, "host": "b", "code": 3, "signal": None, "not_started": None},
+    ),
+    (
+        why.WorkerEnded(1, "b", None, signal.SIGKILL, None),
+        "rank 1 on host b was killed by SIGKILL",
+        {
+            "kind": "worker_ended",
+            "rank": 1,
+            "host": "b",
+            "code": None,
+            "signal": "SIGKILL",
+            "not_started": None,
+        },
+    ),
+    (
+        why.WorkerEnded(1, "b", 127, None, "train: not found"),
+        "rank 1 on host b could not be started: train: not found",
+        {
+            "kind": "worker_ended",
+            "rank": 1,
+            "host": "b",
+            "code": 127,
+            "signal": None,
+            "not_started": "train: not found",
+        },
+    ),
+    (STOPPED, "rank 0 on host a is stopped", {**_HANGS, "how": "stopped", "seconds": 30.0}),
+    (
+        why.WorkerHangs(0, "a", "silent", 20.0),
+        "rank 0 on host a has been silent for 20 s",
+        {**_HANGS, "how": "silent", "seconds": 20.0},
+    ),
+    (
+        why.WorkerHangs(0, "a", "late", None),
+        "rank 0 on host a has not left the round in time",
+        {**_HANGS, "how": "late", "seconds": None},
+    ),
+    (
+        why.WorkerLeft(1, "a", "OSError"),
+        "rank 1 on host a has left the round: OSError",
+        {"kind": "worker_left", "rank": 1, "host": "a", "words": "OSError"},
+    ),
+    (
+        why.WorkerLeft(1, "a", ""),
+        "rank 1 on host a has left the round",
+        {"kind": "worker_left", "rank": 1, "host": "a", "words": ""},
+    ),
+    (why.NoCommit(20.0), "no commit for 20 s", {"kind": "no_commit", "seconds": 20.0}),
+    (
+        why.HostProblem(LOST),
+        "host b: lost: silent",
+        {
+            "kind": "host_problem",
+            "host": "b",
+            "error": "HostLost",
+            "cause": "lost: silent",
+            "hint": "ping b",
+        },
+    ),
+    (
+        why.WorkersFail(STOPPED),
+        "its workers fail (rank 0 on host a is stopped)",
+        {
+            "kind": "workers_fail",
+            "cause": "rank 0 on host a is stopped",
+            "reason": {**_HANGS, "how": "stopped", "seconds": 30.0},
+        },
+    ),
+    (why.TrainingDone(), "training is done", {"kind": "training_done"}),
+    (why.NewTraining(), "its training is done, and another one begins", {"kind": "new_training"}),
+    (
+        why.SlotGone("b"),
+        "host b has left the pool, or has fewer slots",
+        {"kind": "slot_gone", "host": "b"},
+    ),
+    (
+        why.WorkersToLeave(("n1", "n2")),
+        "workers on hosts n[1-2] have to leave",
+        {"kind": "workers_to_leave", "hosts": ["n1", "n2"]},
+    ),
+    (why.MoreWorkers(1), "1 more worker", {"kind": "more_workers", "workers": 1}),
+    (why.MoreWorkers(2), "2 more workers", {"kind": "more_workers", "workers": 2}),
+    (
+        why.RestartsUsedUp(3),
+        "no restart is left (--max-restarts 3)",
+        {"kind": "restarts_used_up", "limit": 3},
+    ),
+    (
+        why.NoProgress(5),
+        "the workers failed 5 times in a row without progress",
+        {"kind": "no_progress", "times": 5},
+    ),
+    (
+        why.StartsFailed(5),
+        "5 times in a row the worker of a slot failed before it asked for a place",
+        {"kind": "starts_failed", "times": 5},
+    ),
+]
+
+FACTS: list[tuple[tell.Fact, str]] = [
+    (tell.HostNotUsable(LOST, 5.0), "host b: lost: silent; try: ping b; trying again in 5 s"),
+    (tell.HostNotUsable(LOST, None), "host b: lost: silent; try: ping b"),
+    (tell.HostExcluded("b", 4.0, why.HostProblem(LOST)), "host b is excluded for 4 s: lost: silent"),
+    (
+        tell.HostExcluded("b", None, why.HostProblem(_BETWEEN)),
+        "host b is excluded for the rest of the job: host a: can't connect to host b (tried 10.0.0.2)",
+    ),
+    (
+        tell.HostExcluded("b", 0.5, why.WorkersFail(_ENDED)),
+        "host b is excluded for 0.5 s: its workers fail (rank 1 on host b ended with exit code 3)",
+    ),
+    (tell.HostLostAtEnd(LOST), "host b: lost: silent; try: ping b"),
+    (tell.HostNotClosing("a"), "host a: does not close; its agent still ends what is left there"),
+    (
+        tell.HostLeftOver("a", 2),
+        "host a: 2 processes of the job can't be killed (another user's, or stuck in the kernel)",
+    ),
+    (
+        tell.HostLeftOver("a", 1),
+        "host a: 1 process of the job can't be killed (another user's, or stuck in the kernel)",
+    ),
+    (
+        tell.KernelLacks("a", "no subreaper"),
+        "host a: no subreaper: what a worker detaches there may outlive the job",
+    ),
+    (
+        tell.RendezvousUnreachable("a", ("10.9.9.9", "10.9.9.8"), 4711),
+        (
+            "host a: can't reach the driver's rendezvous (tried 10.9.9.9:4711, 10.9.9.8:4711); "
+            "HVLAUNCH_RENDEZVOUS is unset there"
+        ),
+    ),
+    (
+        tell.SharedMachine(("n1", "n3")),
+        "hosts n[1,3] are one machine, and each uses all of its slots there",
+    ),
+    (tell.PoolEmpty(keeps_hosts=True), "the pool is empty now: keeping the current hosts"),
+    (tell.PoolEmpty(keeps_hosts=False), "no hosts in the pool yet: waiting for the first"),
+    (
+        tell.KeepingHosts(_SCRIPT),
+        "./find: ended with status 1; keeping the current hosts:\nno credentials",
+    ),
+    (tell.SlotsLacking(2, 1, 600.0), "waiting for 2 slots (--min-np), for 600 s at most: there is 1"),
+    (tell.SlotsLacking(1, 0, 60.0), "waiting for 1 slot (--min-np), for 60 s at most: there are 0"),
+    (
+        tell.RoundStarting(0, 4, ("a", "b"), "10.0.0.1", 20001),
+        "starting 4 workers on 2 hosts; rank 0 is at 10.0.0.1:20001",
+    ),
+    (
+        tell.RoundStarting(2, 1, ("a",), "10.0.0.1", 20001),
+        "round 2: starting 1 worker on 1 host; rank 0 is at 10.0.0.1:20001",
+    ),
+    (tell.RoundFormed(0, 4, ("a", "b"), None), "round 0: 4 workers on 2 hosts"),
+    (tell.RoundFormed(1, 1, ("a",), why.MoreWorkers(1)), "round 1: 1 worker on 1 host (1 more worker)"),
+    (tell.RoundEnding(1, why.NoCommit(20.0)), "round 1 ends: no commit for 20 s"),
+    (tell.WorkerKilled(STOPPED), "rank 0 on host a is stopped: it is killed"),
+    (
+        tell.WorkerStartFailed(_ENDED, 2, 4.0),
+        "rank 1 on host b ended with exit code 3 before it asked for a place; the next one starts in 4 s",
+    ),
+    (
+        tell.Interrupting(signal.SIGTERM, 10.0),
+        "got SIGTERM: workers have 10 s to end; a second one kills them at once",
+    ),
+    (
+        tell.Interrupting(signal.SIGPIPE, 10.0),
+        "nobody reads the output any more: workers have 10 s to end",
+    ),
+    (tell.JobEnding(why.RestartsUsedUp(0)), "the job ends: no restart is left (--max-restarts 0)"),
+]
