@@ -25,7 +25,7 @@ def main(config: Dict[str, Any]) -> None:
     `config` has `grace` and `lease` in seconds. Never returns.
     """
     if not sys.platform.startswith("linux"):
-        sys.exit("hvlaunch agent: workers run on Linux, and this host runs " + sys.platform)
+        sys.exit("hvlaunch agent: workers need Linux, and this host runs " + sys.platform)
     directory = scratch.make()
     reaper.adopt_descendants()
     alive_read, alive_write = os.pipe()

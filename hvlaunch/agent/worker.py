@@ -118,7 +118,7 @@ def _find(name: str, path: str) -> str:
     if "/" in name:
         return name
     if not name:
-        raise CannotStart(_NOT_FOUND, "the command is an empty string")
+        raise CannotStart(_NOT_FOUND, "the command is empty")
     denied = None
     for directory in path.split(os.pathsep):
         candidate = os.path.join(directory or ".", name)
@@ -154,9 +154,9 @@ def _too_big(argv: Sequence[str], env: Dict[str, str]) -> str:
     sizes = [(name, len(os.fsencode(word)) + 1) for name, word in words]
     for name, size in sizes:
         if size > limit:
-            return "%s takes %d bytes; this kernel takes %d for one string (execve(2))" % (name, size, limit)
+            return "%s has %d bytes; this kernel allows %d for one string (execve(2))" % (name, size, limit)
     return (
-        "command and environment take %d bytes, more than this kernel starts a process with "
+        "command and environment have %d bytes, more than this kernel allows "
         "(execve(2): a quarter of the stack limit, ulimit -s)" % sum(size for _, size in sizes)
     )
 

@@ -86,7 +86,7 @@ class CrewChannel:
 
     def _ended(self) -> EndedByLauncher:
         status = self._launcher_end(_PATIENCE)
-        how = "" if status is None else f", and itself with code {status}"
+        how = "" if status is None else f", and then ended with exit code {status}"
         return EndedByLauncher(f"the launcher ended its processes{how}", host=self._host, status=status)
 
     def _for_the_driver(self, slot: int, data: bytes) -> bytes:

@@ -78,7 +78,7 @@ def ssh_arguments(request: Request) -> tuple[str, ...]:
     for word in words:
         if any(char.isspace() for char in word):
             raise BadUsage(
-                f"{word!r}: a launcher hands ssh's words on as one string, so none can have a space in it",
-                hint="the same in ~/.ssh/config",
+                f"{word!r}: must not have a space, since a launcher passes ssh's options on as one string",
+                hint="set it in ~/.ssh/config",
             )
     return tuple(words)

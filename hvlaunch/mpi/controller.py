@@ -68,7 +68,7 @@ def _ways(
     muster = Muster(request.hosts, launcher.kind)
 
     def ended(status: int) -> None:
-        cause = f"{launcher.program} ended with code {status} before all its processes had come: it says why, above"
+        cause = f"{launcher.program} ended with exit code {status} before all of its processes were connected; its own messages are above"
         muster.fail(LauncherFailed(cause))
 
     with ExitStack() as stack:

@@ -73,7 +73,9 @@ def detect(program: str | None, ask: Callable[[str], str | None] | None = None) 
     found = read_version(said)
     if found is None:
         line = next((line.strip() for line in said.splitlines() if line.strip()), "nothing")[:_SHOWN]
-        cause = f"{name} --version said {line!r}, and not which MPI it is; known are {_KNOWN}"
+        cause = (
+            f"{name} --version printed {line!r}, which does not show which MPI it is; hvlaunch knows {_KNOWN}"
+        )
         raise UnknownLauncher(cause, program=name, hint=_HINT, said=said)
     kind, version = found
     return Launcher(kind, version, name)

@@ -91,6 +91,6 @@ def _get(caller: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = caller.recv(size - len(data))
         if not part:
-            raise OSError("the caller hung up")
+            raise OSError("the caller closed the connection")
         data += part
     return data

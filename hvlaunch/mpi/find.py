@@ -31,9 +31,9 @@ def find(
     kind, variable, scheduler, hint = _SCHEDULERS[options.launcher]
     name = options.launcher
     if which(name) is None:
-        raise NoLauncher(f"no {name} on PATH", program=name, hint="--gloo, which needs none")
+        raise NoLauncher(f"no {name} on PATH", program=name, hint="--gloo, which needs no launcher")
     if not environ.get(variable):
         raise BadUsage(
-            f"--{name} is for inside of a job of {scheduler}, and {variable} is not set", hint=hint
+            f"--{name} works only inside a job of {scheduler}, and {variable} is not set", hint=hint
         )
     return Launcher(kind, (), name)

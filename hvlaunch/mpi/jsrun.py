@@ -9,11 +9,11 @@ __all__ = ["jsrun", "rankfile"]
 def jsrun(request: Request) -> Command:
     """Raises BadUsage for what is only for ssh, and where the rankfile says what --binding-args would."""
     if ssh_arguments(request):
-        raise BadUsage(
-            "jsrun starts processes without ssh, so flags for ssh mean nothing to it", hint="--gloo"
-        )
+        raise BadUsage("jsrun does not use ssh, so flags for ssh can't be used with it", hint="--gloo")
     if request.binding:
-        raise BadUsage("jsrun's rankfile binds the ranks, so --binding-args can't", hint="leaving it out")
+        raise BadUsage(
+            "--binding-args can't be used with jsrun, whose rankfile binds the ranks", hint="leave it out"
+        )
     argv = [request.program, "--erf_input", request.rankfile or ""]
     if request.cwd is not None:
         argv += ["--chdir", request.cwd]

@@ -35,7 +35,7 @@ def _check_names(request: Request) -> None:
     """Hydra tells the other hosts to connect to this one by the name that it has in the list. Raises BadUsage."""
     if len(request.hosts) > 1 and any(name in _LOOPBACKS for name, _ in request.hosts):
         raise BadUsage(
-            "MPICH's hosts connect to this one by its name in -H, so that can't be localhost beside others",
+            "localhost can't be used together with other hosts: MPICH's hosts connect to this machine by its name in -H",
             hint="this machine's own name",
         )
 
@@ -52,7 +52,7 @@ def one_interface(request: Request, launcher: str) -> str:
     """Raises BadUsage where there are several."""
     if len(request.interfaces) > 1:
         raise BadUsage(
-            f"{launcher} takes one network interface, and these are {', '.join(request.interfaces)}",
+            f"{launcher} takes only one network interface, not {', '.join(request.interfaces)}",
             hint="--network-interfaces with one name",
         )
     return request.interfaces[0]

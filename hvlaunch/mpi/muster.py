@@ -18,6 +18,7 @@ class Muster:
 
     def __init__(self, hosts: Sequence[tuple[str, int]], kind: Kind) -> None:
         self._hosts = hosts
+        self._size = sum(count for _, count in hosts)
         self._kind = kind
         self._changed = threading.Condition()
         self._members: list[Member] = []
@@ -31,7 +32,7 @@ class Muster:
                 member.socket.close()
                 return
             self._members.append(member)
-            if len(self._members) == sum(count for _, count in self._hosts):
+            if len(self._members) == self._size:
                 try:
                     self._sorted = sort_out(self._members, self._hosts, self._kind)
                 except HvlaunchError as error:
@@ -74,7 +75,7 @@ class Muster:
                 raise AgentFailed(self._error.cause, host=host, hint=self._error.hint)
             if not done or self._sorted is None:
                 raise StartTimeout(
-                    f"not all processes were started within {timeout:g} s ({len(self._members)} were)",
+                    f"only {len(self._members)} of {self._size} processes were connected within {timeout:g} s",
                     host=host,
                     hint="a longer --start-timeout",
                 )
@@ -95,12 +96,13 @@ def sort_out(
         if who is None:
             names = ", ".join(names.rank for names in names_of(kind))
             raise LauncherFailed(
-                f"a process on {member.hostname} was not told its rank: none of {names} is set there",
-                hint="--mpirun PATH, if there are several MPIs",
+                f"a process on {member.hostname} has no rank: none of {names} is set there",
+                hint="--mpirun PATH, if several MPIs are installed",
             )
         if who.rank in by_rank or who.rank >= len(members):
+            whom = "two" if who.rank in by_rank else "one"
             raise LauncherFailed(
-                f"{kind.value} started {len(members)} processes, and one of them as rank {who.rank}"
+                f"{kind.value} started {len(members)} processes, and gave rank {who.rank} to {whom} of them"
             )
         by_rank[who.rank] = member
     return _by_host([by_rank[rank] for rank in range(len(members))], hosts, kind)
@@ -119,8 +121,8 @@ def _by_host(
     if any(len(names) > 1 for names in homes):
         order = ", ".join(f"{rank} on {member.hostname}" for rank, member in enumerate(ranked[:16]))
         raise LauncherFailed(
-            f"{kind.value} numbered its processes not host by host ({order})",
-            hint="leaving out flags that map or rank by node",
+            f"{kind.value} did not number its processes host by host ({order})",
+            hint="leave out flags that map or rank by node",
         )
     shorts = {_short(name): name for name, _ in hosts}
     for name, members in found.items():
@@ -128,7 +130,7 @@ def _by_host(
         if actual != name:
             raise LauncherFailed(
                 f"{kind.value} put the ranks of host {name} on host {actual}",
-                hint="the hosts in the launcher's own order",
+                hint="name the hosts in the launcher's own order",
             )
     return found
 

@@ -24,7 +24,7 @@ def counted(spec: JobSpec) -> tuple[tuple[str, int], ...]:
     for host in spec.hosts:
         if host.slots is None and spec.slots_per_host is None:
             raise BadUsage(
-                "a launcher must be told how many slots there are",
+                "a launcher needs the number of slots",
                 host=host.name,
                 hint=f"-H {host.name}:N, or --slots-per-host N",
             )
@@ -51,7 +51,7 @@ def request_of(
     for host in hosts:
         if host.address is not None:
             raise BadUsage(
-                "a launcher finds hosts by name alone, and this one has an address",
+                "a launcher finds hosts only by name, so address= can't be used",
                 host=host.name,
                 hint=f"Host {host.name} and HostName {host.address} in ~/.ssh/config",
             )
@@ -101,7 +101,7 @@ def _one(what: str, said: Iterable[_T | None]) -> _T | None:
     if len(values) > 1:
         shown = ", ".join(sorted("none" if value is None else str(value) for value in values))
         raise BadUsage(
-            f"a launcher reaches all hosts in the same way, and their {what} differs ({shown})",
-            hint="~/.ssh/config for what holds for one host, or --gloo",
+            f"a launcher uses one {what} for all hosts, and theirs differ ({shown})",
+            hint="set it for each host in ~/.ssh/config, or use --gloo",
         )
     return values.pop() if values else None

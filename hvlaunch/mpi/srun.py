@@ -13,9 +13,7 @@ def srun(request: Request) -> Command:
     Raises BadUsage for what is only for ssh.
     """
     if ssh_arguments(request):
-        raise BadUsage(
-            "srun starts processes without ssh, so flags for ssh mean nothing to it", hint="--gloo"
-        )
+        raise BadUsage("srun does not use ssh, so flags for ssh can't be used with it", hint="--gloo")
     counts = {count for _, count in request.hosts}
     argv = [request.program, "--ntasks", str(request.np), "--nodes", str(len(request.hosts))]
     if len(counts) == 1:

@@ -39,11 +39,11 @@ def unpack(sizes: Iterable[int | None], data: memoryview) -> list[bytes | None]:
             values.append(None)
             continue
         if type(size) is not int or not 0 <= size <= len(data) - start:
-            raise MalformedBatch("the sizes are not those of what follows")
+            raise MalformedBatch("the sizes do not match the bytes that follow")
         values.append(bytes(data[start : start + size]))
         start += size
     if start != len(data):
-        raise MalformedBatch("more follows than the sizes say")
+        raise MalformedBatch("more bytes follow than the sizes say")
     return values
 
 
@@ -51,7 +51,7 @@ def read_keys(body: bytes) -> list[str]:
     """The keys of a body that is a JSON list of them. Raises MalformedBatch."""
     keys = _parse(body)
     if not isinstance(keys, list):
-        raise MalformedBatch("this is no list of keys")
+        raise MalformedBatch("this is not a list of keys")
     check_keys(keys)
     return keys
 
@@ -60,14 +60,14 @@ def check_keys(keys: Iterable[object]) -> None:
     """Raises MalformedBatch unless all are names that a path could have, too."""
     for key in keys:
         if not isinstance(key, str) or not key or not _encodes(key):
-            raise MalformedBatch("a key is a string of one character or more")
+            raise MalformedBatch("a key must be a string of at least one character")
 
 
 def _parse(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise MalformedBatch("this is no JSON") from error
+        raise MalformedBatch("this is not JSON") from error
 
 
 def _encodes(key: str) -> bool:

@@ -31,7 +31,7 @@ _LONGEST_POLL = 30.0
 """Seconds that one request of a longer wait lasts, so that what sits between sees traffic."""
 
 _REFUSALS: dict[int, tuple[type[RendezvousError], str | None]] = {
-    401: (Unauthorized, "check that HVLAUNCH_TOKEN is this job's"),
+    401: (Unauthorized, "check that HVLAUNCH_TOKEN is the token of this job"),
     409: (NotANumber, None),
     413: (ValueTooLarge, None),
     429: (TooManyConnections, None),
@@ -225,7 +225,7 @@ class Client:
 
 def _path(scope: str, *key: str) -> str:
     if not scope or "" in key or scope == "-":
-        raise ValueError(f"no place in the store: {scope!r}, {key!r}")
+        raise ValueError(f"scope {scope!r}, key {key!r}: neither may be empty, and '-' is not a scope")
     return "".join(f"/{quote(name, safe='')}" for name in (scope, *key))
 
 
@@ -236,7 +236,7 @@ def _once(verb: str, scope: str, key: str) -> str:
 
 def _list(keys: Sequence[str]) -> bytes:
     if "" in keys:
-        raise ValueError("no key is empty")
+        raise ValueError("a key must not be empty")
     return batch.pack(list(keys))
 
 

@@ -59,7 +59,9 @@ class UnexpectedAnswer(RendezvousError):
 
     def __init__(self, status: int, *, url: str) -> None:
         super().__init__(
-            f"unexpected HTTP status {status}", url=url, hint="check that this address is the job's driver"
+            f"unexpected HTTP status {status}",
+            url=url,
+            hint="check that this is the address of the job's driver",
         )
         self.status = status
 

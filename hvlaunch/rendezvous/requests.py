@@ -34,7 +34,7 @@ class Requests:
     def __init__(self, url: str, token: str, timeout: float) -> None:
         self._host, self._port = _address(url)
         if not token or not token.isascii() or not token.isprintable() or " " in token:
-            raise NoRendezvous("the token is no printable ASCII word", url=url)
+            raise NoRendezvous("the token must be one word of printable ASCII characters", url=url)
         self._url = url
         self._timeout = timeout
         self._headers = {"Authorization": f"Bearer {token}"}
@@ -104,7 +104,7 @@ class Requests:
         elif isinstance(error, OSError):
             cause = error.strerror or str(error)
         else:
-            cause = "the answer breaks off, or is no HTTP"
+            cause = "the answer is incomplete, or is not HTTP"
         return RendezvousUnreachable(cause, url=self._url)
 
 
@@ -125,5 +125,5 @@ def _address(url: str) -> tuple[str, int]:
             host = None
     if not host or not port:
         shown = url.rpartition("@")[2]  # what is before it may be a password
-        raise NoRendezvous(f"{shown!r} is no address of a rendezvous", hint="http://HOST:PORT")
+        raise NoRendezvous(f"{shown!r} is not the address of a rendezvous", hint="http://HOST:PORT")
     return unquote(host), port

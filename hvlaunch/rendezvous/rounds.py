@@ -85,11 +85,11 @@ def decode(kind: type[T], value: bytes) -> T:
         fields: Any = json.loads(value)
         message = kind(**fields)
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"no {kind.__name__}: {error}") from None
+        raise ValueError(f"not a valid {kind.__name__}: {error}") from None
     wanted = kind.__annotations__
     for name, field in message._asdict().items():
         if not isinstance(field, wanted[name]) or isinstance(field, bool) is not (wanted[name] is bool):
-            raise ValueError(f"no {kind.__name__}: {name} is {field!r}")
+            raise ValueError(f"not a valid {kind.__name__}: {name} is {field!r}")
     return message
 
 

@@ -228,7 +228,7 @@ class Store:
         entry = self.read(scope, key)
         old = b"0" if entry is None else entry.value
         if _NUMBER.fullmatch(old) is None:
-            raise NotANumber(f"{scope}/{key}: the value is no number")
+            raise NotANumber(f"{scope}/{key}: the value is not a number")
         total = int(old) + amount
         if not -_INT64 <= total < _INT64:
             raise NotANumber(f"{scope}/{key}: the sum has more than 64 bits")
@@ -288,15 +288,15 @@ class Store:
             else:
                 size += len(value) - len(entry.value)
         if keys > self.limits.keys:
-            raise StoreFull(f"{_names(scope, values)}: there are {self.keys} keys already")
+            raise StoreFull(f"{_names(scope, values)}: the rendezvous is full: it has {self.keys} keys")
         if size > self.limits.total:
             raise StoreFull(
-                f"{_names(scope, values)}: {size - self.size} bytes more than the {self.limits.total} that all values may have"
+                f"{_names(scope, values)}: the rendezvous is full: it would have {size} bytes, and may have {self.limits.total}"
             )
         self.keys, self.size = keys, size
 
     def _too_large(self, scope: str, key: str, size: int) -> ValueTooLarge:
-        return ValueTooLarge(f"{scope}/{key}: {size} bytes, and a value may have {self.limits.value}")
+        return ValueTooLarge(f"{scope}/{key}: {size} bytes, but a value may have at most {self.limits.value}")
 
     def _remove(self, scope: str, place: _Scope, key: str) -> None:
         value = place.values.pop(key).value

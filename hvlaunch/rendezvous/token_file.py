@@ -50,15 +50,15 @@ def read_token_file(path: Path) -> str:
         raise BadTokenFile(error.strerror or str(error), path=path) from error
     if stat.S_ISREG(mode) and mode & (stat.S_IROTH | stat.S_IWOTH):
         raise BadTokenFile(
-            f"every user may read or write it (mode {stat.S_IMODE(mode):03o})",
+            f"every user of this machine can read or write it (mode {stat.S_IMODE(mode):03o})",
             path=path,
             hint=f"chmod 600 {path}",
         )
     token = content.decode("latin-1").strip()
     if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise BadTokenFile(
-            f"it has no token, which is one word of {_SHORTEST} ASCII characters or more",
+            f"it has no token; a token is one word of at least {_SHORTEST} ASCII characters",
             path=path,
-            hint="another FILE; a new one gets a token",
+            hint="another FILE; if there is no such file, it is made with a new token",
         )
     return token

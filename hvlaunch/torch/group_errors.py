@@ -29,7 +29,7 @@ class NotInitialized(GroupError, ValueError):
     """Something was asked that only a member of a group knows."""
 
     def __init__(self) -> None:
-        super().__init__("this process is in no group yet", hint="hvlaunch.torch.init()")
+        super().__init__("this process is not in a group yet", hint="call hvlaunch.torch.init() first")
 
 
 class AlreadyInitialized(GroupError):
@@ -37,7 +37,7 @@ class AlreadyInitialized(GroupError):
 
     def __init__(
         self,
-        hint: str = "either hvlaunch.torch.init() or torch.distributed.init_process_group(), not both",
+        hint: str = "call either hvlaunch.torch.init() or torch.distributed.init_process_group(), not both",
     ) -> None:
         super().__init__("torch.distributed has a process group already", hint=hint)
 
@@ -56,7 +56,9 @@ class NoMasterAddress(GroupError):
     def __init__(self, missing: Sequence[str], *, launcher: str, hint: str) -> None:
         what = " and ".join(missing)
         verb = "is" if len(missing) == 1 else "are"
-        super().__init__(f"started by {launcher}, and {what} {verb} not set: where is rank 0?", hint=hint)
+        super().__init__(
+            f"rank 0 can't be found: started by {launcher}, and {what} {verb} not set", hint=hint
+        )
         self.missing = tuple(missing)
 
 
@@ -65,8 +67,8 @@ class RankZeroMissing(GroupError):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
-            f"rank 0 opened no store within {seconds:g} s: it has not called init(), or hangs before it",
-            hint="look at rank 0's output; a longer init(timeout=…) where it has much to load",
+            f"rank 0 did not open its store within {seconds:g} s: it has not called init() yet, or hangs before that",
+            hint="look at rank 0's output; or a longer init(timeout=…), if it has much to load",
         )
         self.seconds = seconds
 
@@ -76,7 +78,7 @@ class RankZeroGone(GroupError):
 
     def __init__(self) -> None:
         super().__init__(
-            "rank 0 has ended, or given up, while other workers were awaited", hint="look at rank 0's output"
+            "rank 0 has ended, or has given up, before all other workers came", hint="look at rank 0's output"
         )
 
 
@@ -87,7 +89,7 @@ class RanksMissing(GroupError):
         which = f"rank {_fold(missing)}" if len(missing) == 1 else f"ranks {_fold(missing)}"
         super().__init__(
             f"{len(missing)} of {size} workers did not come within {seconds:g} s: {which}",
-            hint="look at their output; a longer init(timeout=…) where they have much to load",
+            hint="look at their output; or a longer init(timeout=…), if they have much to load",
         )
         self.missing = tuple(missing)
         self.size = size
@@ -111,7 +113,7 @@ class PortsTaken(GroupError):
 
     def __init__(self, first: int, last: int) -> None:
         super().__init__(
-            f"rank 0 can listen on none of the ports {first} to {last}", hint="a wider --worker-port-range"
+            f"none of the ports {first} to {last} is free for rank 0", hint="a wider --worker-port-range"
         )
         self.first = first
         self.last = last
@@ -122,8 +124,8 @@ class PlacesClash(GroupError):
 
     def __init__(self, ranks: tuple[int, int], local_rank: int) -> None:
         super().__init__(
-            f"ranks {ranks[0]} and {ranks[1]} both are local rank {local_rank} of one host",
-            hint="check LOCAL_RANK, and that hosts have names of their own",
+            f"ranks {ranks[0]} and {ranks[1]} have the same local rank {local_rank} on the same host",
+            hint="check LOCAL_RANK, and that no two hosts have the same name",
         )
         self.ranks = ranks
         self.local_rank = local_rank
@@ -134,9 +136,9 @@ class TooFewGPUs(GroupError):
 
     def __init__(self, local_rank: int, gpus: int, *, host: str) -> None:
         super().__init__(
-            f"local rank {local_rank} has no GPU of its own: {gpus} are visible",
+            f"there is no GPU for local rank {local_rank}: only {gpus} are visible",
             host=host,
-            hint=f"no more than {gpus} workers on this host, or init('gloo')",
+            hint=f"at most {gpus} workers on this host, or init('gloo')",
         )
         self.local_rank = local_rank
         self.gpus = gpus

@@ -185,7 +185,7 @@ class HTTPStore(Store):
                     raise _QueueEmpty(f"queue {key} is empty")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise DistStoreError(f"nobody pushed to queue {key} within {self._seconds:g} s")
+                    raise DistStoreError(f"nothing was pushed to queue {key} within {self._seconds:g} s")
                 seen = self._client.watch(self._queues, key, since=seen, timeout=left).version
 
     def queue_len(self, key: str) -> int:
@@ -218,7 +218,7 @@ def rendezvous_client(url: str | None, token: str | None) -> Client:
     if url is None:
         url = own
     if not url:
-        hint = "start this program with hvlaunch, or name the rendezvous' url"
+        hint = "start this program with hvlaunch, or give the rendezvous' url"
         raise NoRendezvous("HVLAUNCH_RENDEZVOUS is not set", hint=hint)
     return Client(url, token or _token(os.environ, of_this_job=url == own))
 
@@ -236,10 +236,12 @@ def _token(environ: Mapping[str, str], *, of_this_job: bool) -> str:
         try:
             token = Path(file).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            cause = error.strerror if isinstance(error, OSError) else "it is no text"
+            cause = error.strerror if isinstance(error, OSError) else "it is not text"
             raise NoRendezvous(f"the token file {file} can't be read: {cause}") from error
     if not token:
-        raise NoRendezvous("there is no token", hint="set HVLAUNCH_TOKEN_FILE or HVLAUNCH_TOKEN")
+        raise NoRendezvous(
+            "the rendezvous' token is not set", hint="set HVLAUNCH_TOKEN_FILE or HVLAUNCH_TOKEN"
+        )
     return token
 
 

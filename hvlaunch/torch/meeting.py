@@ -156,7 +156,7 @@ def _open(place: Place, address: str, port: int, timeout: timedelta) -> TCPStore
     try:
         return TCPStore(address, port, place.size, is_master=True, timeout=timeout, wait_for_workers=False)
     except dist.DistError as error:
-        raise StoreUnreachable(address, port, f"rank 0 can't listen there: {_first_line(error)}") from error
+        raise StoreUnreachable(address, port, f"rank 0 can't listen on it: {_first_line(error)}") from error
 
 
 def _is_torchruns() -> bool:

@@ -84,7 +84,7 @@ class _Launcher:
             for names in ((self.rank,), self.size, self.local_rank)
         )
         if rank >= size:
-            raise BadPlace(self.rank, f"there is no rank {rank} where {self.size[0]} is {size}")
+            raise BadPlace(self.rank, f"{rank} is too high, since {self.size[0]} is {size}")
         return rank, size, local_rank
 
 
@@ -107,7 +107,7 @@ def _alone(environ: Mapping[str, str]) -> Place:
     if "PMIX_RANK" in environ:
         raise BadPlace(
             "PMIX_RANK",
-            "set, but no variable says how many processes there are",
+            "it is set, but no variable has the number of processes",
             hint="set RANK, WORLD_SIZE and LOCAL_RANK",
         )
     return Place(rank=0, size=1, local_rank=0, host=socket.gethostname(), launcher="")
@@ -120,8 +120,8 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
 def _number(environ: Mapping[str, str], name: str, *, besides: str = "") -> int:
     text = environ.get(name, "")
     if not text:
-        cause = f"not set, and {besides} is" if besides else "not set"
+        cause = f"it is not set, but {besides} is" if besides else "it is not set"
         raise BadPlace(name, cause, hint=f"set {name}, or start this program with hvlaunch")
     if not (text.isascii() and text.isdigit()):
-        raise BadPlace(name, f"{text!r} is no number from 0")
+        raise BadPlace(name, f"{text!r} is not a whole number (0 or more)")
     return int(text)

@@ -20,7 +20,7 @@ def port_range(environ: Mapping[str, str]) -> range | None:
         return None
     found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
     if found is None or not 0 < int(found[1]) <= int(found[2]) < 1 << 16:
-        raise BadPlace("HVLAUNCH_WORKER_PORTS", f"{text!r} is no range of ports, FIRST-LAST")
+        raise BadPlace("HVLAUNCH_WORKER_PORTS", f"{text!r} is not a range of ports, FIRST-LAST")
     return range(int(found[1]), int(found[2]) + 1)
 
 

@@ -73,11 +73,11 @@ def _query(text: str) -> dict[str, str]:
     query = {name: values[-1] for name, values in parse_qs(text).items()}
     if "token" in query:
         raise NoRendezvous(
-            "a token is a secret, and an address is not the place for it",
+            "a token is a secret, and must not be in an address",
             hint="set HVLAUNCH_TOKEN_FILE or HVLAUNCH_TOKEN",
         )
     if unknown := sorted(query.keys() - _OWN):
-        raise NoRendezvous(f"hvlaunch:// knows no {', '.join(unknown)}", hint=_SHAPE)
+        raise NoRendezvous(f"hvlaunch:// does not know {', '.join(unknown)}", hint=_SHAPE)
     return query
 
 
@@ -86,7 +86,7 @@ def _number(query: dict[str, str], name: str, default: int | None = None) -> int
     if text is None and default is not None:
         return default
     if text is None:
-        raise BadPlace(name, "not given", hint=_SHAPE)
+        raise BadPlace(name, "it is not given", hint=_SHAPE)
     if not (text.isascii() and text.isdigit()):
-        raise BadPlace(name, f"{text!r} is no number from 0")
+        raise BadPlace(name, f"{text!r} is not a whole number (0 or more)")
     return int(text)

@@ -40,5 +40,5 @@ def test_a_wrong_token(cluster: TestHosts, tmp_path: Path) -> None:
     with rendezvous(cluster, tmp_path / "token") as options:
         agent = Agent(cluster["a"], options, {"HVLAUNCH_TOKEN": "another-token"})
         assert agent.code() == 1
-        assert "check that HVLAUNCH_TOKEN is this job's" in agent.output
+        assert "check that HVLAUNCH_TOKEN is the token of this job" in agent.output
         assert "another-token" not in agent.output

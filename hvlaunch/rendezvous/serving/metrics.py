@@ -22,7 +22,7 @@ _GAUGES = {
 _COUNTERS = {
     "dropped": "Connections ended because the client was too slow, idle, or took no answers.",
     "turned_away": "Connections ended because there were too many.",
-    "faults": "Exceptions that nobody caught; each is a fault of the server.",
+    "faults": "Exceptions that nobody caught; each is a defect of the server.",
 }
 
 

@@ -43,7 +43,7 @@ class Routes:
         about: Mapping[str, Callable[[], Answer]] | None = None,
     ) -> None:
         if not token or not probe_token:
-            raise ValueError("an empty token would let everyone in")
+            raise ValueError("a token must not be empty: it would let everyone in")
         self._horovod = horovod or HorovodScopes()
         self._store = store
         self._token = token.encode("ascii")

@@ -62,7 +62,7 @@ class Stats:
     turned_away: int
     """Connections ended because there were too many."""
     faults: int
-    """Exceptions that nobody caught; each is a fault of the server."""
+    """Exceptions that nobody caught; each is a defect of the server."""
     keys: int
     size: int
     """Bytes held, names included."""

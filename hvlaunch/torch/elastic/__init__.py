@@ -41,8 +41,8 @@ S = TypeVar("S", bound=State)
 _BEATS_PER_TIMEOUT = 10
 _BEAT_RANGE = (0.2, 5.0)
 _OWN_GROUPS = (
-    "no hvlaunch.torch.init() or init_process_group() before a function under elastic.run, which makes"
-    " its own groups, and no such function in another one"
+    "call no hvlaunch.torch.init() or init_process_group() before a function under elastic.run, which makes"
+    " its own groups; and call no such function inside another one"
 )
 
 

@@ -192,7 +192,7 @@ class _RoundPost:
                 return self._client.wait(scope, key, min(_LOOK, max(deadline - time.monotonic(), 0.0)))
             if time.monotonic() >= deadline:
                 raise RankZeroMissing(timeout)
-        raise CollectiveFailed("the round broke before rank 0 said where it is")
+        raise CollectiveFailed("the round broke before rank 0 published its address")
 
 
 def _end_collectives(sockets: GroupSockets) -> None:

@@ -153,7 +153,7 @@ class ObjectState(State):
         self._names = tuple(values)
         for name, value in values.items():
             if hasattr(self, name):
-                raise ValueError(f"a state has a {name} of its own; another name is needed")
+                raise ValueError(f"the name {name!r} is one of a state's own; choose another")
             setattr(self, name, value)
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: the attributes are the user's

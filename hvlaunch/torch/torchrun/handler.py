@@ -93,7 +93,7 @@ class Handler(RendezvousHandler):
             except RoundOver as error:
                 _LOG.info("round %d: %s", place.round, error)
             except DistStoreError as error:
-                raise RendezvousTimeoutError(f"rank 0 has opened no store: {error}") from error
+                raise RendezvousTimeoutError(f"rank 0 has not opened its store: {error}") from error
 
     def is_closed(self) -> bool:
         """Whether the job has ended, as far as this node knows."""
@@ -121,7 +121,7 @@ class Handler(RendezvousHandler):
         try:
             self._leave(outcome)
         except (RendezvousError, ClientError) as problem:
-            _LOG.warning("the rendezvous could not be told that this node leaves: %s", problem)
+            _LOG.warning("this node could not tell the rendezvous that it leaves: %s", problem)
             return False
         return True
 
@@ -150,8 +150,8 @@ class Handler(RendezvousHandler):
         if isinstance(step, Late):
             came = ", ".join(node.partition("/")[0] for node in step.came)
             return RendezvousTimeoutError(
-                f"no place in the job {self.get_run_id()} within {limits.join:g} s: "
-                f"{limits.min_nodes} nodes are needed, and these wait: {came}"
+                f"job {self.get_run_id()} did not start within {limits.join:g} s: "
+                f"it needs {limits.min_nodes} nodes, and only these came: {came}"
             )
         if step.outcome == "done" and not failed_here:
             return SystemExit(0)
@@ -185,7 +185,7 @@ class Handler(RendezvousHandler):
             )
         except (DistError, ValueError) as error:
             raise RendezvousConnectionError(
-                f"no TCPStore can be opened at this node's address {address}; try --local-addr: {error}"
+                f"a TCPStore can't be opened at this node's address {address}: {error}; try: --local-addr"
             ) from error
         self._client.put(scope, _STORE, json.dumps([address, self._workers_store.port]).encode())
 

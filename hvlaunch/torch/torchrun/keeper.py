@@ -169,7 +169,7 @@ class Keeper:
                 RendezvousStateError,
             ) as error:
                 if reached and not self._stopped.is_set():
-                    _LOG.warning("%s; the workers go on, and it is tried again", error)
+                    _LOG.warning("%s; the workers go on, and the rendezvous is tried again", error)
                 reached = False
                 self._stopped.wait(self._interval)
         self._client.close()
@@ -185,7 +185,7 @@ class Keeper:
         signs = self._client.get_many(self._backend.scope, [_sign_of(other) for other in others])
         lost = self._leases.look(dict(zip(others, signs, strict=True)), self._clock())
         if lost:
-            _LOG.warning("lost, since it gave no sign of life any more: node %s", ", node ".join(lost))
+            _LOG.warning("lost, because its signs of life stopped: node %s", ", node ".join(lost))
             self._change(lambda state: None if state is None else left(state, lost))
             self._forget(lost)
 

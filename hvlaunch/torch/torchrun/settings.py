@@ -94,7 +94,7 @@ class _Conf:
         except ValueError:
             value = float("nan")
         if not least <= value < float("inf"):
-            raise ValueError(f"--rdzv-conf {key}={text} is no number of seconds from {least:g} on")
+            raise ValueError(f"--rdzv-conf {key}={text} is not a number of seconds ({least:g} or more)")
         return value
 
     def count(self, key: str, default: int) -> int:
@@ -102,14 +102,14 @@ class _Conf:
         if text is None:
             return default
         if not text.isdecimal() or not int(text):
-            raise ValueError(f"--rdzv-conf {key}={text} is no number from 1 on")
+            raise ValueError(f"--rdzv-conf {key}={text} is not a whole number (1 or more)")
         return int(text)
 
     def reject_rest(self) -> None:
         unknown = sorted(set(self._config) - self._known)
         if unknown:
             known = ", ".join(sorted(self._known - _TORCHS))
-            raise ValueError(f"--rdzv-conf has {', '.join(unknown)}, and this backend knows {known}")
+            raise ValueError(f"--rdzv-conf has {', '.join(unknown)}, but this backend knows only {known}")
 
 
 def _place(endpoint: str) -> tuple[str, int]:
@@ -134,9 +134,9 @@ def _token(file: str | None, environ: Mapping[str, str]) -> str:
     token = environ.get("HVLAUNCH_TOKEN", "")
     if not token:
         ways = "--rdzv-conf token_file=FILE, HVLAUNCH_TOKEN_FILE or HVLAUNCH_TOKEN"
-        raise ValueError(f"the rendezvous wants the job's token, by {ways}")
+        raise ValueError(f"the rendezvous needs the job's token; set {ways}")
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError("HVLAUNCH_TOKEN is no token, which is one word of printable ASCII characters")
+        raise ValueError("HVLAUNCH_TOKEN must be one word of printable ASCII characters")
     return token
 
 

@@ -13,7 +13,7 @@ from tests.ipv6 import has_ipv6
 
 RUN = "from hvlaunch.cli.rendezvous import script; script()"
 IGNORE = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
-NO_TOKEN = "it has no token, which is one word of 16 ASCII characters or more; try: another FILE; a new one gets a token"
+NO_TOKEN = "it has no token; a token is one word of at least 16 ASCII characters; try: another FILE; if there is no such file, it is made with a new token"
 NOT_OURS = "can't listen on 192.0.2.1 port 0: Cannot assign requested address"
 
 
@@ -108,7 +108,7 @@ def test_ipv6(start, tmp_path, bind):
         ("--token-file t --frob", "unrecognized arguments: --frob; try: hvlaunch-rendezvous --help"),
         ("--token-file none/t", "token file none/t: No such file or directory"),
         ("--token-file .", "token file .: Is a directory"),
-        ("--token-file open", "token file open: every user may read or write it (mode 644); try: chmod 600 open"),
+        ("--token-file open", "token file open: every user of this machine can read or write it (mode 644); try: chmod 600 open"),
         ("--token-file short", f"token file short: {NO_TOKEN}"),
         ("--token-file two", f"token file two: {NO_TOKEN}"),
         ("--token-file good --bind 192.0.2.1:0", f"the rendezvous {NOT_OURS}; try: another port"),

@@ -133,7 +133,9 @@ def words(line):
 def test_the_command_line(launcher, lines, case):
     request = Request(program=launcher.program, command=("train", "x y"), rankfile="/erf", **CASES[case])
     if lines[case] is None:
-        with pytest.raises(BadUsage, match=r"without ssh|--binding-args"):
+        with pytest.raises(
+            BadUsage, match=r"does not use ssh, so flags for ssh can't be used|--binding-args can't be used"
+        ):
             build(launcher, request)
         return
     assert build(launcher, request).argv == (launcher.program, *words(lines[case]), "train", "x y")
@@ -152,7 +154,7 @@ def test_no_flag_of_an_older_open_mpi_is_used_with_5():
 @pytest.mark.parametrize("kind", [Kind.MPICH, Kind.MVAPICH, Kind.INTEL])
 def test_hydra_takes_one_interface(kind):
     request = Request(program="mpirun", command=("train",), hosts=(("a", 1),), interfaces=("ib0", "eth0"))
-    with pytest.raises(BadUsage, match="one network interface, and these are ib0, eth0"):
+    with pytest.raises(BadUsage, match="takes only one network interface, not ib0, eth0"):
         build(Launcher(kind, (), "mpirun"), request)
 
 
@@ -181,7 +183,7 @@ def test_variables_for_the_launcher_itself():
 
 
 def test_a_word_for_ssh_with_a_space_is_an_error():
-    with pytest.raises(BadUsage, match="none can have a space"):
+    with pytest.raises(BadUsage, match="must not have a space"):
         build(
             LAUNCHERS[0][0],
             Request(program="mpirun", command=("t",), hosts=(("a", 1),), identity="/my keys/k"),

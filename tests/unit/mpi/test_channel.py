@@ -113,7 +113,7 @@ def test_closing_ends_a_read(crew):
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "said"), [(3, 3, ", and itself with code 3"), (None, 69, ""), (0, 69, "")]
+    ("status", "code", "said"), [(3, 3, ", and then ended with exit code 3"), (None, 69, ""), (0, 69, "")]
 )
 def test_the_end_by_the_launcher_comes_behind_what_was_said_before(status, code, said):
     with closing(Crew(status)) as crew:

@@ -115,7 +115,7 @@ def test_unknown_is_an_error_that_says_what_was_found(said, shown):
     with pytest.raises(UnknownLauncher) as caught:
         detect("mpirun", lambda _: said)
     assert shown in str(caught.value)
-    assert "known are Open MPI, IBM Spectrum MPI, MPICH, Intel MPI, MVAPICH" in str(caught.value)
+    assert "hvlaunch knows Open MPI, IBM Spectrum MPI, MPICH, Intel MPI, MVAPICH" in str(caught.value)
     assert caught.value.said == said
 
 

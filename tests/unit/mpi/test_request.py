@@ -29,7 +29,7 @@ def test_only_the_hosts_in_use():
     assert counted(spec(Host("a"), slots_per_host=3)) == (("a", 3),)
     with pytest.raises(NotEnoughSlots):
         counted(spec(*hosts, np=9))
-    with pytest.raises(BadUsage, match="host a: a launcher must be told how many slots there are"):
+    with pytest.raises(BadUsage, match="host a: a launcher needs the number of slots"):
         counted(spec(Host("a")))
 
 
@@ -59,9 +59,9 @@ def test_all_that_was_said():
 @pytest.mark.parametrize(
     ("one", "other", "what"),
     [
-        ({"port": 1}, {"port": 2}, r"port differs \(1, 2\)"),
-        ({"user": "x"}, {}, r"user differs \(none, x\)"),
-        ({"identity": "/k"}, {}, "identity differs"),
+        ({"port": 1}, {"port": 2}, r"one port for all hosts, and theirs differ \(1, 2\)"),
+        ({"user": "x"}, {}, r"one user for all hosts, and theirs differ \(none, x\)"),
+        ({"identity": "/k"}, {}, "one identity for all hosts, and theirs differ"),
     ],
 )
 def test_what_holds_for_one_host_alone_is_an_error(one, other, what):
@@ -78,5 +78,5 @@ def test_an_address_is_an_error_that_says_how_else():
 def test_the_interpreter():
     assert remote_python(spec(Host("a", slots=1))) is None
     assert remote_python(spec(Host("a", slots=1), remote_python="/p")) == "/p"
-    with pytest.raises(BadUsage, match="python differs"):
+    with pytest.raises(BadUsage, match="one python for all hosts, and theirs differ"):
         remote_python(spec(Host("a", slots=1, python="/q"), Host("b", slots=1), remote_python="/p"))

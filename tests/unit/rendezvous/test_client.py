@@ -280,7 +280,7 @@ def test_a_missing_variable_is_named(missing, value):
      "http://u:p@a:1", "http://[::1:1", "http://::1:1", "http://a:1?x=1", "http://a:1#x"],
 )  # fmt: skip
 def test_what_is_no_address_of_a_rendezvous(url):
-    with pytest.raises(NoRendezvous, match="is no address of a rendezvous; try: http://HOST:PORT"):
+    with pytest.raises(NoRendezvous, match="is not the address of a rendezvous; try: http://HOST:PORT"):
         Client(url, TOKEN)
 
 

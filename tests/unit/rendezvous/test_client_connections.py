@@ -188,7 +188,7 @@ def test_a_value_that_is_too_large(server, client):
 def test_a_full_store(server, client):
     for number in range(50):
         client.put("s", str(number), b"")
-    with pytest.raises(StoreFull, match="there are 50 keys already"):
+    with pytest.raises(StoreFull, match="the rendezvous is full: it has 50 keys"):
         client.put("s", "one more", b"")
 
 

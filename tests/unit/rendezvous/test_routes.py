@@ -152,7 +152,7 @@ def test_what_the_store_refuses_has_a_status_and_says_why(ask):
     ask("PUT", "/s/2", b"")
     answer = ask("PUT", "/s/3", b"")
     assert answer.status == 507
-    assert answer.body == b"s/3: there are 2 keys already\n"
+    assert answer.body == b"s/3: the rendezvous is full: it has 2 keys\n"
 
 
 @pytest.mark.parametrize("query", ["", "?wait=0", "?wait=5", "?wait=0.25"])

@@ -84,7 +84,7 @@ def test_a_refused_put_changes_nothing_and_wakes_nobody():
     store.put("s", "k", b"old")
     told = []
     store.when_set("s", "k", told.append)
-    with pytest.raises(ValueTooLarge, match="s/k: 5 bytes, and a value may have 4"):
+    with pytest.raises(ValueTooLarge, match="s/k: 5 bytes, but a value may have at most 4"):
         store.put("s", "k", b"large")
     assert store.get("s", "k") == b"old"
     assert told == []
@@ -93,9 +93,9 @@ def test_a_refused_put_changes_nothing_and_wakes_nobody():
 def test_a_full_store_still_takes_smaller_values_for_the_keys_it_has():
     store = Store(StoreLimits(total=10, keys=1))
     store.put("s", "k", b"12345678")
-    with pytest.raises(StoreFull, match="there are 1 keys already"):
+    with pytest.raises(StoreFull, match="the rendezvous is full: it has 1 keys"):
         store.put("s", "other", b"")
-    with pytest.raises(StoreFull, match="more than the 10"):
+    with pytest.raises(StoreFull, match="the rendezvous is full: it would have 11 bytes, and may have 10"):
         store.put("s", "k", b"123456789")
     store.put("s", "k", b"1")
     assert store.get("s", "k") == b"1"

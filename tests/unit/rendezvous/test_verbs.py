@@ -106,7 +106,7 @@ def test_add(ask, store):
     assert ask("POST", "add/s/k", b"-07") == Answer(200, b"-2")
     assert store.get("s", "k") == b"-2"
     store.put("s", "k", b"five")
-    assert ask("POST", "add/s/k", b"1") == Answer(409, b"s/k: the value is no number\n")
+    assert ask("POST", "add/s/k", b"1") == Answer(409, b"s/k: the value is not a number\n")
     assert ask("POST", "add/s/huge", b"9" * 19).status == 409
 
 

@@ -50,7 +50,7 @@ def test_what_is_missing_is_named(rendezvous, monkeypatch):
     with pytest.raises(NoRendezvous, match="HVLAUNCH_RENDEZVOUS is not set"):
         HTTPStore()
     with pytest.raises(
-        NoRendezvous, match="there is no token; try: set HVLAUNCH_TOKEN_FILE or HVLAUNCH_TOKEN"
+        NoRendezvous, match="the rendezvous' token is not set; try: set HVLAUNCH_TOKEN_FILE or HVLAUNCH_TOKEN"
     ):
         HTTPStore(rendezvous[0])
     monkeypatch.setenv("HVLAUNCH_TOKEN_FILE", "/no/such/file")

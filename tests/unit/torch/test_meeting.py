@@ -95,7 +95,7 @@ def test_ranks_that_do_not_come_are_named(rendezvous):
 
 
 def test_a_rank_0_that_does_not_come_is_named(rendezvous):
-    with pytest.raises(RankZeroMissing, match="rank 0 opened no store within 1 s"):
+    with pytest.raises(RankZeroMissing, match="rank 0 did not open its store within 1 s"):
         meet(place(1, 2, number=34), SHORT, Client(*rendezvous))
 
 
@@ -136,7 +136,7 @@ def test_a_missing_address_is_named_with_what_to_do(launcher, port, missing, hin
 def test_a_taken_master_port_is_an_error_of_rank_0():
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(StoreUnreachable, match=f"port {port}: rank 0 can't listen there"):
+        with pytest.raises(StoreUnreachable, match=f"port {port}: rank 0 can't listen on it"):
             meet(place(0, 2, launcher="torchrun", port=port), LONG, None)
 
 
@@ -167,7 +167,7 @@ def test_a_range_whose_ports_are_taken_is_an_error():
 
 @pytest.mark.parametrize("text", ["http", "5-", "9-5", "0-5", "1-70000", "1-2-3"])
 def test_what_is_no_range_of_ports_is_an_error(text):
-    with pytest.raises(BadPlace, match="no range of ports"):
+    with pytest.raises(BadPlace, match="is not a range of ports"):
         port_range({"HVLAUNCH_WORKER_PORTS": text})
 
 

@@ -110,20 +110,20 @@ def test_torchrun_inside_a_worker_of_hvlaunch_is_nearer(inner):
 @pytest.mark.parametrize(
     ("environ", "name", "text"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE", "variable WORLD_SIZE: not set, and RANK is"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK", "variable LOCAL_RANK: not set, and RANK is"),
+        ({"RANK": "0"}, "WORLD_SIZE", "variable WORLD_SIZE: it is not set, but RANK is"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK", "variable LOCAL_RANK: it is not set, but RANK is"),
         (
             {"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
             "RANK",
-            "variable RANK: 'x' is no number from 0",
+            "variable RANK: 'x' is not a whole number (0 or more)",
         ),
         (
             {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
             "RANK",
-            "there is no rank 2 where WORLD_SIZE is 2",
+            "variable RANK: 2 is too high, since WORLD_SIZE is 2",
         ),
-        ({"PMIX_RANK": "0"}, "PMIX_RANK", "no variable says how many processes there are"),
-        ({**HVLAUNCH, "MASTER_PORT": "http"}, "MASTER_PORT", "'http' is no number from 0"),
+        ({"PMIX_RANK": "0"}, "PMIX_RANK", "it is set, but no variable has the number of processes"),
+        ({**HVLAUNCH, "MASTER_PORT": "http"}, "MASTER_PORT", "'http' is not a whole number (0 or more)"),
     ],
 )
 def test_half_a_place_is_an_error_that_names_the_variable(environ, name, text):

@@ -70,11 +70,11 @@ def test_from_anywhere_by_address_rank_and_size(rendezvous, monkeypatch):
         (
             "hvlaunch://a:1?rank=0",
             BadPlace,
-            "world_size: not given; try: hvlaunch:// in a worker of hvlaunch",
+            "world_size: it is not given; try: hvlaunch:// in a worker of hvlaunch",
         ),
-        ("hvlaunch://a:1?rank=x&world_size=1", BadPlace, "'x' is no number"),
+        ("hvlaunch://a:1?rank=x&world_size=1", BadPlace, "'x' is not a whole number"),
         ("hvlaunch://a:1?rank=0&world_size=1&token=t", NoRendezvous, "a token is a secret"),
-        ("hvlaunch://a:1?rank=0&world_size=1&scop=t", NoRendezvous, "knows no scop"),
+        ("hvlaunch://a:1?rank=0&world_size=1&scop=t", NoRendezvous, "does not know scop"),
         (
             "hvlaunch://",
             NoRendezvous,

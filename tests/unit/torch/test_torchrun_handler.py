@@ -210,7 +210,7 @@ def test_jobs_with_other_run_ids_do_not_meet(nodes):
 
 
 def test_too_few_nodes_in_time(nodes):
-    with pytest.raises(RendezvousTimeoutError, match=r"2 nodes are needed, and these wait: 127\.0\.0\.1$"):
+    with pytest.raises(RendezvousTimeoutError, match=r"it needs 2 nodes, and only these came: 127\.0\.0\.1$"):
         nodes.make(least=2, join=0.2).next_rendezvous()
 
 

@@ -65,13 +65,18 @@ def test_no_text_of_the_settings_has_the_token():
         ("host:99999", {}, TOKEN, "is not HOST:PORT"),
         ("user@host:80", {}, TOKEN, "is not HOST:PORT"),
         ("http://host:80", {}, TOKEN, "is not HOST:PORT"),
-        ("host:80", {"join_timeout": "soon"}, TOKEN, "join_timeout=soon is no number of seconds"),
-        ("host:80", {"join_timeout": "-1"}, TOKEN, "join_timeout=-1 is no number of seconds"),
-        ("host:80", {"keep_alive_max_attempt": "0"}, TOKEN, "keep_alive_max_attempt=0 is no number"),
-        ("host:80", {"tokenfile": "x"}, TOKEN, "has tokenfile, and this backend knows join_timeout,"),
+        ("host:80", {"join_timeout": "soon"}, TOKEN, "join_timeout=soon is not a number of seconds"),
+        ("host:80", {"join_timeout": "-1"}, TOKEN, "join_timeout=-1 is not a number of seconds"),
+        ("host:80", {"keep_alive_max_attempt": "0"}, TOKEN, "keep_alive_max_attempt=0 is not a whole number"),
+        ("host:80", {"tokenfile": "x"}, TOKEN, "has tokenfile, but this backend knows only join_timeout,"),
         ("host:80", {"token_file": "/nowhere"}, TOKEN, "token file /nowhere: No such file"),
-        ("host:80", {}, {}, "the rendezvous wants the job's token, by --rdzv-conf token_file=FILE"),
-        ("host:80", {}, {"HVLAUNCH_TOKEN": "two words"}, "HVLAUNCH_TOKEN is no token"),
+        ("host:80", {}, {}, "the rendezvous needs the job's token; set --rdzv-conf token_file=FILE"),
+        (
+            "host:80",
+            {},
+            {"HVLAUNCH_TOKEN": "two words"},
+            "HVLAUNCH_TOKEN must be one word of printable ASCII",
+        ),
     ],
 )
 def test_a_mistake_is_told_with_the_settings_name(endpoint, conf, environ, told):
@@ -107,5 +112,5 @@ def test_the_endpoint_is_a_host_and_a_port(endpoint, url):
 def test_a_token_that_others_may_read_is_not_taken(tmp_path):
     (tmp_path / "token").write_text("conf-token-of-the-job\n")
     (tmp_path / "token").chmod(0o644)
-    with pytest.raises(ValueError, match="every user may read"):
+    with pytest.raises(ValueError, match="every user of this machine can read"):
         Settings.of(parameters(token_file=str(tmp_path / "token")), {})

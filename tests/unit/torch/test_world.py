@@ -147,7 +147,7 @@ def test_ranks_that_claim_the_same_place_are_named_and_leave_no_group(environmen
     def work(rank):
         environment(rank, 45, "ab")
         os.environ["HVLAUNCH_HOST"] = "the same"
-        with pytest.raises(PlacesClash, match="ranks 0 and 1 both are local rank 0 of one host"):
+        with pytest.raises(PlacesClash, match="ranks 0 and 1 have the same local rank 0 on the same host"):
             hvt.init(timeout=60)
         return dist.is_initialized(), hvt.is_initialized()
 
@@ -187,7 +187,7 @@ def test_one_process_without_a_launcher_is_a_group_of_one(monkeypatch):
 )
 def test_before_init_everything_says_so(ask):
     assert not hvt.is_initialized()
-    with pytest.raises(NotInitialized, match=r"try: hvlaunch\.torch\.init\(\)") as error:
+    with pytest.raises(NotInitialized, match=r"try: call hvlaunch\.torch\.init\(\)") as error:
         ask()
     assert isinstance(error.value, RuntimeError)
     assert isinstance(error.value, ValueError)  # what torch raises then
@@ -256,5 +256,5 @@ def test_a_worker_keeps_its_device_when_its_local_rank_changes(monkeypatch):
 def test_nccl_without_a_gpu_for_each_is_an_error_that_counts_them(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(TooFewGPUs, match="host a: local rank 2 has no GPU of its own: 2 are visible"):
+    with pytest.raises(TooFewGPUs, match="host a: there is no GPU for local rank 2: only 2 are visible"):
         choose_device(place(2, 4, 2), "nccl")
