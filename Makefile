@@ -16,7 +16,7 @@ HOST_TEST_JOBS ?= 4
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint format clean system-packages
+.PHONY: help demo test lint format clean pythons system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -24,9 +24,12 @@ help: ## list the targets
 demo: $(VENV)/.installed-examples ## train the digits example with 2 workers on this machine
 	PATH="$(abspath $(BIN)):$$PATH" hvlaunch -np 2 python examples/ddp_digits.py
 
-test: system-packages lint ## install what the tests need, then lint and run all tests
+test: system-packages lint pythons ## install what the tests need, then lint and run all tests
 	$(BIN)/pytest -n $(TEST_JOBS) --ignore=tests/cluster
 	$(BIN)/pytest -n $(HOST_TEST_JOBS) --dist loadgroup tests/cluster
+
+pythons: $(VENV)/.installed-dev ## fetch other Pythons, which hosts may have and the agent is tested on
+	$(BIN)/python -m tests.pythons 3.8 3.14 3.15
 
 lint: $(VENV)/.installed-dev ## ruff, mypy, the layers, the agent's Python 3.8, spelling
 	$(BIN)/ruff check .

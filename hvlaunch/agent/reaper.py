@@ -11,7 +11,7 @@ import errno
 import os
 import time
 
-from hvlaunch.agent.quick import signal
+from hvlaunch.agent.quick import prctl, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,23 +26,8 @@ _LONGEST_PAUSE = 0.05
 
 def adopt_descendants() -> Optional[str]:
     """Make this process the parent of its orphaned descendants; say why where the kernel can't."""
-    try:
-        import _ctypes  # noqa: PLC0415 (the module above it, which tells errors too, takes 2 ms more on every host)
-
-        prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]  # None is this program
-        if _ctypes.call_function(prctl, (_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0:
-            return None
-    except (ImportError, AttributeError, TypeError, OSError):
-        pass
-    try:
-        import ctypes  # noqa: PLC0415 (some builds of Python have none)
-
-        libc = ctypes.CDLL(None, use_errno=True)
-    except (ImportError, OSError) as error:
-        return "no ctypes: %s" % error
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0:
-        return None
-    return "prctl(PR_SET_CHILD_SUBREAPER): " + os.strerror(ctypes.get_errno())
+    trouble = prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    return trouble and "PR_SET_CHILD_SUBREAPER: " + trouble
 
 
 def children() -> List[int]:

@@ -9,19 +9,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 
 from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import Sieve
 from hvlaunch.gloo.driver.bundle import agent_command, bundle
+from tests import pythons
 
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
 
-__all__ = ["PATIENCE", "AgentProcess", "Hunt", "has_ended", "python", "until"]
+__all__ = ["PATIENCE", "AgentProcess", "Hunt", "has_ended", "interpreter", "python", "until"]
 
 PATIENCE = 60.0
 """Seconds after which a condition that a test waits for has failed."""
@@ -30,6 +33,15 @@ PATIENCE = 60.0
 def python(code: str, *args: str) -> list[str]:
     """The command of a worker that runs `code`."""
     return [sys.executable, "-I", "-S", "-c", code, *args]
+
+
+@cache
+def interpreter(version: str) -> str:
+    """The path of a Python of this version; the test is skipped where there is none."""
+    path = pythons.find(version)
+    if path is None:
+        pytest.skip(f"no Python {version} here (`make pythons` fetches what can be had)")
+    return path
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:

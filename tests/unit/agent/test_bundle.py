@@ -15,7 +15,7 @@ from hvlaunch.agent.pieces import Sieve
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.driver import bundle as bundles
 from hvlaunch.gloo.driver.bundle import NO_PYTHON, agent_command, bundle, python_candidates
-from tests.unit.agent.harness import AgentProcess
+from tests.unit.agent.harness import AgentProcess, interpreter
 
 Launch = Callable[..., AgentProcess]
 CONFIG = {"grace": 0.2, "lease": 60.0, "window": 1 << 20}
@@ -298,16 +298,7 @@ def test_the_start_imports_little() -> None:
     assert not imported & heavy
 
 
-def interpreter(version: str) -> str:
-    """A Python of this version that works (pyenv's shims are there without one)."""
-    installed = Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")
-    for path in [*map(str, installed), shutil.which(f"python{version}")]:
-        if path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return path
-    pytest.skip(f"no Python {version} here")
-
-
-@pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"])
 def test_the_agent_runs_on_every_python_from_the_oldest_promised(launch: Launch, version: str) -> None:
     agent = launch(candidates=[interpreter(version)])
     assert agent.hello()["facts"]["python"].startswith(f"{version}.")

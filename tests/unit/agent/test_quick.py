@@ -1,5 +1,6 @@
-"""The quick halves of json, signal and socket do what the whole ones do."""
+"""The quick halves of json, signal and socket do what the whole ones do, on every Python that a host may have."""
 
+import ast
 import json
 import socket
 import subprocess
@@ -12,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvlaunch.agent import quick
+from tests.unit.agent.harness import interpreter
 
+ROOT = Path(__file__).parents[3]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -58,11 +61,14 @@ def test_another_python_has_the_whole_modules(json_below: str) -> None:
         "sys.modules['_socket'] = sys.modules['_signal'] = None\n"
         "sys.modules['signal'] = sys.modules['socket'] = sys\n"  # they are made of those two
         f"import json; sys.modules['_json'] = {json_below}\n"
-        f"sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
         "from hvlaunch.agent import quick\n"
         "assert quick.signal is quick.socket is sys and quick.json is json\n"
         "assert quick.loads(quick.dumps({'a': [1, None]})) == {'a': [1, None]}\n"
         "assert quick.dumps([1, 2]) == '[1,2]'\n"
+        "try: quick.loads('[NaN]')\n"
+        "except ValueError: pass\n"
+        "else: raise AssertionError('a NaN was read')\n"
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -81,3 +87,44 @@ def test_an_accepted_connection_is_a_socket() -> None:
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (15, "SIGTERM"), (200, "signal 200")])
 def test_signals_have_names(number: int, name: str) -> None:
     assert quick.signal_name(number) == name
+
+
+def test_prctl_tells_what_is_wrong() -> None:
+    assert quick.prctl(-1, 0) == "prctl: Invalid argument"
+
+
+SOME_JSON = [None, True, -1, 1e300, "", "\x00\x7fé\u2028😀", [], {}, {"a": [1, {"": None}]}, [[["x"]]], 2**70]
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"])
+def test_every_python_from_the_oldest_promised_has_the_quick_ways_and_they_work(version: str) -> None:
+    program = Path(__file__).with_name("on_a_host.py")
+    done = subprocess.run(
+        [interpreter(version), "-I", "-S", "-X", "utf8", str(program), str(ROOT)],
+        input="\n".join(map(json.dumps, SOME_JSON)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"json": True, "signal": True, "socket": True}
+
+
+def private_names(module: Path) -> set[str]:
+    """The names of others that begin with an underscore, and that it imports, or asks something else for."""
+    found = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            found.update([node.module or "", *names] if isinstance(node, ast.ImportFrom) else names)
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") not in ("self", "cls", "os"):
+            found.add(node.attr)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def test_the_private_names_of_cpython_are_here_alone() -> None:
+    found = {file.name: private_names(file) for file in (ROOT / "hvlaunch" / "agent").glob("*.py")}
+    assert {"_json", "_socket", "_signal", "_collections", "_ctypes", "_accept"} <= found.pop("quick.py")
+    assert found.pop("boot.py") == {"_frozen_importlib_external"}  # before anything can be imported
+    assert found.pop("greeting.py") == {"_thread"}  # which Python's documentation has
+    assert {name for names in found.values() for name in names} == set()

@@ -1,0 +1,85 @@
+"""Runs on any Python that a host may have, 3.8 included: what the agent takes of CPython's privates does its work there.
+
+`on_a_host.py ROOT`, where ROOT has hvlaunch; stdin has JSON values, one a line. Prints a JSON object: whether
+the quick ways are the ones that were taken.
+"""
+
+import json
+import socket
+import sys
+
+sys.path.insert(0, sys.argv[1])
+
+from hvlaunch.agent import quick, selector
+from hvlaunch.agent.frames import Decoder, encode
+from hvlaunch.agent.pieces import Cutter, Sieve
+
+PR_SET_CHILD_SUBREAPER = 36
+BROKEN = ("", " ", "nul", "{", '{"a":}', "[1", '"a', "1 2", "NaN", "-Infinity", "{}x", '{"a" 1}', "\x00")
+
+
+def refuses(error, call, *args):
+    try:
+        call(*args)
+    except error:
+        return True
+    return False
+
+
+def check_json(values):
+    for value in values:
+        text = quick.dumps(value)
+        assert text == json.dumps(value, separators=(",", ":")), text
+        assert quick.loads(text) == quick.loads(json.dumps(value)) == value, value
+    for text in BROKEN:
+        assert refuses(ValueError, quick.loads, text), text
+    assert refuses(RecursionError, quick.loads, "[" * 1_000_000)
+    assert refuses(TypeError, quick.dumps, {"a": b"bytes"})
+
+
+def check_frames(values):
+    frames = [({"type": "x", "value": value}, b"\n" * size) for size, value in enumerate(values)]
+    data = b"".join(b"noise" + piece for piece in Cutter().cut(b"".join(encode(*frame) for frame in frames)))
+    for step in (1, 7, len(data)):
+        noise, back = [], []
+        decoder, sieve = Decoder(), Sieve(noise.append)
+        for start in range(0, len(data), step):
+            back += decoder.feed(sieve.feed(data[start : start + step]))
+        assert back == frames, step
+        assert set(b"".join(noise)) == set(b"noise")
+
+
+def check_sockets():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        raw = quick.socket.socket(fileno=listener.detach())
+        client = socket.create_connection(raw.getsockname())
+        connection = quick.accept(raw)
+        heard = []
+        watch = selector.Selector()
+        watch.register(connection, selector.READ, lambda: heard.append(connection.recv(5)))
+        client.sendall(b"hello")
+        for call, _ in watch.select(30):
+            call()
+        assert heard == [b"hello"], heard
+        for end in (client, connection, raw):
+            end.close()
+
+
+def check_process():
+    assert quick.signal_name(15) == "SIGTERM"
+    assert quick.signal_name(200) == "signal 200"
+    assert quick.prctl(PR_SET_CHILD_SUBREAPER, 1) is None
+    assert quick.prctl(-1, 0) == "prctl: Invalid argument"
+
+
+values = [json.loads(line) for line in sys.stdin]
+check_json(values)
+check_frames(values)
+check_sockets()
+check_process()
+taken = {
+    "json": not hasattr(quick, "json"),
+    "signal": quick.signal.__name__ == "_signal",
+    "socket": quick.socket.__name__ == "_socket",
+}
+sys.stdout.write(json.dumps(taken))
