@@ -20,6 +20,7 @@ __all__ = [
     "BadUsage",
     "ChannelGarbled",
     "ConnectFailed",
+    "Defect",
     "DiscoveryFailed",
     "GaveUp",
     "HostError",
@@ -284,6 +285,10 @@ class WorkingDirectoryMissing(HostError):
     @property
     def problem(self) -> Problem:
         return super().problem._replace(path=self.path)
+
+
+class Defect(HvlaunchError):
+    """A fault of hvlaunch itself, which ends the job."""
 
 
 class HostsFailed(HvlaunchError):

@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hvlaunch.errors import BadUsage, NotEnoughSlots
 from hvlaunch.job import Host
 
-__all__ = ["Placement", "Seat", "needed", "place", "seats", "slots_of"]
+__all__ = ["Launch", "Placement", "Seat", "needed", "place", "seats", "slots_of"]
 
 Seat = tuple[str, int]
 """A host and a slot there."""
@@ -28,6 +29,22 @@ class Placement:
     """Index of the host among those in use."""
     group_size: int
     """How many hosts are in use."""
+
+
+class Launch(NamedTuple):
+    """Who sits where: a worker in a slot of its place's host, before which the slot had `start` others."""
+
+    slot: int
+    start: int
+    place: Placement
+
+    @property
+    def host(self) -> str:
+        return self.place.host
+
+    @property
+    def seat(self) -> Seat:
+        return self.place.host, self.slot
 
 
 def place(slots: Sequence[tuple[str, int]], np: int | None = None) -> list[Placement]:
@@ -114,7 +131,7 @@ def seats(hosts: Iterable[tuple[str, Sequence[int]]]) -> dict[Seat, Placement]:
     if not chosen:
         return {}
     by_local_rank = {
-        (one.host, one.local_rank): one for one in place([(host, len(slots)) for host, slots in chosen])
+        (at.host, at.local_rank): at for at in place([(host, len(slots)) for host, slots in chosen])
     }
     found: dict[Seat, Placement] = {}
     for host, slots in chosen:

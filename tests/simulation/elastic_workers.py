@@ -86,7 +86,7 @@ class Workers:
         if host.link != "ready" or not host.is_up:
             return
         new = []
-        for place, slot, count in zip(start.places, start.slots, start.starts, strict=True):
+        for slot, count, place in start.launches:
             if host.refusals:
                 host.refusals -= 1
                 refused = on.WorkerNotStarted(host.name, start.round, slot, 127, "no such command", count)
@@ -162,11 +162,11 @@ class Workers:
         self._world.at(self._world.delay(), told)
 
     def _place(self, action: do.Assign) -> None:
-        one = self.find(action.host, action.slot, action.start)
+        one = self.find(*action.launch.seat, action.launch.start)
         if one is None:
             return
         self.rounds.setdefault(action.round, []).append(one)
-        one.place, one.last_round = action.place, action.round
+        one.place, one.last_round = action.launch.place, action.round
 
         def told(one: Process) -> None:
             if one.last_round == action.round and one.is_waiting:
@@ -176,7 +176,7 @@ class Workers:
                 if action.round in self.broken:
                     self._leave(one, action.round)
 
-        self._when_told(action.host, action.slot, action.start, told)
+        self._when_told(*action.launch.seat, action.launch.start, told)
         if self.kills_while_placing:
             self.kills_while_placing -= 1
             self.end(one, None, signal.SIGKILL)

@@ -12,6 +12,7 @@ from hvlaunch.errors import (
     NotEnoughSlotsInTime,
 )
 from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine.life import State
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobResult
 
@@ -43,7 +44,9 @@ class Invariants:
         if self.world.kind == "unmodified":
             starts = [action for action in wanted if isinstance(action, do.Start)]
             if starts:
-                self.check_round(starts[0].round, [place for start in starts for place in start.places])
+                self.check_round(
+                    starts[0].round, [launch.place for start in starts for launch in start.launches]
+                )
 
     def check_start(self, start: do.Start) -> None:
         host = self.world.hosts[start.host]
@@ -51,16 +54,15 @@ class Invariants:
             f"workers start on {host.name}, which is {host.link}"
         )
         busy = {one.slot for one in host.processes if one.live and one.agent == host.agent}
-        assert not busy & set(start.slots), (
-            f"slots {busy & set(start.slots)} of {host.name} have workers already"
-        )
-        assert len(set(start.slots)) == len(start.slots)
+        slots = [launch.slot for launch in start.launches]
+        assert not busy & set(slots), f"slots {busy & set(slots)} of {host.name} have workers already"
+        assert len(set(slots)) == len(slots)
 
     def check_places(self, places: Sequence[do.Assign]) -> None:
-        self.check_round(places[0].round, [one.place for one in places])
+        self.check_round(places[0].round, [one.launch.place for one in places])
         assert {one.round for one in places} == {places[0].round}, "two rounds at once"
-        assert len({(one.host, one.slot) for one in places}) == len(places), "two ranks for one worker"
-        found = [self.world.workers.find(one.host, one.slot, one.start) for one in places]
+        assert len({one.launch.seat for one in places}) == len(places), "two ranks for one worker"
+        found = [self.world.workers.find(*one.launch.seat, one.launch.start) for one in places]
         members = [one for one in found if one is not None]
         for one in members:
             assert one.is_waiting, f"{one} gets a place, and has not asked"
@@ -93,8 +95,22 @@ class Invariants:
                     )
                     taken.add(seat)
             self.check_drained(host.name)
+        self.check_lives()
         if world.result is not None:
             self.check_end(world.result)
+
+    def check_lives(self) -> None:
+        """What the engine knows of a worker must go together."""
+        for worker in self.world.engine.workers:
+            name = f"{worker.host}/{worker.slot}/{worker.start}"
+            has_orders = worker.orders.ends_by is not None
+            assert worker.is_ending == has_orders, f"{name} has its orders, and is {worker.state.name}"
+            if not worker.is_ending:
+                is_working = worker.state is State.WORKING
+                where = "no round" if worker.round is None else f"round {worker.round}"
+                assert is_working == (worker.round is not None), (
+                    f"{name} is in {where}, and {worker.state.name}"
+                )
 
     def check_drained(self, name: str) -> None:
         """A host that has left the pool long ago has no worker, and no connection."""

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from hvlaunch.gloo.engine import rounds, seating
+from hvlaunch.gloo.engine import forming, seating
 from hvlaunch.gloo.engine.engine import Engine, Phase
+from hvlaunch.gloo.engine.life import TRANSITIONS, InvalidTransition, State, Trigger
 from hvlaunch.gloo.engine.policy import Policy
+from hvlaunch.gloo.engine.rounds import Rounds
 from hvlaunch.hosts.placement import seats
 from tests.simulation.elastic_world import ElasticWorld
 
@@ -25,7 +27,7 @@ def play(seed: int) -> ElasticWorld:
     world = ElasticWorld(seed)
     try:
         world.run()
-    except AssertionError as error:
+    except (AssertionError, InvalidTransition) as error:
         history = "\n".join(world.history[-SHOWN:])
         raise AssertionError(
             f"{error}\n{history}\nseed {seed}: {world.kind}, {world.workers.goal} commits to make, {world.options}"
@@ -83,7 +85,7 @@ def first_found(most: int = ENOUGH_FOR_A_MUTANT) -> str:
     for seed in range(most):
         try:
             ElasticWorld(seed).run()
-        except AssertionError as error:
+        except (AssertionError, InvalidTransition) as error:
             return str(error)
     return "nothing"
 
@@ -95,16 +97,16 @@ def a_rank_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         found[last] = replace(found[last], rank=max(0, found[last].rank - 1))
         return found
 
-    for module in (seating, rounds):
+    for module in (seating, forming):
         monkeypatch.setattr(module, "seats", wrong)
 
 
 def a_lost_host_is_never_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self, host):
+    def wrong(self, host, now):
         if self.phase is Phase.RUNNING:
-            self._rounds.workers.lose(host.name)
+            self._rounds.workers.lose(host.name, now)
         else:
-            gone(self, host)
+            gone(self, host, now)
 
     gone = Engine._gone
     monkeypatch.setattr(Engine, "_gone", wrong)
@@ -115,7 +117,7 @@ def a_drain_leaves_an_orphan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_failure_is_not_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Policy, "break_round", lambda self, cause, now: [])
+    monkeypatch.setattr(Rounds, "break_off", lambda self, cause, now: [])
 
 
 @pytest.mark.parametrize(
@@ -131,4 +133,32 @@ def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
+    assert found in first_found()
+
+
+# Bugs planted in the table of a worker's life
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "after", "found"),
+    [
+        (State.STARTING, Trigger.ASKED, State.STARTING, "there were enough slots"),
+        (State.STARTING, Trigger.STOPPED, State.WAITING, "has its orders, and is WAITING"),
+        (State.WAITING, Trigger.PLACED, None, "is WAITING, where PLACED can't come"),
+        (State.WAITING, Trigger.PLACED, State.WAITING, "is in round 0, and WAITING"),
+        (State.WAITING, Trigger.DISMISSED, State.WAITING, "has its orders, and is WAITING"),
+        (State.WORKING, Trigger.ASKED, State.STARTING, "there were enough slots"),
+        (State.WORKING, Trigger.TAKEN_BACK, State.WORKING, "is in no round, and WORKING"),
+        (State.WORKING, Trigger.STOPPED, State.WORKING, "has its orders, and is WORKING"),
+        (State.WORKING, Trigger.STOPPED, State.HANGING, "no worker ended so"),
+        (State.WORKING, Trigger.HANGS, State.WORKING, "has its orders, and is WORKING"),
+        (State.STOPPING, Trigger.ENDED, State.STOPPING, "was abandoned and has no connection"),
+        (State.STOPPING, Trigger.LOST, None, "is STOPPING, where LOST can't come"),
+    ],
+)
+def test_a_bug_in_the_table_of_lives_is_found(
+    state: State, cause: Trigger, after: State | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {key: value for key, value in TRANSITIONS[state].items() if key is not cause}
+    monkeypatch.setitem(TRANSITIONS, state, table if after is None else {**table, cause: after})
     assert found in first_found()

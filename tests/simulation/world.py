@@ -134,7 +134,7 @@ class World(Play):
         assert not host.live, "workers were started twice"
         assert not host.ends
         if host.link == "ready":
-            host.live = {place.local_rank for place in start.places}
+            host.live = {launch.place.local_rank for launch in start.launches}
 
     def exit(self, host: WorldHost, slot: int) -> None:
         code = self.random.choice([1, 7, 42]) if self.random.random() < self.faults else 0

@@ -23,6 +23,7 @@ from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.gloo.engine.network import is_usable
 from hvlaunch.gloo.watch.narrator import Narrator
 from hvlaunch.hosts.local import own_addresses
+from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.ssh.connection import Connection
@@ -116,7 +117,7 @@ class Driver:
 
     def _handle(self, event: on.Event) -> None:
         now = self._clock()
-        actions = self._engine.handle(event, now)
+        actions = self._engine.handle_or_end(event, now)
         for watch in self._watchers:
             watch(event, actions, now)
         starts = [action for action in actions if isinstance(action, do.Start)]
@@ -161,7 +162,8 @@ class Driver:
             case do.Release(host):
                 self._links[host].send({"type": "bye"})
             case do.Abandon(host):
-                self._links[host].close()
+                if host in self._links:  # where the engine ended for a defect, it may not have come to that
+                    self._links[host].close()
             case do.Assign() | do.Leave() | do.Break() | do.Change():
                 self._tell(action)
             case do.Finish(result):
@@ -234,26 +236,30 @@ class Driver:
     def _open_to_horovod(self, starts: Sequence[do.Start]) -> None:
         from hvlaunch.gloo.driver import horovod  # noqa: PLC0415 (few jobs have such workers)
 
-        places = [place for start in starts for place in start.places]
+        places = [launch.place for start in starts for launch in start.launches]
         self._rendezvous.open_to_horovod(horovod.scopes(places), horovod.addresses(starts))
 
     def _start(self, start: do.Start) -> None:
-        self._keep_files(start.round, start.places[0].size)
-        self._started += len(start.places)
-        self._printer.place({place.rank: (place.host, place.local_rank) for place in start.places})
+        self._keep_files(start.round, start.launches[0].place.size)
+        self._started += len(start.launches)
         link = self._links[start.host]
-        for slot, count, place in zip(start.slots, start.starts, start.places, strict=True):
-            link.ranks[slot, count] = place.rank
-            if gets_stdin(place, self._spec):
-                self._readers.append((link, slot))
+        for launch in start.launches:
+            self._place(link, launch)
+            if gets_stdin(launch.place, self._spec):
+                self._readers.append((link, launch.slot))
         link.send(*start_frame(start, self._spec, job_id=self._job_id, token=self._keys.token))
+
+    def _place(self, link: HostLink, launch: Launch) -> None:
+        """What this worker prints is its rank's from here on."""
+        place = launch.place
+        link.ranks[launch.slot, launch.start] = place.rank
+        self._printer.place({place.rank: (place.host, place.local_rank)})
 
     def _tell(self, action: do.Assign | do.Leave | do.Break | do.Change) -> None:
         """Pass on what is for workers that ask for their places."""
         if isinstance(action, do.Assign):
-            self._keep_files(action.round, action.place.size)
-            self._printer.place({action.place.rank: (action.host, action.place.local_rank)})
-            self._links[action.host].ranks[action.slot, action.start] = action.place.rank
+            self._keep_files(action.round, action.launch.place.size)
+            self._place(self._links[action.launch.host], action.launch)
         if self._roster is not None:
             self._roster.carry_out(action)
 

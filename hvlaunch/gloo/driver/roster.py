@@ -39,7 +39,8 @@ class Roster:
 
     def carry_out(self, action: do.Assign | do.Leave | do.Break | do.Change) -> None:
         match action:
-            case do.Assign(host, slot, start, number, place, network):
+            case do.Assign(number, launch, network):
+                place = launch.place
                 grant = Grant(
                     round=number,
                     rank=place.rank,
@@ -51,7 +52,8 @@ class Roster:
                     master_addr=network.master_addr,
                     interface=network.interface,
                 )
-                self._server.put(PLACES, worker_id(host, slot, start), encode(grant))
+                worker = worker_id(place.host, launch.slot, launch.start)
+                self._server.put(PLACES, worker, encode(grant))
             case do.Leave(host, slot, start, cause):
                 self._server.put(
                     PLACES, worker_id(host, slot, start), encode(Grant(-1, leave=because(cause)))

@@ -16,12 +16,12 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, token: str) -> tupl
     """Header and body, which carries the command and all environment: none of it is on a command line."""
     workers = [
         {
-            "slot": slot,
-            "start": count,
+            "slot": launch.slot,
+            "start": launch.start,
             "env": {
                 **identity_env(
-                    place,
-                    worker=worker_id(start.host, slot, count),
+                    launch.place,
+                    worker=worker_id(start.host, launch.slot, launch.start),
                     job_id=job_id,
                     round_number=start.round,
                     token=token,
@@ -29,13 +29,13 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, token: str) -> tupl
                 ),
                 **elastic_env(spec.elastic),
             },
-            "stdin": gets_stdin(place, spec),
+            "stdin": gets_stdin(launch.place, spec),
         }
-        for place, slot, count in zip(start.places, start.slots, start.starts, strict=True)
+        for launch in start.launches
     ]
     body = {
         "argv": spec.command,
-        "defaults": default_env(start.facts.cpus, len(start.places)),
+        "defaults": default_env(start.facts.cpus, len(start.launches)),
         "env": shared_env(start.network, spec.env, spec.worker_ports),
         "workers": workers,
     }

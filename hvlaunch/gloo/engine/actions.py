@@ -6,7 +6,7 @@ from typing import NamedTuple
 from hvlaunch.gloo.engine.causes import Cause
 from hvlaunch.gloo.engine.events import HostFacts
 from hvlaunch.gloo.engine.facts import Fact
-from hvlaunch.hosts.placement import Placement
+from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import Host, JobResult
 
 __all__ = [
@@ -66,23 +66,16 @@ class Start(NamedTuple):
 
     host: str
     round: int
-    places: Sequence[Placement]
+    launches: Sequence[Launch]
     network: HostNetwork
     facts: HostFacts
-    slots: Sequence[int]
-    """Of each worker."""
-    starts: Sequence[int]
-    """Of each worker, how many there were in its slot before it."""
 
 
 class Assign(NamedTuple):
     """Tell a worker that has asked its place in a round. `root` is the rank that has the newest commit."""
 
-    host: str
-    slot: int
-    start: int
     round: int
-    place: Placement
+    launch: Launch
     network: HostNetwork
     root: int
 

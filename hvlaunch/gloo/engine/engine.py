@@ -15,13 +15,14 @@ from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action, Step
 from hvlaunch.gloo.engine.health import Health
 from hvlaunch.gloo.engine.host_errors import no_directory, no_start, stuck
+from hvlaunch.gloo.engine.life import InvalidTransition
 from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.gloo.engine.outcome import final_state, group_state, outcome
-from hvlaunch.gloo.engine.policy import Ending, Policy
+from hvlaunch.gloo.engine.policy import Decision, Ending, Policy
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
-from hvlaunch.gloo.engine.round import RoundState
 from hvlaunch.gloo.engine.rounds import Rounds
-from hvlaunch.gloo.engine.workers import AT_ONCE, gently, passing_on
+from hvlaunch.gloo.engine.stopping import AT_ONCE, gently, passing_on
+from hvlaunch.gloo.engine.workers import Workers
 from hvlaunch.hosts.placement import needed
 from hvlaunch.job import Host, JobResult, JobSpec
 
@@ -74,6 +75,11 @@ class Engine:
         self.phase = Phase.CONNECTING
         self.deadline: float | None = None
 
+    @property
+    def workers(self) -> Workers:
+        """All that live."""
+        return self._rounds.workers
+
     def handle(self, event: on.Event, now: float) -> list[Action]:
         """What to do about `event` at `now` (seconds of the driver's clock)."""
         if isinstance(event, on.WorkerBeat | on.WorkerStarted):
@@ -85,6 +91,24 @@ class Engine:
         if self._elastic is not None:
             self._tell_group_state(wanted)
         return wanted
+
+    def handle_or_end(self, event: on.Event, now: float) -> list[Action]:
+        """As handle(), but that a defect of hvlaunch, found in its own records, ends the job in order."""
+        try:
+            return self.handle(event, now)
+        except InvalidTransition as defect:
+            actions = self._end_for(defect, now)
+        self.deadline = self._next_deadline(now)
+        return actions
+
+    def _end_for(self, defect: InvalidTransition, now: float) -> list[Action]:
+        if self.phase in (*_AT_WORK, Phase.FINISHING):
+            try:
+                return self._end(Ending(error=defect), now)
+            except InvalidTransition:
+                pass
+        self._ending = Ending(error=defect)
+        return self._leave_to_agents(now)
 
     def _handle(self, event: on.Event, now: float) -> list[Action]:
         match event:
@@ -150,7 +174,7 @@ class Engine:
 
     def _tend_pool(self, now: float) -> list[Action]:
         """Connect to the hosts that are wanted, and let go of those that are not."""
-        wanted = self._policy.wanted_hosts(now)
+        wanted = self._policy.needed_hosts(now)
         actions = self._connect([host for host in wanted if host.state is HostState.NONE], now)
         names = {host.name for host in wanted}
         for host in self._pool:
@@ -190,7 +214,7 @@ class Engine:
                 return self._parting(host, error, now)
             case on.HostClosed(_, left):
                 actions = [tell.HostLeftOver(host.name, left)] if left else []
-                self._gone(host)
+                self._gone(host, now)
                 return actions + self._proceed(now)
             case _:
                 pass
@@ -211,36 +235,35 @@ class Engine:
 
     def _host_failed(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
         """It did not get ready, or was ready and is gone."""
-        was = host.state
-        wanted: list[Action] = []
-        if was is not HostState.CLOSING:
+        before = host.state
+        if before is not HostState.CLOSING:
             self._pool.errors[host.name] = error
-        if self.phase in (Phase.CLOSING, Phase.DONE) or was is HostState.CLOSING:
-            wanted = [tell.HostLostAtEnd(error.problem)]
-        elif was is HostState.READY:
-            wanted = self._lost(host, error, now)
+        if self.phase in (Phase.CLOSING, Phase.DONE) or before is HostState.CLOSING:
+            decision = Decision([tell.HostLostAtEnd(error.problem)])
+        elif before is HostState.READY:
+            decision = self._lost(host, error, now)
         else:
-            wanted = self._policy.host_failed(host, error, now)
-        self._gone(host)
-        return wanted + self._proceed(now)
+            decision = Decision(self._policy.host_failed(host, error, now))
+        self._gone(host, now)
+        return self._follow(decision, now)
 
-    def _gone(self, host: PoolHost) -> None:
+    def _gone(self, host: PoolHost, now: float) -> None:
         """Nothing of the host is there any more."""
         self._pool.gone(host)
-        self._rounds.workers.lose(host.name)
+        self._rounds.workers.lose(host.name, now)
         if self.phase in _AT_WORK:
             self._rounds.lost(host.name)
 
-    def _lost(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
+    def _lost(self, host: PoolHost, error: HostError, now: float) -> Decision:
         if self.phase in _AT_WORK and not host.is_parting:
             return self._policy.host_lost(host, error, now)
-        return [tell.HostLostAtEnd(error.problem)] if self._ending.error is None else []
+        return Decision([tell.HostLostAtEnd(error.problem)] if self._ending.error is None else [])
 
     def _parting(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
         host.is_parting = True
         self._pool.errors[host.name] = error
         if self.phase in _AT_WORK:
-            return self._policy.host_lost(host, error, now) + self._proceed(now)
+            return self._follow(self._policy.host_lost(host, error, now), now)
         self._policy.agent_ends(host.name, now)
         return [tell.HostLostAtEnd(error.problem)]
 
@@ -263,63 +286,72 @@ class Engine:
 
     def _worker_event(self, event: on.WorkerAsked | on.WorkerSuspended, now: float) -> list[Action]:
         worker = self._rounds.workers.find((event.host, event.slot), event.start)
-        if worker is None or self._health is None or self.phase not in _WITH_WORKERS or worker.is_ending:
+        if worker is None or self._health is None or self.phase not in _AT_WORK or worker.is_ending:
             return []
         if isinstance(event, on.WorkerSuspended):
-            return self._policy.hangs(worker, "stopped", now) + self._proceed(now)
+            return self._follow(self._policy.hangs(worker, "stopped", now), now)
         self._health.beat(worker, event.commit, now)
-        wanted = self._policy.asked(worker, event, now)
-        return wanted if self._rounds.awaits_more else wanted + self._proceed(now)
+        decision = self._policy.asked(worker, event, now)
+        if decision.ending is None and self._rounds.awaits_asks:
+            return [*decision.actions]
+        return self._follow(decision, now)
 
     def _worker_ended(self, event: on.WorkerExited | on.WorkerNotStarted, now: float) -> list[Action]:
         worker = self._rounds.workers.find((event.host, event.slot), event.start)
         if worker is None or worker.born != event.round or self.phase not in _WITH_WORKERS:
             return []
-        if self.phase is Phase.RUNNING:
-            wanted = self._policy.worker_ended(worker, event, now)
-            return wanted if self._rounds.awaits_ends and not wanted else wanted + self._proceed(now)
-        self._policy.record_end(worker, event, now)
-        return self._close_if_over(now)
+        if self.phase is not Phase.RUNNING:
+            self._policy.record_end(worker, event, now)
+            return self._close_if_over(now)
+        decision = self._policy.worker_ended(worker, event, now)
+        if decision.is_empty and self._rounds.awaits_ends:
+            return []
+        return self._follow(decision, now)
 
     # What follows
+
+    def _follow(self, decision: Decision, now: float) -> list[Action]:
+        """Carry out a decision, and whatever has to be done as things stand then."""
+        actions = [*decision.actions]
+        if self.phase in _AT_WORK and decision.ending is not None:
+            return actions + self._end(decision.ending, now)
+        if self.phase in _AT_WORK and decision.is_done:
+            self.phase = Phase.FINISHING
+        return actions + self._proceed(now)
 
     def _proceed(self, now: float, *, is_minor: bool = False) -> list[Action]:
         """Whatever has to be done as things stand; when `is_minor`, hosts and workers are what they were."""
         if self.phase not in _AT_WORK:
             return self._close_if_over(now) + self._finish_if_closed()
-        wanted: list[Action] = []
-        while True:
-            if self._policy.ending is None and not self._policy.is_done:
-                wanted += self._advance(now, is_minor=is_minor)
-            problem = self._rounds.problem
+        decision = Decision()
+        while decision.ending is None:
+            step, problem = self._advance(now, is_minor=is_minor)
+            decision = decision.also(step)
             if problem is None:
                 break
-            self._rounds.problem = None
-            wanted += self._policy.blame(problem, now)
-        if self._policy.ending is not None:
-            return wanted + self._end(self._policy.ending, now)
-        if self._policy.is_done:
-            self.phase = Phase.FINISHING
-        return wanted + self._close_if_over(now)
+            decision = decision.also(self._policy.blame(problem, now))
+        actions = [*decision.actions]
+        if decision.ending is not None:
+            return actions + self._end(decision.ending, now)
+        return actions + self._close_if_over(now)
 
-    def _advance(self, now: float, *, is_minor: bool) -> list[Action]:
-        """Towards the next round."""
+    def _advance(self, now: float, *, is_minor: bool) -> tuple[Decision, HvlaunchError | None]:
+        """Towards the next round; why there can be none, if that is certain."""
         if self._elastic is None:
             if self._pool.errors and not self._pool.connecting and not self._rounds.has_begun:
-                self._policy.ending = Ending(error=self._pool.failure)
-                return []
-            return self._rounds.settle(now) + self._note_start(now)
+                return Decision((), Ending(error=self._pool.failure)), None
+            settled = self._rounds.settle(now)
+            return Decision([*settled.actions, *self._note_start(now)]), settled.problem
         if not self._is_pool_known:
-            return []
-        wanted = [] if is_minor else self._policy.drain(now)
-        wanted += self._rounds.settle(now) + self._note_start(now)
-        current = self._rounds.round
-        if current is not None and current.state is RoundState.CHANGING and not self._rounds.is_asking:
-            wanted += self._policy.stop_round(now)
-        if not is_minor:
-            wanted += self._rounds.fill(now) + self._tend_pool(now)
-            self._policy.find_hopeless()
-        return wanted
+            return Decision(), None
+        actions = [] if is_minor else self._policy.drain(now)
+        settled = self._rounds.settle(now)
+        actions += [*settled.actions, *self._note_start(now)]
+        if is_minor:
+            return Decision(actions), settled.problem
+        actions += self._rounds.fill(now) + self._tend_pool(now)
+        hopeless = self._policy.hopeless() if settled.problem is None else None
+        return Decision(actions, hopeless), settled.problem
 
     def _note_start(self, now: float) -> list[Action]:
         """When the only round of a static job is planned, its other hosts are let go; then it starts."""
@@ -356,8 +388,7 @@ class Engine:
     def _stop(self, steps: list[Step], now: float) -> list[Action]:
         hosts = self._hosts_with_workers()
         self.phase = Phase.STOPPING
-        for worker in self._rounds.workers:
-            self._rounds.workers.stop(worker, steps, now)
+        self._rounds.workers.stop(list(self._rounds.workers), steps, now)
         return [do.Stop(host, steps) for host in hosts]
 
     def _interrupt(self, number: int, now: float) -> list[Action]:
@@ -428,32 +459,32 @@ class Engine:
     # Time
 
     def _tick(self, now: float) -> list[Action]:
-        wanted: list[Action] = []
+        actions: list[Action] = []
         for host in self._pool.late(self._pool.connecting, now):
-            wanted += self._start_timed_out(host, now)
+            actions += self._start_timed_out(host, now)
         late = [host.name for host in self._pool.late(self._pool.closing, now)]
         if late:
-            wanted += self._give_up_closing(late)
+            actions += self._give_up_closing(late)
+        decision = Decision(actions)
         if self._health is not None:
-            wanted += self._watch(self._health, now)
-        return wanted + self._proceed(now)
+            decision = decision.also(self._watch(self._health, now))
+        return self._follow(decision, now)
 
-    def _watch(self, health: Health, now: float) -> list[Action]:
+    def _watch(self, health: Health, now: float) -> Decision:
         """Find the workers that hang."""
-        wanted: list[Action] = []
+        decision = Decision()
         if self.phase is Phase.RUNNING and self._elastic is not None:
             for worker in health.silent(now):
-                wanted += self._policy.hangs(worker, "silent", now)
+                decision = decision.also(self._policy.hangs(worker, "silent", now))
             if health.is_without_commit(now):
-                wanted += self._policy.no_commit(now)
+                decision = decision.also(self._policy.no_commit(now))
             for worker in health.stragglers(now):
-                wanted += self._policy.hangs(worker, "late", now)
+                decision = decision.also(self._policy.hangs(worker, "late", now))
         if self.phase in _WITH_WORKERS:
             for name in health.stuck(now):
-                host = self._pool[name]
-                error = stuck(name)
-                wanted += [do.Abandon(name), *self._host_failed(host, error, now)]
-        return wanted
+                lost = self._host_failed(self._pool[name], stuck(name), now)
+                decision = decision.also(Decision([do.Abandon(name), *lost]))
+        return decision
 
     def _next_deadline(self, now: float) -> float | None:
         if self.phase is Phase.DONE:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from hvlaunch.gloo.engine.life import ENDING, State
 from hvlaunch.gloo.engine.round import Round, RoundState
 from hvlaunch.gloo.engine.rounds import Rounds
 from hvlaunch.gloo.engine.workers import Worker
@@ -40,13 +41,15 @@ class Health:
         """Those that were not heard of for --worker-timeout, and had been before."""
         if self._next_check is None or now < self._next_check:
             return []
-        beating = [one for one in self._rounds.workers if one.beat_at is not None and not one.is_ending]
+        beating = [
+            worker for worker in self._rounds.workers if worker.beat_at is not None and not worker.is_ending
+        ]
         if now > self._next_check + _LATE:
             for worker in beating:
                 worker.beat_at = now  # what they sent meanwhile is still to be read
         timeout = self._options.worker_timeout
         self._next_check = now + timeout / _CHECKS_PER_TIMEOUT if beating else None
-        return [one for one in beating if one.beat_at is not None and now - one.beat_at > timeout]
+        return [worker for worker in beating if worker.beat_at is not None and now - worker.beat_at > timeout]
 
     def is_without_commit(self, now: float) -> bool:
         """Whether the running round has gone on for --commit-timeout without one."""
@@ -56,19 +59,22 @@ class Health:
         return now >= current.commit_at + timeout
 
     def _may_lack_commits(self, current: Round) -> bool:
-        return self._rounds.is_asking and current.state is not RoundState.BROKEN
+        return self._rounds.forming.sees_commits and current.state is not RoundState.BROKEN
 
     def stragglers(self, now: float) -> list[Worker]:
         """Those that have not left the round in time."""
         current = self._rounds.round
         if current is None or current.leave_by is None or now < current.leave_by:
             return []
-        return [one for one in self._rounds.members() if not one.is_ending]
+        return self._rounds.workers.working
 
     def stuck(self, now: float) -> list[str]:
         """Hosts where workers do not end, whatever they are sent."""
-        ending = self._rounds.workers.ending
-        return sorted({one.host for one in ending if one.ends_by is not None and now >= one.ends_by})
+        ending = self._rounds.workers.within(*ENDING)
+        late = (
+            worker for worker in ending if worker.orders.ends_by is not None and now >= worker.orders.ends_by
+        )
+        return sorted({worker.host for worker in late})
 
     def deadlines(self) -> Iterator[float]:
         """When to look again, while there are rounds."""
@@ -76,7 +82,7 @@ class Health:
             yield self._next_check
         current = self._rounds.round
         if current is not None:
-            if current.leave_by is not None and current.staying:
+            if current.leave_by is not None and self._rounds.workers.count(State.WORKING):
                 yield current.leave_by
             if self._options.commit_timeout is not None and self._may_lack_commits(current):
                 yield current.commit_at + self._options.commit_timeout
@@ -86,7 +92,7 @@ class Health:
 
     def end_deadline(self, now: float) -> float | None:
         """When to look for workers that were told to end, and should have."""
-        if not self._rounds.workers.ending:
+        if not any(self._rounds.workers.count(state) for state in ENDING):
             self._next_end_check = None
         elif self._next_end_check is None or self._next_end_check <= now:
             self._next_end_check = now + _END_CHECK

@@ -9,15 +9,18 @@ from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine.actions import Action, Step
+from hvlaunch.gloo.engine.actions import Action
 from hvlaunch.gloo.engine.cooldown import Cooldown
+from hvlaunch.gloo.engine.life import State, Trigger
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.gloo.engine.round import FRUITLESS_IN_A_ROW, Restarts, Round, RoundState
 from hvlaunch.gloo.engine.rounds import Rounds
-from hvlaunch.gloo.engine.workers import AT_ONCE, Worker, gently
-from hvlaunch.job import JobSpec, WorkerExit
+from hvlaunch.gloo.engine.seating import in_order
+from hvlaunch.gloo.engine.stopping import AT_ONCE, gently
+from hvlaunch.gloo.engine.workers import Worker
+from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
 
-__all__ = ["Ending", "Policy"]
+__all__ = ["Decision", "Ending", "Policy"]
 
 _STRIKES = 2
 _SLOT_COOLDOWN = (1.0, 300.0)
@@ -36,8 +39,28 @@ class Ending(NamedTuple):
     """Why nothing is made up for."""
 
 
+class Decision(NamedTuple):
+    """What is to be done, and whether the job goes on."""
+
+    actions: Sequence[Action] = ()
+    ending: Ending | None = None
+    """Where the job is to end before its time."""
+    is_done: bool = False
+    """Whether the training is done: the first worker has ended well."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.actions or self.ending or self.is_done)
+
+    def also(self, other: "Decision") -> "Decision":
+        """Both; the job ends for what was first."""
+        return Decision(
+            (*self.actions, *other.actions), self.ending or other.ending, self.is_done or other.is_done
+        )
+
+
 class Policy:
-    """Decides. `ending` is set when the job is to end, `is_done` when the first worker has ended well."""
+    """Decides what follows when workers or hosts fail, hang or leave."""
 
     def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds) -> None:
         self._spec = spec
@@ -46,8 +69,6 @@ class Policy:
         self._rounds = rounds
         self._workers = rounds.workers
         self._restarts = Restarts(spec.elastic)
-        self.ending: Ending | None = None
-        self.is_done = False
 
     @property
     def _round(self) -> Round | None:
@@ -61,170 +82,134 @@ class Policy:
         """A worker is no more."""
         is_member = self._rounds.is_member(worker)
         current = self._round if is_member or self._has_left(worker) else None
-        end = worker.ended(event, current.started_at if current is not None else worker.born_at, now)
-        self._workers.end(worker)
+        exit_ = worker.ended(event, current.started_at if current is not None else worker.born_at, now)
+        self._workers.end(worker, now)
         self._rounds.changed()
-        if current is not None and (is_member or end.stopped):
-            current.add(end)
-            current.staying.discard(worker.seat)
-        return end
+        if current is not None and (is_member or exit_.stopped):
+            current.add(exit_)
+        return exit_
 
     def _has_left(self, worker: Worker) -> bool:
-        """Whether it was in the round that there is, or was, and waits for the next."""
-        return self._round is not None and worker.is_waiting and worker.last_round == self._round.number
+        """Whether it was in the round that there is, or was, and has asked for a place in the next."""
+        current = self._round
+        return current is not None and worker.round is None and worker.last_round == current.number
 
     def worker_ended(
         self, worker: Worker, event: on.WorkerExited | on.WorkerNotStarted, now: float
-    ) -> list[Action]:
+    ) -> Decision:
         """A worker is no more: what follows."""
-        is_member = self._rounds.is_member(worker)
-        end = self.record_end(worker, event, now)
+        is_member, is_ending = self._rounds.is_member(worker), worker.is_ending
+        exit_ = self.record_end(worker, event, now)
         if self._elastic is None:
-            return [] if end.ok else self._fail(_ended(end), now)
-        if end.stopped or (worker.is_ending and not end.ok):
-            return []
-        if end.ok and (worker.has_state or (is_member and not self._rounds.is_asking)):
-            return self._finish(now)
+            return Decision() if exit_.ok else self._fail(_ended(exit_), now)
+        if exit_.stopped or (is_ending and not exit_.ok):
+            return Decision()
+        if exit_.ok and self._rounds.forming.has_trained(worker, is_member=is_member):
+            return self._finish(self._elastic, now)
         if is_member:
-            return self._fail(_ended(end), now, host=worker.host)
-        return [] if worker.has_state else self._start_failed(worker, end, now)
+            return self._fail(_ended(exit_), now, host=worker.host)
+        return Decision() if worker.has_state else self._start_failed(worker, exit_, now)
 
-    def _finish(self, now: float) -> list[Action]:
+    def _finish(self, elastic: ElasticOptions, now: float) -> Decision:
         """Training is done: the others of the round get some time to end, everybody else ends now."""
-        if self._elastic is None or self.is_done:
-            return []
-        self.is_done = True
-        members = [one for one in self._workers if self._rounds.is_member(one) and not one.is_ending]
+        members = [worker for worker in self._workers.living if self._rounds.is_member(worker)]
         waiting = self._workers.waiting
         known = {*members, *waiting}
-        starting = [one for one in self._workers if one not in known and not one.is_ending]
-        return [
-            *self.leave(waiting, why.TrainingDone(), now),
-            *self.stop(starting, gently(self._spec.grace), now),
-            *self.stop(members, gently(self._spec.grace, self._elastic.exit_grace), now),
+        starting = [worker for worker in self._workers.living if worker not in known]
+        grace = self._spec.grace
+        actions = [
+            *self.dismiss(waiting, why.TrainingDone(), now),
+            *self._workers.stop(starting, gently(grace), now),
+            *self._workers.stop(members, gently(grace, elastic.exit_grace), now),
         ]
+        return Decision(actions, is_done=True)
 
-    def _start_failed(self, worker: Worker, end: WorkerExit, now: float) -> list[Action]:
+    def _start_failed(self, worker: Worker, exit_: WorkerExit, now: float) -> Decision:
         """It ended before it was ever in a round."""
         cooldown = self._workers.cooldowns.setdefault(worker.seat, Cooldown())
         seconds = cooldown.begin(now, _SLOT_COOLDOWN)
         host = self._pool.get(worker.host)
-        actions: list[Action] = [tell.WorkerStartFailed(_ended(end), worker.slot, seconds)]
+        failed = [tell.WorkerStartFailed(_ended(exit_), worker.slot, seconds)]
         if host is None:
-            return actions
+            return Decision(failed)
         host.strikes += 1
-        has_members = any(self._rounds.is_member(one) for one in self._workers.on(worker.host))
+        has_members = any(self._rounds.is_member(other) for other in self._workers.on(worker.host))
         if host.strikes >= _STRIKES and not has_members and self._can_do_without(host, now):
-            return self.exclude(host, why.WorkersFail(_ended(end)), now)
+            return Decision(self.exclude(host, why.WorkersFail(_ended(exit_)), now))
         is_needed = self._round is None or self._round.state is RoundState.BROKEN
         if is_needed and cooldown.count >= FRUITLESS_IN_A_ROW:
-            self.ending = Ending(failure=end, cause=why.StartsFailed(cooldown.count))
-        return actions
+            return Decision(failed, Ending(failure=exit_, cause=why.StartsFailed(cooldown.count)))
+        return Decision(failed)
 
-    def asked(self, worker: Worker, event: on.WorkerAsked, now: float) -> list[Action]:
-        """A worker wants a place."""
-        if self.is_done:
-            return [] if worker.is_leaving else self.leave([worker], why.TrainingDone(), now)
+    def asked(self, worker: Worker, event: on.WorkerAsked, now: float) -> Decision:
+        """A worker of an elastic job wants a place."""
         was_in = worker.round
-        if not self._rounds.asked(worker, event.round, event.commit):
-            return []
+        if self._elastic is None or not self._rounds.asked(worker, event.round, event.commit, now):
+            return Decision()
         current = self._round
         if current is None or was_in != current.number:
-            return []
-        if current.state is RoundState.RUNNING and event.cause is None and self._elastic is not None:
+            return Decision()
+        if current.state is RoundState.RUNNING and event.cause is None:
             current.leave_by = now + self._elastic.exit_grace
-            worker.commit = event.commit  # of the new one
-            return self._rounds.change(why.NewTraining())
+            worker.commit = event.commit  # of the new training
+            return Decision(self._rounds.change(why.NewTraining(), now))
         if current.state is RoundState.RUNNING:
             words = (event.cause or "")[:_QUOTED]
             return self._fail(why.WorkerLeft(worker.rank, worker.host, words), now)
-        if current.leave_by is None and self._elastic is not None:
+        if current.leave_by is None:
             current.leave_by = now + self._elastic.reset_timeout
-        return []
+        return Decision()
 
-    def hangs(self, worker: Worker, how: Literal["silent", "stopped", "late"], now: float) -> list[Action]:
+    def hangs(self, worker: Worker, how: Literal["silent", "stopped", "late"], now: float) -> Decision:
         """A worker does not do what it should: it is killed, and counts as failed."""
         seconds = None if how == "late" or self._elastic is None else self._elastic.worker_timeout
         cause = why.WorkerHangs(worker.rank, worker.host, how, seconds)
-        worker.has_failed = True
-        failed: list[Action] = []
+        kill = self._workers.stop([worker], AT_ONCE, now, Trigger.HANGS)
+        failed = Decision()
         if self._rounds.is_member(worker):
             failed = self._fail(cause, now, host=worker.host)
-        if self.ending is not None and self.ending.error is None and self._round is not None:
+        ending = failed.ending
+        if ending is not None and ending.error is None and self._round is not None:
             when = now - self._round.started_at  # its host may be gone before its end is heard of
             killed = WorkerExit(rank=worker.rank, host=worker.host, signal=signal.SIGKILL, when=when)
-            self.ending = self.ending._replace(failure=killed)
-        return [tell.WorkerKilled(cause), *failed, *self.stop([worker], AT_ONCE, now)]
+            ending = ending._replace(failure=killed)
+        return Decision([tell.WorkerKilled(cause), *failed.actions, *kill], ending)
 
-    def no_commit(self, now: float) -> list[Action]:
+    def no_commit(self, now: float) -> Decision:
         """The round gets nowhere: whoever hangs in it will not leave it either."""
         seconds = None if self._elastic is None else self._elastic.commit_timeout
-        return [] if seconds is None else self._fail(why.NoCommit(seconds), now)
+        return Decision() if seconds is None else self._fail(why.NoCommit(seconds), now)
 
-    def stop(self, workers: Sequence[Worker], steps: Sequence[Step], now: float) -> list[Action]:
-        """End these workers."""
-        by_host: dict[str, list[int]] = {}
-        for worker in workers:
-            by_host.setdefault(worker.host, []).append(worker.slot)
-            self._workers.stop(worker, steps, now)
-            if self._rounds.is_asking and self._round is not None and self._rounds.is_member(worker):
-                self._round.staying.discard(worker.seat)
-        return [do.Stop(host, steps, slots) for host, slots in by_host.items()]
-
-    def leave(self, workers: Sequence[Worker], cause: why.Cause, now: float) -> list[Action]:
+    def dismiss(self, workers: Sequence[Worker], cause: why.Cause, now: float) -> list[Action]:
         """Tell workers that wait for a place that there is none, and end those that don't mind."""
-        for worker in workers:
-            worker.is_leaving = True
-        orders: list[Action] = [do.Leave(one.host, one.slot, one.start, cause) for one in workers]
-        return orders + self.stop(workers, gently(self._spec.grace, self._spec.grace), now)
+        leaves = [do.Leave(worker.host, worker.slot, worker.start, cause) for worker in workers]
+        steps = gently(self._spec.grace, self._spec.grace)
+        return [*leaves, *self._workers.stop(workers, steps, now, Trigger.DISMISSED)]
 
     # Rounds
 
     def _fail(
         self, cause: why.Cause, now: float, *, host: str | None = None, error: HostError | None = None
-    ) -> list[Action]:
+    ) -> Decision:
         """The round has failed: a worker's end (`host` is where), or the loss of a host (`error`)."""
         current = self._round
         if current is None:
-            return []
+            return Decision()
         is_news = current.state is not RoundState.BROKEN
         fruitful = None if error is not None else current.is_fruitful(now)
         current.is_unknown = current.is_unknown or error is not None
-        aside: list[Action] = []
+        excluded: list[Action] = []
         if host is not None and current.culprit is None:
             current.culprit = host
             current.cause = cause  # its peers may have left before, for what they saw of it
             if isinstance(cause, why.WorkerEnded | why.WorkerHangs):
-                aside = self._strike(host, cause, now, fruitful=bool(fruitful))
+                excluded = self._strike(host, cause, now, fruitful=bool(fruitful))
         if not is_news:
-            return aside
-        end = self._restarts.failed(now, fruitful=True if aside or current.follows_gain else fruitful)
-        if end is not None:
-            self.ending = Ending(error=error, cause=None if self._elastic is None else end)
-            return []
-        return self.break_round(cause, now) + aside
-
-    def break_round(self, cause: why.Cause, now: float) -> list[Action]:
-        """Its workers are to leave the round at once; those that never ask are stopped."""
-        current = self._round
-        if current is None or self._elastic is None or current.state is RoundState.BROKEN:
-            return []
-        current.state, current.cause = RoundState.BROKEN, cause
-        self._rounds.changed()
-        if self._rounds.is_asking:
-            current.leave_by = now + self._elastic.reset_timeout
-            return [do.Break(current.number, cause)]
-        return self.stop_round(now)
-
-    def stop_round(self, now: float) -> list[Action]:
-        """Stop the workers of a round that never ask, so that they can be started anew."""
-        if self._round is None:
-            return []
-        living = [one for one in self._workers if not one.is_ending]
-        if not living or self._round.cause is None:
-            return []
-        ending = tell.RoundEnding(self._round.number, self._round.cause)
-        return [ending, *self.stop(living, gently(self._spec.grace), now)]
+            return Decision(excluded)
+        limit = self._restarts.failed(now, fruitful=True if excluded or current.follows_gain else fruitful)
+        if limit is not None:
+            return Decision((), Ending(error=error, cause=None if self._elastic is None else limit))
+        return Decision([*self._rounds.break_off(cause, now), *excluded])
 
     # Hosts
 
@@ -242,26 +227,26 @@ class Policy:
     def _can_do_without(self, host: PoolHost, now: float) -> bool:
         """Whether the other hosts have enough slots."""
         others = [other for other in self._pool if other is not host and other.is_usable(now)]
-        return self._pool.capacity(others) >= self._rounds.least
+        return self._pool.capacity(others) >= self._rounds.bounds.least
 
-    def wanted_hosts(self, now: float) -> list[PoolHost]:
+    def needed_hosts(self, now: float) -> list[PoolHost]:
         """Those to be connected: where workers are, then those that are ready, then others, until the slots will do."""
         spares = self._elastic.spares if self._elastic is not None else 0
         ranks = {HostState.READY: 1, HostState.CONNECTING: 2}
         able = [
             host
-            for host in self._rounds.in_order(self._pool)
+            for host in in_order(self._pool, self._round)
             if host.listed and not host.cooldown.holds(now) and host.state is not HostState.CLOSING
         ]
         able.sort(key=lambda host: 0 if self._workers.on(host.name) else ranks.get(host.state, 3))
-        wanted: list[PoolHost] = []
+        needed: list[PoolHost] = []
         slots = 0
         for host in able:
-            if slots >= self._rounds.most + spares:
+            if slots >= self._rounds.bounds.most + spares:
                 break
-            wanted.append(host)
+            needed.append(host)
             slots += self._pool.slots(host)
-        return wanted
+        return needed
 
     def exclude(self, host: PoolHost, cause: why.Cause, now: float) -> list[Action]:
         """Use the host no more until its cool-down is over."""
@@ -270,9 +255,9 @@ class Policy:
         host.strikes = _STRIKES - 1  # one more when it is back, and it is excluded for longer
         self._workers.forget_waits(host.name, now)
         self._rounds.changed()
-        there = [one for one in self._workers.on(host.name) if not one.is_ending]
-        excluded = tell.HostExcluded(host.name, seconds, cause)
-        return [excluded, *self.stop(there, gently(self._spec.grace), now)]
+        there = [worker for worker in self._workers.on(host.name) if not worker.is_ending]
+        stops = self._workers.stop(there, gently(self._spec.grace), now)
+        return [tell.HostExcluded(host.name, seconds, cause), *stops]
 
     def host_failed(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
         """The host could not be connected."""
@@ -283,26 +268,27 @@ class Policy:
             bounds = _CONNECT_COOLDOWN
         return [tell.HostNotUsable(error.problem, self._pool.exclude(host, now, bounds))]
 
-    def host_lost(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
+    def host_lost(self, host: PoolHost, error: HostError, now: float) -> Decision:
         """The host is gone, or going, with all its workers; in the end its agent hears nobody, and stops them itself."""
-        workers = self._workers.on(host.name)
-        members = [one for one in workers if self._rounds.is_member(one)]
+        has_members = any(self._rounds.is_member(worker) for worker in self._workers.on(host.name))
         if not host.is_parting:
-            self._workers.lose(host.name)
+            self._workers.lose(host.name, now)
         self.agent_ends(host.name, now)
         cause = why.HostProblem(error.problem)
         excluded = self.exclude(host, cause, now)[:1] if self._elastic is not None else []
-        self._rounds.lost(host.name, members)
-        failed = self._fail(cause, now, error=error) if members else []
-        return excluded + failed
+        self._rounds.lost(host.name)
+        if not has_members:
+            return Decision(excluded)
+        return Decision(excluded).also(self._fail(cause, now, error=error))
 
     def agent_ends(self, host: str, now: float) -> None:
         """Note that the host's agent ends its workers on its own account."""
-        for worker in self._workers.on(host):
-            worker.is_agents = True
-            self._workers.stop(worker, gently(self._spec.grace), now)
+        workers = self._workers.on(host)
+        for worker in workers:
+            worker.orders.is_by_agent = True
+        self._workers.stop(workers, gently(self._spec.grace), now)
 
-    def blame(self, problem: HvlaunchError, now: float) -> list[Action]:
+    def blame(self, problem: HvlaunchError, now: float) -> Decision:
         """Hosts can't work together: one of them is excluded, or the job ends."""
         culprit = problem.host
         hosts = self._rounds.next_hosts
@@ -310,52 +296,58 @@ class Policy:
             culprit = problem.other
         host = self._pool.get(culprit) if culprit is not None else None
         if self._elastic is None or host is None:
-            self.ending = Ending(error=problem)
-            return []
+            return Decision((), Ending(error=problem))
         if isinstance(problem, HostError):
             self._pool.errors[host.name] = problem
-        return self.exclude(host, why.HostProblem(problem.problem), now)
+        return Decision(self.exclude(host, why.HostProblem(problem.problem), now))
 
     def drain(self, now: float) -> list[Action]:
         """Workers whose slot has left the pool: those of a round get some time to reach a commit."""
         if self._elastic is None:
             return []
-        wanted: list[Action] = []
-        survivors = None
+        actions: list[Action] = []
         for worker in list(self._workers):
-            if worker.is_ending or self._rounds.is_wanted(worker, now):
+            if worker.is_ending or self._pool.has_slot(worker.seat, now):
                 if worker.drain_until is not None:
                     self._workers.drain(worker, None)
                 continue
             if worker.drain_until is None:
                 self._workers.drain(worker, now + self._elastic.drain_timeout)
             is_due = worker.drain_until is not None and now >= worker.drain_until
-            cause = why.SlotGone(worker.host)
-            if worker.is_waiting:
-                if survivors is None:
-                    survivors = any(
-                        one.has_state and self._rounds.is_wanted(one, now) for one in self._workers
-                    )
-                if survivors or is_due or not worker.has_state:
-                    wanted += self.leave([worker], cause, now)
-                    self._rounds.changed()
-            elif is_due or not self._rounds.is_member(worker):
-                if self._rounds.is_member(worker):
-                    wanted += self.break_round(cause, now)
-                if not worker.is_ending:
-                    wanted += self.stop([worker], gently(self._spec.grace), now)
-        return wanted
+            actions += self._drain(worker, now, is_due=is_due)
+        return actions
 
-    def find_hopeless(self) -> None:
-        """End the job where there will never be enough slots again."""
+    def _drain(self, worker: Worker, now: float, *, is_due: bool) -> list[Action]:
+        """Let the worker go, if nothing is lost by it or its time is over."""
+        cause = why.SlotGone(worker.host)
+        if worker.state is State.WAITING:
+            if not (is_due or not worker.has_state or self._has_survivors(now)):
+                return []
+            self._rounds.changed()
+            return self.dismiss([worker], cause, now)
+        is_member = self._rounds.is_member(worker)
+        if is_member and not is_due:
+            return []
+        actions = self._rounds.break_off(cause, now) if is_member else []
+        if not worker.is_ending:
+            actions += self._workers.stop([worker], gently(self._spec.grace), now)
+        return actions
+
+    def _has_survivors(self, now: float) -> bool:
+        """Whether any worker that may stay has what new ones need."""
+        return any(worker.has_state and self._pool.has_slot(worker.seat, now) for worker in self._workers)
+
+    def hopeless(self) -> Ending | None:
+        """Where there will never be enough slots again: how the job ends."""
         if self._elastic is None or self._elastic.discovers or self._pool.connecting:
-            return
+            return None
         if self._round is not None and self._round.state is RoundState.RUNNING:
-            return
+            return None
         left = self._pool.capacity([host for host in self._pool if not host.cooldown.is_for_good])
-        if left < self._elastic.min_np:
-            self.ending = Ending(error=self._pool.failure or NotEnoughSlots(self._elastic.min_np, left))
+        if left >= self._elastic.min_np:
+            return None
+        return Ending(error=self._pool.failure or NotEnoughSlots(self._elastic.min_np, left))
 
 
-def _ended(end: WorkerExit) -> why.WorkerEnded:
-    return why.WorkerEnded(end.rank, end.host, end.code, end.signal, end.not_started)
+def _ended(exit_: WorkerExit) -> why.WorkerEnded:
+    return why.WorkerEnded(exit_.rank, exit_.host, exit_.code, exit_.signal, exit_.not_started)

@@ -6,7 +6,7 @@ from enum import Enum
 from hvlaunch.errors import HostError, HostsFailed, HvlaunchError
 from hvlaunch.gloo.engine.cooldown import Cooldown
 from hvlaunch.gloo.engine.events import HostFacts
-from hvlaunch.hosts.placement import slots_of
+from hvlaunch.hosts.placement import Seat, slots_of
 from hvlaunch.job import Host
 
 __all__ = ["HostState", "Pool", "PoolHost"]
@@ -101,6 +101,11 @@ class Pool:
     def slots(self, host: PoolHost) -> int:
         """As many as it has, or is said to have; 1 where only its agent can count them."""
         return slots_of(host.host, self._slots_per_host, host.gpus)
+
+    def has_slot(self, seat: Seat, now: float) -> bool:
+        """Whether the slot is still one of the pool's, on a host that may be used."""
+        host = self._hosts.get(seat[0])
+        return host is not None and host.is_usable(now) and seat[1] < self.slots(host)
 
     def capacity(self, hosts: Sequence[PoolHost]) -> int:
         """All slots of these hosts."""

@@ -1,11 +1,11 @@
 """One round: its workers, who has left it, who has ended and how, who failed first; and whether another may follow. Pure."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from enum import Enum
 
 from hvlaunch.gloo.engine.causes import Cause, NoProgress, RestartsUsedUp
-from hvlaunch.hosts.placement import Placement, Seat
+from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import ElasticOptions, WorkerExit
 
 __all__ = ["FRUITFUL", "FRUITLESS_IN_A_ROW", "Restarts", "Round", "RoundState"]
@@ -47,11 +47,9 @@ class RoundState(Enum):
 class Round:
     """The workers of a round. Times are seconds of the driver's clock."""
 
-    def __init__(
-        self, number: int, places: Mapping[Seat, Placement], now: float, *, commit: int = -1
-    ) -> None:
+    def __init__(self, number: int, launches: Sequence[Launch], now: float, *, commit: int = -1) -> None:
         self.number = number
-        self.places = places
+        self.size = len(launches)
         self.started_at = now
         self.state = RoundState.RUNNING
         self.cause: Cause | None = None
@@ -64,9 +62,7 @@ class Round:
         """When all must have left it."""
         self.exits: dict[int, WorkerExit] = {}
         """By rank."""
-        self.staying = set(places)
-        """Whose workers have neither asked again nor ended."""
-        self.hosts = list(dict.fromkeys(host for host, _ in places))
+        self.hosts = list(dict.fromkeys(launch.host for launch in launches))
         """In order of rank."""
         self.commit_at = now
         self._first_commit = self.commit = commit

@@ -1,13 +1,14 @@
 """Who of the next round gets which place. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hvlaunch.gloo.engine.pool import PoolHost
+from hvlaunch.gloo.engine.round import Round
 from hvlaunch.gloo.engine.workers import Worker
-from hvlaunch.hosts.placement import Placement, Seat, seats
+from hvlaunch.hosts.placement import Launch, seats
 
-__all__ = ["Plan", "hand_over", "seated"]
+__all__ = ["Plan", "by_host", "hand_over", "in_order", "seated"]
 
 
 class Plan(NamedTuple):
@@ -15,7 +16,8 @@ class Plan(NamedTuple):
 
     hosts: list[PoolHost]
     """In order of rank."""
-    places: Mapping[Seat, Placement]
+    launches: Sequence[Launch]
+    """Likewise."""
     unreached: set[str]
     """Those that have not said yet where they reach the rendezvous."""
 
@@ -25,11 +27,25 @@ class Plan(NamedTuple):
         return tuple(host.name for host in self.hosts)
 
     @classmethod
-    def of(cls, hosts: Iterable[PoolHost], places: Mapping[Seat, Placement]) -> "Plan":
-        """A round on those of the hosts that the places are on."""
-        names = dict.fromkeys(host for host, _ in places)
+    def of(cls, hosts: Iterable[PoolHost], launches: Sequence[Launch]) -> "Plan":
+        """A round on those of the hosts that the launches are on."""
+        names = {launch.host for launch in launches}
         used = [host for host in hosts if host.name in names]
-        return cls(used, places, {host.name for host in used if not host.has_tried_rendezvous})
+        return cls(used, launches, {host.name for host in used if not host.has_tried_rendezvous})
+
+
+def by_host(launches: Iterable[Launch]) -> dict[str, list[Launch]]:
+    """The launches of each host, in their order."""
+    found: dict[str, list[Launch]] = {}
+    for launch in launches:
+        found.setdefault(launch.host, []).append(launch)
+    return found
+
+
+def in_order(hosts: Iterable[PoolHost], current: Round | None) -> list[PoolHost]:
+    """The hosts: those of the last round first, in their order; then as given."""
+    before = {name: index for index, name in enumerate(current.hosts)} if current is not None else {}
+    return sorted(hosts, key=lambda host: before.get(host.name, len(before)))
 
 
 def hand_over(new: list[Worker], leaving: list[Worker]) -> list[Worker]:
@@ -40,21 +56,21 @@ def hand_over(new: list[Worker], leaving: list[Worker]) -> list[Worker]:
     return [newest, *new, *(worker for worker in leaving if worker is not newest)]
 
 
-def seated(
-    hosts: Sequence[PoolHost], chosen: Sequence[Worker]
-) -> tuple[list[PoolHost], dict[Seat, Placement]]:
-    """The hosts in use and the places on them, in order of rank.
+def seated(hosts: Sequence[PoolHost], chosen: Sequence[Worker]) -> tuple[list[PoolHost], list[Launch]]:
+    """The hosts in use and who sits where on them, in order of rank.
 
     Hosts with survivors come first, else in the order given, and each host's workers slot by slot; but
     rank 0 is a survivor, if there is one.
     """
-    by_host: dict[str, list[Worker]] = {}
+    on: dict[str, list[Worker]] = {}
     for worker in sorted(chosen, key=lambda worker: worker.slot):
-        by_host.setdefault(worker.host, []).append(worker)
-    used = [host for host in hosts if host.name in by_host]
-    used.sort(key=lambda host: not any(worker.has_state for worker in by_host[host.name]))
-    first = by_host[used[0].name]
+        on.setdefault(worker.host, []).append(worker)
+    used = [host for host in hosts if host.name in on]
+    used.sort(key=lambda host: not any(worker.has_state for worker in on[host.name]))
+    first = on[used[0].name]
     survivor = next((worker for worker in first if worker.has_state), first[0])
     if not first[0].has_state:
         first.sort(key=lambda worker: worker is not survivor)
-    return used, seats((host.name, [worker.slot for worker in by_host[host.name]]) for host in used)
+    starts = {worker.seat: worker.start for worker in chosen}
+    places = seats((host.name, [worker.slot for worker in on[host.name]]) for host in used)
+    return used, [Launch(seat[1], starts[seat], place) for seat, place in places.items()]

@@ -1,22 +1,23 @@
 """How a round begins: workers are started in their slots, some early, or those that have asked are told their places. Pure."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action, HostNetwork
+from hvlaunch.gloo.engine.life import State
 from hvlaunch.gloo.engine.network import Wiring, candidates, interface_of
 from hvlaunch.gloo.engine.pool import Pool, PoolHost
 from hvlaunch.gloo.engine.round import Round
-from hvlaunch.gloo.engine.seating import Plan
+from hvlaunch.gloo.engine.seating import Plan, by_host
 from hvlaunch.gloo.engine.workers import Worker, Workers
-from hvlaunch.hosts.placement import Placement, place
+from hvlaunch.hosts.placement import Launch, place
 from hvlaunch.job import JobSpec
 
-__all__ = ["Beginning", "EarlyStart"]
+__all__ = ["EarlyStart", "Starter"]
 
 
-class Beginning:
+class Starter:
     """Brings workers into rounds whose hosts have found each other."""
 
     def __init__(self, workers: Workers, wiring: Wiring) -> None:
@@ -37,64 +38,41 @@ class Beginning:
         """Start all workers of a round, but for those on hosts where they were early."""
         first = plan.hosts[0]
         port = first.facts.master_port if first.facts is not None else 0
-        by_host: dict[str, dict[int, Placement]] = {}
-        for (name, slot), one in plan.places.items():
-            by_host.setdefault(name, {})[slot] = one
+        launches = by_host(plan.launches)
         starts: list[Action] = []
         for host in plan.hosts:
             if host.name not in early:
                 network = self._network(host, port)
-                starts += self.launch(host, by_host[host.name], network, current.number, now)
+                starts += self.launch(host, launches[host.name], network, current.number, State.WORKING, now)
         address = self._network(first, port).master_addr
-        return [tell.RoundStarting(current.number, len(plan.places), plan.names, address, port), *starts]
+        return [tell.RoundStarting(current.number, len(plan.launches), plan.names, address, port), *starts]
 
     def launch(
         self,
         host: PoolHost,
-        places: Mapping[int, Placement],
+        launches: Sequence[Launch],
         network: HostNetwork,
         number: int,
+        state: State,
         now: float,
-        *,
-        will_ask: bool = False,
     ) -> list[Action]:
-        """Start workers in these slots of a host: in the round, or to ask for a place in one from there on."""
+        """Start these workers of a host: WORKING in the round, or STARTING to ask for a place in one from there on."""
         if host.facts is None:
             return []
-        workers = [
-            self._workers.launch((host.name, slot), born=number, rank=one.rank, now=now)
-            for slot, one in places.items()
-        ]
-        for worker in workers:
-            if will_ask:
-                self._workers.starting.add(worker.seat)
-            else:
-                worker.round = number
-        starts = [worker.start for worker in workers]
-        return [do.Start(host.name, number, [*places.values()], network, host.facts, [*places], starts)]
+        for launch in launches:
+            self._workers.launch(launch, born=number, state=state, now=now)
+        return [do.Start(host.name, number, launches, network, host.facts)]
 
-    def place(self, plan: Plan, current: Round, newest: Worker) -> list[Action]:
+    def place(self, plan: Plan, current: Round, newest: Worker, now: float) -> list[Action]:
         """Tell those who asked their places; `newest` is the one of them that has the newest commit."""
-        workers = self._workers.of(plan.places)
-        for worker in workers:
-            worker.round = worker.last_round = current.number
-            worker.is_waiting = False
-            worker.rank = plan.places[worker.seat].rank
-            self._workers.cooldowns.pop(worker.seat, None)
         networks = {host.name: self._network(host, 0) for host in plan.hosts}
+        for launch in plan.launches:
+            self._workers.place(launch, current.number, now)
         return [
-            tell.RoundFormed(current.number, len(workers), plan.names, current.cause),
+            tell.RoundFormed(current.number, len(plan.launches), plan.names, current.cause),
             *(
-                do.Assign(
-                    worker.host,
-                    worker.slot,
-                    worker.start,
-                    current.number,
-                    plan.places[worker.seat],
-                    networks[worker.host],
-                    newest.rank,
-                )
-                for worker in workers
+                do.Assign(current.number, launch, networks[launch.host], newest.rank)
+                for launch in plan.launches
             ),
         ]
 
@@ -106,14 +84,13 @@ class EarlyStart:
     would rather have, and the host before it in the ring has reached such an address of its own.
     """
 
-    def __init__(self, places: Sequence[Placement], pool: Pool, wiring: Wiring) -> None:
+    def __init__(self, launches: Sequence[Launch], pool: Pool, wiring: Wiring) -> None:
         self._pool = pool
         self._wiring = wiring
-        self.places: dict[str, dict[int, Placement]] = {}
-        """Of each host, by slot."""
-        for one in places:
-            self.places.setdefault(one.host, {})[one.local_rank] = one
-        hosts = list(self.places)
+        self.launches = launches
+        """Of all hosts, in order of rank."""
+        self.on = by_host(launches)
+        hosts = list(self.on)
         self.first, *others = hosts
         self._previous = dict(zip(others, hosts, strict=False))
         self._next = {before: host for host, before in self._previous.items()}
@@ -126,7 +103,8 @@ class EarlyStart:
         is_known = len(hosts) > 1 and (spec.slots_per_host or all(host.host.slots for host in hosts))
         if spec.elastic is not None or spec.horovod or spec.network_interfaces or not is_known:
             return None
-        return cls(place([(host.name, pool.slots(host)) for host in hosts], spec.np), pool, wiring)
+        places = place([(host.name, pool.slots(host)) for host in hosts], spec.np)
+        return cls([Launch(at.local_rank, 0, at) for at in places], pool, wiring)
 
     def probes(self, host: PoolHost) -> list[Action]:
         """What can be tried now that the host is ready."""

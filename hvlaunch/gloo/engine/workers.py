@@ -1,85 +1,58 @@
-"""The workers that live, whether they are in a round or not, and how they are ended. Pure."""
+"""The workers that live, whether they are in a round or not. Pure."""
 
-import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from hvlaunch.gloo.engine.actions import Step
+from hvlaunch.gloo.engine.actions import Step, Stop
 from hvlaunch.gloo.engine.cooldown import Cooldown
 from hvlaunch.gloo.engine.events import WorkerExited, WorkerNotStarted
-from hvlaunch.hosts.placement import Seat
+from hvlaunch.gloo.engine.life import ENDING, Life, State, Trigger
+from hvlaunch.gloo.engine.stopping import Orders
+from hvlaunch.hosts.placement import Launch, Placement, Seat
 from hvlaunch.job import WorkerExit
 
-__all__ = ["AT_ONCE", "Worker", "Workers", "gently", "passing_on"]
-
-AT_ONCE = [Step(signal.SIGKILL, 0.0)]
-
-
-def gently(grace: float, after: float = 0.0) -> list[Step]:
-    """SIGTERM, and SIGKILL when the grace is over."""
-    return [Step(signal.SIGTERM, after), Step(signal.SIGKILL, after + grace)]
-
-
-def passing_on(interrupt: int, grace: float) -> list[Step]:
-    """The same after an interrupt: SIGINT is tried first, for half of the grace, where it was that."""
-    if interrupt != signal.SIGINT:
-        return gently(grace)
-    return [Step(signal.SIGINT, 0.0), Step(signal.SIGTERM, grace / 2), Step(signal.SIGKILL, grace)]
-
-
-_PATIENCE = 10.0
-"""Seconds after the last signal in which a worker must have ended."""
+__all__ = ["Worker", "Workers"]
 
 
 class Worker:
     """A process of the user's command. Times are seconds of the driver's clock."""
 
-    def __init__(self, seat: Seat, start: int, born: int, rank: int, now: float) -> None:
-        self.seat = seat
-        self.host, self.slot = seat
-        self.start = start
-        """How many workers its slot had before it."""
+    def __init__(self, launch: Launch, born: int, now: float, state: State) -> None:
+        self.launch = launch
+        """Where it sits, and its place: in its round, or as it may be in the one that it was started for."""
+        self.seat = self.host, self.slot = launch.seat
+        self.start = launch.start
         self.born = born
         """The round that it was started for."""
         self.born_at = now
-        self.rank = rank
-        self.round: int | None = None
-        """The round that it is in."""
+        self.round: int | None = born if state is State.WORKING else None
+        """The round that it is in, or was in when it was told to end."""
         self.last_round = -1
         """The last that it was in, as it says."""
         self.commit = -1
-        self.is_waiting = False
         self.beat_at: float | None = None
         self.drain_until: float | None = None
-        self.is_leaving = False
-        self.has_failed = False
-        """Whether its end is a failure though we caused it."""
-        self.is_agents = False
-        """Whether its agent stops it on its own account, and began with that before we heard of it."""
-        self.ends_by: float | None = None
-        self._stopped_at: float | None = None
-        self._stop_signals: set[int] = set()
-        self._killed_at: float | None = None
-        """When it was, or is, to be sent SIGKILL."""
+        """When it must have left its round, which it may do at its next commit; None: it may stay."""
+        self.orders = Orders()
+        self.life = Life(f"{self.host}/{self.slot}/{self.start}", state)
+
+    @property
+    def rank(self) -> int:
+        return self.launch.place.rank
+
+    @property
+    def state(self) -> State:
+        return self.life.state
 
     @property
     def is_ending(self) -> bool:
         """Whether it was told to end."""
-        return self._stopped_at is not None
+        return self.life.state in ENDING
 
     @property
     def has_state(self) -> bool:
         """Whether it was in a round."""
         return self.last_round >= 0
-
-    def stop(self, steps: Sequence[Step], now: float) -> None:
-        """Note that it was told to end."""
-        first, last = now + steps[0].after, now + steps[-1].after
-        self._stopped_at = first if self._stopped_at is None else min(self._stopped_at, first)
-        self._stop_signals.update(step.signal for step in steps)
-        kills = [now + step.after for step in steps if step.signal == signal.SIGKILL]
-        self._killed_at = min((at for at in (self._killed_at, *kills) if at is not None), default=None)
-        self.ends_by = last + _PATIENCE
 
     def ended(self, event: WorkerExited | WorkerNotStarted, since: float, now: float) -> WorkerExit:
         """How it ended, counted from `since`."""
@@ -100,19 +73,10 @@ class Worker:
         )
 
     def _was_stopped(self, event: WorkerExited) -> bool:
-        """Ended because we said so: after our signals, by one of them, or well. A SIGKILL before ours was another's."""
-        if self.has_failed:
+        """Whether it ended because we said so. The end of one that hangs is a failure all the same."""
+        if self.state is State.HANGING:
             return False
-        if self.is_leaving and event.code == 0:
-            return True
-        if self._stopped_at is None:
-            return False
-        is_ours = self.is_agents or (self._killed_at is not None and event.at >= self._killed_at)
-        asked = self._stop_signals - {signal.SIGKILL} | ({signal.SIGKILL} if is_ours else set())
-        by_signal = event.signal in asked or (event.code or 0) - 128 in asked
-        if event.at < self._stopped_at:
-            return self.is_agents and by_signal
-        return by_signal or event.code == 0
+        return (self.state is State.DISMISSED and event.code == 0) or self.orders.caused(event)
 
 
 class Workers:
@@ -121,11 +85,8 @@ class Workers:
     def __init__(self) -> None:
         self._live: dict[str, dict[int, Worker]] = {}
         self._started: Counter[Seat] = Counter()
+        self._by_state: dict[State, dict[Worker, None]] = {state: {} for state in State}
         self.size = 0
-        self.starting: set[Seat] = set()
-        """Those that have no place and have not asked for one."""
-        self.ending: set[Worker] = set()
-        """Those that were told to end."""
         self.draining: set[Worker] = set()
         """Those that are to leave at their next commit."""
         self.cooldowns: dict[Seat, Cooldown] = {}
@@ -144,34 +105,81 @@ class Workers:
         """Those that live in these seats, in their order."""
         return [worker for seat in seats if (worker := self.at(seat)) is not None]
 
-    @property
-    def hosts(self) -> list[str]:
-        """Where workers live."""
-        return [host for host, workers in self._live.items() if workers]
-
-    @property
-    def waiting(self) -> list[Worker]:
-        """Those that have asked for a place, and were not told to end."""
-        return [worker for worker in self if worker.is_waiting and not worker.is_ending]
-
-    def launch(self, seat: Seat, *, born: int, rank: int, now: float) -> Worker:
-        worker = Worker(seat, self._started[seat], born, rank, now)
-        self._started[seat] += 1
-        self._live.setdefault(worker.host, {})[worker.slot] = worker
-        self.size += 1
-        return worker
-
     def find(self, seat: Seat, start: int) -> Worker | None:
         """The worker, if it still lives."""
         worker = self.at(seat)
         return worker if worker is not None and worker.start == start else None
 
-    def stop(self, worker: Worker, steps: Sequence[Step], now: float) -> None:
-        """Note that the worker was told to end."""
-        worker.stop(steps, now)
-        self.ending.add(worker)
-        self.starting.discard(worker.seat)
-        self.draining.discard(worker)
+    @property
+    def hosts(self) -> list[str]:
+        """Where workers live."""
+        return [host for host, workers in self._live.items() if workers]
+
+    def count(self, state: State) -> int:
+        """How many are in this state."""
+        return len(self._by_state[state])
+
+    def within(self, *states: State) -> list[Worker]:
+        """Those in one of these states, by the time at which they came to it."""
+        return [worker for state in states for worker in self._by_state[state]]
+
+    @property
+    def living(self) -> list[Worker]:
+        """Those that were not told to end, host by host."""
+        return [worker for worker in self if not worker.is_ending]
+
+    @property
+    def waiting(self) -> list[Worker]:
+        """Those that have asked for a place and have none, host by host."""
+        return [worker for worker in self if worker.state is State.WAITING]
+
+    @property
+    def working(self) -> list[Worker]:
+        """Those of the round that have neither left it nor were told to end, in order of rank."""
+        return sorted(self._by_state[State.WORKING], key=lambda worker: worker.rank)
+
+    def next_launch(self, seat: Seat, place: Placement) -> Launch:
+        """How the seat's next worker is launched."""
+        return Launch(seat[1], self._started[seat], place)
+
+    def launch(self, launch: Launch, *, born: int, state: State, now: float) -> Worker:
+        """A new worker, which begins in this state: WORKING, or STARTING where it will ask for a place."""
+        worker = Worker(launch, born, now, state)
+        self._started[worker.seat] += 1
+        self._live.setdefault(worker.host, {})[worker.slot] = worker
+        self._by_state[state][worker] = None
+        self.size += 1
+        return worker
+
+    def place(self, launch: Launch, number: int, now: float) -> None:
+        """The worker that has asked gets its place in this round."""
+        worker = self._live[launch.host][launch.slot]
+        self.go(worker, Trigger.PLACED, now)
+        worker.launch = launch
+        worker.round = worker.last_round = number
+        self.cooldowns.pop(worker.seat, None)
+
+    def go(self, worker: Worker, trigger: Trigger, now: float) -> None:
+        """The worker's state changes. Raises InvalidTransition."""
+        before = worker.state
+        after = worker.life.go(trigger, now)
+        if after is not before:
+            del self._by_state[before][worker]
+            if after is not State.ENDED:
+                self._by_state[after][worker] = None
+        if after in ENDING:
+            self.draining.discard(worker)
+
+    def stop(
+        self, workers: Iterable[Worker], steps: Sequence[Step], now: float, trigger: Trigger = Trigger.STOPPED
+    ) -> list[Stop]:
+        """End these workers: what their hosts are to be told."""
+        slots: dict[str, list[int]] = {}
+        for worker in workers:
+            self.go(worker, trigger, now)
+            worker.orders.add(steps, now)
+            slots.setdefault(worker.host, []).append(worker.slot)
+        return [Stop(host, steps, numbers) for host, numbers in slots.items()]
 
     def drain(self, worker: Worker, until: float | None) -> None:
         """Let the worker leave at its next commit, or then at the latest; None: it may stay."""
@@ -181,23 +189,20 @@ class Workers:
         else:
             self.draining.add(worker)
 
-    def end(self, worker: Worker) -> None:
+    def end(self, worker: Worker, now: float, trigger: Trigger = Trigger.ENDED) -> None:
         """The worker is no more."""
+        self.go(worker, trigger, now)
         del self._live[worker.host][worker.slot]
-        self.starting.discard(worker.seat)
-        self.ending.discard(worker)
         self.draining.discard(worker)
         self.size -= 1
+
+    def lose(self, host: str, now: float) -> None:
+        """The host is gone, and its workers with it."""
+        for worker in self.on(host):
+            self.end(worker, now, Trigger.LOST)
 
     def forget_waits(self, host: str, now: float) -> None:
         """The host as a whole is excluded: when that is over, its slots wait no longer for reasons of their own."""
         for (name, _), cooldown in self.cooldowns.items():
             if name == host:
                 cooldown.cut_short(now)
-
-    def lose(self, host: str) -> list[Worker]:
-        """The host is gone, and these workers with it."""
-        lost = self.on(host)
-        for worker in lost:
-            self.end(worker)
-        return lost

@@ -60,15 +60,15 @@ class Narrator:
             self._wait(event, actions)
 
     def _start(self, start: do.Start) -> None:
-        size = start.places[0].size
+        size = start.launches[0].place.size
         if self._to_start is None:
             self._to_start = 0 if self._all_at_once else size
-        self._to_start -= len(start.places)
+        self._to_start -= len(start.launches)
         if not self._ranks and not self._quiet and self._shown is not None:
             first = min(part.start for part in self._shown)
             if first >= size:
                 self._say(f"--ranks: the job has only ranks 0-{size - 1}, so no output is shown")
-        self._ranks[start.host] = [place.rank for place in start.places]
+        self._ranks[start.host] = [launch.place.rank for launch in start.launches]
         if self._verbose:
             from hvlaunch.gloo.watch.sentences import start_detail  # noqa: PLC0415 (as above)
 

@@ -125,22 +125,22 @@ class Recorder:
         match action:
             case do.Start():
                 self._started_at = now
-                slots = zip(action.slots, action.places, strict=True)
-                self._ranks.update({(action.host, slot): one.rank for slot, one in slots})
+                self._ranks.update({launch.seat: launch.place.rank for launch in action.launches})
                 yield {
                     "type": "workers_starting",
                     "host": action.host,
                     "round": action.round,
-                    "ranks": [one.rank for one in action.places],
+                    "ranks": [launch.place.rank for launch in action.launches],
                     "master_addr": action.network.master_addr,
                     "master_port": action.network.master_port,
                     "interface": action.network.interface,
                 }
-            case do.Assign(host, slot, start, number, place):
+            case do.Assign(number, launch):
+                place = launch.place
                 self._started_at = now
-                self._ranks[host, slot] = place.rank
-                who = {"host": host, "rank": place.rank, "slot": slot, "start": start, "round": number}
-                yield {"type": "worker_placed", **who, "size": place.size}
+                self._ranks[launch.seat] = place.rank
+                who = {"host": place.host, "rank": place.rank, "slot": launch.slot, "start": launch.start}
+                yield {"type": "worker_placed", **who, "round": number, "size": place.size}
             case do.Leave(host, slot, start, cause):
                 who = {"host": host, "rank": self._ranks.get((host, slot)), "slot": slot, "start": start}
                 yield {"type": "worker_dismissed", **who, **_cause(cause)}

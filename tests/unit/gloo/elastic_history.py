@@ -36,11 +36,15 @@ def discovered(text: str) -> on.HostsDiscovered:
 
 def places(actions: list[do.Action]) -> dict[str, int]:
     """Who got which rank."""
-    return {f"{one.host}/{one.slot}": one.place.rank for one in actions if isinstance(one, do.Assign)}
+    return {
+        f"{one.launch.host}/{one.launch.slot}": one.launch.place.rank
+        for one in actions
+        if isinstance(one, do.Assign)
+    }
 
 
 def started(actions: list[do.Action]) -> list[str]:
-    return [f"{one.host}/{slot}" for one in actions if isinstance(one, do.Start) for slot in one.slots]
+    return [f"{one.host}/{slot}" for one in actions if isinstance(one, do.Start) for slot, *_ in one.launches]
 
 
 def excluded(job: History) -> list[tuple[str, float | None, str]]:
@@ -67,7 +71,7 @@ def training(text: str = "a:2,b:2", **options: object) -> History:
 
 def everyone(job: History) -> list[tuple[str, int]]:
     first = [start for start in job.of(do.Start) if start.round == 0]
-    return [(start.host, slot) for start in first for slot in start.slots]
+    return [(start.host, slot) for start in first for slot, *_ in start.launches]
 
 
 def pool(text: str, **options: object) -> History:

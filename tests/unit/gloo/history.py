@@ -130,10 +130,10 @@ class History:
     def born(self, host: str, slot: int) -> tuple[int, int]:
         """For which round a slot's newest worker was started, and as which one."""
         found = [
-            (start.round, count)
+            (start.round, launch.start)
             for start in self.of(do.Start)
-            for number, count in zip(start.slots, start.starts, strict=True)
-            if (start.host, number) == (host, slot)
+            for launch in start.launches
+            if launch.seat == (host, slot)
         ]
         return found[-1] if found else (0, 0)
 

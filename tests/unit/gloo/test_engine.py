@@ -32,7 +32,7 @@ def test_a_job_that_goes_well() -> None:
     assert not job.of(do.Start)
     job.wire()
     starts = job.of(do.Start)
-    assert [(start.host, [place.rank for place in start.places]) for start in starts] == [
+    assert [(start.host, [launch.place.rank for launch in start.launches]) for start in starts] == [
         ("a", [0, 1]),
         ("b", [2, 3]),
     ]
@@ -96,7 +96,7 @@ def test_np_below_the_slots_contacts_only_the_hosts_it_needs() -> None:
     job.names = ["a", "b"]
     job.start()
     assert [action.host.name for action in job.of(do.Connect)] == ["a", "b"]
-    assert [place.rank for start in job.of(do.Start) for place in start.places] == [0, 1, 2]
+    assert [launch.place.rank for start in job.of(do.Start) for launch in start.launches] == [0, 1, 2]
 
 
 def test_too_many_processes_is_known_before_anything_is_contacted() -> None:
@@ -110,7 +110,7 @@ def test_slots_left_out_are_the_gpus_and_unneeded_hosts_are_released_at_once() -
     actions = job.connect({"a": facts(1, gpus=4), "b": facts(2, gpus=4)})
     assert job.of(do.Release, actions) == [do.Release("b")]
     job.play(on.RendezvousReached("a", "10.0.0.100"))
-    assert [len(start.places) for start in job.of(do.Start)] == [4]
+    assert [len(start.launches) for start in job.of(do.Start)] == [4]
 
 
 def test_more_processes_than_gpus() -> None:
@@ -208,7 +208,11 @@ def early() -> History:
     assert job.play(on.HostProbed("b", "a", "10.0.0.1")) == []
     (start,) = job.play(on.HostProbed("a", "b", "10.0.0.2"))
     assert isinstance(start, do.Start)
-    assert (start.host, [one.rank for one in start.places], start.places[0].size) == ("b", [1, 2], 4)
+    assert (start.host, [launch.place.rank for launch in start.launches], start.launches[0].place.size) == (
+        "b",
+        [1, 2],
+        4,
+    )
     assert start.network.master_addr == "10.0.0.1"
     assert (start.network.master_port, start.network.interface) == (20001, "eth0")
     return job

@@ -37,7 +37,7 @@ def test_the_first_round_is_of_all_who_ask() -> None:
     actions = job.ask("a", 0)
     assert places(actions) == {"a/0": 0, "a/1": 1, "b/0": 2}
     (first, *_) = job.of(do.Assign, actions)
-    assert (first.round, first.root, first.place.size) == (0, 0, 3)
+    assert (first.round, first.root, first.launch.place.size) == (0, 0, 3)
     assert first.network.master_addr == "10.0.0.1"
     assert states(job) == ["INIT", "HEALTHY", "INIT", "HEALTHY"]
 
@@ -98,7 +98,11 @@ def test_rank_0_is_a_survivor_and_the_root_has_the_newest_commit() -> None:
     actions = job.ask("a", 1, 0, 5)
     assert places(actions) == {"a/1": 0, "a/0": 1, "b/0": 2}
     assert {one.root for one in job.of(do.Assign, actions)} == {2}
-    by_slot = {one.slot: one.place.local_rank for one in job.of(do.Assign, actions) if one.host == "a"}
+    by_slot = {
+        one.launch.slot: one.launch.place.local_rank
+        for one in job.of(do.Assign, actions)
+        if one.launch.host == "a"
+    }
     assert by_slot == {0: 0, 1: 1}
 
 
@@ -297,7 +301,9 @@ def test_workers_that_never_ask_are_stopped_and_started_anew() -> None:
     assert job.of(do.Stop, actions) == [do.Stop("a", GENTLE, [0])]
     actions = job.exit("a", 0, None, signal.SIGTERM, after=0.1)
     assert started(actions) == ["a/0", "b/0"]
-    assert [(start.round, list(start.starts)) for start in job.of(do.Start, actions)] == [(1, [1]), (1, [1])]
+    assert [
+        (start.round, [launch.start for launch in start.launches]) for start in job.of(do.Start, actions)
+    ] == [(1, [1]), (1, [1])]
     assert states(job)[-3:] == ["HEALTHY", "UNHEALTHY", "HEALTHY"]
     job.exit("a", 0)
     job.exit("b", 0)

@@ -1,6 +1,6 @@
 from hvlaunch.gloo.driver.horovod import addresses, scopes
 from hvlaunch.gloo.engine.actions import HostNetwork, Start
-from hvlaunch.hosts.placement import place
+from hvlaunch.hosts.placement import Launch, place
 from tests.unit.gloo.history import facts
 
 NETWORK = HostNetwork(master_addr="10.0.0.1", master_port=1, interface=None, rendezvous=None)
@@ -20,7 +20,9 @@ def test_the_scopes_are_those_of_horovods_placement() -> None:
 
 def test_connections_come_from_the_hosts_addresses_or_their_relay() -> None:
     told = facts(1, addresses={"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.1", "fd00::1"]})
-    start = Start("a", 0, place([("a", 1)], 1), NETWORK, told._replace(peer_address="192.0.2.7"), [0], [0])
+    start = Start(
+        "a", 0, [Launch(0, 0, place([("a", 1)], 1)[0])], NETWORK, told._replace(peer_address="192.0.2.7")
+    )
     assert addresses([start]) == {"10.0.0.1", "fd00::1", "192.0.2.7", "relay:a"}
     unknown = start._replace(facts=told._replace(peer_address=""))
     assert addresses([unknown]) == {"10.0.0.1", "fd00::1", "relay:a"}
@@ -28,5 +30,5 @@ def test_connections_come_from_the_hosts_addresses_or_their_relay() -> None:
 
 def test_the_drivers_own_machine_comes_by_its_loopback() -> None:
     told = facts(1, addresses={"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.1"]}, peer_address=None)
-    start = Start("localhost", 0, place([("localhost", 1)], 1), NETWORK, told, [0], [0])
+    start = Start("localhost", 0, [Launch(0, 0, place([("localhost", 1)], 1)[0])], NETWORK, told)
     assert addresses([start]) == {"127.0.0.1", "::1", "10.0.0.1", "relay:localhost"}

@@ -12,7 +12,7 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import HostNetwork
 from hvlaunch.gloo.watch.recorder import Recorder
-from hvlaunch.hosts.placement import place
+from hvlaunch.hosts.placement import Launch, place
 from hvlaunch.job import Host
 
 from .examples import CAUSES, FACTS, STOPPED
@@ -154,8 +154,8 @@ def elastic_job():
     one = place([("a", 1)])[0]
     network = HostNetwork(master_addr="m", master_port=0, interface=None, rendezvous=None)
     for event, actions in (
-        (on.HostsDiscovered([Host("a", 1)]), [do.Start("a", 0, [one], network, facts(1), [3], [2])]),
-        (on.WorkerAsked("a", 3, 2, -1, -1), [do.Assign("a", 3, 2, 1, one, network, 0)]),
+        (on.HostsDiscovered([Host("a", 1)]), [do.Start("a", 0, [Launch(3, 2, one)], network, facts(1))]),
+        (on.WorkerAsked("a", 3, 2, -1, -1), [do.Assign(1, Launch(3, 2, one), network, 0)]),
         (on.WorkerSuspended("a", 0, 3, 2), [do.Break(1, STOPPED), do.Change(2, why.MoreWorkers(2))]),
         (on.DiscoveryFailed(DiscoveryFailed("no cloud")), [do.GroupState("HEALTHY", 1)]),
         (on.WorkerBeat("a", 3, 2, 5), [do.Leave("a", 3, 2, why.TrainingDone())]),

@@ -9,7 +9,7 @@ from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.actions import HostNetwork
-from hvlaunch.hosts.placement import place
+from hvlaunch.hosts.placement import Launch, place
 from hvlaunch.rendezvous import Client
 from hvlaunch.rendezvous.rounds import ASKS, BEATS, PLACES, ROUNDS, Ask, Beat, Grant, Notice, decode, encode
 from hvlaunch.rendezvous.serving.server import RendezvousServer
@@ -59,7 +59,7 @@ def test_nonsense_is_no_event(rig, key, value):
 def test_places_and_the_fate_of_rounds_are_told(rig):
     network = HostNetwork(master_addr="10.0.0.1", master_port=0, interface="eth0", rendezvous=None)
     third = place([("a", 2), ("b", 1)])[2]
-    rig.roster.carry_out(do.Assign("b", 0, 4, 7, third, network, 0))
+    rig.roster.carry_out(do.Assign(7, Launch(0, 4, third), network, 0))
     grant = decode(Grant, rig.worker.wait(PLACES, "b/0/4", LONG))
     assert grant == Grant(7, 2, 3, 0, 1, 1, 2, "10.0.0.1", "eth0")
     rig.roster.carry_out(do.Leave("a", 1, 0, why.SlotGone("a")))

@@ -8,7 +8,7 @@ from hvlaunch.gloo.driver.start_frame import start_frame
 from hvlaunch.gloo.driver.worker_env import default_env, identity_env, shared_env
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine.actions import HostNetwork
-from hvlaunch.hosts.placement import place
+from hvlaunch.hosts.placement import Launch, place
 from tests.unit.gloo.history import facts, spec
 
 NETWORK = HostNetwork(
@@ -107,7 +107,7 @@ def test_threads(cpus: int, local_size: int, threads: str) -> None:
 
 def test_the_frame_carries_what_is_shared_once() -> None:
     job = spec("a:2", env={"BIG": "x" * 1000})
-    start = do.Start("a", 0, place([("a", 2)]), NETWORK, facts(1), [0, 1], [0, 0])
+    start = do.Start("a", 0, [Launch(at.local_rank, 0, at) for at in place([("a", 2)])], NETWORK, facts(1))
     header, body = start_frame(start, job, job_id="j0b", token="t0k")
     assert header == {"type": "start", "round": 0}
     assert body.count(b"x" * 1000) == 1
@@ -121,6 +121,6 @@ def test_the_frame_carries_what_is_shared_once() -> None:
     ("policy", "expected"), [("0", [True, False]), ("all", [True, True]), ("none", [False, False])]
 )
 def test_who_gets_stdin(policy: str, expected: list[bool]) -> None:
-    start = do.Start("a", 0, place([("a", 2)]), NETWORK, facts(1), [0, 1], [0, 0])
+    start = do.Start("a", 0, [Launch(at.local_rank, 0, at) for at in place([("a", 2)])], NETWORK, facts(1))
     _, body = start_frame(start, spec("a:2", stdin=policy), job_id="j", token="t")
     assert [worker["stdin"] for worker in json.loads(body)["workers"]] == expected

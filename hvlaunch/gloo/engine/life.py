@@ -1,0 +1,131 @@
+"""A worker's life: its states, and every way from one to another. What is not in the table is a defect. Pure.
+
+The form is that of h11's `_state.py`; the story that an InvalidTransition tells is dask's idea.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from hvlaunch.errors import Defect
+
+__all__ = ["ENDING", "LIVING", "TRANSITIONS", "InvalidTransition", "Life", "State", "Transition", "Trigger"]
+
+_REMEMBERED = 16
+
+
+class State(Enum):
+    STARTING = "was started to ask for a place, and has not asked yet"
+    WAITING = "has asked for a place, and has none"
+    WORKING = "is in a round"
+    DISMISSED = "waited for a place; was told that there is none, and to end well"
+    STOPPING = "was told to end"
+    HANGING = "did not do what it should, and is killed: its end is a failure"
+    ENDED = "is no more"
+
+
+class Trigger(Enum):
+    """What changes a worker's state."""
+
+    ASKED = "it asked for a place"
+    PLACED = "it was given a place in a round"
+    TAKEN_BACK = "the first worker asked: so the round that all were started for is still to come"
+    DISMISSED = "there is no place for it any more"
+    STOPPED = "it is to end"
+    HANGS = "it hangs"
+    ENDED = "its end was reported"
+    LOST = "its host is gone"
+
+
+_FROM_NOW_ON: Mapping[Trigger, State] = {
+    Trigger.STOPPED: State.STOPPING,
+    Trigger.HANGS: State.HANGING,
+    Trigger.ENDED: State.ENDED,
+    Trigger.LOST: State.ENDED,
+}
+"""What may come to every worker that was not told to end."""
+
+
+def _to_the_end(state: State) -> Mapping[Trigger, State]:
+    """What may come to a worker that was told to end: it stays what it is, until it is no more."""
+    return {
+        Trigger.STOPPED: state,
+        Trigger.TAKEN_BACK: state,
+        Trigger.ENDED: State.ENDED,
+        Trigger.LOST: State.ENDED,
+    }
+
+
+TRANSITIONS: dict[State, Mapping[Trigger, State]] = {
+    State.STARTING: {
+        Trigger.ASKED: State.WAITING,
+        **_FROM_NOW_ON,
+    },
+    State.WAITING: {
+        Trigger.ASKED: State.WAITING,
+        Trigger.PLACED: State.WORKING,
+        Trigger.DISMISSED: State.DISMISSED,
+        **_FROM_NOW_ON,
+    },
+    State.WORKING: {
+        Trigger.ASKED: State.WAITING,
+        Trigger.TAKEN_BACK: State.STARTING,
+        **_FROM_NOW_ON,
+    },
+    State.DISMISSED: _to_the_end(State.DISMISSED),
+    State.STOPPING: _to_the_end(State.STOPPING),
+    State.HANGING: _to_the_end(State.HANGING),
+    State.ENDED: {},
+}
+
+LIVING = (State.STARTING, State.WAITING, State.WORKING)
+"""Of workers that were not told to end."""
+ENDING = (State.DISMISSED, State.STOPPING, State.HANGING)
+"""Of those that were told to end, and have not ended."""
+
+
+class Transition(NamedTuple):
+    """One step of a life, at `when` (seconds of the driver's clock)."""
+
+    when: float
+    before: State
+    trigger: Trigger
+    after: State
+
+
+class InvalidTransition(Defect):
+    """The table has no such transition. `worker` names the worker, `story` has its last transitions."""
+
+    def __init__(
+        self, worker: str, state: State, trigger: Trigger, now: float, story: Sequence[Transition]
+    ) -> None:
+        steps = "; ".join(
+            f"{step.when - now:+.2f} s {step.before.name} -{step.trigger.name}-> {step.after.name}"
+            for step in story
+        )
+        super().__init__(
+            f"worker {worker} is {state.name}, where {trigger.name} can't come; before: {steps or 'nothing'}"
+        )
+        self.worker = worker
+        self.state = state
+        self.trigger = trigger
+        self.story = tuple(story)
+
+
+class Life:
+    """The state of one worker, and how it came to it. `worker` is for messages."""
+
+    def __init__(self, worker: str, state: State) -> None:
+        self._worker = worker
+        self.state = state
+        self.story: tuple[Transition, ...] = ()
+        """The last transitions, the oldest first."""
+
+    def go(self, trigger: Trigger, now: float) -> State:
+        """Take the way that the table has for the trigger; the new state. Raises InvalidTransition."""
+        after = TRANSITIONS[self.state].get(trigger)
+        if after is None:
+            raise InvalidTransition(self._worker, self.state, trigger, now, self.story)
+        self.story = (*self.story[1 - _REMEMBERED :], Transition(now, self.state, trigger, after))
+        self.state = after
+        return after

@@ -1,0 +1,142 @@
+"""The table of a worker's life, and what comes of a step that it does not have."""
+
+import pytest
+
+from hvlaunch.errors import EXIT_INTERNAL
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.life import ENDING, LIVING, TRANSITIONS, InvalidTransition, Life, State, Trigger
+from tests.unit.gloo.elastic_history import elastic, training
+from tests.unit.gloo.history import AT_ONCE, GENTLE, History, spec
+
+
+def break_table(monkeypatch: pytest.MonkeyPatch, state: State, *causes: Trigger) -> None:
+    """The table lacks these transitions from now on."""
+    left = {cause: after for cause, after in TRANSITIONS[state].items() if cause not in causes}
+    monkeypatch.setitem(TRANSITIONS, state, left)
+
+
+def test_every_state_is_in_the_table_and_can_be_reached_and_left() -> None:
+    assert set(TRANSITIONS) == set(State)
+    reached = {after for ways in TRANSITIONS.values() for after in ways.values()}
+    assert reached == set(State)
+    for state in (*LIVING, *ENDING):
+        assert TRANSITIONS[state][Trigger.LOST] is State.ENDED
+        assert TRANSITIONS[state][Trigger.ENDED] is State.ENDED
+
+
+def test_who_was_told_to_end_never_comes_back() -> None:
+    for state in ENDING:
+        assert set(TRANSITIONS[state].values()) <= {state, State.ENDED}
+    assert not TRANSITIONS[State.ENDED]
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("cause", Trigger)
+def test_only_what_the_table_has_can_happen(state: State, cause: Trigger) -> None:
+    life = Life("a/0/0", state)
+    after = TRANSITIONS[state].get(cause)
+    if after is None:
+        with pytest.raises(InvalidTransition):
+            life.go(cause, 1.0)
+        assert (life.state, life.story) == (state, ())
+    else:
+        assert life.go(cause, 1.0) is after is life.state
+
+
+def test_an_invalid_transition_tells_the_story_of_its_worker() -> None:
+    life = Life("gpu07/3/1", State.STARTING)
+    life.go(Trigger.ASKED, 12.0)
+    life.go(Trigger.PLACED, 12.5)
+    with pytest.raises(InvalidTransition) as caught:
+        life.go(Trigger.DISMISSED, 20.0)
+    error = caught.value
+    assert (error.worker, error.state, error.trigger) == ("gpu07/3/1", State.WORKING, Trigger.DISMISSED)
+    assert [(step.when, step.before, step.after) for step in error.story] == [
+        (12.0, State.STARTING, State.WAITING),
+        (12.5, State.WAITING, State.WORKING),
+    ]
+    assert str(error) == (
+        "worker gpu07/3/1 is WORKING, where DISMISSED can't come; before: "
+        "-8.00 s STARTING -ASKED-> WAITING; -7.50 s WAITING -PLACED-> WORKING"
+    )
+
+
+def test_only_the_last_transitions_are_remembered() -> None:
+    life = Life("a/0/0", State.WAITING)
+    for count in range(100):
+        life.go(Trigger.ASKED, float(count))
+    assert [step.when for step in life.story] == [float(count) for count in range(84, 100)]
+
+
+# A defect in a job
+
+
+def test_in_tests_a_defect_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = training("a:2")
+    break_table(monkeypatch, State.WORKING, Trigger.ENDED)
+    with pytest.raises(InvalidTransition):
+        job.exit("a", 0, code=1)
+
+
+def end_by_defect(job: History, event: on.Event) -> list[do.Action]:
+    actions = job.engine.handle_or_end(event, job.now)
+    job.actions += actions
+    return actions
+
+
+def test_in_a_job_a_defect_stops_the_workers_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = History(spec("a:2,b:1")).start()
+    with monkeypatch.context() as broken:
+        break_table(broken, State.WORKING, Trigger.ENDED)
+        actions = end_by_defect(job, on.WorkerExited("a", 0, 0, 1, None, job.now))
+    assert {stop.host for stop in job.of(do.Stop, actions)} == {"a", "b"}
+    assert all(list(stop.steps) == GENTLE for stop in job.of(do.Stop, actions))
+    for host, slot in (("a", 0), ("a", 1), ("b", 0)):
+        job.exit(host, slot, code=None, signal=15)
+    job.close()
+    assert job.result.exit_code == EXIT_INTERNAL
+    assert "worker a/0/0 is WORKING, where ENDED can't come" in str(job.result.error)
+
+
+def test_a_defect_while_all_is_stopped_leaves_the_rest_to_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = History(spec("a:2")).start()
+    job.play(on.Interrupted(2))
+    with monkeypatch.context() as broken:
+        break_table(broken, State.STOPPING, Trigger.ENDED)
+        actions = end_by_defect(job, on.WorkerExited("a", 0, 0, None, 2, job.now))
+    assert do.Abandon("a") in actions
+    assert job.result.error is not None
+
+
+def test_a_defect_in_how_workers_are_stopped_leaves_them_to_the_agents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = training("a:2")
+    with monkeypatch.context() as broken:
+        break_table(broken, State.WORKING, Trigger.ENDED, Trigger.STOPPED)
+        actions = end_by_defect(job, on.WorkerExited("a", 0, 0, 1, None, job.now))
+    assert do.Abandon("a") in actions
+    assert job.result.exit_code == EXIT_INTERNAL
+
+
+# Ways through the table that histories of jobs take
+
+
+def test_a_worker_that_hangs_is_killed_alone_and_its_peers_are_told() -> None:
+    job = training("a:2,b:1")
+    actions = job.play(on.WorkerSuspended("a", 0, 1))
+    assert job.of(do.Stop, actions) == [do.Stop("a", AT_ONCE, [1])]
+    assert job.of(do.Break, actions)
+
+
+def test_unmodified_workers_next_to_one_that_hangs_are_stopped_gently() -> None:
+    job = elastic("a:3")
+    job.start()
+    job.now += 60.0
+    actions = job.play(on.WorkerSuspended("a", 0, 1))
+    stops = job.of(do.Stop, actions)
+    assert [(list(stop.steps), list(stop.slots or ())) for stop in stops] == [
+        (GENTLE, [0, 2]),
+        (AT_ONCE, [1]),
+    ]
