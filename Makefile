@@ -16,10 +16,10 @@ HOST_TEST_JOBS ?= 4
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint format clean pythons system-packages
+.PHONY: help demo test lint format options-page clean pythons system-packages
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.installed-examples ## train the digits example with 2 workers on this machine
 	PATH="$(abspath $(BIN)):$$PATH" hvlaunch -np 2 python examples/ddp_digits.py
@@ -42,6 +42,10 @@ lint: $(VENV)/.installed-dev ## ruff, mypy, the layers, the agent's Python 3.8, 
 format: $(VENV)/.installed-dev ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
+
+options-page: $(VENV)/.installed-dev ## write docs/options.md, from the table of options
+	$(BIN)/python -m hvlaunch.cli.options_page > docs/options.md.new
+	mv docs/options.md.new docs/options.md
 
 clean: ## remove what was made, but for the virtual environment
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -76,7 +76,7 @@ def check_build(
             "rendezvous:",
             _line("httptools", version_of("httptools"), "reads requests"),
             _line("uvloop", version_of("uvloop"), "a faster event loop; pip install 'hvlaunch[uvloop]'"),
-            _line("prometheus", version_of("prometheus-client"), "tells its numbers, with prometheus-client"),
+            _line("prometheus", version_of("prometheus-client"), "the rendezvous' metrics"),
             "",
             "training:",
             _line("torch", version_of("torch"), "on this machine; the hosts use their own"),

@@ -20,7 +20,7 @@ _MASTER_PORT = "29500"  # torch's own default; a pasted command has no agent to 
 
 
 def launcher_plan(spec: JobSpec, options: MPIOptions, environ: Mapping[str, str]) -> str:
-    """The section as text. Variables that a shell here has as they are needed are not said again; secrets are masked.
+    """The section as text. Variables that a shell here has with the same value are left out; secrets are masked.
 
     Raises HvlaunchError where there is no such launcher, or it can't do what is asked for.
     """
@@ -41,10 +41,10 @@ def launcher_plan(spec: JobSpec, options: MPIOptions, environ: Mapping[str, str]
             rankfile=_RANKFILE,
         ),
     )
-    said = {name: value for name, value in {**env, **command.env}.items() if environ.get(name) != value}
-    words = [f"{quoted(name)}={_value(name, value)}" for name, value in sorted(said.items())]
+    missing = {name: value for name, value in {**env, **command.env}.items() if environ.get(name) != value}
+    words = [f"{quoted(name)}={_value(name, value)}" for name, value in sorted(missing.items())]
     words += [quoted(word) for word in command.argv]
-    title = f"as a command of {launcher}, to paste (hvlaunch itself starts its agents with it, and they the workers):"
+    title = f"as a command of {launcher}, to paste (with it hvlaunch itself starts its agents, which start the workers):"
     plan = f"{title}\n  {' '.join(words)}"
     if launcher.kind is not Kind.JSRUN:
         return plan

@@ -1,60 +1,377 @@
-"""What the command line said."""
+"""The options of hvlaunch, each declared once: the command line, JobSpec, help, completion and docs/options.md follow."""
 
-import argparse
+from pathlib import Path
+from typing import get_args
 
-from hvlaunch.job import ColorPolicy, HostKeyPolicy, LauncherName, RelayPolicy, SSHClient, StdinPolicy
+from hvlaunch.cli import values
+from hvlaunch.cli.option import Group, Option, Value
+from hvlaunch.cli.options_elastic import ELASTIC
+from hvlaunch.cli.options_ssh import SSH
+from hvlaunch.job import ColorPolicy, RelayPolicy, StdinPolicy
 
-__all__ = ["Options"]
+__all__ = ["GROUPS"]
 
+_HOSTS = Group(
+    "hosts",
+    pages=(
+        ("Hosts", "../README.md#hosts"),
+        ("jobs of schedulers", "mpi.md"),
+        ("firewalls", "rendezvous.md#what-to-open-in-a-firewall"),
+    ),
+    options=(
+        Option(
+            "hosts",
+            ("-H", "--hosts"),
+            "hosts and their slots, separated by commas",
+            Value(("HOST,...",), completion="hosts"),
+            default="the hosts of the scheduler's job around hvlaunch, else this machine with `-np` slots",
+            more="A host is `host`, `host:slots`, `user@host:slots`, a range such as `gpu[01-04]:8`, or an IPv6 address, "
+            "`[fe80::1]:4`.",
+            example="hvlaunch -np 8 -H gpu01:4,gpu02:4 python train.py",
+            repeats="join",
+            excludes="hosts",
+        ),
+        Option(
+            "hostfile",
+            ("-hostfile", "--hostfile"),
+            "file with one host on each line",
+            Value(("FILE",), completion="file"),
+            more="A line may also say the slots of the host and how it is reached. In an elastic job the file is read "
+            "again when it changes.",
+            example="hvlaunch -hostfile hosts python train.py",
+            excludes="hosts",
+        ),
+        Option(
+            "slots_per_host",
+            ("--slots-per-host",),
+            "slots of hosts for which none are given",
+            Value(("N",), values.slots),
+            field="slots_per_host",
+            default="the number of the host's GPUs, else 1",
+        ),
+        Option(
+            "no_scheduler",
+            ("--no-scheduler",),
+            "ignore the scheduler's job around hvlaunch",
+            more="Inside a job of Slurm, LSF, PBS, Grid Engine or the MPI operator, its hosts are used where neither `-H` "
+            "nor `-hostfile` names others.",
+        ),
+        Option(
+            "network_interfaces",
+            ("--network-interfaces", "--network-interface"),
+            "network interfaces for the workers",
+            Value(("NAME,NAME",)),
+            field="network_interfaces",
+            default="found by trying: each host connects to the others' addresses",
+            more="On each host the first of them that has an address is used, and nothing is tried.",
+            example="hvlaunch -H a:4,b:4 --network-interfaces ib0,eth0 python train.py",
+            repeats="list",
+            convert=values.names,
+        ),
+        Option(
+            "rendezvous_relay",
+            ("--rendezvous-relay",),
+            "how workers reach the rendezvous server",
+            Value(choices=get_args(RelayPolicy)),
+            field="relay",
+            more="`auto`: through the ssh connection where a host cannot connect to this machine; `always`: through the ssh "
+            "connection; `never`: directly.",
+        ),
+        Option(
+            "rendezvous_port",
+            ("--rendezvous-port",),
+            "this machine's port for the rendezvous server",
+            Value(("PORT",), values.port_or_any),
+            field="rendezvous_port",
+            default="a free port",
+            more="For a firewall in front of this machine.",
+        ),
+        Option(
+            "worker_port_range",
+            ("--worker-port-range",),
+            "ports of the workers, on every host",
+            Value(("LOW-HIGH",), values.ports),
+            field="worker_ports",
+            default="any",
+            more="For a firewall between the hosts. `MASTER_PORT` is one of them.",
+            example="hvlaunch -H a:4,b:4 --worker-port-range 29500-29599 python train.py",
+        ),
+    ),
+)
 
-class Options(argparse.Namespace):
-    """The flags as given; what is None was not said. `command` is the user's own, untouched."""
+_WORKERS = Group(
+    "workers",
+    pages=(("What a worker finds", "environment.md"), ("Horovod", "horovod.md")),
+    options=(
+        Option(
+            "np",
+            ("-np", "--num-proc"),
+            "number of workers",
+            values.NUMBER,
+            field="np",
+            default="one in every slot",
+            more="They fill the slots in the order of the hosts.",
+            example="hvlaunch -np 2 python train.py",
+        ),
+        Option(
+            "cwd",
+            ("--cwd",),
+            "working directory of the workers",
+            values.DIRECTORY,
+            default="this directory",
+            more="It is the same on every host. A relative one counts from this directory.",
+        ),
+        Option(
+            "stdin",
+            ("--stdin",),
+            "ranks that read hvlaunch's standard input",
+            Value(choices=get_args(StdinPolicy)),
+            field="stdin",
+            more="`0`: rank 0; `all`: every rank; `none`: no rank.",
+        ),
+        Option(
+            "horovod",
+            ("--horovod",),
+            "the command uses Horovod (`hvd.init`)",
+            field="horovod",
+            more="Its workers have no token: hvlaunch's rendezvous server answers them too, if they are on the job's hosts. "
+            "`HOROVOD_*` is passed on.",
+            example="hvlaunch --horovod -np 8 -H gpu01:4,gpu02:4 python train.py",
+        ),
+    ),
+)
 
-    np: int | None
-    hosts: str | None
-    hostfile: str | None
-    slots_per_host: int | None
-    no_scheduler: bool
-    network_interfaces: list[str]
-    rendezvous_relay: RelayPolicy
-    rendezvous_port: int
-    worker_port_range: tuple[int, int] | None
-    horovod: bool
-    min_np: int | None
-    max_np: int | None
-    host_discovery_script: str | None
-    max_restarts: int | None
-    spares: int | None
-    cooldown: tuple[float, float] | None
-    cwd: str | None
-    stdin: StdinPolicy
-    x: list[str]
-    env_file: list[str]
-    env: str | None
-    output_filename: str | None
-    prefix: str
-    prefix_timestamp: bool
-    color: ColorPolicy
-    ranks: tuple[range, ...] | None
-    merge: bool
-    events: str | None
-    verbose: bool
-    quiet: bool
-    ssh_port: int | None
-    ssh_identity_file: str | None
-    ssh_user: str | None
-    ssh_config: str | None
-    host_keys: HostKeyPolicy
-    ssh_client: SSHClient
-    connect_limit: int
-    remote_python: str | None
-    start_timeout: float
-    lease: float
-    grace: float
-    launcher: LauncherName | None
-    mpirun: str | None
-    mpi_args: list[str]
-    binding_args: list[str]
-    dry_run: bool
-    check_build: bool
-    command: tuple[str, ...]
+_ENVIRONMENT = Group(
+    "environment",
+    pages=(("The workers' environment", "environment.md#what-you-pass-on"),),
+    options=(
+        Option(
+            "x",
+            ("-x",),
+            "environment variable for the workers",
+            Value(("NAME[=VALUE]",), completion="variables"),
+            more="With `=VALUE` it has this value, else the value that it has here. A quoted pattern such as `'WANDB_*'` "
+            "passes on all variables that match.",
+            example="hvlaunch -np 2 -x WANDB_MODE -x NCCL_DEBUG=INFO python train.py",
+            repeats="list",
+        ),
+        Option(
+            "env_file",
+            ("--env-file",),
+            "file of variables, NAME=VALUE on each line",
+            values.FILE,
+            repeats="list",
+        ),
+        Option(
+            "env",
+            ("--env",),
+            "pass on all variables that other hosts can use",
+            Value(choices=("all",)),
+            default="`PATH`, `PYTHONPATH`, `NCCL_*` and some others",
+        ),
+    ),
+)
+
+_OUTPUT = Group(
+    "output",
+    pages=(("Output", "output.md"), ("Events", "events.md")),
+    options=(
+        Option(
+            "output_filename",
+            ("--output-filename",),
+            "directory for files with each worker's output",
+            values.DIRECTORY,
+            field="output_dir",
+            more="They are `DIR/rank.N/stdout` and `DIR/rank.N/stderr`. The output is shown here as well.",
+            example="hvlaunch -np 2 --output-filename logs python train.py",
+            convert=Path,
+        ),
+        Option(
+            "prefix",
+            ("--prefix",),
+            "text before each line of a worker",
+            Value(("TEMPLATE",)),
+            field="console.prefix",
+            more="Fields are `{rank}`, `{host}`, `{local_rank}`, `{time}` and `{stream}`, with formats such as `{rank:03}` or "
+            "`{time:%H:%M:%S}`.",
+            example="hvlaunch -np 2 --prefix '{time:%H:%M:%S} {host}/{local_rank} ' python train.py",
+        ),
+        Option(
+            "prefix_timestamp",
+            ("-prefix-timestamp", "--prefix-output-with-timestamp"),
+            "put the time before the prefix",
+        ),
+        Option(
+            "color",
+            ("--color",),
+            "colour of prefixes, one for each rank",
+            Value(choices=get_args(ColorPolicy)),
+            field="console.color",
+            more="`auto`: on a terminal, unless `NO_COLOR` is set.",
+        ),
+        Option(
+            "ranks",
+            ("--ranks",),
+            "ranks whose output is shown",
+            Value(("LIST",), values.ranks),
+            field="console.ranks",
+            default="all",
+            more="Files of output and the failure report have all ranks.",
+            example="hvlaunch -np 16 -H a:8,b:8 --ranks 0,8-15 python train.py",
+        ),
+        Option(
+            "merge",
+            ("--merge",),
+            "print equal lines of several ranks once",
+            field="console.merge",
+            more="Such a line has the set of its ranks. The lines must come at about the same time.",
+        ),
+        Option(
+            "events",
+            ("--events",),
+            "file to append a JSON object to for each event",
+            values.FILE,
+            field="events",
+            convert=Path,
+        ),
+        Option(
+            "quiet",
+            ("--quiet",),
+            "print only output, errors and failure report",
+            field="console.quiet",
+            excludes="loudness",
+        ),
+        Option(
+            "verbose",
+            ("--verbose",),
+            "print what hvlaunch does, and its tracebacks",
+            field="verbose",
+            excludes="loudness",
+        ),
+    ),
+)
+
+_ENDING = Group(
+    "ending",
+    pages=(("Exit codes", "exit-codes.md"), ("When something fails", "../README.md#when-something-fails")),
+    options=(
+        Option(
+            "grace",
+            ("--grace",),
+            "time between asking a worker to stop and killing it",
+            values.SECONDS,
+            field="grace",
+        ),
+        Option(
+            "lease",
+            ("--lease",),
+            "silence after which hvlaunch and a host give each other up",
+            values.SECONDS,
+            field="lease",
+            more="The host stops its workers then, and hvlaunch stops the job, or goes on without the host if the job is "
+            "elastic.",
+        ),
+    ),
+)
+
+_CONTROLLER = Group(
+    "controller",
+    about="The program that starts the workers.",
+    pages=(("mpirun, srun and jsrun", "mpi.md"),),
+    options=(
+        Option(
+            "launcher",
+            ("--gloo",),
+            "hvlaunch itself starts the workers (default)",
+            constant=None,
+            excludes="launcher",
+        ),
+        Option(
+            "launcher",
+            ("--mpi",),
+            "mpirun starts the workers",
+            more="It may be that of Open MPI, MPICH, Intel MPI, MVAPICH or IBM Spectrum MPI.",
+            example="hvlaunch --mpi -np 8 -H a:4,b:4 python train.py",
+            constant="mpirun",
+            excludes="launcher",
+        ),
+        Option(
+            "launcher",
+            ("--srun",),
+            "srun starts the workers, inside a job of Slurm",
+            example="hvlaunch --srun python train.py",
+            constant="srun",
+            excludes="launcher",
+        ),
+        Option(
+            "launcher",
+            ("--jsrun",),
+            "jsrun starts the workers, inside a job of LSF",
+            constant="jsrun",
+            excludes="launcher",
+        ),
+        Option(
+            "mpirun",
+            ("--mpirun",),
+            "the mpirun that `--mpi` calls",
+            Value(("PATH",), values.not_empty),
+            field="mpi.program",
+            default="the one on `PATH`",
+        ),
+        Option(
+            "mpi_args",
+            ("--mpi-args",),
+            "more options for the launcher, in one word",
+            values.WORDS,
+            field="mpi.args",
+            example="hvlaunch --mpi --mpi-args='--report-bindings' -np 2 python train.py",
+            repeats="list",
+            convert=values.flat,
+        ),
+        Option(
+            "binding_args",
+            ("--binding-args",),
+            "its options that bind workers to processors",
+            values.WORDS,
+            field="mpi.binding",
+            default="no worker is bound",
+            example="hvlaunch --mpi --binding-args='--bind-to core' -np 2 python train.py",
+            repeats="list",
+            convert=values.flat,
+        ),
+    ),
+)
+
+_GENERAL = Group(
+    "general",
+    pages=(("Shell completion", "output.md#shell-completion"),),
+    options=(
+        Option(
+            "dry_run",
+            ("--dry-run",),
+            "print what would be started, and start nothing",
+            more="These are the hosts, the ranks, the command and the environment. No host is connected to.",
+            example="hvlaunch --dry-run -np 8 -H gpu01:4,gpu02:4 python train.py",
+        ),
+        Option(
+            "check_build",
+            ("-cb", "--check-build"),
+            "print what this installation has",
+            more="Bug reports need it.",
+        ),
+        Option(
+            "print_completion",
+            ("--print-completion",),
+            "print a script that completes command lines",
+            Value(choices=("bash", "zsh", "tcsh")),
+            more="It is for this shell.",
+            question="completion",
+        ),
+        Option("help", ("-h",), "print a short help", question="short help"),
+        Option("help", ("--help",), "print all help, with examples and exit codes", question="help"),
+        Option("version", ("-v", "--version"), "print hvlaunch's version", question="version"),
+    ),
+)
+
+GROUPS = (_HOSTS, _WORKERS, _ENVIRONMENT, _OUTPUT, SSH, _ENDING, ELASTIC, _CONTROLLER, _GENERAL)
+"""All of them, in the order of help."""

@@ -83,13 +83,13 @@ def _host_lines(spec: JobSpec, hosts: Sequence[Host], is_local: Callable[[Host],
 def _way(spec: JobSpec, host: Host, is_local: Callable[[Host], bool]) -> str:
     if is_local(host):
         return "this machine, without ssh"
-    said = {
+    settings = {
         "user": host.user or spec.ssh.user,
         "port": host.port or spec.ssh.port,
         "address": host.address,
         "identity": host.identity or spec.ssh.identity,
     }
-    return ", ".join(["ssh", *(f"{word} {value}" for word, value in said.items() if value is not None)])
+    return ", ".join(["ssh", *(f"{word} {value}" for word, value in settings.items() if value is not None)])
 
 
 def _worker_lines(spec: JobSpec, places: Sequence[Placement] | None) -> list[str]:
@@ -102,8 +102,8 @@ def _worker_lines(spec: JobSpec, places: Sequence[Placement] | None) -> list[str
 
 
 def _environment_lines(spec: JobSpec, by_rank: Mapping[str, Sequence[str]]) -> list[str]:
-    one, other = (shared_env(network, spec.env, spec.worker_ports) for network in _NETWORKS)
-    known = {name: value if value == other[name] else _LATER for name, value in one.items()}
+    first, second = (shared_env(network, spec.env, spec.worker_ports) for network in _NETWORKS)
+    known = {name: value if value == second[name] else _LATER for name, value in first.items()}
     known |= {name: _DEFAULT for name in default_env(1, 1) if name not in spec.env}
     known |= {name: values[0] for name, values in by_rank.items() if _is_shared(values)}
     return [f"{shown(name)}={_value(name, known[name])}" for name in sorted(known)]
@@ -124,13 +124,13 @@ def _by_rank(spec: JobSpec, places: Sequence[Placement]) -> dict[str, list[str]]
     values: dict[str, list[str]] = {}
     for at in places:
         worker = worker_id(at.host, at.local_rank, 0)
-        one, other = (
+        first, second = (
             identity_env(at, worker=worker, job_id=mark, round_number=0, token=mark, scratch=mark)
             | elastic_env(spec.elastic)
             for mark in "ab"
         )
-        for name, value in one.items():
-            values.setdefault(name, []).append(value if value == other[name] else _LATER)
+        for name, value in first.items():
+            values.setdefault(name, []).append(value if value == second[name] else _LATER)
     return values
 
 

@@ -19,9 +19,9 @@ __all__ = ["main", "script"]
 
 _NAME = "hvlaunch-rendezvous"
 _DEFAULT_BIND = ":29400"  # torchrun's own
-_PLACE = re.compile(r"(?:(?P<host>[^\[\]:]*)|\[(?P<ipv6>[^\[\]]+)\]):(?P<port>[0-9]{1,5})")
+_ADDRESS = re.compile(r"(?:(?P<host>[^\[\]:]*)|\[(?P<ipv6>[^\[\]]+)\]):(?P<port>[0-9]{1,5})")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_DESCRIPTION = "Serve hvlaunch's rendezvous until SIGINT or SIGTERM. What it holds is gone then."
+_DESCRIPTION = "Serve hvlaunch's rendezvous until SIGINT or SIGTERM. Its values are lost then."
 _EPILOG = """\
 example, with the token file copied to, or shared by, all nodes:
   hvlaunch-rendezvous --token-file token
@@ -29,11 +29,11 @@ example, with the token file copied to, or shared by, all nodes:
 """
 
 
-def main(argv: Sequence[str] | None = None, *, until_told: Callable[[], object]) -> int:
-    """Serve as the command line says, until until_told() returns; the exit code, as docs/exit-codes.md has it."""
+def main(argv: Sequence[str] | None = None, *, wait: Callable[[], object]) -> int:
+    """Serve as the command line says, until wait() returns; the exit code, as docs/exit-codes.md has it."""
     try:
         options = _parser().parse_args(argv)
-        _serve(options.bind, options.token_file, until_told)
+        _serve(options.bind, options.token_file, wait)
     except HvlaunchError as error:
         _complain(str(error))
         return error.exit_code
@@ -49,7 +49,7 @@ def script() -> NoReturn:
     # Blocked in all threads, and waited for: no handler, so nothing that it could interrupt. nohup's stays ignored.
     ending = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)
-    sys.exit(main(until_told=lambda: signal.sigwait(ending)))
+    sys.exit(main(wait=lambda: signal.sigwait(ending)))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,29 +68,30 @@ def _parser() -> _Parser:
     parser.add_argument(
         "--bind",
         metavar="HOST:PORT",
-        type=_place,
+        type=_address,
         default=_DEFAULT_BIND,
-        help="where to listen, IPv6 in brackets; no HOST is every address, port 0 a free one; default: %(default)s",
+        help="where to listen: without HOST at every address, with port 0 at a free port; IPv6 is in brackets; "
+        "default: %(default)s",
     )
     parser.add_argument(
         "--token-file",
         metavar="FILE",
         type=Path,
         required=True,
-        help="has the token that every client must show; where there is no FILE, it is made, with a new token",
+        help="file with the token that every client must show; if there is no FILE, it is made with a new token",
     )
     parser.add_argument("--version", action="version", version=f"{_NAME} {__version__}")
     return parser
 
 
-def _place(text: str) -> tuple[str, int]:
-    match = _PLACE.fullmatch(text)
+def _address(text: str) -> tuple[str, int]:
+    match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65535:  # noqa: PLR2004 (of 16 bits)
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
     return match["host"] or match["ipv6"] or "", int(match["port"])
 
 
-def _serve(bind: tuple[str, int], token_file: Path, until_told: Callable[[], object]) -> None:
+def _serve(bind: tuple[str, int], token_file: Path, wait: Callable[[], object]) -> None:
     from hvlaunch.rendezvous.serving.server import RendezvousServer  # noqa: PLC0415 (--help needs none of it)
     from hvlaunch.rendezvous.token_file import make_token_file, read_token_file  # noqa: PLC0415 (as above)
 
@@ -102,7 +103,7 @@ def _serve(bind: tuple[str, int], token_file: Path, until_told: Callable[[], obj
         token, secrets.token_urlsafe(32), secrets.token_urlsafe(16), host=host, port=port
     ) as server:
         _say(f"serving on {_shown(host)}:{server.port}")
-        until_told()
+        wait()
 
 
 def _shown(host: str) -> str:

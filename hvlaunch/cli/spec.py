@@ -1,4 +1,7 @@
-"""From options to a job: the only place where flags, files and this process's environment meet."""
+"""From options to a job: the only place where flags, files and this process's environment meet.
+
+What an option sets by itself, the table of options says; here is what several decide together.
+"""
 
 import os
 from collections.abc import Mapping
@@ -7,13 +10,13 @@ from pathlib import Path, PurePosixPath
 
 from hvlaunch.cli.elastic import elastic_options
 from hvlaunch.cli.environment import MAX_STRING, user_env
-from hvlaunch.cli.options import Options
-from hvlaunch.cli.output import console_options
+from hvlaunch.cli.given import Options
+from hvlaunch.console.prefix import ASCTIME, Prefix
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.allocation import Allocation, allocation
 from hvlaunch.hosts.hostfile import read_hostfile
 from hvlaunch.hosts.parse import parse_hosts
-from hvlaunch.job import Host, JobSpec, MPIOptions, SSHOptions
+from hvlaunch.job import ConsoleOptions, Host, JobSpec, MPIOptions, SSHOptions
 
 __all__ = ["current_directory", "job_spec"]
 
@@ -32,34 +35,18 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         chosen=options.x,
         more=("HOROVOD_*",) if options.horovod else (),
     )
-    given = _allocation(options, environ)
+    scheduled = _allocation(options, environ)
     spec = JobSpec(
         command=options.command,
-        hosts=_hosts(options) if given is None else given.hosts,
-        allocation=None if given is None else given.origin,
+        hosts=_hosts(options) if scheduled is None else scheduled.hosts,
+        allocation=None if scheduled is None else scheduled.origin,
         cwd=_cwd(options.cwd, environ),
-        np=options.np,
         elastic=elastic_options(options),
-        slots_per_host=options.slots_per_host,
-        network_interfaces=tuple(
-            name.strip() for names in options.network_interfaces for name in names.split(",") if name.strip()
-        ),
-        horovod=options.horovod,
-        relay=options.rendezvous_relay,
-        rendezvous_port=options.rendezvous_port,
-        worker_ports=options.worker_port_range,
         env=env,
-        stdin=options.stdin,
-        output_dir=None if options.output_filename is None else Path(options.output_filename),
-        console=console_options(options),
-        events=None if options.events is None else Path(options.events),
-        ssh=_ssh(options, None if given is None else given.remote_agent),
+        console=_console(options),
+        ssh=_ssh(options, None if scheduled is None else scheduled.remote_agent),
         mpi=_mpi(options),
-        remote_python=options.remote_python,
-        start_timeout=options.start_timeout,
-        lease=options.lease,
-        grace=options.grace,
-        verbose=options.verbose,
+        **options.fields(),
     )
     return spec, warnings
 
@@ -75,24 +62,26 @@ def current_directory(environ: Mapping[str, str]) -> str:
         raise BadUsage(
             "the current directory is gone", hint="--cwd DIR, or hvlaunch from another directory"
         ) from None
-    said = environ.get("PWD", "")
+    by_shell = environ.get("PWD", "")
     try:
-        same = said.startswith("/") and Path(said).samefile(actual)
+        is_same = by_shell.startswith("/") and Path(by_shell).samefile(actual)
     except (OSError, ValueError):
-        same = False
-    return said if same else actual
+        is_same = False
+    return by_shell if is_same else actual
 
 
-def _cwd(said: str | None, environ: Mapping[str, str]) -> str:
-    if said is None:
+def _cwd(directory: str | None, environ: Mapping[str, str]) -> str:
+    if directory is None:
         return current_directory(environ)
-    return said if said.startswith("/") else str(PurePosixPath(current_directory(environ), said))
+    if directory.startswith("/"):
+        return directory
+    return str(PurePosixPath(current_directory(environ), directory))
 
 
 def _allocation(options: Options, environ: Mapping[str, str]) -> Allocation | None:
     """The scheduler's, where the user named no hosts. --slots-per-host comes before its slots."""
-    named = (options.hosts, options.hostfile, options.host_discovery_script)
-    if options.no_scheduler or any(one is not None for one in named):
+    names_hosts = options.given.keys() & {"hosts", "hostfile", "host_discovery_script"}
+    if names_hosts or options.no_scheduler:
         return None
     found = allocation(environ)
     if found is None or options.slots_per_host is None:
@@ -110,52 +99,30 @@ def _hosts(options: Options) -> tuple[Host, ...]:
     return (Host("localhost", slots=options.np),)
 
 
+def _console(options: Options) -> ConsoleOptions:
+    prefix = options.prefix
+    Prefix(prefix)  # raises BadUsage now, not when the first line comes
+    fields = options.fields("console")
+    if options.prefix_timestamp:
+        fields["prefix"] = ASCTIME + prefix
+    return ConsoleOptions(**fields)
+
+
 def _ssh(options: Options, remote_agent: str | None) -> SSHOptions:
-    return SSHOptions(
-        port=options.ssh_port,
-        user=options.ssh_user,
-        identity=_file(options.ssh_identity_file, "-i/--ssh-identity-file"),
-        config=_file(options.ssh_config, "--ssh-config"),
-        host_keys=options.host_keys,
-        client=options.ssh_client,
-        connect_limit=options.connect_limit,
-        remote_agent=remote_agent,
-    )
+    return SSHOptions(**{"remote_agent": remote_agent, **options.fields("ssh")})
 
 
 def _mpi(options: Options) -> MPIOptions | None:
-    if options.launcher is None:
-        for flag, said in (
-            ("--mpirun", options.mpirun),
-            ("--mpi-args", options.mpi_args),
-            ("--binding-args", options.binding_args),
-        ):
-            if said:
-                raise BadUsage(
-                    f"{flag} is for a launcher, and hvlaunch itself starts the workers", hint="--mpi"
-                )
+    launcher = options.launcher
+    if launcher is None:
+        for option in options.given_in("mpi"):
+            raise BadUsage(
+                f"{option.flag} is for a launcher, and hvlaunch itself starts the workers", hint="--mpi"
+            )
         return None
-    if options.launcher != "mpirun" and options.mpirun is not None:
-        raise BadUsage(f"--mpirun is for --mpi, and it is {options.launcher} that starts the workers")
-    return MPIOptions(
-        launcher=options.launcher,
-        program=options.mpirun,
-        args=tuple(word for words in options.mpi_args for word in words),
-        binding=tuple(word for words in options.binding_args for word in words),
-    )
-
-
-def _file(name: str | None, flag: str) -> Path | None:
-    if name is None:
-        return None
-    try:
-        path = Path(name).expanduser()
-        path.open("rb").close()
-    except OSError as error:
-        raise BadUsage(f"{flag} {name}: {(error.strerror or str(error)).lower()}") from None
-    except (RuntimeError, ValueError) as error:  # no home directory for the ~; a NUL in the path
-        raise BadUsage(f"{flag} {name!r}: {error}") from None
-    return path
+    if launcher != "mpirun" and options.mpirun is not None:
+        raise BadUsage(f"--mpirun is for --mpi, but {launcher} starts the workers")
+    return MPIOptions(launcher=launcher, **options.fields("mpi"))
 
 
 def _check_command(command: tuple[str, ...]) -> None:
@@ -167,5 +134,5 @@ def _check_command(command: tuple[str, ...]) -> None:
             raise BadUsage(
                 f"word {index + 1} of the command takes {size} bytes; no process can be started with more than "
                 f"{MAX_STRING - 1}",
-                hint="a file",
+                hint="pass it in a file",
             )

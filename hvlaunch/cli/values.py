@@ -1,27 +1,38 @@
-"""What flags take: texts, checked and turned into values. All raise argparse.ArgumentTypeError."""
+"""What options take: texts, checked and turned into values. All raise BadValue."""
 
-import argparse
 import math
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
+from hvlaunch.cli.option import BadValue, Value
 from hvlaunch.hosts.parse import MAX_SLOTS, is_user
 
 __all__ = [
+    "COUNT",
+    "DIRECTORY",
+    "FILE",
+    "NUMBER",
+    "PORT",
+    "SECONDS",
+    "WORDS",
     "count",
+    "flat",
+    "names",
+    "not_empty",
     "port",
     "port_or_any",
     "ports",
     "positive",
     "ranks",
+    "readable",
+    "rising",
     "seconds",
     "slots",
-    "some",
     "user",
     "words",
-    "workers",
 ]
 
 _MOST_WORKERS = 1 << 20  # more is a slip of the finger, and would eat the memory
@@ -31,21 +42,17 @@ _RANKS = r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?"
 _Number = TypeVar("_Number", int, float)
 
 
-def workers(text: str) -> int:
-    return _whole(text, most=_MOST_WORKERS)
-
-
 def count(text: str) -> int:
     """From 0."""
     return _whole(text, most=_MOST_WORKERS, least=0)
 
 
-def slots(text: str) -> int:
-    return _whole(text, most=MAX_SLOTS)
-
-
 def positive(text: str) -> int:
     return _whole(text, most=_MOST_WORKERS)
+
+
+def slots(text: str) -> int:
+    return _whole(text, most=MAX_SLOTS)
 
 
 def port(text: str) -> int:
@@ -53,33 +60,34 @@ def port(text: str) -> int:
 
 
 def port_or_any(text: str) -> int:
+    """From 0, which is any."""
     return _whole(text, most=_LAST_PORT, least=0)
 
 
 def ports(text: str) -> tuple[int, int]:
-    """The lowest and the highest of a range: `29500-29599`. Raises argparse.ArgumentTypeError."""
+    """The lowest and the highest of a range: `29500-29599`."""
     low, dash, high = text.partition("-")
     if not dash:
-        raise argparse.ArgumentTypeError(f"{text!r} is not LOW-HIGH")
+        raise BadValue(f"{text!r} is not LOW-HIGH")
     first, last = port(low), port(high)
     if last <= first:
-        raise argparse.ArgumentTypeError(f"{text!r} has not the two ports that each host needs")
+        raise BadValue(f"{text!r} does not have the two ports that each host needs")
     return first, last
 
 
 def _whole(text: str, *, most: int, least: int = 1) -> int:
     number = _number(text, int, "whole number")
     if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
+        raise BadValue(f"{text} is not between {least} and {most}")
     return number
 
 
 def seconds(text: str) -> float:
     number = _number(text, float, "number of seconds")
     if math.isnan(number) or number <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0 seconds")
+        raise BadValue(f"{text} is not more than 0 seconds")
     if number > _LONGEST:
-        raise argparse.ArgumentTypeError(f"{text} is more than {_LONGEST:.0f} seconds")
+        raise BadValue(f"{text} is more than {_LONGEST:.0f} seconds")
     return number
 
 
@@ -87,40 +95,78 @@ def _number(text: str, kind: Callable[[str], _Number], noun: str) -> _Number:
     try:
         return kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a {noun}") from None
+        raise BadValue(f"{text!r} is not a {noun}") from None
 
 
-def some(text: str) -> str:
+def not_empty(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("an empty string won't do")
+        raise BadValue("must not be empty")
     return text
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Several words in one, quoted as for a shell. Raises argparse.ArgumentTypeError."""
+    """Several words in one, quoted as for a shell."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {str(error).lower()}") from None
+        raise BadValue(f"{text!r}: {str(error).lower()}") from None
 
 
 def user(text: str) -> str:
     if not is_user(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a user name")
+        raise BadValue(f"{text!r} is not a user name")
     return text
 
 
 def ranks(text: str) -> tuple[range, ...]:
-    """Numbers, ranges with both ends included, and steps: `0,8-15`, `0-62/2`. Raises argparse.ArgumentTypeError."""
+    """Numbers, ranges with both ends included, and steps: `0,8-15`, `0-62/2`."""
     return tuple(_ranks_part(part.strip()) for part in text.split(","))
 
 
 def _ranks_part(text: str) -> range:
     found = re.fullmatch(_RANKS, text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a rank nor a range such as 8-15")
+        raise BadValue(f"{text!r} is neither a rank nor a range such as 8-15")
     first = int(found[1])
     last, step = int(found[2] or first), int(found[3] or 1)
     if last < first or step == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} has no rank in it")
+        raise BadValue(f"{text!r} has no rank in it")
     return range(first, last + 1, step)
+
+
+def readable(name: str) -> Path:
+    """The path of a file that can be read; `~` is the home directory."""
+    try:
+        path = Path(name).expanduser()
+        path.open("rb").close()
+    except OSError as error:
+        raise BadValue(f"{name}: {(error.strerror or str(error)).lower()}") from None
+    except (RuntimeError, ValueError) as error:  # no home directory for the ~; a NUL in the path
+        raise BadValue(f"{name!r}: {error}") from None
+    return path
+
+
+def names(lists: Iterable[str]) -> tuple[str, ...]:
+    """All names of lists with commas: `ib0, eth0`."""
+    return tuple(name.strip() for text in lists for name in text.split(",") if name.strip())
+
+
+def flat(groups: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(word for group in groups for word in group)
+
+
+def rising(pair: Sequence[float]) -> tuple[float, float]:
+    """Two numbers, of which the second is not the smaller."""
+    low, high = pair
+    if high < low:
+        raise BadValue(f"{low:g} {high:g}: the first number is larger than the second")
+    return low, high
+
+
+NUMBER = Value(("N",), positive)
+COUNT = Value(("N",), count)
+PORT = Value(("PORT",), port)
+SECONDS = Value(("SECONDS",), seconds, unit="s")
+WORDS = Value(("OPTIONS",), words)
+FILE = Value(("FILE",), not_empty, completion="file")
+DIRECTORY = Value(("DIR",), not_empty, completion="directory")

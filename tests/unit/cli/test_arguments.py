@@ -1,9 +1,12 @@
 """The flags, and where the user's command begins."""
 
+import re
+
 import pytest
 
 from hvlaunch import __version__
 from hvlaunch.cli.arguments import Answer, parse
+from hvlaunch.cli.options import GROUPS
 from hvlaunch.errors import BadUsage
 
 TRUE = ("true",)
@@ -156,7 +159,7 @@ def test_an_empty_word_is_a_command_and_no_flag():
         ("--color red true", "--color: invalid choice: 'red'"),
         ("--ranks 3-1 true", "--ranks: '3-1' has no rank in it"),
         ("--ranks a true", "--ranks: 'a' is neither a rank nor a range such as 8-15"),
-        ("--events= true", "--events: an empty string won't do"),
+        ("--events= true", "--events: must not be empty"),
         ("--quiet --verbose true", "--verbose: not allowed with argument --quiet"),
         ("--print-completion ksh", "--print-completion: invalid choice: 'ksh'"),
         ("--env some true", "--env: invalid choice: 'some'"),
@@ -164,7 +167,7 @@ def test_an_empty_word_is_a_command_and_no_flag():
         ("--ssh-user -oProxyCommand=x true", "--ssh-user: expected one argument"),
         ("--ssh-user=-oProxyCommand=x true", "--ssh-user: '-oProxyCommand=x' is not a user name"),
         ("--ssh-user= true", "--ssh-user: '' is not a user name"),
-        ("--cwd= true", "--cwd: an empty string won't do"),
+        ("--cwd= true", "--cwd: must not be empty"),
         ("--ho a true", "ambiguous option: --ho could match"),
         ("--gloo=1 true", "--gloo: ignored explicit argument '1'"),
         ("--bogus true", "unknown option '--bogus'; try: hvlaunch --help"),
@@ -173,7 +176,7 @@ def test_an_empty_word_is_a_command_and_no_flag():
         ("-z true", "unknown option '-z'"),
         ("--nproc_per_node=2 true", "unknown option '--nproc_per_node=2'; try: -np N for all workers"),
         ("--nnodes 2 true", "try: -H with the hosts (-H a:4,b:4), or hvlaunch --help"),
-        ("--rdzv-endpoint a:1 true", "try: nothing in its place"),
+        ("--rdzv-endpoint a:1 true", "try: not needed: hvlaunch sets it"),
         ("-m my.train", "try: python -m MODULE"),
     ],
 )
@@ -221,6 +224,19 @@ def test_help_fits_the_terminal_and_tells_of_every_flag(width, monkeypatch):
     assert all(line.split()[0] == "hvlaunch" for line in examples if line.startswith("    ")), "fit to paste"
     assert "gpu[01-04]:8" in text, "square brackets are no markup"
     assert "default: 60" in text
+
+
+def test_the_short_help_has_every_option_and_no_examples():
+    with pytest.raises(Answer) as caught:
+        parse(["-h"])
+    text = caught.value.text
+    assert max(map(len, text.splitlines())) <= 80
+    flags = {flag for group in GROUPS for option in group.options for flag in option.flags}
+    assert flags <= set(re.findall(r"(?:^  |, )(-[-\w]+)", text, re.MULTILINE))
+    assert all(f"\n{group.title}:\n" in text for group in GROUPS)
+    assert "time to connect to all hosts (60 s)\n" in text
+    assert "exit codes:" not in text
+    assert "hvlaunch --help says more" in text
 
 
 def test_help_wins_over_an_unknown_flag():

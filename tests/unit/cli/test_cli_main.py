@@ -19,7 +19,7 @@ ROOT = Path(hvlaunch.__file__).parents[1]
 
 
 class FakeDriver:
-    """Notes the spec, and ends as told."""
+    """Keeps the spec, and ends with this code, or this error."""
 
     def __init__(self, code=0, error=None, words=None):
         self.code = code

@@ -1,5 +1,6 @@
 """--print-completion: the scripts are tried in their shells."""
 
+import re
 import shutil
 import subprocess
 
@@ -58,7 +59,7 @@ def test_bash(complete, words, offered):
     assert set(offered) <= set(found)
     assert bool(found) is bool(offered)
     if words[-1]:
-        assert all(one.startswith(words[-1]) for one in found)
+        assert all(word.startswith(words[-1]) for word in found)
 
 
 def test_environment_variables_are_offered(complete, monkeypatch):
@@ -93,7 +94,7 @@ def test_every_long_flag_is_in_it(shell):
     with pytest.raises(Answer) as caught:
         parse(["--help"])
     lines = [line for line in caught.value.text.splitlines() if line.startswith("  -")]
-    flags = {word for line in lines for word in line.replace(",", " ").split() if word.startswith("--")}
+    flags = {word for line in lines for word in re.sub("[,.]", " ", line).split() if word.startswith("--")}
     text = script(shell)
     assert {"--prefix", "--hosts", "--lease"} <= flags
     assert [flag for flag in sorted(flags) if flag[2:] not in text] == []

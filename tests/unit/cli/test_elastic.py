@@ -60,7 +60,7 @@ def test_a_hostfile_is_a_pool_and_a_script_leaves_the_hosts_open(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--min-np", "5", "-np", "4"], "--min-np 5 is more than -np 4"),
         (["-np", "9", "--max-np", "8"], "-np 9 is more than --max-np 8"),
@@ -69,15 +69,18 @@ def test_a_hostfile_is_a_pool_and_a_script_leaves_the_hosts_open(tmp_path):
         (["--host-discovery-script", "x", "-H", "a"], "not from both"),
         (["--blacklist-cooldown-range", "1", "2"], "--blacklist-cooldown-range is for elastic jobs"),
         (["-np", "2", "--worker-timeout", "30"], "--worker-timeout is for elastic jobs"),
-        (["--min-np", "1", "--blacklist-cooldown-range", "9", "2"], "the first is the larger"),
+        (
+            ["--min-np", "1", "--blacklist-cooldown-range", "9", "2"],
+            "the first number is larger than the second",
+        ),
         (["--min-np", "1", "--mpi"], "hvlaunch's own controller"),
         (["--min-np", "1", "--horovod"], "static jobs"),
     ],
 )
-def test_what_can_not_be(flags, said):
+def test_what_can_not_be(flags, message):
     with pytest.raises(BadUsage) as caught:
         spec(*flags)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.exit_code == 2
 
 

@@ -91,15 +91,15 @@ def in_double_quotes(value):
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0"))))
-def test_every_value_survives_double_quotes(wanted):
-    text = "\n".join(f"V{index}={in_double_quotes(value)} # c" for index, value in enumerate(wanted))
-    assert list(values(text).values()) == wanted
+def test_every_value_survives_double_quotes(contents):
+    text = "\n".join(f"V{index}={in_double_quotes(value)} # c" for index, value in enumerate(contents))
+    assert list(values(text).values()) == contents
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0'"))))
-def test_every_value_without_an_apostrophe_survives_single_quotes(wanted):
-    text = "\n".join(f"export V{index}='{value}'" for index, value in enumerate(wanted))
-    assert list(values(text).values()) == wanted
+def test_every_value_without_an_apostrophe_survives_single_quotes(contents):
+    text = "\n".join(f"export V{index}='{value}'" for index, value in enumerate(contents))
+    assert list(values(text).values()) == contents
 
 
 @given(st.text())

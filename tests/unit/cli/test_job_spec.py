@@ -168,10 +168,10 @@ def test_the_directory_is_named_as_the_users_shell_names_it(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"), [("/data", "/data"), ("sub/x", "{}/sub/x"), ("..", "{}/.."), (".", "{}")]
+    ("directory", "expected"), [("/data", "/data"), ("sub/x", "{}/sub/x"), ("..", "{}/.."), (".", "{}")]
 )
-def test_cwd_may_be_relative_to_this_directory(here, said, expected):
-    assert spec_of(f"--cwd {said} true").cwd == expected.format(here)
+def test_cwd_may_be_relative_to_this_directory(here, directory, expected):
+    assert spec_of(f"--cwd {directory} true").cwd == expected.format(here)
 
 
 def test_a_directory_that_is_gone_is_an_error_unless_another_is_named(tmp_path, monkeypatch):

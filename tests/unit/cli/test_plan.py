@@ -16,8 +16,8 @@ from hvlaunch.job import Host, JobSpec, SSHOptions
 LATER = "(known once connected)"
 
 
-def spec(*hosts, **said):
-    return JobSpec(**{"command": ("python", "train.py"), "hosts": hosts, "cwd": "/data", **said})
+def spec(*hosts, **fields):
+    return JobSpec(**{"command": ("python", "train.py"), "hosts": hosts, "cwd": "/data", **fields})
 
 
 def sections(spec, local=()):

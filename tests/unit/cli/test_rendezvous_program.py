@@ -30,11 +30,11 @@ def start():
             text=True,
         )
         processes.append(process)
-        said = ""
+        printed = ""
         for line in process.stdout:
-            said += line
+            printed += line
             if "serving on " in line:
-                return process, said, line.split("serving on ")[1].strip()
+                return process, printed, line.split("serving on ")[1].strip()
         pytest.fail(f"it ended with {process.wait(60)}: {process.stderr.read()}")
 
     yield start_program
@@ -46,11 +46,11 @@ def start():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_serves_until_it_is_told_to_end(start, tmp_path, number):
     file = tmp_path / "token"
-    process, said, place = start("--bind", "127.0.0.1:0", "--token-file", str(file))
-    assert f"{file} has a new token\n" in said
+    process, printed, place = start("--bind", "127.0.0.1:0", "--token-file", str(file))
+    assert f"{file} has a new token\n" in printed
     assert file.stat().st_mode & 0o777 == 0o600
     token = file.read_text().strip()
-    assert token not in said
+    assert token not in printed
     with Client(f"http://{place}", token) as client:
         client.put("s", "k", b"v")
         assert client.get("s", "k") == b"v"
@@ -68,8 +68,8 @@ def test_the_token_stays_and_the_values_do_not(start, tmp_path):
     file.write_text("  a-token-of-the-user\n")
     file.chmod(0o640)
     for _ in range(2):
-        process, said, place = start("--bind", "127.0.0.1:0", "--token-file", str(file))
-        assert "new token" not in said
+        process, printed, place = start("--bind", "127.0.0.1:0", "--token-file", str(file))
+        assert "new token" not in printed
         with Client(f"http://{place}", "a-token-of-the-user") as client:
             assert client.get("s", "k") is None
             client.put("s", "k", b"v")
@@ -99,7 +99,7 @@ def test_ipv6(start, tmp_path, bind):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("", "the following arguments are required: --token-file; try: hvlaunch-rendezvous --help"),
         ("--token-file t --bind 1.2.3.4", "--bind: '1.2.3.4' is not HOST:PORT; try: hvlaunch-rendezvous --help"),
@@ -114,7 +114,7 @@ def test_ipv6(start, tmp_path, bind):
         ("--token-file good --bind 192.0.2.1:0", f"the rendezvous {NOT_OURS}; try: another port"),
     ],
 )  # fmt: skip
-def test_each_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, words, said):
+def test_each_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     for name, text, mode in (
         ("open", "a-token-of-the-user", 0o644),
@@ -124,12 +124,12 @@ def test_each_mistake_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys,
     ):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(mode)
-    assert main(words.split(), until_told=pytest.fail) == 2
-    assert capsys.readouterr().err == f"hvlaunch-rendezvous: {said}\n"
+    assert main(words.split(), wait=pytest.fail) == 2
+    assert capsys.readouterr().err == f"hvlaunch-rendezvous: {message}\n"
 
 
 def test_a_port_that_is_in_use(start, tmp_path, capsys):
     file = tmp_path / "token"
     _, _, place = start("--bind", "127.0.0.1:0", "--token-file", str(file))
-    assert main(["--bind", place, "--token-file", str(file)], until_told=pytest.fail) == 2
+    assert main(["--bind", place, "--token-file", str(file)], wait=pytest.fail) == 2
     assert "Address already in use; try: another port\n" in capsys.readouterr().err

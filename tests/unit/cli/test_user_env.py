@@ -121,9 +121,9 @@ def test_a_variable_without_a_name_is_left_alone():
 
 
 def test_nothing_that_makes_a_worker_what_it_is_comes_from_the_user():
-    one = place([("a", 1)])[0]
+    placement = place([("a", 1)])[0]
     network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
-    own = identity_env(one, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s")
+    own = identity_env(placement, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s")
     never_the_users = own.keys() | {
         name
         for name, value in shared_env(network, dict.fromkeys(shared_env(network, {}), "user")).items()
@@ -137,10 +137,10 @@ def test_nothing_that_makes_a_worker_what_it_is_comes_from_the_user():
 
 
 def test_hvlaunch_sets_all_that_it_says_it_sets():
-    one = place([("a", 1)])[0]
+    placement = place([("a", 1)])[0]
     network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
     names = (
-        identity_env(one, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s").keys()
+        identity_env(placement, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s").keys()
         | shared_env(network, {}).keys()
     )
     assert {name for name in SET_BY_HVLAUNCH if "*" not in name} <= names
@@ -155,11 +155,11 @@ def test_x_may_name_what_is_not_forwarded(name):
 
 
 def test_later_wins_over_earlier(tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.write_text("B=one\nC=one\nD=one\n")
-    two.write_text("C=two\nD=two\n")
+    first, second = tmp_path / "one", tmp_path / "two"
+    first.write_text("B=one\nC=one\nD=one\n")
+    second.write_text("C=two\nD=two\n")
     environ = {"NCCL_A": "environ", "B": "environ", "D": "environ"}
-    assert passed(environ, "NCCL_A=x", "D=x", "D", files=[one, two]) == {
+    assert passed(environ, "NCCL_A=x", "D=x", "D", files=[first, second]) == {
         "NCCL_A": "x",
         "B": "one",
         "C": "two",
@@ -201,15 +201,15 @@ VALUES = st.binary().filter(lambda raw: b"\0" not in raw).map(os.fsdecode)
 
 
 @given(st.dictionaries(NAMES, VALUES))
-def test_every_value_arrives_unchanged(wanted):
-    assert passed({}, *(f"{name}={value}" for name, value in wanted.items())) == wanted
-    assert passed(wanted, *wanted) == wanted
+def test_every_value_arrives_unchanged(variables):
+    assert passed({}, *(f"{name}={value}" for name, value in variables.items())) == variables
+    assert passed(variables, *variables) == variables
 
 
 def test_ten_thousand_variables():
-    wanted = {f"V{n}": str(n) for n in range(10_000)}
-    assert passed(wanted, "V*") == wanted
-    assert passed(wanted, mode="all") == wanted
+    variables = {f"V{n}": str(n) for n in range(10_000)}
+    assert passed(variables, "V*") == variables
+    assert passed(variables, mode="all") == variables
 
 
 @pytest.mark.parametrize(
@@ -322,9 +322,9 @@ DOCS = (Path(__file__).parents[3] / "docs/environment.md").read_text()
 
 
 def test_the_page_for_users_has_every_variable():
-    one = place([("a", 1)])[0]
+    placement = place([("a", 1)])[0]
     network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
-    names = identity_env(one, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s").keys()
+    names = identity_env(placement, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s").keys()
     names |= shared_env(network, {}, (1, 2)).keys() | default_env(1, 1).keys()
     names |= elastic_env(ElasticOptions(min_np=1)).keys()
     table = DOCS.partition("## What a worker finds")[2].partition("## What you pass on")[0]

@@ -1,10 +1,9 @@
 """What flags take; the rest of them is in test_arguments.py."""
 
-import argparse
-
 import pytest
 
 from hvlaunch.cli import values
+from hvlaunch.cli.option import BadValue
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,7 @@ def test_a_large_range_costs_nothing():
     "text", ["", ",", "0,", "-1", "1-", "3-1", "0-4/0", "0/2", "a", "0..3", "1 2", "٣", "1" * 10, "[0-3]"]
 )
 def test_no_ranks(text):
-    with pytest.raises(argparse.ArgumentTypeError, match=r"has no rank in it|is neither a rank nor a range"):
+    with pytest.raises(BadValue, match=r"has no rank in it|is neither a rank nor a range"):
         values.ranks(text)
 
 
@@ -47,18 +46,18 @@ def test_ports(text, ports):
     "text", ["", "1", "-", "1-", "-1", "0-5", "5-65536", "5-5", "6-5", "a-b", "1-2-3", "1:2"]
 )
 def test_no_ports(text):
-    with pytest.raises(argparse.ArgumentTypeError, match=r"is not|has not the two ports"):
+    with pytest.raises(BadValue, match=r"is not|does not have the two ports"):
         values.ports(text)
 
 
 def test_a_port_may_be_any():
     assert [values.port_or_any(text) for text in ("0", "1", "65535")] == [0, 1, 65535]
     for text in ("-1", "65536", "x"):
-        with pytest.raises(argparse.ArgumentTypeError):
+        with pytest.raises(BadValue):
             values.port_or_any(text)
 
 
 def test_words():
     assert values.words("--bind-to core 'a b'") == ("--bind-to", "core", "a b")
-    with pytest.raises(argparse.ArgumentTypeError, match="no closing quotation"):
+    with pytest.raises(BadValue, match="no closing quotation"):
         values.words("a 'b")

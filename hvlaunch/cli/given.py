@@ -1,0 +1,70 @@
+"""What the command line says: the options that it has, what holds for all others, and the user's command."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvlaunch.cli.option import BadValue, Group, Option
+from hvlaunch.errors import BadUsage
+from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
+
+__all__ = ["Options", "default_of"]
+
+_PARTS = {
+    "": JobSpec,
+    "console": ConsoleOptions,
+    "elastic": ElasticOptions,
+    "mpi": MPIOptions,
+    "ssh": SSHOptions,
+}
+
+
+class Options:
+    """The options by name: `options.grace` is what was given, else its default.
+
+    `given` has the given ones alone, `command` is the user's own, untouched.
+    """
+
+    def __init__(self, given: Mapping[str, Any], command: Sequence[str], groups: Sequence[Group]) -> None:
+        self.given = given
+        self.command = tuple(command)
+        self._options = {option.name: option for group in groups for option in group.options}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.given:
+            return self.given[name]
+        if name not in self._options:
+            raise AttributeError(name)
+        return default_of(self._options[name])
+
+    def given_in(self, part: str) -> list[Option]:
+        """The given ones that set a field in this part of a JobSpec: `ssh`; the empty part is the JobSpec itself."""
+        return [
+            option
+            for name, option in self._options.items()
+            if option.field and option.part == part and name in self.given
+        ]
+
+    def fields(self, part: str = "") -> dict[str, Any]:
+        """What they set there, by field. Raises BadUsage."""
+        return {option.field.rpartition(".")[2]: self._converted(option) for option in self.given_in(part)}
+
+    def _converted(self, option: Option) -> Any:
+        value = self.given[option.name]
+        if option.convert is None:
+            return value
+        try:
+            return option.convert(value)
+        except BadValue as error:
+            raise BadUsage(f"{option.flag} {error}") from None
+
+
+def default_of(option: Option) -> Any:
+    """The value that holds where the option is not given; None where something else decides."""
+    if option.repeats == "list":
+        return []
+    if not option.field:
+        return False if option.value is None and option.constant is True else None
+    name = option.field.rpartition(".")[2]
+    (field,) = (field for field in dataclasses.fields(_PARTS[option.part]) if field.name == name)
+    return None if field.default is dataclasses.MISSING else field.default

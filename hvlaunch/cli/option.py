@@ -1,0 +1,77 @@
+"""What an option is, as data: nothing here knows how a command line, a help text or a page is made of it."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+__all__ = ["BadValue", "Group", "Option", "Value"]
+
+
+class BadValue(ValueError):
+    """A value that an option does not take; the text says why, without the option's name."""
+
+
+class Value(NamedTuple):
+    """What an option takes: a text, and what it means."""
+
+    metavars: tuple[str, ...] = ()
+    """What stands for it in help: `SECONDS`; several are several words."""
+    read: Callable[[str], Any] = str
+    """From the text of one word to its value. Raises BadValue."""
+    choices: tuple[str, ...] = ()
+    """All texts that it may be; empty is any."""
+    unit: str = ""
+    """Of a number: `s`."""
+    completion: Literal["", "file", "directory", "hosts", "variables"] = ""
+    """What a shell offers for it."""
+
+
+class Option(NamedTuple):
+    """One option. Texts for users have `code` in backquotes."""
+
+    name: str
+    """Its name in programs. Options of one name are ways to say the same, each with its own `constant`."""
+    flags: tuple[str, ...]
+    """Its names on the command line."""
+    help: str
+    """One phrase that says what it is or does."""
+    value: Value | None = None
+    """What it takes; None is nothing: it is said or not."""
+    field: str = ""
+    """What it sets in a JobSpec: `np`, `ssh.port`. Empty: code decides what it does, mostly with other options."""
+    default: str = ""
+    """What holds without it, in words; empty is what the field has, if that is anything."""
+    more: str = ""
+    """Sentences for those who want to know more than `help`."""
+    example: str = ""
+    """A command line that has it."""
+    repeats: Literal["", "list", "join"] = ""
+    """What it means more than once: the last counts; all count; all count, joined with commas."""
+    constant: object = True
+    """What it sets if it takes nothing."""
+    excludes: str = ""
+    """Of the options of a group that have the same word here, at most one can be said."""
+    convert: Callable[[Any], Any] | None = None
+    """From its value to the field's; None where they are the same. Raises BadValue."""
+    question: Literal["", "short help", "help", "version", "completion"] = ""
+    """What it asks for, in place of a job."""
+
+    @property
+    def flag(self) -> str:
+        """All its names, as messages have them."""
+        return "/".join(self.flags)
+
+    @property
+    def part(self) -> str:
+        """The part of a JobSpec that its field is in: `ssh`; empty is the JobSpec itself."""
+        return self.field.rpartition(".")[0]
+
+
+class Group(NamedTuple):
+    """Options that belong together."""
+
+    title: str
+    options: tuple[Option, ...]
+    about: str = ""
+    """A sentence for all of them."""
+    pages: tuple[tuple[str, str], ...] = ()
+    """Where there is more: titles and paths, as seen from docs/."""

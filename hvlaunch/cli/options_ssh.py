@@ -1,0 +1,90 @@
+"""The options that say how hosts are reached."""
+
+from typing import get_args
+
+from hvlaunch.cli import values
+from hvlaunch.cli.option import Group, Option, Value
+from hvlaunch.job import HostKeyPolicy, SSHClient
+
+__all__ = ["SSH"]
+
+SSH = Group(
+    "ssh",
+    pages=(("SSH", "ssh.md"),),
+    options=(
+        Option(
+            "ssh_port",
+            ("-p", "--ssh-port"),
+            "ssh port of hosts for which none is given",
+            values.PORT,
+            field="ssh.port",
+            default="that of the ssh configuration, else 22",
+        ),
+        Option(
+            "ssh_identity_file",
+            ("-i", "--ssh-identity-file"),
+            "private key to log in with",
+            values.FILE,
+            field="ssh.identity",
+            convert=values.readable,
+        ),
+        Option(
+            "ssh_user",
+            ("--ssh-user",),
+            "user name on hosts for which none is given",
+            Value(("NAME",), values.user),
+            field="ssh.user",
+            default="that of the ssh configuration, else yours",
+            example="hvlaunch -H 'gpu[01-16]' --ssh-user ml python train.py",
+        ),
+        Option(
+            "ssh_config",
+            ("--ssh-config",),
+            "ssh configuration file",
+            values.FILE,
+            field="ssh.config",
+            default="`~/.ssh/config` and the system's",
+            convert=values.readable,
+        ),
+        Option(
+            "host_keys",
+            ("--host-keys",),
+            "what to do where known_hosts has no key",
+            Value(choices=get_args(HostKeyPolicy)),
+            field="ssh.host_keys",
+            more="`strict`: refuse the host; `accept-new`: add its key to known_hosts; `off`: check no key at all.",
+        ),
+        Option(
+            "ssh_client",
+            ("--ssh-client",),
+            "program that speaks ssh",
+            Value(choices=get_args(SSHClient)),
+            field="ssh.client",
+            more="`paramiko`: hvlaunch itself, with this library; `openssh`: the `ssh` binary, for GSSAPI, FIDO keys, PKCS#11, and "
+            "connections that are open already (ControlPath).",
+        ),
+        Option(
+            "connect_limit",
+            ("--connect-limit",),
+            "connections made to one host at the same time",
+            values.NUMBER,
+            field="ssh.connect_limit",
+            more="At most so many; the same for a jump host.",
+        ),
+        Option(
+            "remote_python",
+            ("--remote-python",),
+            "Python >= 3.8 for hvlaunch on the hosts",
+            Value(("PATH",), values.not_empty, completion="file"),
+            field="remote_python",
+            default="the path of the Python here, else python3, else python",
+        ),
+        Option(
+            "start_timeout",
+            ("--start-timeout",),
+            "time to connect to all hosts",
+            values.SECONDS,
+            field="start_timeout",
+        ),
+    ),
+)

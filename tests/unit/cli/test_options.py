@@ -1,0 +1,217 @@
+"""The table of options: what is made of it, and that nothing is said twice."""
+
+import dataclasses
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvlaunch
+from hvlaunch.cli.arguments import Answer, parse
+from hvlaunch.cli.help import default_text
+from hvlaunch.cli.option import BadValue, Group, Option, Value
+from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.options_page import page
+from hvlaunch.cli.spec import job_spec
+from hvlaunch.errors import BadUsage
+from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
+
+ROOT = Path(hvlaunch.__file__).parents[1]
+OPTIONS = [option for group in GROUPS for option in group.options]
+PARTS = {"console": ConsoleOptions, "elastic": ElasticOptions, "mpi": MPIOptions, "ssh": SSHOptions}
+DECIDED_BY_CODE = {
+    "command", "hosts", "allocation", "cwd", "env",  # from several options, the environment, the scheduler
+    "ssh.remote_agent", "mpi.launcher", "elastic.hostfile",
+}  # fmt: skip
+
+
+def lowered(text):
+    """As a value that is read and one that is not taken."""
+    if text == "bad":
+        raise BadValue("'bad' is not a program")
+    return text.lower()
+
+
+EXTRA = Option(
+    "remote_agent",
+    ("-ra", "--remote-agent"),
+    "program in place of ssh",
+    Value(("PROGRAM",), lowered, completion="file"),
+    field="ssh.remote_agent",
+    default="the scheduler's",
+    more="It is called as `PROGRAM HOST COMMAND`.",
+    example="hvlaunch --remote-agent ./agent.sh -H a:4 python train.py",
+    convert=lambda name: f"/opt/{name}",
+)
+WITH_EXTRA = (
+    *GROUPS,
+    Group("another group", (EXTRA,), about="It has `--remote-agent`.", pages=(("SSH", "ssh.md"),)),
+)
+
+
+def answer(*words, groups=WITH_EXTRA):
+    with pytest.raises(Answer) as caught:
+        parse(words, groups)
+    return caught.value.text
+
+
+def fields_of_job_spec():
+    names = {field.name for field in dataclasses.fields(JobSpec)} - PARTS.keys()
+    return names | {
+        f"{part}.{field.name}" for part, cls in PARTS.items() for field in dataclasses.fields(cls)
+    }
+
+
+def ids(option):
+    return option.flag
+
+
+def test_an_option_of_the_table_is_read_and_sets_its_field():
+    options = parse(["--remote-agent", "Agent", "-H", "a", "true"], WITH_EXTRA)
+    assert options.remote_agent == "agent"
+    spec, _ = job_spec(options, {})
+    assert spec.ssh == SSHOptions(remote_agent="/opt/agent")
+    assert parse(["-ra=x", "true"], WITH_EXTRA).given == {"remote_agent": "x"}
+    plain = parse(["true"], WITH_EXTRA)
+    assert (plain.given, plain.remote_agent) == ({}, None)
+    with pytest.raises(BadUsage, match=r"^-ra/--remote-agent: 'bad' is not a program; try: hvlaunch --help$"):
+        parse(["--remote-agent", "bad", "true"], WITH_EXTRA)
+    with pytest.raises(BadUsage, match=r"unknown option '--remote-agents'; try: --remote-agent"):
+        parse(["--remote-agents", "x", "true"], WITH_EXTRA)
+    with pytest.raises(BadUsage, match="unknown option '--remote-agent'"):
+        parse(["--remote-agent", "x", "true"])
+
+
+def test_an_option_of_the_table_is_in_the_help():
+    short, long = answer("-h"), answer("--help")
+    assert "\n  -ra, --remote-agent PROGRAM   program in place of ssh\n" in short
+    for text in (short, long):
+        assert "\nanother group:\n  It has --remote-agent.\n" in text
+    entry = " ".join(long.partition("-ra, --remote-agent PROGRAM")[2].split())
+    assert entry.startswith(
+        "program in place of ssh. It is called as PROGRAM HOST COMMAND. [default: the scheduler's]"
+    )
+
+
+def test_an_option_of_the_table_is_on_the_page():
+    text = page(WITH_EXTRA)
+    assert "| [another group](#another-group) | [`--remote-agent`](#--remote-agent) |\n" in text
+    assert text.endswith(
+        """
+## Another group
+
+It has [`--remote-agent`](#--remote-agent).
+
+More: [SSH](ssh.md).
+
+<a id="--remote-agent"></a>
+
+### `-ra`, `--remote-agent PROGRAM`
+
+Program in place of ssh. It is called as `PROGRAM HOST COMMAND`.
+
+Default: the scheduler's.
+
+```sh
+hvlaunch --remote-agent ./agent.sh -H a:4 python train.py
+```
+"""
+    )
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_an_option_of_the_table_is_completed(shell):
+    assert "remote-agent" in answer("--print-completion", shell)
+    assert "remote-agent" not in answer("--print-completion", shell, groups=GROUPS)
+
+
+def test_a_conversion_that_fails_names_the_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadUsage, match=r"^--ssh-config none: no such file or directory$"):
+        job_spec(parse(["--ssh-config", "none", "true"]), {})
+
+
+def test_the_page_in_docs_is_the_one_that_the_table_makes():
+    done = subprocess.run(
+        [sys.executable, "-m", "hvlaunch.cli.options_page"],
+        capture_output=True,
+        cwd=ROOT,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.decode() == (ROOT / "docs/options.md").read_text(), "make options-page"
+
+
+def test_the_links_of_the_page_lead_to_places_on_it():
+    text = page(GROUPS)
+    places = set(re.findall(r'<a id="([^"]+)"', text))
+    places |= {title.lower().replace(" ", "-") for title in re.findall(r"^## (.+)$", text, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= places
+
+
+def test_names_and_flags_are_unique():
+    flags = [flag for option in OPTIONS for flag in option.flags]
+    assert len(flags) == len(set(flags))
+    shared = {option.name for option in OPTIONS if [each.name for each in OPTIONS].count(option.name) > 1}
+    assert shared == {"launcher", "help"}
+    launchers = [option.constant for option in OPTIONS if option.name == "launcher"]
+    assert len(launchers) == len(set(launchers))
+
+
+def test_every_field_of_a_job_is_set_by_one_option_or_by_code():
+    fields = [option.field for option in OPTIONS if option.field]
+    assert len(fields) == len(set(fields))
+    assert set(fields) | DECIDED_BY_CODE == fields_of_job_spec()
+    assert not set(fields) & DECIDED_BY_CODE
+
+
+@pytest.mark.parametrize(
+    "option", [option for option in OPTIONS if option.field and not option.convert], ids=ids
+)
+def test_the_default_is_the_fields_own(option):
+    spec = JobSpec(command=(), hosts=(), cwd="", elastic=ElasticOptions(min_np=1), mpi=MPIOptions())
+    value = spec
+    for name in option.field.split("."):
+        value = getattr(value, name)
+    if option.name != "min_np":  # which has none of its own
+        assert getattr(parse(["true"]), option.name) == value
+    if isinstance(value, float):
+        assert default_text(option) == f"{value:g} s"
+
+
+def test_a_default_that_is_a_list_is_a_new_one_each_time():
+    options = parse(["true"])
+    options.x.append("A")
+    assert options.x == []
+
+
+def test_a_name_that_no_option_has_is_an_error():
+    with pytest.raises(AttributeError):
+        _ = parse(["true"]).no_such_option
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=ids)
+def test_its_words_are_short_and_plain(option):
+    assert option.help
+    assert len(option.help) <= 60
+    assert not option.help.endswith(".")
+    assert not option.more or option.more.endswith(".")
+    assert not option.default.endswith(".")
+    assert "default" not in option.more
+    text = f"{option.help} {option.more} {option.default}"
+    assert text.count("`") % 2 == 0
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option.example], ids=ids)
+def test_its_example_has_it(option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("a slots=4\nb slots=4\n")
+    program, *words = shlex.split(option.example)
+    assert program == "hvlaunch"
+    options = parse(words)
+    assert options.given[option.name] is not None
+    assert options.command == ("python", "train.py")
+    job_spec(options, {"WANDB_MODE": "offline"})
