@@ -1,16 +1,14 @@
 """Which variables the user passes on to the workers, and how they are shown; docs/environment.md is for users."""
 
-import fnmatch
-import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from hvlaunch.cli.env_file import read_env_file
 from hvlaunch.errors import BadEnvironment
 from hvlaunch.hosts.outer_job import PLACE_IN_IT
+from hvlaunch.hosts.patterns import is_pattern, matcher
 
 __all__ = ["MASK", "MAX_STRING", "SET_BY_HVLAUNCH", "EnvMode", "masked", "shown", "user_env"]
 
@@ -113,11 +111,8 @@ _LEFT_BEHIND = (
     "NOTIFY_SOCKET",
 )
 
-_SECRET_NAME = re.compile(
-    r"TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|(_|^)PASS$|._PWD$|KEY|CREDENTIAL|AUTH|COOKIE|JWT|BEARER|WEBHOOK|DSN$",
-    re.IGNORECASE,
-)
-_SECRET_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_HIDDEN_NAME = r"(?i)TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|(_|^)PASS$|._PWD$|KEY|CREDENTIAL|AUTH|COOKIE|JWT|BEARER|WEBHOOK|DSN$"
+_HIDDEN_IN_URL = r"(?<=://)[^/@\s]+(?=@)"
 
 
 def user_env(
@@ -138,35 +133,38 @@ def user_env(
     """
     env = dict(_forwarded(environ, mode, more))
     warnings: list[str] = []
-    for path in files:
-        for line in read_env_file(path):
-            env.update(_one(environ, line.name, line.value, f"{path}:{line.number}: ", warnings))
+    if files:
+        from hvlaunch.cli.env_file import read_env_file  # noqa: PLC0415 (1 ms, and most jobs have no file)
+
+        for path in files:
+            for line in read_env_file(path):
+                env.update(_variable(environ, line.name, line.value, f"{path}:{line.number}: ", warnings))
     for word in chosen:
         name, equals, value = word.partition("=")
-        if _is_pattern(name):
+        if is_pattern(name):
             env.update(_matching(environ, name, equals, warnings))
         else:
-            env.update(_one(environ, name, value if equals else None, "", warnings))
+            env.update(_variable(environ, name, value if equals else None, "", warnings))
     for name, value in env.items():
         _check_size(name, value)
     return env, warnings
 
 
 def _forwarded(environ: Mapping[str, str], mode: EnvMode, more: Sequence[str]) -> Iterator[tuple[str, str]]:
-    wanted = _matcher("*") if mode == "all" else _matcher(*_FORWARDED, *more)
-    unwanted = _matcher(*SET_BY_HVLAUNCH, *_LEFT_BEHIND)
+    is_forwarded = matcher("*") if mode == "all" else matcher(*_FORWARDED, *more)
+    stays_here = matcher(*SET_BY_HVLAUNCH, *_LEFT_BEHIND)
     for name, value in environ.items():
-        if name and wanted.match(name) and not unwanted.match(name):
+        if name and is_forwarded(name) and not stays_here(name):
             yield name, value
 
 
-def _one(
+def _variable(
     environ: Mapping[str, str], name: str, value: str | None, where: str, warnings: list[str]
 ) -> dict[str, str]:
     _check_name(name, where)
-    if _matcher(*SET_BY_HVLAUNCH).match(name):
+    if matcher(*SET_BY_HVLAUNCH)(name):
         warnings.append(
-            f"{where}variable {shown(name)} is set by hvlaunch for each worker; yours is not used"
+            f"{where}variable {shown(name)} is set by hvlaunch for each worker; your value is ignored"
         )
         return {}
     if value is None and name not in environ:
@@ -181,32 +179,19 @@ def _one(
 def _matching(environ: Mapping[str, str], pattern: str, equals: str, warnings: list[str]) -> dict[str, str]:
     if equals:
         raise BadEnvironment(shown(pattern), "a pattern takes no value")
-    wanted, unwanted = _matcher(pattern), _matcher(*SET_BY_HVLAUNCH)
-    found = {
-        name: value
-        for name, value in environ.items()
-        if wanted.match(name) and not unwanted.match(name) and name
-    }
+    matches, is_own = matcher(pattern), matcher(*SET_BY_HVLAUNCH)
+    found = {name: value for name, value in environ.items() if matches(name) and not is_own(name) and name}
     if not found:
         warnings.append(f"no variable here matches {shown(pattern)}")
     return found
 
 
-def _is_pattern(name: str) -> bool:
-    return any(mark in name for mark in "*?[")
-
-
-@functools.cache
-def _matcher(*patterns: str) -> re.Pattern[str]:
-    return re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns))
-
-
 def _check_name(name: str, where: str) -> None:
     if not name:
         raise BadEnvironment("''", f"{where}the name is empty")
-    for mark, word in (("=", "="), ("\0", "a NUL byte")):
-        if mark in name:
-            raise BadEnvironment(shown(name), f"{where}the name has {word}")
+    for character, text in (("=", "="), ("\0", "a NUL byte")):
+        if character in name:
+            raise BadEnvironment(shown(name), f"{where}the name has {text}")
 
 
 def _check_size(name: str, value: str) -> None:
@@ -225,6 +210,6 @@ def shown(name: str) -> str:
 
 def masked(name: str, value: str) -> str:
     """The value for display: `****` where the name tells of a secret, and in place of user and password in a URL."""
-    if _SECRET_NAME.search(name):
+    if re.search(_HIDDEN_NAME, name):
         return MASK
-    return _SECRET_IN_URL.sub(MASK, value)
+    return re.sub(_HIDDEN_IN_URL, MASK, value)

@@ -1,9 +1,8 @@
 """The job that hvlaunch itself runs in, where there is one: what it told this process, and workers must not believe."""
 
-import fnmatch
-import functools
-import re
 from collections.abc import Mapping
+
+from hvlaunch.hosts.patterns import matcher
 
 __all__ = ["PLACE_IN_IT", "without_place"]
 
@@ -32,10 +31,5 @@ PLACE_IN_IT = (
 
 def without_place(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what holds for this process alone."""
-    tells_a_place = _matcher().match
+    tells_a_place = matcher(*PLACE_IN_IT)
     return {name: value for name, value in environ.items() if not tells_a_place(name)}
-
-
-@functools.cache
-def _matcher() -> re.Pattern[str]:
-    return re.compile("|".join(fnmatch.translate(pattern) for pattern in PLACE_IN_IT))
