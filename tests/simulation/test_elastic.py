@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from hvlaunch.gloo.engine import forming, seating
-from hvlaunch.gloo.engine.engine import Engine, Phase
+from hvlaunch.gloo.engine.course import Phase
+from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.gloo.engine.life import TRANSITIONS, InvalidTransition, State, Trigger
 from hvlaunch.gloo.engine.policy import Policy
 from hvlaunch.gloo.engine.rounds import Rounds

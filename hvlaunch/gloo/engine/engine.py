@@ -6,46 +6,29 @@ elastic one with one round: all of its hosts must be there, and no failure is ma
 """
 
 from collections.abc import Iterable, Sequence
-from enum import Enum
 
 from hvlaunch.errors import HostError, HvlaunchError
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine.actions import Action, Step
+from hvlaunch.gloo.engine.actions import Action
+from hvlaunch.gloo.engine.course import AT_WORK, WITH_WORKERS, Course, Phase
 from hvlaunch.gloo.engine.health import Health
 from hvlaunch.gloo.engine.host_errors import no_directory, no_start, stuck
 from hvlaunch.gloo.engine.life import InvalidTransition
 from hvlaunch.gloo.engine.network import LOOPBACK
-from hvlaunch.gloo.engine.outcome import final_state, group_state, outcome
+from hvlaunch.gloo.engine.outcome import group_state
 from hvlaunch.gloo.engine.policy import Decision, Ending, Policy
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.gloo.engine.rounds import Rounds
-from hvlaunch.gloo.engine.stopping import AT_ONCE, gently, passing_on
 from hvlaunch.gloo.engine.workers import Workers
 from hvlaunch.hosts.placement import needed
-from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.job import Host, JobSpec
 
-__all__ = ["Engine", "Phase"]
+__all__ = ["Engine"]
 
 _START_MARGIN = 0.5
 """Seconds that a host's own, better explained, timeout has before ours."""
-_KILLING_TIME = 2.0
-"""Seconds that SIGKILL has before the user may have enough of waiting."""
-_CLOSING_TIME = 25.0
-
-
-class Phase(Enum):
-    CONNECTING = "connecting to the hosts"
-    RUNNING = "running"
-    FINISHING = "waiting for the others, since the first worker has ended well"
-    STOPPING = "stopping the workers"
-    CLOSING = "closing the hosts"
-    DONE = "done"
-
-
-_AT_WORK = (Phase.CONNECTING, Phase.RUNNING)
-_WITH_WORKERS = (Phase.RUNNING, Phase.FINISHING, Phase.STOPPING)
 
 
 class Engine:
@@ -62,18 +45,17 @@ class Engine:
         self._rounds = Rounds(spec, self._pool)
         self._policy = Policy(spec, self._pool, self._rounds)
         self._health = Health(spec.elastic, self._rounds) if spec.elastic is not None else None
-        self._ending = Ending()
-        self._interrupted: int | None = None
-        self._killing_since: float | None = None
-        """When the user, for the first time, wanted the workers killed."""
-        self._ended_at = 0.0
+        self._course = Course(spec, self._pool, self._rounds)
         self._is_pool_known = spec.elastic is None or not spec.elastic.discovers
         self._discovery_error = ""
         self._has_released = False
-        self._final: str | None = None
         self._group: tuple[str, int | None] = ("", None)
-        self.phase = Phase.CONNECTING
         self.deadline: float | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """How far the job is."""
+        return self._course.phase
 
     @property
     def workers(self) -> Workers:
@@ -84,40 +66,31 @@ class Engine:
         """What to do about `event` at `now` (seconds of the driver's clock)."""
         if isinstance(event, on.WorkerBeat | on.WorkerStarted):
             return self._life_sign(event, now)
-        wanted = self._handle(event, now)
+        actions = self._handle(event, now)
         if self.deadline is not None and now >= self.deadline:
-            wanted += self._tick(now)
+            actions += self._tick(now)
         self.deadline = self._next_deadline(now)
         if self._elastic is not None:
-            self._tell_group_state(wanted)
-        return wanted
+            self._tell_group_state(actions)
+        return actions
 
     def handle_or_end(self, event: on.Event, now: float) -> list[Action]:
         """As handle(), but that a defect of hvlaunch, found in its own records, ends the job in order."""
         try:
             return self.handle(event, now)
         except InvalidTransition as defect:
-            actions = self._end_for(defect, now)
+            actions = self._course.end_for(defect, now)
         self.deadline = self._next_deadline(now)
         return actions
-
-    def _end_for(self, defect: InvalidTransition, now: float) -> list[Action]:
-        if self.phase in (*_AT_WORK, Phase.FINISHING):
-            try:
-                return self._end(Ending(error=defect), now)
-            except InvalidTransition:
-                pass
-        self._ending = Ending(error=defect)
-        return self._leave_to_agents(now)
 
     def _handle(self, event: on.Event, now: float) -> list[Action]:
         match event:
             case on.Tick():
                 return []
             case on.Interrupted(number):
-                return self._interrupt(number, now)
+                return self._course.interrupt(number, now)
             case on.UserSignal(number):
-                return [do.Signal(host, number) for host in self._hosts_with_workers()]
+                return [do.Signal(host, number) for host in self._course.hosts_with_workers()]
             case on.WorkerAsked() | on.WorkerSuspended():
                 return self._worker_event(event, now)
             case on.WorkerExited() | on.WorkerNotStarted():
@@ -158,7 +131,7 @@ class Engine:
 
     def _discovery_failed(self, error: HvlaunchError, now: float) -> list[Action]:
         if not self._is_pool_known:
-            return self._end(Ending(error=error), now) if self.phase in _AT_WORK else []
+            return self._course.end(Ending(error=error), now) if self.phase in AT_WORK else []
         if str(error) == self._discovery_error:
             return []
         self._discovery_error = str(error)
@@ -166,28 +139,23 @@ class Engine:
 
     def _connect(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
         due = now + self._spec.start_timeout + _START_MARGIN
-        wanted: list[Action] = []
+        actions: list[Action] = []
         for host in hosts:
             self._pool.connect(host, due)
-            wanted.append(do.Connect(host.host))
-        return wanted
+            actions.append(do.Connect(host.host))
+        return actions
 
     def _tend_pool(self, now: float) -> list[Action]:
-        """Connect to the hosts that are wanted, and let go of those that are not."""
-        wanted = self._policy.needed_hosts(now)
-        actions = self._connect([host for host in wanted if host.state is HostState.NONE], now)
-        names = {host.name for host in wanted}
+        """Connect to the hosts that are actions, and let go of those that are not."""
+        usable = self._policy.needed_hosts(now)
+        actions = self._connect([host for host in usable if host.state is HostState.NONE], now)
+        names = {host.name for host in usable}
         for host in self._pool:
             if host.state is not HostState.READY or host.is_parting or self._rounds.workers.on(host.name):
                 continue
             if host.name not in names and (self.phase is Phase.RUNNING or not host.is_usable(now)):
-                actions += self._release(host, now)
+                actions += self._course.release(host, now)
         return actions
-
-    def _release(self, host: PoolHost, now: float) -> list[Action]:
-        self._pool.closes(host, now + _CLOSING_TIME)
-        self._rounds.changed()
-        return [do.Release(host.name)]
 
     # Hosts
 
@@ -224,14 +192,14 @@ class Engine:
         self._pool.ready(host, facts)
         if facts.peer_address is None:
             host.rendezvous, host.has_tried_rendezvous = (LOOPBACK, self._rendezvous_port), True
-        wanted: list[Action] = []
+        actions: list[Action] = []
         if facts.trouble is not None:
-            wanted.append(tell.KernelLacks(host.name, facts.trouble))
+            actions.append(tell.KernelLacks(host.name, facts.trouble))
         if facts.cwd_error is not None:
             error = no_directory(host.name, self._spec.cwd, facts.cwd_error)
             self._pool.errors[host.name] = error
-            wanted += self._policy.host_failed(host, error, now)
-        return wanted + self._rounds.ready(host) + self._proceed(now)
+            actions += self._policy.host_failed(host, error, now)
+        return actions + self._rounds.ready(host) + self._proceed(now)
 
     def _host_failed(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
         """It did not get ready, or was ready and is gone."""
@@ -251,18 +219,18 @@ class Engine:
         """Nothing of the host is there any more."""
         self._pool.gone(host)
         self._rounds.workers.lose(host.name, now)
-        if self.phase in _AT_WORK:
+        if self.phase in AT_WORK:
             self._rounds.lost(host.name)
 
     def _lost(self, host: PoolHost, error: HostError, now: float) -> Decision:
-        if self.phase in _AT_WORK and not host.is_parting:
+        if self.phase in AT_WORK and not host.is_parting:
             return self._policy.host_lost(host, error, now)
-        return Decision([tell.HostLostAtEnd(error.problem)] if self._ending.error is None else [])
+        return Decision([tell.HostLostAtEnd(error.problem)] if self._course.ending.error is None else [])
 
     def _parting(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
         host.is_parting = True
         self._pool.errors[host.name] = error
-        if self.phase in _AT_WORK:
+        if self.phase in AT_WORK:
             return self._follow(self._policy.host_lost(host, error, now), now)
         self._policy.agent_ends(host.name, now)
         return [tell.HostLostAtEnd(error.problem)]
@@ -277,7 +245,7 @@ class Engine:
 
     def _life_sign(self, event: on.WorkerBeat | on.WorkerStarted, now: float) -> list[Action]:
         """There are thousands of these, and nothing is to be done about them."""
-        if isinstance(event, on.WorkerBeat) and self._health is not None and self.phase in _AT_WORK:
+        if isinstance(event, on.WorkerBeat) and self._health is not None and self.phase in AT_WORK:
             worker = self._rounds.workers.find((event.host, event.slot), event.start)
             if worker is not None:
                 due = self._health.beat(worker, event.commit, now, is_last=event.is_last)
@@ -286,7 +254,7 @@ class Engine:
 
     def _worker_event(self, event: on.WorkerAsked | on.WorkerSuspended, now: float) -> list[Action]:
         worker = self._rounds.workers.find((event.host, event.slot), event.start)
-        if worker is None or self._health is None or self.phase not in _AT_WORK or worker.is_ending:
+        if worker is None or self._health is None or self.phase not in AT_WORK or worker.is_ending:
             return []
         if isinstance(event, on.WorkerSuspended):
             return self._follow(self._policy.hangs(worker, "stopped", now), now)
@@ -298,11 +266,11 @@ class Engine:
 
     def _worker_ended(self, event: on.WorkerExited | on.WorkerNotStarted, now: float) -> list[Action]:
         worker = self._rounds.workers.find((event.host, event.slot), event.start)
-        if worker is None or worker.born != event.round or self.phase not in _WITH_WORKERS:
+        if worker is None or worker.born != event.round or self.phase not in WITH_WORKERS:
             return []
         if self.phase is not Phase.RUNNING:
             self._policy.record_end(worker, event, now)
-            return self._close_if_over(now)
+            return self._course.close_if_over(now)
         decision = self._policy.worker_ended(worker, event, now)
         if decision.is_empty and self._rounds.awaits_ends:
             return []
@@ -313,16 +281,16 @@ class Engine:
     def _follow(self, decision: Decision, now: float) -> list[Action]:
         """Carry out a decision, and whatever has to be done as things stand then."""
         actions = [*decision.actions]
-        if self.phase in _AT_WORK and decision.ending is not None:
-            return actions + self._end(decision.ending, now)
-        if self.phase in _AT_WORK and decision.is_done:
-            self.phase = Phase.FINISHING
+        if self.phase in AT_WORK and decision.ending is not None:
+            return actions + self._course.end(decision.ending, now)
+        if self.phase in AT_WORK and decision.is_done:
+            self._course.phase = Phase.FINISHING
         return actions + self._proceed(now)
 
     def _proceed(self, now: float, *, is_minor: bool = False) -> list[Action]:
         """Whatever has to be done as things stand; when `is_minor`, hosts and workers are what they were."""
-        if self.phase not in _AT_WORK:
-            return self._close_if_over(now) + self._finish_if_closed()
+        if self.phase not in AT_WORK:
+            return self._course.close_if_over(now) + self._course.finish_if_closed()
         decision = Decision()
         while decision.ending is None:
             step, problem = self._advance(now, is_minor=is_minor)
@@ -332,8 +300,8 @@ class Engine:
             decision = decision.also(self._policy.blame(problem, now))
         actions = [*decision.actions]
         if decision.ending is not None:
-            return actions + self._end(decision.ending, now)
-        return actions + self._close_if_over(now)
+            return actions + self._course.end(decision.ending, now)
+        return actions + self._course.close_if_over(now)
 
     def _advance(self, now: float, *, is_minor: bool) -> tuple[Decision, HvlaunchError | None]:
         """Towards the next round; why there can be none, if that is certain."""
@@ -357,7 +325,7 @@ class Engine:
         """When the only round of a static job is planned, its other hosts are let go; then it starts."""
         current = self._rounds.round
         if current is not None:
-            self.phase = Phase.RUNNING
+            self._course.phase = Phase.RUNNING
         if self._elastic is not None or self._has_released:
             return []
         used = set(self._rounds.next_hosts if current is None else current.hosts)
@@ -365,96 +333,7 @@ class Engine:
         others = [
             host for host in self._pool if used and host.name not in used and host.state is HostState.READY
         ]
-        return [action for host in others for action in self._release(host, now)]
-
-    def _hosts_with_workers(self) -> list[str]:
-        """Where to send what is for all workers."""
-        if self.phase not in _WITH_WORKERS:
-            return []
-        current = self._rounds.round
-        names = dict.fromkeys([*(current.hosts if current is not None else ()), *self._rounds.workers.hosts])
-        return [name for name in names if self._pool[name].state is HostState.READY]
-
-    # Ending
-
-    def _end(self, ending: Ending, now: float) -> list[Action]:
-        """The job ends before its time."""
-        self._ending = ending
-        actions: list[Action] = [] if ending.cause is None else [tell.JobEnding(ending.cause)]
-        if self.phase is Phase.CONNECTING:
-            return actions + self._close(now)
-        return actions + self._stop(gently(self._spec.grace), now) + self._close_if_over(now)
-
-    def _stop(self, steps: list[Step], now: float) -> list[Action]:
-        hosts = self._hosts_with_workers()
-        self.phase = Phase.STOPPING
-        self._rounds.workers.stop(list(self._rounds.workers), steps, now)
-        return [do.Stop(host, steps) for host in hosts]
-
-    def _interrupt(self, number: int, now: float) -> list[Action]:
-        grace = self._spec.grace
-        match self.phase:
-            case Phase.CONNECTING:
-                self._interrupted = number
-                return self._close(now)
-            case Phase.RUNNING | Phase.FINISHING:
-                self._interrupted = number
-                stop = self._stop(passing_on(number, grace), now)
-                return [tell.Interrupting(number, grace), *stop, *self._close_if_over(now)]
-            case Phase.STOPPING:
-                if self._killing_since is not None and now >= self._killing_since + _KILLING_TIME:
-                    return self._leave_to_agents(now)
-                self._killing_since = now if self._killing_since is None else self._killing_since
-                return self._stop(AT_ONCE, now)
-            case Phase.CLOSING:
-                return self._give_up_closing(list(self._pool.open))
-            case _:
-                return []
-
-    def _leave_to_agents(self, now: float) -> list[Action]:
-        """Wait no longer: what does not end (its output, where nobody reads it) ends when the agents lose us."""
-        self._ended_at = now
-        self.phase = Phase.CLOSING
-        self._final = final_state(self._result())
-        return self._give_up_closing(list(self._pool.open))
-
-    def _close_if_over(self, now: float) -> list[Action]:
-        if self._rounds.workers.size or self.phase not in _WITH_WORKERS:
-            return []
-        if self.phase is Phase.RUNNING and (self._elastic is not None or not self._rounds.has_begun):
-            return []
-        return self._close(now)
-
-    def _close(self, now: float) -> list[Action]:
-        """Let go of every host; those that never got ready are just dropped."""
-        self._ended_at = now
-        self.phase = Phase.CLOSING
-        self._final = final_state(self._result())
-        strangers = [name for name in sorted(self._pool.open) if name in self._pool.connecting]
-        dropped: list[Action] = [do.Abandon(name) for name in strangers]
-        for name in strangers:
-            self._pool.gone(self._pool[name])
-        released: list[Action] = []
-        for name in sorted(self._pool.open):
-            if self._pool[name].state is HostState.READY:
-                released += self._release(self._pool[name], now)
-        return dropped + released + self._finish_if_closed()
-
-    def _give_up_closing(self, names: Iterable[str]) -> list[Action]:
-        late = sorted(names)
-        for name in late:
-            self._pool.gone(self._pool[name])
-        actions: list[Action] = [tell.HostNotClosing(host) for host in late]
-        return [*actions, *(do.Abandon(host) for host in late), *self._finish_if_closed()]
-
-    def _finish_if_closed(self) -> list[Action]:
-        if self.phase is not Phase.CLOSING or self._pool.open:
-            return []
-        self.phase = Phase.DONE
-        return [do.Finish(self._result())]
-
-    def _result(self) -> JobResult:
-        return outcome(self._ending, self._rounds.round, self._interrupted, self._ended_at)
+        return [action for host in others for action in self._course.release(host, now)]
 
     # Time
 
@@ -464,7 +343,7 @@ class Engine:
             actions += self._start_timed_out(host, now)
         late = [host.name for host in self._pool.late(self._pool.closing, now)]
         if late:
-            actions += self._give_up_closing(late)
+            actions += self._course.give_up_closing(late)
         decision = Decision(actions)
         if self._health is not None:
             decision = decision.also(self._watch(self._health, now))
@@ -480,7 +359,7 @@ class Engine:
                 decision = decision.also(self._policy.no_commit(now))
             for worker in health.stragglers(now):
                 decision = decision.also(self._policy.hangs(worker, "late", now))
-        if self.phase in _WITH_WORKERS:
+        if self.phase in WITH_WORKERS:
             for name in health.stuck(now):
                 lost = self._host_failed(self._pool[name], stuck(name), now)
                 decision = decision.also(Decision([do.Abandon(name), *lost]))
@@ -491,23 +370,25 @@ class Engine:
             return None
         waits = (self._pool.connecting, self._pool.closing)
         found = [next(iter(dues.values())) for dues in waits if dues]
-        if self.phase in _AT_WORK:
+        if self.phase in AT_WORK:
             found += self._rounds.deadlines(now)
         if self._health is not None:
             ends = self._health.end_deadline(now)
             found += [] if ends is None else [ends]
-            if self.phase in _AT_WORK:
+            if self.phase in AT_WORK:
                 found += self._health.deadlines()
         return min(found, default=None)
 
-    def _tell_group_state(self, wanted: list[Action]) -> None:
-        """Add to what is wanted how the workers are, if that has changed. Finish stays the last."""
+    def _tell_group_state(self, actions: list[Action]) -> None:
+        """Add to what is actions how the workers are, if that has changed. Finish stays the last."""
         current = self._rounds.round
         state = self._state(), None if current is None else current.number
         if state != self._group:
             self._group = state
-            is_over = bool(wanted) and isinstance(wanted[-1], do.Finish)
-            wanted.insert(len(wanted) - is_over, do.GroupState(*state))
+            is_over = bool(actions) and isinstance(actions[-1], do.Finish)
+            actions.insert(len(actions) - is_over, do.GroupState(*state))
 
     def _state(self) -> str:
-        return self._final or group_state(self._rounds.round, has_workers=self._rounds.workers.size > 0)
+        return self._course.final or group_state(
+            self._rounds.round, has_workers=self._rounds.workers.size > 0
+        )

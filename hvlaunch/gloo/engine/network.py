@@ -73,10 +73,10 @@ class _Target:
 
     def common(self) -> str | None:
         """The best address that all who try got through to so far."""
-        return next((one for one in self.addresses if len(self._reached[one]) == len(self.hosts)), None)
+        return next((at for at in self.addresses if len(self._reached[at]) == len(self.hosts)), None)
 
     def best_for(self, host: str) -> str | None:
-        return next((one for one in self.addresses if host in self._reached[one]), None)
+        return next((at for at in self.addresses if host in self._reached[at]), None)
 
     @property
     def is_best(self) -> bool:

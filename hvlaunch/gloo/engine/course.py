@@ -1,0 +1,156 @@
+"""How far the job is, and how it comes to its end: workers are stopped, hosts closed. Pure."""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+from hvlaunch.errors import Defect
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.gloo.engine.actions import Action, Step
+from hvlaunch.gloo.engine.life import InvalidTransition
+from hvlaunch.gloo.engine.outcome import final_state, outcome
+from hvlaunch.gloo.engine.policy import Ending
+from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
+from hvlaunch.gloo.engine.rounds import Rounds
+from hvlaunch.gloo.engine.stopping import AT_ONCE, gently, passing_on
+from hvlaunch.job import JobResult, JobSpec
+
+__all__ = ["AT_WORK", "WITH_WORKERS", "Course", "Phase"]
+
+_KILLING_TIME = 2.0
+"""Seconds that SIGKILL has before the user may have enough of waiting."""
+_CLOSING_TIME = 25.0
+
+
+class Phase(Enum):
+    CONNECTING = "connecting to the hosts"
+    RUNNING = "running"
+    FINISHING = "waiting for the others, since the first worker has ended well"
+    STOPPING = "stopping the workers"
+    CLOSING = "closing the hosts"
+    DONE = "done"
+
+
+AT_WORK = (Phase.CONNECTING, Phase.RUNNING)
+WITH_WORKERS = (Phase.RUNNING, Phase.FINISHING, Phase.STOPPING)
+
+
+class Course:
+    """The phases of a job, in their order; from each one the job may go straight to CLOSING."""
+
+    def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds) -> None:
+        self._spec = spec
+        self._elastic = spec.elastic
+        self._pool = pool
+        self._rounds = rounds
+        self.phase = Phase.CONNECTING
+        self.ending = Ending()
+        """Why the job ends before its time, if it does."""
+        self.final: str | None = None
+        """How the workers were in the end, in torch.distributed.elastic's words."""
+        self._interrupted: int | None = None
+        self._killing_since: float | None = None
+        """When the user, for the first time, wanted the workers killed."""
+        self._ended_at = 0.0
+
+    def release(self, host: PoolHost, now: float) -> list[Action]:
+        self._pool.closes(host, now + _CLOSING_TIME)
+        self._rounds.changed()
+        return [do.Release(host.name)]
+
+    def end_for(self, defect: Defect, now: float) -> list[Action]:
+        """The job ends for a defect of hvlaunch: in order where that is possible, else by what the agents do."""
+        if self.phase in (*AT_WORK, Phase.FINISHING):
+            try:
+                return self.end(Ending(error=defect), now)
+            except InvalidTransition:
+                pass
+        self.ending = Ending(error=defect)
+        return self.leave_to_agents(now)
+
+    def hosts_with_workers(self) -> list[str]:
+        """Where to send what is for all workers."""
+        if self.phase not in WITH_WORKERS:
+            return []
+        current = self._rounds.round
+        names = dict.fromkeys([*(current.hosts if current is not None else ()), *self._rounds.workers.hosts])
+        return [name for name in names if self._pool[name].state is HostState.READY]
+
+    def end(self, ending: Ending, now: float) -> list[Action]:
+        """The job ends before its time."""
+        self.ending = ending
+        actions: list[Action] = [] if ending.cause is None else [tell.JobEnding(ending.cause)]
+        if self.phase is Phase.CONNECTING:
+            return actions + self.close(now)
+        return actions + self.stop(gently(self._spec.grace), now) + self.close_if_over(now)
+
+    def stop(self, steps: Sequence[Step], now: float) -> list[Action]:
+        hosts = self.hosts_with_workers()
+        self.phase = Phase.STOPPING
+        self._rounds.workers.stop(list(self._rounds.workers), steps, now)
+        return [do.Stop(host, steps) for host in hosts]
+
+    def interrupt(self, number: int, now: float) -> list[Action]:
+        grace = self._spec.grace
+        match self.phase:
+            case Phase.CONNECTING:
+                self._interrupted = number
+                return self.close(now)
+            case Phase.RUNNING | Phase.FINISHING:
+                self._interrupted = number
+                stop = self.stop(passing_on(number, grace), now)
+                return [tell.Interrupting(number, grace), *stop, *self.close_if_over(now)]
+            case Phase.STOPPING:
+                if self._killing_since is not None and now >= self._killing_since + _KILLING_TIME:
+                    return self.leave_to_agents(now)
+                self._killing_since = now if self._killing_since is None else self._killing_since
+                return self.stop(AT_ONCE, now)
+            case Phase.CLOSING:
+                return self.give_up_closing(list(self._pool.open))
+            case _:
+                return []
+
+    def leave_to_agents(self, now: float) -> list[Action]:
+        """Wait no longer: what does not end (its output, where nobody reads it) ends when the agents lose us."""
+        self._ended_at = now
+        self.phase = Phase.CLOSING
+        self.final = final_state(self._result())
+        return self.give_up_closing(list(self._pool.open))
+
+    def close_if_over(self, now: float) -> list[Action]:
+        if self._rounds.workers.size or self.phase not in WITH_WORKERS:
+            return []
+        if self.phase is Phase.RUNNING and (self._elastic is not None or not self._rounds.has_begun):
+            return []
+        return self.close(now)
+
+    def close(self, now: float) -> list[Action]:
+        """Let go of every host; those that never got ready are just dropped."""
+        self._ended_at = now
+        self.phase = Phase.CLOSING
+        self.final = final_state(self._result())
+        strangers = [name for name in sorted(self._pool.open) if name in self._pool.connecting]
+        dropped: list[Action] = [do.Abandon(name) for name in strangers]
+        for name in strangers:
+            self._pool.gone(self._pool[name])
+        released: list[Action] = []
+        for name in sorted(self._pool.open):
+            if self._pool[name].state is HostState.READY:
+                released += self.release(self._pool[name], now)
+        return dropped + released + self.finish_if_closed()
+
+    def give_up_closing(self, names: Iterable[str]) -> list[Action]:
+        late = sorted(names)
+        for name in late:
+            self._pool.gone(self._pool[name])
+        actions: list[Action] = [tell.HostNotClosing(host) for host in late]
+        return [*actions, *(do.Abandon(host) for host in late), *self.finish_if_closed()]
+
+    def finish_if_closed(self) -> list[Action]:
+        if self.phase is not Phase.CLOSING or self._pool.open:
+            return []
+        self.phase = Phase.DONE
+        return [do.Finish(self._result())]
+
+    def _result(self) -> JobResult:
+        return outcome(self.ending, self._rounds.round, self._interrupted, self._ended_at)
