@@ -80,7 +80,10 @@ class Opening:
 
 
 class HostLink:
-    """The way to one host's agent. `post` takes events, `clock` is the driver's."""
+    """The way to one host's agent. `post` takes events, `clock` is the driver's.
+
+    `rank_of` has the rank of a worker, by slot and start; None where there was no such worker.
+    """
 
     def __init__(
         self,
@@ -88,17 +91,17 @@ class HostLink:
         opening: Opening,
         post: Callable[[on.Event], None],
         sink: OutputSink,
+        rank_of: Callable[[int, int], int | None],
         clock: Callable[[], float],
     ) -> None:
         self.host = host
         self.last_heard: float | None = None
         """When the agent's last bytes came; None before its hello."""
-        self.ranks: dict[tuple[int, int], int] = {}
-        """The rank of each worker, by slot and start."""
         self.stdin_taken: Callable[[int, int], None] = lambda _slot, _size: None
         self._opening = opening
         self._post = post
         self._sink = sink
+        self._rank_of = rank_of
         self._clock = clock
         self._offset: float | None = None
         self._unacknowledged = 0
@@ -259,7 +262,10 @@ class HostLink:
         self._post(on.HostReady(self.host.name, told))
 
     def _output(self, header: Mapping[str, Any], body: bytes) -> None:
-        rank = self.ranks[header["slot"], header["start"]]
+        slot, start = header["slot"], header["start"]
+        rank = self._rank_of(slot, start)
+        if rank is None:
+            raise BadFrame(f"output of a worker that was never started, in slot {slot}")
         if body:
             self._sink.output(rank, header["stream"], body, self._acknowledge)
         else:

@@ -15,6 +15,7 @@ from hvlaunch.gloo.driver.bundle import agent_command, bundle, local_agent_comma
 from hvlaunch.gloo.driver.host_link import HostLink, Opening, Relay
 from hvlaunch.gloo.driver.keys import Keys, random_word
 from hvlaunch.gloo.driver.lease import Lease
+from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.driver.start_frame import gets_stdin, start_frame
 from hvlaunch.gloo.driver.stdin import StdinPump
 from hvlaunch.gloo.engine import actions as do
@@ -23,7 +24,6 @@ from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.gloo.engine.network import is_usable
 from hvlaunch.gloo.watch.narrator import Narrator
 from hvlaunch.hosts.local import own_addresses
-from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.ssh.connection import Connection
@@ -64,11 +64,12 @@ class Driver:
         self._clock = clock
         self._job_id = random_word(6)
         self._engine = Engine(spec, rendezvous.port)
+        self._ranks = Ranks()
         self._watchers = [Narrator(spec, printer.say, printer.status).see]
         if record is not None:
             from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (as the journal)
 
-            self._watchers.append(Recorder(spec, self._job_id, record).see)
+            self._watchers.append(Recorder(spec, self._job_id, record, self._ranks.of).see)
         self._roster = None if spec.elastic is None else _roster(rendezvous, events.put)
         self._discovery = None if spec.elastic is None else _discovery(spec.elastic, events.put)
         self._links: dict[str, HostLink] = {}
@@ -118,6 +119,9 @@ class Driver:
     def _handle(self, event: on.Event) -> None:
         now = self._clock()
         actions = self._engine.handle_or_end(event, now)
+        places = [launch.place for launch in self._ranks.see(actions)]
+        if places:
+            self._printer.place({place.rank: (place.host, place.local_rank) for place in places})
         for watch in self._watchers:
             watch(event, actions, now)
         starts = [action for action in actions if isinstance(action, do.Start)]
@@ -186,7 +190,7 @@ class Driver:
             if self._links.get(host.name) is link and not link.is_closed:
                 self._events.put(event)
 
-        link = HostLink(host, opening, post, self._printer, self._clock)
+        link = HostLink(host, opening, post, self._printer, partial(self._ranks.of, host.name), self._clock)
         self._links[host.name] = link
         link.open()
 
@@ -244,22 +248,14 @@ class Driver:
         self._started += len(start.launches)
         link = self._links[start.host]
         for launch in start.launches:
-            self._place(link, launch)
             if gets_stdin(launch.place, self._spec):
                 self._readers.append((link, launch.slot))
         link.send(*start_frame(start, self._spec, job_id=self._job_id, token=self._keys.token))
-
-    def _place(self, link: HostLink, launch: Launch) -> None:
-        """What this worker prints is its rank's from here on."""
-        place = launch.place
-        link.ranks[launch.slot, launch.start] = place.rank
-        self._printer.place({place.rank: (place.host, place.local_rank)})
 
     def _tell(self, action: do.Assign | do.Leave | do.Break | do.Change) -> None:
         """Pass on what is for workers that ask for their places."""
         if isinstance(action, do.Assign):
             self._keep_files(action.round, action.launch.place.size)
-            self._place(self._links[action.launch.host], action.launch)
         if self._roster is not None:
             self._roster.carry_out(action)
 

@@ -23,7 +23,8 @@ Record = dict[str, object]
 class Recorder:
     """Hands a record of each event, and of each action that users know of, to `write`.
 
-    Command, environment and keys are in none: a record has nothing secret. `wall` is in seconds since the epoch.
+    Command, environment and keys are in none: a record has nothing secret. `rank_of` has the rank of a worker, by
+    host, slot and start. `wall` is in seconds since the epoch.
     """
 
     def __init__(
@@ -31,13 +32,14 @@ class Recorder:
         spec: JobSpec,
         job_id: str,
         write: Callable[[Mapping[str, object]], None],
+        rank_of: Callable[[str, int, int], int | None],
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._spec = spec
         self._job_id = job_id
         self._write = write
         self._wall = wall
-        self._ranks: dict[tuple[str, int], int] = {}
+        self._rank_of = rank_of
         self._started_at = 0.0
 
     def see(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
@@ -81,8 +83,8 @@ class Recorder:
                 yield {"type": "discovery_failed", **_error(error)}
             case on.WorkerStarted() | on.WorkerNotStarted() | on.WorkerExited() | on.WorkerSuspended():
                 yield self._of_worker(event)
-            case on.WorkerAsked(host, slot, _, number, commit, cause):
-                who = {"host": host, "rank": self._ranks.get((host, slot)), "slot": slot}
+            case on.WorkerAsked(host, slot, start, number, commit, cause):
+                who = {"host": host, "rank": self._rank_of(host, slot, start), "slot": slot}
                 why = {"after_round": number, "commit": commit, "cause": cause}
                 yield {"type": "worker_asked", **who, **why}
             case on.Interrupted(number):
@@ -95,7 +97,7 @@ class Recorder:
     def _of_worker(
         self, event: on.WorkerStarted | on.WorkerNotStarted | on.WorkerExited | on.WorkerSuspended
     ) -> Record:
-        rank = self._ranks.get((event.host, event.slot))
+        rank = self._rank_of(event.host, event.slot, event.start)
         who = {
             "host": event.host,
             "rank": rank,
@@ -125,7 +127,6 @@ class Recorder:
         match action:
             case do.Start():
                 self._started_at = now
-                self._ranks.update({launch.seat: launch.place.rank for launch in action.launches})
                 yield {
                     "type": "workers_starting",
                     "host": action.host,
@@ -138,11 +139,10 @@ class Recorder:
             case do.Assign(number, launch):
                 place = launch.place
                 self._started_at = now
-                self._ranks[launch.seat] = place.rank
                 who = {"host": place.host, "rank": place.rank, "slot": launch.slot, "start": launch.start}
                 yield {"type": "worker_placed", **who, "round": number, "size": place.size}
             case do.Leave(host, slot, start, cause):
-                who = {"host": host, "rank": self._ranks.get((host, slot)), "slot": slot, "start": start}
+                who = {"host": host, "rank": self._rank_of(host, slot, start), "slot": slot, "start": start}
                 yield {"type": "worker_dismissed", **who, **_cause(cause)}
             case do.Break(number, cause):
                 yield {"type": "round_broken", "round": number, **_cause(cause)}

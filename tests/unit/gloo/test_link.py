@@ -65,7 +65,13 @@ class Rig:
             relay=lambda send: FakeRelay(self, send),
             window=WINDOW,
         )
-        self.link = HostLink(Host("a"), opening, self.events.put, self.sink, lambda: self.now)
+        self.ranks: dict[tuple[int, int], int] = {}
+        """By slot and start."""
+
+        def rank_of(slot: int, start: int) -> int | None:
+            return self.ranks.get((slot, start))
+
+        self.link = HostLink(Host("a"), opening, self.events.put, self.sink, rank_of, lambda: self.now)
         self.link.open()
 
     def event(self) -> Any:
@@ -152,7 +158,7 @@ def test_relayed_frames_have_an_end_of_their_own_which_goes_with_the_host(rig: R
 
 def test_output_goes_to_the_rank_of_its_slot_and_is_acknowledged_in_portions(rig: Rig) -> None:
     rig.ready()
-    rig.link.ranks = {(0, 0): 6, (1, 1): 5, (1, 2): 7}
+    rig.ranks.update({(0, 0): 6, (1, 1): 5, (1, 2): 7})
     rig.channel.frame({"type": "output", "round": 0, "slot": 1, "start": 2, "stream": "stderr"}, b"x" * 200)
     rig.channel.frame({"type": "output", "round": 0, "slot": 1, "start": 2, "stream": "stderr"})
     rig.channel.frame({"type": "started", "round": 0, "slot": 1, "start": 2, "pid": 3, "at": 0.0})
@@ -162,6 +168,15 @@ def test_output_goes_to_the_rank_of_its_slot_and_is_acknowledged_in_portions(rig
     done(200)
     done(100)
     assert rig.sent(2)[1] == {"type": "ack", "bytes": 300}
+
+
+def test_output_of_a_worker_that_never_was_breaks_the_connection(rig: Rig) -> None:
+    rig.ready()
+    rig.channel.frame({"type": "output", "round": 0, "slot": 5, "start": 0, "stream": "stdout"}, b"x")
+    event = rig.event()
+    assert isinstance(event, on.HostGone)
+    assert "output of a worker that was never started, in slot 5" in event.error.cause
+    assert not rig.sink.got
 
 
 def test_the_time_of_an_end_is_told_by_our_clock(rig: Rig) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from hvlaunch.errors import DiscoveryFailed, HostLost
+from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
@@ -29,12 +30,16 @@ class Recorded(History):
         job = spec(hosts, env={"SECRET": SECRET}, np=3)
         super().__init__(job)
         self.records = []
-        self.recorder = Recorder(job, "0123abcd", self.records.append, wall=lambda: 1795222953.1239)
+        self.ranks = Ranks()
+        self.recorder = Recorder(
+            job, "0123abcd", self.records.append, self.ranks.of, wall=lambda: 1795222953.1239
+        )
 
     def play(self, *events):
         new = []
         for event in events:
             actions = super().play(event)
+            self.ranks.see(actions)
             self.recorder.see(event, actions, self.now)
             new += actions
         return new
@@ -160,6 +165,7 @@ def elastic_job():
         (on.DiscoveryFailed(DiscoveryFailed("no cloud")), [do.GroupState("HEALTHY", 1)]),
         (on.WorkerBeat("a", 3, 2, 5), [do.Leave("a", 3, 2, why.TrainingDone())]),
     ):
+        job.ranks.see(actions)
         job.recorder.see(event, actions, 1.0)
     return job
 

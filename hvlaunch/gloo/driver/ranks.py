@@ -1,0 +1,31 @@
+"""Which worker has which rank: kept here alone, from the engine's actions, and asked by links and watchers."""
+
+from collections.abc import Iterable
+
+from hvlaunch.gloo.engine.actions import Action, Assign, Start
+from hvlaunch.hosts.placement import Launch
+
+__all__ = ["Ranks"]
+
+
+class Ranks:
+    """The newest rank of every worker that ever was. Only one thread may write; any may ask."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[tuple[str, int, int], int] = {}
+
+    def see(self, actions: Iterable[Action]) -> list[Launch]:
+        """Learn from the engine's actions who gets which rank; these workers."""
+        launches: list[Launch] = []
+        for action in actions:
+            if isinstance(action, Start):
+                launches += action.launches
+            elif isinstance(action, Assign):
+                launches.append(action.launch)
+        for launch in launches:
+            self._ranks[launch.host, launch.slot, launch.start] = launch.place.rank
+        return launches
+
+    def of(self, host: str, slot: int, start: int) -> int | None:
+        """None where there was no such worker."""
+        return self._ranks.get((host, slot, start))
