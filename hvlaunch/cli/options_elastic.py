@@ -45,7 +45,7 @@ ELASTIC = Group(
             values.COUNT,
             field="elastic.max_restarts",
             default="no limit",
-            more="It is for those within `--restart-window`. Hosts that come and go do not count.",
+            more="Only failures within `--restart-window` count; hosts that come and go do not.",
         ),
         Option(
             "spares",
@@ -108,7 +108,7 @@ ELASTIC = Group(
         Option(
             "drain_timeout",
             ("--drain-timeout",),
-            "time to reach a commit where a host leaves",
+            "time to a commit where a host leaves",
             values.SECONDS,
             field="elastic.drain_timeout",
             more="After that the workers of the host are stopped.",
@@ -116,7 +116,7 @@ ELASTIC = Group(
         Option(
             "exit_grace",
             ("--exit-grace",),
-            "time for all others when one worker is done",
+            "time for others to end when one worker is done",
             values.SECONDS,
             field="elastic.exit_grace",
             more="After that they are stopped.",

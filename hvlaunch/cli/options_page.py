@@ -43,7 +43,7 @@ def _contents(groups: Sequence[Group]) -> Iterator[str]:
     rows = ["| group | options |", "|---|---|"]
     for group in groups:
         links = " ".join(f"[`{_name(option)}`](#{_name(option)})" for option in group.options)
-        rows.append(f"| [{group.title}](#{group.title.replace(' ', '-')}) | {links} |")
+        rows.append(f"| [{group.title}](#{group.title.lower().replace(' ', '-')}) | {links} |")
     yield "\n".join(rows)
 
 

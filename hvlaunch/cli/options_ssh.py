@@ -9,13 +9,13 @@ from hvlaunch.job import HostKeyPolicy, SSHClient
 __all__ = ["SSH"]
 
 SSH = Group(
-    "ssh",
+    "SSH",
     pages=(("SSH", "ssh.md"),),
     options=(
         Option(
             "ssh_port",
             ("-p", "--ssh-port"),
-            "ssh port of hosts for which none is given",
+            "port of sshd on hosts for which none is given",
             values.PORT,
             field="ssh.port",
             default="that of the ssh configuration, else 22",
@@ -40,7 +40,7 @@ SSH = Group(
         Option(
             "ssh_config",
             ("--ssh-config",),
-            "ssh configuration file",
+            "configuration file of ssh",
             values.FILE,
             field="ssh.config",
             default="`~/.ssh/config` and the system's",
@@ -66,10 +66,10 @@ SSH = Group(
         Option(
             "connect_limit",
             ("--connect-limit",),
-            "connections made to one host at the same time",
+            "most connections made to a host at a time",
             values.NUMBER,
             field="ssh.connect_limit",
-            more="At most so many; the same for a jump host.",
+            more="The same holds for a jump host.",
         ),
         Option(
             "remote_python",

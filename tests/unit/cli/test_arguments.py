@@ -201,7 +201,7 @@ def test_help_fits_the_terminal_and_tells_of_every_flag(width, monkeypatch):
         "workers",
         "environment",
         "output",
-        "ssh",
+        "SSH",
         "ending",
         "controller",
         "general",
