@@ -292,15 +292,15 @@ class Defect(HvlaunchError):
 
 
 class HostsFailed(HvlaunchError):
-    """Several hosts failed; `errors` has one error for each, in the order of the hosts."""
+    """Several hosts failed; `errors` has the problem of each, in the order of the hosts."""
 
     exit_code = EXIT_HOSTS
 
-    def __init__(self, errors: Sequence[HostError]) -> None:
+    def __init__(self, errors: Sequence[Problem]) -> None:
         self.errors = tuple(errors)
         super().__init__("\n".join(str(error) for error in self.errors))
         self.exit_code = self.errors[0].exit_code
 
     @property
     def problem(self) -> Problem:
-        return super().problem._replace(errors=tuple(error.problem for error in self.errors))
+        return super().problem._replace(errors=self.errors)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from hvlaunch.errors import HvlaunchError
+from hvlaunch.errors import Problem
 
 __all__ = [
     "ColorPolicy",
@@ -222,6 +222,6 @@ class JobResult:
     """Seconds since the workers of the last round were started; 0 if none was."""
     exits: tuple[WorkerExit, ...] = ()
     failure: WorkerExit | None = None
-    error: HvlaunchError | None = None
+    error: Problem | None = None
     interrupted: int | None = None
     """The signal that the user ended the job with."""

@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 
-from hvlaunch.errors import HostError, HostsFailed, HvlaunchError
+from hvlaunch.errors import Problem
 from hvlaunch.hosts.fold import fold_hosts
 
 __all__ = ["describe"]
@@ -15,36 +16,39 @@ _ADDRESS = re.compile(
 )
 
 
-def describe(error: HvlaunchError) -> list[str]:
+def describe(problem: Problem) -> list[str]:
     """The lines that a person reads; the first begins with `hvlaunch: `, the others are indented."""
-    if not isinstance(error, HostsFailed):
-        first, *more = str(error).split("\n")
+    if not problem.errors:
+        first, *more = str(problem).split("\n")
         return [f"hvlaunch: {first}", *(f"  {line}" for line in more)]
-    groups = _alike(error)
+    groups = _alike(problem.errors)
     if len(groups) == 1:
         return [f"hvlaunch: {groups[0]}"]
-    return [f"hvlaunch: {len(error.errors)} hosts failed:", *(f"  {line}" for line in groups)]
+    return [f"hvlaunch: {len(problem.errors)} hosts failed:", *(f"  {line}" for line in groups)]
 
 
-def _alike(failed: HostsFailed) -> list[str]:
+def _alike(problems: Sequence[Problem]) -> list[str]:
     """A line for each cause, in the order of the hosts. Texts that differ only in its name or address are alike."""
-    exact = Counter((error.cause, error.hint) for error in failed.errors)
-    groups: dict[tuple[str, str | None], list[HostError]] = {}
-    for error in failed.errors:
-        key = (error.cause, error.hint)
+    exact = Counter((problem.cause, problem.hint) for problem in problems)
+    groups: dict[tuple[str, str | None], list[Problem]] = {}
+    for problem in problems:
+        key = (problem.cause, problem.hint)
         if exact[key] == 1:
-            key = (_without_name(error.cause, error), error.hint and _without_name(error.hint, error))
-        groups.setdefault(key, []).append(error)
+            key = (
+                _without_name(problem.cause, problem),
+                problem.hint and _without_name(problem.hint, problem),
+            )
+        groups.setdefault(key, []).append(problem)
     return [_line(group, *texts) for texts, group in groups.items()]
 
 
-def _line(group: list[HostError], cause: str, hint: str | None) -> str:
+def _line(group: list[Problem], cause: str, hint: str | None) -> str:
     if len(group) == 1:
         return str(group[0])
-    names = fold_hosts(str(error.host) for error in group)
+    names = fold_hosts(str(problem.host) for problem in group)
     return f"{names}: {cause}" + (f"; try: {hint}" if hint else "")
 
 
-def _without_name(text: str, error: HostError) -> str:
-    text = re.sub(rf"(?<![\w.-]){re.escape(str(error.host))}(?![\w-])", _ANY_HOST, text)
+def _without_name(text: str, problem: Problem) -> str:
+    text = re.sub(rf"(?<![\w.-]){re.escape(str(problem.host))}(?![\w-])", _ANY_HOST, text)
     return _ADDRESS.sub(_ANY_ADDRESS, text)

@@ -122,7 +122,7 @@ class ElasticWorld(Play):
         plan_faults(self)
         self.tell(on.Began())
         if self.options.discovers and self._begins_empty:
-            self.tell(on.HostsDiscovered([]))
+            self.tell(on.HostsDiscovered(()))
             self.at(1.0, self.discover)
         elif self.options.discovers:
             self.discover()
@@ -198,7 +198,7 @@ class ElasticWorld(Play):
                 return
             if not host.reachable:
                 host.link = "none"
-                self.tell(on.HostFailed(host.name, ConnectFailed("no route", host=host.name)))
+                self.tell(on.HostFailed(host.name, ConnectFailed("no route", host=host.name).problem))
                 return
             host.link = "ready"
             self.tell(on.HostConnected(host.name))
@@ -241,7 +241,7 @@ class ElasticWorld(Play):
         if host.agent == agent and host.link != "none":
             was_ready = host.link in ("ready", "closing")
             host.link = "none"
-            error = HostLost("lost", host=host.name)
+            error = HostLost("lost", host=host.name).problem
             self.tell(on.HostGone(host.name, error) if was_ready else on.HostFailed(host.name, error))
 
     # The pool
@@ -256,4 +256,4 @@ class ElasticWorld(Play):
         self.tell(on.HostsDiscovered(self._hosts()))
 
     def fail_discovery(self) -> None:
-        self.tell(on.DiscoveryFailed(DiscoveryFailed("discover: ended with status 1")))
+        self.tell(on.DiscoveryFailed(DiscoveryFailed("discover: ended with status 1").problem))

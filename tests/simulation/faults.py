@@ -108,7 +108,7 @@ def part(world: "ElasticWorld") -> bool:
     if host.link != "ready" or not host.reachable:
         return False
     agent = host.agent
-    world.hear(host, on.HostParting(host.name, HostLost("lost: got SIGTERM", host=host.name)))
+    world.hear(host, on.HostParting(host.name, HostLost("lost: got SIGTERM", host=host.name).problem))
     for one in list(host.processes):
         if one.agent == agent:
             world.at(world.delay(), lambda one=one: world.workers.end(one, None, signal.SIGTERM))  # type: ignore[misc]
@@ -234,7 +234,7 @@ def flap(world: "ElasticWorld") -> bool:
 
 
 def empty(world: "ElasticWorld") -> bool:
-    world.tell(on.HostsDiscovered([]))
+    world.tell(on.HostsDiscovered(()))
     return True
 
 

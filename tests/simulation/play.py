@@ -99,7 +99,7 @@ def facts(number: int) -> on.HostFacts:
     """Of the host 10.0.0.<number>, and on from there."""
     address = f"10.0.{number >> 8}.{number & 255}"
     return on.HostFacts(
-        addresses={"eth0": [address]},
+        addresses={"eth0": (address,)},
         cpus=4,
         gpus=None,
         scratch="/tmp/x",

@@ -94,7 +94,7 @@ def hosts_are_lost(job: Job) -> None:
     gone = job.names[::2]
     job.names = job.names[1::2]
     for name in gone:
-        job.tell(on.HostGone(name, HostLost("lost", host=name)))
+        job.tell(on.HostGone(name, HostLost("lost", host=name).problem))
     job.actions.clear()
     job.exits(0, signal=15)
     assert job.closed().exit_code == 69
@@ -109,7 +109,7 @@ def elastic(job: Job) -> None:
         for name in job.names:
             for slot in range(SLOTS):
                 job.tell(on.WorkerBeat(name, slot, 0, commit))
-    job.tell(on.HostGone(job.names.pop(), HostLost("lost", host="")))
+    job.tell(on.HostGone(job.names.pop(), HostLost("lost", host="").problem))
     job.ask(0)
     assert len(job.take(do.Assign)) == len(job.names) * SLOTS
     job.exits(0)

@@ -119,7 +119,7 @@ class World(Play):
         if self.random.random() < self.faults:
             self.broken.append(f"connect {host.name}")
             host.link = "closed"
-            self.tell(on.HostFailed(host.name, ConnectFailed("refused", host=host.name)))
+            self.tell(on.HostFailed(host.name, ConnectFailed("refused", host=host.name).problem))
             return
         host.link = "connected"
         self.tell(on.HostConnected(host.name))
@@ -164,7 +164,7 @@ class World(Play):
         self.broken.append(f"lose {host.name}")
         was_ready = host.link == "ready"
         self.vanish(host)
-        error = HostLost("lost", host=host.name)
+        error = HostLost("lost", host=host.name).problem
         self.tell(on.HostGone(host.name, error) if was_ready else on.HostFailed(host.name, error))
 
     def vanish(self, host: WorldHost) -> None:

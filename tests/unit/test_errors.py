@@ -12,7 +12,7 @@ ERRORS = [
     PermissionDenied("no key is taken", host="gate", hint="h", tried=["id_rsa"]),
     NotEnoughSlots(4, 2),
     BadHost("no host", word="a:b:c", source="-H"),
-    HostsFailed([HostError("refused", host="a"), HostError("refused", host="b")]),
+    HostsFailed([HostError("refused", host=name).problem for name in "ab"]),
 ]
 
 

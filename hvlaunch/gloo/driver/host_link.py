@@ -140,14 +140,13 @@ class HostLink:
         try:
             ending = self._serve()
         except HostError as error:
-            ending = on.HostFailed(self.host.name, error)
+            ending = on.HostFailed(self.host.name, error.problem)
         except HvlaunchError as error:
-            ending = on.HostFailed(
-                self.host.name, AgentFailed(error.cause, host=self.host.name, hint=error.hint)
-            )
+            failed = AgentFailed(error.cause, host=self.host.name, hint=error.hint)
+            ending = on.HostFailed(self.host.name, failed.problem)
         except Exception as error:  # noqa: BLE001 (a thread's end must reach the loop, whatever it is)
             cause = f"internal error: {type(error).__name__}: {error}"
-            ending = on.HostFailed(self.host.name, HostFault(cause, host=self.host.name))
+            ending = on.HostFailed(self.host.name, HostFault(cause, host=self.host.name).problem)
         self._post(ending)
         self.close()
         if self._relay is not None:
@@ -170,7 +169,7 @@ class HostLink:
             for header, body in self._frames(channel):
                 self._obey(header, body, connection)
         except Garbled:
-            return on.HostGone(self.host.name, self._garbled())
+            return on.HostGone(self.host.name, self._garbled().problem)
         except (OSError, BadFrame) as error:
             broken = str(error) or type(error).__name__
         return self._ending(channel, broken)
@@ -208,8 +207,8 @@ class HostLink:
             case "hello":
                 self._hello(header, connection)
             case "reached":
-                where = header["address"], header["tried"], header["relay_port"]
-                self._post(on.RendezvousReached(name, *where))
+                tried = tuple(header["tried"])
+                self._post(on.RendezvousReached(name, header["address"], tried, header["relay_port"]))
             case "probed":
                 self._post(on.HostProbed(name, header["target"], header["address"]))
             case "started":
@@ -232,7 +231,7 @@ class HostLink:
             case "parting" | "fault":
                 self._parting = header["cause"]
                 error = self._lost(f"its agent ends: {self._parting}")
-                self._post(on.HostParting(name, error, body.decode("ascii", "replace")))
+                self._post(on.HostParting(name, error.problem, body.decode("ascii", "replace")))
             case "bye":
                 self._bye = header["left"]
 
@@ -246,8 +245,8 @@ class HostLink:
             raise NoFreePort(host=self.host.name)
         facts = header["facts"]
         gpus = facts.get("gpus")
-        told = on.HostFacts(
-            addresses=facts["addresses"],
+        known = on.HostFacts(
+            addresses={name: tuple(listed) for name, listed in facts["addresses"].items()},
             cpus=facts["cpus"],
             gpus=None if gpus is None else len(gpus),
             scratch=header["scratch"],
@@ -259,7 +258,7 @@ class HostLink:
             trouble=header["trouble"],
             boot_id=facts.get("boot_id"),
         )
-        self._post(on.HostReady(self.host.name, told))
+        self._post(on.HostReady(self.host.name, known))
 
     def _output(self, header: Mapping[str, Any], body: bytes) -> None:
         slot, start = header["slot"], header["start"]
@@ -311,14 +310,14 @@ class HostLink:
         status = channel.exit_status(_EXIT_STATUS_WAIT) if broken is None else None
         stderr = bytes(channel.stderr()).decode("utf-8", "replace").strip()
         if self.last_heard is None:
-            return on.HostFailed(name, self._never_began(status, stderr, broken))
+            return on.HostFailed(name, self._never_began(status, stderr, broken).problem)
         if self._parting is not None:
             cause = f"its agent ended: {self._parting}"
         elif broken is not None:
             cause = f"the connection broke: {broken}"
         else:
             cause = stderr.rpartition("\n")[2] or f"its agent ended with status {status}"
-        return on.HostGone(name, self._lost(cause))
+        return on.HostGone(name, self._lost(cause).problem)
 
     def _lost(self, cause: str) -> HostLost:
         return HostLost(f"lost: {cause}", host=self.host.name, hint=_hint(cause, _LOST_HINT))

@@ -143,7 +143,7 @@ class Driver:
         for name in silent:
             cause = f"lost: silent for {self._spec.lease:g} s (--lease)"
             hint = f"ping {name}: the host is down, or the network is cut"
-            self._events.put(on.HostGone(name, HostLost(cause, host=name, hint=hint)))
+            self._events.put(on.HostGone(name, HostLost(cause, host=name, hint=hint).problem))
             links[name].close()
         if is_due:
             for name in heard.keys() - silent:
@@ -316,7 +316,7 @@ def _discovery(options: ElasticOptions, post: Callable[[on.Event], None]) -> "Di
         return None
     return Discovery(
         source,
-        lambda hosts: post(on.HostsDiscovered(hosts)),
-        lambda error: post(on.DiscoveryFailed(error)),
+        lambda hosts: post(on.HostsDiscovered(tuple(hosts))),
+        lambda error: post(on.DiscoveryFailed(error.problem)),
         interval=options.discovery_interval,
     )

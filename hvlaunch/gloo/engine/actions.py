@@ -1,6 +1,5 @@
 """What the engine wants done: all that the driver's loop ever carries out. Facts, which go with it, are in facts.py."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from hvlaunch.gloo.engine.causes import Cause
@@ -57,7 +56,7 @@ class Probe(NamedTuple):
 
     host: str
     target: str
-    addresses: Sequence[str]
+    addresses: tuple[str, ...]
     port: int
 
 
@@ -66,7 +65,7 @@ class Start(NamedTuple):
 
     host: str
     round: int
-    launches: Sequence[Launch]
+    launches: tuple[Launch, ...]
     network: HostNetwork
     facts: HostFacts
 
@@ -114,8 +113,8 @@ class Stop(NamedTuple):
     """End workers of a host (slots None: all), by these steps, which replace those of an earlier Stop."""
 
     host: str
-    steps: Sequence[Step]
-    slots: Sequence[int] | None = None
+    steps: tuple[Step, ...]
+    slots: tuple[int, ...] | None = None
 
 
 class Release(NamedTuple):

@@ -1,6 +1,6 @@
 """How far the job is, and how it comes to its end: workers are stopped, hosts closed. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import Enum
 
 from hvlaunch.errors import Defect
@@ -62,10 +62,10 @@ class Course:
         """The job ends for a defect of hvlaunch: in order where that is possible, else by what the agents do."""
         if self.phase in (*AT_WORK, Phase.FINISHING):
             try:
-                return self.end(Ending(error=defect), now)
+                return self.end(Ending(error=defect.problem), now)
             except InvalidTransition:
                 pass
-        self.ending = Ending(error=defect)
+        self.ending = Ending(error=defect.problem)
         return self.leave_to_agents(now)
 
     def hosts_with_workers(self) -> list[str]:
@@ -84,7 +84,7 @@ class Course:
             return actions + self.close(now)
         return actions + self.stop(gently(self._spec.grace), now) + self.close_if_over(now)
 
-    def stop(self, steps: Sequence[Step], now: float) -> list[Action]:
+    def stop(self, steps: tuple[Step, ...], now: float) -> list[Action]:
         hosts = self.hosts_with_workers()
         self.phase = Phase.STOPPING
         self._rounds.workers.stop(list(self._rounds.workers), steps, now)

@@ -7,7 +7,7 @@ elastic one with one round: all of its hosts must be there, and no failure is ma
 
 from collections.abc import Iterable, Sequence
 
-from hvlaunch.errors import HostError, HvlaunchError
+from hvlaunch.errors import Problem
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
@@ -116,8 +116,8 @@ class Engine:
                 return self._connect(self._pool, now) if self._elastic is None else self._proceed(now)
             case on.HostsDiscovered(hosts):
                 return self._discovered(hosts, now)
-            case on.DiscoveryFailed(error):
-                return self._discovery_failed(error, now)
+            case on.DiscoveryFailed(problem):
+                return self._discovery_failed(problem, now)
 
     def _discovered(self, hosts: Sequence[Host], now: float) -> list[Action]:
         self._discovery_error = ""
@@ -129,13 +129,13 @@ class Engine:
         self._rounds.changed()
         return actions + self._proceed(now)
 
-    def _discovery_failed(self, error: HvlaunchError, now: float) -> list[Action]:
+    def _discovery_failed(self, problem: Problem, now: float) -> list[Action]:
         if not self._is_pool_known:
-            return self._course.end(Ending(error=error), now) if self.phase in AT_WORK else []
-        if str(error) == self._discovery_error:
+            return self._course.end(Ending(error=problem), now) if self.phase in AT_WORK else []
+        if str(problem) == self._discovery_error:
             return []
-        self._discovery_error = str(error)
-        return [tell.KeepingHosts(error.problem)]
+        self._discovery_error = str(problem)
+        return [tell.KeepingHosts(problem)]
 
     def _connect(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
         due = now + self._spec.start_timeout + _START_MARGIN
@@ -172,14 +172,14 @@ class Engine:
                 host.rendezvous = None if address is None else (address, relay_port or self._rendezvous_port)
                 actions: list[Action] = []
                 if address is None:
-                    actions = [tell.RendezvousUnreachable(name, tuple(tried), self._rendezvous_port)]
+                    actions = [tell.RendezvousUnreachable(name, tried, self._rendezvous_port)]
                 return actions + self._rounds.reached(name, now) + self._proceed(now)
             case on.HostProbed(name, target, address):
                 return self._rounds.found(name, target, address, now) + self._proceed(now, is_minor=True)
-            case on.HostFailed(_, error) | on.HostGone(_, error):
-                return self._host_failed(host, error, now)
-            case on.HostParting(_, error) if host.state is HostState.READY and not host.is_parting:
-                return self._parting(host, error, now)
+            case on.HostFailed(_, problem) | on.HostGone(_, problem):
+                return self._host_failed(host, problem, now)
+            case on.HostParting(_, problem) if host.state is HostState.READY and not host.is_parting:
+                return self._parting(host, problem, now)
             case on.HostClosed(_, left):
                 actions = [tell.HostLeftOver(host.name, left)] if left else []
                 self._gone(host, now)
@@ -196,22 +196,22 @@ class Engine:
         if facts.trouble is not None:
             actions.append(tell.KernelLacks(host.name, facts.trouble))
         if facts.cwd_error is not None:
-            error = no_directory(host.name, self._spec.cwd, facts.cwd_error)
-            self._pool.errors[host.name] = error
-            actions += self._policy.host_failed(host, error, now)
+            problem = no_directory(host.name, self._spec.cwd, facts.cwd_error)
+            self._pool.errors[host.name] = problem
+            actions += self._policy.host_failed(host, problem, now)
         return actions + self._rounds.ready(host) + self._proceed(now)
 
-    def _host_failed(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
+    def _host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
         """It did not get ready, or was ready and is gone."""
         before = host.state
         if before is not HostState.CLOSING:
-            self._pool.errors[host.name] = error
+            self._pool.errors[host.name] = problem
         if self.phase in (Phase.CLOSING, Phase.DONE) or before is HostState.CLOSING:
-            decision = Decision([tell.HostLostAtEnd(error.problem)])
+            decision = Decision([tell.HostLostAtEnd(problem)])
         elif before is HostState.READY:
-            decision = self._lost(host, error, now)
+            decision = self._lost(host, problem, now)
         else:
-            decision = Decision(self._policy.host_failed(host, error, now))
+            decision = Decision(self._policy.host_failed(host, problem, now))
         self._gone(host, now)
         return self._follow(decision, now)
 
@@ -222,24 +222,24 @@ class Engine:
         if self.phase in AT_WORK:
             self._rounds.lost(host.name)
 
-    def _lost(self, host: PoolHost, error: HostError, now: float) -> Decision:
+    def _lost(self, host: PoolHost, problem: Problem, now: float) -> Decision:
         if self.phase in AT_WORK and not host.is_parting:
-            return self._policy.host_lost(host, error, now)
-        return Decision([tell.HostLostAtEnd(error.problem)] if self._course.ending.error is None else [])
+            return self._policy.host_lost(host, problem, now)
+        return Decision([tell.HostLostAtEnd(problem)] if self._course.ending.error is None else [])
 
-    def _parting(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
+    def _parting(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
         host.is_parting = True
-        self._pool.errors[host.name] = error
+        self._pool.errors[host.name] = problem
         if self.phase in AT_WORK:
-            return self._follow(self._policy.host_lost(host, error, now), now)
+            return self._follow(self._policy.host_lost(host, problem, now), now)
         self._policy.agent_ends(host.name, now)
-        return [tell.HostLostAtEnd(error.problem)]
+        return [tell.HostLostAtEnd(problem)]
 
     def _start_timed_out(self, host: PoolHost, now: float) -> list[Action]:
-        error = no_start(host.name, self._spec.start_timeout, is_connected=host.is_connected)
+        problem = no_start(host.name, self._spec.start_timeout, is_connected=host.is_connected)
         self._pool.gone(host)
-        self._pool.errors[host.name] = error
-        return [do.Abandon(host.name), *self._policy.host_failed(host, error, now)]
+        self._pool.errors[host.name] = problem
+        return [do.Abandon(host.name), *self._policy.host_failed(host, problem, now)]
 
     # Workers
 
@@ -303,7 +303,7 @@ class Engine:
             return actions + self._course.end(decision.ending, now)
         return actions + self._course.close_if_over(now)
 
-    def _advance(self, now: float, *, is_minor: bool) -> tuple[Decision, HvlaunchError | None]:
+    def _advance(self, now: float, *, is_minor: bool) -> tuple[Decision, Problem | None]:
         """Towards the next round; why there can be none, if that is certain."""
         if self._elastic is None:
             if self._pool.errors and not self._pool.connecting and not self._rounds.has_begun:

@@ -4,10 +4,10 @@ Named tuples, since making the class of a frozen dataclass costs half a millisec
 of hvlaunch would pay for thirty. They are told apart by their class, never by comparing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from hvlaunch.errors import HostError, HvlaunchError
+from hvlaunch.errors import Problem
 from hvlaunch.job import Host
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 class HostFacts(NamedTuple):
     """What an agent told of its host."""
 
-    addresses: Mapping[str, Sequence[str]]
+    addresses: Mapping[str, tuple[str, ...]]
     """By interface name."""
     cpus: int
     gpus: int | None
@@ -71,13 +71,13 @@ class Began(NamedTuple):
 class HostsDiscovered(NamedTuple):
     """The pool of an elastic job has changed: all its hosts, in order."""
 
-    hosts: Sequence[Host]
+    hosts: tuple[Host, ...]
 
 
 class DiscoveryFailed(NamedTuple):
     """Nobody knows which hosts there are now."""
 
-    error: HvlaunchError
+    problem: Problem
 
 
 class HostConnected(NamedTuple):
@@ -97,21 +97,21 @@ class HostFailed(NamedTuple):
     """The host will not get ready."""
 
     host: str
-    error: HostError
+    problem: Problem
 
 
 class HostGone(NamedTuple):
     """A host that was ready is gone."""
 
     host: str
-    error: HostError
+    problem: Problem
 
 
 class HostParting(NamedTuple):
     """The agent ends on its own account: it still tells how its workers end, and then closes."""
 
     host: str
-    error: HostError
+    problem: Problem
     traceback: str = ""
     """Where it ends for an error of its own."""
 
@@ -136,7 +136,7 @@ class RendezvousReached(NamedTuple):
 
     host: str
     address: str | None
-    tried: Sequence[str] = ()
+    tried: tuple[str, ...] = ()
     relay_port: int | None = None
     """The port there, where it is the host's own agent that relays."""
 

@@ -1,30 +1,30 @@
-"""Errors of hosts that the engine finds wanting."""
+"""What is wrong with hosts that the engine finds wanting."""
 
-from hvlaunch.errors import HostLost, StartTimeout, WorkingDirectoryMissing
+from hvlaunch.errors import HostLost, Problem, StartTimeout, WorkingDirectoryMissing
 
 __all__ = ["no_directory", "no_start", "stuck"]
 
 
-def no_directory(host: str, path: str, cause: str) -> WorkingDirectoryMissing:
+def no_directory(host: str, path: str, cause: str) -> Problem:
     """The workers' directory is not there, or can't be entered."""
     return WorkingDirectoryMissing(
         f"working directory {path}: {cause}",
         host=host,
         path=path,
         hint="--cwd DIR, a directory that is there on every host",
-    )
+    ).problem
 
 
-def no_start(host: str, seconds: float, *, is_connected: bool) -> StartTimeout:
+def no_start(host: str, seconds: float, *, is_connected: bool) -> Problem:
     """It is not ready in time."""
     reached = "its agent does not answer" if is_connected else "no connection"
     return StartTimeout(
         f"{reached} within {seconds:g} s",
         host=host,
         hint=f"ssh {host} python3 --version, or a longer --start-timeout",
-    )
+    ).problem
 
 
-def stuck(host: str) -> HostLost:
+def stuck(host: str) -> Problem:
     """Its workers live on after SIGKILL."""
-    return HostLost("lost: workers there do not end, whatever they are sent", host=host)
+    return HostLost("lost: workers there do not end, whatever they are sent", host=host).problem

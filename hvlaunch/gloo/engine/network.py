@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from hvlaunch.errors import BadUsage, HvlaunchError, Unreachable
+from hvlaunch.errors import BadUsage, Problem, Unreachable
 from hvlaunch.gloo.engine.actions import Action, Probe
 from hvlaunch.gloo.engine.events import HostFacts
 
@@ -19,7 +19,7 @@ __all__ = [
 LOOPBACK = "127.0.0.1"
 
 
-def candidates(facts: HostFacts) -> list[str]:
+def candidates(facts: HostFacts) -> tuple[str, ...]:
     """Addresses under which other hosts may reach this one, the likeliest first.
 
     First the one that the driver used, if the host really has it: an address that only leads to
@@ -33,7 +33,7 @@ def candidates(facts: HostFacts) -> list[str]:
         own.insert(0, peer)
     elif peer and is_usable(peer):
         own.append(peer)
-    return own
+    return tuple(own)
 
 
 def is_usable(address: str) -> bool:
@@ -59,7 +59,7 @@ def interface_of(facts: HostFacts, address: str) -> str | None:
 class _Target:
     """A host that `hosts` try: its addresses in order of preference, and who got through to which."""
 
-    def __init__(self, addresses: Sequence[str], hosts: Sequence[str]) -> None:
+    def __init__(self, addresses: tuple[str, ...], hosts: Sequence[str]) -> None:
         self.addresses = addresses
         self.hosts = hosts
         self._reached: dict[str, set[str]] = {address: set() for address in addresses}
@@ -106,7 +106,7 @@ class Network:
         self._may_improve = list(self._targets.values())
         self._lack = list(self._targets.values())
 
-    def tries(self) -> Iterator[tuple[str, str, Sequence[str]]]:
+    def tries(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         """Who is to try whom, at which addresses."""
         for name, target in self._targets.items():
             for host in target.hosts:
@@ -132,7 +132,7 @@ class Network:
             self._lack.pop()
         return not self._lack
 
-    def problem(self) -> HvlaunchError | None:
+    def problem(self) -> Problem | None:
         """Why the hosts can't work together, when nothing more will be found: the first pair, or interface."""
         for name, target in self._targets.items():
             for host in target.hosts:
@@ -143,7 +143,7 @@ class Network:
                 has = ", ".join(facts.addresses)
                 hint = "--network-interfaces with a name of each host's, where they differ"
                 cause = f"none of the interfaces {', '.join(self._only)} has an address there (it has {has})"
-                return BadUsage(cause, host=name, hint=hint)
+                return BadUsage(cause, host=name, hint=hint).problem
         return None
 
     def _named(self, facts: HostFacts) -> str | None:
@@ -170,7 +170,7 @@ class Network:
         return interface_of(facts, self.address(next(others), host))
 
 
-def _unreachable(host: str, target: str, addresses: Sequence[str]) -> Unreachable:
+def _unreachable(host: str, target: str, addresses: Sequence[str]) -> Problem:
     tried = ", ".join(addresses) or "it has no address but loopback"
     return Unreachable(
         f"can't connect to host {target} (tried {tried})",
@@ -178,7 +178,7 @@ def _unreachable(host: str, target: str, addresses: Sequence[str]) -> Unreachabl
         other=target,
         addresses=addresses,
         hint="opening the firewall between the two, or --network-interfaces, which takes addresses without trying",
-    )
+    ).problem
 
 
 _PROBING_TIME = 8.0
@@ -215,7 +215,7 @@ class Wiring:
         """Let the host try the other one, if it was not told to before."""
         return self._ask(host, target, candidates(facts), facts.beacon_port)
 
-    def _ask(self, host: str, target: str, addresses: Sequence[str], port: int) -> list[Action]:
+    def _ask(self, host: str, target: str, addresses: tuple[str, ...], port: int) -> list[Action]:
         known = self._findings.setdefault(host, {})
         if target in known:
             return []

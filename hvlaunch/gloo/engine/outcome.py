@@ -1,6 +1,6 @@
 """How a job ended, or how its workers are meanwhile. Pure."""
 
-from hvlaunch.errors import GaveUp
+from hvlaunch.errors import GaveUp, Problem
 from hvlaunch.gloo.engine.causes import NoProgress, RestartsUsedUp
 from hvlaunch.gloo.engine.policy import Ending
 from hvlaunch.gloo.engine.round import Round, RoundState
@@ -31,12 +31,12 @@ def outcome(ending: Ending, last: Round | None, interrupted: int | None, ended_a
     )
 
 
-def _gave_up(ending: Ending) -> GaveUp | None:
+def _gave_up(ending: Ending) -> Problem | None:
     match ending.cause:
         case RestartsUsedUp(limit):
-            return GaveUp(restarts=limit)
+            return GaveUp(restarts=limit).problem
         case NoProgress(times):
-            return GaveUp(times=times)
+            return GaveUp(times=times).problem
         case _:
             return None
 

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from hvlaunch.errors import HostError, HvlaunchError, NotEnoughSlots, Unreachable
+from hvlaunch.errors import NotEnoughSlots, Problem
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
@@ -33,7 +33,7 @@ _CONNECT_COOLDOWN = (5.0, 300.0)
 class Ending(NamedTuple):
     """Why a job ends before its time: an error, or a worker's failure."""
 
-    error: HvlaunchError | None = None
+    error: Problem | None = None
     failure: WorkerExit | None = None
     cause: why.RestartsUsedUp | why.NoProgress | why.StartsFailed | None = None
     """Why nothing is made up for."""
@@ -189,15 +189,15 @@ class Policy:
     # Rounds
 
     def _fail(
-        self, cause: why.Cause, now: float, *, host: str | None = None, error: HostError | None = None
+        self, cause: why.Cause, now: float, *, host: str | None = None, problem: Problem | None = None
     ) -> Decision:
-        """The round has failed: a worker's end (`host` is where), or the loss of a host (`error`)."""
+        """The round has failed: a worker's end (`host` is where), or the loss of a host (`problem`)."""
         current = self._round
         if current is None:
             return Decision()
         is_news = current.state is not RoundState.BROKEN
-        fruitful = None if error is not None else current.is_fruitful(now)
-        current.is_unknown = current.is_unknown or error is not None
+        fruitful = None if problem is not None else current.is_fruitful(now)
+        current.is_unknown = current.is_unknown or problem is not None
         excluded: list[Action] = []
         if host is not None and current.culprit is None:
             current.culprit = host
@@ -208,7 +208,7 @@ class Policy:
             return Decision(excluded)
         limit = self._restarts.failed(now, fruitful=True if excluded or current.follows_gain else fruitful)
         if limit is not None:
-            return Decision((), Ending(error=error, cause=None if self._elastic is None else limit))
+            return Decision((), Ending(error=problem, cause=None if self._elastic is None else limit))
         return Decision([*self._rounds.break_off(cause, now), *excluded])
 
     # Hosts
@@ -259,27 +259,27 @@ class Policy:
         stops = self._workers.stop(there, gently(self._spec.grace), now)
         return [tell.HostExcluded(host.name, seconds, cause), *stops]
 
-    def host_failed(self, host: PoolHost, error: HostError, now: float) -> list[Action]:
+    def host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
         """The host could not be connected."""
         if self._elastic is None:
             return []
         bounds = self._elastic.cooldown
         if bounds is None and self._elastic.discovers:
             bounds = _CONNECT_COOLDOWN
-        return [tell.HostNotUsable(error.problem, self._pool.exclude(host, now, bounds))]
+        return [tell.HostNotUsable(problem, self._pool.exclude(host, now, bounds))]
 
-    def host_lost(self, host: PoolHost, error: HostError, now: float) -> Decision:
+    def host_lost(self, host: PoolHost, problem: Problem, now: float) -> Decision:
         """The host is gone, or going, with all its workers; in the end its agent hears nobody, and stops them itself."""
         has_members = any(self._rounds.is_member(worker) for worker in self._workers.on(host.name))
         if not host.is_parting:
             self._workers.lose(host.name, now)
         self.agent_ends(host.name, now)
-        cause = why.HostProblem(error.problem)
+        cause = why.HostProblem(problem)
         excluded = self.exclude(host, cause, now)[:1] if self._elastic is not None else []
         self._rounds.lost(host.name)
         if not has_members:
             return Decision(excluded)
-        return Decision(excluded).also(self._fail(cause, now, error=error))
+        return Decision(excluded).also(self._fail(cause, now, problem=problem))
 
     def agent_ends(self, host: str, now: float) -> None:
         """Note that the host's agent ends its workers on its own account."""
@@ -288,18 +288,17 @@ class Policy:
             worker.orders.is_by_agent = True
         self._workers.stop(workers, gently(self._spec.grace), now)
 
-    def blame(self, problem: HvlaunchError, now: float) -> Decision:
+    def blame(self, problem: Problem, now: float) -> Decision:
         """Hosts can't work together: one of them is excluded, or the job ends."""
         culprit = problem.host
         hosts = self._rounds.next_hosts
-        if isinstance(problem, Unreachable) and hosts and culprit == hosts[0]:
+        if problem.other is not None and hosts and culprit == hosts[0]:
             culprit = problem.other
         host = self._pool.get(culprit) if culprit is not None else None
         if self._elastic is None or host is None:
             return Decision((), Ending(error=problem))
-        if isinstance(problem, HostError):
-            self._pool.errors[host.name] = problem
-        return Decision(self.exclude(host, why.HostProblem(problem.problem), now))
+        self._pool.errors[host.name] = problem
+        return Decision(self.exclude(host, why.HostProblem(problem), now))
 
     def drain(self, now: float) -> list[Action]:
         """Workers whose slot has left the pool: those of a round get some time to reach a commit."""
@@ -346,7 +345,7 @@ class Policy:
         left = self._pool.capacity([host for host in self._pool if not host.cooldown.is_for_good])
         if left >= self._elastic.min_np:
             return None
-        return Ending(error=self._pool.failure or NotEnoughSlots(self._elastic.min_np, left))
+        return Ending(error=self._pool.failure or NotEnoughSlots(self._elastic.min_np, left).problem)
 
 
 def _ended(exit_: WorkerExit) -> why.WorkerEnded:

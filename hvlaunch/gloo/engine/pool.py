@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
-from hvlaunch.errors import HostError, HostsFailed, HvlaunchError
+from hvlaunch.errors import HostsFailed, Problem
 from hvlaunch.gloo.engine.cooldown import Cooldown
 from hvlaunch.gloo.engine.events import HostFacts
 from hvlaunch.hosts.placement import Seat, slots_of
@@ -71,7 +71,7 @@ class Pool:
         self.open: dict[str, None] = {}
         """All that are connected, or are to be, in the order in which that began."""
         self._resting: set[PoolHost] = set()
-        self.errors: dict[str, HostError] = {}
+        self.errors: dict[str, Problem] = {}
         """Why hosts failed, the last time that they did; nothing of those that are ready again."""
 
     def __iter__(self) -> Iterator[PoolHost]:
@@ -146,15 +146,15 @@ class Pool:
         )
 
     @property
-    def failures(self) -> list[HostError]:
+    def failures(self) -> list[Problem]:
         """Of the hosts that are listed, in their order."""
         return [self.errors[host.name] for host in self if host.listed and host.name in self.errors]
 
     @property
-    def failure(self) -> HvlaunchError | None:
+    def failure(self) -> Problem | None:
         """All of them in one, if there are any."""
         errors = self.failures
-        return HostsFailed(errors) if len(errors) > 1 else next(iter(errors), None)
+        return HostsFailed(errors).problem if len(errors) > 1 else next(iter(errors), None)
 
     def exclude(self, host: PoolHost, now: float, bounds: tuple[float, float] | None) -> float | None:
         """Begin the host's cool-down; for how many seconds, None for good."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime
+from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime, Problem
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action
@@ -25,7 +25,7 @@ class Settled(NamedTuple):
     """What is to be done for the next round; `problem` is why there can be none, if that is certain."""
 
     actions: list[Action]
-    problem: HvlaunchError | None = None
+    problem: Problem | None = None
 
 
 class Rounds:
@@ -154,7 +154,7 @@ class Rounds:
             try:
                 self._plan = self.forming.choose(self.round, now)
             except HvlaunchError as error:
-                return Settled(actions, error)
+                return Settled(actions, error.problem)
             if self._plan is None:
                 return self._wait_for_more(now)
             facts = {host.name: host.facts for host in self._plan.hosts if host.facts is not None}
@@ -190,8 +190,8 @@ class Rounds:
             self._is_short_told = True
             return Settled([tell.SlotsLacking(least, slots, seconds)])
         if now >= self._short_since + seconds and not self._is_beginning:
-            why = "".join(f"\n{error}" for error in self._pool.failures)
-            return Settled([], NotEnoughSlotsInTime(least, slots, seconds, why))
+            errors = "".join(f"\n{error}" for error in self._pool.failures)
+            return Settled([], NotEnoughSlotsInTime(least, slots, seconds, errors).problem)
         return Settled([])
 
     # Its beginning

@@ -61,7 +61,7 @@ class Starter:
             return []
         for launch in launches:
             self._workers.launch(launch, born=number, state=state, now=now)
-        return [do.Start(host.name, number, launches, network, host.facts)]
+        return [do.Start(host.name, number, tuple(launches), network, host.facts)]
 
     def place(self, plan: Plan, current: Round, newest: Worker, now: float) -> list[Action]:
         """Tell those who asked their places; `newest` is the one of them that has the newest commit."""

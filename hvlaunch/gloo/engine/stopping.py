@@ -8,22 +8,22 @@ from hvlaunch.gloo.engine.events import WorkerExited
 
 __all__ = ["AT_ONCE", "Orders", "gently", "passing_on"]
 
-AT_ONCE = [Step(signal.SIGKILL, 0.0)]
+AT_ONCE = (Step(signal.SIGKILL, 0.0),)
 
 _PATIENCE = 10.0
 """Seconds after the last signal in which a worker must have ended."""
 
 
-def gently(grace: float, after: float = 0.0) -> list[Step]:
+def gently(grace: float, after: float = 0.0) -> tuple[Step, ...]:
     """SIGTERM, and SIGKILL when the grace is over."""
-    return [Step(signal.SIGTERM, after), Step(signal.SIGKILL, after + grace)]
+    return Step(signal.SIGTERM, after), Step(signal.SIGKILL, after + grace)
 
 
-def passing_on(interrupt: int, grace: float) -> list[Step]:
+def passing_on(interrupt: int, grace: float) -> tuple[Step, ...]:
     """The same after an interrupt: SIGINT is tried first, for half of the grace, where it was that."""
     if interrupt != signal.SIGINT:
         return gently(grace)
-    return [Step(signal.SIGINT, 0.0), Step(signal.SIGTERM, grace / 2), Step(signal.SIGKILL, grace)]
+    return Step(signal.SIGINT, 0.0), Step(signal.SIGTERM, grace / 2), Step(signal.SIGKILL, grace)
 
 
 class Orders:

@@ -1,7 +1,7 @@
 """The workers that live, whether they are in a round or not. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from hvlaunch.gloo.engine.actions import Step, Stop
 from hvlaunch.gloo.engine.cooldown import Cooldown
@@ -171,7 +171,11 @@ class Workers:
             self.draining.discard(worker)
 
     def stop(
-        self, workers: Iterable[Worker], steps: Sequence[Step], now: float, trigger: Trigger = Trigger.STOPPED
+        self,
+        workers: Iterable[Worker],
+        steps: tuple[Step, ...],
+        now: float,
+        trigger: Trigger = Trigger.STOPPED,
     ) -> list[Stop]:
         """End these workers: what their hosts are to be told."""
         slots: dict[str, list[int]] = {}
@@ -179,7 +183,7 @@ class Workers:
             self.go(worker, trigger, now)
             worker.orders.add(steps, now)
             slots.setdefault(worker.host, []).append(worker.slot)
-        return [Stop(host, steps, numbers) for host, numbers in slots.items()]
+        return [Stop(host, steps, tuple(numbers)) for host, numbers in slots.items()]
 
     def drain(self, worker: Worker, until: float | None) -> None:
         """Let the worker leave at its next commit, or then at the latest; None: it may stay."""

@@ -7,7 +7,7 @@ from typing import cast
 
 from hvlaunch import __version__
 from hvlaunch.console.endings import signal_name
-from hvlaunch.errors import HvlaunchError, Problem
+from hvlaunch.errors import Problem
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
@@ -174,8 +174,7 @@ def _result(result: JobResult) -> Record:
     }
 
 
-def _error(error: HvlaunchError | Problem) -> Record:
-    problem = error.problem if isinstance(error, HvlaunchError) else error
+def _error(problem: Problem) -> Record:
     return {"error": problem.kind, "cause": problem.cause, "hint": problem.hint}
 
 

@@ -119,7 +119,9 @@ def test_bad_usage_is_one_line_and_2(line, part, capsys, tmp_path):
         ),
         (HvlaunchError("odd"), 70, "hvlaunch: odd\n"),
         (
-            HostsFailed([ConnectFailed("refused", host="a"), ConnectFailed("reset", host="b")]),
+            HostsFailed(
+                [ConnectFailed("refused", host="a").problem, ConnectFailed("reset", host="b").problem]
+            ),
             69,
             "hvlaunch: host a: refused\nhvlaunch: host b: reset\n",
         ),

@@ -265,7 +265,13 @@ def test_a_code_of_its_own_needs_no_advice():
 def test_a_lost_host():
     error = HostLost("lost: silent for 30 s (--lease)", host="b", hint="ping b: the host is down")
     check(
-        ended(None, *stopped(0, 1), worker(3, code=1, when=12.0), worker(4, code=1, when=14.5), error=error),
+        ended(
+            None,
+            *stopped(0, 1),
+            worker(3, code=1, when=12.0),
+            worker(4, code=1, when=14.5),
+            error=error.problem,
+        ),
         6,
         """
         hvlaunch: host b: lost: silent for 30 s (--lease); try: ping b: the host is down
@@ -279,14 +285,14 @@ def test_a_lost_host():
 
 def test_an_error_before_any_worker():
     error = UnknownHost("no address for this name", host="gpu9", hint="its spelling")
-    result = JobResult(exit_code=69, elapsed=0.0, error=error)
+    result = JobResult(exit_code=69, elapsed=0.0, error=error.problem)
     check(result, 0, "hvlaunch: host gpu9: no address for this name; try: its spelling\n")
 
 
 def test_an_error_beside_a_failure():
     error = HostLost("lost: its connection closed", host="b")
     check(
-        ended(worker(0, code=7, when=1.0), error=error),
+        ended(worker(0, code=7, when=1.0), error=error.problem),
         2,
         """
         hvlaunch: rank 0 of 2 on host a failed first, after 1.0 s: exit code 7
@@ -306,7 +312,9 @@ def denied(host):
 
 def test_all_hosts_fail_alike():
     result = JobResult(
-        exit_code=69, elapsed=0.0, error=HostsFailed([denied(f"gpu0{n}") for n in range(1, 8)])
+        exit_code=69,
+        elapsed=0.0,
+        error=HostsFailed([denied(f"gpu0{n}").problem for n in range(1, 8)]).problem,
     )
     check(
         result,
@@ -324,7 +332,7 @@ def test_hosts_fail_for_several_reasons():
         AgentFailed("is no host for a job", host="a2"),
     ]
     check(
-        JobResult(exit_code=69, elapsed=0.0, error=HostsFailed(errors)),
+        JobResult(exit_code=69, elapsed=0.0, error=HostsFailed([error.problem for error in errors]).problem),
         0,
         """
         hvlaunch: 5 hosts failed:
@@ -375,7 +383,7 @@ def test_an_interrupt_after_a_failure_or_an_error():
         "hvlaunch: rank 0 of 1 on host a failed, after 1.0 s: exit code 7\n  Then interrupted by SIGINT.\n"
     )
     lost = JobResult(
-        exit_code=130, elapsed=0.0, error=UnknownHost("no address", host="b"), interrupted=SIGINT
+        exit_code=130, elapsed=0.0, error=UnknownHost("no address", host="b").problem, interrupted=SIGINT
     )
     assert failure_report(lost, {}, 0) == "hvlaunch: host b: no address\n  Interrupted by SIGINT.\n"
 
@@ -393,7 +401,9 @@ def test_hosts_that_differ_in_name_and_address_alone_are_one_line(addresses):
         ConnectFailed(f"no connection to gpu{n} port 22: {one}: refused", host=f"gpu{n}", hint=f"ping gpu{n}")
         for n, one in enumerate(addresses)
     ]
-    result = JobResult(exit_code=69, elapsed=0.0, error=HostsFailed(errors))
+    result = JobResult(
+        exit_code=69, elapsed=0.0, error=HostsFailed([error.problem for error in errors]).problem
+    )
     assert failure_report(result, {}, 2) == (
         "hvlaunch: hosts gpu[0-1]: no connection to HOST port 22: ADDRESS: refused; try: ping HOST\n"
     )

@@ -15,7 +15,7 @@ __all__ = ["HELLO", "FakeChannel", "FakeConnection"]
 HELLO = {
     "type": "hello",
     "protocol": PROTOCOL,
-    "facts": {"addresses": {"lo": ["127.0.0.1"]}, "cpus": 4, "boot_id": "b"},
+    "facts": {"addresses": {"lo": ("127.0.0.1",)}, "cpus": 4, "boot_id": "b"},
     "scratch": "/tmp/x",
     "beacon_port": 1,
     "master_port": 2,

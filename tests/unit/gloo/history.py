@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from hvlaunch.errors import HostLost
+from hvlaunch.errors import HostLost, Problem
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.actions import Step
@@ -14,8 +14,8 @@ from hvlaunch.job import Host, JobResult, JobSpec
 A = TypeVar("A")
 
 PORT = 4711
-GENTLE = [Step(signal.SIGTERM, 0.0), Step(signal.SIGKILL, 10.0)]
-AT_ONCE = [Step(signal.SIGKILL, 0.0)]
+GENTLE = (Step(signal.SIGTERM, 0.0), Step(signal.SIGKILL, 10.0))
+AT_ONCE = (Step(signal.SIGKILL, 0.0),)
 
 
 def hosts(text: str) -> tuple[Host, ...]:
@@ -31,7 +31,7 @@ def spec(text: str, **changes: object) -> JobSpec:
 def facts(number: int, **changes: object) -> on.HostFacts:
     """Of the host 10.0.0.<number>."""
     values: dict[str, object] = {
-        "addresses": {"lo": ["127.0.0.1"], "eth0": [f"10.0.0.{number}"]},
+        "addresses": {"lo": ("127.0.0.1",), "eth0": (f"10.0.0.{number}",)},
         "cpus": 8,
         "gpus": None,
         "scratch": "/tmp/hvlaunch-x",
@@ -52,7 +52,7 @@ def ready(name: str, number: int) -> list[on.Event]:
 
 
 def lost(host: str) -> on.HostGone:
-    return on.HostGone(host, HostLost("lost: silent", host=host))
+    return on.HostGone(host, HostLost("lost: silent", host=host).problem)
 
 
 class Wanted(list[do.Action]):
@@ -159,3 +159,10 @@ class History:
     def result(self) -> JobResult:
         (finish,) = self.of(do.Finish)
         return finish.result
+
+    @property
+    def problem(self) -> Problem:
+        """What else than a worker's failure ended the job."""
+        problem = self.result.error
+        assert problem is not None
+        return problem

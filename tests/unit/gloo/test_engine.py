@@ -6,13 +6,8 @@ import pytest
 
 from hvlaunch.errors import (
     ConnectFailed,
-    HostLost,
-    HostsFailed,
     NotEnoughSlots,
-    StartTimeout,
     UnknownHost,
-    Unreachable,
-    WorkingDirectoryMissing,
 )
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
@@ -26,8 +21,8 @@ def test_a_job_that_goes_well() -> None:
     connects = job.connect()
     assert [action.host.name for action in job.of(do.Connect, connects)] == ["a", "b"]
     assert job.of(do.Probe) == [
-        do.Probe("b", "a", ["10.0.0.1"], 9001),
-        do.Probe("a", "b", ["10.0.0.2"], 9002),
+        do.Probe("b", "a", ("10.0.0.1",), 9001),
+        do.Probe("a", "b", ("10.0.0.2",), 9002),
     ]
     assert not job.of(do.Start)
     job.wire()
@@ -48,8 +43,8 @@ def test_a_job_that_goes_well() -> None:
 
 def test_workers_are_told_how_their_own_host_sees_the_network() -> None:
     job = History(spec("a:1,b:1"))
-    job.connect({"b": facts(2, addresses={"enp1": ["10.0.0.2"]})})
-    job.play(on.RendezvousReached("a", None, ["10.9.9.9"]), on.RendezvousReached("b", "10.0.0.100"))
+    job.connect({"b": facts(2, addresses={"enp1": ("10.0.0.2",)})})
+    job.play(on.RendezvousReached("a", None, ("10.9.9.9",)), on.RendezvousReached("b", "10.0.0.100"))
     job.play(on.HostProbed("b", "a", "10.0.0.1"), on.HostProbed("a", "b", "10.0.0.2"))
     first, second = (start.network for start in job.of(do.Start))
     assert (first.master_addr, first.master_port, first.interface) == ("10.0.0.1", 20001, "eth0")
@@ -62,7 +57,7 @@ def test_workers_are_told_how_their_own_host_sees_the_network() -> None:
 def test_workers_of_a_host_that_relays_ask_their_agent() -> None:
     job = History(spec("a:1,b:1"))
     job.connect()
-    job.play(on.RendezvousReached("a", "127.0.0.1", ["10.9.9.9"], 40123))
+    job.play(on.RendezvousReached("a", "127.0.0.1", ("10.9.9.9",), 40123))
     job.play(on.RendezvousReached("b", "10.0.0.100"))
     job.play(on.HostProbed("b", "a", "10.0.0.1"), on.HostProbed("a", "b", "10.0.0.2"))
     first, second = (start.network for start in job.of(do.Start))
@@ -80,7 +75,7 @@ def test_one_host_stays_on_its_loopback() -> None:
 
 def test_two_names_of_one_machine_are_told_once() -> None:
     job = History(spec("n1:1,n2:1,n3:1"))
-    twin = {"boot_id": "x", "addresses": {"eth0": ["10.0.0.1"]}}
+    twin = {"boot_id": "x", "addresses": {"eth0": ("10.0.0.1",)}}
     job.connect({"n1": facts(1, **twin), "n2": facts(2, boot_id="x"), "n3": facts(3, **twin)})
     assert job.of(tell.SharedMachine) == [tell.SharedMachine(("n1", "n3"))]
 
@@ -117,7 +112,7 @@ def test_more_processes_than_gpus() -> None:
     job = History(spec("a,b", np=9))
     job.connect({"a": facts(1, gpus=4), "b": facts(2, gpus=4)})
     job.close()
-    assert isinstance(job.result.error, NotEnoughSlots)
+    assert job.problem.kind == "NotEnoughSlots"
     assert job.result.exit_code == 2
 
 
@@ -127,13 +122,13 @@ def test_more_processes_than_gpus() -> None:
 def test_every_host_that_fails_is_named() -> None:
     job = History(spec("a:1,b:1,c:1"))
     job.play(on.Began())
-    assert job.play(on.HostFailed("c", UnknownHost("no such name", host="c"))) == []
+    assert job.play(on.HostFailed("c", UnknownHost("no such name", host="c").problem)) == []
     assert job.play(on.HostConnected("b"), on.HostReady("b", facts(2))) == []
-    actions = job.play(on.HostFailed("a", ConnectFailed("refused", host="a")))
+    actions = job.play(on.HostFailed("a", ConnectFailed("refused", host="a").problem))
     assert actions == [do.Release("b")]
     job.close()
-    error = job.result.error
-    assert isinstance(error, HostsFailed)
+    error = job.problem
+    assert error.kind == "HostsFailed"
     assert [one.host for one in error.errors] == ["a", "c"]
     assert job.result.exit_code == 69
     assert not job.of(do.Start)
@@ -146,9 +141,9 @@ def test_the_start_timeout_names_who_is_late_and_how_far_it_got() -> None:
     assert job.now == pytest.approx(160.5)
     assert actions == [do.Abandon("b"), do.Abandon("c"), do.Release("a")]
     job.close()
-    error = job.result.error
-    assert isinstance(error, HostsFailed)
-    assert all(isinstance(one, StartTimeout) for one in error.errors)
+    error = job.problem
+    assert error.kind == "HostsFailed"
+    assert all(problem.kind == "StartTimeout" for problem in error.errors)
     assert "agent does not answer within 60 s" in str(error.errors[0])
     assert "no connection within 60 s" in str(error.errors[1])
 
@@ -158,15 +153,18 @@ def test_what_comes_late_from_an_abandoned_host_changes_nothing() -> None:
     job.play(on.Began())
     job.wait()
     assert job.result.exit_code == 69
-    assert job.play(on.HostReady("a", facts(1)), on.HostFailed("a", ConnectFailed("closed", host="a"))) == []
+    assert (
+        job.play(on.HostReady("a", facts(1)), on.HostFailed("a", ConnectFailed("closed", host="a").problem))
+        == []
+    )
 
 
 def test_a_working_directory_that_is_not_there() -> None:
     job = History(spec("a:1,b:1"))
     job.connect({"b": facts(2, cwd_error="No such file or directory")})
     job.close()
-    error = job.result.error
-    assert isinstance(error, WorkingDirectoryMissing)
+    error = job.problem
+    assert error.kind == "WorkingDirectoryMissing"
     assert (error.host, error.path, error.exit_code) == ("b", "/work", 2)
     assert not job.of(do.Start)
 
@@ -176,7 +174,7 @@ def test_a_host_lost_between_hello_and_start() -> None:
     job.connect()
     assert job.play(lost("b")) == [do.Release("a")]
     job.close()
-    assert isinstance(job.result.error, HostLost)
+    assert job.problem.kind == "HostLost"
     assert not job.of(do.Start)
 
 
@@ -185,7 +183,7 @@ def test_a_host_lost_while_others_still_connect() -> None:
     job.play(on.Began(), on.HostConnected("a"), on.HostReady("a", facts(1)), lost("a"))
     job.play(on.HostConnected("b"), on.HostReady("b", facts(2)))
     job.close()
-    assert isinstance(job.result.error, HostLost)
+    assert job.problem.kind == "HostLost"
 
 
 def test_what_a_kernel_lacks_is_said() -> None:
@@ -202,8 +200,8 @@ def early() -> History:
     job = History(spec("a:1,b:2,c:1"))
     job.play(on.Began(), *ready("a", 1))
     assert job.of(do.Probe, job.play(*ready("b", 2))) == [
-        do.Probe("b", "a", ["10.0.0.1"], 9001),
-        do.Probe("a", "b", ["10.0.0.2"], 9002),
+        do.Probe("b", "a", ("10.0.0.1",), 9001),
+        do.Probe("a", "b", ("10.0.0.2",), 9002),
     ]
     assert job.play(on.HostProbed("b", "a", "10.0.0.1")) == []
     (start,) = job.play(on.HostProbed("a", "b", "10.0.0.2"))
@@ -243,12 +241,12 @@ def test_workers_that_end_well_before_the_others_start_do_not_end_the_job() -> N
 
 def test_workers_that_were_started_early_are_stopped_when_a_host_fails() -> None:
     job = early()
-    actions = job.play(on.HostFailed("c", ConnectFailed("refused", host="c")))
+    actions = job.play(on.HostFailed("c", ConnectFailed("refused", host="c").problem))
     assert do.Stop("b", GENTLE) in actions
     for slot in (0, 1):
         job.exit("b", slot, None, signal.SIGTERM, after=0.1)
     job.close()
-    assert isinstance(job.result.error, ConnectFailed)
+    assert job.problem.kind == "ConnectFailed"
     assert job.result.exit_code == 69
 
 
@@ -263,7 +261,7 @@ def test_a_worker_that_fails_early_ends_the_job() -> None:
 
 def test_nothing_starts_early_where_the_first_choice_was_not_reached() -> None:
     job = History(spec("a:1,b:1,c:1"))
-    two = facts(1, addresses={"eth0": ["10.0.0.1"], "ib0": ["10.1.0.1"]})
+    two = facts(1, addresses={"eth0": ("10.0.0.1",), "ib0": ("10.1.0.1",)})
     job.play(on.Began(), on.HostReady("a", two), *ready("b", 2))
     job.play(on.HostProbed("b", "a", "10.1.0.1"), on.HostProbed("a", "b", "10.0.0.2"))
     assert not job.of(do.Start)
@@ -284,14 +282,14 @@ def test_a_host_that_cannot_reach_another() -> None:
     job.play(on.HostProbed("a", "b", "10.0.0.2"))
     assert job.play(on.HostProbed("b", "c", None))
     job.close()
-    error = job.result.error
-    assert isinstance(error, Unreachable)
+    error = job.problem
+    assert error.kind == "Unreachable"
     assert (error.host, error.other, list(error.addresses), error.exit_code) == ("b", "c", ["10.0.0.3"], 69)
     assert not job.of(do.Start)
 
 
 def test_the_best_address_that_all_reach_is_taken_after_a_moment() -> None:
-    two = facts(1, addresses={"eth0": ["10.0.0.1"], "ib0": ["10.1.0.1"]})
+    two = facts(1, addresses={"eth0": ("10.0.0.1",), "ib0": ("10.1.0.1",)})
     job = History(spec("a:1,b:1,c:1"))
     job.connect({"a": two})
     all_reach_the_rendezvous(job)
@@ -306,7 +304,7 @@ def test_the_best_address_that_all_reach_is_taken_after_a_moment() -> None:
 
 
 def test_hosts_that_have_no_address_in_common_use_what_each_of_them_reaches() -> None:
-    two = facts(1, addresses={"eth0": ["10.0.0.1"], "ib0": ["10.1.0.1"]})
+    two = facts(1, addresses={"eth0": ("10.0.0.1",), "ib0": ("10.1.0.1",)})
     job = History(spec("a:1,b:1,c:1"))
     job.connect({"a": two})
     all_reach_the_rendezvous(job)
@@ -317,8 +315,8 @@ def test_hosts_that_have_no_address_in_common_use_what_each_of_them_reaches() ->
 
 
 def test_interfaces_that_the_user_names_are_taken_without_trying() -> None:
-    two = facts(1, addresses={"eth0": ["10.0.0.1"], "ib0": ["10.1.0.1"]})
-    other = facts(2, addresses={"eth0": ["10.0.0.2"], "mlx0": ["10.1.0.2"]})
+    two = facts(1, addresses={"eth0": ("10.0.0.1",), "ib0": ("10.1.0.1",)})
+    other = facts(2, addresses={"eth0": ("10.0.0.2",), "mlx0": ("10.1.0.2",)})
     job = History(spec("a:1,b:1", network_interfaces=("ib0", "mlx0")))
     job.connect({"a": two, "b": other})
     all_reach_the_rendezvous(job)
@@ -331,7 +329,7 @@ def test_interfaces_that_the_user_names_are_taken_without_trying() -> None:
 
 def test_an_interface_that_a_host_does_not_have() -> None:
     job = History(spec("a:1,b:1", network_interfaces=("ib0",)))
-    job.connect({"a": facts(1, addresses={"ib0": ["10.1.0.1"]})})
+    job.connect({"a": facts(1, addresses={"ib0": ("10.1.0.1",)})})
     all_reach_the_rendezvous(job)
     job.close()
     assert job.result.exit_code == 2

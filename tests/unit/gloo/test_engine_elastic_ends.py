@@ -6,10 +6,6 @@ import pytest
 
 from hvlaunch.errors import (
     ConnectFailed,
-    GaveUp,
-    HostLost,
-    HostsFailed,
-    NotEnoughSlotsInTime,
 )
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
@@ -35,8 +31,8 @@ from tests.unit.gloo.history import GENTLE, lost
 def test_the_first_who_ends_well_ends_the_training() -> None:
     job = training("a:1,b:1", max_np=2, exit_grace=30.0)
     actions = job.exit("a", 0)
-    steps = [Step(signal.SIGTERM, 30.0), Step(signal.SIGKILL, 40.0)]
-    assert job.of(do.Stop, actions) == [do.Stop("b", steps, [0])]
+    steps = (Step(signal.SIGTERM, 30.0), Step(signal.SIGKILL, 40.0))
+    assert job.of(do.Stop, actions) == [do.Stop("b", steps, (0,))]
     job.exit("b", 0)
     job.close()
     assert job.result.exit_code == 0
@@ -82,7 +78,7 @@ def test_a_job_that_gives_up_does_not_end_well_though_nobody_is_known_to_have_fa
     for name in "ab":
         job.exit(name, 0, None, signal.SIGTERM, after=0.1)
     job.close()
-    assert isinstance(job.result.error, GaveUp)
+    assert job.problem.kind == "GaveUp"
     assert job.result.exit_code == 1
 
 
@@ -196,13 +192,18 @@ def test_too_few_slots_for_too_long() -> None:
     before = job.now
     while not job.of(do.Release):
         assert job.now <= before + 50.0
-        job.play(*[on.HostFailed("b", ConnectFailed("no", host="b")) for _ in job.of(do.Connect, job.wait())])
+        job.play(
+            *[
+                on.HostFailed("b", ConnectFailed("no", host="b").problem)
+                for _ in job.of(do.Connect, job.wait())
+            ]
+        )
         job.beat("a", 0, 5)
         if job.of(do.Stop):
             job.exit("a", 0, None, signal.SIGTERM, after=0.1)
     job.close()
     assert job.now == pytest.approx(before + 50.0)
-    assert isinstance(job.result.error, NotEnoughSlotsInTime)
+    assert job.problem.kind == "NotEnoughSlotsInTime"
     assert job.result.exit_code == 75
 
 
@@ -219,17 +220,17 @@ def test_without_a_range_a_lost_host_is_excluded_for_good() -> None:
     job.play(lost("b"))
     job.exit("a", 0, None, signal.SIGTERM, after=0.1)
     job.close()
-    assert isinstance(job.result.error, HostLost)
+    assert job.problem.kind == "HostLost"
     assert job.result.exit_code == 69
 
 
 def test_a_fixed_pool_that_can_never_be_enough_fails_as_a_static_job_does() -> None:
     job = elastic("a:1,b:1,c:1", min_np=2, cooldown=None)
     for name in "bc":
-        job.play(on.HostFailed(name, ConnectFailed("refused", host=name)))
+        job.play(on.HostFailed(name, ConnectFailed("refused", host=name).problem))
     arrive(job, "a")
     job.close()
-    assert isinstance(job.result.error, HostsFailed)
+    assert job.problem.kind == "HostsFailed"
     assert not job.of(do.Start)
 
 

@@ -107,7 +107,7 @@ def test_a_worker_that_fails_because_its_peers_are_gone_is_not_the_cause() -> No
     job.exit("a", 0, 1, after=0.01)
     job.close()
     assert job.result.exit_code == 69
-    assert isinstance(job.result.error, HostLost)
+    assert job.problem.kind == "HostLost"
     assert job.result.failure is None
 
 
@@ -123,7 +123,7 @@ def test_a_host_lost_after_a_failure_leaves_the_failures_code() -> None:
 
 def test_an_agent_that_is_told_to_end_by_others_ends_the_job_and_is_waited_for() -> None:
     job = History(spec("a:1,b:1")).start()
-    parting = on.HostParting("b", HostLost("lost: got SIGTERM", host="b"))
+    parting = on.HostParting("b", HostLost("lost: got SIGTERM", host="b").problem)
     assert job.play(parting) == [do.Stop("a", GENTLE), do.Stop("b", GENTLE)]
     job.exit("b", 0, None, signal.SIGTERM, after=0.1)
     assert job.exit("a", 0, None, signal.SIGTERM, after=0.1) == [do.Release("a"), do.Release("b")]
@@ -169,7 +169,7 @@ def test_processes_that_cannot_be_killed_are_said() -> None:
 def test_ctrl_c_is_int_then_term_then_kill() -> None:
     job = History(spec("a:1", grace=10.0)).start()
     actions = job.play(on.Interrupted(signal.SIGINT))
-    steps = [Step(signal.SIGINT, 0.0), Step(signal.SIGTERM, 5.0), Step(signal.SIGKILL, 10.0)]
+    steps = (Step(signal.SIGINT, 0.0), Step(signal.SIGTERM, 5.0), Step(signal.SIGKILL, 10.0))
     assert job.of(do.Stop, actions) == [do.Stop("a", steps)]
     job.exit("a", 0, None, signal.SIGINT, after=0.1)
     job.close()

@@ -91,7 +91,7 @@ def test_in_a_job_a_defect_stops_the_workers_and_is_reported(monkeypatch: pytest
         break_table(broken, State.WORKING, Trigger.ENDED)
         actions = end_by_defect(job, on.WorkerExited("a", 0, 0, 1, None, job.now))
     assert {stop.host for stop in job.of(do.Stop, actions)} == {"a", "b"}
-    assert all(list(stop.steps) == GENTLE for stop in job.of(do.Stop, actions))
+    assert all(stop.steps == GENTLE for stop in job.of(do.Stop, actions))
     for host, slot in (("a", 0), ("a", 1), ("b", 0)):
         job.exit(host, slot, code=None, signal=15)
     job.close()
@@ -126,7 +126,7 @@ def test_a_defect_in_how_workers_are_stopped_leaves_them_to_the_agents(
 def test_a_worker_that_hangs_is_killed_alone_and_its_peers_are_told() -> None:
     job = training("a:2,b:1")
     actions = job.play(on.WorkerSuspended("a", 0, 1))
-    assert job.of(do.Stop, actions) == [do.Stop("a", AT_ONCE, [1])]
+    assert job.of(do.Stop, actions) == [do.Stop("a", AT_ONCE, (1,))]
     assert job.of(do.Break, actions)
 
 
@@ -136,7 +136,7 @@ def test_unmodified_workers_next_to_one_that_hangs_are_stopped_gently() -> None:
     job.now += 60.0
     actions = job.play(on.WorkerSuspended("a", 0, 1))
     stops = job.of(do.Stop, actions)
-    assert [(list(stop.steps), list(stop.slots or ())) for stop in stops] == [
-        (GENTLE, [0, 2]),
-        (AT_ONCE, [1]),
+    assert [(stop.steps, stop.slots) for stop in stops] == [
+        (GENTLE, (0, 2)),
+        (AT_ONCE, (1,)),
     ]

@@ -156,8 +156,8 @@ def test_details():
 
 def test_a_host_that_relays_is_told_as_a_detail():
     events = (
-        on.RendezvousReached("a", "127.0.0.1", ["10.9.9.9", "fd00::9"], 40123),
-        on.RendezvousReached("b", "127.0.0.1", [], 40124),
+        on.RendezvousReached("a", "127.0.0.1", ("10.9.9.9", "fd00::9"), 40123),
+        on.RendezvousReached("b", "127.0.0.1", (), 40124),
     )
     for verbose in (False, True):
         told = Told(verbose=verbose)
@@ -169,7 +169,9 @@ def test_a_host_that_relays_is_told_as_a_detail():
 
 
 def test_where_an_agent_failed_is_a_detail():
-    parting = on.HostParting("a", HostLost("lost: its agent ends: KeyError: 'port'", host="a"), "Traceback …")
+    parting = on.HostParting(
+        "a", HostLost("lost: its agent ends: KeyError: 'port'", host="a").problem, "Traceback …"
+    )
     for verbose in (False, True):
         told = Told(verbose=verbose)
         told.play(on.Began(), parting)
@@ -184,7 +186,7 @@ def test_quiet_leaves_errors(quiet, notes):
     for host in "ab":
         told.exit(host, 0, None, 2)
         told.exit(host, 1, None, 2)
-    told.play(on.HostClosed("a", 3), on.HostGone("b", ConnectFailed("lost", host="b")))
+    told.play(on.HostClosed("a", 3), on.HostGone("b", ConnectFailed("lost", host="b").problem))
     assert any("3 processes of the job can't be killed" in text for text in told.texts)
     assert "host b: lost" in told.texts
     assert bool(told.status) is notes

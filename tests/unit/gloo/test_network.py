@@ -2,26 +2,25 @@
 
 import pytest
 
-from hvlaunch.errors import Unreachable
 from hvlaunch.gloo.engine.network import Network, candidates, interface_of
 from tests.unit.gloo.history import facts
 
 MANY = {
-    "lo": ["127.0.0.1", "::1"],
-    "ib0": ["10.1.0.1"],
-    "eth0": ["10.0.0.1", "fd00::1", "fe80::1"],
-    "docker0": ["172.17.0.1"],
+    "lo": ("127.0.0.1", "::1"),
+    "ib0": ("10.1.0.1",),
+    "eth0": ("10.0.0.1", "fd00::1", "fe80::1"),
+    "docker0": ("172.17.0.1",),
 }
 
 
 @pytest.mark.parametrize(
     ("peer", "expected"),
     [
-        ("10.0.0.1", ["10.0.0.1", "10.1.0.1", "172.17.0.1", "fd00::1"]),
-        ("fd00::1", ["fd00::1", "10.1.0.1", "10.0.0.1", "172.17.0.1"]),
-        ("203.0.113.7", ["10.1.0.1", "10.0.0.1", "172.17.0.1", "fd00::1", "203.0.113.7"]),
-        ("127.0.0.1", ["10.1.0.1", "10.0.0.1", "172.17.0.1", "fd00::1"]),
-        (None, ["10.1.0.1", "10.0.0.1", "172.17.0.1", "fd00::1"]),
+        ("10.0.0.1", ("10.0.0.1", "10.1.0.1", "172.17.0.1", "fd00::1")),
+        ("fd00::1", ("fd00::1", "10.1.0.1", "10.0.0.1", "172.17.0.1")),
+        ("203.0.113.7", ("10.1.0.1", "10.0.0.1", "172.17.0.1", "fd00::1", "203.0.113.7")),
+        ("127.0.0.1", ("10.1.0.1", "10.0.0.1", "172.17.0.1", "fd00::1")),
+        (None, ("10.1.0.1", "10.0.0.1", "172.17.0.1", "fd00::1")),
     ],
     ids=[
         "what ssh uses is first",
@@ -31,7 +30,7 @@ MANY = {
         "the driver's machine",
     ],
 )
-def test_candidates(peer: str | None, expected: list[str]) -> None:
+def test_candidates(peer: str | None, expected: tuple[str, ...]) -> None:
     assert candidates(facts(1, addresses=MANY, peer_address=peer)) == expected
 
 
@@ -42,10 +41,10 @@ def test_interfaces_are_found_by_address() -> None:
 
 def test_the_loopback_device_is_not_named_for_another_address() -> None:
     """It may have the host's own address, where routing runs on the host; libraries would take 127.0.0.1 of it."""
-    addresses = {"lo": ["127.0.0.1", "10.9.0.1"], "eth0": ["10.0.0.1"]}
+    addresses = {"lo": ("127.0.0.1", "10.9.0.1"), "eth0": ("10.0.0.1",)}
     assert interface_of(facts(1, addresses=addresses), "10.9.0.1") is None
     assert interface_of(facts(1, addresses=addresses), "127.0.0.1") == "lo"
-    both = {**addresses, "eth0": ["10.9.0.1"]}
+    both = {**addresses, "eth0": ("10.9.0.1",)}
     assert interface_of(facts(1, addresses=both), "10.9.0.1") == "eth0"
 
 
@@ -79,8 +78,8 @@ def test_nobody_is_left_out_of_the_choice() -> None:
 
 def test_an_interface_that_leads_nowhere_is_not_chosen() -> None:
     """eth0 of b comes first, and nobody gets there; docker0 has the same address on both."""
-    dead = {"eth0": ["192.168.9.2"], "eth1": ["10.0.0.2"], "docker0": ["172.17.0.1"]}
-    good = {"eth5": ["10.0.0.1"], "docker0": ["172.17.0.1"]}
+    dead = {"eth0": ("192.168.9.2",), "eth1": ("10.0.0.2",), "docker0": ("172.17.0.1",)}
+    good = {"eth5": ("10.0.0.1",), "docker0": ("172.17.0.1",)}
     net = Network({"a": facts(1, addresses=good), "b": facts(2, addresses=dead, peer_address=None)})
     net.add("b", "a", "10.0.0.1")
     net.add("a", "b", "10.0.0.2")
@@ -93,9 +92,9 @@ def test_an_interface_that_leads_nowhere_is_not_chosen() -> None:
 
 
 def test_ipv6_only() -> None:
-    six = {"eth0": ["fd00::1", "fe80::1"]}
+    six = {"eth0": ("fd00::1", "fe80::1")}
     net = Network({"a": facts(1, addresses=six, peer_address="fd00::1"), "b": facts(2)})
-    assert ("b", "a", ["fd00::1"]) in list(net.tries())
+    assert ("b", "a", ("fd00::1",)) in list(net.tries())
 
 
 def test_a_pair_that_cannot_is_named() -> None:
@@ -103,12 +102,13 @@ def test_a_pair_that_cannot_is_named() -> None:
     net.add("b", "a", "10.0.0.1")
     net.add("a", "b", None)
     problem = net.problem()
-    assert isinstance(problem, Unreachable)
+    assert problem is not None
+    assert problem.kind == "Unreachable"
     assert (problem.host, problem.other, list(problem.addresses)) == ("a", "b", ["10.0.0.2"])
 
 
 def test_a_host_with_nothing_but_loopback() -> None:
-    net = Network({"a": facts(1), "b": facts(2, addresses={"lo": ["127.0.0.1"]}, peer_address=None)})
+    net = Network({"a": facts(1), "b": facts(2, addresses={"lo": ("127.0.0.1",)}, peer_address=None)})
     net.add("a", "b", None)
     net.add("b", "a", "10.0.0.1")
     assert "it has no address but loopback" in str(net.problem())

@@ -121,7 +121,7 @@ def test_what_is_told_of_each():
 def lost_job():
     job = Recorded()
     job.play(on.Began(), on.HostConnected("a"))
-    error = HostLost("lost: silent", host="b", hint="ping b")
+    error = HostLost("lost: silent", host="b", hint="ping b").problem
     job.play(on.HostParting("a", error), on.HostFailed("b", error))
     return job
 
@@ -139,7 +139,7 @@ def odd_job():
     job.start()
     job.play(on.HostNoise("a", "backup: 1 of 5"))
     job.play(on.WorkerNotStarted("a", 0, 0, 127, "train: command not found"))
-    job.play(on.HostGone("b", HostLost("lost", host="b")), on.Interrupted(2), on.Tick())
+    job.play(on.HostGone("b", HostLost("lost", host="b").problem), on.Interrupted(2), on.Tick())
     return job
 
 
@@ -162,7 +162,7 @@ def elastic_job():
         (on.HostsDiscovered([Host("a", 1)]), [do.Start("a", 0, [Launch(3, 2, one)], network, facts(1))]),
         (on.WorkerAsked("a", 3, 2, -1, -1), [do.Assign(1, Launch(3, 2, one), network, 0)]),
         (on.WorkerSuspended("a", 0, 3, 2), [do.Break(1, STOPPED), do.Change(2, why.MoreWorkers(2))]),
-        (on.DiscoveryFailed(DiscoveryFailed("no cloud")), [do.GroupState("HEALTHY", 1)]),
+        (on.DiscoveryFailed(DiscoveryFailed("no cloud").problem), [do.GroupState("HEALTHY", 1)]),
         (on.WorkerBeat("a", 3, 2, 5), [do.Leave("a", 3, 2, why.TrainingDone())]),
     ):
         job.ranks.see(actions)
