@@ -128,7 +128,7 @@ class NotEnoughSlots(BadUsage):
     def __init__(self, wanted: int, available: int) -> None:
         noun = "slot" if available == 1 else "slots"
         super().__init__(
-            f"{wanted} workers were asked for, and the hosts have {available} {noun}",
+            f"{wanted} workers were asked for, but the hosts have only {available} {noun}",
             hint=f"-np {available}, or more slots (host:N)",
         )
         self.wanted = wanted
@@ -142,7 +142,7 @@ class NotEnoughSlotsInTime(HvlaunchError):
 
     def __init__(self, wanted: int, available: int, seconds: float, why: str = "") -> None:
         super().__init__(
-            f"no round of {wanted} workers (--min-np) for {seconds:g} s (--elastic-timeout); there are {available} slots{why}",
+            f"too few slots for {seconds:g} s (--elastic-timeout): {available} of {wanted} (--min-np){why}",
             hint="more hosts, a smaller --min-np, or a longer --elastic-timeout",
         )
         self.wanted = wanted
@@ -234,7 +234,9 @@ class NoFreePort(HostError):
 
     def __init__(self, *, host: str) -> None:
         super().__init__(
-            "no two free ports in the workers' range", host=host, hint="a wider --worker-port-range"
+            "fewer than two ports of --worker-port-range are free",
+            host=host,
+            hint="a wider --worker-port-range",
         )
 
 

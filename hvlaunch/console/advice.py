@@ -40,11 +40,11 @@ _SAID = (
     ("Too many open files", "a higher limit of open files on {host} (ulimit -n)"),
     (
         "Address already in use|EADDRINUSE",
-        "a port of its own for what the script listens on; ss -ltnp on {host} shows who has it",
+        "another port for the script; ss -ltnp on {host} shows which process uses this one",
     ),
     (
         "ModuleNotFoundError|ImportError|error while loading shared libraries",
-        "install what it misses on {host}, too, in the script's environment there (or -x PYTHONPATH=…, LD_LIBRARY_PATH)",
+        "install what is missing on {host} too, in the script's environment there (or -x PYTHONPATH=…, LD_LIBRARY_PATH)",
     ),
     (
         "FileNotFoundError|can't open file|No such file or directory",
@@ -52,24 +52,24 @@ _SAID = (
     ),
     (
         "invalid device ordinal|No CUDA GPUs are available|no CUDA-capable device",
-        "as many slots on {host} as nvidia-smi shows GPUs there, and torch.cuda.set_device(LOCAL_RANK)",
+        "no more slots on {host} than nvidia-smi shows GPUs there, and torch.cuda.set_device(LOCAL_RANK)",
     ),
     (
         "in Lightning, but the product .* does not match the world size",
-        "Trainer(devices=…, num_nodes=…) from LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE, or as many slots and hosts",
+        "Trainer(devices=…, num_nodes=…) from LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE, or that many slots and hosts",
     ),
     (
         "terminate called without an active exception",
-        "what docs/recipes.md says of the end of a script with Gloo: a thread of torch's was at work when Python ended",
+        'see docs/recipes.md, "The end of a script with Gloo": a thread of torch was still working when Python ended',
     ),
 )
 
 _HERE = "localhost"
-_A_PATH = "a path that is there; relative ones count from the working directory (--cwd)"
+_A_PATH = "check the path; a relative one starts at the working directory (--cwd)"
 _SAID_HERE: tuple[tuple[str, str], ...] = (
     (
         "ModuleNotFoundError|ImportError|error while loading shared libraries",
-        "install what it misses in the script's environment (or -x PYTHONPATH=…, LD_LIBRARY_PATH)",
+        "install what is missing in the script's environment (or -x PYTHONPATH=…, LD_LIBRARY_PATH)",
     ),
     ("FileNotFoundError|can't open file|No such file or directory", _A_PATH),
 )
@@ -80,15 +80,15 @@ _WORDS_IN_ONE = re.compile(r".* .*: command not found")
 _FAULTHANDLER = "-x PYTHONFAULTHANDLER=1, which prints the Python stack at the crash"
 _SIGNALLED: dict[int, str] = {
     SIGSEGV: _FAULTHANDLER,
-    SIGABRT: _FAULTHANDLER + "; what aborted says so above",
+    SIGABRT: _FAULTHANDLER + "; the lines above may say why it aborted",
     SIGFPE: _FAULTHANDLER,
     SIGBUS: "df -h /dev/shm on {host}: it is often full when a process gets SIGBUS; or " + _FAULTHANDLER,
-    SIGILL: "packages built for the CPU of {host}: they use an instruction that it does not have",
-    SIGKILL: "dmesg -T | grep -i -e oom -e killed on {host}: SIGKILL came from outside, mostly for memory or by a"
-    " scheduler",
-    SIGTERM: "the logs of {host} and its scheduler: SIGTERM came from outside, mostly for a time limit or a shutdown",
-    SIGINT: "the logs of {host}: SIGINT came from outside",
-    SIGHUP: "the logs of {host}: SIGHUP came from outside",
+    SIGILL: "packages built for the CPU of {host}, which lacks an instruction that these use",
+    SIGKILL: "dmesg -T | grep -i -e oom -e killed on {host}: SIGKILL came from outside hvlaunch, mostly because"
+    " memory ran out, or from a scheduler",
+    SIGTERM: "look at the logs of {host} and its scheduler: SIGTERM came from outside hvlaunch, mostly for a time limit or a shutdown",
+    SIGINT: "look at the logs of {host}: SIGINT came from outside hvlaunch",
+    SIGHUP: "look at the logs of {host}: SIGHUP came from outside hvlaunch",
 }
 
 
@@ -107,13 +107,15 @@ def start_advice(worker: WorkerExit, which: Callable[[str], str | None] = shutil
     """What to try where the command could not be started. `which` finds it on this machine."""
     said = worker.not_started or ""
     if _WORDS_IN_ONE.match(said):
-        return "the command and its arguments as words of their own, without quotes around them all; or sh -c '…'"
+        return (
+            "the command and its arguments as separate words, without quotes around all of them; or sh -c '…'"
+        )
     if worker.code == _NOT_FOUND:
         return _not_found(said.partition(": command not found")[0], which)
     if "permission denied" in said:
-        return "chmod +x, or the interpreter in front (python train.py)"
+        return "chmod +x, or put the interpreter before it (python train.py)"
     if "resource temporarily unavailable" in said:
-        return "fewer slots there, or a higher limit of processes (ulimit -u in a login there)"
+        return "fewer slots on that host, or a higher limit on processes (ulimit -u there)"
     return None
 
 
@@ -122,10 +124,10 @@ def _not_found(program: str, which: Callable[[str], str | None]) -> str:
         return f"python {program}"
     here = which(program)
     if "/" in program:
-        return _A_PATH if here is None else "the same environment there as here, under the same path"
+        return _A_PATH if here is None else "install it on that host too, under the same path"
     if here is None:
-        return "its path (./train for one in the working directory), or a PATH that has it (-x PATH=…)"
-    return f"the same environment there as here, where it is {here}; or a PATH that has it (-x PATH=…)"
+        return "its full path (./train if it is in the working directory), or a PATH that has it (-x PATH=…)"
+    return f"install it on that host too (on this machine it is {here}), or a PATH that has it (-x PATH=…)"
 
 
 def _advice(worker: WorkerExit, said: Evidence) -> str | None:
@@ -134,7 +136,7 @@ def _advice(worker: WorkerExit, said: Evidence) -> str | None:
     if worker.exit_code == _NOT_FOUND:
         return "the command's full path, or a PATH that has it on {host} (-x PATH=…)"
     if worker.exit_code == _NOT_EXECUTABLE:
-        return "chmod +x on {host}, or the interpreter in front (python train.py)"
+        return "chmod +x on {host}, or put the interpreter before it (python train.py)"
     number = worker.exit_code - 128
     if number in _SIGNALLED and number != SIGABRT:
         return _SIGNALLED[number]
@@ -144,14 +146,14 @@ def _advice(worker: WorkerExit, said: Evidence) -> str | None:
                 return text
     if lost_connection(said):
         return (
-            "NCCL_DEBUG=INFO or TORCH_CPP_LOG_LEVEL=INFO (-x) to see who it talked to, and the network between the"
-            " hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)"
+            "-x NCCL_DEBUG=INFO or -x TORCH_CPP_LOG_LEVEL=INFO to see its connections; and check the network between"
+            " the hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)"
         )
     if number == SIGABRT:
         return _SIGNALLED[SIGABRT]
     if worker.code == 1 and not said.lines:
         return (
-            "@record of torch.distributed.elastic.multiprocessing.errors on the script's main(): it said nothing"
-            " on stderr, and its traceback would stand here"
+            "@record of torch.distributed.elastic.multiprocessing.errors on the script's main(): it wrote nothing"
+            " to stderr, and with @record its traceback is shown here"
         )
     return None

@@ -46,7 +46,7 @@ def endings(workers: Sequence[WorkerExit], size: int, since: WorkerExit | None) 
     known = {worker.rank for worker in (*workers, since) if worker is not None}
     unknown = [rank for rank in range(size) if rank not in known]
     if unknown:
-        lines.append(f"{len(unknown)} whose end is not known: {fold_ranks(unknown)}")
+        lines.append(f"{len(unknown)} ended in an unknown way: {fold_ranks(unknown)}")
     return lines
 
 
@@ -111,9 +111,9 @@ def _brief_end(worker: WorkerExit) -> str:
 
 def _shell_meaning(code: int) -> str:
     if code == _NOT_FOUND:
-        return " (command not found, as a shell says it)"
+        return " (in a shell: command not found)"
     if code == _NOT_EXECUTABLE:
-        return " (found, but not executable, as a shell says it)"
+        return " (in a shell: command found, but not executable)"
     if code - 128 in set(signal.Signals):
         return f" (128 + {code - 128}: {signal_name(code - 128)} ended a command that it ran)"
     return ""

@@ -96,7 +96,7 @@ class _Field:
 
     def __format__(self, spec: str) -> str:
         if self._strict and _TOO_WIDE.search(spec):
-            raise ValueError(f"a field of thousands of characters ({spec})")
+            raise ValueError(f"a field would have thousands of characters ({spec})")
         if hasattr(self._content, "strftime"):
             return str(self._content.strftime(spec or _TIME))
         try:
@@ -121,7 +121,7 @@ class _Field:
 def _checked(template: str) -> set[str]:
     """The names of the template's fields. Raises BadUsage."""
     if "\n" in template or "\r" in template:
-        raise BadUsage(f"--prefix {template!r}: it must be of one line")
+        raise BadUsage(f"--prefix {template!r}: must be one line")
     fields = _Fields(_sample, strict=True)
     try:
         template.format_map(fields)
@@ -129,7 +129,7 @@ def _checked(template: str) -> set[str]:
         known = ", ".join(f"{{{name}}}" for name in _FIELDS)
         raise BadUsage(f"--prefix {template!r}: unknown field {{{error.args[0]}}}", hint=known) from None
     except ValueError as error:
-        hint = "{{ and }} for braces that are no field"
+        hint = "{{ and }} for braces that are not a field"
         raise BadUsage(f"--prefix {template!r}: {str(error).lower()}", hint=hint) from None
     return set(fields)
 

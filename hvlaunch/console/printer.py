@@ -209,7 +209,7 @@ class Printer:
             files.write(item.rank, item.stream, item.data)
         except OSError as error:
             self._report(
-                files, f"{error.filename}: {_reason(error)}; the files of --output-filename have gaps"
+                files, f"{error.filename}: {_reason(error)}; the files of --output-filename are not complete"
             )
 
     def _write(self, now: float) -> None:

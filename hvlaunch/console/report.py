@@ -70,13 +70,13 @@ def _failed(
     if any(lost_connection(said[worker.rank]) for worker in others if worker is not cause) and (
         cause is not failure or not lost_connection(said[failure.rank])
     ):
-        lines.append(f"  Lost connections of the others are consequences; the cause is rank {cause.rank}.")
+        lines.append(f"  The others lost connections because of rank {cause.rank}.")
     if result.interrupted is not None:
         lines.append(f"  Then interrupted by {signal_name(result.interrupted)}.")
     if result.error is not None:
-        lines += _indented("Besides", [line.removeprefix("hvlaunch: ") for line in describe(result.error)])
+        lines += _indented("Also", [line.removeprefix("hvlaunch: ") for line in describe(result.error)])
     if output_dir is not None:
-        lines.append(f"  All its output: {rank_directory(output_dir, cause.rank, size)}/")
+        lines.append(f"  All output of rank {cause.rank}: {rank_directory(output_dir, cause.rank, size)}/")
     hint = advice(cause, said[cause.rank])
     return [*lines, f"  Try: {hint}"] if hint else lines
 
@@ -111,7 +111,7 @@ def _interrupted(result: JobResult, number: int, size: int) -> str:
         return f"{by} before the workers were started"
     unknown = set(range(size)) - {worker.rank for worker in result.exits}
     killed = [worker.rank for worker in result.exits if worker.signal == SIGKILL and worker.stopped]
-    ended = f"the end of {fold_ranks(unknown)} is not known" if unknown else "all workers have ended"
+    ended = f"how {fold_ranks(unknown)} ended is not known" if unknown else "all workers have ended"
     forced = f", {fold_ranks(killed)} only by SIGKILL" if killed else ""
     return f"{by} after {duration(result.elapsed)}; {ended}{forced}"
 

@@ -64,11 +64,14 @@ def _per_node(origin: str, text: str, nodes: int) -> list[int]:
     for word in text.split(","):
         found = _RUN.fullmatch(word)
         if found is None or len(counts) > nodes:
-            raise BadUsage(f"{origin}: SLURM_TASKS_PER_NODE={text} is not like 2(x3),1", hint=_HINT)
+            raise BadUsage(
+                f"{origin}: SLURM_TASKS_PER_NODE={text} can't be read; it should look like 2(x3),1",
+                hint=_HINT,
+            )
         counts += [int(found[1])] * min(int(found[2] or 1), nodes + 1)
     if len(counts) != nodes:
         raise BadUsage(
-            f"{origin}: SLURM_TASKS_PER_NODE={text} is not of {nodes} nodes, as SLURM_JOB_NODELIST is",
+            f"{origin}: SLURM_TASKS_PER_NODE={text} does not have {nodes} nodes, as SLURM_JOB_NODELIST has",
             hint=_HINT,
         )
     return counts
@@ -98,7 +101,7 @@ def lsf_slots(environ: Mapping[str, str], read: _Read | None = None) -> dict[str
     elif text := environ.get("LSB_MCPU_HOSTS"):
         words = text.split()
         if len(words) % 2 or not all(word.isdigit() for word in words[1::2]):
-            raise BadUsage(f"LSB_MCPU_HOSTS={text!r} is not hosts and numbers in turn", hint=_HINT)
+            raise BadUsage(f"LSB_MCPU_HOSTS={text!r} must be hosts and numbers in turn", hint=_HINT)
         counts = _add((name, int(count)) for name, count in zip(words[::2], words[1::2], strict=True))
     else:
         return None
@@ -121,7 +124,7 @@ def _sge(environ: Mapping[str, str], read: _Read) -> Allocation | None:
         return None
     rows = [line.split() for line in read(path).splitlines() if line.strip()]
     if not all(len(row) > 1 and row[1].isdigit() for row in rows):
-        raise BadUsage(f"{path} of Grid Engine job {job} is not of lines of host and slots", hint=_HINT)
+        raise BadUsage(f"{path} of Grid Engine job {job} must have lines of a host and its slots", hint=_HINT)
     return Allocation(f"Grid Engine job {job}", _hosts(_add((row[0], int(row[1])) for row in rows).items()))
 
 
@@ -167,5 +170,5 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        cause = error.strerror if isinstance(error, OSError) else "no text"
+        cause = error.strerror if isinstance(error, OSError) else "it is not text"
         raise BadUsage(f"{path}, which the scheduler names: {cause}", hint=_HINT) from None

@@ -64,7 +64,7 @@ class HostScript:
         try:
             return parse_hostfile(out.decode(), self.command)
         except UnicodeDecodeError:
-            raise self._failed("printed what is not UTF-8 text", err) from None
+            raise self._failed("printed text that is not UTF-8", err) from None
 
     def stop(self) -> None:
         """Kill the script if it runs."""
@@ -85,7 +85,11 @@ class HostScript:
                 raise BadUsage(f"{self.command}: not executable", hint=f"chmod +x {self._argv[0]}") from None
             except OSError as error:
                 is_there = Path(self._argv[0]).is_file()
-                hint = "a #! line first, with a program that there is" if is_there else None
+                hint = (
+                    "check its first line, #!PROGRAM: this machine must have that program"
+                    if is_there
+                    else None
+                )
                 raise BadUsage(f"{self.command}: {error.strerror}", hint=hint) from None
             return self._running
 
@@ -174,7 +178,7 @@ def _words(command: str) -> list[str]:
     except ValueError:
         words = []
     if not words:
-        raise BadUsage(f"{command!r} is no program to find hosts with")
+        raise BadUsage(f"--host-discovery-script {command!r} does not name a program")
     return words
 
 

@@ -49,7 +49,7 @@ def read_hostfile(path: Path) -> list[Host]:
         raise BadUsage(f"hostfile {path}: line {line} is not UTF-8 text") from None
     hosts = parse_hostfile(text, str(path))
     if not hosts:
-        raise BadUsage(f"hostfile {path}: no host in it", hint="a line such as: host slots=4")
+        raise BadUsage(f"hostfile {path}: it has no hosts", hint="a line such as: host slots=4")
     return hosts
 
 
@@ -68,17 +68,21 @@ def _mentions(line: str, source: str, number: int) -> Iterator[Mention]:
         return
     word, *rest = tokens
     if rest and rest[0].startswith("="):
-        raise BadHost("a line begins with a host", word=word, source=source, line=number)
+        raise BadHost("a line must begin with a host", word=word, source=source, line=number)
     hosts = parse_host(word, source=source, line=number)
     said = _read_words(rest, source, number)
     slots, most = said.get("slots", hosts[0].slots), said.pop("max_slots", None)
     for field in ("slots", "user"):
         if field in said and getattr(hosts[0], field) is not None:
-            raise BadHost(f"{field} said twice, here and later", word=word, source=source, line=number)
+            raise BadHost(
+                f"{field} given twice, here and later in the line", word=word, source=source, line=number
+            )
     if most is not None and slots is not None and most < slots:
-        raise BadHost(f"{slots} slots, but at most {most}", word=word, source=source, line=number)
+        raise BadHost(f"slots={slots} is more than max_slots={most}", word=word, source=source, line=number)
     if "address" in said and len(hosts) > 1:
-        raise BadHost(f"one address for {len(hosts)} hosts", word=word, source=source, line=number)
+        raise BadHost(
+            f"one address can't be used for {len(hosts)} hosts", word=word, source=source, line=number
+        )
     for host in hosts:
         yield Mention(replace(host, **said), word, source, number)
 
@@ -101,11 +105,13 @@ def _read_words(tokens: list[str], source: str, number: int) -> dict[str, Any]:
         )
         field = _FIELDS.get(word)
         if field is None:
-            raise bad(f"no such word; after the host come {', '.join(f'{name}=' for name in _SPELLINGS)}")
+            raise bad(
+                f"unknown word; after the host a line may have {', '.join(f'{name}=' for name in _SPELLINGS)}"
+            )
         if equals != "=" or not value:
             raise bad(f"no value; write {word}=VALUE")
         if field in said:
-            raise bad(f"{field} said twice")
+            raise bad(f"{field} given twice")
         try:
             said[field] = _read_value(field, value)
         except ValueError as error:
@@ -116,19 +122,19 @@ def _read_words(tokens: list[str], source: str, number: int) -> dict[str, Any]:
 def _read_value(field: str, text: str) -> str | int:
     """Raises ValueError with the cause."""
     if not text.isprintable():
-        raise ValueError("a character that can't be printed")
+        raise ValueError("it has a character that can't be printed")
     if field in ("slots", "max_slots", "port"):
         most = _MAX_PORT if field == "port" else MAX_SLOTS
         number = integer(text, most)
         if number is None:
-            raise ValueError(f"{field} is a whole number from 1 to {most}")
+            raise ValueError(f"{field} must be a whole number from 1 to {most}")
         return number
     if field == "user" and not is_user(text):
-        raise ValueError("no user name")
+        raise ValueError("not a user name")
     if field == "address":
         bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
         if not is_address(bare):
-            raise ValueError("no address or name of a host")
+            raise ValueError("not an address or a host name")
         return bare
     if field == "identity":
         try:

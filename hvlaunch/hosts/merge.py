@@ -40,7 +40,7 @@ def _add(known: Host, mention: Mention) -> Host:
         before, now = getattr(known, field), getattr(mention.host, field)
         if None not in (before, now) and before != now:
             raise BadHost(
-                f"{field} of host {known.name} is {now} here and {before} before",
+                f"{field} of host {known.name} is {now} here, but {before} earlier",
                 word=mention.word,
                 source=mention.source,
                 line=mention.line,

@@ -39,14 +39,14 @@ def parse_host(word: str, *, source: str, line: int | None = None) -> list[Host]
     """
     bad = partial(BadHost, word=word, source=source, line=line)
     if not word:
-        raise bad("a host is missing, or there is a comma too many")
+        raise bad("a host is missing here, or there is one comma too many")
     user, at, rest = word.rpartition("@")
     if at and not is_user(user):
-        raise bad("no user name before the @")
+        raise bad("the part before the @ is not a user name")
     names, slots = _names_and_slots(rest, bad)
     count = None if slots is None else integer(slots, MAX_SLOTS)
     if slots is not None and count is None:
-        raise bad(f"slots are a whole number from 1 to {MAX_SLOTS}")
+        raise bad(f"slots must be a whole number from 1 to {MAX_SLOTS}")
     return [Host(name, slots=count, user=user or None) for name in names]
 
 
@@ -84,7 +84,7 @@ def _names_and_slots(text: str, bad: _Bad) -> tuple[list[str], str | None]:
     bracketed = _BRACKETED.fullmatch(text)
     if bracketed and ":" in bracketed["address"]:
         if not _is_ipv6(bracketed["address"]):
-            raise bad("no IPv6 address in the brackets")
+            raise bad("the part in brackets is not an IPv6 address")
         return [bracketed["address"]], bracketed["slots"]
     if text.count(":") > 1:
         if _is_ipv6(text):
@@ -96,15 +96,15 @@ def _names_and_slots(text: str, bad: _Bad) -> tuple[list[str], str | None]:
 
 def _single(name: str, bad: _Bad) -> str:
     if not _NAME.fullmatch(name):
-        raise bad("no host name" if name else "the host's name is missing")
+        raise bad("not a host name" if name else "the host's name is missing")
     return name
 
 
 def _expand(name: str, bad: _Bad) -> list[str]:
     if not _RANGE.fullmatch(name):
-        raise bad("no range of hosts; a range is like gpu[01-04,07] or gpu[0-8/2]")
+        raise bad("not a range of hosts; a range looks like gpu[01-04,07] or gpu[0-8/2]")
     if _how_many(name) > MAX_SLOTS:
-        raise bad(f"a range of more than {MAX_SLOTS} hosts")
+        raise bad(f"the range has more than {MAX_SLOTS} hosts")
     from ClusterShell.NodeSet import (  # noqa: PLC0415 - slow to import, and few jobs have ranges
         RESOLVER_NOGROUP,
         NodeSet,

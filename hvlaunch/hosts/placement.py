@@ -108,7 +108,7 @@ def needed(hosts: Sequence[Host], np: int | None, slots_per_host: int | None = N
 
 def _check(np: int | None) -> None:
     if np is not None and np < 1:
-        raise BadUsage(f"-np {np}: at least 1 process is needed")
+        raise BadUsage(f"-np {np}: must be at least 1")
 
 
 def _fill(slots: Sequence[tuple[str, int]], size: int) -> list[tuple[str, int]]:

@@ -91,7 +91,7 @@ BAD_LINES = [
     ("--lease 0 true", "--lease"),
     ("--prefix {{rnak}} true", "unknown field {{rnak}}"),
     ("--ranks 1-x true", "'1-x' is neither a rank nor a range"),
-    ("--dry-run -np 3 -H localhost:2 true", "3 workers were asked for, and the hosts have 2 slots"),
+    ("--dry-run -np 3 -H localhost:2 true", "3 workers were asked for, but the hosts have only 2 slots"),
 ]
 
 

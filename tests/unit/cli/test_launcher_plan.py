@@ -82,5 +82,5 @@ def test_prefix_and_files(options, tmp_path):
 
 
 def test_what_the_launcher_can_not_do_is_an_error(options):
-    with pytest.raises(BadUsage, match="needs the number of slots"):
+    with pytest.raises(BadUsage, match="a launcher needs the number of slots"):
         launcher_plan(spec(Host("a")), options, {})

@@ -92,11 +92,14 @@ def test_a_command_that_the_kernel_does_not_start():
     [
         ("train: command not found (PATH=/usr/bin)", "./train"),
         ("./train.py: command not found", "python ./train.py"),
-        ("python: command not found (PATH=/usr/bin)", "there as here, where it is /opt/train/bin/python"),
-        ("/opt/train/bin/python: command not found", "there as here, under the same path"),
-        ("./train: command not found", "a path that is there"),
-        ("./my train.py: command not found (PATH=/usr/bin)", "words of their own"),
-        ("python train.py --lr 0.1: command not found (PATH=/usr/bin:/a b)", "words of their own"),
+        (
+            "python: command not found (PATH=/usr/bin)",
+            "install it on that host too (on this machine it is /opt/train/bin/python)",
+        ),
+        ("/opt/train/bin/python: command not found", "install it on that host too, under the same path"),
+        ("./train: command not found", "check the path; a relative one starts at the working directory"),
+        ("./my train.py: command not found (PATH=/usr/bin)", "separate words"),
+        ("python train.py --lr 0.1: command not found (PATH=/usr/bin:/a b)", "separate words"),
     ],
 )
 def test_a_command_that_is_not_found(cause, word):
@@ -109,7 +112,7 @@ def test_a_command_that_is_not_found(cause, word):
     ("line", "word"),
     [
         ("python: can't open file 'train.py': [Errno 2] No such file or directory", "--cwd"),
-        ("ModuleNotFoundError: No module named 'torch'", "install what it misses in"),
+        ("ModuleNotFoundError: No module named 'torch'", "install what is missing in"),
     ],
 )
 def test_this_machine_need_not_be_like_another(line, word):

@@ -29,7 +29,7 @@ def test_durations(seconds, text):
     [
         ({"code": 0}, "exit code 0"),
         ({"code": 255}, "exit code 255"),
-        ({"code": 126}, "exit code 126 (found, but not executable, as a shell says it)"),
+        ({"code": 126}, "exit code 126 (in a shell: command found, but not executable)"),
         ({"code": 139}, "exit code 139 (128 + 11: SIGSEGV ended a command that it ran)"),
         ({"signal": 9}, "SIGKILL (killed)"),
         ({"signal": 200}, "signal 200"),

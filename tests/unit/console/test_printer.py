@@ -291,7 +291,7 @@ def test_files_that_fail_are_told_of_once_and_the_console_goes_on(tmp_path):
     stdout, stderr = console.close()
     assert stdout == b"[0]<stdout>: one\n[0]<stdout>: two\n"
     assert stderr == (
-        f"hvlaunch: {path}: no space left on device; the files of --output-filename have gaps\n".encode()
+        f"hvlaunch: {path}: no space left on device; the files of --output-filename are not complete\n".encode()
     )
 
 

@@ -73,8 +73,8 @@ def test_an_exception():
           The others:
             rank 5 on host c: exit code 1, 0.2 s later
             6 stopped by hvlaunch (SIGTERM): ranks 0-2,4,6-7
-          Lost connections of the others are consequences; the cause is rank 3.
-          All its output: logs/rank.3/
+          The others lost connections because of rank 3.
+          All output of rank 3: logs/rank.3/
         """,
         {3: TRACEBACK.encode(), 5: GLOO},
         output_dir=Path("logs"),
@@ -139,7 +139,7 @@ def test_a_kill_from_outside():
         1,
         """
         hvlaunch: rank 0 of 1 on host a failed, after 1 min 15 s: exit code 137 (128 + 9: SIGKILL ended a command that it ran); its memory peaked at 2.0 GiB
-          Try: dmesg -T | grep -i -e oom -e killed on a: SIGKILL came from outside, mostly for memory or by a scheduler
+          Try: dmesg -T | grep -i -e oom -e killed on a: SIGKILL came from outside hvlaunch, mostly because memory ran out, or from a scheduler
         """,
     )
 
@@ -163,7 +163,7 @@ def test_a_command_that_is_nowhere():
         ended(*(worker(rank, host, code=127, not_started=cause) for rank, host in enumerate("aabb"))),
         4,
         """
-        hvlaunch: hosts a,b: trainer: command not found (PATH=/usr/bin:/bin); try: its path (./train for one in the working directory), or a PATH that has it (-x PATH=…)
+        hvlaunch: hosts a,b: trainer: command not found (PATH=/usr/bin:/bin); try: its full path (./train if it is in the working directory), or a PATH that has it (-x PATH=…)
         """,
     )
 
@@ -173,7 +173,7 @@ def test_a_command_that_a_shell_did_not_find():
         ended(worker(0, code=127, when=0.01)),
         1,
         """
-        hvlaunch: rank 0 of 1 on host a failed, after 0.01 s: exit code 127 (command not found, as a shell says it)
+        hvlaunch: rank 0 of 1 on host a failed, after 0.01 s: exit code 127 (in a shell: command not found)
           Its last lines of stderr:
             run.sh: line 2: trainer: command not found
           Try: the command's full path, or a PATH that has it on a (-x PATH=…)
@@ -188,7 +188,7 @@ def test_a_script_that_is_not_executable():
         ended(worker(0, "b", code=126, not_started=cause), *stopped(1)),
         2,
         """
-        hvlaunch: host b: train.py: permission denied; try: chmod +x, or the interpreter in front (python train.py)
+        hvlaunch: host b: train.py: permission denied; try: chmod +x, or put the interpreter before it (python train.py)
         """,
     )
 
@@ -215,7 +215,7 @@ def test_a_lost_connection_points_at_the_worker_that_failed_for_another_reason()
           The others:
             ranks 2,6 on hosts b,d: exit code 1, 0.1 to 0.3 s later
             5 stopped by hvlaunch (SIGTERM): ranks 1,3-5,7
-          Lost connections of the others are consequences; the cause is rank 6.
+          The others lost connections because of rank 6.
           Try: a smaller batch; on d, nvidia-smi shows who else uses the GPU
         """,
         {0: GLOO, 2: GLOO, 6: b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"},
@@ -232,7 +232,7 @@ def test_nothing_but_lost_connections():
             Connection reset by peer
           The others:
             rank 1 on host b: exit code 1, at the same time
-          Try: NCCL_DEBUG=INFO or TORCH_CPP_LOG_LEVEL=INFO (-x) to see who it talked to, and the network between the hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)
+          Try: -x NCCL_DEBUG=INFO or -x TORCH_CPP_LOG_LEVEL=INFO to see its connections; and check the network between the hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)
         """,
         {0: b"Connection reset by peer\n", 1: b"Connection reset by peer\n"},
     )
@@ -244,7 +244,7 @@ def test_a_worker_that_said_nothing():
         1,
         """
         hvlaunch: rank 0 of 1 on host a failed, after 1.0 s: exit code 1
-          Try: @record of torch.distributed.elastic.multiprocessing.errors on the script's main(): it said nothing on stderr, and its traceback would stand here
+          Try: @record of torch.distributed.elastic.multiprocessing.errors on the script's main(): it wrote nothing to stderr, and with @record its traceback is shown here
         """,
     )
 
@@ -257,7 +257,7 @@ def test_a_code_of_its_own_needs_no_advice():
         hvlaunch: rank 3 of 4 on host a failed first, after 1.0 s: exit code 7
           The others:
             2 finished (exit code 0): ranks 0-1
-            1 whose end is not known: rank 2
+            1 ended in an unknown way: rank 2
         """,
     )
 
@@ -278,7 +278,7 @@ def test_a_lost_host():
           The workers, after 13.2 s:
             ranks 3-4 on host a: exit code 1, after 12.0 s to 14.5 s
             2 stopped by hvlaunch (SIGTERM): ranks 0-1
-            2 whose end is not known: ranks 2,5
+            2 ended in an unknown way: ranks 2,5
         """,
     )
 
@@ -297,8 +297,8 @@ def test_an_error_beside_a_failure():
         """
         hvlaunch: rank 0 of 2 on host a failed first, after 1.0 s: exit code 7
           The others:
-            1 whose end is not known: rank 1
-          Besides:
+            1 ended in an unknown way: rank 1
+          Also:
             host b: lost: its connection closed
         """,
     )
@@ -359,7 +359,7 @@ def test_hosts_fail_for_several_reasons():
         (
             ended(None, *stopped(0), interrupted=SIGINT),
             3,
-            "interrupted by SIGINT after 13.2 s; the end of ranks 1-2 is not known",
+            "interrupted by SIGINT after 13.2 s; how ranks 1-2 ended is not known",
         ),
         (
             ended(None, *stopped(0), interrupted=SIGPIPE),

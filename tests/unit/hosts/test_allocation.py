@@ -47,10 +47,10 @@ def test_slurm(environ, slots):
 @pytest.mark.parametrize(
     ("environ", "error"),
     [
-        (slurm("n[1-2]", "two"), "SLURM_TASKS_PER_NODE=two is not like"),
-        (slurm("n[1-2]", "1(x3)"), "not of 2 nodes"),
-        (slurm("n[1-2]", "1"), "not of 2 nodes"),
-        (slurm("n[1-2]", "1(x999999999)"), "not of 2 nodes"),
+        (slurm("n[1-2]", "two"), "SLURM_TASKS_PER_NODE=two can't be read; it should look like"),
+        (slurm("n[1-2]", "1(x3)"), "does not have 2 nodes, as SLURM_JOB_NODELIST has"),
+        (slurm("n[1-2]", "1"), "does not have 2 nodes, as SLURM_JOB_NODELIST has"),
+        (slurm("n[1-2]", "1(x999999999)"), "does not have 2 nodes, as SLURM_JOB_NODELIST has"),
         (slurm("n[1-"), "range"),
         (slurm("n1", "0"), "has no hosts"),
     ],
@@ -141,7 +141,7 @@ def test_no_allocation(environ):
     [
         ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 16 b"}, "hosts and numbers in turn"),
         ({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a x"}, "hosts and numbers in turn"),
-        ({"JOB_ID": "9", "PE_HOSTFILE": "/bad"}, "lines of host and slots"),
+        ({"JOB_ID": "9", "PE_HOSTFILE": "/bad"}, "must have lines of a host and its slots"),
         ({"PBS_JOBID": "8", "PBS_NODEFILE": "/empty"}, "has no hosts"),
     ],
 )

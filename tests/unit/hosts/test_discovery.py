@@ -78,7 +78,7 @@ def test_what_is_no_program_though_it_is_there(text, tmp_path):
     path = tmp_path / "script"
     path.write_text(text)
     path.chmod(0o755)
-    with pytest.raises(BadUsage, match="#! line"):
+    with pytest.raises(BadUsage, match="check its first line, #!PROGRAM"):
         HostScript(str(path), LONG).look()
 
 
@@ -115,7 +115,7 @@ def test_no_such_program_and_no_permission(tmp_path):
     path.write_text("#!/bin/sh\n")
     with pytest.raises(BadUsage, match="chmod"):
         HostScript(str(path), LONG).look()
-    with pytest.raises(BadUsage, match="no program"):
+    with pytest.raises(BadUsage, match="does not name a program"):
         HostScript("'", LONG)
 
 

@@ -55,7 +55,7 @@ def test_groups_are_the_hosts_in_use() -> None:
 
 def test_more_workers_than_slots() -> None:
     with pytest.raises(
-        NotEnoughSlots, match="5 workers were asked for, and the hosts have 3 slots"
+        NotEnoughSlots, match="5 workers were asked for, but the hosts have only 3 slots"
     ) as caught:
         place([("a", 1), ("b", 2)], 5)
     assert (caught.value.wanted, caught.value.available, caught.value.exit_code) == (5, 3, 2)
@@ -63,9 +63,9 @@ def test_more_workers_than_slots() -> None:
 
 @pytest.mark.parametrize("np", [0, -1])
 def test_no_workers(np: int) -> None:
-    with pytest.raises(BadUsage, match=f"-np {np}: at least 1"):
+    with pytest.raises(BadUsage, match=f"-np {np}: must be at least 1"):
         place([("a", 1)], np)
-    with pytest.raises(BadUsage, match=f"-np {np}: at least 1"):
+    with pytest.raises(BadUsage, match=f"-np {np}: must be at least 1"):
         needed([Host("a")], np)
 
 
