@@ -125,27 +125,27 @@ class BadHost(BadUsage):
 class NotEnoughSlots(BadUsage):
     """More workers were asked for than there are slots."""
 
-    def __init__(self, wanted: int, available: int) -> None:
+    def __init__(self, needed: int, available: int) -> None:
         noun = "slot" if available == 1 else "slots"
         super().__init__(
-            f"{wanted} workers were asked for, but the hosts have only {available} {noun}",
+            f"{needed} workers were asked for, but the hosts have only {available} {noun}",
             hint=f"-np {available}, or more slots (host:N)",
         )
-        self.wanted = wanted
+        self.needed = needed
         self.available = available
 
 
 class NotEnoughSlotsInTime(HvlaunchError):
-    """An elastic job had no round of `wanted` workers for `seconds`; at the end it had `available` slots."""
+    """An elastic job had no round of `needed` workers for `seconds`; at the end it had `available` slots."""
 
     exit_code = EXIT_TOO_FEW
 
-    def __init__(self, wanted: int, available: int, seconds: float, why: str = "") -> None:
+    def __init__(self, needed: int, available: int, seconds: float, why: str = "") -> None:
         super().__init__(
-            f"too few slots for {seconds:g} s (--elastic-timeout): {available} of {wanted} (--min-np){why}",
+            f"too few slots for {seconds:g} s (--elastic-timeout): {available} of {needed} (--min-np){why}",
             hint="more hosts, a smaller --min-np, or a longer --elastic-timeout",
         )
-        self.wanted = wanted
+        self.needed = needed
         self.available = available
         self.seconds = seconds
 

@@ -97,7 +97,7 @@ def test_np_below_the_slots_contacts_only_the_hosts_it_needs() -> None:
 def test_too_many_processes_is_known_before_anything_is_contacted() -> None:
     with pytest.raises(NotEnoughSlots) as caught:
         History(spec("a:2,b:2", np=5))
-    assert (caught.value.wanted, caught.value.available) == (5, 4)
+    assert (caught.value.needed, caught.value.available) == (5, 4)
 
 
 def test_slots_left_out_are_the_gpus_and_unneeded_hosts_are_released_at_once() -> None:

@@ -275,7 +275,7 @@ def test_a_host_without_free_ports_is_named(rig: Rig) -> None:
     assert isinstance(event, on.HostFailed)
     assert event.problem.kind == "NoFreePort"
     assert str(event.problem).endswith(
-        "no two free ports in the workers' range; try: a wider --worker-port-range"
+        "fewer than two ports of --worker-port-range are free; try: a wider --worker-port-range"
     )
 
 

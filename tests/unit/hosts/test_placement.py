@@ -58,7 +58,7 @@ def test_more_workers_than_slots() -> None:
         NotEnoughSlots, match="5 workers were asked for, but the hosts have only 3 slots"
     ) as caught:
         place([("a", 1), ("b", 2)], 5)
-    assert (caught.value.wanted, caught.value.available, caught.value.exit_code) == (5, 3, 2)
+    assert (caught.value.needed, caught.value.available, caught.value.exit_code) == (5, 3, 2)
 
 
 @pytest.mark.parametrize("np", [0, -1])
@@ -108,7 +108,7 @@ def test_one_worker_too_many_is_an_error_at_any_size(slots: list[tuple[str, int]
     total = sum(count for _, count in slots)
     with pytest.raises(NotEnoughSlots) as caught:
         place(slots, total + more)
-    assert (caught.value.wanted, caught.value.available) == (total + more, total)
+    assert (caught.value.needed, caught.value.available) == (total + more, total)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_slots_that_are_known_to_be_too_few(
 ) -> None:
     with pytest.raises(NotEnoughSlots) as caught:
         needed([Host("a", slots[0]), Host("b", slots[1])], 8, slots_per_host)
-    assert (caught.value.wanted, caught.value.available) == (8, 7)
+    assert (caught.value.needed, caught.value.available) == (8, 7)
 
 
 @given(SLOTS, st.data())
