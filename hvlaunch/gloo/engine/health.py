@@ -27,12 +27,10 @@ class Health:
 
     def beat(self, worker: Worker, commit: int, now: float, *, is_last: bool = False) -> float:
         """The worker lives; after its last beat nobody expects another. When to look after those that may not."""
-        worker.beat_at = None if is_last else now
+        is_news = worker.beat(commit, None if is_last else now)
         current = self._rounds.round
-        if commit > worker.commit:
-            worker.commit = commit
-            if current is not None and worker.round == current.number:
-                current.committed(commit, now)
+        if is_news and current is not None and worker.round == current.number:
+            current.committed(commit, now)
         if self._next_check is None:
             self._next_check = now + self._options.worker_timeout / _CHECKS_PER_TIMEOUT
         return self._next_check
@@ -46,7 +44,7 @@ class Health:
         ]
         if now > self._next_check + _LATE:
             for worker in beating:
-                worker.beat_at = now  # what they sent meanwhile is still to be read
+                worker.beat(worker.commit, now)  # what they sent meanwhile is still to be read
         timeout = self._options.worker_timeout
         self._next_check = now + timeout / _CHECKS_PER_TIMEOUT if beating else None
         return [worker for worker in beating if worker.beat_at is not None and now - worker.beat_at > timeout]

@@ -151,7 +151,7 @@ class Policy:
             return Decision()
         if current.state is RoundState.RUNNING and event.cause is None:
             current.leave_by = now + self._elastic.exit_grace
-            worker.commit = event.commit  # of the new training
+            worker.restart(event.commit)
             return Decision(self._rounds.change(why.NewTraining(), now))
         if current.state is RoundState.RUNNING:
             words = (event.cause or "")[:_QUOTED]
@@ -283,10 +283,7 @@ class Policy:
 
     def agent_ends(self, host: str, now: float) -> None:
         """Note that the host's agent ends its workers on its own account."""
-        workers = self._workers.on(host)
-        for worker in workers:
-            worker.orders.is_by_agent = True
-        self._workers.stop(workers, gently(self._spec.grace), now)
+        self._workers.stop_by_agent(host, gently(self._spec.grace), now)
 
     def blame(self, problem: Problem, now: float) -> Decision:
         """Hosts can't work together: one of them is excluded, or the job ends."""

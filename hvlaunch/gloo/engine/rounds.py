@@ -8,7 +8,7 @@ from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action
 from hvlaunch.gloo.engine.forming import AskingWorkers, Bounds, Forming, FreshWorkers, Patience
-from hvlaunch.gloo.engine.life import State, Trigger
+from hvlaunch.gloo.engine.life import State
 from hvlaunch.gloo.engine.network import Wiring, shared_machines
 from hvlaunch.gloo.engine.pool import Pool, PoolHost
 from hvlaunch.gloo.engine.round import Round, RoundState
@@ -105,10 +105,7 @@ class Rounds:
             self._take_back(now)
         if worker.round is not None and last_round != worker.round:
             return False
-        self.workers.go(worker, Trigger.ASKED, now)
-        worker.round = None
-        worker.last_round = max(worker.last_round, last_round)
-        worker.commit = max(worker.commit, commit)
+        self.workers.ask(worker, last_round, commit, now)
         self.changed()
         return True
 
@@ -119,9 +116,7 @@ class Rounds:
         self.forming = AskingWorkers(
             self._spec, elastic, self._pool, self.workers, self._starter, self._patience
         )
-        for worker in list(self.workers):
-            self.workers.go(worker, Trigger.TAKEN_BACK, now)
-            worker.round = None
+        self.workers.take_back(now)
         if self.round is not None:
             broken = self.round.state is not RoundState.RUNNING
             self._number = self.round.number + broken

@@ -54,6 +54,20 @@ class Worker:
         """Whether it was in a round."""
         return self.last_round >= 0
 
+    def beat(self, commit: int, now: float | None) -> bool:
+        """It lives, and has got as far as `commit`; `now` is None where nobody is to expect another beat.
+
+        Whether the commit is news.
+        """
+        self.beat_at = now
+        is_news = commit > self.commit
+        self.commit = max(self.commit, commit)
+        return is_news
+
+    def restart(self, commit: int) -> None:
+        """Another training begins, whose commits are counted anew."""
+        self.commit = commit
+
     def ended(self, event: WorkerExited | WorkerNotStarted, since: float, now: float) -> WorkerExit:
         """How it ended, counted from `since`."""
         if isinstance(event, WorkerNotStarted):
@@ -159,6 +173,19 @@ class Workers:
         worker.round = worker.last_round = number
         self.cooldowns.pop(worker.seat, None)
 
+    def ask(self, worker: Worker, last_round: int, commit: int, now: float) -> None:
+        """The worker has left its round, if it was in one, and waits for a place in a newer one."""
+        self.go(worker, Trigger.ASKED, now)
+        worker.round = None
+        worker.last_round = max(worker.last_round, last_round)
+        worker.commit = max(worker.commit, commit)
+
+    def take_back(self, now: float) -> None:
+        """No worker is in a round: the one that they were started for is still to come."""
+        for worker in list(self):
+            self.go(worker, Trigger.TAKEN_BACK, now)
+            worker.round = None
+
     def go(self, worker: Worker, trigger: Trigger, now: float) -> None:
         """The worker's state changes. Raises InvalidTransition."""
         before = worker.state
@@ -184,6 +211,13 @@ class Workers:
             worker.orders.add(steps, now)
             slots.setdefault(worker.host, []).append(worker.slot)
         return [Stop(host, steps, tuple(numbers)) for host, numbers in slots.items()]
+
+    def stop_by_agent(self, host: str, steps: tuple[Step, ...], now: float) -> None:
+        """Note that the host's agent ends its workers on its own account, by these steps."""
+        workers = self.on(host)
+        for worker in workers:
+            worker.orders.is_by_agent = True
+        self.stop(workers, steps, now)
 
     def drain(self, worker: Worker, until: float | None) -> None:
         """Let the worker leave at its next commit, or then at the latest; None: it may stay."""
