@@ -27,11 +27,11 @@ def addresses(starts: Sequence[Start]) -> set[str]:
     """
     found: set[str] = set()
     for start in starts:
-        told = start.facts
-        own = {address for listed in told.addresses.values() for address in listed}
-        if told.peer_address:
-            own.add(told.peer_address.partition("%")[0])
-        if told.peer_address is not None:
+        known = start.facts
+        own = {address for listed in known.addresses.values() for address in listed}
+        if known.peer_address:
+            own.add(known.peer_address.partition("%")[0])
+        if known.peer_address is not None:
             own = {address for address in own if not ipaddress.ip_address(address).is_loopback}
         found |= own | {peer_name(start.host)}
     return found

@@ -339,13 +339,13 @@ class HostLink:
                 hint="--remote-python PATH, or python=PATH in the hostfile",
             )
         noise = bytes(self._noise).decode("utf-8", "replace").strip()
-        said = (stderr or noise).splitlines()[-1:] or [broken or "nothing"]
+        words = (stderr or noise).splitlines()[-1:] or [broken or "nothing"]
         ended = f"status {status}" if status is not None else "no status"
         by_hand = f"ssh {name} python3 --version; where that works, --remote-python with another one"
         return AgentFailed(
-            f"its agent did not start ({ended}); the host said: {said[0]}",
+            f"its agent did not start ({ended}); the host said: {words[0]}",
             host=name,
-            hint=_hint(said[0], by_hand),
+            hint=_hint(words[0], by_hand),
         )
 
 

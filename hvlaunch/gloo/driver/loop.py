@@ -224,7 +224,7 @@ class Driver:
         addresses = _own_addresses(connection.local_address)
         if self._spec.horovod:
             # Its client knows IPv4 alone; where that leads nowhere, agents relay.
-            addresses = [one for one in addresses if ":" not in one]
+            addresses = [address for address in addresses if ":" not in address]
         return {
             "candidates": [(address, self._rendezvous.port) for address in addresses],
             "token": self._keys.probe_token,
