@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvlaunch.errors import BadUsage
+from hvlaunch.owners import other_writer
 
 __all__ = ["EnvLine", "parse_env_file", "read_env_file"]
 
@@ -30,11 +31,19 @@ class EnvLine:
 
 
 def read_env_file(path: Path) -> list[EnvLine]:
-    """Read a file of variables, decoded as os.environ is: its bytes arrive as they are. Raises BadUsage."""
+    """Read a file of variables, decoded as os.environ is: its bytes arrive as they are.
+
+    Raises BadUsage, also where another user can change the file: a variable such as LD_PRELOAD runs what it names.
+    """
     try:
-        text = os.fsdecode(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+        with path.open("rb") as file:
+            writer = other_writer(os.fstat(file.fileno()))
+            text = os.fsdecode(file.read().removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise BadUsage(f"--env-file {path}: {(error.strerror or str(error)).lower()}") from None
+    if writer is not None:
+        hint = "chmod go-w on it, or a copy of your own: variables can make workers run other programs"
+        raise BadUsage(f"--env-file {path}: {writer}", hint=hint)
     return parse_env_file(text, source=str(path))
 
 

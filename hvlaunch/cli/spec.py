@@ -4,7 +4,7 @@ What an option sets by itself, the table of options says; here is what several d
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -38,7 +38,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
     scheduled = _allocation(options, environ)
     spec = JobSpec(
         command=options.command,
-        hosts=_hosts(options) if scheduled is None else scheduled.hosts,
+        hosts=_hosts(options, warnings.append) if scheduled is None else scheduled.hosts,
         allocation=None if scheduled is None else scheduled.origin,
         cwd=_cwd(options.cwd, environ),
         elastic=elastic_options(options),
@@ -89,13 +89,13 @@ def _allocation(options: Options, environ: Mapping[str, str]) -> Allocation | No
     return found._replace(hosts=tuple(replace(host, slots=None) for host in found.hosts))
 
 
-def _hosts(options: Options) -> tuple[Host, ...]:
+def _hosts(options: Options, warn: Callable[[str], object]) -> tuple[Host, ...]:
     if options.host_discovery_script is not None:
         return ()
     if options.hosts is not None:
         return tuple(parse_hosts(options.hosts))
     if options.hostfile is not None:
-        return tuple(read_hostfile(Path(options.hostfile)))
+        return tuple(read_hostfile(Path(options.hostfile), warn))
     return (Host("localhost", slots=options.np),)
 
 

@@ -9,11 +9,12 @@ from queue import SimpleQueue
 from threading import Thread
 
 from hvlaunch.errors import BadUsage
+from hvlaunch.owners import open_not_planted
 
 __all__ = ["Journal"]
 
 _PATIENCE = 5.0
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
 """Without O_NONBLOCK, a named pipe that nobody reads would hold us up for ever."""
 
 
@@ -29,12 +30,16 @@ class Journal:
         self._on_error = on_error
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         try:
-            self._descriptor = os.open(path, _FLAGS, 0o666)
+            self._descriptor = open_not_planted(str(path), _FLAGS, 0o600)
             os.set_blocking(self._descriptor, True)
         except OSError as error:
             cause, hint = _reason(error), "a file that you may write to"
             if error.errno == errno.ENXIO:
                 cause, hint = "nobody reads this pipe", "start its reader first, as in cat FILE &"
+            elif error.errno == errno.ELOOP:
+                cause = "it is a link that another user made, or can replace"
+            elif error.errno == errno.EPERM and error.strerror:
+                cause = error.strerror
             raise BadUsage(f"--events {path}: {cause}", hint=hint) from None
         self._thread = Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()

@@ -1,14 +1,17 @@
 """hvlaunch's own controller: what is open while a job runs, around the driver's loop."""
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
 
 from hvlaunch.console.printer import Printer
+from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver
 from hvlaunch.gloo.driver.signals import signals_as_events
@@ -63,6 +66,8 @@ def run(
     `stdin` is a file descriptor. Must be called in the main thread for signals to reach the workers.
     Raises HvlaunchError for what is wrong with the job itself, before anything is started.
     """
+    if spec.output_dir is not None:
+        _make_output_directory(spec.output_dir)
     events: SimpleQueue[on.Event] = SimpleQueue()
     broken = on.Interrupted(signal.SIGPIPE)
     printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
@@ -85,6 +90,23 @@ def run(
     finally:
         printer.close()
     return result
+
+
+def _make_output_directory(path: Path) -> None:
+    """The directory of --output-filename, which must be the user's own. Raises BadUsage."""
+    from hvlaunch.owners import make_own_directory  # noqa: PLC0415 (few jobs have one)
+
+    try:
+        make_own_directory(str(path))
+    except OSError as error:
+        cause = error.strerror if error.errno == errno.EPERM else os.strerror(error.errno or 0).lower()
+        where = "" if error.filename in (None, str(path)) else f"{error.filename}: "
+        hint = (
+            f"a directory of your own, such as {path}/NAME"
+            if error.errno == errno.EPERM
+            else "a directory that you may write to"
+        )
+        raise BadUsage(f"--output-filename {path}: {where}{cause}", hint=hint) from None
 
 
 @contextmanager

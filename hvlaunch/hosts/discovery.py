@@ -1,24 +1,28 @@
 """The pool of an elastic job: hosts as a script prints them, or a hostfile has them, asked for again and again."""
 
+import os
 import shlex
 import shutil
 import signal
+import stat
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from os import killpg
 from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import Protocol
 
 from hvlaunch.errors import BadUsage, DiscoveryFailed, HvlaunchError
-from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
+from hvlaunch.hosts.hostfile import MAX_TEXT, parse_hostfile, read_hostfile
 from hvlaunch.job import Host
 
-__all__ = ["Discovery", "HostFile", "HostScript", "Source"]
+__all__ = ["Discovery", "HostFile", "HostScript", "Source", "is_open_to_all"]
 
 _SHOWN = 2000
-"""Characters of a failed script's last words."""
+"""Bytes of a failed script's last words."""
+_READ_SIZE = 1 << 16
 
 
 class Source(Protocol):
@@ -54,15 +58,17 @@ class HostScript:
         """Raises BadUsage where there is no such program, DiscoveryFailed where it fails, BadHost for a bad line."""
         script = self._start()
         try:
-            out, err = script.communicate(timeout=self.limit)
-        except TimeoutExpired as late:
-            raise self._failed(f"took longer than {self.limit:g} s", late.stderr or b"") from None
+            out, err = _read(script, time.monotonic() + self.limit)
+            if out is None:
+                raise self._failed(f"took longer than {self.limit:g} s", err)
+            if len(out) > MAX_TEXT:
+                raise self._failed(f"printed more than {MAX_TEXT >> 20} MiB", err)
         finally:
             self._end(script)
         if script.returncode != 0:
             raise self._failed(_ending(script.returncode), err)
         try:
-            return parse_hostfile(out.decode(), self.command)
+            return parse_hostfile(out.decode(), self.command, is_own=False)
         except UnicodeDecodeError:
             raise self._failed("printed text that is not UTF-8", err) from None
 
@@ -74,6 +80,9 @@ class HostScript:
                 _kill_group(self._running)
 
     def _start(self) -> Popen[bytes]:
+        if is_open_to_all(self._argv[0]):
+            cause = f"{self.command}: every user of this machine can change it"
+            raise BadUsage(cause, hint=f"chmod o-w {self._argv[0]}")
         with self._lock:
             if self._stopped:
                 raise DiscoveryFailed(f"{self.command}: stopped")
@@ -103,8 +112,11 @@ class HostScript:
                 pipe.close()  # a daemon of the script's may still hold the other end
 
     def _failed(self, cause: str, stderr: bytes) -> DiscoveryFailed:
-        said = stderr.decode("utf-8", "replace").strip()[-_SHOWN:]
-        return DiscoveryFailed(f"{self.command}: {cause}" + (f":\n{said}" if said else ""))
+        said = stderr.decode("utf-8", "replace").strip()
+        quote = "".join(
+            f"\n  | {line}" for line in said.splitlines()
+        )  # so that no line looks like one of ours
+        return DiscoveryFailed(f"{self.command}: {cause}" + (f":{quote}" if quote else ""))
 
 
 class HostFile:
@@ -167,9 +179,45 @@ class Discovery:
             self._stopped.wait(self._interval)
 
 
+def is_open_to_all(path: str) -> bool:
+    """Whether every user can change the program: then whoever does runs code as this user."""
+    with suppress(OSError):
+        status = Path(shutil.which(path) or path).stat()
+        return stat.S_ISREG(status.st_mode) and bool(status.st_mode & stat.S_IWOTH)
+    return False
+
+
+def _read(script: Popen[bytes], deadline: float) -> tuple[bytes | None, bytes]:
+    """What the script prints: stdout up to a little more than MAX_TEXT, and the end of stderr.
+
+    stdout is None where the script goes on beyond `deadline`.
+    """
+    out, err = bytearray(), bytearray()
+    with DefaultSelector() as selector:
+        for pipe, data in ((script.stdout, out), (script.stderr, err)):
+            if pipe is not None:
+                selector.register(pipe, EVENT_READ, data)
+        while selector.get_map() and len(out) <= MAX_TEXT:
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return None, bytes(err)
+            for key, _ in ready:
+                piece = os.read(key.fd, _READ_SIZE)
+                key.data.extend(piece)
+                if not piece:
+                    selector.unregister(key.fileobj)
+            del err[:-_SHOWN]
+    if len(out) <= MAX_TEXT:
+        try:
+            script.wait(max(0.0, deadline - time.monotonic()))
+        except TimeoutExpired:
+            return None, bytes(err)
+    return bytes(out), bytes(err)
+
+
 def _kill_group(script: Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        killpg(script.pid, signal.SIGKILL)
+        os.killpg(script.pid, signal.SIGKILL)
 
 
 def _words(command: str) -> list[str]:

@@ -5,8 +5,10 @@ hostfile lexer (the words' spellings, lower case only, spaces around `=`, `#` an
 MPICH's Hydra (`host:4 user=name`), DeepSpeed and horovodrun (`host slots=4`).
 """
 
+import os
 import shlex
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +18,9 @@ from hvlaunch.errors import BadHost, BadUsage
 from hvlaunch.hosts.merge import Mention, merge
 from hvlaunch.hosts.parse import MAX_SLOTS, integer, is_address, is_user, parse_host
 from hvlaunch.job import Host
+from hvlaunch.owners import other_writer
 
-__all__ = ["parse_hostfile", "read_hostfile"]
+__all__ = ["MAX_TEXT", "parse_hostfile", "read_hostfile"]
 
 _SPELLINGS = {
     "slots": ("slots", "count", "cpu"),
@@ -29,37 +32,59 @@ _SPELLINGS = {
     "address": ("address",),
 }
 _FIELDS = {spelling: field for field, spellings in _SPELLINGS.items() for spelling in spellings}
+_OWN_FIELDS = ("identity", "python")
+"""What names files of this machine, and programs that may run here."""
 _MAX_PORT = 65_535
 
+MAX_TEXT = 4 << 20
+"""Bytes of a hostfile, or of what a script prints: more hosts than there may be."""
 
-def read_hostfile(path: Path) -> list[Host]:
+
+def read_hostfile(path: Path, warn: Callable[[str], object] = str) -> list[Host]:
     """The hosts of a file, each once, in the order of first mention.
+
+    A file that other users can change may choose the hosts, since their keys are checked, and `warn` is told; but
+    not what runs or which key is used. One that every user can change is not used at all.
 
     Raises BadHost where a line is wrong, BadUsage where the file can't be read or has no host in it.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read(MAX_TEXT + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         cause = error.strerror if isinstance(error, OSError) else error
         raise BadUsage(f"hostfile {path}: {cause}") from None
+    writer = other_writer(status)
+    if writer is not None:
+        if stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IWOTH:
+            raise BadUsage(f"hostfile {path}: {writer}", hint=f"chmod o-w {path}")
+        warn(f"hostfile {path}: {writer}; whoever can change it chooses the hosts of this job")
+    if len(data) > MAX_TEXT:
+        raise BadUsage(f"hostfile {path}: it is longer than {MAX_TEXT >> 20} MiB")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise BadUsage(f"hostfile {path}: line {line} is not UTF-8 text") from None
-    hosts = parse_hostfile(text, str(path))
+    hosts = parse_hostfile(text, str(path), is_own=writer is None)
     if not hosts:
         raise BadUsage(f"hostfile {path}: it has no hosts", hint="a line such as: host slots=4")
     return hosts
 
 
-def parse_hostfile(text: str, source: str) -> list[Host]:
-    """The hosts of a hostfile's text, which may be none. `source` names it in errors. Raises BadHost."""
+def parse_hostfile(text: str, source: str, *, is_own: bool = True) -> list[Host]:
+    """The hosts of a hostfile's text, which may be none. `source` names it in errors.
+
+    What is not the user's own text may not name files of this machine: no python=, no identity=. Raises BadHost.
+    """
     lines = enumerate(text.split("\n"), 1)
-    return merge(mention for number, line in lines for mention in _mentions(line, source, number))
+    return merge(
+        mention for number, line in lines for mention in _mentions(line, source, number, is_own=is_own)
+    )
 
 
-def _mentions(line: str, source: str, number: int) -> Iterator[Mention]:
+def _mentions(line: str, source: str, number: int, *, is_own: bool) -> Iterator[Mention]:
     try:
         tokens = _tokens(line)
     except ValueError:
@@ -71,6 +96,10 @@ def _mentions(line: str, source: str, number: int) -> Iterator[Mention]:
         raise BadHost("a line must begin with a host", word=word, source=source, line=number)
     hosts = parse_host(word, source=source, line=number)
     said = _read_words(rest, source, number)
+    for field in said.keys() & _OWN_FIELDS:
+        if not is_own:
+            cause = f"{field}= is taken only from a hostfile that nobody but you can change"
+            raise BadHost(cause, word=word, source=source, line=number)
     slots, most = said.get("slots", hosts[0].slots), said.pop("max_slots", None)
     for field in ("slots", "user"):
         if field in said and getattr(hosts[0], field) is not None:

@@ -7,7 +7,10 @@ from typing import Any
 from hvlaunch.errors import BadHost
 from hvlaunch.job import Host
 
-__all__ = ["Mention", "merge"]
+__all__ = ["MAX_ALL_SLOTS", "MAX_HOSTS", "Mention", "merge"]
+
+MAX_HOSTS = 65_535
+MAX_ALL_SLOTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,19 @@ def merge(mentions: Iterable[Mention]) -> list[Host]:
     """Each host once, in the order of first mention, with its slots added.
 
     As in Open MPI, each mention without slots counts as one where a host is mentioned more than once.
-    All else may be said in any mention. Raises BadHost where two mentions contradict each other.
+    All else may be said in any mention. Raises BadHost where two mentions contradict each other, or hosts or slots
+    are more than any job has: before they take the memory.
     """
     hosts: dict[str, Host] = {}
+    slots = 0
     for mention in mentions:
         name = mention.host.name
         hosts[name] = _add(hosts[name], mention) if name in hosts else mention.host
+        slots += mention.host.slots or 1
+        for count, most, noun in ((len(hosts), MAX_HOSTS, "hosts"), (slots, MAX_ALL_SLOTS, "slots")):
+            if count > most:
+                cause = f"more than {most} {noun}"
+                raise BadHost(cause, word=mention.word, source=mention.source, line=mention.line)
     return list(hosts.values())
 
 

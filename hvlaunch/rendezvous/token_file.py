@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 from hvlaunch.errors import EXIT_USAGE
+from hvlaunch.owners import other_writer
 from hvlaunch.rendezvous.client_errors import RendezvousError
 
 __all__ = ["BadTokenFile", "make_token_file", "read_token_file"]
@@ -41,19 +42,23 @@ def make_token_file(path: Path) -> bool:
 
 
 def read_token_file(path: Path) -> str:
-    """The token: the one word in the file. Raises BadTokenFile, also where any user may read or write the file."""
+    """The token: the one word in the file.
+
+    Raises BadTokenFile, also where any user can read the file, or another user than this one and root can change it.
+    """
     try:
         with path.open("rb") as reader:
-            mode = os.fstat(reader.fileno()).st_mode
+            status = os.fstat(reader.fileno())
             content = reader.read(_LONGEST)
     except OSError as error:
         raise BadTokenFile(error.strerror or str(error), path=path) from error
-    if stat.S_ISREG(mode) and mode & (stat.S_IROTH | stat.S_IWOTH):
-        raise BadTokenFile(
-            f"every user of this machine can read or write it (mode {stat.S_IMODE(mode):03o})",
-            path=path,
-            hint=f"chmod 600 {path}",
-        )
+    mode = status.st_mode
+    problem = other_writer(status)
+    if problem is None and stat.S_ISREG(mode) and mode & stat.S_IROTH:
+        problem = f"every user of this machine can read it (mode {stat.S_IMODE(mode):03o})"
+    if problem is not None:
+        hint = f"chmod 600 {path}" if status.st_uid == os.getuid() else "a copy of your own, with mode 600"
+        raise BadTokenFile(problem, path=path, hint=hint)
     token = content.decode("latin-1").strip()
     if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise BadTokenFile(

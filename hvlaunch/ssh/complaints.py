@@ -67,6 +67,7 @@ _LOST = (
 )
 _FINGERPRINT = re.compile(r"for the (\S+) key sent by the remote host is\s+(SHA256:[\w+/=]+)")
 _KEY_TYPE = re.compile(r"No (\S+) host key is known")
+_EXPOSED = re.compile(r"^Permissions [0-7]+ for '(.+)' are too open", re.MULTILINE)
 _NO_NEWS = re.compile(r"^(Warning: Permanently added|Control socket|\*\*|@@@|debug\d)", re.IGNORECASE)
 
 
@@ -94,6 +95,8 @@ def explain(said: str, *, host: str, by_hand: str, is_ssh_alone: bool = False) -
         if "Too many authentication failures" in line:
             hint = TOO_MANY_KEYS
         notes = [note for note in _lines(said) if note.startswith(_KEY_TROUBLE)]
+        if exposed := _EXPOSED.search(said):
+            hint = f"chmod 600 {exposed[1]}"
         return PermissionDenied("; ".join([line.rstrip("."), *notes]), host=host, hint=hint, tried=())
     if line := _line(said, _NO_FORWARDING):
         return ConnectFailed(f"its jump host can't connect to it: {line}", host=host, hint=by_hand)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hvlaunch.agent.frames import PROTOCOL
 from hvlaunch.console.files import OutputFiles
 from hvlaunch.console.printer import Printer
-from hvlaunch.errors import BadUsage, HostLost
+from hvlaunch.errors import BadUsage, HostError, HostLost
 from hvlaunch.gloo.driver.bundle import agent_command, bundle, local_agent_command, python_candidates
 from hvlaunch.gloo.driver.host_link import HostLink, Opening, Relay
 from hvlaunch.gloo.driver.keys import Keys, random_word
@@ -82,6 +82,7 @@ class Driver:
         """How many workers the last round had."""
         self._lease = Lease(spec.lease, clock())
         self._result: JobResult | None = None
+        self._own_pythons = {None, *(host.python for host in spec.hosts)}
         self._bundling = Lock()
         self._bundles: dict[bool, bytes] = {}
 
@@ -198,6 +199,11 @@ class Driver:
         """The command that starts the host's agent, and what it reads first."""
         config = {"lease": self._spec.lease, "grace": self._spec.grace, "window": self._window()}
         chosen = host.python or self._spec.remote_python
+        if connection.remote_address is None and host.python not in self._own_pythons:
+            cause = f"this machine runs no python={host.python} that is found while the job runs"
+            raise HostError(
+                cause, host=host.name, hint="--remote-python, or python= in the hostfile before the job"
+            )
         if connection.remote_address is None and chosen is None:
             return local_agent_command(config), b""
         with self._bundling:

@@ -184,6 +184,8 @@ class Login:
     def _let_in(self, offers: Offers, *, any_tried: bool) -> str:
         """How a key of ours comes to be taken there."""
         copy = f"`{self._by_hand.replace('ssh', 'ssh-copy-id', 1)}`"
+        if offers.exposed is not None:
+            return f"chmod 600 {offers.exposed}"
         if any_tried:
             return f"{copy}, or use another user or key"
         if offers.locked:

@@ -4,6 +4,8 @@ import base64
 import binascii
 import copy
 import io
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +20,15 @@ from paramiko.pkey import PKey, PublicBlob
 from paramiko.rsakey import RSAKey
 from paramiko.ssh_exception import SSHException
 
+from hvlaunch.owners import other_reader
 from hvlaunch.ssh.config.settings import OPENSSH
 from hvlaunch.ssh.trust.host_certificate import BadCertificate, bare_key
 
 __all__ = ["Certificate", "Identity", "certified", "read_certificate", "read_identity"]
 
+_LONGEST = 1 << 20
+"""Bytes of a file of keys."""
+_PRIVATE = b" PRIVATE KEY-----"
 _OPENSSH_MAGIC = b"openssh-key-v1\0"
 _PUBLIC_KEY_TYPES = (b"ssh-", b"ecdsa-", b"sk-")
 _FIDO = b"sk-"
@@ -37,6 +43,8 @@ class Identity:
     public: bytes | None = None
     problem: str | None = None
     missing: bool = False
+    exposed: bool = False
+    """Others can read it, so it is not used, unless an agent has it."""
     encrypted: bool = False
 
 
@@ -55,12 +63,16 @@ def read_identity(path: str, passphrase: bytes | None = None) -> Identity:
     The formats are OpenSSH's (PROTOCOL.key in its sources) and PEM, PKCS #8 included.
     """
     try:
-        data = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            status = os.fstat(file.fileno())
+            data = b"" if stat.S_ISCHR(status.st_mode) else file.read(_LONGEST)
     except FileNotFoundError:
         return Identity(path, problem="there is no such file", missing=True)
     except OSError as error:
         return Identity(path, problem=f"it can't be read ({error.strerror})")
     public = _public_half(path, data)
+    if _PRIVATE in data and (reader := other_reader(status)) is not None:
+        return Identity(path, public=public, problem=reader, exposed=True)
     try:
         key = _private_key(data, passphrase)
     except TypeError:  # cryptography wants a password, and got none

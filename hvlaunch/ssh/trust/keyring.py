@@ -54,6 +54,8 @@ class Offers:
     skipped: tuple[str, ...]
     locked: bool = False
     """Whether one that can't be tried is encrypted."""
+    exposed: str | None = None
+    """One that is not tried because others can read its file."""
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class _Sorted:
     last: list[Offer] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     locked: bool = False
+    exposed: str | None = None
 
 
 class Keyring:
@@ -111,6 +114,8 @@ class Keyring:
                 cause = f"the private key {identity.path} can't be used: {identity.problem}"
                 private = identity.path.removesuffix(".pub")
                 hint = f"ssh-keygen -y -f {private}" if private == identity.path else f"-i {private}"
+                if identity.exposed:
+                    hint = f"chmod 600 {identity.path}"
                 raise HostError(cause, host=host, hint=hint)
             elif identity.encrypted and self._asker.is_there():
                 locked = self._locked(identity, certificates, deadline)
@@ -119,11 +124,13 @@ class Keyring:
                 no_one = ", and there is no terminal to ask for its passphrase" if identity.encrypted else ""
                 found.skipped.append(f"{identity.path}: {identity.problem}{no_one}")
                 found.locked = found.locked or identity.encrypted
+                if identity.exposed:
+                    found.exposed = identity.path
         others: list[Offer] = []
         if not settings.identities_only:
             for key in held.values():
                 others += _ready(f"{key.comment} (agent)", key, certificates)
-        return Offers((*found.first, *others, *found.last), tuple(found.skipped), found.locked)
+        return Offers((*found.first, *others, *found.last), tuple(found.skipped), found.locked, found.exposed)
 
     def close(self) -> None:
         """Hang up on the ssh agents, ask no more; may be repeated."""

@@ -108,7 +108,7 @@ def test_ipv6(start, tmp_path, bind):
         ("--token-file t --frob", "unrecognized arguments: --frob; try: hvlaunch-rendezvous --help"),
         ("--token-file none/t", "token file none/t: No such file or directory"),
         ("--token-file .", "token file .: Is a directory"),
-        ("--token-file open", "token file open: every user of this machine can read or write it (mode 644); try: chmod 600 open"),
+        ("--token-file open", "token file open: every user of this machine can read it (mode 644); try: chmod 600 open"),
         ("--token-file short", f"token file short: {NO_TOKEN}"),
         ("--token-file two", f"token file two: {NO_TOKEN}"),
         ("--token-file good --bind 192.0.2.1:0", f"the rendezvous {NOT_OURS}; try: another port"),

@@ -43,13 +43,13 @@ def test_a_pipe_that_nobody_reads_is_told_and_not_waited_for(tmp_path):
         Journal(tmp_path / "events", no_error)
 
 
-def test_a_new_file_is_as_the_umask_has_it(tmp_path):
-    before = os.umask(0o027)
+def test_a_new_file_is_for_its_owner_alone(tmp_path):
+    before = os.umask(0o022)
     try:
         Journal(tmp_path / "events", no_error).close()
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "events").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "events").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize(

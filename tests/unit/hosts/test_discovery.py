@@ -89,7 +89,7 @@ def test_no_input_and_what_it_says_on_stderr_is_no_answer(script):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("echo the cloud is closed >&2; exit 3", "ended with status 3:\nthe cloud is closed"),
+        ("echo the cloud is closed >&2; exit 3", "ended with status 3:\n  | the cloud is closed"),
         ("kill -9 $$", "was killed by SIGKILL"),
         ("printf '\\377\\n'", "not UTF-8"),
     ],

@@ -102,8 +102,11 @@ def test_a_host_that_wants_two_keys_gets_two(make_sshd, tmp_path):
 
 
 def test_fifty_at_once_read_everything_once(sshd, monkeypatch):
-    reads = []
-    read_bytes, read_text = Path.read_bytes, Path.read_text
+    reads, opened = [], []
+    open_file, read_bytes, read_text = Path.open, Path.read_bytes, Path.read_text
+    monkeypatch.setattr(
+        Path, "open", lambda p, *words, **more: opened.append(str(p)) or open_file(p, *words, **more)
+    )
     monkeypatch.setattr(Path, "read_bytes", lambda p: reads.append(str(p)) or read_bytes(p))
     monkeypatch.setattr(Path, "read_text", lambda p, **words: reads.append(str(p)) or read_text(p, **words))
     options, keyring, failures = sshd.options(), Keyring(), []
@@ -126,7 +129,7 @@ def test_fifty_at_once_read_everything_once(sshd, monkeypatch):
     for thread in threads:
         thread.join()
     assert failures == []
-    assert reads.count(str(sshd.key)) == 1
+    assert opened.count(str(sshd.key)) == 1
     assert reads.count(str(sshd.known_hosts)) == 1
 
 

@@ -81,6 +81,7 @@ def test_a_folder(tmp_path):
 def test_no_key(tmp_path, content):
     path = tmp_path / "k"
     path.write_bytes(content)
+    path.chmod(0o600)
     found = read_identity(str(path))
     assert (found.key, found.encrypted) == (None, False)
     assert found.problem == "it is not an RSA, ECDSA or Ed25519 private key"

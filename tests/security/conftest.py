@@ -1,0 +1,25 @@
+"""What the tests of attacks share: users other than this one."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+__all__: list[str] = []
+
+BOB = 4242
+"""A uid that nobody has here."""
+
+
+@pytest.fixture
+def given_to_bob() -> Callable[[Path], Path]:
+    """Gives a file to another user, which takes root."""
+    if os.getuid() != 0:
+        pytest.skip("only root can give files to another user")
+
+    def give(path: Path) -> Path:
+        os.chown(path, BOB, BOB, follow_symlinks=False)
+        return path
+
+    return give
