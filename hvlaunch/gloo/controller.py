@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import BinaryIO
 
 from hvlaunch.console.printer import Printer
+from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver
 from hvlaunch.gloo.driver.signals import signals_as_events
@@ -22,7 +23,7 @@ from hvlaunch.ssh.ways import Ways
 __all__ = ["WaysToHosts", "run"]
 
 WaysToHosts = Callable[
-    [JobSpec, str, Callable[[str], None]], AbstractContextManager[Callable[[Host], Connection]]
+    [JobSpec, str, Callable[[str], None]], AbstractContextManager[Callable[[Host], AgentConnection]]
 ]
 """What is open while a job runs, and gives the way to a host. It gets the job, its token, and what tells the user."""
 
@@ -30,7 +31,7 @@ WaysToHosts = Callable[
 @contextmanager
 def _by_ssh(
     spec: JobSpec, _token: str, _say: Callable[[str], None]
-) -> Iterator[Callable[[Host], Connection]]:
+) -> Iterator[Callable[[Host], AgentConnection]]:
     """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
     agent = spec.ssh.remote_agent
     if agent is not None:
@@ -42,7 +43,7 @@ def _by_ssh(
         yield partial(_connect, ways.connect)
 
 
-def _connect(remote: Callable[[Host], Connection], host: Host) -> Connection:
+def _connect(remote: Callable[[Host], Connection], host: Host) -> AgentConnection:
     """A way to the host: pipes where it is this machine itself, else `remote`. What is not used is not imported.
 
     Raises HostError.
@@ -51,8 +52,8 @@ def _connect(remote: Callable[[Host], Connection], host: Host) -> Connection:
         from hvlaunch.hosts.outer_job import without_place  # noqa: PLC0415 (see the docstring)
         from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (the same)
 
-        return connect_local(host, without_place(os.environ))
-    return remote(host)
+        return CommandConnection(connect_local(host, without_place(os.environ)))
+    return CommandConnection(remote(host))
 
 
 def run(
