@@ -49,10 +49,10 @@ def _connect(remote: Callable[[Host], Connection], host: Host) -> AgentConnectio
     Raises HostError.
     """
     if is_local(host):
-        from hvlaunch.hosts.outer_job import without_place  # noqa: PLC0415 (see the docstring)
+        from hvlaunch.hosts.outer_job import without_outer_rank  # noqa: PLC0415 (see the docstring)
         from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (the same)
 
-        return CommandConnection(connect_local(host, without_place(os.environ)))
+        return CommandConnection(connect_local(host, without_outer_rank(os.environ)))
     return CommandConnection(remote(host))
 
 
@@ -71,7 +71,7 @@ def run(
     server = RendezvousServer(keys.token, keys.probe_token, keys.nonce, port=spec.rendezvous_port)
     try:
         with (
-            _journal(spec, printer.say) as record,
+            _event_file(spec, printer.say) as record,
             server,
             signals_as_events(events.put),
             ways(spec, keys.token, printer.say) as connect,
@@ -89,14 +89,14 @@ def run(
 
 
 @contextmanager
-def _journal(
+def _event_file(
     spec: JobSpec, say: Callable[[str], None]
 ) -> Iterator[Callable[[Mapping[str, object]], None] | None]:
     """What takes records for --events. Raises BadUsage."""
     if spec.events is None:
         yield None
         return
-    from hvlaunch.console.journal import Journal  # noqa: PLC0415 (few jobs have one)
+    from hvlaunch.console.event_file import EventFile  # noqa: PLC0415 (few jobs have one)
 
-    with closing(Journal(spec.events, say)) as journal:
-        yield journal.write
+    with closing(EventFile(spec.events, say)) as file:
+        yield file.write

@@ -67,7 +67,7 @@ class Driver:
         self._ranks = Ranks()
         self._watchers = [Narrator(spec, printer.say, printer.status).see]
         if record is not None:
-            from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (as the journal)
+            from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (as its file)
 
             self._watchers.append(Recorder(spec, self._job_id, record, self._ranks.of).see)
         self._roster = None if spec.elastic is None else _roster(rendezvous, events.put)
