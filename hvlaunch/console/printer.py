@@ -9,9 +9,9 @@ from threading import Thread
 from typing import BinaryIO, NamedTuple
 
 from hvlaunch.console.color import can_redraw, colored
+from hvlaunch.console.display import Display
 from hvlaunch.console.files import OutputFiles
 from hvlaunch.console.lines import Stream
-from hvlaunch.console.display import Display
 from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.raw_file import RawFile, same_place
 from hvlaunch.job import ConsoleOptions
