@@ -3,35 +3,44 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP_INSTALL := $(PIP) install --constraint constraints.txt
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 CAN_APT := test "$$(id -u)" = 0 && command -v apt-get >/dev/null
 
-# A plain path: setuptools' import hook costs every start of Python here 10 ms.
-EDITABLE := --config-settings editable_mode=compat -e
+# Not raised by `make lock`: a new torch is a download of gigabytes for everyone.
+TORCH := 2.13.0
+
+# What the wheel is made of. A directory is newer when a file of it was removed.
+SOURCES := setup.py pyproject.toml README.md LICENSE $(shell find hvlaunch -name __pycache__ -prune -o -print)
+WHEEL := dist/hvlaunch-$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' hvlaunch/__init__.py)-py3-none-any.whl
 
 # The tests on real hosts wait much of their time, so more of them run at once.
 TEST_JOBS ?= 2
 HOST_TEST_JOBS ?= 4
 
+# `make test` lints and runs all tests at once; each of these shows its output when it is done.
+CHECKS := lint unit-tests host-tests
+AT_ONCE := -j $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+ifneq ($(MAKECMDGOALS),$(CHECKS))
 .NOTPARALLEL:
-.PHONY: help demo test lint format options-page clean pythons system-packages
+endif
+.PHONY: help demo test lint unit-tests host-tests format dev options-page lock release-check clean pythons system-packages
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.installed-examples ## train the digits example with 2 workers on this machine
+demo: $(VENV)/.extras-examples $(VENV)/.wheel ## train the digits example with 2 workers on this machine
 	PATH="$(abspath $(BIN)):$$PATH" hvlaunch -np 2 python examples/ddp_digits.py
 
-test: system-packages lint pythons ## install what the tests need, then lint and run all tests
-	$(BIN)/pytest -n $(TEST_JOBS) --ignore=tests/cluster
-	$(BIN)/pytest -n $(HOST_TEST_JOBS) --dist loadgroup tests/cluster
+test: system-packages $(VENV)/.extras-dev $(VENV)/.wheel pythons ## install what the tests need, then lint and run all tests
+	@echo 'make test: $(CHECKS) run at once, and each shows its output when it is done'
+	@$(MAKE) --no-print-directory $(AT_ONCE) $(CHECKS)
 
-pythons: $(VENV)/.installed-dev ## fetch other Pythons, which hosts may have and the agent is tested on
-	$(BIN)/python -m tests.pythons 3.8 3.14 3.15
-
-lint: $(VENV)/.installed-dev ## ruff, mypy, the layers, the agent's Python 3.8, spelling
+lint: $(VENV)/.extras-dev ## ruff, mypy, the layers, the agent's Python 3.8, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -39,13 +48,31 @@ lint: $(VENV)/.installed-dev ## ruff, mypy, the layers, the agent's Python 3.8, 
 	$(BIN)/vermin -t=3.8- --no-tips --violations hvlaunch/agent
 	$(BIN)/codespell
 
-format: $(VENV)/.installed-dev ## format the code, and fix what ruff can fix
+unit-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests of single modules, and the simulations
+	$(BIN)/pytest -n $(TEST_JOBS) --wheel=$(WHEEL) --ignore=tests/cluster
+
+host-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests on real hosts; root alone can make those
+	$(BIN)/pytest -n $(HOST_TEST_JOBS) --dist loadgroup tests/cluster
+
+pythons: $(VENV)/.extras-dev ## fetch other Pythons, which hosts may have and the agent is tested on
+	$(BIN)/python -m tests.pythons 3.8 3.14 3.15
+
+format: $(VENV)/.extras-dev ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-options-page: $(VENV)/.installed-dev ## write docs/options.md, from the table of options
+options-page: dev ## write docs/options.md, from the table of options
 	$(BIN)/python -m hvlaunch.cli.options_page > docs/options.md.new
 	mv docs/options.md.new docs/options.md
+
+dev: $(VENV)/.extras-dev $(VENV)/.editable ## install the working tree in the wheel's place, for quick work with pytest
+
+lock: $(VENV)/.extras-release ## write constraints.txt anew, with the newest of all but torch
+	echo torch==$(TORCH) | $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --upgrade --all-extras \
+	    --constraint - --no-annotate --custom-compile-command 'make lock' --output-file constraints.txt pyproject.toml
+
+release-check: $(VENV)/.extras-release ## build what a release has, and try it in a fresh environment
+	.ci/release-check $(BIN)
 
 clean: ## remove what was made, but for the virtual environment
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
@@ -82,6 +109,29 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed-%: pyproject.toml constraints.txt $(VENV)/.made
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt $(EDITABLE) '.[$*]'
+$(VENV)/.setuptools: constraints.txt $(VENV)/.made
+	$(PIP_INSTALL) setuptools
+	@touch $@
+
+# What an extra brings, beside hvlaunch itself, which is installed again after it: as a wheel, or as the working tree.
+$(VENV)/.extras-%: pyproject.toml constraints.txt $(VENV)/.made
+	@$(MAKE) --no-print-directory $(WHEEL)
+	$(PIP_INSTALL) '$(WHEEL)[$*]'
+	@rm -f $(VENV)/.wheel $(VENV)/.editable
+	@touch $@
+
+# build/ has to go first: what was removed from the working tree would be there still.
+$(WHEEL): $(SOURCES) $(VENV)/.setuptools
+	rm -rf build/lib build/bdist.*
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+$(VENV)/.wheel: $(WHEEL) $(VENV)/.made
+	$(PIP) install --quiet --no-deps --force-reinstall $(WHEEL)
+	@rm -f $(VENV)/.editable
+	@touch $@
+
+# A plain path: setuptools' import hook costs every start of Python here 10 ms.
+$(VENV)/.editable: pyproject.toml $(VENV)/.setuptools
+	$(PIP) install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+	@rm -f $(VENV)/.wheel
 	@touch $@

@@ -5,6 +5,7 @@ import threading
 from queue import SimpleQueue
 
 from hvlaunch.console.printer import Printer
+from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver
 from hvlaunch.gloo.engine import events as on
@@ -54,8 +55,8 @@ class SimulatedHosts:
             for slot in agent.slots:
                 agent.end_worker(slot)
 
-    def _connect(self, host: Host) -> PlayedAgent:
-        return self._agents[host.name]
+    def _connect(self, host: Host) -> CommandConnection:
+        return CommandConnection(self._agents[host.name])
 
     def _note_start(self) -> None:
         self._awaited.release()

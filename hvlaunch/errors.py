@@ -106,13 +106,13 @@ class HvlaunchError(Exception):
 
 
 class BadUsage(HvlaunchError):
-    """The command line, or a file that it names, asks for something that can't be."""
+    """The command line, or a file that it names, asks for something impossible."""
 
     exit_code = EXIT_USAGE
 
 
 class BadHost(BadUsage):
-    """A host that can't be read. `source` is `-H` or the hostfile, `line` counts from 1, `word` is the culprit."""
+    """A host that can't be read. `source` is `-H` or the hostfile, `line` counts from 1, `word` is the part that is wrong."""
 
     def __init__(self, cause: str, *, word: str, source: str, line: int | None = None) -> None:
         where = f"{source}:{line}" if line is not None else source

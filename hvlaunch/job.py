@@ -1,4 +1,4 @@
-"""What a job is and how it ended: the one hand-over between the command line and the controllers."""
+"""What a job is and how it ended: all that the command line and the controllers pass to each other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ RelayPolicy = Literal["auto", "always", "never"]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine named by the user. What is None was not said, and has a default elsewhere."""
+    """A machine that the user named. A field that is None was not given, and has its default elsewhere."""
 
     name: str
     """As the user wrote it, without user and slots: its name in messages and in HVLAUNCH_HOST."""
@@ -51,7 +51,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SSHOptions:
-    """What holds for all hosts; a host's own words come first, then these, then ~/.ssh/config."""
+    """Settings for all hosts; a host's own settings come first, then these, then ~/.ssh/config."""
 
     port: int | None = None
     user: str | None = None
@@ -59,7 +59,7 @@ class SSHOptions:
     config: Path | None = None
     host_keys: HostKeyPolicy = "strict"
     client: SSHClient = "paramiko"
-    """Who speaks SSH: paramiko in this process, or the ssh binary."""
+    """Which SSH client: paramiko in this process, or the ssh binary."""
     connect_limit: int = 8
     """How many connections to one address may be made at the same time."""
     remote_agent: str | None = None
@@ -68,7 +68,7 @@ class SSHOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MPIOptions:
-    """For a job that somebody else's launcher starts."""
+    """For a job that another launcher starts: mpirun, srun or jsrun."""
 
     launcher: LauncherName = "mpirun"
     program: str | None = None
@@ -76,7 +76,7 @@ class MPIOptions:
     args: tuple[str, ...] = ()
     """The user's own flags for it."""
     binding: tuple[str, ...] = ()
-    """Flags that bind processes to processors, in place of none being bound."""
+    """Flags that bind processes to processors; without them none is bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class ConsoleOptions:
     """Before each line of a worker; docs/output.md has the fields."""
     color: ColorPolicy = "auto"
     ranks: tuple[range, ...] | None = None
-    """Whose output is shown; None is everyone's."""
+    """The ranks whose output is shown; None is all."""
     merge: bool = False
     """Print equal lines of several ranks once."""
     quiet: bool = False
@@ -96,16 +96,16 @@ class ConsoleOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticOptions:
-    """What makes a job elastic; times are in seconds."""
+    """The settings of an elastic job; times are in seconds."""
 
     min_np: int
-    """With fewer workers there is no round."""
+    """The fewest workers of a round."""
     max_np: int | None = None
-    """More are not used; None is no bound."""
+    """The most workers of a round; None is no limit."""
     discovery_script: str | None = None
     """The command that prints the pool; without it, and without a hostfile, the job's hosts are the pool."""
     hostfile: Path | None = None
-    """Read again when it changes."""
+    """A hostfile that is read again and again, so that it may change."""
     discovery_interval: float = 1.0
     discovery_timeout: float = 30.0
     elastic_timeout: float = 600.0
@@ -113,20 +113,20 @@ class ElasticOptions:
     reset_timeout: float = 60.0
     """How long a worker may take to ask for a place again when its round has ended."""
     max_restarts: int | None = None
-    """Failures within `restart_window` that are made up for; None is no bound."""
+    """The most failures within `restart_window` that are followed by a new round; None is no limit."""
     restart_window: float = 3600.0
     spares: int = 0
-    """Workers beyond max_np that are started, and wait for a place."""
+    """Workers beyond max_np that are started, and wait until one is needed."""
     cooldown: tuple[float, float] | None = None
-    """How long a failing host is excluded, at first and at most; None is for good."""
+    """How long a failing host is excluded, at first and at most; None is for ever."""
     worker_timeout: float = 30.0
-    """How long a worker that has once said that it lives may be silent."""
+    """How long a worker that has sent a beat may send no other."""
     commit_timeout: float | None = None
     """How long a round may go on without a commit; None is for ever."""
     drain_timeout: float = 30.0
     """How long the workers of a host that leaves the pool may take to reach their next commit."""
     exit_grace: float = 300.0
-    """How long the others may go on when the first worker has ended well."""
+    """How long the others may go on when the first worker has ended with 0."""
 
     @property
     def discovers(self) -> bool:
@@ -143,9 +143,9 @@ class JobSpec:
     cwd: str
     """The workers' working directory, on every host."""
     allocation: str | None = None
-    """Whose allocation the hosts are: `Slurm job 123`; None where the user named them."""
+    """The scheduler's job that the hosts are from: `Slurm job 123`; None where the user named them."""
     np: int | None = None
-    """How many workers; None is one in every slot. With `elastic`, how many are waited for at the start."""
+    """How many workers; None is one in every slot. With `elastic`, how many slots the first round waits for."""
     elastic: ElasticOptions | None = None
     slots_per_host: int | None = None
     """For hosts without slots of their own; None counts the host's GPUs."""
@@ -155,9 +155,9 @@ class JobSpec:
     output_dir: Path | None = None
     console: ConsoleOptions = field(default_factory=ConsoleOptions)
     events: Path | None = None
-    """Where an object is appended for each event."""
+    """The file that gets one JSON object for each event."""
     network_interfaces: tuple[str, ...] = ()
-    """Interfaces to use, without trying which lead where; on each host the first that has an address."""
+    """Interfaces to use, without trying which can reach the others; on each host the first that has an address."""
     horovod: bool = False
     """Let Horovod's own workers meet at the rendezvous: its scopes are open to the job's hosts, without a token."""
     relay: RelayPolicy = "auto"
@@ -173,9 +173,9 @@ class JobSpec:
     start_timeout: float = 60.0
     """Seconds for all of connecting."""
     lease: float = 30.0
-    """Seconds without a word from the other side after which driver and agent give each other up."""
+    """Seconds of silence after which driver and agent give each other up."""
     grace: float = 10.0
-    """Seconds between the first signal to a worker that is to stop and SIGKILL."""
+    """Seconds between the first signal to a worker that must stop and SIGKILL."""
     verbose: bool = False
 
 

@@ -2,8 +2,17 @@
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+HERE = Path(__file__).parent
+
+# `tests` and `benchmarks` are found here, and hvlaunch is not: the one that is installed comes first.
+sys.path.append(str(HERE.parent))
 
 # A test run in the background of a shell script begins with SIGINT ignored, one by nohup with SIGHUP, and would hand
 # that on to all that it starts; hvlaunch respects it, so that Ctrl-C and a closed terminal could not be tested.
@@ -19,3 +28,24 @@ settings.register_profile(
     "same everywhere", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("same everywhere")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--wheel", type=Path, default=None, help="the wheel that is installed: it is looked into"
+    )
+
+
+def pytest_report_header() -> str:
+    import hvlaunch
+
+    return f"hvlaunch: {Path(hvlaunch.__file__).parent}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _away_from_the_working_tree() -> Iterator[None]:
+    """Python looks for modules where it is started, and `python -m hvlaunch` in a test is to start the installed one."""
+    before = os.getcwd()  # noqa: PTH109 (chdir takes it as it is)
+    os.chdir(HERE)
+    yield
+    os.chdir(before)

@@ -5,11 +5,14 @@ and says which can't be had.
 """
 
 import os
+import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,19 +39,6 @@ def find(version: str) -> str | None:
     return next((path for path in _candidates(version) if _is(version, path)), None)
 
 
-def fetch(version: str) -> None:
-    """Raises NotFetched."""
-    reasons = []
-    for way in (_from_debian, _by_uv):
-        try:
-            way(version, _FETCHED)
-        except NotFetched as reason:
-            reasons.append(str(reason))
-        else:
-            return
-    raise NotFetched("; ".join(reasons))
-
-
 def _candidates(version: str) -> Iterator[str]:
     home = Path.home()
     yield str(_FETCHED / version / "usr" / "bin" / f"python{version}")
@@ -67,10 +57,10 @@ def _is(version: str, path: str) -> bool:
     return done.stdout.strip() == version
 
 
-def _run(*words: str) -> str:
+def _run(*words: str, cwd: Path | None = None) -> str:
     """What the command prints. Raises NotFetched."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_PATIENCE)
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_PATIENCE, cwd=cwd)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotFetched(str(error)) from None
     if done.returncode != 0:
@@ -79,44 +69,57 @@ def _run(*words: str) -> str:
     return done.stdout
 
 
-def _from_debian(version: str, into: Path) -> None:
-    """Unpack Debian's packages, without installing them; the Python runs with the C library that it was built for."""
-    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None or not _KEYRING.exists():
-        raise NotFetched("this is no Debian")
-    sites = _run("apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI)", "Created-By: Packages")
-    mirror = next((line.split()[1] for line in sites.splitlines() if line.startswith("Debian ")), None)
-    if mirror is None:
-        raise NotFetched("no package list of Debian's is here (apt-get update)")
-    into.mkdir(exist_ok=True)
-    with TemporaryDirectory(dir=into) as name:
-        work = Path(name)
-        own = _own_apt(work, f"deb [signed-by={_KEYRING}] {mirror} {_SUITE} main\n")
-        _run("apt-get", *own, "update")
-        root = work / "root"
-        for package in (*_LIBRARIES, *(name.format(version) for name in _PACKAGES)):
-            target = work / package
-            target.mkdir()
-            _run("sh", "-c", f'cd "$0" && apt-get "$@" download {package}', str(target), *own)
-            (archive,) = target.glob("*.deb")
+class Debian:
+    """Its packages, unpacked and not installed: each Python runs with the C library that it was built for."""
+
+    def __init__(self, work: Path) -> None:
+        """`work` is a folder for apt's lists and settings, of which the machine's know nothing."""
+        self._work = work
+
+    def fetch(self, version: str) -> None:
+        """Raises NotFetched."""
+        packages = [*_LIBRARIES, *(name.format(version) for name in _PACKAGES)]
+        archives, root = self._work / f"debs-{version}", self._work / f"root-{version}"
+        archives.mkdir()
+        _run("apt-get", *self._words, "download", *packages, cwd=archives)
+        for archive in archives.glob("*.deb"):
             _run("dpkg-deb", "-x", str(archive), str(root))
-        _wrap(root, into / version, version)
-        root.rename(into / version)
+        _wrap(root, _FETCHED / version, version)
+        root.rename(_FETCHED / version)
+
+    @cached_property
+    def _words(self) -> tuple[str, ...]:
+        """What makes apt-get use our lists, which are there then."""
+        for folder in ("lists/partial", "cache/archives/partial"):
+            (self._work / folder).mkdir(parents=True)
+        sources = self._work / "sources.list"
+        sources.write_text(f"deb [signed-by={_KEYRING}] {_mirror()} {_SUITE} main\n")
+        settings = {
+            "Dir::Etc::sourcelist": sources,
+            "Dir::Etc::sourceparts": "-",
+            "Dir::State::lists": self._work / "lists",
+            "Dir::Cache": self._work / "cache",
+            "Acquire::Languages": "none",
+            "APT::Sandbox::User": "root" if os.geteuid() == 0 else "",
+        }
+        words = tuple(word for name, value in settings.items() for word in ("-o", f"{name}={value}"))
+        _run("apt-get", *words, "update")
+        return words
 
 
-def _own_apt(work: Path, sources: str) -> tuple[str, ...]:
-    """apt's words for lists and settings of its own, of which the machine's know nothing."""
-    for folder in ("lists/partial", "cache/archives/partial"):
-        (work / folder).mkdir(parents=True)
-    (work / "sources.list").write_text(sources)
-    settings = {
-        "Dir::Etc::sourcelist": work / "sources.list",
-        "Dir::Etc::sourceparts": "-",
-        "Dir::State::lists": work / "lists",
-        "Dir::Cache": work / "cache",
-        "Acquire::Languages": "none",
-        "APT::Sandbox::User": "root" if os.geteuid() == 0 else "",
-    }
-    return tuple(word for name, value in settings.items() for word in ("-o", f"{name}={value}"))
+def _mirror() -> str:
+    """Where this machine's own Debian comes from. Raises NotFetched."""
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        release = {}
+    if release.get("ID") != "debian":
+        raise NotFetched("this is no Debian")
+    uris = _run("apt-get", "update", "--print-uris")
+    found = re.search(rf"'(\S+)/dists/{release.get('VERSION_CODENAME')}/InRelease'", uris)
+    if found is None:
+        raise NotFetched("apt-get has no mirror of Debian's")
+    return found[1]
 
 
 def _wrap(root: Path, home: Path, version: str) -> None:
@@ -126,36 +129,37 @@ def _wrap(root: Path, home: Path, version: str) -> None:
     program.rename(real)
     loader = next(root.glob("usr/lib/*/ld-linux*.so.*"))
     paths = {"loader": loader, "libraries": loader.parent, "program": real}
-    program.write_text(
-        _WRAPPER.format_map(
-            {name: shlex.quote(str(home / path.relative_to(root))) for name, path in paths.items()}
-        )
-    )
+    words = {name: shlex.quote(str(home / path.relative_to(root))) for name, path in paths.items()}
+    program.write_text(_WRAPPER.format_map(words))
     program.chmod(0o755)
 
 
-def _by_uv(version: str, into: Path) -> None:
+def _by_uv(version: str) -> None:
     """Raises NotFetched."""
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if uv is None:
         raise NotFetched("there is no uv to fetch it with")
-    _run(uv, "python", "install", "--no-bin", "--install-dir", str(into / "uv"), version)
+    _run(uv, "python", "install", "--no-bin", "--install-dir", str(_FETCHED / "uv"), version)
 
 
 def main(versions: list[str]) -> None:
     """Fetch what is missing, and tell what there is."""
-    for version in versions:
-        reason = ""
-        if find(version) is None:
-            try:
-                fetch(version)
-            except NotFetched as error:
-                reason = str(error)
-        path = find(version)
-        if path is not None:
-            print(f"Python {version}: {path}")  # noqa: T201 (a program)
-        else:
-            print(f"Python {version} can't be had, so its tests are skipped: {reason}")  # noqa: T201
+    _FETCHED.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=_FETCHED) as work:
+        ways = (Debian(Path(work)).fetch, _by_uv)
+        for version in versions:
+            reasons = []
+            for way in ways:
+                if find(version) is None:
+                    try:
+                        way(version)
+                    except NotFetched as reason:
+                        reasons.append(str(reason))
+            path = find(version)
+            outcome = (
+                f": {path}" if path else f" can't be had, so its tests are skipped: {'; '.join(reasons)}"
+            )
+            print(f"Python {version}{outcome}")  # noqa: T201 (a program)
 
 
 if __name__ == "__main__":

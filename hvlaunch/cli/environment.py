@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from hvlaunch.errors import BadEnvironment
-from hvlaunch.hosts.outer_job import PLACE_IN_IT
+from hvlaunch.hosts.outer_job import OUTER_RANK_VARIABLES
 from hvlaunch.hosts.patterns import is_pattern, matcher
 
 __all__ = ["MASK", "MAX_STRING", "SET_BY_HVLAUNCH", "EnvMode", "masked", "shown", "user_env"]
@@ -69,7 +69,7 @@ _LEFT_BEHIND = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "HOROVOD_GLOO_IFACE",
-    *PLACE_IN_IT,
+    *OUTER_RANK_VARIABLES,
     # The driver's GPUs are not the host's.
     "*CUDA_VISIBLE_DEVICES",
     # Of this machine, this user and this shell.

@@ -1,4 +1,4 @@
-"""What to try after a failure, from how the worker ended and what it said."""
+"""What to try after a failure, from how the worker ended and what it wrote."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ _LOST_CONNECTION = re.compile(
     re.IGNORECASE,
 )
 
-_SAID = (
+_TEXTS = (
     (
         "CUDA out of memory|OutOfMemoryError|CUDA error: out of memory",
         "a smaller batch; on {host}, nvidia-smi shows who else uses the GPU",
@@ -64,21 +64,21 @@ _SAID = (
     ),
 )
 
-_HERE = "localhost"
+_LOCAL = "localhost"
 _A_PATH = "check the path; a relative one starts at the working directory (--cwd)"
-_SAID_HERE: tuple[tuple[str, str], ...] = (
+_LOCAL_TEXTS: tuple[tuple[str, str], ...] = (
     (
         "ModuleNotFoundError|ImportError|error while loading shared libraries",
         "install what is missing in the script's environment (or -x PYTHONPATH=…, LD_LIBRARY_PATH)",
     ),
     ("FileNotFoundError|can't open file|No such file or directory", _A_PATH),
 )
-"""What is another thing on this machine, which has no other to be like."""
+"""These come first for a worker on this machine, where there is no other host to compare with."""
 
-_WORDS_IN_ONE = re.compile(r".* .*: command not found")
+_QUOTED_COMMAND = re.compile(r".* .*: command not found")
 
 _FAULTHANDLER = "-x PYTHONFAULTHANDLER=1, which prints the Python stack at the crash"
-_SIGNALLED: dict[int, str] = {
+_SIGNALS: dict[int, str] = {
     SIGSEGV: _FAULTHANDLER,
     SIGABRT: _FAULTHANDLER + "; the lines above may say why it aborted",
     SIGFPE: _FAULTHANDLER,
@@ -92,29 +92,29 @@ _SIGNALLED: dict[int, str] = {
 }
 
 
-def lost_connection(said: Evidence) -> bool:
+def lost_connection(evidence: Evidence) -> bool:
     """Whether it failed because another worker was gone, or could not be reached: often a consequence."""
-    return any(_LOST_CONNECTION.search(line) for line in said.verdict)
+    return any(_LOST_CONNECTION.search(line) for line in evidence.verdict)
 
 
-def advice(worker: WorkerExit, said: Evidence) -> str | None:
-    """One specific thing to try; None where nothing better than reading `said` comes to mind."""
-    text = _advice(worker, said)
+def advice(worker: WorkerExit, evidence: Evidence) -> str | None:
+    """One specific thing to try; None where nothing better than reading the evidence is known."""
+    text = _advice(worker, evidence)
     return text.replace("{host}", worker.host) if text is not None else None
 
 
 def start_advice(worker: WorkerExit, which: Callable[[str], str | None] = shutil.which) -> str | None:
     """What to try where the command could not be started. `which` finds it on this machine."""
-    said = worker.not_started or ""
-    if _WORDS_IN_ONE.match(said):
+    cause = worker.not_started or ""
+    if _QUOTED_COMMAND.match(cause):
         return (
             "the command and its arguments as separate words, without quotes around all of them; or sh -c '…'"
         )
     if worker.code == _NOT_FOUND:
-        return _not_found(said.partition(": command not found")[0], which)
-    if "permission denied" in said:
+        return _not_found(cause.partition(": command not found")[0], which)
+    if "permission denied" in cause:
         return "chmod +x, or put the interpreter before it (python train.py)"
-    if "resource temporarily unavailable" in said:
+    if "resource temporarily unavailable" in cause:
         return "fewer slots on that host, or a higher limit on processes (ulimit -u there)"
     return None
 
@@ -130,7 +130,7 @@ def _not_found(program: str, which: Callable[[str], str | None]) -> str:
     return f"install it on that host too (on this machine it is {here}), or a PATH that has it (-x PATH=…)"
 
 
-def _advice(worker: WorkerExit, said: Evidence) -> str | None:
+def _advice(worker: WorkerExit, evidence: Evidence) -> str | None:
     if worker.oom_killed:
         return "a smaller batch, fewer workers on {host} (host:slots), or more memory there (a container's limit counts)"
     if worker.exit_code == _NOT_FOUND:
@@ -138,20 +138,20 @@ def _advice(worker: WorkerExit, said: Evidence) -> str | None:
     if worker.exit_code == _NOT_EXECUTABLE:
         return "chmod +x on {host}, or put the interpreter before it (python train.py)"
     number = worker.exit_code - 128
-    if number in _SIGNALLED and number != SIGABRT:
-        return _SIGNALLED[number]
-    for line in reversed(said.verdict):
-        for pattern, text in (*(_SAID_HERE if worker.host == _HERE else ()), *_SAID):
+    if number in _SIGNALS and number != SIGABRT:
+        return _SIGNALS[number]
+    for line in reversed(evidence.verdict):
+        for pattern, text in (*(_LOCAL_TEXTS if worker.host == _LOCAL else ()), *_TEXTS):
             if re.search(pattern, line):
                 return text
-    if lost_connection(said):
+    if lost_connection(evidence):
         return (
             "-x NCCL_DEBUG=INFO or -x TORCH_CPP_LOG_LEVEL=INFO to see its connections; and check the network between"
             " the hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)"
         )
     if number == SIGABRT:
-        return _SIGNALLED[SIGABRT]
-    if worker.code == 1 and not said.lines:
+        return _SIGNALS[SIGABRT]
+    if worker.code == 1 and not evidence.lines:
         return (
             "@record of torch.distributed.elastic.multiprocessing.errors on the script's main(): it wrote nothing"
             " to stderr, and with @record its traceback is shown here"

@@ -1,4 +1,4 @@
-"""Progress bars: what is drawn over and over, told from what stays."""
+"""Progress bars: lines that are redrawn, kept apart from the lines that stay."""
 
 import re
 
@@ -10,7 +10,7 @@ INTERVAL = 0.5
 """Seconds between two states of one bar that are printed as lines."""
 
 _SETTLED = 0.2
-"""Seconds after which an unfinished state is taken for a whole one."""
+"""Seconds after which an unfinished state counts as a whole one."""
 
 _SEGMENTS = rb"[^\r\n]*[\r\n]|[^\r\n]+"
 _INVISIBLE = rb"\x1b\[[0-?]*[ -/]*[@-~]|\s"
@@ -31,7 +31,7 @@ class Bars:
     r"""The bars of many streams, each known by its key. `now` is in seconds, of any clock that never goes back.
 
     Where a terminal shows them (`live`), `current` is what it shows. Elsewhere the last state of each INTERVAL is
-    printed as a line: `due` tells which, and `deadline` when.
+    printed as a line: `due` has these lines, and `deadline` says when.
     """
 
     def __init__(self, *, live: bool) -> None:

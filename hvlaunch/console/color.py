@@ -25,7 +25,7 @@ def can_redraw(*, terminal: bool, environ: Mapping[str, str]) -> bool:
 
 
 def paint_prefix(prefix: bytes, ranks: tuple[int, ...]) -> bytes:
-    """The rank's colour; several ranks are bold. What colour a worker left on ends here: the next line may be another's."""
+    """The rank's colour; several ranks are bold. A colour that a worker has left on ends here: the next line may be another worker's."""
     if not prefix:
         return prefix
     code = _PALETTE[ranks[0] % len(_PALETTE)] if len(ranks) == 1 else 1
@@ -38,7 +38,7 @@ def paint_message(prefix: bytes) -> bytes:
 
 
 def paint_report(text: str) -> str:
-    """The failure report: the headline, and where the eye goes from there."""
+    """The failure report, with its headline and its advice in bold."""
     return "\n".join(map(_paint_line, text.split("\n")))
 
 

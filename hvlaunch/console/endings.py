@@ -1,4 +1,4 @@
-"""How workers ended, in words: one of them, and all that ended alike in one line."""
+"""How workers ended, in words: a single worker, or all that ended in the same way in one line."""
 
 import signal
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ def end(worker: WorkerExit) -> str:
 def endings(workers: Sequence[WorkerExit], size: int, since: WorkerExit | None) -> list[str]:
     """How `workers` ended, a line for all that ended alike: the failed, the stopped, the finished, the unknown.
 
-    Times are counted from the end of `since`, who is not listed; from the start where it is None.
+    Times count from the end of `since`, which is not listed; from the start where it is None.
     """
     groups: dict[tuple[int, str], list[WorkerExit]] = {}
     for worker in sorted(workers, key=lambda worker: (worker.when, worker.rank)):

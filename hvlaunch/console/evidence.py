@@ -10,7 +10,7 @@ from hvlaunch.console.lines import LineSplitter
 from hvlaunch.console.printer import TAIL
 from hvlaunch.job import WorkerExit
 
-__all__ = ["Evidence", "evidence"]
+__all__ = ["Evidence", "find_evidence"]
 
 _LAST_LINES = 20
 _MOST_LINES = 60
@@ -44,7 +44,7 @@ class Evidence:
         return tuple(line for line in self.lines[starts[-1] + 1 :] if not line.startswith(" "))
 
 
-def evidence(worker: WorkerExit, tail: bytes) -> Evidence:
+def find_evidence(worker: WorkerExit, tail: bytes) -> Evidence:
     """From the worker's error file where it left one, else from `tail`, its last bytes of stderr.
 
     The file is torchelastic's: `{"message": {"message": …, "extraInfo": {"py_callstack": …}}}` or
@@ -103,12 +103,12 @@ def _without_frames(lines: Sequence[str]) -> list[str]:
     return _counted(lines, lambda line: line.startswith(" "), "  ({} lines left out)")
 
 
-def _counted(lines: Sequence[str], is_frame: Callable[[str], bool], told: str) -> list[str]:
+def _counted(lines: Sequence[str], is_frame: Callable[[str], bool], note: str) -> list[str]:
     """The lines, with their count in place of frames that follow each other."""
     kept: list[str] = []
-    for are_frames, run in groupby(lines, is_frame):
-        together = list(run)
-        kept += [told.format(len(together))] if are_frames else together
+    for are_frames, group in groupby(lines, is_frame):
+        run = list(group)
+        kept += [note.format(len(run))] if are_frames else run
     return kept
 
 

@@ -9,7 +9,7 @@ __all__ = ["LONGEST", "Key", "LineSplitter", "Screen", "Stream"]
 Stream = Literal["stdout", "stderr"]
 
 Key = tuple[int, Stream]
-"""Whose output, and which."""
+"""A rank, and one of its streams."""
 
 LONGEST = 1 << 20
 """Bytes of an unfinished line that are kept; a longer line is passed on in pieces."""

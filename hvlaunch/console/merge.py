@@ -14,7 +14,7 @@ _MOST_LINES = 10_000
 _MOST_BYTES = 8 << 20
 
 Merged = tuple[tuple[int, ...], Stream, bytes]
-"""Who wrote these lines, alike and in a row, and where to."""
+"""The ranks that wrote these lines, the stream, and the lines."""
 
 
 class _Line:

@@ -1,4 +1,4 @@
-"""What stands before each line of a worker: --prefix."""
+"""The text before each line of a worker: --prefix."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -9,11 +9,11 @@ from threading import Thread
 from typing import BinaryIO, NamedTuple
 
 from hvlaunch.console.color import can_redraw, colored
+from hvlaunch.console.display import Display
 from hvlaunch.console.files import OutputFiles
 from hvlaunch.console.lines import Stream
-from hvlaunch.console.outlet import Outlet
 from hvlaunch.console.prefix import Prefix
-from hvlaunch.console.sink import Sink, same_place
+from hvlaunch.console.raw_file import RawFile, same_place
 from hvlaunch.job import ConsoleOptions
 
 __all__ = ["TAIL", "Printer"]
@@ -37,13 +37,13 @@ class _End(NamedTuple):
     stream: Stream
 
 
-class _Order(NamedTuple):
+class _Task(NamedTuple):
     """Anything else that is to be done in the printer's thread, in its turn."""
 
-    carry_out: Callable[[], None]
+    run: Callable[[], None]
 
 
-_Item = _Output | _End | _Order
+_Item = _Output | _End | _Task
 
 
 class Printer:
@@ -66,20 +66,20 @@ class Printer:
     ) -> None:
         """`on_broken` is called once, when the reader of stdout or stderr is gone (`hvlaunch … | head`).
 
-        `environ` tells what the terminal can do. Raises BadUsage where the prefix is none.
+        `environ` tells what the terminal can do. Raises BadUsage where the prefix is not valid.
         """
         options = options or ConsoleOptions()
         self._prefix = Prefix(options.prefix)
         self._shown = options.ranks
-        self._outlets = _outlets(
-            Sink(stdout, "stdout"), Sink(stderr, "stderr"), self._prefix, options, environ
+        self._displays = _displays(
+            RawFile(stdout, "stdout"), RawFile(stderr, "stderr"), self._prefix, options, environ
         )
         self._clock = clock
         self._on_broken = on_broken
         self._files: OutputFiles | None = None
         self._tails: dict[int, bytes] = {}
         self._ended: set[int] = set()
-        self._broken: set[Sink] = set()
+        self._broken: set[RawFile] = set()
         self._reported: set[object] = set()
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="printer", daemon=True)
@@ -87,11 +87,11 @@ class Printer:
 
     def keep(self, files: OutputFiles) -> None:
         """Write all output to `files` too, from here on, in place of those before; these are closed."""
-        self._queue.put(_Order(lambda: self._keep(files)))
+        self._queue.put(_Task(lambda: self._keep(files)))
 
     def place(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Learn host and local_rank of these ranks, whose workers will be started."""
-        self._queue.put(_Order(lambda: self._place(places)))
+        self._queue.put(_Task(lambda: self._place(places)))
 
     def output(self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None]) -> None:
         """Print what a worker wrote; `done(len(data))` when that was written.
@@ -113,22 +113,22 @@ class Printer:
 
     def say(self, text: str) -> None:
         """Print hvlaunch's own message to stderr, each of its lines as `hvlaunch: …`."""
-        self._queue.put(_Order(lambda: self._outlets["stderr"].say(text)))
+        self._queue.put(_Task(lambda: self._displays["stderr"].say(text)))
 
     def show(self, text: str) -> None:
         """Print text to stderr as it is: the failure report. Nothing where it is empty."""
-        self._queue.put(_Order(lambda: self._outlets["stderr"].show(text)))
+        self._queue.put(_Task(lambda: self._displays["stderr"].show(text)))
 
     def status(self, text: Callable[[], str] | None) -> None:
         """What hvlaunch waits for, shown on a terminal until the next status; None: it waits for nothing."""
-        self._queue.put(_Order(lambda: self._outlets["stderr"].status(text, self._clock())))
+        self._queue.put(_Task(lambda: self._displays["stderr"].status(text, self._clock())))
 
     def tail(self, rank: int) -> bytes:
         """The last bytes, at most TAIL, that the rank's worker sent to stderr; printed or not."""
         return self._tails.get(rank, b"")
 
     def close(self, timeout: float | None = None) -> bool:
-        """Print all that is left and end; False where it took more than `timeout` seconds (a terminal that is held).
+        """Print all that is left and end; False where it took more than `timeout` seconds (a stopped terminal).
 
         May be called again. What comes after it is not printed.
         """
@@ -167,13 +167,13 @@ class Printer:
         return batch, True
 
     def _patience(self) -> float | None:
-        times = [outlet.deadline for outlet in self._outlets.values()]
+        times = [display.deadline for display in self._displays.values()]
         known = [time for time in times if time is not None]
         return max(0.0, min(known) - self._clock()) if known else None
 
     def _handle(self, item: _Item, now: float) -> None:
-        if isinstance(item, _Order):
-            item.carry_out()
+        if isinstance(item, _Task):
+            item.run()
             return
         key = (item.rank, item.stream)
         if isinstance(item, _Output) and self._files is not None:
@@ -181,9 +181,9 @@ class Printer:
         if not self._shows(item.rank):
             return
         if isinstance(item, _Output):
-            self._outlets[item.stream].output(key, item.data, now)
+            self._displays[item.stream].output(key, item.data, now)
         else:
-            self._outlets[item.stream].end(key, now)
+            self._displays[item.stream].end(key, now)
 
     def _shows(self, rank: int) -> bool:
         return self._shown is None or any(rank in part for part in self._shown)
@@ -195,12 +195,12 @@ class Printer:
 
     def _place(self, places: Mapping[int, tuple[str, int]]) -> None:
         self._prefix.place(places)
-        for outlet in set(self._outlets.values()):
-            outlet.expect(rank for rank in places if self._shows(rank))
+        for display in set(self._displays.values()):
+            display.expect(rank for rank in places if self._shows(rank))
 
     def _finish(self, now: float) -> None:
-        for outlet in self._outlets.values():
-            outlet.end_all(now)
+        for display in self._displays.values():
+            display.end_all(now)
         if self._files is not None:
             self._files.close()
 
@@ -213,39 +213,39 @@ class Printer:
             )
 
     def _write(self, now: float) -> None:
-        for outlet in self._outlets.values():
-            while page := outlet.page(now):
-                for sink, parts in page:
-                    if sink not in self._broken:
-                        self._write_to(sink, parts)
+        for display in self._displays.values():
+            while page := display.page(now):
+                for file, parts in page:
+                    if file not in self._broken:
+                        self._write_to(file, parts)
 
-    def _write_to(self, sink: Sink, parts: list[bytes]) -> None:
+    def _write_to(self, file: RawFile, parts: list[bytes]) -> None:
         try:
-            sink.write(*parts)
+            file.write(*parts)
         except BrokenPipeError:
-            self._broken.add(sink)
+            self._broken.add(file)
             if self._on_broken is not None:
                 on_broken, self._on_broken = self._on_broken, None
                 on_broken()
         except OSError as error:
-            self._report(sink, f"{sink.name}: {_reason(error)}; some output is lost")
+            self._report(file, f"{file.name}: {_reason(error)}; some output is lost")
 
     def _report(self, culprit: object, text: str) -> None:
         """Say once what is wrong with `culprit`; with the next page written."""
         if culprit not in self._reported:
             self._reported.add(culprit)
-            self._outlets["stderr"].say(text)
+            self._displays["stderr"].say(text)
 
 
-def _outlets(
-    out: Sink, err: Sink, prefix: Prefix, options: ConsoleOptions, environ: Mapping[str, str]
-) -> dict[Stream, Outlet]:
-    """Where each stream goes, stderr last; one outlet where both end in the same place."""
+def _displays(
+    out: RawFile, err: RawFile, prefix: Prefix, options: ConsoleOptions, environ: Mapping[str, str]
+) -> dict[Stream, Display]:
+    """Where each stream goes, stderr last; one display where both end in the same place."""
 
-    def outlet(sinks: Mapping[Stream, Sink], rows: int) -> Outlet:
-        is_terminal = next(iter(sinks.values())).is_terminal
-        return Outlet(
-            sinks,
+    def display(files: Mapping[Stream, RawFile], rows: int) -> Display:
+        is_terminal = next(iter(files.values())).is_terminal
+        return Display(
+            files,
             prefix,
             color=colored(options.color, terminal=is_terminal, environ=environ),
             live_rows=rows if can_redraw(terminal=is_terminal, environ=environ) else 0,
@@ -253,12 +253,12 @@ def _outlets(
         )
 
     if same_place(out, err):
-        one = outlet({"stdout": out, "stderr": err}, _MOST_LIVE_ROWS)
-        return {"stdout": one, "stderr": one}
-    # What reads a pipe may write to the same terminal: then only one row can be redrawn without harm.
+        shared = display({"stdout": out, "stderr": err}, _MOST_LIVE_ROWS)
+        return {"stdout": shared, "stderr": shared}
+    # The program that reads a pipe may write to the same terminal: then only one row can be redrawn without harm.
     return {
-        "stdout": outlet({"stdout": out}, 1 if err.is_pipe else _MOST_LIVE_ROWS),
-        "stderr": outlet({"stderr": err}, 1 if out.is_pipe else _MOST_LIVE_ROWS),
+        "stdout": display({"stdout": out}, 1 if err.is_pipe else _MOST_LIVE_ROWS),
+        "stderr": display({"stderr": err}, 1 if out.is_pipe else _MOST_LIVE_ROWS),
     }
 
 

@@ -7,7 +7,7 @@ from signal import SIGKILL, SIGPIPE
 from hvlaunch.console.advice import advice, lost_connection, start_advice
 from hvlaunch.console.causes import describe
 from hvlaunch.console.endings import duration, end, endings, failed_itself, signal_name
-from hvlaunch.console.evidence import Evidence, evidence
+from hvlaunch.console.evidence import Evidence, find_evidence
 from hvlaunch.console.files import rank_directory
 from hvlaunch.hosts.fold import fold_hosts, fold_ranks
 from hvlaunch.job import JobResult, WorkerExit
@@ -56,19 +56,21 @@ def _failed(
     result: JobResult, failure: WorkerExit, tails: Mapping[int, bytes], size: int, output_dir: Path | None
 ) -> list[str]:
     others = [worker for worker in result.exits if worker.rank != failure.rank]
-    said = {worker.rank: evidence(worker, tails.get(worker.rank, b"")) for worker in (failure, *others)}
+    evidence = {
+        worker.rank: find_evidence(worker, tails.get(worker.rank, b"")) for worker in (failure, *others)
+    }
     cause = failure
-    lines = [_headline(failure, size), *_quote("Its", said[failure.rank])]
-    if lost_connection(said[failure.rank]):
-        cause = _first_with_another_cause(others, said) or failure
+    lines = [_headline(failure, size), *_quote("Its", evidence[failure.rank])]
+    if lost_connection(evidence[failure.rank]):
+        cause = _first_with_another_cause(others, evidence) or failure
     if cause is not failure:
         lines.append(
             f"  It lost a connection; rank {cause.rank} on host {cause.host} failed for another reason: look there first."
         )
-        lines += _quote(f"Rank {cause.rank}'s", said[cause.rank])
+        lines += _quote(f"Rank {cause.rank}'s", evidence[cause.rank])
     lines += _indented("The others", endings(others, size, failure))
-    if any(lost_connection(said[worker.rank]) for worker in others if worker is not cause) and (
-        cause is not failure or not lost_connection(said[failure.rank])
+    if any(lost_connection(evidence[worker.rank]) for worker in others if worker is not cause) and (
+        cause is not failure or not lost_connection(evidence[failure.rank])
     ):
         lines.append(f"  The others lost connections because of rank {cause.rank}.")
     if result.interrupted is not None:
@@ -77,23 +79,25 @@ def _failed(
         lines += _indented("Also", [line.removeprefix("hvlaunch: ") for line in describe(result.error)])
     if output_dir is not None:
         lines.append(f"  All output of rank {cause.rank}: {rank_directory(output_dir, cause.rank, size)}/")
-    hint = advice(cause, said[cause.rank])
+    hint = advice(cause, evidence[cause.rank])
     return [*lines, f"  Try: {hint}"] if hint else lines
 
 
 def _headline(failure: WorkerExit, size: int) -> str:
-    who = f"hvlaunch: rank {failure.rank} of {size} on host {failure.host}"
+    subject = f"hvlaunch: rank {failure.rank} of {size} on host {failure.host}"
     first = " first" if size > 1 else ""
     peak = ""
     if failure.max_rss and (failure.oom_killed or failure.exit_code == 128 + SIGKILL):
         peak = f"; its memory peaked at {failure.max_rss / (1 << 30):.1f} GiB"
-    return f"{who} failed{first}, after {duration(failure.when)}: {end(failure)}{peak}"
+    return f"{subject} failed{first}, after {duration(failure.when)}: {end(failure)}{peak}"
 
 
 def _first_with_another_cause(
-    others: Iterable[WorkerExit], said: Mapping[int, Evidence]
+    others: Iterable[WorkerExit], evidence: Mapping[int, Evidence]
 ) -> WorkerExit | None:
-    causes = [worker for worker in others if failed_itself(worker) and not lost_connection(said[worker.rank])]
+    causes = [
+        worker for worker in others if failed_itself(worker) and not lost_connection(evidence[worker.rank])
+    ]
     return min(causes, key=lambda worker: worker.when, default=None)
 
 
@@ -116,8 +120,8 @@ def _interrupted(result: JobResult, number: int, size: int) -> str:
     return f"{by} after {duration(result.elapsed)}; {ended}{forced}"
 
 
-def _quote(whose: str, said: Evidence) -> list[str]:
-    return _indented(f"{whose} {said.kind}", said.lines)
+def _quote(owner: str, evidence: Evidence) -> list[str]:
+    return _indented(f"{owner} {evidence.kind}", evidence.lines)
 
 
 def _indented(title: str, lines: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from hvlaunch.console.printer import Printer
 from hvlaunch.errors import BadUsage
+from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver
 from hvlaunch.gloo.driver.signals import signals_as_events
@@ -25,7 +26,7 @@ from hvlaunch.ssh.ways import Ways
 __all__ = ["WaysToHosts", "run"]
 
 WaysToHosts = Callable[
-    [JobSpec, str, Callable[[str], None]], AbstractContextManager[Callable[[Host], Connection]]
+    [JobSpec, str, Callable[[str], None]], AbstractContextManager[Callable[[Host], AgentConnection]]
 ]
 """What is open while a job runs, and gives the way to a host. It gets the job, its token, and what tells the user."""
 
@@ -33,7 +34,7 @@ WaysToHosts = Callable[
 @contextmanager
 def _by_ssh(
     spec: JobSpec, _token: str, _say: Callable[[str], None]
-) -> Iterator[Callable[[Host], Connection]]:
+) -> Iterator[Callable[[Host], AgentConnection]]:
     """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
     agent = spec.ssh.remote_agent
     if agent is not None:
@@ -45,17 +46,17 @@ def _by_ssh(
         yield partial(_connect, ways.connect)
 
 
-def _connect(remote: Callable[[Host], Connection], host: Host) -> Connection:
+def _connect(remote: Callable[[Host], Connection], host: Host) -> AgentConnection:
     """A way to the host: pipes where it is this machine itself, else `remote`. What is not used is not imported.
 
     Raises HostError.
     """
     if is_local(host):
-        from hvlaunch.hosts.outer_job import without_place  # noqa: PLC0415 (see the docstring)
+        from hvlaunch.hosts.outer_job import without_outer_rank  # noqa: PLC0415 (see the docstring)
         from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (the same)
 
-        return connect_local(host, without_place(os.environ))
-    return remote(host)
+        return CommandConnection(connect_local(host, without_outer_rank(os.environ)))
+    return CommandConnection(remote(host))
 
 
 def run(
@@ -75,7 +76,7 @@ def run(
     server = RendezvousServer(keys.token, keys.probe_token, keys.nonce, port=spec.rendezvous_port)
     try:
         with (
-            _journal(spec, printer.say) as record,
+            _event_file(spec, printer.say) as record,
             server,
             signals_as_events(events.put),
             ways(spec, keys.token, printer.say) as connect,
@@ -110,14 +111,14 @@ def _make_output_directory(path: Path) -> None:
 
 
 @contextmanager
-def _journal(
+def _event_file(
     spec: JobSpec, say: Callable[[str], None]
 ) -> Iterator[Callable[[Mapping[str, object]], None] | None]:
     """What takes records for --events. Raises BadUsage."""
     if spec.events is None:
         yield None
         return
-    from hvlaunch.console.journal import Journal  # noqa: PLC0415 (few jobs have one)
+    from hvlaunch.console.event_file import EventFile  # noqa: PLC0415 (few jobs have one)
 
-    with closing(Journal(spec.events, say)) as journal:
-        yield journal.write
+    with closing(EventFile(spec.events, say)) as file:
+        yield file.write

@@ -1,1 +1,1 @@
-"""Hosts and slots: what the user names, and who gets which rank."""
+"""Hosts and slots: what the user names, and which worker gets which rank."""

@@ -1,4 +1,4 @@
-"""Hosts and slots that a scheduler has given to the job that we are in. Pure, but for reading the files it names."""
+"""Hosts and slots that a scheduler has given to the job around hvlaunch. Pure, but for reading the files it names."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,16 +23,16 @@ class Allocation(NamedTuple):
     """What a scheduler has given."""
 
     origin: str
-    """Whose it is, for people: `Slurm job 123`."""
+    """Its name in messages: `Slurm job 123`."""
     hosts: tuple[Host, ...]
     remote_agent: str | None = None
     """The program that runs a command on a host, in place of ssh: `PROGRAM HOST COMMAND`."""
 
 
 def allocation(environ: Mapping[str, str], read: _Read | None = None) -> Allocation | None:
-    """The allocation that the environment tells of; None outside of any. `read` reads a file.
+    """The allocation that the environment describes; None where there is none. `read` reads a file.
 
-    Raises BadUsage where what the scheduler says can't be read.
+    Raises BadUsage where the scheduler's variables or files can't be read.
     """
     read = read or _read
     for look in (_slurm, _lsf, _pbs, _sge, _mpi_operator):
@@ -78,10 +78,10 @@ def _per_node(origin: str, text: str, nodes: int) -> list[int]:
 
 
 def _gpus(environ: Mapping[str, str]) -> int:
-    """GPUs of each node: `4`, `a100:4`, `a100:2,v100:2`; those of this node where it is not said for all."""
+    """GPUs of each node: `4`, `a100:4`, `a100:2,v100:2`; those of this node where there is no number for all."""
     text = environ.get("SLURM_GPUS_PER_NODE") or environ.get("SLURM_GPUS_ON_NODE") or ""
-    found = [_GPUS.fullmatch(word) for word in text.split(",")]
-    return sum(int(one[1]) for one in found if one is not None)
+    matches = [_GPUS.fullmatch(word) for word in text.split(",")]
+    return sum(int(match[1]) for match in matches if match is not None)
 
 
 def _lsf(environ: Mapping[str, str], read: _Read) -> Allocation | None:

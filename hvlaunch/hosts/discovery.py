@@ -21,7 +21,7 @@ from hvlaunch.job import Host
 __all__ = ["Discovery", "HostFile", "HostScript", "Source", "is_open_to_all"]
 
 _SHOWN = 2000
-"""Bytes of a failed script's last words."""
+"""Characters of a failed script's stderr that are shown."""
 _READ_SIZE = 1 << 16
 
 
@@ -29,11 +29,11 @@ class Source(Protocol):
     """Where hosts come from."""
 
     def look(self) -> list[Host]:
-        """The hosts there are now, in order; none is an answer too. Raises HvlaunchError."""
+        """The hosts there are now, in order; the list may be empty. Raises HvlaunchError."""
         ...
 
     def stop(self) -> None:
-        """End a look that is going on in another thread, and all later ones."""
+        """End the look() that another thread is in, and all later ones."""
         ...
 
 
@@ -41,7 +41,7 @@ class HostScript:
     """An executable, with arguments perhaps, that prints lines as in a hostfile.
 
     `limit` is in seconds. The script gets no input, and a process group of its own, all of which is
-    killed when it is over or late: what it leaves behind would pile up with every look.
+    killed when it has ended or takes too long: processes that it leaves would add up with every look.
     """
 
     def __init__(self, command: str, limit: float) -> None:
@@ -49,7 +49,7 @@ class HostScript:
         self.limit = limit
         self._argv = [command] if Path(command).is_file() else _words(command)
         if shutil.which(self._argv[0]) is None:
-            self._argv[0] = str(Path(self._argv[0]).absolute())  # beside us, as in `discover.sh`
+            self._argv[0] = str(Path(self._argv[0]).absolute())  # in the current directory, as `discover.sh`
         self._lock = threading.Lock()
         self._running: Popen[bytes] | None = None
         self._stopped = False
@@ -112,10 +112,8 @@ class HostScript:
                 pipe.close()  # a daemon of the script's may still hold the other end
 
     def _failed(self, cause: str, stderr: bytes) -> DiscoveryFailed:
-        said = stderr.decode("utf-8", "replace").strip()
-        quote = "".join(
-            f"\n  | {line}" for line in said.splitlines()
-        )  # so that no line looks like one of ours
+        words = stderr.decode("utf-8", "replace").strip()
+        quote = "".join(f"\n  | {line}" for line in words.splitlines())  # no line may look like one of ours
         return DiscoveryFailed(f"{self.command}: {cause}" + (f":{quote}" if quote else ""))
 
 

@@ -1,7 +1,7 @@
-"""Hostfiles: the dialects of Open MPI, Horovod, DeepSpeed and MPICH, told apart line by line, and our own words.
+"""Hostfiles: the dialects of Open MPI, Horovod, DeepSpeed and MPICH, told apart line by line, and our own fields.
 
-A line is a host as in `-H`, then words: `gpu[01-04] slots=8 port=2222  # comment`. Sources: Open MPI's
-hostfile lexer (the words' spellings, lower case only, spaces around `=`, `#` anywhere begins a comment),
+A line is a host as in `-H`, then fields: `gpu[01-04] slots=8 port=2222  # comment`. Sources: Open MPI's
+hostfile lexer (the fields' spellings, lower case only, spaces around `=`, `#` anywhere begins a comment),
 MPICH's Hydra (`host:4 user=name`), DeepSpeed and horovodrun (`host slots=4`).
 """
 
@@ -95,25 +95,25 @@ def _mentions(line: str, source: str, number: int, *, is_own: bool) -> Iterator[
     if rest and rest[0].startswith("="):
         raise BadHost("a line must begin with a host", word=word, source=source, line=number)
     hosts = parse_host(word, source=source, line=number)
-    said = _read_words(rest, source, number)
-    for field in said.keys() & _OWN_FIELDS:
+    fields = _read_words(rest, source, number)
+    for field in fields.keys() & _OWN_FIELDS:
         if not is_own:
             cause = f"{field}= is taken only from a hostfile that nobody but you can change"
             raise BadHost(cause, word=word, source=source, line=number)
-    slots, most = said.get("slots", hosts[0].slots), said.pop("max_slots", None)
+    slots, most = fields.get("slots", hosts[0].slots), fields.pop("max_slots", None)
     for field in ("slots", "user"):
-        if field in said and getattr(hosts[0], field) is not None:
+        if field in fields and getattr(hosts[0], field) is not None:
             raise BadHost(
                 f"{field} given twice, here and later in the line", word=word, source=source, line=number
             )
     if most is not None and slots is not None and most < slots:
         raise BadHost(f"slots={slots} is more than max_slots={most}", word=word, source=source, line=number)
-    if "address" in said and len(hosts) > 1:
+    if "address" in fields and len(hosts) > 1:
         raise BadHost(
             f"one address can't be used for {len(hosts)} hosts", word=word, source=source, line=number
         )
     for host in hosts:
-        yield Mention(replace(host, **said), word, source, number)
+        yield Mention(replace(host, **fields), word, source, number)
 
 
 def _tokens(line: str) -> list[str]:
@@ -126,7 +126,7 @@ def _tokens(line: str) -> list[str]:
 
 def _read_words(tokens: list[str], source: str, number: int) -> dict[str, Any]:
     """The fields of Host, and max_slots, that `word = value` triples say."""
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for start in range(0, len(tokens), 3):
         word, equals, value = (*tokens[start : start + 3], "", "")[:3]
         bad = partial(
@@ -139,13 +139,13 @@ def _read_words(tokens: list[str], source: str, number: int) -> dict[str, Any]:
             )
         if equals != "=" or not value:
             raise bad(f"no value; write {word}=VALUE")
-        if field in said:
+        if field in fields:
             raise bad(f"{field} given twice")
         try:
-            said[field] = _read_value(field, value)
+            fields[field] = _read_value(field, value)
         except ValueError as error:
             raise bad(str(error)) from None
-    return said
+    return fields
 
 
 def _read_value(field: str, text: str) -> str | int:

@@ -29,7 +29,7 @@ def merge(mentions: Iterable[Mention]) -> list[Host]:
     """Each host once, in the order of first mention, with its slots added.
 
     As in Open MPI, each mention without slots counts as one where a host is mentioned more than once.
-    All else may be said in any mention. Raises BadHost where two mentions contradict each other, or hosts or slots
+    All else may be given in any mention. Raises BadHost where two mentions contradict each other, or hosts or slots
     are more than any job has: before they take the memory.
     """
     hosts: dict[str, Host] = {}

@@ -1,17 +1,17 @@
-"""The job that hvlaunch itself runs in, where there is one: what it told this process, and workers must not believe."""
+"""A job around hvlaunch (of Slurm, an MPI, torchrun, hvlaunch): its variables that workers must not see."""
 
 from collections.abc import Mapping
 
 from hvlaunch.hosts.patterns import matcher
 
-__all__ = ["PLACE_IN_IT", "without_place"]
+__all__ = ["OUTER_RANK_VARIABLES", "without_outer_rank"]
 
-PLACE_IN_IT = (
+OUTER_RANK_VARIABLES = (
     # A job of hvlaunch or torchrun.
     "HVLAUNCH_*",
     "HOROVOD_ELASTIC",
     "TORCHELASTIC_USE_AGENT_STORE",
-    # Slurm: what it tells each task, as it does a batch script and the shell of `srun --pty`.
+    # Slurm sets these for each task, and for a batch script and the shell of `srun --pty` too.
     "SLURM_PROCID",
     "SLURM_LOCALID",
     "SLURM_NODEID",
@@ -26,10 +26,10 @@ PLACE_IN_IT = (
     "PMIX_*",
     "JSM_NAMESPACE_*",
 )
-"""Names, as patterns, of what says which of that job's processes this one is; all workers would find the same rank."""
+"""Patterns of the variables that say which of that job's processes this one is: all workers would find the same rank."""
 
 
-def without_place(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what holds for this process alone."""
-    tells_a_place = matcher(*PLACE_IN_IT)
-    return {name: value for name, value in environ.items() if not tells_a_place(name)}
+def without_outer_rank(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variables that hold for this process alone."""
+    is_outer_rank = matcher(*OUTER_RANK_VARIABLES)
+    return {name: value for name, value in environ.items() if not is_outer_rank(name)}

@@ -12,7 +12,7 @@ from hvlaunch.job import Host
 __all__ = ["MAX_SLOTS", "integer", "is_address", "is_user", "parse_host", "parse_hosts"]
 
 MAX_SLOTS = 65_535
-"""Slots of one host, and hosts of one range: more is a slip of the finger, and would eat the memory."""
+"""Slots of one host, and hosts of one range: more is a typing error, and would use up the memory."""
 
 _USER = re.compile(r"\w[\w.+@\\-]*")
 _NAME = re.compile(r"\w[\w.-]*")

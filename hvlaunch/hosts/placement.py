@@ -88,7 +88,7 @@ def slots_of(host: Host, slots_per_host: int | None, gpus: int) -> int:
 
 
 def needed(hosts: Sequence[Host], np: int | None, slots_per_host: int | None = None) -> list[Host]:
-    """The first hosts, as many as `np` workers may need; all where np is None. The others are left alone.
+    """The first hosts, as many as `np` workers may need; all where np is None. The others are not used.
 
     A host whose slots only its agent can count (its GPUs) is taken for one slot. Raises
     NotEnoughSlots where the slots are known and too few, BadUsage where np is less than 1.

@@ -1,18 +1,23 @@
-"""A crew's connections as one connection to one host, such as ssh would make."""
+"""A crew's connections as one connection to one host."""
 
 import contextlib
 import selectors
 import socket
 import threading
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.frames import Decoder, encode
-from hvlaunch.agent.pieces import Cutter, Sieve
+from hvlaunch.agent.pieces import Sieve
+from hvlaunch.gloo.driver.agent_channel import AgentChannel, Listener
+from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.job import Host
 from hvlaunch.mpi.crew import Crew
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
-from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.streams.tcp import is_near
+
+if TYPE_CHECKING:
+    from hvlaunch.agent.frames import Frame
 
 __all__ = ["CrewChannel", "CrewConnection"]
 
@@ -21,7 +26,7 @@ _PATIENCE = 5.0  # seconds for a launcher that ends its processes to end as well
 
 
 class CrewConnection:
-    """hvlaunch.ssh.connection.Connection over the sockets of a host's agents, in the order of their slots."""
+    """hvlaunch.gloo.driver.agent_channel.AgentConnection over the sockets of a host's agents, in the order of their slots."""
 
     def __init__(
         self, host: str, sockets: Sequence[socket.socket], launcher_end: Callable[[float], int | None]
@@ -32,10 +37,16 @@ class CrewConnection:
         self._sockets = sockets
         self.local_address: str | None = plain(sockets[0].getsockname()[0])
         self.remote_address: str | None = plain(sockets[0].getpeername()[0])
-        self.is_near = is_near(sockets[0])
+        self._is_near = is_near(sockets[0])
 
-    def run(self, command: str) -> Channel:  # noqa: ARG002 (the launcher has started what is to run)
-        return CrewChannel(self._host, self._sockets, self._launcher_end)
+    def start_agent(
+        self,
+        program: AgentProgram,
+        host: Host,  # noqa: ARG002 (the launcher has started an interpreter there)
+        listener: Listener,
+    ) -> AgentChannel:
+        data = program.packed(is_near=self._is_near)
+        return CrewChannel(self._host, self._sockets, data, listener, self._launcher_end)
 
     def close(self) -> None:
         for sock in self._sockets:
@@ -44,77 +55,65 @@ class CrewConnection:
 
 
 class CrewChannel:
-    """hvlaunch.ssh.connection.Channel: the program first, then frames; one thread reads, another writes."""
+    """hvlaunch.gloo.driver.agent_channel.AgentChannel: `program` first, to each of the agents, then frames."""
 
     def __init__(
-        self, host: str, sockets: Sequence[socket.socket], launcher_end: Callable[[float], int | None]
+        self,
+        host: str,
+        sockets: Sequence[socket.socket],
+        program: bytes,
+        listener: Listener,
+        launcher_end: Callable[[float], int | None],
     ) -> None:
         self._host = host
         self._launcher_end = launcher_end
+        self._listener = listener
         self._sockets = list(sockets)
+        self._programs = [len(program).to_bytes(4, "big") + program] * len(sockets)
+        """What each agent gets before its first frame."""
         self._crew = Crew(len(sockets))
         self._turn = threading.Lock()
-        self._outgoing: Decoder | None = None
-        self._incoming = [Decoder() for _ in sockets]
-        self._cutter = Cutter()
-        self._sieves = [Sieve(lambda _: None) for _ in sockets]
         self._cause = b""
         self._selector = selectors.DefaultSelector()
         for slot, sock in enumerate(sockets):
             self._selector.register(sock, selectors.EVENT_READ, slot)
 
-    def read(self) -> bytes:
-        """Frames for the driver, as if of one agent; b"" when one has gone without a word, or all have ended.
-
-        Raises EndedByLauncher.
-        """
-        while not self._crew.is_ended:
-            data = b""
+    def frames(self) -> "Iterator[Frame]":
+        """As if of one agent, until one has gone without a word, or all have ended. Raises EndedByLauncher."""
+        sieves = [Sieve(self._listener.heard_noise) for _ in self._sockets]
+        decoders = [Decoder() for _ in self._sockets]
+        while not self._crew.is_ended and self._selector.get_map():
             for key, _ in self._selector.select():
-                received = self._sockets[key.data].recv(_READ_SIZE)
-                if not received and not self._crew.has_ended(key.data):
-                    self._cause = b"its agent of slot %d is gone" % key.data
-                    return b""
-                if not received:
+                slot = key.data
+                data = self._sockets[slot].recv(_READ_SIZE)
+                if not data and not self._crew.has_ended(slot):
+                    self._cause = b"its agent of slot %d is gone" % slot
+                    return
+                if not data:
                     self._selector.unregister(key.fileobj)
-                data += self._for_the_driver(key.data, received)
-            if data:
-                return data
-            if not self._selector.get_map():
-                return b""
-        raise self._ended()
+                for header, body in decoders[slot].feed(sieves[slot].feed(data)):
+                    yield from self._for_the_driver(slot, header, body)
+        if self._crew.is_ended:
+            raise self._ended()
 
     def _ended(self) -> EndedByLauncher:
         status = self._launcher_end(_PATIENCE)
         how = "" if status is None else f", and then ended with exit code {status}"
         return EndedByLauncher(f"the launcher ended its processes{how}", host=self._host, status=status)
 
-    def _for_the_driver(self, slot: int, data: bytes) -> bytes:
-        frames = []
+    def _for_the_driver(self, slot: int, header: dict[str, Any], body: bytes) -> "list[Frame]":
         with self._turn:
-            for header, body in self._incoming[slot].feed(self._sieves[slot].feed(data)):
-                told = self._crew.to_driver(slot, header, body)
-                frames += [encode(*frame) for frame in told]
-        return b"".join(self._cutter.cut(b"".join(frames)))
+            frames = list(self._crew.to_driver(slot, header, body))
+        if frames:
+            self._listener.heard_agent()
+        return frames
 
-    def write(self, data: bytes) -> None:
-        if self._outgoing is None:
-            data = self._send_program(data)
-            self._outgoing = Decoder()
-        for header, body in self._outgoing.feed(data):
-            with self._turn:
-                orders = list(self._crew.to_agents(header, body))
-            for slot, (told, content) in orders:
-                self._send(slot, encode(told, content))
-
-    def _send_program(self, data: bytes) -> bytes:
-        """The program is one zlib stream; what is behind it, which is returned, are frames."""
-        unpacking = zlib.decompressobj()
-        unpacking.decompress(data)
-        program = data[: len(data) - len(unpacking.unused_data)]
-        for slot in range(len(self._sockets)):
-            self._send(slot, len(program).to_bytes(4, "big") + program)
-        return unpacking.unused_data
+    def send(self, header: dict[str, Any], body: bytes) -> None:
+        with self._turn:
+            orders = list(self._crew.to_agents(header, body))
+        for slot, frame in orders:
+            program, self._programs[slot] = self._programs[slot], b""
+            self._send(slot, program + encode(*frame))
 
     def _send(self, slot: int, data: bytes) -> None:
         """An agent that has ended needs to hear no more."""
@@ -130,11 +129,6 @@ class CrewChannel:
 
     def exit_status(self, timeout: float) -> int | None:  # noqa: ARG002 (it is the launcher that is told)
         return None
-
-    def close(self) -> None:
-        for sock in self._sockets:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
 
 
 def plain(address: str) -> str:

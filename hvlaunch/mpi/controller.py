@@ -13,6 +13,7 @@ from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
 from hvlaunch.gloo.controller import run as run_by_agents
+from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.engine.network import is_usable
 from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions
@@ -29,7 +30,6 @@ from hvlaunch.mpi.launcher_errors import LauncherFailed
 from hvlaunch.mpi.muster import Muster
 from hvlaunch.mpi.process import LauncherProcess
 from hvlaunch.mpi.request import counted, remote_python, request_of
-from hvlaunch.ssh.connection import Connection
 
 __all__ = ["run"]
 
@@ -61,7 +61,7 @@ def _ways(
     options: MPIOptions,
     launcher: Launcher,
     python: str | None,
-) -> Iterator[Callable[[Host], Connection]]:
+) -> Iterator[Callable[[Host], AgentConnection]]:
     """While in the block the launcher runs; yields what gives the way to a host, once its agents have come."""
     boot = boot_command(ALL_NAMES, python)
     request = request_of(spec, options, launcher, boot, (TOKEN, ADDRESSES))
@@ -102,7 +102,7 @@ def _end(muster: Muster, process: LauncherProcess) -> None:
     process.close(_END_PATIENCE if complete else 0.0)
 
 
-def _connect(muster: Muster, process: LauncherProcess, timeout: float, host: Host) -> Connection:
+def _connect(muster: Muster, process: LauncherProcess, timeout: float, host: Host) -> AgentConnection:
     """Raises HvlaunchError."""
     sockets = [member.socket for member in muster.of(host.name, timeout)]
     return CrewConnection(host.name, sockets, process.wait)

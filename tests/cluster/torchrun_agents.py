@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 from tests.cluster.jobs import PROGRAMS
-from tests.cluster.testhosts import CHECKOUT, Host, TestHosts, wait_until
+from tests.cluster.testhosts import Host, TestHosts, wait_until
 
 __all__ = ["Agent", "rendezvous", "rounds", "tell_to_stop", "wait_for_round"]
 
@@ -29,7 +29,7 @@ class Agent:
         words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", *map(str, options)]
         self.process = host.popen(
             [*words, str(PROGRAMS / "all_reduce_until.py")],
-            env={**host.env, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", **(env or {})},
+            env={**host.env, "OMP_NUM_THREADS": "1", **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -100,7 +100,7 @@ def rendezvous(hosts: TestHosts, token: Path) -> Iterator[list[object]]:
     program = Path(sys.executable).with_name("hvlaunch-rendezvous")
     server = hosts.driver.popen(
         [str(program), "--bind=:0", "--token-file", str(token)],
-        env={**hosts.driver.env, "PYTHONPATH": str(CHECKOUT)},
+        env=hosts.driver.env,
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from hvlaunch.gloo.engine.rounds import Rounds
 from hvlaunch.hosts.placement import seats
 from tests.simulation.elastic_world import ElasticWorld
 
+ROOT = Path(__file__).parents[2]
 SEEDS = 10_000
 SHARDS = 40
 SHOWN = 120
@@ -48,6 +50,7 @@ def test_every_elastic_job_ends_rightly(shard: int, request: pytest.FixtureReque
 def test_the_same_seed_is_the_same_history_in_another_process() -> None:
     """So nothing may depend on the order of a set."""
     script = (
+        f"import sys; sys.path.append({str(ROOT)!r})\n"
         "from tests.simulation.elastic_world import ElasticWorld\n"
         "for seed in range(100):\n"
         "    world = ElasticWorld(seed)\n"

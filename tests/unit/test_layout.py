@@ -72,7 +72,7 @@ def test_a_driver_on_another_system_can_import_what_it_needs():
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in driver
     ]
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_LINUX, *names], capture_output=True, text=True, check=False, cwd=ROOT
+        [sys.executable, "-c", WITHOUT_LINUX, *names], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -4,12 +4,12 @@ A second thread writes, so that neither a slow host nor a full window holds up t
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hvlaunch.agent.frames import PROTOCOL, BadFrame, Decoder, encode
-from hvlaunch.agent.pieces import Garbled, Sieve
+from hvlaunch.agent.frames import PROTOCOL, BadFrame
+from hvlaunch.agent.pieces import Garbled
 from hvlaunch.console.lines import Stream
 from hvlaunch.errors import (
     AgentFailed,
@@ -21,16 +21,18 @@ from hvlaunch.errors import (
     NoFreePort,
     NoPython,
 )
+from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection
+from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.bundle import NO_PYTHON
 from hvlaunch.gloo.driver.outgoing import Outgoing
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host
-from hvlaunch.ssh.connection import Channel, Connection
 
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
+    from hvlaunch.gloo.driver.relay import HostRelay
 
-__all__ = ["HostLink", "Opening", "OutputSink", "Relay"]
+__all__ = ["HostLink", "Opening", "OutputSink"]
 
 _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
@@ -56,24 +58,15 @@ class OutputSink(Protocol):
     def end(self, rank: int, stream: Stream) -> None: ...
 
 
-class Relay(Protocol):
-    """The driver's end of the connections that a host's agent relays."""
-
-    def obey(self, header: Mapping[str, Any], body: bytes) -> None: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Opening:
     """How a link begins."""
 
-    connect: Callable[[Host], Connection]
-    agent: Callable[[Connection], tuple[str, bytes]]
-    """The command that starts the agent, and what it reads before the first frame."""
-    hello: Callable[[Connection], Mapping[str, Any]]
+    connect: Callable[[Host], AgentConnection]
+    program: AgentProgram
+    hello: Callable[[AgentConnection], Mapping[str, Any]]
     """The first frame."""
-    relay: Callable[[Callable[[Mapping[str, Any], bytes], None]], Relay]
+    relay: Callable[[Callable[[Mapping[str, Any], bytes], None]], "HostRelay"]
     """Makes the end of relayed connections when the first comes; it gets what sends frames to the agent."""
     window: int
     """Bytes of output that may be on their way from this host."""
@@ -109,9 +102,9 @@ class HostLink:
         self._bye: int | None = None
         self._noise = bytearray()
         self._noise_told = False
-        self._outgoing = Outgoing()
-        self._relay: Relay | None = None
-        self._connection: Connection | None = None
+        self._outgoing: Outgoing[Frame] = Outgoing()
+        self._relay: HostRelay | None = None
+        self._connection: AgentConnection | None = None
         self._closed = threading.Event()
 
     @property
@@ -124,10 +117,10 @@ class HostLink:
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send a frame, as soon as those before it are through. Never blocks."""
-        self._outgoing.put(encode(dict(header), body))
+        self._outgoing.put((dict(header), body))
 
     def _send_relayed(self, header: Mapping[str, Any], body: bytes) -> None:
-        self._outgoing.put(encode(dict(header), body), relayed=True)
+        self._outgoing.put((dict(header), body), relayed=True)
 
     def close(self) -> None:
         """Give the host up, whatever its threads are doing. May be repeated."""
@@ -157,16 +150,15 @@ class HostLink:
         self._connection = connection
         if self._closed.is_set():
             connection.close()
-        command, program = self._opening.agent(connection)
-        channel = connection.run(command)
+        channel = connection.start_agent(self._opening.program, self.host, self)
         self._post(on.HostConnected(self.host.name))
-        self._outgoing.put_first(program + encode(dict(self._opening.hello(connection))))
+        self._outgoing.put_first((dict(self._opening.hello(connection)), b""))
         threading.Thread(
             target=self._write, args=(channel,), name=f"to {self.host.name}", daemon=True
         ).start()
         broken = None
         try:
-            for header, body in self._frames(channel):
+            for header, body in channel.frames():
                 self._obey(header, body, connection)
         except Garbled:
             return on.HostGone(self.host.name, self._garbled().problem)
@@ -174,30 +166,24 @@ class HostLink:
             broken = str(error) or type(error).__name__
         return self._ending(channel, broken)
 
-    def _write(self, channel: Channel) -> None:
+    def _write(self, channel: AgentChannel) -> None:
         try:
-            while (data := self._outgoing.get()) is not None:
-                channel.write(data)
+            while (frame := self._outgoing.get()) is not None:
+                channel.send(*frame)
         except OSError:
             return  # the reading side sees the end too, and knows more of its cause
 
-    def _frames(self, channel: Channel) -> Iterator["Frame"]:
-        """What the agent sends; only that counts as a sign of life."""
-        decoder = Decoder()
-        sieve = Sieve(self._hear_noise)
-        while data := channel.read():
-            if sent := sieve.feed(data):
-                self.last_heard = self._clock()
-                yield from decoder.feed(sent)
+    def heard_agent(self) -> None:
+        self.last_heard = self._clock()
 
-    def _hear_noise(self, data: bytes) -> None:
+    def heard_noise(self, data: bytes) -> None:
         """What others print there: the login shell before the agent, or what its start-up files left running."""
         self._noise = (self._noise + data)[-_NOISE_KEPT:]
         if self.last_heard is not None and not self._noise_told and data.strip():
             self._noise_told = True
             self._post(on.HostNoise(self.host.name, _first_line(data)))
 
-    def _obey(self, header: Mapping[str, Any], body: bytes, connection: Connection) -> None:
+    def _obey(self, header: Mapping[str, Any], body: bytes, connection: AgentConnection) -> None:
         name = self.host.name
         match header["type"]:
             case "output":
@@ -235,7 +221,7 @@ class HostLink:
             case "bye":
                 self._bye = header["left"]
 
-    def _hello(self, header: Mapping[str, Any], connection: Connection) -> None:
+    def _hello(self, header: Mapping[str, Any], connection: AgentConnection) -> None:
         if header["protocol"] != PROTOCOL:
             raise AgentFailed(
                 f"its agent speaks protocol {header['protocol']}, this hvlaunch speaks {PROTOCOL}",
@@ -302,13 +288,13 @@ class HostLink:
             start=header["start"],
         )
 
-    def _ending(self, channel: Channel, broken: str | None) -> on.Event:
+    def _ending(self, channel: AgentChannel, broken: str | None) -> on.Event:
         """Why there are no more frames."""
         name = self.host.name
         if self._bye is not None:
             return on.HostClosed(name, self._bye)
         status = channel.exit_status(_EXIT_STATUS_WAIT) if broken is None else None
-        stderr = bytes(channel.stderr()).decode("utf-8", "replace").strip()
+        stderr = channel.stderr().decode("utf-8", "replace").strip()
         if self.last_heard is None:
             return on.HostFailed(name, self._never_began(status, stderr, broken).problem)
         if self._parting is not None:

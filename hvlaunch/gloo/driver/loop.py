@@ -4,15 +4,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.frames import PROTOCOL
 from hvlaunch.console.files import OutputFiles
 from hvlaunch.console.printer import Printer
-from hvlaunch.errors import BadUsage, HostError, HostLost
-from hvlaunch.gloo.driver.bundle import agent_command, bundle, local_agent_command, python_candidates
-from hvlaunch.gloo.driver.host_link import HostLink, Opening, Relay
+from hvlaunch.errors import BadUsage, HostLost
+from hvlaunch.gloo.driver.agent_channel import AgentConnection
+from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.host_link import HostLink, Opening
 from hvlaunch.gloo.driver.keys import Keys, random_word
 from hvlaunch.gloo.driver.lease import Lease
 from hvlaunch.gloo.driver.ranks import Ranks
@@ -26,9 +26,9 @@ from hvlaunch.gloo.watch.narrator import Narrator
 from hvlaunch.hosts.local import own_addresses
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.server import RendezvousServer
-from hvlaunch.ssh.connection import Connection
 
 if TYPE_CHECKING:
+    from hvlaunch.gloo.driver.relay import HostRelay
     from hvlaunch.gloo.driver.roster import Roster
     from hvlaunch.hosts.discovery import Discovery, Source
 
@@ -48,7 +48,7 @@ class Driver:
         printer: Printer,
         rendezvous: RendezvousServer,
         keys: Keys,
-        connect: Callable[[Host], Connection],
+        connect: Callable[[Host], AgentConnection],
         *,
         stdin: int,
         record: Callable[[Mapping[str, object]], None] | None = None,
@@ -67,7 +67,7 @@ class Driver:
         self._ranks = Ranks()
         self._watchers = [Narrator(spec, printer.say, printer.status).see]
         if record is not None:
-            from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (as the journal)
+            from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (as its file)
 
             self._watchers.append(Recorder(spec, self._job_id, record, self._ranks.of).see)
         self._roster = None if spec.elastic is None else _roster(rendezvous, events.put)
@@ -82,9 +82,9 @@ class Driver:
         """How many workers the last round had."""
         self._lease = Lease(spec.lease, clock())
         self._result: JobResult | None = None
-        self._own_pythons = {None, *(host.python for host in spec.hosts)}
-        self._bundling = Lock()
-        self._bundles: dict[bool, bytes] = {}
+        config = {"lease": spec.lease, "grace": spec.grace, "window": self._window()}
+        own_pythons = frozenset(host.python for host in spec.hosts if host.python is not None)
+        self._program = AgentProgram(config, spec.remote_python, own_pythons)
 
     def _window(self) -> int:
         least, most = _WINDOW_RANGE
@@ -180,7 +180,7 @@ class Driver:
         self._nonces[host.name] = random_word(16)
         opening = Opening(
             connect=self._connect,
-            agent=partial(self._agent, host),
+            program=self._program,
             hello=partial(self._hello, host),
             relay=partial(self._relay, host),
             window=self._window(),
@@ -195,23 +195,7 @@ class Driver:
         self._links[host.name] = link
         link.open()
 
-    def _agent(self, host: Host, connection: Connection) -> tuple[str, bytes]:
-        """The command that starts the host's agent, and what it reads first."""
-        config = {"lease": self._spec.lease, "grace": self._spec.grace, "window": self._window()}
-        chosen = host.python or self._spec.remote_python
-        if connection.remote_address is None and host.python not in self._own_pythons:
-            cause = f"this machine runs no python={host.python} that is found while the job runs"
-            raise HostError(
-                cause, host=host.name, hint="--remote-python, or python= in the hostfile before the job"
-            )
-        if connection.remote_address is None and chosen is None:
-            return local_agent_command(config), b""
-        with self._bundling:
-            program = self._bundles.get(connection.is_near) or bundle(config, is_near=connection.is_near)
-            self._bundles[connection.is_near] = program
-        return agent_command(python_candidates(chosen), len(program)), program
-
-    def _hello(self, host: Host, connection: Connection) -> Mapping[str, Any]:
+    def _hello(self, host: Host, connection: AgentConnection) -> Mapping[str, Any]:
         return {
             "type": "hello",
             "protocol": PROTOCOL,
@@ -223,7 +207,7 @@ class Driver:
             "rendezvous": self._rendezvous_candidates(connection),
         }
 
-    def _rendezvous_candidates(self, connection: Connection) -> Mapping[str, Any] | None:
+    def _rendezvous_candidates(self, connection: AgentConnection) -> Mapping[str, Any] | None:
         """Where a host may reach the rendezvous; nothing needs to be found out on this machine itself."""
         if connection.local_address is None:
             return None
@@ -238,7 +222,7 @@ class Driver:
             "relay": self._spec.relay,
         }
 
-    def _relay(self, host: Host, send: Callable[[Mapping[str, Any], bytes], None]) -> Relay:
+    def _relay(self, host: Host, send: Callable[[Mapping[str, Any], bytes], None]) -> "HostRelay":
         from hvlaunch.gloo.driver.relay import HostRelay  # noqa: PLC0415 (it needs asyncio, which few jobs do)
 
         return HostRelay(host.name, self._rendezvous, send)

@@ -2,11 +2,14 @@
 
 import threading
 from collections import deque
+from typing import Generic, TypeVar
 
 __all__ = ["Outgoing"]
 
+T = TypeVar("T")
 
-class Outgoing:
+
+class Outgoing(Generic[T]):
     """put() never blocks, get() waits; both from any thread.
 
     Relayed frames and all others keep their own order and take turns, so neither waits long for the other.
@@ -14,20 +17,20 @@ class Outgoing:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._own: deque[bytes] = deque()
-        self._relayed: deque[bytes] = deque()
+        self._own: deque[T] = deque()
+        self._relayed: deque[T] = deque()
         self._own_turn = True
         self._closed = False
 
-    def put(self, data: bytes, *, relayed: bool = False) -> None:
+    def put(self, frame: T, *, relayed: bool = False) -> None:
         with self._changed:
-            (self._relayed if relayed else self._own).append(data)
+            (self._relayed if relayed else self._own).append(frame)
             self._changed.notify()
 
-    def put_first(self, data: bytes) -> None:
+    def put_first(self, frame: T) -> None:
         """Before all that was put already."""
         with self._changed:
-            self._own.appendleft(data)
+            self._own.appendleft(frame)
             self._own_turn = True
             self._changed.notify()
 
@@ -37,7 +40,7 @@ class Outgoing:
             self._closed = True
             self._changed.notify()
 
-    def get(self) -> bytes | None:
+    def get(self) -> T | None:
         """The next frame; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._own or self._relayed or self._closed)

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hvlaunch
 from hvlaunch.agent import quick
 from tests.unit.agent.harness import interpreter
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(hvlaunch.__file__).parents[1]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import hvlaunch
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.help import default_text
 from hvlaunch.cli.option import BadValue, Group, Option, Value
@@ -19,7 +18,7 @@ from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
 
-ROOT = Path(hvlaunch.__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 OPTIONS = [option for group in GROUPS for option in group.options]
 PARTS = {"console": ConsoleOptions, "elastic": ElasticOptions, "mpi": MPIOptions, "ssh": SSHOptions}
 DECIDED_BY_CODE = {
@@ -138,7 +137,6 @@ def test_the_page_in_docs_is_the_one_that_the_table_makes():
     done = subprocess.run(
         [sys.executable, "-m", "hvlaunch.cli.options_page"],
         capture_output=True,
-        cwd=ROOT,
         timeout=60,
         check=True,
     )

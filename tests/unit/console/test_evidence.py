@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from hvlaunch.console.evidence import evidence
+from hvlaunch.console.evidence import find_evidence
 from hvlaunch.console.printer import TAIL
 from hvlaunch.job import WorkerExit
 
@@ -10,11 +10,11 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <modu
 
 
 def from_tail(tail):
-    return evidence(WorkerExit(rank=0, host="a", code=1), tail)
+    return find_evidence(WorkerExit(rank=0, host="a", code=1), tail)
 
 
 def from_file(text):
-    return evidence(WorkerExit(rank=0, host="a", code=1, error_file=text), b"not this\n")
+    return find_evidence(WorkerExit(rank=0, host="a", code=1, error_file=text), b"not this\n")
 
 
 @pytest.mark.parametrize(

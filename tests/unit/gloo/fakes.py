@@ -10,7 +10,7 @@ from hvlaunch.agent.pieces import Cutter
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
 
-__all__ = ["HELLO", "FakeChannel", "FakeConnection"]
+__all__ = ["HELLO", "FakeChannel", "FakeConnection", "FakeListener"]
 
 HELLO = {
     "type": "hello",
@@ -104,3 +104,16 @@ class FakeConnection:
 
     def close(self) -> None:
         self.channel.close()
+
+
+class FakeListener:
+    def __init__(self) -> None:
+        self.heard = 0
+        """How often something of the agent's came."""
+        self.noise = b""
+
+    def heard_agent(self) -> None:
+        self.heard += 1
+
+    def heard_noise(self, data: bytes) -> None:
+        self.noise += data

@@ -12,6 +12,7 @@ import pytest
 
 from hvlaunch.console.printer import Printer
 from hvlaunch.errors import ConnectFailed
+from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver
 from hvlaunch.gloo.engine import events as on
@@ -51,7 +52,7 @@ class Rig:
         self.stderr = BytesIO()
         self._printer = Printer(BytesIO(), self.stderr)
         self._results: list[JobResult] = []
-        self.connect: Callable[[Host], Any] = lambda host: self.agents[host.name]
+        self.connect: Callable[[Host], Any] = lambda host: CommandConnection(self.agents[host.name])
 
     def begin(self) -> None:
         hosts = tuple(Host(name, slots=1) for name in self.agents)
@@ -190,7 +191,7 @@ def test_a_connection_that_fails_gives_its_cause(rig: Rig) -> None:
     def connect(host: Host) -> Any:
         if host.name == "b":
             raise ConnectFailed("connection refused", host="b", hint="ssh b")
-        return rig.agents[host.name]
+        return CommandConnection(rig.agents[host.name])
 
     rig.connect = connect
     rig.begin()

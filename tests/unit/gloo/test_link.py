@@ -10,6 +10,8 @@ import pytest
 from hvlaunch.agent.frames import encode
 from hvlaunch.agent.pieces import START
 from hvlaunch.errors import ConnectFailed
+from hvlaunch.gloo.driver.agent_channel import CommandConnection
+from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.bundle import NO_PYTHON
 from hvlaunch.gloo.driver.host_link import HostLink, Opening
 from hvlaunch.gloo.engine import events as on
@@ -31,6 +33,11 @@ class Sink:
 
     def end(self, rank: int, stream: str) -> None:
         self.got.append((rank, stream, b"END"))
+
+
+class Program(AgentProgram):
+    def command(self, host: Host, *, is_here: bool, is_near: bool) -> tuple[str, bytes]:
+        return "start the agent", BUNDLE
 
 
 class FakeRelay:
@@ -59,8 +66,8 @@ class Rig:
         self.now = 50.0
         self.relays: list[FakeRelay] = []
         opening = Opening(
-            connect=connect or (lambda _host: self.connection),
-            agent=lambda _connection: ("start the agent", BUNDLE),
+            connect=connect or (lambda _host: CommandConnection(self.connection)),
+            program=Program({}, None),
             hello=lambda connection: {"type": "hello", "seen": connection.local_address},
             relay=lambda send: FakeRelay(self, send),
             window=WINDOW,

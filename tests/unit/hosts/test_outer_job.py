@@ -1,6 +1,6 @@
 """What a job around hvlaunch says of hvlaunch's own process is not passed off as a worker's place."""
 
-from hvlaunch.hosts.outer_job import without_place
+from hvlaunch.hosts.outer_job import without_outer_rank
 from hvlaunch.mpi.identity import ALL_NAMES
 
 OF_THE_WHOLE_JOB = {"SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "OMPI_MCA_btl", "LSB_JOBID", "PATH"}
@@ -8,14 +8,14 @@ OF_THE_WHOLE_JOB = {"SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "OMPI_
 
 def test_ranks_in_the_outer_job_go():
     ranks = {*ALL_NAMES, "SLURM_NODEID", "PMI_FD", "PMIX_NAMESPACE"} - OF_THE_WHOLE_JOB
-    assert without_place(dict.fromkeys(ranks, "0")) == {}
+    assert without_outer_rank(dict.fromkeys(ranks, "0")) == {}
 
 
 def test_what_would_make_a_worker_one_of_the_outer_job_goes():
     outer = ("HVLAUNCH_ELASTIC", "HVLAUNCH_WORKER_PORTS", "HOROVOD_ELASTIC", "TORCHELASTIC_USE_AGENT_STORE")
-    assert without_place(dict.fromkeys(outer, "1")) == {}
+    assert without_outer_rank(dict.fromkeys(outer, "1")) == {}
 
 
 def test_what_holds_for_all_stays():
     environ = dict.fromkeys(OF_THE_WHOLE_JOB, "x") | {"UPMI_RANK": "x", "SLURM_PROCIDS": "x"}
-    assert without_place(environ) == environ
+    assert without_outer_rank(environ) == environ

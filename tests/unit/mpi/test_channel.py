@@ -1,15 +1,18 @@
 """Several agents' connections as one channel, over real sockets."""
 
 import socket
-import zlib
 from contextlib import closing
+from itertools import islice
 
 import pytest
 
 from hvlaunch.agent.frames import Decoder, encode
-from hvlaunch.agent.pieces import Cutter, Sieve
+from hvlaunch.agent.pieces import Cutter
+from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.job import Host
 from hvlaunch.mpi.channel import CrewConnection, plain
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
+from tests.unit.gloo.fakes import FakeListener
 
 HELLO = {"type": "hello", "cwd_error": None, "trouble": None}
 
@@ -29,7 +32,7 @@ class Agent:
 
     def program(self):
         size = int.from_bytes(self.take(4), "big")
-        return zlib.decompress(self.take(size))
+        return self.take(size)
 
     def take(self, size):
         data = b""
@@ -49,20 +52,16 @@ class Crew:
             self.agents = [Agent(listener) for _ in range(2)]
         sockets = [agent.theirs for agent in self.agents]
         self.connection = CrewConnection("a", sockets, lambda _: status)
-        self.channel = self.connection.run("whatever")
-        self._sieve, self._decoder = Sieve(lambda _: None), Decoder()
+        self.program = AgentProgram({}, None)
+        self.listener = FakeListener()
+        self.channel = self.connection.start_agent(self.program, Host("a"), self.listener)
+        self._frames = self.channel.frames()
 
     def frames(self, count):
-        found = []
-        while len(found) < count:
-            data = self.channel.read()
-            if not data:
-                return found
-            found += self._decoder.feed(self._sieve.feed(data))
-        return found
+        return [*islice(self._frames, count)]
 
     def close(self):
-        self.channel.close()
+        self.connection.close()
         for agent in self.agents:
             agent.socket.close()
             agent.theirs.close()
@@ -76,11 +75,10 @@ def crew():
 
 def test_each_gets_the_program_and_then_its_frames(crew):
     assert crew.connection.local_address == crew.connection.remote_address == "127.0.0.1"
-    program = zlib.compress(b"the program")
-    crew.channel.write(program + encode({"type": "hello", "rendezvous": 7})[:10])
-    crew.channel.write(encode({"type": "hello", "rendezvous": 7})[10:] + encode({"type": "ping"}))
+    crew.channel.send({"type": "hello", "rendezvous": 7}, b"")
+    crew.channel.send({"type": "ping"}, b"")
     for agent, rendezvous in zip(crew.agents, (7, None), strict=True):
-        assert agent.program() == b"the program"
+        assert agent.program() == crew.program.packed(is_near=True)
         assert agent.hear() == ({"type": "hello", "rendezvous": rendezvous}, b"")
         assert agent.hear() == ({"type": "ping"}, b"")
 
@@ -91,25 +89,26 @@ def test_what_they_say_is_one_agents_words(crew):
     first.say(HELLO)
     output = {"type": "output", "slot": 1, "stream": "stdout"}
     assert crew.frames(1) == [(HELLO, b"")]
+    assert crew.listener.heard == 1
     second.say(output, b"x" * 10_000)
     assert crew.frames(1) == [(output, b"x" * 10_000)]
     for agent in crew.agents:
         agent.say({"type": "bye", "left": 1})
         agent.socket.shutdown(socket.SHUT_RDWR)
     assert crew.frames(1) == [({"type": "bye", "left": 2}, b"")]
-    assert crew.channel.read() == b""
+    assert crew.frames(1) == []
     assert crew.channel.stderr() == b""
 
 
 def test_one_that_goes_without_a_word_is_the_end_of_all(crew):
     crew.agents[1].socket.close()
-    assert crew.channel.read() == b""
+    assert crew.frames(1) == []
     assert crew.channel.stderr() == b"its agent of slot 1 is gone"
 
 
 def test_closing_ends_a_read(crew):
-    crew.channel.close()
-    assert crew.channel.read() == b""
+    crew.connection.close()
+    assert crew.frames(1) == []
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_the_end_by_the_launcher_comes_behind_what_was_said_before(status, code,
         with pytest.raises(
             EndedByLauncher, match=f"host a: the launcher ended its processes{said}"
         ) as caught:
-            crew.channel.read()
+            crew.frames(1)
         assert caught.value.exit_code == code
 
 

@@ -12,7 +12,7 @@ import hvlaunch.torch as hvt
 from hvlaunch.torch import current
 from hvlaunch.torch.group_errors import AlreadyInitialized, NotInitialized, PlacesClash, TooFewGPUs
 from hvlaunch.torch.place import Place
-from hvlaunch.torch.world import World, choose_device, members
+from hvlaunch.torch.world import World, choose_device, let_go, members
 from tests.unit.torch.ranks import in_forks
 
 HOSTS = "aabbb"  # rank by rank
@@ -136,6 +136,7 @@ def test_a_worker_that_is_gone_keeps_nobody_from_shutting_down(environment):
         hvt.init(timeout=60)
         if rank == 1:
             current.leave()
+            let_go()  # its connections end, as those of a process do that has ended
         else:
             hvt.shutdown()
         return hvt.is_initialized()

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from hvlaunch.console.journal import Journal
+from hvlaunch.console.event_file import EventFile
 from hvlaunch.errors import BadUsage
 
 
@@ -18,10 +18,10 @@ def test_each_record_is_a_line_behind_what_was_there(tmp_path):
     path = tmp_path / "events"
     path.write_text('{"old": 1}\n')
     records = [{"type": "a", "text": 'quote " \n ü \udcff'}, {"type": "b", "number": 1, "none": None}]
-    journal = Journal(path, no_error)
+    events = EventFile(path, no_error)
     for record in records:
-        journal.write(record)
-    journal.close()
+        events.write(record)
+    events.close()
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{"old": 1}, *records]
 
 
@@ -29,24 +29,24 @@ def test_a_record_can_be_read_at_once(tmp_path):
     path = tmp_path / "events"
     os.mkfifo(path)
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:  # noqa: PTH123 (a descriptor)
-        journal = Journal(path, no_error)
+        events = EventFile(path, no_error)
         os.set_blocking(reader.fileno(), True)
-        journal.write({"n": 1})
+        events.write({"n": 1})
         assert reader.readline() == b'{"n": 1}\n'
-        journal.close()
+        events.close()
         assert reader.read() == b""
 
 
 def test_a_pipe_that_nobody_reads_is_told_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "events")
     with pytest.raises(BadUsage, match="nobody reads this pipe; try: start its reader first"):
-        Journal(tmp_path / "events", no_error)
+        EventFile(tmp_path / "events", no_error)
 
 
 def test_a_new_file_is_for_its_owner_alone(tmp_path):
     before = os.umask(0o022)
     try:
-        Journal(tmp_path / "events", no_error).close()
+        EventFile(tmp_path / "events", no_error).close()
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "events").stat().st_mode) == 0o600
@@ -57,17 +57,17 @@ def test_a_new_file_is_for_its_owner_alone(tmp_path):
 )
 def test_a_file_that_can_not_be_written_is_bad_usage(tmp_path, name, cause):
     with pytest.raises(BadUsage, match=f"--events .*: {cause}; try: a file that you may write to"):
-        Journal(tmp_path / name, no_error)
+        EventFile(tmp_path / name, no_error)
 
 
 def test_a_full_disk_is_told_of_once(tmp_path):
     path = tmp_path / "events"
     path.symlink_to("/dev/full")
     told = []
-    journal = Journal(path, told.append)
+    events = EventFile(path, told.append)
     for number in range(3):
-        journal.write({"n": number})
-    journal.close()
+        events.write({"n": number})
+    events.close()
     assert told == [f"--events {path}: no space left on device; some events are lost"]
 
 
@@ -75,10 +75,10 @@ def test_a_disk_that_hangs_holds_up_nobody(tmp_path):
     path = tmp_path / "events"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    journal = Journal(path, no_error)
+    events = EventFile(path, no_error)
     for _ in range(100):
-        journal.write({"text": "x" * 10_000})
-    journal.close(timeout=0.01)
+        events.write({"text": "x" * 10_000})
+    events.close(timeout=0.01)
     os.set_blocking(reader, True)
     with os.fdopen(reader, "rb") as pipe:
         assert len(pipe.read().splitlines()) == 100

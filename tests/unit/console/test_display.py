@@ -1,25 +1,25 @@
-"""One outlet: lines, bars, messages and merging on a terminal and in a pipe, on a clock of the test's."""
+"""One display: lines, bars, messages and merging on a terminal and in a pipe, on a clock of the test's."""
 
 import io
 import re
 
 import pytest
 
-from hvlaunch.console.outlet import Outlet
+from hvlaunch.console.display import Display
 from hvlaunch.console.prefix import Prefix
-from hvlaunch.console.sink import Sink
+from hvlaunch.console.raw_file import RawFile
 
 OUT, ERR = "stdout", "stderr"
 
 
 class Place:
-    """An outlet and what was written to it."""
+    """A display and what was written to it."""
 
     def __init__(self, *, color=False, live_rows=0, merge=False, template="[{rank}] "):
-        memory = Sink(io.BytesIO(), "memory")
+        memory = RawFile(io.BytesIO(), "memory")
         prefix = Prefix(template)
         prefix.place({rank: (f"gpu{rank // 2}", rank % 2) for rank in range(100)})
-        self.outlet = Outlet(
+        self.display = Display(
             {OUT: memory, ERR: memory}, prefix, color=color, live_rows=live_rows, merge=merge
         )
         self.written = b""
@@ -29,9 +29,9 @@ class Place:
         """Let time pass as the printer does, and return what is written meanwhile."""
         end, before = self.now + seconds, len(self.written)
         while True:
-            while page := self.outlet.page(self.now):
+            while page := self.display.page(self.now):
                 self.written += b"".join(part for _, parts in page for part in parts)
-            deadline = self.outlet.deadline
+            deadline = self.display.deadline
             if deadline is None or deadline > end:
                 break
             self.now = max(self.now, deadline)
@@ -39,18 +39,18 @@ class Place:
         return self.written[before:]
 
     def output(self, rank, data, stream=OUT):
-        self.outlet.output((rank, stream), data, self.now)
+        self.display.output((rank, stream), data, self.now)
 
 
 def test_in_a_pipe_there_are_lines_only():
     pipe = Place()
     pipe.output(0, b"one\n")
-    pipe.outlet.status(lambda: "waiting", 0.0)
+    pipe.display.status(lambda: "waiting", 0.0)
     pipe.output(1, b"\r10%\r20%")
-    pipe.outlet.say("message")
+    pipe.display.say("message")
     assert pipe.flush(5) == b"[0] one\nhvlaunch: message\n[1] 20%\n"
     assert b"\x1b" not in pipe.written
-    assert pipe.outlet.deadline is None
+    assert pipe.display.deadline is None
 
 
 def test_bars_below_and_lines_above(terminal):
@@ -60,18 +60,18 @@ def test_bars_below_and_lines_above(terminal):
     terminal.feed(place.flush(1))
     assert terminal.shown == "[0] 20%\n[1] 10%"
     place.output(0, b"epoch 1\n")
-    place.outlet.say("message")
+    place.display.say("message")
     place.output(1, b"\r30%", ERR)
     terminal.feed(place.flush(1))
     assert terminal.shown == "[0] epoch 1\nhvlaunch: message\n[0] 20%\n[1] 30%"
     place.output(0, b"\r100%\n", ERR)
     terminal.feed(place.flush())
     assert terminal.shown == "[0] epoch 1\nhvlaunch: message\n[0] 100%\n[1] 30%"
-    place.outlet.end((1, ERR), place.now)
+    place.display.end((1, ERR), place.now)
     terminal.feed(place.flush())
     assert terminal.shown == "[0] epoch 1\nhvlaunch: message\n[0] 100%\n[1] 30%"
     assert terminal.row == 4, "a line now, and no live row"
-    assert place.outlet.deadline is None
+    assert place.display.deadline is None
 
 
 def test_a_terminal_is_not_flooded():
@@ -116,11 +116,11 @@ def test_no_live_rows_inside_a_long_line(terminal):
 
 def test_the_end_of_all_leaves_no_live_row(terminal):
     place = Place(live_rows=8)
-    place.outlet.status(lambda: "waiting", 0.0)
+    place.display.status(lambda: "waiting", 0.0)
     place.output(0, b"\r50%")
     terminal.feed(place.flush(2))
     assert terminal.shown == "[0] 50%\nhvlaunch: waiting"
-    place.outlet.end_all(place.now)
+    place.display.end_all(place.now)
     terminal.feed(place.flush())
     assert terminal.shown == "[0] 50%"
     assert (terminal.row, terminal.column) == (1, 0)
@@ -128,11 +128,11 @@ def test_the_end_of_all_leaves_no_live_row(terminal):
 
 def test_a_status_that_goes_leaves_nothing(terminal):
     place = Place(live_rows=8)
-    place.outlet.status(lambda: "connecting 0/1: waiting for \x1b[31mb", 0.0)
+    place.display.status(lambda: "connecting 0/1: waiting for \x1b[31mb", 0.0)
     assert place.flush(0.9) == b""
     terminal.feed(place.flush(0.2))
     assert terminal.shown == r"hvlaunch: connecting 0/1: waiting for \x1b[31mb"
-    place.outlet.status(None, place.now)
+    place.display.status(None, place.now)
     terminal.feed(place.flush())
     assert terminal.shown == ""
 
@@ -141,8 +141,8 @@ def test_colours():
     place = Place(color=True)
     place.output(0, b"a\n")
     place.output(10, b"b\n")
-    place.outlet.say("message")
-    place.outlet.show("hvlaunch: report\n  Try: this\n")
+    place.display.say("message")
+    place.display.show("hvlaunch: report\n  Try: this\n")
     written = place.flush()
     assert re.sub(rb"\x1b\[[0-9;]*m", b"", written) == (
         b"[0] a\n[10] b\nhvlaunch: message\nhvlaunch: report\n  Try: this\n"
@@ -156,14 +156,14 @@ def test_colours():
 
 def test_messages_and_reports_can_do_nothing_to_the_terminal():
     place = Place()
-    place.outlet.say("host said \x1b[2J\rx\n and \udcff\n")
-    place.outlet.show("\tquoted \x07\n")
+    place.display.say("host said \x1b[2J\rx\n and \udcff\n")
+    place.display.show("\tquoted \x07\n")
     assert place.flush() == (b"hvlaunch: host said \\x1b[2J\\rx\nhvlaunch:  and \\udcff\n\tquoted \\x07\n")
 
 
 def test_merged_lines_have_their_set():
     place = Place(merge=True, template="[{rank} {host}]<{stream}>: ")
-    place.outlet.expect(range(8))
+    place.display.expect(range(8))
     for rank in range(8):
         place.output(rank, b"loading\nshard %d\n" % (rank // 4))
         place.output(rank, b"warning\n", ERR)
@@ -176,7 +176,7 @@ def test_merged_lines_have_their_set():
 
 def test_merging_waits_a_moment_for_a_twin_and_no_longer():
     place = Place(merge=True)
-    place.outlet.expect(range(2))
+    place.display.expect(range(2))
     place.output(0, b"a\n")
     assert place.flush(0.1) == b""
     place.output(1, b"a\n")
@@ -188,7 +188,7 @@ def test_merging_waits_a_moment_for_a_twin_and_no_longer():
 
 def test_merged_colours_are_of_no_rank():
     place = Place(merge=True, color=True)
-    place.outlet.expect(range(2))
+    place.display.expect(range(2))
     for rank in range(2):
         place.output(rank, b"a\n")
     assert place.flush() == b"\x1b[0;1m[0-1] \x1b[0ma\n"
@@ -196,13 +196,13 @@ def test_merged_colours_are_of_no_rank():
 
 def test_a_long_line_is_not_merged_and_disturbs_no_order():
     place = Place(merge=True)
-    place.outlet.expect(range(2))
+    place.display.expect(range(2))
     long = b"x" * (1 << 20)
     place.output(0, b"before\n")
     place.output(0, long)
     place.output(1, b"other\n")
     place.output(0, b"end\nafter\n")
-    place.outlet.end_all(place.now)
+    place.display.end_all(place.now)
     shown = place.flush().replace(long, b"LONG").splitlines()
     assert shown == [b"[0] before", b"[0] LONG", b"[1] other", b"[0] end", b"[0] after"]
 
@@ -210,9 +210,9 @@ def test_a_long_line_is_not_merged_and_disturbs_no_order():
 @pytest.mark.parametrize("merge", [False, True])
 def test_what_waits_at_the_end_is_printed(merge):
     place = Place(merge=merge)
-    place.outlet.expect(range(3))
+    place.display.expect(range(3))
     place.output(2, b"half")
     place.output(0, b"whole\n\r50%")
     place.output(1, b"\r10%\r")
-    place.outlet.end_all(place.now)
+    place.display.end_all(place.now)
     assert place.flush() == b"[0] whole\n[0] 50%\n[1] 10%\n[2] half\n"

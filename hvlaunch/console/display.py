@@ -1,4 +1,4 @@
-"""One place where output ends up, a terminal, a pipe or a file, and what is under way there."""
+"""What one terminal, pipe or file shows: lines, progress bars, messages, and what is being printed there."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -7,17 +7,17 @@ from hvlaunch.console.bars import Bars
 from hvlaunch.console.color import paint_message, paint_prefix, paint_report
 from hvlaunch.console.lines import Key, LineSplitter, Screen, Stream
 from hvlaunch.console.prefix import Prefix
-from hvlaunch.console.sink import Sink
+from hvlaunch.console.raw_file import RawFile
 from hvlaunch.console.visible import visible
 
 if TYPE_CHECKING:
     from hvlaunch.console.live import LiveRows
     from hvlaunch.console.merge import Merger
 
-__all__ = ["Outlet", "Page"]
+__all__ = ["Display", "Page"]
 
-Page = list[tuple[Sink, list[bytes]]]
-"""Parts for each sink, one after the other."""
+Page = list[tuple[RawFile, list[bytes]]]
+"""Parts for each file, one after the other."""
 
 _OWN = b"hvlaunch: "
 
@@ -34,14 +34,14 @@ def _new_live_rows() -> "LiveRows":
     return LiveRows()
 
 
-class Outlet:
+class Display:
     """Turns output into what is to be written. `now` is in seconds, of any clock that never goes back."""
 
     def __init__(
-        self, sinks: Mapping[Stream, Sink], prefix: Prefix, *, color: bool, live_rows: int, merge: bool
+        self, files: Mapping[Stream, RawFile], prefix: Prefix, *, color: bool, live_rows: int, merge: bool
     ) -> None:
         """`live_rows` is how many progress bars may be drawn at the bottom; 0 where this is no such terminal."""
-        self._sinks = sinks
+        self._files = files
         self._prefix = prefix
         self._color = color
         self._own_prefix = paint_message(_OWN) if color else _OWN
@@ -146,28 +146,28 @@ class Outlet:
         prefix = self._prefix.of(ranks, stream)
         if self._color:
             prefix = paint_prefix(prefix, ranks)
-        self._append(self._sinks[stream], self._screen.place(owner, prefix, text))
+        self._append(self._files[stream], self._screen.place(owner, prefix, text))
 
     def _own(self, prefix: bytes, text: str) -> None:
         data = text.encode(errors="backslashreplace")
         if data and not data.endswith(b"\n"):
             data += b"\n"
-        self._append(self._sinks["stderr"], self._screen.place(prefix, prefix, data))
+        self._append(self._files["stderr"], self._screen.place(prefix, prefix, data))
 
-    def _append(self, sink: Sink, parts: list[bytes]) -> None:
+    def _append(self, file: RawFile, parts: list[bytes]) -> None:
         if not parts:
             return
-        if self._page and self._page[-1][0] is sink:
+        if self._page and self._page[-1][0] is file:
             self._page[-1][1].extend(parts)
         else:
-            self._page.append((sink, parts))
+            self._page.append((file, parts))
 
     def _with_live_rows(self, live: "LiveRows", page: Page, now: float) -> Page:
         """The page, with the live rows removed before it and drawn after it."""
         if not page:
             if live.deadline is None or now < live.deadline or not self._screen.is_whole:
                 return []
-            page = [(next(iter(self._sinks.values())), [])]
+            page = [(next(iter(self._files.values())), [])]
         page[0][1].insert(0, live.erase())
         if self._screen.is_whole:
             page[-1][1].append(live.draw(self._bar_rows(), now))
@@ -177,7 +177,7 @@ class Outlet:
         bars = self._bars.current()
         if not bars:
             return []
-        height = next(iter(self._sinks.values())).height()
+        height = next(iter(self._files.values())).height()
         most = max(1, min(self._live_rows, height // 2))
         rows = [self._row(key, bars[key]) for key in sorted(bars)[:most]]
         if len(bars) > most > 1:

@@ -1,4 +1,4 @@
-"""A file with an object for each event: --events."""
+"""A file with one JSON object for each event: --events."""
 
 import errno
 import json
@@ -11,21 +11,21 @@ from threading import Thread
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import open_not_planted
 
-__all__ = ["Journal"]
+__all__ = ["EventFile"]
 
 _PATIENCE = 5.0
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
-"""Without O_NONBLOCK, a named pipe that nobody reads would hold us up for ever."""
+"""Without O_NONBLOCK, opening a named pipe that nobody reads would block for ever."""
 
 
-class Journal:
+class EventFile:
     """Appends JSON objects to a file, one on each line, each written at once.
 
-    A thread of its own writes: a disk that hangs holds up nobody.
+    It is written by a thread of its own, so that a disk that hangs stops nothing else.
     """
 
     def __init__(self, path: Path, on_error: Callable[[str], None]) -> None:
-        """`on_error` is told, once and in the journal's thread, that records are lost. Raises BadUsage."""
+        """`on_error` is told, once and in the file's own thread, that records are lost. Raises BadUsage."""
         self._path = path
         self._on_error = on_error
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
@@ -41,7 +41,7 @@ class Journal:
             elif error.errno == errno.EPERM and error.strerror:
                 cause = error.strerror
             raise BadUsage(f"--events {path}: {cause}", hint=hint) from None
-        self._thread = Thread(target=self._run, name="journal", daemon=True)
+        self._thread = Thread(target=self._run, name="event file", daemon=True)
         self._thread.start()
 
     def write(self, record: Mapping[str, object]) -> None:

@@ -7,19 +7,19 @@ import threading
 
 import pytest
 
-from hvlaunch.console.sink import Sink, same_place
+from hvlaunch.console.raw_file import RawFile, same_place
 
 
 def test_a_file_in_memory():
     file = io.BytesIO()
-    Sink(file, "stdout").write(b"text")
+    RawFile(file, "stdout").write(b"text")
     assert file.getvalue() == b"text"
 
 
 def test_what_was_buffered_comes_first(pipe):
     read, write = pipe
     write.write(b"before ")
-    Sink(write, "stdout").write(b"after\n")
+    RawFile(write, "stdout").write(b"after\n")
     assert read.readline() == b"before after\n"
 
 
@@ -28,7 +28,7 @@ def test_all_is_written_to_a_slow_reader(pipe, blocking):
     read, write = pipe
     os.set_blocking(write.fileno(), blocking)
     data = os.urandom(1 << 20)
-    writer = threading.Thread(target=Sink(write, "stdout").write, args=[data])
+    writer = threading.Thread(target=RawFile(write, "stdout").write, args=[data])
     writer.start()
     assert read.read(len(data)) == data
     writer.join()
@@ -38,7 +38,7 @@ def test_all_is_written_to_a_slow_reader(pipe, blocking):
 def test_many_parts_arrive_in_order(pipe, count):
     read, write = pipe
     parts = [os.urandom(index % 5 * 100) for index in range(count)]
-    writer = threading.Thread(target=Sink(write, "stdout").write, args=parts)
+    writer = threading.Thread(target=RawFile(write, "stdout").write, args=parts)
     writer.start()
     assert read.read(sum(map(len, parts))) == b"".join(parts)
     writer.join()
@@ -48,28 +48,28 @@ def test_what_it_is(pipe, tmp_path):
     _, write = pipe
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "wb") as tty, os.fdopen(ours, "rb"), (tmp_path / "file").open("wb") as file:
-        sinks = [Sink(one, "stdout") for one in (write, tty, file, io.BytesIO())]
-        assert [sink.is_terminal for sink in sinks] == [False, True, False, False]
-        assert [sink.is_pipe for sink in sinks] == [True, False, False, False]
+        files = [RawFile(one, "stdout") for one in (write, tty, file, io.BytesIO())]
+        assert [file.is_terminal for file in files] == [False, True, False, False]
+        assert [file.is_pipe for file in files] == [True, False, False, False]
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
-        assert [sink.height() for sink in sinks[:3]] == [24, 50, 24]
+        assert [file.height() for file in files[:3]] == [24, 50, 24]
 
 
 def test_a_gone_reader_leaves_nothing_that_fails_again(pipe):
     read, write = pipe
-    sink = Sink(write, "stdout")
+    file = RawFile(write, "stdout")
     read.close()
     with pytest.raises(BrokenPipeError):
-        sink.write(b"text")
+        file.write(b"text")
     write.flush()
 
 
 def test_places(tmp_path, pipe):
     _, write = pipe
     with os.fdopen(os.dup(write.fileno()), "wb") as copy, (tmp_path / "file").open("wb") as file:
-        assert same_place(Sink(write, "stdout"), Sink(copy, "stderr"))
-        assert not same_place(Sink(write, "stdout"), Sink(file, "stderr"))
+        assert same_place(RawFile(write, "stdout"), RawFile(copy, "stderr"))
+        assert not same_place(RawFile(write, "stdout"), RawFile(file, "stderr"))
     memory = io.BytesIO()
-    assert same_place(Sink(memory, "stdout"), Sink(memory, "stderr"))
-    assert not same_place(Sink(memory, "stdout"), Sink(io.BytesIO(), "stderr"))
-    assert not same_place(Sink(memory, "stdout"), Sink(write, "stderr"))
+    assert same_place(RawFile(memory, "stdout"), RawFile(memory, "stderr"))
+    assert not same_place(RawFile(memory, "stdout"), RawFile(io.BytesIO(), "stderr"))
+    assert not same_place(RawFile(memory, "stdout"), RawFile(write, "stderr"))

@@ -1,4 +1,4 @@
-"""A file, pipe or terminal that takes all the bytes it is given."""
+"""A file, pipe or terminal that is written without a buffer."""
 
 import os
 import select
@@ -6,16 +6,16 @@ import stat
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["Sink", "same_place"]
+__all__ = ["RawFile", "same_place"]
 
 _MOST_PARTS = 32
-"""More, and so smaller, parts are joined: that is cheaper then, and there is a limit (IOV_MAX)."""
+"""More parts than this are small ones, and are joined: that is cheaper, and the kernel has a limit (IOV_MAX)."""
 
 
-class Sink:
+class RawFile:
     """Writes to the descriptor of `file` where it has one, else to `file`.
 
-    Going past the file's own buffer leaves nothing in it that fails again, with a traceback, when the interpreter ends.
+    The file's own buffer is not used: bytes left in it would fail again, with a traceback, when the interpreter ends.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -70,8 +70,8 @@ def _without(parts: list[memoryview], size: int) -> Iterator[memoryview]:
         size = max(0, size - len(part))
 
 
-def same_place(one: Sink, other: Sink) -> bool:
+def same_place(first: RawFile, second: RawFile) -> bool:
     """Whether both end in the same terminal, pipe or file."""
-    if one.descriptor is None or other.descriptor is None:
-        return one._file is other._file  # noqa: SLF001 - two of one class
-    return os.path.sameopenfile(one.descriptor, other.descriptor)
+    if first.descriptor is None or second.descriptor is None:
+        return first._file is second._file  # noqa: SLF001 - two of one class
+    return os.path.sameopenfile(first.descriptor, second.descriptor)

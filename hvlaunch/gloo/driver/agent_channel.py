@@ -1,0 +1,105 @@
+"""The seam between the driver and the ways to hosts: an agent is started, and frames go to it and come from it."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hvlaunch.agent.frames import Decoder, encode
+from hvlaunch.agent.pieces import Sieve
+from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.job import Host
+from hvlaunch.ssh.connection import Channel, Connection
+
+if TYPE_CHECKING:
+    from hvlaunch.agent.frames import Frame
+
+__all__ = ["AgentChannel", "AgentConnection", "CommandChannel", "CommandConnection", "Listener"]
+
+
+class AgentChannel(Protocol):
+    """Frames between the driver and a host's agent, which has been started. One thread receives, another sends."""
+
+    def frames(self) -> "Iterator[Frame]":
+        """What the agent sends, as it comes, to the end. Blocks.
+
+        Raises OSError where the connection broke, BadFrame and Garbled where what came is not an agent's, HostError
+        where it is known what ended the agent.
+        """
+
+    def send(self, header: dict[str, Any], body: bytes) -> None:
+        """Blocks while the host does not take it. Raises OSError where the connection broke or the agent is gone."""
+
+    def stderr(self) -> bytes:
+        """The last of what the agent, or what was to start it, wrote to stderr."""
+
+    def exit_status(self, timeout: float) -> int | None:
+        """The agent's exit status, 128 + n for a signal n; None if not known within `timeout` seconds."""
+
+
+class Listener(Protocol):
+    """Hears what is no frame, between frames."""
+
+    def heard_agent(self) -> None:
+        """Something of the agent's came, and be it a part of a frame."""
+
+    def heard_noise(self, data: bytes) -> None:
+        """Others have printed into its channel."""
+
+
+class AgentConnection(Protocol):
+    """An open way to one host, by which its agent is started."""
+
+    local_address: str | None
+    """Our own end; empty where it is not known; None where the host is this machine."""
+
+    remote_address: str | None
+    """The host's end; empty where it is not known; None where the host is this machine."""
+
+    def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
+        """Raises HostError."""
+
+    def close(self) -> None:
+        """Close it and its channel; unblocks threads in them. Never raises, may be repeated."""
+
+
+class CommandConnection:
+    """AgentConnection over one that runs commands: ssh's, or pipes."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.local_address = connection.local_address
+        self.remote_address = connection.remote_address
+        self._connection = connection
+
+    def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
+        is_here = self.remote_address is None
+        command, data = program.command(host, is_here=is_here, is_near=self._connection.is_near)
+        return CommandChannel(self._connection.run(command), data, listener)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class CommandChannel:
+    """AgentChannel over the stdin and stdout of a command, which reads `program` before the first frame."""
+
+    def __init__(self, channel: Channel, program: bytes, listener: Listener) -> None:
+        self._channel = channel
+        self._program = program
+        self._listener = listener
+
+    def frames(self) -> "Iterator[Frame]":
+        sieve = Sieve(self._listener.heard_noise)
+        decoder = Decoder()
+        while data := self._channel.read():
+            if sent := sieve.feed(data):
+                self._listener.heard_agent()
+                yield from decoder.feed(sent)
+
+    def send(self, header: dict[str, Any], body: bytes) -> None:
+        program, self._program = self._program, b""
+        self._channel.write(program + encode(header, body))
+
+    def stderr(self) -> bytes:
+        return bytes(self._channel.stderr())
+
+    def exit_status(self, timeout: float) -> int | None:
+        return self._channel.exit_status(timeout)

@@ -1,0 +1,52 @@
+"""The agent that a job's hosts get, made when the first of them needs it."""
+
+from collections.abc import Container, Mapping
+from threading import Lock
+from typing import Any
+
+from hvlaunch.errors import HostError
+from hvlaunch.gloo.driver.bundle import agent_command, bundle, local_agent_command, python_candidates
+from hvlaunch.job import Host
+
+__all__ = ["AgentProgram"]
+
+
+class AgentProgram:
+    """The agent with one `config` (see bundle()), for all hosts. `python` is for those that name none. Thread-safe.
+
+    `own_pythons` are those that the user named before the job: no other runs on this machine.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], python: str | None, own_pythons: Container[str] = frozenset()
+    ) -> None:
+        self._config = config
+        self._python = python
+        self._own_pythons = own_pythons
+        self._making = Lock()
+        self._packed: dict[bool, bytes] = {}
+
+    def packed(self, *, is_near: bool) -> bytes:
+        """The program itself, one zlib stream."""
+        with self._making:
+            if is_near not in self._packed:
+                self._packed[is_near] = bundle(self._config, is_near=is_near)
+            return self._packed[is_near]
+
+    def command(self, host: Host, *, is_here: bool, is_near: bool) -> tuple[str, bytes]:
+        """What a login shell of the host is to run, and the program, where it is to be sent.
+
+        On this machine (`is_here`) there is nothing to send, unless another Python is to run it. Raises BadUsage,
+        and HostError for a Python that was found while the job runs, and would run here.
+        """
+        python = host.python or self._python
+        if is_here and host.python is not None and host.python not in self._own_pythons:
+            raise HostError(
+                f"this machine runs no python={host.python} that is found while the job runs",
+                host=host.name,
+                hint="--remote-python, or python= in the hostfile before the job",
+            )
+        if is_here and python is None:
+            return local_agent_command(self._config), b""
+        program = self.packed(is_near=is_near)
+        return agent_command(python_candidates(python), len(program)), program

@@ -1,0 +1,103 @@
+"""An agent behind a command: the program first, then frames each way, and noise apart from both."""
+
+import sys
+import zlib
+
+import pytest
+
+from hvlaunch.agent.frames import BadFrame, encode
+from hvlaunch.agent.pieces import Cutter, Garbled
+from hvlaunch.errors import BadUsage
+from hvlaunch.gloo.driver.agent_channel import CommandConnection
+from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.job import Host
+from tests.unit.gloo.fakes import FakeConnection, FakeListener
+
+CONFIG = {"grace": 1.0, "lease": 30.0, "window": 1 << 20}
+PING = {"type": "ping"}
+
+
+class Rig:
+    def __init__(self, host: Host, python: str | None = None, **addresses: str | None) -> None:
+        self.connection = FakeConnection()
+        for name, address in addresses.items():
+            setattr(self.connection, name, address)
+        self.listener = FakeListener()
+        self.program = AgentProgram(CONFIG, python)
+        self.channel = CommandConnection(self.connection).start_agent(self.program, host, self.listener)
+        self.host = self.connection.channel
+
+
+def test_the_program_goes_before_the_first_frame_alone() -> None:
+    rig = Rig(Host("a"))
+    rig.channel.send(PING, b"x")
+    rig.channel.send(PING, b"")
+    program = rig.program.packed(is_near=False)
+    assert rig.host.written.startswith(program)
+    assert rig.host.frames(len(program)) == [(PING, b"x"), (PING, b"")]
+    assert f"read({len(program)})" in rig.connection.command
+    assert b"hvlaunch.agent" in zlib.decompress(program)
+
+
+def test_nothing_is_sent_to_this_machine_unless_another_python_is_to_run_it() -> None:
+    here = Rig(Host("a"), remote_address=None)
+    here.channel.send(PING, b"")
+    assert here.host.frames(0) == [(PING, b"")]
+    assert sys.executable in here.connection.command
+    for rig in (
+        Rig(Host("a", python="/opt/py"), remote_address=None),
+        Rig(Host("a"), "/opt/py", remote_address=None),
+        Rig(Host("a", python="/opt/py"), "/other"),
+    ):
+        rig.channel.send(PING, b"")
+        assert rig.host.written.startswith(rig.program.packed(is_near=False))
+        assert '"/opt/py"' in rig.connection.command
+        assert sys.executable not in rig.connection.command
+
+
+def test_a_python_that_no_shell_takes_is_refused() -> None:
+    with pytest.raises(BadUsage):
+        Rig(Host("a", python="it's"))
+
+
+def test_frames_come_as_they_are_whole_and_noise_is_told_apart() -> None:
+    rig = Rig(Host("a"))
+    frames = rig.channel.frames()
+    pieces = b"".join(Cutter().cut(encode(PING, b"x" * 9000)))
+    rig.host.say(b"Welcome!\n" + pieces[:5000], pieces[5000:])
+    assert next(frames) == (PING, b"x" * 9000)
+    assert rig.listener.noise == b"Welcome!\n"
+    assert rig.listener.heard == 2  # a part of a frame is a sign of life
+
+
+def test_noise_alone_is_no_sign_of_life() -> None:
+    rig = Rig(Host("a"))
+    rig.host.say(b"backup: 1 of 5\n")
+    rig.host.frame(PING)
+    assert next(rig.channel.frames()) == (PING, b"")
+    assert rig.listener.noise == b"backup: 1 of 5\n"
+    assert rig.listener.heard == 1
+
+
+def test_what_no_agent_sends_is_an_error_behind_the_frames_before_it() -> None:
+    rig = Rig(Host("a"))
+    rig.host.say(b"".join(rig.host.cutter.cut(encode(PING) + b"\xff" * 100)))
+    frames = rig.channel.frames()
+    assert next(frames) == (PING, b"")
+    with pytest.raises(BadFrame):
+        next(frames)
+
+
+def test_noise_within_a_piece_is_an_error_of_its_own() -> None:
+    rig = Rig(Host("a"))
+    pieces = b"".join(rig.host.cutter.cut(encode(PING)))
+    rig.host.say(pieces[:20] + b"noise" + pieces[20:])
+    with pytest.raises(Garbled):
+        next(rig.channel.frames())
+
+
+def test_the_end_tells_what_the_command_said() -> None:
+    rig = Rig(Host("a"))
+    rig.host.end(3, b"oops\n")
+    assert list(rig.channel.frames()) == []
+    assert (rig.channel.exit_status(1.0), rig.channel.stderr()) == (3, b"oops\n")

@@ -1,0 +1,91 @@
+"""What the wheel holds, and that the tests run against it: `make test` installs it, and names it with --wheel."""
+
+import re
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import hvlaunch
+
+ROOT = Path(__file__).parents[2]
+ABOUT_IT = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
+
+
+@pytest.fixture(scope="module")
+def wheel(request: pytest.FixtureRequest) -> dict[str, bytes]:
+    """The wheel's files."""
+    path = request.config.getoption("--wheel")
+    if path is None:
+        pytest.skip("no --wheel: the working tree is tested")
+    with zipfile.ZipFile(ROOT / path) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def about(wheel: dict[str, bytes], name: str) -> bytes:
+    return wheel[f"hvlaunch-{hvlaunch.__version__}.dist-info/{name}"]
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: dict[str, bytes]) -> Message:
+    return Parser().parsestr(about(wheel, "METADATA").decode())
+
+
+def test_it_is_what_the_tests_import(wheel: dict[str, bytes]) -> None:
+    installed = Path(sysconfig.get_path("purelib"))
+    why = "not the installed one: start `pytest`, since `python -m pytest` looks into the working directory first"
+    assert Path(hvlaunch.__file__) == installed / "hvlaunch/__init__.py", why
+    for name, data in wheel.items():
+        if name.startswith("hvlaunch/"):
+            assert (installed / name).read_bytes() == data, f"{name} is another wheel's"
+
+
+@pytest.mark.usefixtures("wheel")
+def test_it_is_what_other_processes_import() -> None:
+    script = "import hvlaunch; print(hvlaunch.__file__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{hvlaunch.__file__}\n"
+
+
+def test_it_holds_the_working_trees_package_and_nothing_else(wheel: dict[str, bytes]) -> None:
+    sources = [*(ROOT / "hvlaunch").rglob("*.py"), ROOT / "hvlaunch/py.typed"]
+    package = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
+    described = {f"hvlaunch-{hvlaunch.__version__}.dist-info/{name}" for name in ABOUT_IT}
+    assert wheel.keys() == package.keys() | described
+    assert {name: wheel[name] for name in package} == package
+
+
+def test_its_version_is_the_packages_and_has_an_entry_in_the_changelog(metadata: Message) -> None:
+    assert metadata["Version"] == hvlaunch.__version__
+    assert f"\n## [{hvlaunch.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_its_commands_and_torchruns_way_to_it(wheel: dict[str, bytes]) -> None:
+    assert about(wheel, "entry_points.txt").decode().split() == [
+        *["[console_scripts]"],
+        *["hvlaunch", "=", "hvlaunch.cli.main:script"],
+        *["hvlaunch-rendezvous", "=", "hvlaunch.cli.rendezvous:script"],
+        *["[torchrun.handlers]"],
+        *["hvlaunch", "=", "hvlaunch.torchrun:handler"],
+    ]
+
+
+def test_an_index_shows_readme_with_links_that_lead_into_the_repository_at_this_version(
+    metadata: Message,
+) -> None:
+    readme = (ROOT / "README.md").read_text()
+    shown = metadata.get_payload()
+    assert isinstance(shown, str)
+    links = dict(zip(re.findall(r"]\((.+?)\)", readme), re.findall(r"]\((.+?)\)", shown), strict=True))
+    repository = next(url for url in metadata.get_all("Project-URL", []) if url.startswith("Repository, "))
+    base = repository.removeprefix("Repository, ")
+    at = f"v{hvlaunch.__version__}"
+    assert links["docs/pictures/running.svg"] == f"{base}/raw/{at}/docs/pictures/running.svg"
+    assert links["docs/elastic.md"] == f"{base}/blob/{at}/docs/elastic.md"
+    assert [link for link in links.values() if not link.startswith("https://")] == []
+    assert re.sub(r"]\(.+?\)", "", shown) == re.sub(r"]\(.+?\)", "", readme)
