@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hvlaunch.console.journal import Journal
+from hvlaunch.console.event_file import EventFile
 
 from hvlaunch.cli.env_file import read_env_file
 from hvlaunch.errors import BadHost, BadUsage, HostError
@@ -233,25 +233,25 @@ def test_events_follow_no_link_of_another_user(tmp_path: Path, given_to_bob: Giv
     (tmp_path / "events").symlink_to(tmp_path / "profile")
     given_to_bob(tmp_path / "events")
     with pytest.raises(BadUsage, match="a link that another user made"):
-        Journal(tmp_path / "events", no_error)
+        EventFile(tmp_path / "events", no_error)
     assert (tmp_path / "profile").read_text() == "mine\n"
 
 
 def test_events_follow_a_link_of_mine_but_not_where_all_can_replace_it(tmp_path: Path) -> None:
     (tmp_path / "events").symlink_to(tmp_path / "target")
-    Journal(tmp_path / "events", no_error).close()
+    EventFile(tmp_path / "events", no_error).close()
     assert (tmp_path / "target").exists()
     tmp_path.chmod(0o777)
     with pytest.raises(BadUsage, match="can replace"):
-        Journal(tmp_path / "events", no_error)
+        EventFile(tmp_path / "events", no_error)
 
 
 def test_events_go_to_no_file_of_another_user(tmp_path: Path, given_to_bob: Give) -> None:
     given_to_bob(written(tmp_path / "events", "", 0o666))
     with pytest.raises(BadUsage, match="it belongs to user 4242"):
-        Journal(tmp_path / "events", no_error)
+        EventFile(tmp_path / "events", no_error)
 
 
 def test_events_can_be_read_by_their_owner_alone(tmp_path: Path) -> None:
-    Journal(tmp_path / "events", no_error).close()
+    EventFile(tmp_path / "events", no_error).close()
     assert stat.S_IMODE((tmp_path / "events").stat().st_mode) == 0o600
