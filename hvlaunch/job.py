@@ -60,6 +60,8 @@ class SSHOptions:
     host_keys: HostKeyPolicy = "strict"
     client: SSHClient = "paramiko"
     """Which SSH client: paramiko in this process, or the ssh binary."""
+    forward_agent: bool = False
+    """Whether programs on the hosts may use the ssh agent here; only the ssh binary can do it."""
     connect_limit: int = 8
     """How many connections to one address may be made at the same time."""
     remote_agent: str | None = None

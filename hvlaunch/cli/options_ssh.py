@@ -64,6 +64,14 @@ SSH = Group(
             "connections that are open already (ControlPath).",
         ),
         Option(
+            "forward_agent",
+            ("--forward-agent",),
+            "let programs on the hosts use your ssh agent",
+            field="ssh.forward_agent",
+            more="It needs `--ssh-client openssh`. Whoever controls a host can then log in as you, wherever your keys are accepted, while the job "
+            "runs. `ForwardAgent` of the ssh configuration is not followed.",
+        ),
+        Option(
             "connect_limit",
             ("--connect-limit",),
             "most connections made to a host at a time",

@@ -109,7 +109,10 @@ def _console(options: Options) -> ConsoleOptions:
 
 
 def _ssh(options: Options, remote_agent: str | None) -> SSHOptions:
-    return SSHOptions(**{"remote_agent": remote_agent, **options.fields("ssh")})
+    ssh = SSHOptions(**{"remote_agent": remote_agent, **options.fields("ssh")})
+    if ssh.forward_agent and ssh.client != "openssh":
+        raise BadUsage("--forward-agent needs the ssh binary", hint="--ssh-client openssh as well")
+    return ssh
 
 
 def _mpi(options: Options) -> MPIOptions | None:

@@ -36,7 +36,8 @@ _ALWAYS = (
     "BatchMode=yes",
     "ControlMaster=no",  # to use one that is open, and never to leave one behind
     "ForwardX11=no",
-    "ExitOnForwardFailure=no",  # a port of ours can be forwarded to one of the hosts only
+    "ClearAllForwardings=yes",  # hosts are not to reach this machine, whatever the configuration says
+    "Tunnel=no",
     "LogLevel=INFO",  # of QUIET, nothing would tell why it failed
     "RequestTTY=no",
     "RemoteCommand=none",
@@ -76,7 +77,8 @@ class OpenSSHClient:
         hops = self._hops.before(host.name, settings.proxy_jump)  # in a circle, ssh would start ssh for ever
         first = self._hops.settings(hops[0].host) if hops else settings
         words = ["ssh", "-T", *ssh_words(host, self._options)]
-        for option in (*_ALWAYS, *_POLICIES[self._options.host_keys]):
+        forward = f"ForwardAgent={'yes' if self._options.forward_agent else 'no'}"
+        for option in (*_ALWAYS, forward, *_POLICIES[self._options.host_keys]):
             words += ["-o", option]
         hint = by_hand(host, self._options, settings)
         door = hops[0].key[0] if hops else f"{settings.hostname} port {settings.port}"

@@ -15,6 +15,8 @@ from paramiko.transport import Transport
 
 __all__ = ["HookedAgent", "HookedTransport", "close_here", "forget_channel", "send_message"]
 
+_SHA1_KEYS = ("ssh-rsa", "ssh-dss")
+
 # mypy: disable-error-code="attr-defined,misc"
 # ruff: noqa: SLF001
 
@@ -39,7 +41,22 @@ class HookedTransport(Transport):
     }
 
     # AES-GCM needs no MAC beside it, which would take as long again; paramiko has it last.
-    _preferred_ciphers = tuple(sorted(Transport._preferred_ciphers, key=lambda name: "-gcm@" not in name))
+    # Nothing weak is offered: no CBC, no 3DES, no MACs of SHA-1 or MD5, and none but over the ciphertext first.
+    _preferred_ciphers = tuple(
+        sorted(
+            (name for name in Transport._preferred_ciphers if not name.endswith("-cbc")),
+            key=lambda name: "-gcm@" not in name,
+        )
+    )
+    _preferred_macs = tuple(
+        sorted(
+            (name for name in Transport._preferred_macs if name.startswith("hmac-sha2-")),
+            key=lambda name: "-etm@" not in name,
+        )
+    )
+    _preferred_kex = tuple(name for name in Transport._preferred_kex if not name.endswith("-sha1"))
+    _preferred_keys = tuple(name for name in Transport._preferred_keys if name not in _SHA1_KEYS)
+    _preferred_pubkeys = tuple(name for name in Transport._preferred_pubkeys if name not in _SHA1_KEYS)
 
     # Wait for bytes, not for a tenth of a second: closing the stream is what ends the wait.
     _active_check_timeout = None
@@ -48,6 +65,10 @@ class HookedTransport(Transport):
     def preferred_keys(self) -> tuple[str, ...]:
         """Host keys as they were set: paramiko would ask for certificates in any case."""
         return tuple(self._preferred_keys)
+
+    def sign_only_with(self, algorithms: tuple[str, ...]) -> None:
+        """The algorithms that our own keys may sign with."""
+        self._preferred_pubkeys = algorithms
 
     def on_request(self, channel: Channel, message: Message) -> bool:  # noqa: ARG002 (for subclasses)
         """A channel request has come; whether that is all that there is to do."""

@@ -1,4 +1,4 @@
-"""What the tests of attacks share: users other than this one."""
+"""What the tests of attacks share: users other than this one, and real sshds."""
 
 import os
 from collections.abc import Callable
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-__all__: list[str] = []
+from tests.unit.ssh.conftest import make_sshd, sshd_folder
+
+__all__ = ["given_to_bob", "make_sshd", "sshd_folder"]
 
 BOB = 4242
 """A uid that nobody has here."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from paramiko.pkey import PKey
 from paramiko.ssh_exception import (
     AuthenticationException,
     BadAuthenticationType,
@@ -13,11 +14,12 @@ from paramiko.ssh_exception import (
     SSHException,
 )
 
-from hvlaunch.errors import ConnectFailed, PermissionDenied, SentAway, StartTimeout
+from hvlaunch.errors import ConnectFailed, HostError, PermissionDenied, SentAway, StartTimeout
 from hvlaunch.job import HostKeyPolicy
 from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
 from hvlaunch.ssh.by_paramiko.transport import ClientTransport
 from hvlaunch.ssh.complaints import TOO_MANY_KEYS, was_sent_away
+from hvlaunch.ssh.config.algorithms import allowed
 from hvlaunch.ssh.config.settings import OPENSSH, Target
 from hvlaunch.ssh.streams.stream import Stream
 from hvlaunch.ssh.trust.keyring import Keyring, Locked, Offers
@@ -25,6 +27,7 @@ from hvlaunch.ssh.trust.known_hosts import HostKey, preferred_algorithms
 
 __all__ = ["Login"]
 
+_RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _LAST_STEPS = 1.0
 """Seconds that are left for the host when a passphrase does not come."""
 _QUOTED = 80
@@ -74,9 +77,7 @@ class Login:
     def _shake_hands(self, transport: ClientTransport, stream: Stream) -> None:
         known = self._keyring.known_hosts.key_types(self._settings)
         certificates = self._keyring.known_hosts.has_authority(self._settings)
-        security = transport.get_security_options()
-        offered = tuple(security.key_types)
-        security.key_types = preferred_algorithms(known, offered, certificates=certificates)
+        self._choose_algorithms(transport, known, certificates=certificates)
         transport.banner_timeout = self._timeout
         done = threading.Event()
         transport.start_client(event=done)
@@ -89,6 +90,32 @@ class Login:
             raise self._late(missed)
         if not transport.is_active():
             raise self._no_handshake(transport, stream)
+
+    def _choose_algorithms(
+        self, transport: ClientTransport, known: tuple[str, ...], *, certificates: bool
+    ) -> None:
+        """Offer what the ssh configuration allows of what we have. Raises HostError where that is nothing."""
+        listed, security = self._settings.algorithms, transport.get_security_options()
+
+        def choose(ours: Sequence[str], keyword: str, words: str | None) -> tuple[str, ...]:
+            if found := allowed(ours, words):
+                return found
+            cause = f"{keyword} {words} of the ssh configuration: hvlaunch has none of them"
+            raise HostError(cause, host=self._name, hint=OPENSSH)
+
+        security.ciphers = choose(security.ciphers, "Ciphers", listed.ciphers)
+        security.digests = choose(security.digests, "MACs", listed.macs)
+        security.kex = choose(security.kex, "KexAlgorithms", listed.key_exchanges)
+        keys = preferred_algorithms(known, tuple(security.key_types), certificates=certificates)
+        security.key_types = choose(keys, "HostKeyAlgorithms", listed.host_keys)
+        transport.sign_only_with(allowed(transport.preferred_pubkeys, listed.signatures))
+
+    def _may_sign(self, key: PKey) -> bool:
+        """Whether PubkeyAcceptedAlgorithms of the ssh configuration has an algorithm of this key's."""
+        certificate = key.public_blob
+        name = certificate.key_type if certificate is not None else key.get_name()
+        names = [name.replace("ssh-rsa", new) for new in _RSA] if "rsa" in name else [name]
+        return bool(allowed(names, self._settings.algorithms.signatures))
 
     def _no_handshake(self, transport: ClientTransport, stream: Stream) -> ConnectFailed:
         error, greeting = transport.get_exception(), stream.greeting
@@ -126,6 +153,10 @@ class Login:
                 key = offer.load()
             except Locked as locked:
                 offers = replace(offers, skipped=(*offers.skipped, str(locked)), locked=True)
+                continue
+            if not self._may_sign(key):
+                cause = f"{offer.label}: PubkeyAcceptedAlgorithms of the ssh configuration excludes it"
+                offers = replace(offers, skipped=(*offers.skipped, cause))
                 continue
             tried.append(offer.label)
             done = threading.Event()

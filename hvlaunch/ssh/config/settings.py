@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.config.algorithms import Algorithms
 from hvlaunch.ssh.config.ask_ssh import ask_ssh
 
 __all__ = ["OPENSSH", "Ask", "HostSettings", "Target", "by_hand", "resolve", "ssh_words"]
@@ -77,6 +78,7 @@ class HostSettings:
     """Where the ssh binary looks for a connection that is open already."""
     beyond: tuple[str, ...]
     """Settings that only the ssh binary can follow, as in `PKCS11Provider /usr/lib/token.so`."""
+    algorithms: Algorithms
 
     @property
     def known_hosts_files(self) -> tuple[str, ...]:
@@ -274,6 +276,7 @@ def _settings(
         proxy_jump=one("proxyjump"),
         control_path=one("controlpath"),
         beyond=tuple(_beyond(found)),
+        algorithms=Algorithms.of(found),
     )
 
 

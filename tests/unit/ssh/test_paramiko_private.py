@@ -88,7 +88,9 @@ def test_the_version_is_one_of_those_that_hvlaunch_asks_for():
 def test_a_cipher_with_its_own_mac_comes_first_and_host_keys_are_what_was_set(pair):
     client, *_ = pair
     assert "-gcm@" in client.local_cipher
-    assert sorted(HookedTransport._preferred_ciphers) == sorted(Transport._preferred_ciphers)
+    assert set(HookedTransport._preferred_ciphers) == {
+        name for name in Transport._preferred_ciphers if not name.endswith("-cbc")
+    }
     client.get_security_options().key_types = ("ssh-ed25519",)
     assert client.preferred_keys == ("ssh-ed25519",)
 
