@@ -49,6 +49,9 @@ EXIT_HOSTS = 69
 EXIT_INTERNAL = 70
 EXIT_TOO_FEW = 75
 
+_SHOWN = 100
+"""Characters of a word that a message quotes."""
+
 
 class Problem(NamedTuple):
     """An error as plain data: what decides and what looks on need no exception."""
@@ -116,7 +119,8 @@ class BadHost(BadUsage):
 
     def __init__(self, cause: str, *, word: str, source: str, line: int | None = None) -> None:
         where = f"{source}:{line}" if line is not None else source
-        super().__init__(f"{where}: {word!r}: {cause}")
+        shown = word if len(word) <= _SHOWN else word[:_SHOWN] + "…"
+        super().__init__(f"{where}: {shown!r}: {cause}")
         self.word = word
         self.source = source
         self.line = line

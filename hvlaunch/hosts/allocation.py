@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.hostfile import parse_hostfile
-from hvlaunch.hosts.parse import parse_hosts
+from hvlaunch.hosts.parse import MAX_SLOTS, is_address, parse_hosts
 from hvlaunch.job import Host
 
 __all__ = ["Allocation", "allocation", "lsf_slots"]
 
 _HINT = "--no-scheduler, or -H"
+_SHOWN = 100
+"""Characters of a value that a message quotes."""
+_MOST_DIGITS = 9
 _RUN = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _GPUS = re.compile(r"(?:[^,:]+:)?(\d+)(?:\([^)]*\))?")
 
@@ -52,7 +55,7 @@ def _slurm(environ: Mapping[str, str], _read: _Read) -> Allocation | None:
     origin = f"Slurm job {job}"
     hosts = parse_hosts(nodes)
     tasks = _per_node(origin, environ.get("SLURM_TASKS_PER_NODE") or f"1(x{len(hosts)})", len(hosts))
-    gpus = _gpus(environ)
+    gpus = _gpus(origin, environ)
     asked = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
     slots = [count if gpus == 0 or (asked and count > 1) else gpus for count in tasks]
     return Allocation(origin, _hosts(zip((host.name for host in hosts), slots, strict=True)))
@@ -63,25 +66,29 @@ def _per_node(origin: str, text: str, nodes: int) -> list[int]:
     counts: list[int] = []
     for word in text.split(","):
         found = _RUN.fullmatch(word)
-        if found is None or len(counts) > nodes:
+        count, repeats = (None, None) if found is None else (_number(found[1]), _number(found[2] or "1"))
+        if count is None or repeats is None or len(counts) > nodes:
             raise BadUsage(
-                f"{origin}: SLURM_TASKS_PER_NODE={text} can't be read; it should look like 2(x3),1",
+                f"{origin}: SLURM_TASKS_PER_NODE={text[:_SHOWN]} can't be read; it should look like 2(x3),1",
                 hint=_HINT,
             )
-        counts += [int(found[1])] * min(int(found[2] or 1), nodes + 1)
+        counts += [count] * min(repeats, nodes + 1)
     if len(counts) != nodes:
         raise BadUsage(
-            f"{origin}: SLURM_TASKS_PER_NODE={text} does not have {nodes} nodes, as SLURM_JOB_NODELIST has",
+            f"{origin}: SLURM_TASKS_PER_NODE={text[:_SHOWN]} does not have {nodes} nodes, as SLURM_JOB_NODELIST has",
             hint=_HINT,
         )
     return counts
 
 
-def _gpus(environ: Mapping[str, str]) -> int:
+def _gpus(origin: str, environ: Mapping[str, str]) -> int:
     """GPUs of each node: `4`, `a100:4`, `a100:2,v100:2`; those of this node where there is no number for all."""
     text = environ.get("SLURM_GPUS_PER_NODE") or environ.get("SLURM_GPUS_ON_NODE") or ""
     matches = [_GPUS.fullmatch(word) for word in text.split(",")]
-    return sum(int(match[1]) for match in matches if match is not None)
+    counts = [_number(match[1]) for match in matches if match is not None]
+    if None in counts:
+        raise BadUsage(f"{origin}: {text[:_SHOWN]} GPUs on each node can't be", hint=_HINT)
+    return sum(count for count in counts if count is not None)
 
 
 def _lsf(environ: Mapping[str, str], read: _Read) -> Allocation | None:
@@ -100,8 +107,8 @@ def lsf_slots(environ: Mapping[str, str], read: _Read | None = None) -> dict[str
         counts = _count((read or _read)(path).split())
     elif text := environ.get("LSB_MCPU_HOSTS"):
         words = text.split()
-        if len(words) % 2 or not all(word.isdigit() for word in words[1::2]):
-            raise BadUsage(f"LSB_MCPU_HOSTS={text!r} must be hosts and numbers in turn", hint=_HINT)
+        if len(words) % 2 or not all(_number(word) is not None for word in words[1::2]):
+            raise BadUsage(f"LSB_MCPU_HOSTS={text[:_SHOWN]!r} must be hosts and numbers in turn", hint=_HINT)
         counts = _add((name, int(count)) for name, count in zip(words[::2], words[1::2], strict=True))
     else:
         return None
@@ -123,7 +130,7 @@ def _sge(environ: Mapping[str, str], read: _Read) -> Allocation | None:
     if not job or not path:
         return None
     rows = [line.split() for line in read(path).splitlines() if line.strip()]
-    if not all(len(row) > 1 and row[1].isdigit() for row in rows):
+    if not all(len(row) > 1 and _number(row[1]) is not None for row in rows):
         raise BadUsage(f"{path} of Grid Engine job {job} must have lines of a host and its slots", hint=_HINT)
     return Allocation(f"Grid Engine job {job}", _hosts(_add((row[0], int(row[1])) for row in rows).items()))
 
@@ -162,8 +169,19 @@ def _hosts(slots: Iterable[tuple[str, int]]) -> tuple[Host, ...]:
 
 def _named(slots: Iterable[tuple[str, int]]) -> Iterator[Host]:
     for name, count in slots:
+        if not is_address(name):
+            raise BadUsage(
+                f"{name[:_SHOWN]!r}, which the scheduler names, is not the name of a host", hint=_HINT
+            )
+        if count > MAX_SLOTS:
+            raise BadUsage(f"{count} slots on host {name}: more than {MAX_SLOTS}", hint=_HINT)
         if count > 0:
             yield Host(name, slots=count)
+
+
+def _number(text: str) -> int | None:
+    """From 0; None where the text is no number, or one that is never true."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 def _read(path: str) -> str:

@@ -36,6 +36,8 @@ _OWN_FIELDS = ("identity", "python")
 """What names files of this machine, and programs that may run here."""
 _MAX_PORT = 65_535
 
+_MAX_LINE = 1 << 14
+
 MAX_TEXT = 4 << 20
 """Bytes of a hostfile, or of what a script prints: more hosts than there may be."""
 
@@ -85,6 +87,8 @@ def parse_hostfile(text: str, source: str, *, is_own: bool = True) -> list[Host]
 
 
 def _mentions(line: str, source: str, number: int, *, is_own: bool) -> Iterator[Mention]:
+    if len(line) > _MAX_LINE:  # to take it apart takes time that grows with the square of its length
+        raise BadHost(f"a line of more than {_MAX_LINE} characters", word=line, source=source, line=number)
     try:
         tokens = _tokens(line)
     except ValueError:

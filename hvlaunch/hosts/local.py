@@ -1,17 +1,31 @@
 """Which of the hosts is this machine, and so needs no ssh."""
 
+import functools
 import os
 import pwd
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from hvlaunch.job import Host
 
-__all__ = ["Address", "binds", "current_user", "is_local", "is_own", "own_addresses", "resolve"]
+__all__ = [
+    "Address",
+    "binds",
+    "current_user",
+    "is_local",
+    "is_own",
+    "is_own_name",
+    "own_addresses",
+    "resolve",
+]
 
 Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 """A family and a socket address of it, port 0."""
+
+_HOSTS_FILE = Path("/etc/hosts")
 
 _NOBODYS: dict[socket.AddressFamily, tuple[Any, ...]] = {
     socket.AF_INET: ("192.0.2.1", 0),
@@ -58,6 +72,30 @@ def own_addresses() -> list[str]:
     ]
 
 
+@functools.cache
+def _hosts_file() -> Mapping[str, Iterable[str]]:
+    """The numeric addresses that /etc/hosts has for each name, in lower case."""
+    found: dict[str, list[str]] = {}
+    with suppress(OSError):
+        for line in _HOSTS_FILE.read_text("utf-8", "replace").splitlines():
+            address, *names = line.partition("#")[0].split() or [""]
+            for name in names if _is_numeric(address) else ():
+                found.setdefault(name.lower(), []).append(address)
+    return found
+
+
+def _is_numeric(text: str) -> bool:
+    for convert in (socket.inet_aton, _ipv6):
+        with suppress(OSError, UnicodeError):
+            convert(text)
+            return True
+    return False
+
+
+def _ipv6(text: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6, text.partition("%")[0])
+
+
 def current_user() -> str | None:
     """The login name of this process; None where its uid has no entry, as in some containers."""
     try:
@@ -66,23 +104,46 @@ def current_user() -> str | None:
         return None
 
 
+def is_own_name(
+    name: str,
+    *,
+    hostname: Callable[[], str] = socket.gethostname,
+    hosts_file: Callable[[], Mapping[str, Iterable[str]]] | None = None,
+    is_own: Callable[[Address], bool] = is_own,
+) -> bool:
+    """Whether this machine itself says that the name is its own: by its hostname, in any domain, or in /etc/hosts.
+
+    Numeric addresses are as good: nobody else says whose they are.
+    """
+    name = name.lower().removesuffix(".")
+    own = hostname().lower()
+    if name == own or name.partition(".")[0] == own or name == own.partition(".")[0] or _is_numeric(name):
+        return True
+    listed = (hosts_file or _hosts_file)().get(name, ())
+    return any(is_own(known) for address in listed for known in resolve(address))
+
+
 def is_local(
     host: Host,
     *,
+    is_own_name: Callable[[str], bool] = is_own_name,
     resolve: Callable[[str], Iterable[Address]] = resolve,
     is_own: Callable[[Address], bool] = is_own,
     user: Callable[[], str | None] = current_user,
 ) -> bool:
-    """Whether workers of `host` run without ssh: it is `localhost` or resolves to an address of this machine.
+    """Whether workers of `host` run without ssh: it is `localhost`, or a name of this machine's own that leads to it.
 
-    A host with a port, or with another user, needs ssh: it may be a tunnel or a container. A name
-    that does not resolve is left to ssh, whose config may know it. Resolving may take seconds.
+    Where only DNS says that a name is this machine, it is left to ssh, which asks for the host's key: whoever
+    answers for DNS must not choose where workers run. So is a host with a port, or with another user: it may be a
+    tunnel or a container. Resolving may take seconds.
     """
     if host.port is not None or (host.user is not None and host.user != user()):
         return False
     name = host.address or host.name
     if name == "localhost":
         return True
+    if not is_own_name(name):
+        return False
     try:
         addresses = resolve(name)
     except (

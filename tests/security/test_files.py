@@ -10,9 +10,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hvlaunch.console.event_file import EventFile
 
 from hvlaunch.cli.env_file import read_env_file
+from hvlaunch.console.event_file import EventFile
 from hvlaunch.errors import BadHost, BadUsage, HostError
 from hvlaunch.gloo.controller import run
 from hvlaunch.hosts.discovery import HostFile, HostScript

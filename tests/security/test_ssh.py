@@ -16,6 +16,7 @@ from hvlaunch.ssh.config.algorithms import Algorithms, allowed
 from hvlaunch.ssh.streams.turns import Turns
 from tests.unit.ssh.conftest import PATIENCE, Sshd, agent_answers, connect, keygen, read_all, refusal, until
 
+
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "agent"

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from hvlaunch.hosts.local import Address, current_user, is_local, is_own, own_addresses, resolve
+from hvlaunch.hosts.local import Address, current_user, is_local, is_own, is_own_name, own_addresses, resolve
 from hvlaunch.job import Host
 
 OURS: Address = (socket.AF_INET, ("10.0.0.1", 0))
@@ -45,7 +45,39 @@ def names(name: str) -> list[Address]:
     ],
 )
 def test_is_local(host: Host, local: bool) -> None:
-    assert is_local(host, resolve=names, is_own=OURS.__eq__, user=lambda: "me") is local
+    found = is_local(
+        host, is_own_name=lambda name: True, resolve=names, is_own=OURS.__eq__, user=lambda: "me"
+    )
+    assert found is local
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("gpu07", True),
+        ("GPU07", True),
+        ("gpu07.", True),
+        ("gpu07.example.org", True),
+        ("gpu070", False),
+        ("gpu08.example.org", False),
+        ("example.org", False),
+        ("listed", True),
+        ("listed.example.org", False),
+        ("elsewhere", False),
+        ("10.0.0.2", True),
+        ("fe80::1%eth0", True),
+        ("10.0.0.2.example.org", False),
+    ],
+)
+def test_is_own_name(name: str, own: bool) -> None:
+    listed = {"listed": ["10.0.0.2", "10.0.0.1"], "elsewhere": ["10.0.0.2"]}
+    found = is_own_name(name, hostname=lambda: "gpu07", hosts_file=lambda: listed, is_own=OURS.__eq__)
+    assert found is own
+
+
+def test_a_hostname_with_a_domain_has_a_short_name() -> None:
+    for name, own in (("gpu07", True), ("gpu07.example.org", True), ("gpu07.elsewhere.org", False)):
+        assert is_own_name(name, hostname=lambda: "gpu07.example.org", hosts_file=dict) is own
 
 
 def test_localhost_is_not_looked_up() -> None:
