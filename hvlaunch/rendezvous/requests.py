@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import time
 from collections import deque
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -11,6 +12,9 @@ from urllib.parse import unquote, urlsplit
 from hvlaunch.rendezvous.client_errors import NoRendezvous, RendezvousUnreachable
 
 __all__ = ["Reply", "Requests"]
+
+_PAUSES = (0.05, 0.2, 0.5)
+"""Seconds until a new connection is tried where the last one was reset: in a crowd of strangers, the server may drop it."""
 
 
 class Reply(NamedTuple):
@@ -54,11 +58,15 @@ class Requests:
                 self.close()  # what was kept with it is most likely as dead
             except (OSError, http.client.HTTPException) as error:
                 raise self._unreachable(error) from error
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
-        try:
-            return self._exchange(connection, method, path, body, patience)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
+        for pause in (*_PAUSES, None):
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+            try:
+                return self._exchange(connection, method, path, body, patience)
+            except (OSError, http.client.HTTPException) as error:
+                if pause is None or not isinstance(error, ConnectionResetError | BrokenPipeError):
+                    raise self._unreachable(error) from error
+            time.sleep(pause)
+        raise AssertionError("unreachable")
 
     def close(self) -> None:
         """Close the connections that are not in use."""

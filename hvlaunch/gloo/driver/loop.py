@@ -211,6 +211,8 @@ class Driver:
         """Where a host may reach the rendezvous; nothing needs to be found out on this machine itself."""
         if connection.local_address is None:
             return None
+        if connection.remote_address is not None:
+            self._rendezvous.expect([connection.remote_address.partition("%")[0]])
         addresses = _own_addresses(connection.local_address)
         if self._spec.horovod:
             # Its client knows IPv4 alone; where that leads nowhere, agents relay.
@@ -235,6 +237,7 @@ class Driver:
 
     def _start(self, start: do.Start) -> None:
         self._keep_files(start.round, start.launches[0].place.size)
+        self._rendezvous.expect([address for own in start.facts.addresses.values() for address in own])
         self._started += len(start.launches)
         link = self._links[start.host]
         for launch in start.launches:

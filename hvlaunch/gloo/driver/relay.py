@@ -4,7 +4,7 @@ agent/relay.py has the other end, and describes the frames.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ class Rendezvous(Protocol):
     """What a relay needs of the server."""
 
     def endpoint(self) -> tuple[asyncio.AbstractEventLoop, Callable[[], asyncio.Protocol]]: ...
+    def expect(self, addresses: Iterable[str]) -> None: ...
 
 
 def peer_name(host: str) -> str:
@@ -47,6 +48,7 @@ class HostRelay:
         """Carry out a `relay` frame of the host's agent. Raises RendezvousClosed."""
         if self._loop is None:
             self._loop, self._new_client = self._rendezvous.endpoint()
+            self._rendezvous.expect([peer_name(self._host)])
         with suppress(RuntimeError):  # the loop is closed: so is every connection
             self._loop.call_soon_threadsafe(self._obey, header, body)
 

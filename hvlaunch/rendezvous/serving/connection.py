@@ -38,6 +38,7 @@ class ClientConnection(asyncio.Protocol):
         traffic: "Traffic[ClientConnection]",
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._begun = self._loop.time()
         self._limits = limits
         self._traffic = traffic
         self._admit = admit
@@ -51,6 +52,7 @@ class ClientConnection(asyncio.Protocol):
         self._late: asyncio.TimerHandle | None = None
         self._choked = False
         self._lingering = False
+        self._thrown_away = 0
         self._phase: tuple[str, int, int] | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -69,8 +71,13 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:
+            self._thrown_away += len(data)
+            if self._thrown_away > self._limits.farewell and not self._reader.is_trusted:
+                self._transport.abort()
             return
         self._reader.feed(data)
+        if self._reader.is_trusted:
+            self._traffic.trust(self)
         self._advance()
 
     def pause_writing(self) -> None:
@@ -182,10 +189,16 @@ class ClientConnection(asyncio.Protocol):
             self._be_patient("linger", limits.linger)
         elif self._pending is not None:
             self._be_patient("wait", None)
+        elif not reader.is_trusted:
+            self._be_patient("arrive", limits.stranger - self._age)  # not moved by what has arrived of it
         elif reader.partial or not reader.begun:
             self._be_patient("arrive", limits.exchange)
         else:
             self._be_patient("idle", limits.idle)
+
+    @property
+    def _age(self) -> float:
+        return self._loop.time() - self._begun
 
     def _be_patient(self, phase: str, seconds: float | None) -> None:
         """Drop the client if it is still in this phase, with this request, after so many seconds."""

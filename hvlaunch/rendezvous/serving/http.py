@@ -61,6 +61,10 @@ class HttpLimits:
     """Seconds between an answer and the next request."""
     linger: float = 2.0
     """Seconds that a client has to read the last answer and hang up."""
+    farewell: int = 1 << 20
+    """Bytes that a stranger may still send meanwhile; they are thrown away."""
+    stranger: float = 10.0
+    """Seconds from the connection's beginning until a head with the token is there."""
 
 
 class Head(NamedTuple):
@@ -81,6 +85,8 @@ class Answer(NamedTuple):
     status: int
     body: bytes = b""
     headers: bytes = b""
+    to_stranger: bool = False
+    """The request does not have the token. On a connection that has never shown it, this is the last answer."""
 
 
 Give = Callable[[Answer], None]
@@ -125,7 +131,8 @@ class RequestReader:
 
     `admit(head)` is asked as soon as a head is there, so that no body is kept for a request that will be
     refused: it gives an Answer (a refusal) or the Route for the body. What is malformed or too large
-    becomes a last exchange with that answer, and `ended` is set: no byte after it is looked at.
+    becomes a last exchange with that answer, and `ended` is set: no byte after it is looked at. So does the
+    first request without the token, unless one with it came before.
     """
 
     def __init__(
@@ -141,6 +148,8 @@ class RequestReader:
         self.partial = False
         """The last of them is not all there yet."""
         self.ended = False
+        self.is_trusted = False
+        """A request with the token has begun: this is no stranger."""
         self._admit = admit
         self._limits = limits
         self._peer = peer
@@ -259,6 +268,10 @@ class RequestReader:
         if self._parser.should_upgrade():
             self._stop(501)
         self._outcome = self._admit(Head(self._method, self._target, self._authorization or b"", self._peer))
+        if not isinstance(self._outcome, Answer) or not self._outcome.to_stranger:
+            self.is_trusted = True
+        if not self.is_trusted:
+            self._leave_body(401)
         if self._announced > self._limits.body:
             self._leave_body(413)
         if self._expects_continue and isinstance(self._outcome, Answer):

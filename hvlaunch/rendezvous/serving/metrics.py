@@ -17,11 +17,12 @@ _GAUGES = {
     "connections": "Open connections.",
     "keys": "Keys that are set.",
     "bytes": "Bytes held, names included.",
+    "strangers": "Open connections that have not shown the token.",
     "waiting": "Long polls and watches not yet answered.",
 }
 _COUNTERS = {
     "dropped": "Connections ended because the client was too slow, idle, or took no answers.",
-    "turned_away": "Connections ended because there were too many.",
+    "turned_away": "Connections ended because there were too many, of strangers above all.",
     "faults": "Exceptions that nobody caught; each is a defect of the server.",
 }
 

@@ -19,10 +19,12 @@ __all__ = ["Routes"]
 
 _BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
+_NONCE = [OWN, "nonce"]
+
 _OK = Answer(200)
 _BAD_PATH = Answer(400, b"the path is not /<scope>/<key>\n")
 _ABSENT = Answer(404)
-_UNAUTHORIZED = Answer(401, b"unauthorized\n", b"WWW-Authenticate: Bearer\r\n")
+_UNAUTHORIZED = Answer(401, b"unauthorized\n", b"WWW-Authenticate: Bearer\r\n", to_stranger=True)
 
 
 class Routes:
@@ -48,13 +50,17 @@ class Routes:
         self._store = store
         self._token = token.encode("ascii")
         self._probe_token = probe_token.encode("ascii")
-        told = Answer(200, nonce.encode("ascii"))
-        self._verbs = Verbs(store, {"nonce": lambda: told, **(about or {})})
+        self._nonce = Answer(200, nonce.encode("ascii"))
+        self._verbs = Verbs(store, {"nonce": lambda: self._nonce, **(about or {})})
 
     def __call__(self, head: Head) -> Answer | Route:
         path, _, query = head.target.partition(b"?")
         parts = _components(path)
-        if not self._allowed(parts, head):
+        token = _bearer(head)
+        if token is not None and parts == _NONCE and compare_digest(token, self._probe_token):
+            answer = self._verbs(head.method, parts[1:], query)
+            return (answer if isinstance(answer, Answer) else self._nonce)._replace(to_stranger=True)
+        if not self._allowed(token, parts, head):
             return _UNAUTHORIZED
         if parts is None:
             return _BAD_PATH
@@ -64,13 +70,9 @@ class Routes:
             return _BAD_PATH
         return self._value(head.method, parts[0], parts[1])
 
-    def _allowed(self, parts: list[str] | None, head: Head) -> bool:
-        scheme, _, given = head.authorization.partition(b" ")
-        if scheme.lower() == b"bearer":
-            given = given.strip()
-            is_token = compare_digest(given, self._token)
-            is_probe_token = compare_digest(given, self._probe_token)
-            return is_token or (is_probe_token and parts == [OWN, "nonce"])
+    def _allowed(self, token: bytes | None, parts: list[str] | None, head: Head) -> bool:
+        if token is not None:
+            return compare_digest(token, self._token)
         return not head.authorization and parts is not None and self._horovod.opens(parts[0], head.peer)
 
     def _value(self, method: str, scope: str, key: str) -> Answer | Route:
@@ -99,6 +101,12 @@ class Routes:
         else:
             self._store.delete(scope, key)
         return _OK  # also where it was not set, so that a DELETE can be repeated
+
+
+def _bearer(head: Head) -> bytes | None:
+    """The token that the request shows, be it right or wrong."""
+    scheme, _, given = head.authorization.partition(b" ")
+    return given.strip() if scheme.lower() == b"bearer" else None
 
 
 def _components(path: bytes) -> list[str] | None:

@@ -152,6 +152,13 @@ class RendezvousServer:
 
         return end
 
+    def expect(self, addresses: Iterable[str]) -> None:
+        """The job has hosts at these addresses: who connects from elsewhere can't take the places of their workers.
+
+        Raises RendezvousClosed.
+        """
+        self._call(lambda: self._traffic.strangers.know(addresses))
+
     def open_to_horovod(self, sizes: Mapping[str, int], addresses: Iterable[str]) -> None:
         """Let clients at these addresses use the scopes of these names and sizes without a token (see HorovodScopes).
 
@@ -239,6 +246,7 @@ class RendezvousServer:
             keys=self._store.keys,
             size=self._store.size,
             waiting=self._store.waiting,
+            strangers=len(self._traffic.strangers),
         )
 
     # The server's thread:
@@ -268,6 +276,7 @@ class RendezvousServer:
     async def _serve(self, listener: socket.socket) -> None:
         import asyncio  # noqa: PLC0415 (see the top)
 
+        from hvlaunch.rendezvous.serving.acceptor import Acceptor  # noqa: PLC0415 (see the top)
         from hvlaunch.rendezvous.serving.connection import ClientConnection  # noqa: PLC0415 (see the top)
         from hvlaunch.rendezvous.serving.http import Answer, HttpLimits  # noqa: PLC0415 (see the top)
 
@@ -280,7 +289,7 @@ class RendezvousServer:
             if self._closing:
                 return
             self._loop = loop
-        acceptor = await loop.create_server(self._new_client, sock=listener, backlog=_BACKLOG)
+        acceptor = Acceptor(listener, self._new_client)
         self._awake.set()
         await self._stop.wait()
         acceptor.close()
@@ -339,11 +348,13 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         if host:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            listener = socket.create_server(address, family=family)
+            listener = socket.create_server(address, family=family, backlog=_BACKLOG)
         elif socket.has_dualstack_ipv6():
-            listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+            listener = socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
+            )
         else:
-            listener = socket.create_server(("", port))
+            listener = socket.create_server(("", port), backlog=_BACKLOG)
     except OSError as error:
         # The system's own words where it has some: create_server adds the address to them.
         number = error.errno or 0

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from hvlaunch.rendezvous.serving.strangers import STRANGER_LIMITS, StrangerLimits, Strangers
+
 __all__ = ["Arriving", "Stats", "Traffic", "TrafficLimits", "room_for"]
 
 _RESERVE = 256  # for all else that the process does
@@ -43,6 +45,8 @@ class TrafficLimits:
     """A thousand workers with several connections each may share one (NAT)."""
     bodies: int = 512 << 20
     """Bytes of the requests' bodies that are not all there yet."""
+    strangers: StrangerLimits = STRANGER_LIMITS
+    """Of these connections, those that have not shown the token yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ class Stats:
     dropped: int
     """Connections ended because the client was too slow, idle, or took no answers."""
     turned_away: int
-    """Connections ended because there were too many."""
+    """Connections ended because there were too many, of strangers above all."""
     faults: int
     """Exceptions that nobody caught; each is a defect of the server."""
     keys: int
@@ -68,6 +72,8 @@ class Stats:
     """Bytes held, names included."""
     waiting: int
     """Long polls, watches, and waits of the driver, not yet answered."""
+    strangers: int
+    """Open connections that have not shown the token."""
 
 
 class Peer(Protocol):
@@ -75,6 +81,9 @@ class Peer(Protocol):
 
     @property
     def peer(self) -> str: ...
+
+    def abort(self) -> None:
+        """End at once."""
 
 
 PeerT = TypeVar("PeerT", bound=Peer)
@@ -89,7 +98,10 @@ class Arriving:
 
 
 class Traffic(Generic[PeerT]):
-    """The connections of one server. room_for(count) tells whether the machine takes so many."""
+    """The connections of one server. room_for(count) tells whether the machine takes so many.
+
+    Each is a stranger's until trust(), and may be aborted for another one's sake until then.
+    """
 
     def __init__(
         self, limits: TrafficLimits | None = None, room_for: Callable[[int], bool] = room_for
@@ -102,26 +114,47 @@ class Traffic(Generic[PeerT]):
         self.dropped = 0
         """Connections ended because the client was too slow, idle, or took no answers."""
         self.turned_away = 0
-        """Connections ended because there were too many."""
+        """Connections ended because there were too many, of strangers above all."""
+        self.strangers: Strangers[PeerT] = Strangers(self.limits.strangers)
         self._room_for = room_for
         self._parting: set[PeerT] = set()
         self._by_peer: Counter[str] = Counter()
 
     def enter(self, connection: PeerT) -> bool:
         """A connection is there; False where it is one too many."""
-        admitted = len(self.open) - len(self._parting) + 1
         self.open.add(connection)
         peer = connection.peer
-        if (
-            admitted > self.limits.connections
-            or self._by_peer[peer] >= self.limits.from_one_address
-            or not self._room_for(len(self.open))
-        ):
+        if self._by_peer[peer] >= self.limits.from_one_address or not self._make_room():
             self.turned_away += 1
             self._parting.add(connection)
             return False
         self._by_peer[peer] += 1
+        self._turn_out(self.strangers.enter(connection, peer))
         return True
+
+    def trust(self, connection: PeerT) -> None:
+        """It has shown the token, so others at its address may, too."""
+        if connection in self.strangers:
+            self.strangers.leave(connection)
+            self.strangers.know([connection.peer])
+
+    def _make_room(self) -> bool:
+        """Whether there is room for one more; a stranger has to go for it where there is none else."""
+        while len(self.open) - len(self._parting) > self.limits.connections or not self._room_for(
+            len(self.open)
+        ):
+            oldest = self.strangers.oldest()
+            if oldest is None:
+                return False
+            self.strangers.leave(oldest)
+            self._turn_out(oldest)
+        return True
+
+    def _turn_out(self, stranger: PeerT | None) -> None:
+        if stranger is not None:
+            self.turned_away += 1
+            stranger.abort()
+            self.leave(stranger)
 
     @property
     def may_part_slowly(self) -> bool:
@@ -129,8 +162,11 @@ class Traffic(Generic[PeerT]):
         return len(self._parting) <= _FAREWELLS
 
     def leave(self, connection: PeerT) -> None:
-        """It is gone."""
+        """It is gone. May be repeated."""
+        if connection not in self.open:
+            return
         self.open.discard(connection)
+        self.strangers.leave(connection)
         if connection in self._parting:
             self._parting.discard(connection)
             return

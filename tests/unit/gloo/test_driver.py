@@ -57,7 +57,7 @@ class Rig:
     def begin(self) -> None:
         hosts = tuple(Host(name, slots=1) for name in self.agents)
         spec = JobSpec(command=("train",), hosts=hosts, cwd="/", lease=LEASE)
-        rendezvous: Any = SimpleNamespace(port=4711)
+        rendezvous: Any = SimpleNamespace(port=4711, expect=lambda addresses: None)
         self.driver = Driver(
             spec,
             self.events,  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
@@ -168,10 +168,14 @@ def test_relayed_clients_are_known_by_their_host() -> None:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     made: SimpleQueue[Any] = SimpleQueue()
+    expected: list[str] = []
 
     class Server:
         def endpoint(self) -> tuple[asyncio.AbstractEventLoop, Callable[[], asyncio.Protocol]]:
             return loop, Faulty
+
+        def expect(self, addresses: Iterable[str]) -> None:
+            expected.extend(addresses)
 
     class Faulty(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -188,6 +192,7 @@ def test_relayed_clients_are_known_by_their_host() -> None:
     rig = Rig(Server())
     rig.send("open")
     assert made.get(timeout=60).get_extra_info("peername")[0] == peer_name("a") == "relay:a"
+    assert expected == ["relay:a"]
     rig.send("data", b"x")  # a fault of the server ends this connection, as asyncio's own transports have it
     assert rig.next() == ("close", b"")
     assert isinstance(made.get(timeout=60), ValueError)

@@ -149,8 +149,11 @@ def test_401_on_every_route_is_counted(server, wire):
     assert server.get("s", "k") == b"secret"
 
 
-def test_the_probe_token_tells_the_nonce_and_no_value(wire):
+def test_the_probe_token_tells_the_nonce_and_no_value(server, wire, connect):
     probe = f"Authorization: Bearer {PROBE_TOKEN}\r\n".encode()
+    stranger = connect(server)
+    assert stranger.ask("GET", "/-/nonce", headers=probe).body == NONCE.encode()
+    assert stranger.at_end()
     wire.ask("PUT", "/s/k", b"secret")
     assert wire.ask("GET", "/-/nonce", headers=probe).body == NONCE.encode()
     assert wire.ask("GET", "/s/k", headers=probe).status == 401
@@ -172,7 +175,14 @@ def test_an_agent_tells_this_server_from_another_by_its_nonce(server):
     assert found == [1]
 
 
-def test_an_unauthorized_body_is_read_past_and_the_connection_lives(wire):
+def test_an_unauthorized_body_is_not_read_and_the_connection_ends(server, wire, connect):
+    assert wire.ask("PUT", "/s/k", b"x" * 500_000, headers=b"").status == 401
+    assert wire.at_end()
+    assert connect(server).ask("GET", "/s/k").status == 404
+
+
+def test_after_a_request_with_the_token_one_without_does_not_end_the_connection(wire):
+    assert wire.ask("GET", "/s/k").status == 404
     assert wire.ask("PUT", "/s/k", b"x" * 1_000_000, headers=b"").status == 401
     assert wire.ask("GET", "/s/k").status == 404
 
@@ -228,6 +238,7 @@ def test_a_client_that_goes_away_while_it_waits_is_forgotten(server, connect, un
 
 def test_a_chain_of_answers_is_no_recursion(server, connect, until):
     """Each client waits for a key, and has the next client's key in its pipeline."""
+    server.expect(["127.0.0.1"])
     links = 250
     wires = [connect(server) for _ in range(links)]
     for number, wire in enumerate(wires):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -73,13 +74,14 @@ def test_the_places_are_those_of_the_server(server, monkeypatch):
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_a_stranger_gets_401_everywhere_and_changes_nothing(server, wire, stranger):
+def test_a_stranger_gets_401_everywhere_and_changes_nothing(server, wire, connect, stranger):
     server.put("s", "k", b"secret")
     server.put("s", "s", b"secret")
     asked = 0
     for place in [*places(server), *NOT_PLACES]:
         for method in METHODS:
-            answer = wire.ask(method, place, b"1", headers=STRANGERS[stranger])
+            with closing(connect(server)) as foreign:
+                answer = foreign.ask(method, place, b"1", headers=STRANGERS[stranger])
             assert answer.status == 401, (method, place)
             assert b"secret" not in answer.body
             asked += 1
@@ -94,12 +96,13 @@ def test_a_stranger_gets_401_everywhere_and_changes_nothing(server, wire, strang
     assert re.search(rf'^hvlaunch_rendezvous_requests_total{{status="401"}} {asked}\.0$', told, re.MULTILINE)
 
 
-def test_the_probe_token_opens_the_nonce_and_nothing_else(server, wire):
+def test_the_probe_token_opens_the_nonce_and_nothing_else(server, connect):
     probe = f"Authorization: Bearer {PROBE_TOKEN}\r\n".encode()
     for place in [*places(server), *NOT_PLACES]:
         if place.partition("?")[0] != "/-/nonce":
-            assert wire.ask("GET", place, headers=probe).status == 401, place
-    assert wire.ask("GET", "/-/nonce", headers=probe).body == NONCE.encode()
+            with closing(connect(server)) as wire:
+                assert wire.ask("GET", place, headers=probe).status == 401, place
+    assert connect(server).ask("GET", "/-/nonce", headers=probe).body == NONCE.encode()
 
 
 def test_a_value_of_one_job_is_not_read_with_the_token_of_another():

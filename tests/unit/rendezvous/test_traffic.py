@@ -10,14 +10,28 @@ from hvlaunch.rendezvous.serving.traffic import Traffic, TrafficLimits, room_for
 class Connection:
     def __init__(self, peer):
         self.peer = peer
+        self.is_aborted = False
+
+    def abort(self):
+        self.is_aborted = True
+
+
+def enter(traffic, *connections):
+    """Whether each was let in; they show the token at once."""
+    entered = []
+    for connection in connections:
+        entered.append(traffic.enter(connection))
+        if entered[-1]:
+            traffic.trust(connection)
+    return entered
 
 
 def test_who_is_turned_away_takes_no_place():
     traffic = Traffic(TrafficLimits(connections=3, from_one_address=2), lambda count: True)
     first, second, third = (Connection("a") for _ in range(3))
-    assert [traffic.enter(one) for one in (first, second, third)] == [True, True, False]
+    assert enter(traffic, first, second, third) == [True, True, False]
     others = [Connection(peer) for peer in "bc"]
-    assert [traffic.enter(one) for one in others] == [True, False]
+    assert enter(traffic, *others) == [True, False]
     assert (len(traffic.open), traffic.turned_away) == (5, 2)
     traffic.leave(third)
     assert not traffic.enter(third)
@@ -28,12 +42,24 @@ def test_who_is_turned_away_takes_no_place():
         traffic.leave(one)
     assert not traffic._by_peer
     assert not traffic._parting
+    assert len(traffic.strangers) == 0
+
+
+def test_a_stranger_goes_where_there_is_room_for_nobody_else():
+    traffic = Traffic(TrafficLimits(connections=2), lambda count: True)
+    stranger, friend, later = Connection("a"), Connection("b"), Connection("c")
+    assert traffic.enter(stranger)
+    assert enter(traffic, friend, later) == [True, True]
+    assert [one.is_aborted for one in (stranger, friend, later)] == [True, False, False]
+    assert traffic.open == {friend, later}
+    traffic.leave(stranger)  # as its transport says later
+    assert not traffic.enter(Connection("d"))
+    assert traffic._by_peer == {"b": 1, "c": 1}
 
 
 def test_the_machine_may_have_no_room():
     traffic = Traffic(room_for=lambda count: count <= 1)
-    assert traffic.enter(Connection("a"))
-    assert not traffic.enter(Connection("a"))
+    assert enter(traffic, Connection("a"), Connection("a")) == [True, False]
     assert traffic.may_part_slowly
 
 

@@ -1,0 +1,54 @@
+"""Takes the connections that come to a listening socket, a few at each turn of the event loop."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+
+__all__ = ["Acceptor"]
+
+_AT_ONCE = 32  # connections, then others have their turn: who is inside waits for no crowd at the door
+_REST = 0.1  # seconds, where not even a stranger's file descriptor can be had
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Acceptor:
+    """For the thread of the running event loop alone. close() does not close the socket."""
+
+    def __init__(self, listener: socket.socket, new_client: Callable[[], asyncio.Protocol]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._new_client = new_client
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._rest: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+        self._open()
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self._rest is not None:
+            self._rest.cancel()
+        self._loop.remove_reader(self._listener)
+
+    def _open(self) -> None:
+        self._rest = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTOR:
+                    self._loop.remove_reader(self._listener)
+                    self._rest = self._loop.call_later(_REST, self._open)
+                return  # else nobody is there, or gone again
+            task = self._loop.create_task(self._admit(sock))
+            self._arriving.add(task)
+            task.add_done_callback(self._arriving.discard)
+
+    async def _admit(self, sock: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._new_client, sock)
+        except OSError:  # it is gone again
+            sock.close()
