@@ -12,13 +12,14 @@ from functools import partial
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
+from hvlaunch.agent.caller import ADDRESSES, TOKEN
 from hvlaunch.gloo.controller import run as run_by_agents
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.engine.network import is_usable
 from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions
-from hvlaunch.mpi.boot import ADDRESSES, TOKEN, boot_command
 from hvlaunch.mpi.builders import build
+from hvlaunch.mpi.caller_command import caller_command
 from hvlaunch.mpi.channel import CrewConnection
 from hvlaunch.mpi.command import Request
 from hvlaunch.mpi.detect import Kind, Launcher
@@ -63,8 +64,8 @@ def _ways(
     python: str | None,
 ) -> Iterator[Callable[[Host], AgentConnection]]:
     """While in the block the launcher runs; yields what gives the way to a host, once its agents have come."""
-    boot = boot_command(ALL_NAMES, python)
-    request = request_of(spec, options, launcher, boot, (TOKEN, ADDRESSES))
+    caller = caller_command(ALL_NAMES, python)
+    request = request_of(spec, options, launcher, caller, (TOKEN, ADDRESSES))
     muster = Muster(request.hosts, launcher.kind)
 
     def ended(status: int) -> None:

@@ -1,7 +1,6 @@
 """Where the agents come in: a listening socket, and the proof on both sides that it is the same job."""
 
 import contextlib
-import hashlib
 import hmac
 import json
 import os
@@ -10,14 +9,13 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from hvlaunch.mpi.boot import AGENT, DRIVER
+from hvlaunch.agent.caller import AGENT, CHALLENGE, DRIVER, proof, receive
 
 __all__ = ["Door", "Member"]
 
 _PATIENCE = 20.0  # seconds for a caller to prove what it is
 _MOST_CALLERS = 256  # that have proved nothing yet
 _MOST_FACTS = 1 << 16
-_CHALLENGE = _PROOF = 32
 
 
 class Member(NamedTuple):
@@ -70,27 +68,14 @@ class Door:
         """Raises OSError and ValueError."""
         caller.settimeout(_PATIENCE)
         caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        theirs = _get(caller, _CHALLENGE)
-        ours = os.urandom(_CHALLENGE)
-        caller.sendall(ours + self._proof(DRIVER, theirs, ours))
-        if not hmac.compare_digest(_get(caller, _PROOF), self._proof(AGENT, ours, theirs)):
+        theirs = receive(caller, CHALLENGE)
+        ours = os.urandom(CHALLENGE)
+        caller.sendall(ours + proof(self._token, DRIVER, theirs, ours))
+        if not hmac.compare_digest(receive(caller, CHALLENGE), proof(self._token, AGENT, ours, theirs)):
             raise ValueError("a wrong token")
-        size = int.from_bytes(_get(caller, 4), "big")
+        size = int.from_bytes(receive(caller, 4), "big")
         if size > _MOST_FACTS:
             raise ValueError(f"{size} bytes of facts")
-        hostname, environ = json.loads(_get(caller, size))
+        hostname, environ = json.loads(receive(caller, size))
         caller.settimeout(None)
         return Member(caller, str(hostname), {str(name): str(value) for name, value in environ.items()})
-
-    def _proof(self, who: bytes, *parts: bytes) -> bytes:
-        return hmac.new(self._token, who + b"".join(parts), hashlib.sha256).digest()
-
-
-def _get(caller: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = caller.recv(size - len(data))
-        if not part:
-            raise OSError("the caller closed the connection")
-        data += part
-    return data

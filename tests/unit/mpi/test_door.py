@@ -1,6 +1,8 @@
 """The first words between an agent's boot and the driver: the real boot, and strangers."""
 
+import binascii
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,16 +12,18 @@ from queue import SimpleQueue
 
 import pytest
 
-from hvlaunch.mpi.boot import ADDRESSES, TOKEN, boot_command
+from hvlaunch.agent.caller import ADDRESSES, TOKEN
+from hvlaunch.mpi.caller_command import caller_command
 from hvlaunch.mpi.door import Door
+from tests.unit.agent.harness import interpreter
 
 NAMES = frozenset({"OMPI_COMM_WORLD_RANK"})
 PROGRAM = b"import os; os.write(1, b'runs with ' + os.read(0, 5)); os._exit(5)"
 
 
-def boot(token, addresses, **more):
+def boot(token, addresses, python=sys.executable, **more):
     env = {**os.environ, TOKEN: token, ADDRESSES: addresses, "OMPI_COMM_WORLD_RANK": "3", "HOME": "/x"}
-    words = boot_command(NAMES, sys.executable)
+    words = caller_command(NAMES, python)
     return subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
 
 
@@ -34,9 +38,11 @@ def door(members):
         yield door
 
 
-def test_an_agent_comes_in_and_runs_what_it_gets(door, members):
+@pytest.mark.parametrize("version", ["3.8", "3.11", "3.15"])
+def test_an_agent_comes_in_and_runs_what_it_gets(door, members, version):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # an address that leads to something else
-        process = boot("the token", f"127.0.0.1 {silent.getsockname()[1]},127.0.0.1 1,127.0.0.1 {door.port}")
+        where = f"127.0.0.1 {silent.getsockname()[1]},127.0.0.1 1,127.0.0.1 {door.port}"
+        process = boot("the token", where, interpreter(version))
         member = members.get(timeout=60)
         assert member.hostname == socket.gethostname()
         assert member.environ == {"OMPI_COMM_WORLD_RANK": "3"}
@@ -80,7 +86,7 @@ def test_an_agent_that_is_sent_away_ends_quietly(door, members):
 
 
 def test_a_host_without_a_python_is_told_of():
-    words = boot_command(NAMES, "/nonexistent/python")
+    words = caller_command(NAMES, "/nonexistent/python")
     answer = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (
         127,
@@ -94,11 +100,19 @@ def test_what_a_shim_prints_before_its_version_is_no_matter(tmp_path):
         '#!/bin/sh\necho "pyenv: rehashing"\n[ "$1" = -V ] && echo "Python 3.11.7" || echo started\n'
     )
     shim.chmod(0o755)
-    answer = subprocess.run(boot_command(NAMES, str(shim)), capture_output=True, text=True, check=False)
+    answer = subprocess.run(caller_command(NAMES, str(shim)), capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stdout) == (0, "pyenv: rehashing\nstarted\n")
 
 
 def test_nothing_secret_and_not_much_is_on_the_command_line():
-    words = boot_command(NAMES)
-    assert sum(map(len, words)) < 4096
+    words = caller_command(NAMES)
+    assert sum(map(len, words)) < 2500
     assert words[-2:] == ("python3", "python")
+
+
+def test_the_program_has_nothing_that_a_shell_or_a_launcher_could_change():
+    program = caller_command(NAMES)[3]
+    assert re.fullmatch(r"[A-Za-z0-9+/]+=*", program)
+    text = zlib.decompress(binascii.a2b_base64(program)).decode()
+    assert "OMPI_COMM_WORLD_RANK" in text
+    assert '"""' not in text
