@@ -13,7 +13,7 @@ from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.host_link import HostLink, Opening
-from hvlaunch.gloo.driver.keys import Keys, random_word
+from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.lease import Lease
 from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.driver.start_frame import gets_stdin, start_frame
@@ -32,14 +32,20 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.driver.roster import Roster
     from hvlaunch.hosts.discovery import Discovery, Source
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "Watcher"]
+
+Watcher = Callable[[on.Event, Sequence[do.Action], float], None]
+"""Sees each event, what the engine made of it before that is carried out, and the time."""
 
 _OUTPUT_IN_FLIGHT = 64 << 20
 _WINDOW_RANGE = (256 << 10, 4 << 20)
 
 
 class Driver:
-    """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections."""
+    """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections.
+
+    `record` takes records for --events; `watchers` see all before anybody else does.
+    """
 
     def __init__(
         self,
@@ -52,6 +58,7 @@ class Driver:
         *,
         stdin: int,
         record: Callable[[Mapping[str, object]], None] | None = None,
+        watchers: Sequence[Watcher] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec = spec
@@ -62,18 +69,19 @@ class Driver:
         self._connect = connect
         self._stdin = stdin
         self._clock = clock
-        self._job_id = random_word(6)
         self._engine = Engine(spec, rendezvous.port)
         self._ranks = Ranks()
-        self._watchers = [Narrator(spec, printer.say, printer.status).see]
+        self._watchers = [*watchers, Narrator(spec, printer.say, printer.status).see]
         if record is not None:
-            from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (as its file)
+            from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (few jobs have one)
 
-            self._watchers.append(Recorder(spec, self._job_id, record, self._ranks.of).see)
+            self._watchers.append(Recorder(spec, keys.job_id, record, self._ranks.of).see)
         self._roster = None if spec.elastic is None else _roster(rendezvous, events.put)
         self._discovery = None if spec.elastic is None else _discovery(spec.elastic, events.put)
         self._links: dict[str, HostLink] = {}
         self._nonces: dict[str, str] = {}
+        self._opened = 0
+        """How many connections to hosts there have been."""
         self._started = 0
         self._readers: list[tuple[HostLink, int]] = []
         """The workers that read our stdin, by link and slot."""
@@ -176,7 +184,8 @@ class Driver:
                 pass  # facts and group states are for those who look on
 
     def _open(self, host: Host) -> None:
-        self._nonces[host.name] = random_word(16)
+        self._nonces[host.name] = self._keys.beacon(self._opened)
+        self._opened += 1
         opening = Opening(
             connect=self._connect,
             program=self._program,
@@ -239,7 +248,7 @@ class Driver:
         for launch in start.launches:
             if gets_stdin(launch.place, self._spec):
                 self._readers.append((link, launch.slot))
-        link.send(*start_frame(start, self._spec, job_id=self._job_id, token=self._keys.token))
+        link.send(*start_frame(start, self._spec, job_id=self._keys.job_id, token=self._keys.token))
 
     def _tell(self, action: do.Assign | do.Leave | do.Break | do.Change) -> None:
         """Pass on what is for workers that ask for their places."""
