@@ -29,7 +29,7 @@ from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.relay import HostRelay
-    from hvlaunch.gloo.driver.roster import Roster
+    from hvlaunch.gloo.driver.worker_messages import WorkerMessages
     from hvlaunch.hosts.discovery import Discovery, Source
 
 __all__ = ["Driver", "Watcher"]
@@ -76,7 +76,7 @@ class Driver:
             from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (few jobs have one)
 
             self._watchers.append(Recorder(spec, keys.job_id, record, self._ranks.of).see)
-        self._roster = None if spec.elastic is None else _roster(rendezvous, events.put)
+        self._worker_messages = None if spec.elastic is None else _worker_messages(rendezvous, events.put)
         self._discovery = None if spec.elastic is None else _discovery(spec.elastic, events.put)
         self._links: dict[str, HostLink] = {}
         self._nonces: dict[str, str] = {}
@@ -100,8 +100,8 @@ class Driver:
     def run(self) -> JobResult:
         """Take events until the engine has finished. Leaves no connection open, whatever happens."""
         try:
-            if self._roster is not None:
-                self._roster.open()
+            if self._worker_messages is not None:
+                self._worker_messages.open()
             self._handle(on.Began())
             if self._discovery is not None:
                 self._discovery.start()
@@ -254,8 +254,8 @@ class Driver:
         """Pass on what is for workers that ask for their places."""
         if isinstance(action, do.Assign):
             self._keep_files(action.round, action.launch.place.size)
-        if self._roster is not None:
-            self._roster.carry_out(action)
+        if self._worker_messages is not None:
+            self._worker_messages.carry_out(action)
 
     def _keep_files(self, number: int, size: int) -> None:
         """From here on output goes to files of this round. Raises BadUsage where those of the first can't be made."""
@@ -296,15 +296,15 @@ def _own_addresses(used: str) -> list[str]:
     return list(dict.fromkeys([used, *usable] if used else usable))
 
 
-def _roster(rendezvous: RendezvousServer, post: Callable[[on.Event], None]) -> "Roster":
-    from hvlaunch.gloo.driver.roster import Roster  # noqa: PLC0415 (only elastic jobs have one)
+def _worker_messages(rendezvous: RendezvousServer, post: Callable[[on.Event], None]) -> "WorkerMessages":
+    from hvlaunch.gloo.driver.worker_messages import WorkerMessages  # noqa: PLC0415 (only elastic jobs have one)
 
-    return Roster(rendezvous, post)
+    return WorkerMessages(rendezvous, post)
 
 
 def _discovery(options: ElasticOptions, post: Callable[[on.Event], None]) -> "Discovery | None":
     """What finds hosts; None where the pool is what it is."""
-    from hvlaunch.hosts.discovery import Discovery, HostFile, HostScript  # noqa: PLC0415 (as the roster)
+    from hvlaunch.hosts.discovery import Discovery, HostFile, HostScript  # noqa: PLC0415 (as those messages)
 
     if options.discovery_script is not None:
         source: Source = HostScript(options.discovery_script, options.discovery_timeout)

@@ -13,8 +13,8 @@ from queue import SimpleQueue
 import pytest
 
 from hvlaunch.agent.caller import ADDRESSES, TOKEN
+from hvlaunch.mpi.call_listener import CallListener
 from hvlaunch.mpi.caller_command import caller_command
-from hvlaunch.mpi.door import Door
 from tests.unit.agent.harness import interpreter
 
 NAMES = frozenset({"OMPI_COMM_WORLD_RANK"})
@@ -28,59 +28,59 @@ def boot(token, addresses, python=sys.executable, **more):
 
 
 @pytest.fixture
-def members():
+def callers():
     return SimpleQueue()
 
 
 @pytest.fixture
-def door(members):
-    with closing(Door("the token", members.put)) as door:
-        yield door
+def listener(callers):
+    with closing(CallListener("the token", callers.put)) as listener:
+        yield listener
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.11", "3.15"])
-def test_an_agent_comes_in_and_runs_what_it_gets(door, members, version):
+def test_an_agent_comes_in_and_runs_what_it_gets(listener, callers, version):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # an address that leads to something else
-        where = f"127.0.0.1 {silent.getsockname()[1]},127.0.0.1 1,127.0.0.1 {door.port}"
+        where = f"127.0.0.1 {silent.getsockname()[1]},127.0.0.1 1,127.0.0.1 {listener.port}"
         process = boot("the token", where, interpreter(version))
-        member = members.get(timeout=60)
-        assert member.hostname == socket.gethostname()
-        assert member.environ == {"OMPI_COMM_WORLD_RANK": "3"}
+        caller = callers.get(timeout=60)
+        assert caller.hostname == socket.gethostname()
+        assert caller.environ == {"OMPI_COMM_WORLD_RANK": "3"}
         program = zlib.compress(PROGRAM)
-        member.socket.sendall(len(program).to_bytes(4, "big") + program + b"frame")
+        caller.socket.sendall(len(program).to_bytes(4, "big") + program + b"frame")
         answer = b""
-        while part := member.socket.recv(100):
+        while part := caller.socket.recv(100):
             answer += part
         assert (answer, process.wait(60)) == (b"runs with frame", 5)
         process.communicate()
-        member.socket.close()
+        caller.socket.close()
 
 
-def test_neither_side_believes_another_token(door, members):
-    process = boot("another token", f"127.0.0.1 {door.port}")
+def test_neither_side_believes_another_token(listener, callers):
+    process = boot("another token", f"127.0.0.1 {listener.port}")
     _, said = process.communicate(timeout=60)
     assert b"can't reach the driver: 127.0.0.1 port" in said
     assert b"that is not the driver" in said
     assert process.returncode == 1
-    assert members.empty()
+    assert callers.empty()
 
 
-def test_a_stranger_is_not_let_in_and_learns_no_token(door, members):
-    with socket.create_connection(("127.0.0.1", door.port)) as stranger:
+def test_a_stranger_is_not_let_in_and_learns_no_token(listener, callers):
+    with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
         stranger.sendall(b"x" * 32)
         answer = b""
         while len(answer) < 64:
             answer += stranger.recv(64)
         assert b"the token" not in answer
-        stranger.sendall(answer[32:] + (2).to_bytes(4, "big") + b"[]")  # the door's own proof, sent back
+        stranger.sendall(answer[32:] + (2).to_bytes(4, "big") + b"[]")  # the listener's own proof, sent back
         with suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
-    assert members.empty()
+    assert callers.empty()
 
 
-def test_an_agent_that_is_sent_away_ends_quietly(door, members):
-    process = boot("the token", f"127.0.0.1 {door.port}")
-    members.get(timeout=60).socket.close()
+def test_an_agent_that_is_sent_away_ends_quietly(listener, callers):
+    process = boot("the token", f"127.0.0.1 {listener.port}")
+    callers.get(timeout=60).socket.close()
     assert process.communicate(timeout=60) == (b"", b"")
     assert process.returncode == 1
 
