@@ -41,12 +41,12 @@ TITLES = {
     ("hvlaunch", True): "hvlaunch",
     ("hvlaunch-asyncio", True): "hvlaunch without uvloop",
     ("aiohttp", True): "aiohttp",
-    ("http.server-kept", True): "http.server at its best",
+    ("http.server-kept", True): "http.server, tuned",
     ("TCPStore", True): "TCPStore",
     ("hvlaunch", False): "hvlaunch, a connection each",
     ("aiohttp", False): "aiohttp, a connection each",
-    ("http.server-kept", False): "http.server at its best, a connection each",
-    ("http.server", False): "http.server as it comes",
+    ("http.server-kept", False): "http.server, tuned, a connection each",
+    ("http.server", False): "http.server, default",
 }
 SMALL = [
     *("verb", "connections", "server", "1000/s", "its CPU, us each", "of one CPU"),

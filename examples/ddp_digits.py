@@ -1,7 +1,6 @@
 """Train a small convolutional network on scikit-learn's digits with plain DistributedDataParallel.
 
-Nothing here knows which launcher started it: it reads the `env://` variables, and without them
-trains in one process.
+It works with any launcher: it reads the `env://` variables, and trains in one process if they are not set.
 """
 
 import argparse
@@ -11,7 +10,7 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before there is a group: its functions keep one that is there
+import torch.distributed.nn.functional  # before there is a group: if it is imported later, torch keeps the group
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -54,7 +53,7 @@ def arguments() -> argparse.Namespace:
 
 
 def join() -> torch.device:
-    """Join the process group that the environment describes, or be a group of one."""
+    """Join the process group that the environment describes, or make a group of one process."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     own_gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     device = torch.device("cuda", local_rank) if own_gpu else torch.device("cpu")
@@ -69,9 +68,9 @@ def join() -> torch.device:
 
 
 def leave() -> None:
-    """Leave the group, and wait for Gloo's threads: one that is still at work aborts a Python that is ending.
+    """Leave the group, and wait for Gloo's threads: if one still works when Python ends, it aborts the process.
 
-    Only the group's last owner waits for them, and a model in DistributedDataParallel is one; it must be gone by now.
+    Only the group's last owner waits for them. A model in DistributedDataParallel is an owner, so it must be deleted before.
     """
     gc.collect()
     dist.destroy_process_group()
@@ -110,7 +109,7 @@ def train_epoch(
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test: TensorDataset, device: torch.device) -> float:
-    """Each rank judges every world_size-th image; the counts are added up."""
+    """Each rank tests every world_size-th image; the counts are added up."""
     images, labels = test[dist.get_rank() :: dist.get_world_size()]
     right = model(images.to(device)).argmax(dim=1) == labels.to(device)
     counts = torch.tensor([int(right.sum()), len(labels)], device=device)

@@ -1,7 +1,7 @@
-"""The digits example with a checkpoint after each epoch, from which it resumes: elastic, and knows nothing of it.
+"""The digits example with a checkpoint after each epoch, from which it resumes: elastic without using hvlaunch.
 
 When workers come, go or fail, `hvlaunch --min-np …` stops all workers and starts the next round; this
-script then goes on with the epoch after its last checkpoint. The directory must be one that all hosts see.
+script then goes on with the epoch after its last checkpoint. All hosts must share the checkpoint's directory.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def arguments() -> argparse.Namespace:
 
 
 def save(path: Path, state: dict[str, object]) -> None:
-    """Whole or not at all: a worker may be killed at any moment."""
+    """Write all of the file or nothing: a worker may be killed at any moment."""
     new = path.with_suffix(".new")
     torch.save(state, new)
     new.replace(path)

@@ -1,7 +1,7 @@
-"""Train the digits example while workers come and go, without starting any of those that stay anew.
+"""Train the digits example while workers come and go; workers that stay are not started again.
 
-Only what `train` does is new, next to ddp_digits.py: it is called once in each round, goes on where the
-state says, and commits now and then. Without hvlaunch it trains in one process.
+Only `train` is different from ddp_digits.py: it is called once in each round, goes on from the state, and commits
+from time to time. Without hvlaunch it trains in one process.
 """
 
 import argparse
@@ -27,7 +27,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--commit-every", type=int, default=2, metavar="STEPS")
     parser.add_argument(
-        "--step-time", type=float, default=0.0, help="least seconds of a step, to have time to watch"
+        "--step-time",
+        type=float,
+        default=0.0,
+        help="shortest time of a step in seconds, so that you can watch",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=7e-3, help="Adam's highest rate (default: %(default)s)")
@@ -35,7 +38,7 @@ def arguments() -> argparse.Namespace:
 
 
 def rate(progress: float) -> float:
-    """Up for the first third of the training, and down again: of what is done, not of steps, whose number changes."""
+    """It rises in the first third of the training, then falls; `progress` counts epochs, since the number of steps changes."""
     return min(progress * 3 + 0.05, 1.05 - progress)
 
 

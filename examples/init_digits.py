@@ -1,6 +1,6 @@
 """Train the network of ddp_digits.py, with hvlaunch.torch for everything around the training.
 
-The same program runs under hvlaunch, torchrun, mpirun and srun, and alone.
+The same program runs under hvlaunch, torchrun, mpirun and srun, and as a single process.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def arguments() -> argparse.Namespace:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, test: TensorDataset) -> float:
-    """Each rank judges every size-th image; the counts are added up."""
+    """Each rank tests every size-th image; the counts are added up."""
     images, labels = test[hvt.rank() :: hvt.size()]
     right = model(images.to(hvt.device())).argmax(dim=1).cpu() == labels
     counts = hvt.allreduce(torch.tensor([int(right.sum()), len(labels)]), torch.distributed.ReduceOp.SUM)
@@ -42,7 +42,9 @@ def main() -> None:
     hvt.init()
     started = time.monotonic()
 
-    torch.manual_seed(args.seed + hvt.rank())  # so that ranks draw differently; the start is rank 0's for all
+    torch.manual_seed(
+        args.seed + hvt.rank()
+    )  # different random numbers on each rank; all start with the parameters of rank 0
     torch.backends.cudnn.deterministic = True
     net = Net().to(hvt.device())
     hvt.broadcast_parameters(net)

@@ -1,10 +1,10 @@
 #!/bin/sh
-# The nodes of all running Slurm jobs of one name, for an elastic job: each may be preempted, or join, on its own.
+# Prints the nodes of all running Slurm jobs with a given name, for an elastic job: each job may start or be preempted at any time.
 #
 #   for i in 1 2 3 4; do sbatch --job-name=pool --nodes=1 --requeue --wrap='sleep infinity'; done
 #   hvlaunch --min-np 4 --host-discovery-script 'hostfiles/discover-slurm.sh pool 8' python train.py
 #
-# The second argument is the number of slots of each node. Older jobs come first, and have the first ranks.
+# The second argument is the number of slots of each node. Older jobs come first, so their nodes have the first ranks.
 
 set -eu
 name=${1:?usage: discover-slurm.sh JOB-NAME [SLOTS]}

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Which hosts of a hostfile answer now, for an elastic job. Hosts may be added to the file, too.
+# Prints the hosts of a hostfile that answer now, for an elastic job. Hosts may be added to the file while the job runs.
 #
 #   hvlaunch --min-np 2 --host-discovery-script 'hostfiles/discover.sh hosts' python train.py
 
 set -eu
 file=${1:?usage: discover.sh HOSTFILE}
-command -v ping >/dev/null || { echo "discover.sh: no ping here; try: apt-get install iputils-ping" >&2; exit 1; }
+command -v ping >/dev/null || { echo "discover.sh: there is no ping on this machine; try: apt-get install iputils-ping" >&2; exit 1; }
 answers=$(mktemp -d)
 trap 'rm -rf "$answers"' EXIT
 
-# All at once, as one that is down takes a second; the order of the file is the order of ranks.
+# All at the same time, since a host that is down takes a second; the order of the file is the order of ranks.
 number=1000000
 while read -r line; do
     number=$((number + 1))

@@ -7,7 +7,7 @@ import select
 import time
 
 from hvlaunch.agent.frames import Decoder, encode
-from hvlaunch.agent.pieces import Cutter
+from hvlaunch.agent.pieces import PieceWriter
 from hvlaunch.agent.quick import deque
 
 TYPE_CHECKING = False
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from hvlaunch.agent.frames import Frame
 
-__all__ = ["Channel"]
+__all__ = ["DriverChannel"]
 
 _READ_SIZE = 1 << 16
 
 
-class Channel:
+class DriverChannel:
     """Frames over two file descriptors, outwards in pieces. What can't be written yet is kept, in order.
 
     Relayed frames and all others keep their own order and take turns, so neither waits long for the other.
@@ -31,7 +31,7 @@ class Channel:
         self.read_fd = read_fd
         self.write_fd = write_fd
         self._decoder = Decoder()
-        self._cutter = Cutter()
+        self._writer = PieceWriter()
         self._begun: Deque[bytes] = deque()
         self._own: Deque[bytes] = deque()
         self._relayed: Deque[bytes] = deque()
@@ -63,7 +63,7 @@ class Channel:
         """Write what the other side takes at once; forget everything where it is gone."""
         while self.blocked:
             if not self._begun:
-                self._begun.extend(self._cutter.cut(self._next()))
+                self._begun.extend(self._writer.cut(self._next()))
             piece = self._begun[0]
             try:
                 written = os.write(self.write_fd, piece)

@@ -6,7 +6,7 @@ import _thread
 import os
 
 from hvlaunch.agent import facts, probe
-from hvlaunch.agent.channel import Channel
+from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import PROTOCOL
 from hvlaunch.agent.selector import READ
 
@@ -30,7 +30,7 @@ class Greeting:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: DriverChannel,
         selector: Selector,
         call_soon: Callable[[Callable[[], None]], None],
         scratch: str,

@@ -10,19 +10,19 @@ import os
 import time
 
 from hvlaunch.agent import reaper, scratch
-from hvlaunch.agent.channel import Channel
+from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import BadFrame
 from hvlaunch.agent.greeting import Greeting
 from hvlaunch.agent.quick import deque, signal, signal_name
 from hvlaunch.agent.selector import READ, WRITE, Selector
-from hvlaunch.agent.workers import Workers
+from hvlaunch.agent.workers import HostWorkers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Deque, Dict, NoReturn, Optional
 
     from hvlaunch.agent.frames import Frame
-    from hvlaunch.agent.relay import Relay
+    from hvlaunch.agent.relay import RelayListener
 
 __all__ = ["Agent", "main"]
 
@@ -34,7 +34,7 @@ _LAST_MOMENT = 0.2
 
 def main(config: Dict[str, Any], directory: str, guardian_fd: int) -> NoReturn:
     """Run the agent over fds 0 and 1 and exit. `guardian_fd` reads end-of-file when the guardian dies."""
-    channel = Channel(0, 1)
+    channel = DriverChannel(0, 1)
     trouble = reaper.adopt_descendants()  # fork does not hand it on, and the guardian may be killed
     try:
         code = Agent(channel, config, directory, guardian_fd, trouble).run()
@@ -53,7 +53,7 @@ class Agent:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: DriverChannel,
         config: Dict[str, Any],
         directory: str,
         guardian_fd: int,
@@ -70,8 +70,8 @@ class Agent:
         self._last_heard = time.monotonic()
         self._calls: Deque[Callable[[], None]] = deque()
         self._selector = Selector()
-        self._workers = Workers(channel, self._selector, int(config["window"]))
-        self._relay: Optional[Relay] = None
+        self._workers = HostWorkers(channel, self._selector, int(config["window"]))
+        self._relay: Optional[RelayListener] = None
         self._greeting = Greeting(channel, self._selector, self._call_soon, directory, self._listen)
         self._wake_read, self._wake_write = os.pipe()
         self._watch_signals()
@@ -95,9 +95,9 @@ class Agent:
 
     def _listen(self) -> int:
         """Relay for the workers from now on; the port. Raises OSError."""
-        from hvlaunch.agent.relay import Relay  # noqa: PLC0415 (see above)
+        from hvlaunch.agent.relay import RelayListener  # noqa: PLC0415 (see above)
 
-        self._relay = Relay(self._channel, self._selector)
+        self._relay = RelayListener(self._channel, self._selector)
         return self._relay.listen()
 
     def run(self) -> int:

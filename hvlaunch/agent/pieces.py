@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Iterator
 
-__all__ = ["START", "Cutter", "Garbled", "Sieve"]
+__all__ = ["START", "Garbled", "PieceReader", "PieceWriter"]
 
 START = b"\x00\xfehvl\xfe\x00\x01"
 """Before each piece: no text has it."""
@@ -30,7 +30,7 @@ class Garbled(Exception):
     """Something was written into the middle of a piece: what carries us is no pipe as POSIX has it."""
 
 
-class Cutter:
+class PieceWriter:
     """Makes the pieces of one channel, which are numbered."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Cutter:
             self._number = (self._number + 1) & _NUMBERS
 
 
-class Sieve:
+class PieceReader:
     """Puts pieces together again; what is between them goes to `noise`, as it comes."""
 
     def __init__(self, noise: Callable[[bytes], None]) -> None:

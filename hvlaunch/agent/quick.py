@@ -45,7 +45,7 @@ def accept(listener: socket.socket) -> socket.socket:
 
 
 def prctl(option: int, value: int) -> Optional[str]:
-    """The system call of that name, for this process; why it failed, if it did."""
+    """Why it failed, if it did."""
     try:
         import _ctypes  # noqa: PLC0415 (the module above it, which tells errors too, takes 2 ms more on every host)
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import resource
 import socket
 
-from hvlaunch.agent.channel import Channel
+from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.selector import READ, WRITE, Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
-__all__ = ["CHUNK", "WINDOW", "Relay"]
+__all__ = ["CHUNK", "WINDOW", "RelayListener"]
 
 WINDOW = 1 << 18
 """Bytes of one connection that one side may send before the other has passed any on."""
@@ -41,7 +41,7 @@ class _Connection:
         self.ending = ""
 
 
-class Relay:
+class RelayListener:
     """Listens on a loopback port for workers; the driver's end of each connection is in gloo/driver/relay.py.
 
     `relay` frames have the connection's number `id` and `what`: `open` (by the agent only), `data` (body: bytes),
@@ -49,7 +49,7 @@ class Relay:
     `credit` (`bytes` were passed on).
     """
 
-    def __init__(self, channel: Channel, selector: Selector) -> None:
+    def __init__(self, channel: DriverChannel, selector: Selector) -> None:
         self._channel = channel
         self._selector = selector
         self._connections: Dict[int, _Connection] = {}

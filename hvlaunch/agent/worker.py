@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-__all__ = ["CannotStart", "OomWatch", "Worker", "exit_of", "start"]
+__all__ = ["CannotStart", "OomWatch", "WorkerProcess", "exit_of", "start"]
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _MAX_STRING_PAGES = 32
@@ -29,7 +29,7 @@ class CannotStart(Exception):
         self.cause = cause
 
 
-class Worker:
+class WorkerProcess:
     """A running worker. `output` maps a stream's name to our end of its pipe; `stdin` is ours too, or None."""
 
     def __init__(
@@ -80,7 +80,7 @@ def _kill(pid: int, number: int) -> None:
             raise
 
 
-def start(slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool) -> Worker:
+def start(slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool) -> WorkerProcess:
     """Start `argv` in the current directory, in a session of its own. Raises CannotStart."""
     program = _find(argv[0], env.get("PATH", os.defpath))
     fds: List[int] = []
@@ -98,7 +98,9 @@ def start(slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool)
     for fd in (stdout, stderr, *stdin):
         os.set_blocking(fd, False)
     output = {"stdout": stdout, "stderr": stderr}
-    return Worker(slot, pid, output, stdin[0] if stdin else None, env.get("TORCHELASTIC_ERROR_FILE", ""))
+    return WorkerProcess(
+        slot, pid, output, stdin[0] if stdin else None, env.get("TORCHELASTIC_ERROR_FILE", "")
+    )
 
 
 def _spawn(program: str, argv: Sequence[str], env: Dict[str, str], fds: Sequence[int]) -> int:

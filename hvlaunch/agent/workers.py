@@ -8,7 +8,7 @@ import time
 
 from hvlaunch.agent import reaper
 from hvlaunch.agent import worker as one
-from hvlaunch.agent.channel import Channel
+from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.quick import loads, signal
 from hvlaunch.agent.selector import READ, WRITE, Selector
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Step = Tuple[int, float]
 
-__all__ = ["Workers"]
+__all__ = ["HostWorkers"]
 
 _CHUNK = 1 << 16
 _CLEARING = 2.0
@@ -28,7 +28,7 @@ _F_GETPIPE_SZ = 1032  # fcntl(2); the module has the name since Python 3.10
 class _Slot:
     """A worker and what the agent still has to do for it. `about` names it in frames: round, slot and start."""
 
-    def __init__(self, about: Dict[str, int], worker: one.Worker, mark: str) -> None:
+    def __init__(self, about: Dict[str, int], worker: one.WorkerProcess, mark: str) -> None:
         self.about = about
         self.worker = worker
         self.mark = mark.encode()
@@ -42,10 +42,10 @@ class _Slot:
         self.stdin_ended = False
 
 
-class Workers:
+class HostWorkers:
     """Starts and watches workers. At most `window` bytes of output are on their way to the driver at a time."""
 
-    def __init__(self, channel: Channel, selector: Selector, window: int) -> None:
+    def __init__(self, channel: DriverChannel, selector: Selector, window: int) -> None:
         self._channel = channel
         self._selector = selector
         self._credit = window

@@ -9,8 +9,8 @@ from hvlaunch.job import JobSpec, MPIOptions
 from hvlaunch.mpi.builders import build
 from hvlaunch.mpi.detect import Kind
 from hvlaunch.mpi.find import find
-from hvlaunch.mpi.identity import shell_shim
 from hvlaunch.mpi.jsrun import rankfile
+from hvlaunch.mpi.process_ranks import shell_shim
 from hvlaunch.mpi.request import counted, request_of
 
 __all__ = ["launcher_plan"]

@@ -10,7 +10,7 @@ from hvlaunch.gloo.engine.actions import HostNetwork
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.placement import Placement, needed, place, slots_of
 from hvlaunch.job import Host, JobSpec
-from hvlaunch.rendezvous.rounds import worker_id
+from hvlaunch.rendezvous.round_messages import worker_id
 
 __all__ = ["plan", "quoted"]
 

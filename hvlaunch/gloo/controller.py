@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from hvlaunch.console.printer import Printer
 from hvlaunch.errors import BadUsage
@@ -22,6 +22,9 @@ from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
+
+if TYPE_CHECKING:
+    from hvlaunch.gloo.watch.journal import Journal
 
 __all__ = ["WaysToHosts", "run"]
 
@@ -78,10 +81,16 @@ def run(
         with (
             _event_file(spec, printer.say) as record,
             server,
+            _journal(printer.say) as journal,
             signals_as_events(events.put),
             ways(spec, keys.token, printer.say) as connect,
         ):
-            driver = Driver(spec, events, printer, server, keys, connect, stdin=stdin, record=record)
+            watchers = () if journal is None else (journal.see,)
+            driver = Driver(
+                spec, events, printer, server, keys, connect, stdin=stdin, record=record, watchers=watchers
+            )
+            if journal is not None:
+                journal.begin(spec, keys.job_id, server.port)
             result = driver.run()
         if result.exit_code != 0:
             from hvlaunch.console.report import failure_report  # noqa: PLC0415 (15 ms, and hopefully never)
@@ -122,3 +131,16 @@ def _event_file(
 
     with closing(EventFile(spec.events, say)) as file:
         yield file.write
+
+
+@contextmanager
+def _journal(say: Callable[[str], None]) -> Iterator["Journal | None"]:
+    """What keeps the job's journal, where a variable names a file for it. Raises BadUsage."""
+    path = os.environ.pop("HVLAUNCH_JOURNAL", None)  # which is not for a job in one of our workers
+    if path is None:
+        yield None
+        return
+    from hvlaunch.gloo.watch.journal import Journal  # noqa: PLC0415 (as above)
+
+    with closing(Journal(Path(path), say)) as journal:
+        yield journal

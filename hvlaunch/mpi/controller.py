@@ -12,23 +12,24 @@ from functools import partial
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
+from hvlaunch.agent.caller import ADDRESSES, TOKEN
 from hvlaunch.gloo.controller import run as run_by_agents
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.engine.network import is_usable
 from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions
-from hvlaunch.mpi.boot import ADDRESSES, TOKEN, boot_command
+from hvlaunch.mpi.arrivals import Arrivals
 from hvlaunch.mpi.builders import build
-from hvlaunch.mpi.channel import CrewConnection
+from hvlaunch.mpi.call_listener import CallListener
+from hvlaunch.mpi.caller_command import caller_command
 from hvlaunch.mpi.command import Request
 from hvlaunch.mpi.detect import Kind, Launcher
-from hvlaunch.mpi.door import Door
 from hvlaunch.mpi.find import find
-from hvlaunch.mpi.identity import ALL_NAMES
+from hvlaunch.mpi.joined_channel import JoinedConnection
 from hvlaunch.mpi.jsrun import rankfile
 from hvlaunch.mpi.launcher_errors import LauncherFailed
-from hvlaunch.mpi.muster import Muster
 from hvlaunch.mpi.process import LauncherProcess
+from hvlaunch.mpi.process_ranks import ALL_NAMES
 from hvlaunch.mpi.request import counted, remote_python, request_of
 
 __all__ = ["run"]
@@ -63,24 +64,24 @@ def _ways(
     python: str | None,
 ) -> Iterator[Callable[[Host], AgentConnection]]:
     """While in the block the launcher runs; yields what gives the way to a host, once its agents have come."""
-    boot = boot_command(ALL_NAMES, python)
-    request = request_of(spec, options, launcher, boot, (TOKEN, ADDRESSES))
-    muster = Muster(request.hosts, launcher.kind)
+    caller = caller_command(ALL_NAMES, python)
+    request = request_of(spec, options, launcher, caller, (TOKEN, ADDRESSES))
+    arrivals = Arrivals(request.hosts, launcher.kind)
 
     def ended(status: int) -> None:
         cause = f"{launcher.program} ended with exit code {status} before all of its processes were connected; its own messages are above"
-        muster.fail(LauncherFailed(cause))
+        arrivals.fail(LauncherFailed(cause))
 
     with ExitStack() as stack:
         command = build(
             launcher, replace(request, rankfile=stack.enter_context(_rankfile(launcher, request)))
         )
-        door = stack.enter_context(closing(Door(token, muster.add)))
-        addresses = ",".join(f"{address} {door.port}" for address in _own_addresses(spec.hosts))
+        listener = stack.enter_context(closing(CallListener(token, arrivals.add)))
+        addresses = ",".join(f"{address} {listener.port}" for address in _own_addresses(spec.hosts))
         env = {**os.environ, TOKEN: token, ADDRESSES: addresses, **command.env}
         process = LauncherProcess(command, env, say=say, ended=ended)
-        stack.callback(_end, muster, process)
-        yield partial(_connect, muster, process, spec.start_timeout)
+        stack.callback(_end, arrivals, process)
+        yield partial(_connect, arrivals, process, spec.start_timeout)
 
 
 @contextmanager
@@ -95,17 +96,17 @@ def _rankfile(launcher: Launcher, request: Request) -> Iterator[str | None]:
         yield file.name
 
 
-def _end(muster: Muster, process: LauncherProcess) -> None:
+def _end(arrivals: Arrivals, process: LauncherProcess) -> None:
     """Wait for a launcher whose processes are about to end; one that is still starting them is stopped."""
-    complete = muster.is_complete
-    muster.close()
+    complete = arrivals.is_complete
+    arrivals.close()
     process.close(_END_PATIENCE if complete else 0.0)
 
 
-def _connect(muster: Muster, process: LauncherProcess, timeout: float, host: Host) -> AgentConnection:
+def _connect(arrivals: Arrivals, process: LauncherProcess, timeout: float, host: Host) -> AgentConnection:
     """Raises HvlaunchError."""
-    sockets = [member.socket for member in muster.of(host.name, timeout)]
-    return CrewConnection(host.name, sockets, process.wait)
+    sockets = [caller.socket for caller in arrivals.of(host.name, timeout)]
+    return JoinedConnection(host.name, sockets, process.wait)
 
 
 def _own_addresses(hosts: tuple[Host, ...]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from hvlaunch.rendezvous import batch
+from hvlaunch.rendezvous.changes import Changes
 from hvlaunch.rendezvous.client_errors import (
     NoRendezvous,
     NotANumber,
@@ -25,7 +26,7 @@ from hvlaunch.rendezvous.client_errors import (
 )
 from hvlaunch.rendezvous.requests import Reply, Requests
 
-__all__ = ["Changes", "Client", "Versioned"]
+__all__ = ["Client", "Versioned"]
 
 _LONGEST_POLL = 30.0
 """Seconds that one request of a longer wait lasts, so that what sits between sees traffic."""
@@ -45,15 +46,6 @@ class Versioned(NamedTuple):
 
     value: bytes | None
     version: str
-
-
-class Changes(NamedTuple):
-    """What changed, up to `version`, where the next watch may begin: values by key, None where it was deleted."""
-
-    version: int
-    values: Mapping[str, bytes | None]
-    complete: bool = False
-    """These are all values of the scope: a key that is not among them is not set."""
 
 
 class Client:

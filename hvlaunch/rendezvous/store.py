@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from hvlaunch.rendezvous.changes import Changes
 from hvlaunch.rendezvous.client_errors import NotANumber, StoreFull, ValueTooLarge
 
 __all__ = ["Changes", "Entry", "Store", "StoreLimits", "Waiters", "until_all_set", "until_changed"]
@@ -80,15 +81,6 @@ class Entry(NamedTuple):
 
     value: bytes
     version: int
-
-
-class Changes(NamedTuple):
-    """What changed, up to `version`: values by key, None where the key was deleted."""
-
-    version: int
-    values: Mapping[str, bytes | None]
-    complete: bool
-    """These are all values there are: a key that is not among them is not set."""
 
 
 class _Scope:

@@ -72,7 +72,8 @@ class ElasticJob(Job):
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-            self.code()
+        self.code()
+        assert self.journal.stat().st_size
         shutil.rmtree(self.directory)
 
     # What the test does

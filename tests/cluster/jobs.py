@@ -6,8 +6,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 
+from hvlaunch.gloo.engine import replay
+from hvlaunch.gloo.watch.journal import entries
 from tests.cluster.testhosts import Process, TestHosts, wait_until
 
 __all__ = ["HVLAUNCH", "PROGRAMS", "Job", "agents", "guardians", "pids"]
@@ -17,15 +20,17 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 class Job:
-    """A running hvlaunch. `stdout` and `stderr` grow as it prints."""
+    """A running hvlaunch. `stdout` and `stderr` grow as it prints. When it has ended, its journal is replayed."""
 
     def __init__(
         self, hosts: TestHosts, arguments: Sequence[object], env: Mapping[str, str] | None = None
     ) -> None:
         self.stdout = self.stderr = ""
+        self._journals = TemporaryDirectory(prefix="hvlaunch-journal-", dir="/var/tmp")
+        self.journal = Path(self._journals.name) / "journal"
         self.process = hosts.driver.popen(
             [*HVLAUNCH, *map(str, arguments)],
-            env={**hosts.driver.env, **(env or {})},
+            env={**hosts.driver.env, "HVLAUNCH_JOURNAL": str(self.journal), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -63,7 +68,13 @@ class Job:
         code = self.process.wait(timeout)
         for reader in self._readers:
             reader.join(timeout)
+        self.replay()
         return code
+
+    def replay(self) -> None:
+        """Its journal leads another engine to the same actions; there is nothing in it of what never became a job."""
+        if self.journal.exists() and self.journal.stat().st_size:
+            replay(entries(self.journal))
 
     def interrupt(self) -> "Job":
         return self.send(signal.SIGINT)

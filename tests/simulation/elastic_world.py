@@ -253,7 +253,7 @@ class ElasticWorld(Play):
                 host.unlisted_since = None
             elif host.unlisted_since is None:
                 host.unlisted_since = self.now
-        self.tell(on.HostsDiscovered(self._hosts()))
+        self.tell(on.HostsDiscovered(tuple(self._hosts())))
 
     def fail_discovery(self) -> None:
         self.tell(on.DiscoveryFailed(DiscoveryFailed("discover: ended with status 1").problem))

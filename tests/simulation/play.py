@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.engine import Engine
-from hvlaunch.job import JobResult
+from hvlaunch.job import JobResult, JobSpec
 
 __all__ = ["Play", "facts"]
 
@@ -20,12 +20,14 @@ _QUIET = (on.WorkerBeat, on.Tick, on.HostProbed, on.RendezvousReached)
 class Play(ABC):
     """A subclass is the world of the job: it has the engine, and does what that wants. Same seed, same history."""
 
+    spec: JobSpec
     engine: Engine
 
     def __init__(self, seed: int, *, most_steps: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.history: list[str] = []
+        self.turns: list[tuple[float, on.Event, list[do.Action]]] = []
         self.result: JobResult | None = None
         self._most_steps = most_steps
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -90,6 +92,7 @@ class Play(ABC):
     def handle(self, event: on.Event) -> list[do.Action]:
         """What the engine wants now. A subclass may raise AssertionError where it must not want that."""
         wanted = self.engine.handle(event, self.now)
+        self.turns.append((self.now, event, wanted))
         if wanted or not isinstance(event, _QUIET):
             self.history.append(f"{self.now:7.2f} {event}")
         return wanted

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvlaunch.agent.frames import Decoder, encode
-from hvlaunch.agent.pieces import Sieve
+from hvlaunch.agent.pieces import PieceReader
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
 from hvlaunch.ssh.connection import Channel, Connection
@@ -87,10 +87,10 @@ class CommandChannel:
         self._listener = listener
 
     def frames(self) -> "Iterator[Frame]":
-        sieve = Sieve(self._listener.heard_noise)
+        reader = PieceReader(self._listener.heard_noise)
         decoder = Decoder()
         while data := self._channel.read():
-            if sent := sieve.feed(data):
+            if sent := reader.feed(data):
                 self._listener.heard_agent()
                 yield from decoder.feed(sent)
 

@@ -1,24 +1,37 @@
-"""A job's secrets, and how such words are made."""
+"""A job's secrets and names: all of chance that there is in a driver, drawn once, before the job begins."""
 
 import os
 from dataclasses import dataclass, field
 
-__all__ = ["Keys", "random_word"]
+__all__ = ["Keys"]
 
 
-def random_word(size: int) -> str:
+def _random_word(size: int) -> str:
     """`size` random bytes in hexadecimal; what the secrets module does, without its imports (10 ms)."""
     return os.urandom(size).hex()
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A job's secrets: `token` opens the rendezvous, `probe_token` only tells its `nonce`."""
+    """`token` opens the rendezvous, `probe_token` only tells its `nonce`; `job_id` is for people and programs."""
 
     token: str = field(repr=False)
     probe_token: str = field(repr=False)
     nonce: str
+    job_id: str
+    beacons: str
+    """What the nonces of the hosts' beacons begin with, which tell them to everybody: no part of another key."""
 
     @classmethod
     def new(cls) -> "Keys":
-        return cls(token=random_word(32), probe_token=random_word(16), nonce=random_word(16))
+        return cls(
+            token=_random_word(32),
+            probe_token=_random_word(16),
+            nonce=_random_word(16),
+            job_id=_random_word(6),
+            beacons=_random_word(12),
+        )
+
+    def beacon(self, number: int) -> str:
+        """The nonce of a beacon, by the number of the connection to its host."""
+        return f"{self.beacons}{number:08x}"

@@ -13,7 +13,7 @@ from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.host_link import HostLink, Opening
-from hvlaunch.gloo.driver.keys import Keys, random_word
+from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.lease import Lease
 from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.driver.start_frame import gets_stdin, start_frame
@@ -29,17 +29,23 @@ from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.relay import HostRelay
-    from hvlaunch.gloo.driver.roster import Roster
+    from hvlaunch.gloo.driver.worker_messages import WorkerMessages
     from hvlaunch.hosts.discovery import Discovery, Source
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "Watcher"]
+
+Watcher = Callable[[on.Event, Sequence[do.Action], float], None]
+"""Sees each event, what the engine made of it before that is carried out, and the time."""
 
 _OUTPUT_IN_FLIGHT = 64 << 20
 _WINDOW_RANGE = (256 << 10, 4 << 20)
 
 
 class Driver:
-    """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections."""
+    """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections.
+
+    `record` takes records for --events; `watchers` see all before anybody else does.
+    """
 
     def __init__(
         self,
@@ -52,6 +58,7 @@ class Driver:
         *,
         stdin: int,
         record: Callable[[Mapping[str, object]], None] | None = None,
+        watchers: Sequence[Watcher] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec = spec
@@ -62,18 +69,19 @@ class Driver:
         self._connect = connect
         self._stdin = stdin
         self._clock = clock
-        self._job_id = random_word(6)
         self._engine = Engine(spec, rendezvous.port)
         self._ranks = Ranks()
-        self._watchers = [Narrator(spec, printer.say, printer.status).see]
+        self._watchers = [*watchers, Narrator(spec, printer.say, printer.status).see]
         if record is not None:
-            from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (as its file)
+            from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (few jobs have one)
 
-            self._watchers.append(Recorder(spec, self._job_id, record, self._ranks.of).see)
-        self._roster = None if spec.elastic is None else _roster(rendezvous, events.put)
+            self._watchers.append(Recorder(spec, keys.job_id, record, self._ranks.of).see)
+        self._worker_messages = None if spec.elastic is None else _worker_messages(rendezvous, events.put)
         self._discovery = None if spec.elastic is None else _discovery(spec.elastic, events.put)
         self._links: dict[str, HostLink] = {}
         self._nonces: dict[str, str] = {}
+        self._opened = 0
+        """How many connections to hosts there have been."""
         self._started = 0
         self._readers: list[tuple[HostLink, int]] = []
         """The workers that read our stdin, by link and slot."""
@@ -93,8 +101,8 @@ class Driver:
     def run(self) -> JobResult:
         """Take events until the engine has finished. Leaves no connection open, whatever happens."""
         try:
-            if self._roster is not None:
-                self._roster.open()
+            if self._worker_messages is not None:
+                self._worker_messages.open()
             self._handle(on.Began())
             if self._discovery is not None:
                 self._discovery.start()
@@ -177,7 +185,8 @@ class Driver:
                 pass  # facts and group states are for those who look on
 
     def _open(self, host: Host) -> None:
-        self._nonces[host.name] = random_word(16)
+        self._nonces[host.name] = self._keys.beacon(self._opened)
+        self._opened += 1
         opening = Opening(
             connect=self._connect,
             program=self._program,
@@ -243,14 +252,14 @@ class Driver:
         for launch in start.launches:
             if gets_stdin(launch.place, self._spec):
                 self._readers.append((link, launch.slot))
-        link.send(*start_frame(start, self._spec, job_id=self._job_id, token=self._keys.token))
+        link.send(*start_frame(start, self._spec, job_id=self._keys.job_id, token=self._keys.token))
 
     def _tell(self, action: do.Assign | do.Leave | do.Break | do.Change) -> None:
         """Pass on what is for workers that ask for their places."""
         if isinstance(action, do.Assign):
             self._keep_files(action.round, action.launch.place.size)
-        if self._roster is not None:
-            self._roster.carry_out(action)
+        if self._worker_messages is not None:
+            self._worker_messages.carry_out(action)
 
     def _keep_files(self, number: int, size: int) -> None:
         """From here on output goes to files of this round. Raises BadUsage where those of the first can't be made."""
@@ -291,15 +300,15 @@ def _own_addresses(used: str) -> list[str]:
     return list(dict.fromkeys([used, *usable] if used else usable))
 
 
-def _roster(rendezvous: RendezvousServer, post: Callable[[on.Event], None]) -> "Roster":
-    from hvlaunch.gloo.driver.roster import Roster  # noqa: PLC0415 (only elastic jobs have one)
+def _worker_messages(rendezvous: RendezvousServer, post: Callable[[on.Event], None]) -> "WorkerMessages":
+    from hvlaunch.gloo.driver.worker_messages import WorkerMessages  # noqa: PLC0415 (only elastic jobs have one)
 
-    return Roster(rendezvous, post)
+    return WorkerMessages(rendezvous, post)
 
 
 def _discovery(options: ElasticOptions, post: Callable[[on.Event], None]) -> "Discovery | None":
     """What finds hosts; None where the pool is what it is."""
-    from hvlaunch.hosts.discovery import Discovery, HostFile, HostScript  # noqa: PLC0415 (as the roster)
+    from hvlaunch.hosts.discovery import Discovery, HostFile, HostScript  # noqa: PLC0415 (as those messages)
 
     if options.discovery_script is not None:
         source: Source = HostScript(options.discovery_script, options.discovery_timeout)

@@ -7,7 +7,7 @@ from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_e
 from hvlaunch.gloo.engine.actions import Start
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobSpec
-from hvlaunch.rendezvous.rounds import worker_id
+from hvlaunch.rendezvous.round_messages import worker_id
 
 __all__ = ["gets_stdin", "start_frame"]
 

@@ -70,7 +70,7 @@ class HostCertificate:
 
 def bare_key(certificate: bytes) -> bytes:
     """The public key that a certificate is for, as it goes over the wire. Raises BadCertificate."""
-    fields = _Fields(certificate)
+    fields = _FieldReader(certificate)
     key_type = fields.text()
     if not key_type.endswith(CERTIFICATE):
         raise BadCertificate(f"{key_type} is not a type of certificate")
@@ -83,14 +83,14 @@ def bare_key(certificate: bytes) -> bytes:
 
 def read_certificate(blob: bytes) -> HostCertificate:
     """The certificate in `blob`, its signature being verified. Raises BadCertificate."""
-    fields = _Fields(blob)
+    fields = _FieldReader(blob)
     key_type = fields.text()
     fields.data()  # nonce
     fields.skip_key(key_type)
     fields.number(8)  # serial
     kind = fields.number(4)
     fields.text()  # key id
-    principals = _Fields(fields.data()).texts()
+    principals = _FieldReader(fields.data()).texts()
     valid_after, valid_before = fields.number(8), fields.number(8)
     critical = fields.data()
     fields.data()  # extensions
@@ -116,8 +116,8 @@ def _check_signature(authority: bytes, signed: bytes, signature: bytes) -> None:
     from paramiko.pkey import PKey, UnknownKeyType  # noqa: PLC0415
     from paramiko.ssh_exception import SSHException  # noqa: PLC0415
 
-    authority_type = _Fields(authority).text()
-    seal = _Fields(signature)
+    authority_type = _FieldReader(authority).text()
+    seal = _FieldReader(signature)
     algorithm, _ = seal.text(), seal.data()
     if not seal.at_end():
         raise BadCertificate(_TOO_LONG)
@@ -137,7 +137,7 @@ def _matches(name: str, pattern: str) -> bool:
     return re.match(fnmatch.translate(literal), name) is not None
 
 
-class _Fields:
+class _FieldReader:
     """Reads what SSH writes: numbers, and bytes after their length."""
 
     def __init__(self, data: bytes) -> None:

@@ -9,16 +9,16 @@ from torch import distributed as dist
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.torch import current
-from hvlaunch.torch.elastic.errors import (
+from hvlaunch.torch.elastic.interruptions import (
     CollectiveFailed,
     HorovodInternalError,
     HostsUpdatedInterrupt,
     WorkersChanged,
 )
 from hvlaunch.torch.elastic.membership import Dismissed, Membership
-from hvlaunch.torch.elastic.rounds import Rounds
 from hvlaunch.torch.elastic.sampler import ElasticSampler
 from hvlaunch.torch.elastic.state import ObjectState, State, TorchState
+from hvlaunch.torch.elastic.training import Training
 from hvlaunch.torch.group_errors import AlreadyInitialized
 from hvlaunch.torch.world import let_go
 
@@ -68,7 +68,7 @@ def run(train: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]
         client, membership = _job()
         membership.start()
         try:
-            return Rounds(client, membership, state).run(lambda: train(state, *args, **kwargs))
+            return Training(client, membership, state).run(lambda: train(state, *args, **kwargs))
         except Dismissed:
             let_go()
             raise SystemExit(0) from None

@@ -6,7 +6,18 @@ from contextlib import suppress
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousClosed, RendezvousError
-from hvlaunch.rendezvous.rounds import ASKS, BEATS, PLACES, ROUNDS, Ask, Beat, Grant, Notice, decode, encode
+from hvlaunch.rendezvous.round_messages import (
+    ASKS,
+    BEATS,
+    PLACES,
+    ROUNDS,
+    Ask,
+    Beat,
+    Grant,
+    Notice,
+    decode,
+    encode,
+)
 
 __all__ = ["Dismissed", "Membership"]
 

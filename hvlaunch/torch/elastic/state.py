@@ -7,15 +7,15 @@ import torch
 from torch import distributed as dist
 
 from hvlaunch.torch import current
-from hvlaunch.torch.elastic.errors import WorkersChanged
+from hvlaunch.torch.elastic.interruptions import WorkersChanged
 from hvlaunch.torch.elastic.snapshot import Snapshot, take
 from hvlaunch.torch.elastic.transfer import receive, send
 from hvlaunch.torch.skeleton import join
 
-__all__ = ["ObjectState", "RoundLink", "State", "TorchState"]
+__all__ = ["ObjectState", "State", "TorchState", "TrainedRound"]
 
 
-class RoundLink(Protocol):
+class TrainedRound(Protocol):
     """A state's connection to the round that it is trained in; run() makes it."""
 
     def committed(self, commits: int) -> None:
@@ -38,7 +38,7 @@ class State:
         """How many commits what is saved has behind it; -1 where nothing is saved yet."""
         self._saved: Snapshot | None = None
         self._callbacks: list[Callable[[], None]] = []
-        self._link: RoundLink | None = None
+        self._round: TrainedRound | None = None
 
     def collect(self) -> Any:
         """All that is to be saved: tensors, plain values, and dicts and lists of them."""
@@ -54,15 +54,15 @@ class State:
         Raises WorkersChanged and CollectiveFailed, for run() to catch.
         """
         self.save()
-        if self._link is not None:
-            self._link.committed(self.commits)
-            self._link.check()
+        if self._round is not None:
+            self._round.committed(self.commits)
+            self._round.check()
 
     def check_host_updates(self) -> None:
         """See whether workers come or go, and save only if so. Collective, and raises, as commit()."""
-        if self._link is not None:
+        if self._round is not None:
             try:
-                self._link.check()
+                self._round.check()
             except WorkersChanged:
                 self.save()
                 raise
@@ -140,9 +140,9 @@ class State:
         for call in self._callbacks:
             call()
 
-    def attach(self, link: RoundLink | None) -> None:
+    def attach(self, trained: TrainedRound | None) -> None:
         """Say which round the state is trained in; run() does."""
-        self._link = link
+        self._round = trained
 
 
 class ObjectState(State):

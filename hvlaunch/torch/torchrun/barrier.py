@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvlaunch.torch.torchrun.state import Limits, Outcome, State
+from hvlaunch.torch.torchrun.state import JobState, Limits, Outcome
 
-__all__ = ["Barrier", "Ended", "Form", "Join", "Late", "Place", "Step", "Wait"]
+__all__ = ["Barrier", "Ended", "Form", "Join", "Late", "NodePlace", "Step", "Wait"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePlace:
     """The node's place in a new round."""
 
     epoch: str
@@ -51,7 +51,7 @@ class Late:
     came: tuple[str, ...]
 
 
-Step = Join | Form | Wait | Place | Ended | Late
+Step = Join | Form | Wait | NodePlace | Ended | Late
 
 
 class Barrier:
@@ -61,14 +61,14 @@ class Barrier:
     those of different nodes are never compared.
     """
 
-    def __init__(self, node: str, limits: Limits, last: Place | None = None) -> None:
+    def __init__(self, node: str, limits: Limits, last: NodePlace | None = None) -> None:
         self._node = node
         self._limits = limits
         self._last = last
         self._arrived: float | None = None
         self._called: float | None = None
 
-    def next(self, state: State | None, now: float, *, alive: bool = False) -> Step:
+    def next(self, state: JobState | None, now: float, *, alive: bool = False) -> Step:
         """alive: whether a node of the state has given a sign of life since this one looks."""
         if state is None:
             return Join()
@@ -76,16 +76,16 @@ class Barrier:
             return self._at_the_end(state, alive=alive)
         if self._node in state.active and self._is_new(state):
             rank = state.placed.index(self._node)
-            return Place(state.epoch, state.round, rank, len(state.placed))
+            return NodePlace(state.epoch, state.round, rank, len(state.placed))
         if self._node not in state.waiting:
             return Join()
         return self._waiting(state, now)
 
-    def _is_new(self, state: State) -> bool:
+    def _is_new(self, state: JobState) -> bool:
         last = self._last
         return last is None or (last.epoch, last.round) != (state.epoch, state.round)
 
-    def _at_the_end(self, state: State, *, alive: bool) -> Step:
+    def _at_the_end(self, state: JobState, *, alive: bool) -> Step:
         """A job that ended belongs to who took part; to a new node only while its nodes live.
 
         Else the end is of an earlier job with this run id, whose nodes were killed before they could leave.
@@ -95,7 +95,7 @@ class Barrier:
             return Ended(state.outcome, state.cause)
         return Wait() if state.nodes else Join()
 
-    def _waiting(self, state: State, now: float) -> Step:
+    def _waiting(self, state: JobState, now: float) -> Step:
         limits = self._limits
         if state.running and len(state.placed) >= limits.max_nodes:  # a spare: this can last
             self._arrived = self._called = None

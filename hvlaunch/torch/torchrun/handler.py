@@ -26,11 +26,11 @@ from torch.distributed.elastic.rendezvous import (
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousError as ClientError
 from hvlaunch.torch.torchrun.backend import Backend
-from hvlaunch.torch.torchrun.barrier import Barrier, Ended, Form, Join, Late, Place, Wait
+from hvlaunch.torch.torchrun.barrier import Barrier, Ended, Form, Join, Late, NodePlace, Wait
 from hvlaunch.torch.torchrun.keeper import Keeper
 from hvlaunch.torch.torchrun.round_store import RoundOver, RoundStore
 from hvlaunch.torch.torchrun.settings import Settings
-from hvlaunch.torch.torchrun.state import Outcome, State, ended, formed, joined, left
+from hvlaunch.torch.torchrun.state import JobState, Outcome, ended, formed, joined, left
 
 __all__ = ["Handler"]
 
@@ -55,7 +55,7 @@ class Handler(RendezvousHandler):
             lease=settings.lease,
             read_timeout=settings.read_timeout,
         )
-        self._place: Place | None = None
+        self._place: NodePlace | None = None
         self._called_back = False
         self._store: RoundStore | None = None
         self._workers_store: TCPStore | None = None
@@ -125,7 +125,7 @@ class Handler(RendezvousHandler):
             return False
         return True
 
-    def _arrive(self, *, failed_here: bool) -> Place:
+    def _arrive(self, *, failed_here: bool) -> NodePlace:
         """Wait for a place in a round newer than the last."""
         keeper = self._keeper
         barrier = Barrier(self._node, self._settings.limits, self._place)
@@ -133,7 +133,7 @@ class Handler(RendezvousHandler):
         while True:
             state, now = keeper.state, time.monotonic()
             step = barrier.next(state, now, alive=keeper.sees_life)
-            if isinstance(step, Place):
+            if isinstance(step, NodePlace):
                 return step
             if isinstance(step, Join):
                 keeper.change(partial(joined, node=self._node, epoch=secrets.token_hex(4)))
@@ -158,7 +158,7 @@ class Handler(RendezvousHandler):
         how = "a worker failed for good" if step.outcome == "failed" else "its workers are done"
         return RendezvousClosedError(f"the job {self.get_run_id()} has ended: {how} on {step.cause}")
 
-    def _enter(self, place: Place) -> RendezvousInfo:
+    def _enter(self, place: NodePlace) -> RendezvousInfo:
         """The stores of a round. Raises RoundOver where a node is lost before they are there."""
         scope = self._scope_of(place.epoch, place.round)
         store = RoundStore(self._client, scope, place, lambda: self._is_over(place))
@@ -192,7 +192,7 @@ class Handler(RendezvousHandler):
     def _scope_of(self, epoch: str, round_: int) -> str:
         return f"{self._scope}/{epoch}/{round_}"
 
-    def _is_over(self, place: Place) -> bool:
+    def _is_over(self, place: NodePlace) -> bool:
         state = self._keeper.state
         if state is None or (state.epoch, state.round) != (place.epoch, place.round):
             return True
@@ -201,7 +201,7 @@ class Handler(RendezvousHandler):
     def _leave(self, outcome: Outcome) -> None:
         """Leave the job; outcome "" does not end it."""
 
-        def leave(state: State | None) -> State | None:
+        def leave(state: JobState | None) -> JobState | None:
             if state is None:
                 return None
             if outcome and self._node in state.placed:

@@ -20,7 +20,7 @@ from hvlaunch.rendezvous.client_errors import (
 )
 from hvlaunch.torch.torchrun.backend import Backend
 from hvlaunch.torch.torchrun.leases import Leases, watched
-from hvlaunch.torch.torchrun.state import State, decode, encode, left
+from hvlaunch.torch.torchrun.state import JobState, decode, encode, left
 
 __all__ = ["Keeper"]
 
@@ -57,7 +57,7 @@ class Keeper:
         self._clock = clock
         self._leases = Leases(lease, interval)
         self._signs = count()
-        self._state: State | None = None
+        self._state: JobState | None = None
         self._token: object = None
         self._talk = threading.Lock()  # an older answer must not overtake a newer one
         self._changed = threading.Condition()
@@ -65,7 +65,7 @@ class Keeper:
         self._thread: threading.Thread | None = None
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> JobState | None:
         """The newest known."""
         return self._state
 
@@ -86,14 +86,14 @@ class Keeper:
         with self._talk:
             self._forget([self._node])
 
-    def wait(self, known: State | None, seconds: float) -> None:
+    def wait(self, known: JobState | None, seconds: float) -> None:
         """Return when the state is no longer `known`, or after so many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._state is not known, seconds)
 
     def change(
-        self, transition: Callable[[State | None], State | None], *, once: bool = False
-    ) -> State | None:
+        self, transition: Callable[[JobState | None], JobState | None], *, once: bool = False
+    ) -> JobState | None:
         """Make the state what transition() makes of it; None or the same is for nothing to do.
 
         once: do not try again where the rendezvous can't be reached.
@@ -108,7 +108,7 @@ class Keeper:
                     raise
             self._stopped.wait(_PAUSE)
 
-    def _change(self, transition: Callable[[State | None], State | None]) -> State | None:
+    def _change(self, transition: Callable[[JobState | None], JobState | None]) -> JobState | None:
         while True:
             with self._talk:
                 if self._token is None:

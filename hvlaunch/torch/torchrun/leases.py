@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvlaunch.torch.torchrun.state import State
+from hvlaunch.torch.torchrun.state import JobState
 
 __all__ = ["Leases", "watched"]
 
 _WARDENS = 3
 
 
-def watched(state: State, node: str) -> tuple[str, ...]:
+def watched(state: JobState, node: str) -> tuple[str, ...]:
     """Whose signs of life this node looks at: the first few look at all, all look at the first few.
 
     So the effort grows with the number of nodes and not with its square, and whoever dies, all of the first

@@ -12,7 +12,7 @@ from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable, WaitTimeout
-from hvlaunch.torch.torchrun.barrier import Place
+from hvlaunch.torch.torchrun.barrier import NodePlace
 
 __all__ = ["RoundOver", "RoundStore"]
 
@@ -33,7 +33,7 @@ class RoundStore(Store):
     starts its workers, and at its first look at them it is called to the next round.
     """
 
-    def __init__(self, client: Client, scope: str, place: Place, over: Callable[[], bool]) -> None:
+    def __init__(self, client: Client, scope: str, place: NodePlace, over: Callable[[], bool]) -> None:
         super().__init__()
         self._client = client
         self._scope = scope

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-__all__ = ["Limits", "Outcome", "State", "decode", "encode", "ended", "formed", "joined", "left"]
+__all__ = ["JobState", "Limits", "Outcome", "decode", "encode", "ended", "formed", "joined", "left"]
 
 Outcome = Literal["", "done", "failed"]
 
@@ -30,7 +30,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class JobState:
     """One moment of a job. Nodes are named `ADDRESS/PID/RANDOM`."""
 
     epoch: str
@@ -67,35 +67,35 @@ class State:
         return len(self.waiting) if len(self.placed) < max_nodes else 0
 
 
-def encode(state: State) -> bytes:
+def encode(state: JobState) -> bytes:
     """As JSON: unlike the state of torch's own backends, it is never unpickled."""
     return json.dumps(asdict(state)).encode()
 
 
-def decode(data: bytes) -> State:
+def decode(data: bytes) -> JobState:
     """Raises ValueError for what encode() has not made."""
     try:
         fields = json.loads(data)
         for name in ("placed", "active", "waiting"):
             fields[name] = tuple(fields[name])
-        return State(**fields)
+        return JobState(**fields)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"no state of a job: {data[:80]!r}") from error
 
 
-def joined(state: State | None, node: str, epoch: str) -> State:
+def joined(state: JobState | None, node: str, epoch: str) -> JobState:
     """The node waits for the next round, and has left the one that it was in.
 
     Where nobody is there any more, this is the first node of a new job, named epoch.
     """
     if state is None or not state.nodes:
-        return State(epoch=epoch, waiting=(node,))
+        return JobState(epoch=epoch, waiting=(node,))
     if state.outcome or node in state.waiting:
         return state
     return replace(left(state, [node]), waiting=(*state.waiting, node))
 
 
-def left(state: State, nodes: Collection[str]) -> State:
+def left(state: JobState, nodes: Collection[str]) -> JobState:
     """The nodes are gone."""
     return replace(
         state,
@@ -104,12 +104,12 @@ def left(state: State, nodes: Collection[str]) -> State:
     )
 
 
-def ended(state: State, outcome: Outcome, cause: str) -> State:
+def ended(state: JobState, outcome: Outcome, cause: str) -> JobState:
     """The job has ended; the first word on how stands."""
     return state if state.outcome else replace(state, outcome=outcome, cause=cause)
 
 
-def formed(state: State, limits: Limits) -> State:
+def formed(state: JobState, limits: Limits) -> JobState:
     """The next round, of those who wait, once all have left the newest one and enough wait.
 
     Who had a place keeps it, and the order of ranks, so that rank 0 is a survivor where there is one. New

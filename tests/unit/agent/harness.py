@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from hvlaunch.agent.frames import Decoder, encode
-from hvlaunch.agent.pieces import Sieve
+from hvlaunch.agent.pieces import PieceReader
 from hvlaunch.gloo.driver.bundle import agent_command, bundle
 from tests import pythons
 
@@ -133,7 +133,7 @@ class AgentProcess:
         self.ended = False
         """Whether the agent's stdout has ended."""
         self._decoder = Decoder()
-        self._sieve = Sieve(self._hear)
+        self._reader = PieceReader(self._hear)
         self._bundle = bundle({"grace": grace, "lease": lease, "window": window}, is_near=True)
         command = before + agent_command(candidates, len(self._bundle))
         self.process = subprocess.Popen(
@@ -249,7 +249,7 @@ class AgentProcess:
             return
         data = self.process.stdout.read(1 << 16)
         self.ended = not data
-        for header, body in self._decoder.feed(self._sieve.feed(data)):
+        for header, body in self._decoder.feed(self._reader.feed(data)):
             self.seen.append((header, body))
             if self.acks and header["type"] == "output" and body:
                 with suppress(BrokenPipeError):  # it may have ended since

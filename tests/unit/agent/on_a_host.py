@@ -12,7 +12,7 @@ sys.path.insert(0, sys.argv[1])
 
 from hvlaunch.agent import quick, selector
 from hvlaunch.agent.frames import Decoder, encode
-from hvlaunch.agent.pieces import Cutter, Sieve
+from hvlaunch.agent.pieces import PieceReader, PieceWriter
 
 PR_SET_CHILD_SUBREAPER = 36
 BROKEN = ("", " ", "nul", "{", '{"a":}', "[1", '"a', "1 2", "NaN", "-Infinity", "{}x", '{"a" 1}', "\x00")
@@ -39,12 +39,14 @@ def check_json(values):
 
 def check_frames(values):
     frames = [({"type": "x", "value": value}, b"\n" * size) for size, value in enumerate(values)]
-    data = b"".join(b"noise" + piece for piece in Cutter().cut(b"".join(encode(*frame) for frame in frames)))
+    data = b"".join(
+        b"noise" + piece for piece in PieceWriter().cut(b"".join(encode(*frame) for frame in frames))
+    )
     for step in (1, 7, len(data)):
         noise, back = [], []
-        decoder, sieve = Decoder(), Sieve(noise.append)
+        decoder, reader = Decoder(), PieceReader(noise.append)
         for start in range(0, len(data), step):
-            back += decoder.feed(sieve.feed(data[start : start + step]))
+            back += decoder.feed(reader.feed(data[start : start + step]))
         assert back == frames, step
         assert set(b"".join(noise)) == set(b"noise")
 

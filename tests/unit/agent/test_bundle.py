@@ -11,7 +11,7 @@ import pytest
 
 from hvlaunch import agent as agent_package
 from hvlaunch.agent.frames import Decoder, encode
-from hvlaunch.agent.pieces import Sieve
+from hvlaunch.agent.pieces import PieceReader
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.driver import bundle as bundles
 from hvlaunch.gloo.driver.bundle import NO_PYTHON, agent_command, bundle, python_candidates
@@ -184,14 +184,14 @@ def fault(data: bytes) -> str:
         check=False,
     )
     assert done.returncode == 1
-    ((header, body),) = Decoder().feed(Sieve(lambda _: None).feed(done.stdout))
+    ((header, body),) = Decoder().feed(PieceReader(lambda _: None).feed(done.stdout))
     assert header["type"] == "fault"
     return body.decode()
 
 
 def test_every_module_of_the_agent_travels() -> None:
     there = {path.stem for path in Path(agent_package.__file__).parent.glob("*.py")}
-    assert there == {*bundles._MODULES, "boot"}
+    assert there == {*bundles._MODULES, "boot", "caller"}
 
 
 @pytest.mark.parametrize(("is_near", "limit"), [(False, 30_000), (True, 90_000)])

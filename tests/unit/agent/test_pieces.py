@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvlaunch.agent.pieces import START, Cutter, Garbled, Sieve
+from hvlaunch.agent.pieces import START, Garbled, PieceReader, PieceWriter
 
 SENT = st.lists(st.one_of(st.binary(max_size=50), st.binary(min_size=4000, max_size=9000)), max_size=4)
 NOISE = st.lists(st.one_of(st.binary(max_size=30), st.sampled_from([START[:k] for k in range(len(START))])))
 
 
 class Ear:
-    """What comes through a sieve, and what does not."""
+    """What comes through a reader, and what does not."""
 
     def __init__(self) -> None:
         self.noise = b""
         self.got = b""
-        self.sieve = Sieve(self._hear)
+        self.reader = PieceReader(self._hear)
 
     def _hear(self, noise: bytes) -> None:
         assert noise
@@ -29,7 +29,7 @@ class Ear:
 
     def feed(self, *chunks: bytes) -> "Ear":
         for chunk in chunks:
-            self.got += self.sieve.feed(chunk)
+            self.got += self.reader.feed(chunk)
         return self
 
 
@@ -37,8 +37,8 @@ class Ear:
 def test_any_noise_between_pieces_in_any_chunks(
     sent: list[bytes], noise: list[bytes], cuts: list[int]
 ) -> None:
-    cutter = Cutter()
-    pieces = [piece for data in sent for piece in cutter.cut(data)]
+    writer = PieceWriter()
+    pieces = [piece for data in sent for piece in writer.cut(data)]
     noise = noise[: len(pieces)]
     data = b"".join(chain.from_iterable(zip_longest(noise, pieces, fillvalue=b"")))
     edges = [0, *sorted(min(edge, len(data)) for edge in cuts), len(data)]
@@ -49,7 +49,7 @@ def test_any_noise_between_pieces_in_any_chunks(
 
 @given(st.binary(min_size=1, max_size=9000), st.integers(0, 9100), st.binary(min_size=1, max_size=100))
 def test_noise_within_a_piece_is_garbled_or_not_yet_whole(sent: bytes, at: int, noise: bytes) -> None:
-    data = b"".join(Cutter().cut(sent))
+    data = b"".join(PieceWriter().cut(sent))
     at = min(at, len(data))
     ear = Ear()
     try:
@@ -62,7 +62,7 @@ def test_noise_within_a_piece_is_garbled_or_not_yet_whole(sent: bytes, at: int, 
 @pytest.mark.parametrize("at", [1, 9, 12, 4000, 4094, 4100])
 def test_noise_within_a_piece_is_noticed(at: int) -> None:
     """Also where it hits a mark, which hides the piece: the next one's number is then not the one awaited."""
-    data = b"".join(Cutter().cut(bytes(range(256)) * 64))
+    data = b"".join(PieceWriter().cut(bytes(range(256)) * 64))
     with pytest.raises(Garbled):
         Ear().feed(data[:at] + b"backup: 1 of 5\n" + data[at:])
 
@@ -87,7 +87,7 @@ def test_pieces_into_a_pipe_that_others_write_to() -> None:
 
     def send() -> None:
         begun.wait()
-        for piece in Cutter().cut(sent):
+        for piece in PieceWriter().cut(sent):
             assert os.write(write, piece) == len(piece)
 
     writers = [threading.Thread(target=target) for target in (print_on, send)]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent.channel import Channel
+from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import Decoder
-from hvlaunch.agent.pieces import Sieve
+from hvlaunch.agent.pieces import PieceReader
 from hvlaunch.agent.relay import CHUNK, WINDOW
 from tests.unit.agent.harness import PATIENCE, AgentProcess, python, until
 
@@ -233,14 +233,14 @@ class TestLanes:
     """The agent's channel: relayed frames and others take turns."""
 
     @pytest.fixture
-    def pipe(self) -> Iterator[tuple[Channel, int]]:
+    def pipe(self) -> Iterator[tuple[DriverChannel, int]]:
         read, write = os.pipe()
-        yield Channel(os.open(os.devnull, os.O_RDONLY), write), read
+        yield DriverChannel(os.open(os.devnull, os.O_RDONLY), write), read
         os.close(read)
         os.close(write)
 
-    def received(self, channel: Channel, read: int) -> list[str]:
-        decoder, sieve = Decoder(), Sieve(lambda noise: pytest.fail(f"noise: {noise!r}"))
+    def received(self, channel: DriverChannel, read: int) -> list[str]:
+        decoder, reader = Decoder(), PieceReader(lambda noise: pytest.fail(f"noise: {noise!r}"))
         os.set_blocking(read, False)
         names: list[str] = []
         while True:
@@ -248,10 +248,10 @@ class TestLanes:
                 data = os.read(read, 1 << 16)
             except BlockingIOError:
                 return names
-            names += [header["type"] for header, _ in decoder.feed(sieve.feed(data))]
+            names += [header["type"] for header, _ in decoder.feed(reader.feed(data))]
             channel.flush()
 
-    def test_a_frame_waits_for_one_of_the_others_at_most(self, pipe: tuple[Channel, int]) -> None:
+    def test_a_frame_waits_for_one_of_the_others_at_most(self, pipe: tuple[DriverChannel, int]) -> None:
         channel, read = pipe
         channel.send({"type": "output"}, b"x" * (1 << 18))  # more than the pipe holds
         for number in range(4):
@@ -264,7 +264,7 @@ class TestLanes:
         assert names[1:5] == ["relayed 0", "own 0", "relayed 1", "own 1"]
         assert names[5:] == ["relayed 2", "relayed 3"]
 
-    def test_what_was_sent_before_is_whole(self, pipe: tuple[Channel, int]) -> None:
+    def test_what_was_sent_before_is_whole(self, pipe: tuple[DriverChannel, int]) -> None:
         channel, read = pipe
         while not channel.blocked:
             channel.send({"type": "a"}, b"x" * 999)

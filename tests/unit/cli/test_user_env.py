@@ -327,7 +327,7 @@ def test_the_page_for_users_has_every_variable():
     names = identity_env(placement, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s").keys()
     names |= shared_env(network, {}, (1, 2)).keys() | default_env(1, 1).keys()
     names |= elastic_env(ElasticOptions(min_np=1)).keys()
-    table = DOCS.partition("## What a worker finds")[2].partition("## What you pass on")[0]
+    table = DOCS.partition("## What each worker gets")[2].partition("## What you pass on")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(names)
 

@@ -5,7 +5,7 @@ from threading import Condition
 from typing import TYPE_CHECKING
 
 from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
-from hvlaunch.agent.pieces import Cutter
+from hvlaunch.agent.pieces import PieceWriter
 
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
@@ -29,7 +29,7 @@ class FakeChannel:
 
     def __init__(self) -> None:
         self.changed = Condition()
-        self.cutter = Cutter()
+        self.writer = PieceWriter()
         self.incoming: deque[bytes | Exception] = deque()
         self.written = bytearray()
         self.status: int | None = None
@@ -42,7 +42,7 @@ class FakeChannel:
             self.changed.notify_all()
 
     def frame(self, header: dict[str, object], body: bytes = b"") -> None:
-        self.say(b"".join(self.cutter.cut(encode(header, body))))
+        self.say(b"".join(self.writer.cut(encode(header, body))))
 
     def greet(self, **changes: object) -> None:
         self.frame(HELLO | changes)

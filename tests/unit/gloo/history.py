@@ -1,14 +1,18 @@
-"""Plays histories of events to an engine, and keeps what it wanted done."""
+"""Plays histories of events to an engine, and keeps what it wanted done.
+
+After each test all of its histories are replayed from their journals (conftest.py).
+"""
 
 import signal
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from hvlaunch.errors import HostLost, Problem
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.actions import Step
 from hvlaunch.gloo.engine.engine import Engine
+from hvlaunch.gloo.engine.entries import begin_entry, turn_entry
 from hvlaunch.job import Host, JobResult, JobSpec
 
 A = TypeVar("A")
@@ -75,15 +79,26 @@ class Wanted(list[do.Action]):
 class History:
     """An engine, its clock, and all actions so far."""
 
+    all: ClassVar[list["History"]] = []
+    """Of this test."""
+
     def __init__(self, job: JobSpec) -> None:
         self.now = 100.0
         self.engine = Engine(job, PORT)
         self.actions: list[do.Action] = []
         self.names = [host.name for host in job.hosts]
+        self.journal = [begin_entry("0", "j0b", job, PORT)]
+        self.is_journal_whole = True
+        """Whether the engine has been told nothing else."""
+        self.all.append(self)
 
     def play(self, *events: on.Event) -> Wanted:
         """Handle the events now; what the engine wants done about them."""
-        new = Wanted(action for event in events for action in self.engine.handle(event, self.now))
+        new = Wanted()
+        for event in events:
+            actions = self.engine.handle(event, self.now)
+            self.journal.append(turn_entry(event, actions, self.now))
+            new += actions
         self.actions += new
         return new
 

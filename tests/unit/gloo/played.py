@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
-from hvlaunch.agent.pieces import Cutter
+from hvlaunch.agent.pieces import PieceWriter
 
 __all__ = ["PlayedAgent"]
 
@@ -45,7 +45,7 @@ class PlayedAgent:
         self._note_start = note_start
         self._incoming: SimpleQueue[bytes] = SimpleQueue()
         self._decoder = Decoder()
-        self._cutter = Cutter()
+        self._writer = PieceWriter()
         self._bundle_left = 0
 
     # The connection and its channel
@@ -86,7 +86,7 @@ class PlayedAgent:
     # The agent
 
     def say(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        self._incoming.put(b"".join(self._cutter.cut(encode(dict(header), body))))
+        self._incoming.put(b"".join(self._writer.cut(encode(dict(header), body))))
 
     def end_worker(self, slot: int, code: int | None = 0, signal: int | None = None) -> None:
         for stream in _STREAMS:

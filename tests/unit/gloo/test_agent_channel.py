@@ -6,7 +6,7 @@ import zlib
 import pytest
 
 from hvlaunch.agent.frames import BadFrame, encode
-from hvlaunch.agent.pieces import Cutter, Garbled
+from hvlaunch.agent.pieces import Garbled, PieceWriter
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
@@ -63,7 +63,7 @@ def test_a_python_that_no_shell_takes_is_refused() -> None:
 def test_frames_come_as_they_are_whole_and_noise_is_told_apart() -> None:
     rig = Rig(Host("a"))
     frames = rig.channel.frames()
-    pieces = b"".join(Cutter().cut(encode(PING, b"x" * 9000)))
+    pieces = b"".join(PieceWriter().cut(encode(PING, b"x" * 9000)))
     rig.host.say(b"Welcome!\n" + pieces[:5000], pieces[5000:])
     assert next(frames) == (PING, b"x" * 9000)
     assert rig.listener.noise == b"Welcome!\n"
@@ -81,7 +81,7 @@ def test_noise_alone_is_no_sign_of_life() -> None:
 
 def test_what_no_agent_sends_is_an_error_behind_the_frames_before_it() -> None:
     rig = Rig(Host("a"))
-    rig.host.say(b"".join(rig.host.cutter.cut(encode(PING) + b"\xff" * 100)))
+    rig.host.say(b"".join(rig.host.writer.cut(encode(PING) + b"\xff" * 100)))
     frames = rig.channel.frames()
     assert next(frames) == (PING, b"")
     with pytest.raises(BadFrame):
@@ -90,7 +90,7 @@ def test_what_no_agent_sends_is_an_error_behind_the_frames_before_it() -> None:
 
 def test_noise_within_a_piece_is_an_error_of_its_own() -> None:
     rig = Rig(Host("a"))
-    pieces = b"".join(rig.host.cutter.cut(encode(PING)))
+    pieces = b"".join(rig.host.writer.cut(encode(PING)))
     rig.host.say(pieces[:20] + b"noise" + pieces[20:])
     with pytest.raises(Garbled):
         next(rig.channel.frames())

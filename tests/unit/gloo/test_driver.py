@@ -1,9 +1,11 @@
 """The driver's loop over agents that are only played, on a clock that the test moves."""
 
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +16,17 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.loop import Driver
+from hvlaunch.gloo.driver.loop import Driver, Watcher
+from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import replay
+from hvlaunch.gloo.engine.course import Phase
+from hvlaunch.gloo.watch.journal import Journal, entries
 from hvlaunch.job import Host, JobResult, JobSpec
 from tests.unit.gloo.played import PlayedAgent
 
 LEASE = 30.0
+TOKEN, PROBE_TOKEN, NONCE = "t0k3n", "pr0b3", "n0nc3"
 PULSE = 5.0
 PATIENCE = 60.0
 
@@ -48,6 +55,9 @@ class Rig:
     def __init__(self) -> None:
         self.now = 1000.0
         self.agents = {"a": PlayedAgent("10.0.0.1"), "b": PlayedAgent("10.0.0.2")}
+        hosts = tuple(Host(name, slots=1) for name in self.agents)
+        self.spec = JobSpec(command=("train",), hosts=hosts, cwd="/", lease=LEASE)
+        self.watchers: list[Watcher] = []
         self.events = Events()
         self.stderr = BytesIO()
         self._printer = Printer(BytesIO(), self.stderr)
@@ -55,17 +65,16 @@ class Rig:
         self.connect: Callable[[Host], Any] = lambda host: CommandConnection(self.agents[host.name])
 
     def begin(self) -> None:
-        hosts = tuple(Host(name, slots=1) for name in self.agents)
-        spec = JobSpec(command=("train",), hosts=hosts, cwd="/", lease=LEASE)
         rendezvous: Any = SimpleNamespace(port=4711, expect=lambda addresses: None)
         self.driver = Driver(
-            spec,
+            self.spec,
             self.events,  # type: ignore[arg-type]
             self._printer,
             rendezvous,
-            Keys(token="t", probe_token="p", nonce="n"),
+            Keys(token=TOKEN, probe_token=PROBE_TOKEN, nonce=NONCE, job_id="j", beacons="b"),
             self.connect,
             stdin=-1,
+            watchers=self.watchers,
             clock=lambda: self.now,
         )
         self._thread = threading.Thread(target=lambda: self._results.append(self.driver.run()))
@@ -208,3 +217,27 @@ def test_a_connection_that_ends_before_the_agent_answers_gives_what_the_host_sai
     result = rig.end()
     assert result.exit_code == 69
     assert "host b: its agent did not start (status 1); the host said: This account" in str(result.error)
+
+
+def test_a_journal_is_written_ahead_replays_and_has_no_key(rig: Rig, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal", pytest.fail)
+    journal.begin(rig.spec, "j", 4711)
+    started: list[int] = []
+
+    def see(event: on.Event, actions: Sequence[do.Action], now: float) -> None:
+        journal.see(event, actions, now)
+        if any(isinstance(action, do.Start) for action in actions):
+            started.append(sum(len(agent.slots) for agent in rig.agents.values()))
+
+    rig.watchers = [see]
+    rig.started()
+    for agent in rig.agents.values():
+        agent.end_worker(0)
+    assert rig.end().exit_code == 0
+    assert started[0] == 0
+    found = list(entries(tmp_path / "journal"))
+    assert replay(found).phase is Phase.DONE
+    text = json.dumps(found)
+    assert TOKEN not in text
+    assert PROBE_TOKEN not in text
+    assert NONCE not in text

@@ -74,12 +74,14 @@ def test_only_the_last_transitions_are_remembered() -> None:
 
 def test_in_tests_a_defect_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     job = training("a:2")
+    job.is_journal_whole = False
     break_table(monkeypatch, State.WORKING, Trigger.ENDED)
     with pytest.raises(InvalidTransition):
         job.exit("a", 0, code=1)
 
 
 def end_by_defect(job: History, event: on.Event) -> list[do.Action]:
+    job.is_journal_whole = False
     actions = job.engine.handle_or_end(event, job.now)
     job.actions += actions
     return actions

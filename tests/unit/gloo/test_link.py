@@ -143,7 +143,7 @@ def test_noise_behind_the_agents_start_is_told_once_and_no_sign_of_life(rig: Rig
 
 def test_noise_within_a_piece_ends_the_host_with_an_error_of_its_own(rig: Rig) -> None:
     rig.ready()
-    piece = b"".join(rig.channel.cutter.cut(encode({"type": "pong", "at": 1.0})))
+    piece = b"".join(rig.channel.writer.cut(encode({"type": "pong", "at": 1.0})))
     rig.channel.say(piece[:20] + b"backup: 1 of 5\n" + piece[20:])
     event = rig.event()
     assert isinstance(event, on.HostGone)
@@ -333,7 +333,7 @@ def test_a_broken_connection(rig: Rig) -> None:
 
 def test_garbage_in_the_channel(rig: Rig) -> None:
     rig.ready()
-    rig.channel.say(*rig.channel.cutter.cut(b"\xff" * 100))
+    rig.channel.say(*rig.channel.writer.cut(b"\xff" * 100))
     event = rig.event()
     assert isinstance(event, on.HostGone)
     assert "a frame of" in str(event.problem)

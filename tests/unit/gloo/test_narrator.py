@@ -10,7 +10,7 @@ from hvlaunch.job import ConsoleOptions, ElasticOptions
 
 from .history import History, facts, ready, spec
 
-BAD = ConnectFailed("refused", host="b")
+BAD = ConnectFailed("refused", host="b").problem
 
 
 class Told(History):

@@ -39,7 +39,7 @@ def test_hosts_of_a_hostfile_that_answer(program, tmp_path):
 
 def test_without_ping_no_host_is_taken_for_gone(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DiscoveryFailed, match="no ping here"):
+    with pytest.raises(DiscoveryFailed, match="there is no ping on this machine"):
         found(f"/bin/sh {HOSTFILES / 'discover.sh'} {tmp_path}")
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from hvlaunch.rendezvous import Client
-from hvlaunch.rendezvous.rounds import ROUNDS, Notice, encode
+from hvlaunch.rendezvous.round_messages import ROUNDS, Notice, encode
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.torch.elastic.membership import Membership
 

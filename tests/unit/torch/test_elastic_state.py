@@ -6,7 +6,7 @@ from torch import distributed as dist
 from torch.optim import lr_scheduler
 
 from hvlaunch.torch.elastic import run
-from hvlaunch.torch.elastic.errors import WorkersChanged
+from hvlaunch.torch.elastic.interruptions import WorkersChanged
 from hvlaunch.torch.elastic.sampler import ElasticSampler
 from hvlaunch.torch.elastic.snapshot import take
 from hvlaunch.torch.elastic.state import ObjectState, State, TorchState

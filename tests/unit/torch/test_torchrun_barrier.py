@@ -7,59 +7,59 @@ from itertools import count
 
 import pytest
 
-from hvlaunch.torch.torchrun.barrier import Barrier, Ended, Form, Join, Late, Place, Wait
-from hvlaunch.torch.torchrun.state import Limits, State, ended, formed, joined, left
+from hvlaunch.torch.torchrun.barrier import Barrier, Ended, Form, Join, Late, NodePlace, Wait
+from hvlaunch.torch.torchrun.state import JobState, Limits, ended, formed, joined, left
 
 LIMITS = Limits(min_nodes=2, max_nodes=3, join=100.0, last_call=30.0)
 
 
-def barrier(last: Place | None = None) -> Barrier:
+def barrier(last: NodePlace | None = None) -> Barrier:
     return Barrier("a", LIMITS, last)
 
 
 def test_a_node_joins_and_waits_until_there_are_enough():
     one = barrier()
     assert one.next(None, 0.0) == Join()
-    assert one.next(State(epoch="e", waiting=("a",)), 1.0) == Wait(101.0)
+    assert one.next(JobState(epoch="e", waiting=("a",)), 1.0) == Wait(101.0)
 
 
 def test_the_last_call_of_a_jobs_first_round_runs_from_when_there_are_enough():
     one = barrier()
-    one.next(State(epoch="e", waiting=("a",)), 0.0)
-    two = State(epoch="e", waiting=("a", "b"))
+    one.next(JobState(epoch="e", waiting=("a",)), 0.0)
+    two = JobState(epoch="e", waiting=("a", "b"))
     assert one.next(two, 20.0) == Wait(50.0)
     assert one.next(two, 49.0) == Wait(50.0)
     assert one.next(two, 50.0) == Form()
 
 
 def test_a_full_round_is_formed_at_once():
-    assert barrier().next(State(epoch="e", waiting=("b", "a", "c")), 0.0) == Form()
+    assert barrier().next(JobState(epoch="e", waiting=("b", "a", "c")), 0.0) == Form()
 
 
 def test_survivors_do_not_wait_for_a_last_call():
-    state = State(epoch="e", round=3, placed=("a", "b", "c"), waiting=("b", "a"))
-    assert barrier(Place("e", 3, 0, 3)).next(state, 0.0) == Form()
+    state = JobState(epoch="e", round=3, placed=("a", "b", "c"), waiting=("b", "a"))
+    assert barrier(NodePlace("e", 3, 0, 3)).next(state, 0.0) == Form()
 
 
 def test_nobody_starts_before_all_have_left_the_old_round():
-    state = State(epoch="e", round=3, placed=("a", "b", "c"), active=("c",), waiting=("b", "a"))
-    assert barrier(Place("e", 3, 0, 3)).next(state, 0.0) == Wait(100.0)
+    state = JobState(epoch="e", round=3, placed=("a", "b", "c"), active=("c",), waiting=("b", "a"))
+    assert barrier(NodePlace("e", 3, 0, 3)).next(state, 0.0) == Wait(100.0)
 
 
 def test_too_few_for_too_long_is_late_and_enough_at_the_last_moment_is_a_round():
-    few = State(epoch="e", waiting=("a",))
+    few = JobState(epoch="e", waiting=("a",))
     one = barrier()
     one.next(few, 0.0)
     assert one.next(few, 100.0) == Late(("a",))
     other = barrier()
     other.next(few, 0.0)
-    enough = State(epoch="e", waiting=("a", "b"))
+    enough = JobState(epoch="e", waiting=("a", "b"))
     assert other.next(enough, 90.0) == Wait(100.0)
     assert other.next(enough, 100.0) == Form()
 
 
 def test_a_spare_waits_for_as_long_as_the_job_runs_and_then_has_its_full_time_to_join():
-    full = State(epoch="e", round=0, placed=("b", "c", "d"), active=("b", "c", "d"), waiting=("a",))
+    full = JobState(epoch="e", round=0, placed=("b", "c", "d"), active=("b", "c", "d"), waiting=("a",))
     spare = barrier()
     assert spare.next(full, 0.0) == Wait()
     assert spare.next(full, 10_000.0) == Wait()
@@ -67,31 +67,31 @@ def test_a_spare_waits_for_as_long_as_the_job_runs_and_then_has_its_full_time_to
 
 
 def test_the_place_is_of_a_new_round_only():
-    state = State(epoch="e", round=3, placed=("b", "a"), active=("b", "a"))
-    assert barrier().next(state, 0.0) == Place("e", 3, 1, 2)
-    assert barrier(Place("e", 2, 0, 2)).next(state, 0.0) == Place("e", 3, 1, 2)
-    assert barrier(Place("e", 3, 1, 2)).next(state, 0.0) == Join()
-    assert barrier(Place("earlier", 3, 1, 2)).next(state, 0.0) == Place("e", 3, 1, 2)
+    state = JobState(epoch="e", round=3, placed=("b", "a"), active=("b", "a"))
+    assert barrier().next(state, 0.0) == NodePlace("e", 3, 1, 2)
+    assert barrier(NodePlace("e", 2, 0, 2)).next(state, 0.0) == NodePlace("e", 3, 1, 2)
+    assert barrier(NodePlace("e", 3, 1, 2)).next(state, 0.0) == Join()
+    assert barrier(NodePlace("earlier", 3, 1, 2)).next(state, 0.0) == NodePlace("e", 3, 1, 2)
 
 
 def test_who_was_taken_for_lost_while_it_waited_joins_again():
-    assert barrier().next(State(epoch="e", waiting=("b",)), 0.0) == Join()
+    assert barrier().next(JobState(epoch="e", waiting=("b",)), 0.0) == Join()
 
 
 def test_the_end_of_the_job_is_told_to_who_belongs_to_it():
-    state = State(epoch="e", round=0, placed=("b",), active=("b",), outcome="done", cause="b")
+    state = JobState(epoch="e", round=0, placed=("b",), active=("b",), outcome="done", cause="b")
     told = Ended("done", "b")
-    assert barrier(Place("e", 0, 0, 1)).next(state, 0.0) == told
+    assert barrier(NodePlace("e", 0, 0, 1)).next(state, 0.0) == told
     assert barrier().next(joined_before(state), 0.0) == told
     assert barrier().next(state, 0.0, alive=True) == told
 
 
-def joined_before(state: State) -> State:
-    return State(epoch=state.epoch, waiting=("a",), active=state.active, outcome="done", cause="b")
+def joined_before(state: JobState) -> JobState:
+    return JobState(epoch=state.epoch, waiting=("a",), active=state.active, outcome="done", cause="b")
 
 
 def test_a_new_job_does_not_inherit_the_end_of_one_whose_nodes_were_killed():
-    state = State(epoch="e", round=0, placed=("b",), active=("b",), outcome="failed", cause="c")
+    state = JobState(epoch="e", round=0, placed=("b",), active=("b",), outcome="failed", cause="c")
     new = barrier()
     assert new.next(state, 0.0) == Wait()
     assert new.next(left(state, ["b"]), 5.0) == Join()
@@ -101,7 +101,7 @@ def test_a_new_job_does_not_inherit_the_end_of_one_whose_nodes_were_killed():
 class SimulatedNode:
     name: str
     barrier: Barrier | None
-    place: Place | None = None
+    place: NodePlace | None = None
     ended: bool = False
     late: bool = False
 
@@ -113,7 +113,7 @@ class SimulatedJob:
     limits: Limits
     random: random.Random
     now: float = 0.0
-    state: State | None = None
+    state: JobState | None = None
     nodes: dict[str, SimulatedNode] = field(default_factory=dict)
     rounds: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
     epochs: Iterator[int] = field(default_factory=count)
@@ -150,7 +150,7 @@ class SimulatedJob:
             self.state = formed(self.state, self.limits)
             assert self.state != before
             self.check_new_round(before)
-        elif isinstance(step, Place):
+        elif isinstance(step, NodePlace):
             assert self.rounds[step.epoch, step.round][step.rank] == node.name
             node.place, node.barrier = step, None
         elif isinstance(step, Ended):
@@ -161,7 +161,7 @@ class SimulatedJob:
             return False
         return True
 
-    def check_new_round(self, before: State) -> None:
+    def check_new_round(self, before: JobState) -> None:
         state = self.state
         assert (state.epoch, state.round) not in self.rounds
         self.rounds[state.epoch, state.round] = state.placed

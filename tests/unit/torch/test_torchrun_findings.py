@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.torch.torchrun.state import State, decode, encode, ended, left
+from hvlaunch.torch.torchrun.state import JobState, decode, encode, ended, left
 from tests.unit.torch.torchrun_nodes import PATIENCE, TOKEN, Nodes, serve
 
 
@@ -188,7 +188,7 @@ class TestSpare:
         (tmp_path / "token").write_text(TOKEN)
         (tmp_path / "token").chmod(0o600)
         busy = "127.0.0.1/1/busy"
-        state = State(epoch="e", round=0, placed=(busy,), active=(busy,))
+        state = JobState(epoch="e", round=0, placed=(busy,), active=(busy,))
         endpoint = f"127.0.0.1:{server.port}"
         with Client(f"http://{endpoint}", TOKEN) as client:
             client.put("torchrun.job", "state", encode(state))

@@ -14,9 +14,9 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils.store import barrier
 
-from hvlaunch.torch.torchrun.barrier import Place
+from hvlaunch.torch.torchrun.barrier import NodePlace
 from hvlaunch.torch.torchrun.round_store import RoundOver, RoundStore
-from hvlaunch.torch.torchrun.state import State, encode
+from hvlaunch.torch.torchrun.state import JobState, encode
 from tests.unit.torch.torchrun_nodes import PATIENCE, TOKEN, Nodes, serve
 
 
@@ -89,7 +89,7 @@ def test_a_new_node_is_let_in_and_ranks_stay_as_they_were(nodes):
 
 def test_a_lost_node_of_rank_0_is_missed_and_the_other_goes_on(nodes, client):
     ghost = "127.0.0.1/1/ghost"
-    client.put("torchrun.job", "state", encode(State(epoch="e", waiting=(ghost,))))
+    client.put("torchrun.job", "state", encode(JobState(epoch="e", waiting=(ghost,))))
     survivor = nodes.make("127.0.0.2")
     (info,) = nodes.round(survivor)  # it was placed beside the ghost, which opened no store
     assert (info.rank, info.world_size, info.bootstrap_store_info.master_addr) == (0, 1, "127.0.0.2")
@@ -105,7 +105,7 @@ def test_a_node_lost_while_it_trains_calls_the_others_back(nodes, client):
     client.put(
         "torchrun.job",
         "state",
-        encode(State(epoch=keeper.state.epoch, round=0, placed=placed, active=placed)),
+        encode(JobState(epoch=keeper.state.epoch, round=0, placed=placed, active=placed)),
     )
     called_back(survivor)
     assert keeper.state.placed == placed
@@ -120,7 +120,7 @@ def test_who_was_taken_for_lost_comes_back(nodes, client):
     client.put(
         "torchrun.job",
         "state",
-        encode(State(epoch=state.epoch, round=0, placed=state.placed, waiting=("x",))),
+        encode(JobState(epoch=state.epoch, round=0, placed=state.placed, waiting=("x",))),
     )
     called_back(node)
     assert nodes.round(node)[0].rank == 0
@@ -246,7 +246,7 @@ class TestRoundOver:
     @pytest.fixture
     def store(self, client):
         self.over = False
-        return RoundStore(client, "scope", Place("e", 0, 1, 3), lambda: self.over)
+        return RoundStore(client, "scope", NodePlace("e", 0, 1, 3), lambda: self.over)
 
     def test_a_wait_ends(self, store):
         self.over = True

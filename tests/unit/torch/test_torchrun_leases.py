@@ -1,7 +1,7 @@
 """Leases: silence is counted on the watcher's clock, and only while it looks."""
 
 from hvlaunch.torch.torchrun.leases import Leases, watched
-from hvlaunch.torch.torchrun.state import State
+from hvlaunch.torch.torchrun.state import JobState
 
 
 def test_who_is_silent_for_a_lease_is_lost_and_who_is_not_is_not():
@@ -37,7 +37,7 @@ def test_who_comes_into_view_later_is_seen_from_then_on():
 
 def test_everyone_is_looked_at_by_somebody_even_when_the_first_few_die_at_once():
     nodes = tuple(f"n{number}" for number in range(10))
-    state = State(epoch="e", placed=nodes[:6], active=nodes[:6], waiting=nodes[6:])
+    state = JobState(epoch="e", placed=nodes[:6], active=nodes[:6], waiting=nodes[6:])
     for deaths in ({0, 1, 2}, {0}, {4, 9}, set(range(9))):
         lost = deaths
         while lost:
@@ -46,12 +46,12 @@ def test_everyone_is_looked_at_by_somebody_even_when_the_first_few_die_at_once()
             found = dead & seen
             assert found
             nodes_left = tuple(node for node in state.nodes if node not in found)
-            state = State(epoch="e", placed=state.placed, active=(), waiting=nodes_left)
+            state = JobState(epoch="e", placed=state.placed, active=(), waiting=nodes_left)
             lost = {number for number in lost if nodes[number] not in found}
-        state = State(epoch="e", placed=nodes[:6], active=nodes[:6], waiting=nodes[6:])
+        state = JobState(epoch="e", placed=nodes[:6], active=nodes[:6], waiting=nodes[6:])
 
 
 def test_the_looks_of_all_grow_with_their_number_and_not_with_its_square():
     nodes = tuple(map(str, range(1000)))
-    state = State(epoch="e", placed=nodes, active=nodes)
+    state = JobState(epoch="e", placed=nodes, active=nodes)
     assert sum(len(watched(state, node)) for node in nodes) < 7 * len(nodes)

@@ -2,24 +2,24 @@
 
 import pytest
 
-from hvlaunch.torch.torchrun.state import Limits, State, decode, encode, ended, formed, joined, left
+from hvlaunch.torch.torchrun.state import JobState, Limits, decode, encode, ended, formed, joined, left
 
 TWO_OR_THREE = Limits(min_nodes=2, max_nodes=3)
 
 
-def running(*nodes: str, **fields) -> State:
-    return State(epoch="e", round=0, placed=nodes, active=nodes, **fields)
+def running(*nodes: str, **fields) -> JobState:
+    return JobState(epoch="e", round=0, placed=nodes, active=nodes, **fields)
 
 
 def test_the_first_to_come_begins_a_job():
     state = joined(None, "a", "e")
-    assert state == State(epoch="e", waiting=("a",))
-    assert joined(state, "b", "other") == State(epoch="e", waiting=("a", "b"))
+    assert state == JobState(epoch="e", waiting=("a",))
+    assert joined(state, "b", "other") == JobState(epoch="e", waiting=("a", "b"))
 
 
 def test_where_all_are_gone_a_new_job_begins_with_rounds_of_its_own():
-    empty = State(epoch="old", round=3, placed=("x",), outcome="failed", cause="x")
-    assert joined(empty, "a", "new") == State(epoch="new", waiting=("a",))
+    empty = JobState(epoch="old", round=3, placed=("x",), outcome="failed", cause="x")
+    assert joined(empty, "a", "new") == JobState(epoch="new", waiting=("a",))
 
 
 def test_who_joins_leaves_the_round_that_it_was_in_and_thereby_ends_it():
@@ -34,16 +34,16 @@ def test_nobody_joins_a_job_that_ended():
 
 
 def test_a_round_is_formed_when_all_have_left_the_old_one_and_enough_wait():
-    one = State(epoch="e", waiting=("a",))
+    one = JobState(epoch="e", waiting=("a",))
     assert formed(one, TWO_OR_THREE) == one
-    busy = State(epoch="e", placed=("c",), active=("c",), waiting=("a", "b"))
+    busy = JobState(epoch="e", placed=("c",), active=("c",), waiting=("a", "b"))
     assert formed(busy, TWO_OR_THREE) == busy
-    two = formed(State(epoch="e", waiting=("b", "a")), TWO_OR_THREE)
+    two = formed(JobState(epoch="e", waiting=("b", "a")), TWO_OR_THREE)
     assert (two.round, two.placed, two.active, two.waiting) == (0, ("a", "b"), ("a", "b"), ())
 
 
 def test_survivors_keep_their_places_and_order_and_new_nodes_follow():
-    state = State(epoch="e", round=4, placed=("m", "c", "z"), waiting=("a", "z", "b", "c"))
+    state = JobState(epoch="e", round=4, placed=("m", "c", "z"), waiting=("a", "z", "b", "c"))
     after = formed(state, TWO_OR_THREE)
     assert after.placed == ("c", "z", "a")
     assert after.waiting == ("b",)
@@ -52,7 +52,7 @@ def test_survivors_keep_their_places_and_order_and_new_nodes_follow():
 
 def test_new_nodes_are_in_the_order_of_their_addresses_numbers_by_value():
     names = ("10.0.0.10/7/aa", "10.0.0.9/8/bb", "node2/1/cc", "node10/1/dd")
-    state = formed(State(epoch="e", waiting=names[::-1]), Limits(min_nodes=1, max_nodes=4))
+    state = formed(JobState(epoch="e", waiting=names[::-1]), Limits(min_nodes=1, max_nodes=4))
     assert state.placed == (names[1], names[0], names[2], names[3])
 
 

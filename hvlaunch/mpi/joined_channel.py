@@ -1,4 +1,4 @@
-"""A crew's connections as one connection to one host."""
+"""The connections of one host's agents as one connection."""
 
 import contextlib
 import selectors
@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.frames import Decoder, encode
-from hvlaunch.agent.pieces import Sieve
+from hvlaunch.agent.pieces import PieceReader
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, Listener
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
-from hvlaunch.mpi.crew import Crew
+from hvlaunch.mpi.joined_agents import JoinedAgents
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
 from hvlaunch.ssh.streams.tcp import is_near
 
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
 
-__all__ = ["CrewChannel", "CrewConnection"]
+__all__ = ["JoinedChannel", "JoinedConnection"]
 
 _READ_SIZE = 1 << 16
 _PATIENCE = 5.0  # seconds for a launcher that ends its processes to end as well
 
 
-class CrewConnection:
+class JoinedConnection:
     """hvlaunch.gloo.driver.agent_channel.AgentConnection over the sockets of a host's agents, in the order of their slots."""
 
     def __init__(
@@ -46,7 +46,7 @@ class CrewConnection:
         listener: Listener,
     ) -> AgentChannel:
         data = program.packed(is_near=self._is_near)
-        return CrewChannel(self._host, self._sockets, data, listener, self._launcher_end)
+        return JoinedChannel(self._host, self._sockets, data, listener, self._launcher_end)
 
     def close(self) -> None:
         for sock in self._sockets:
@@ -54,7 +54,7 @@ class CrewConnection:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-class CrewChannel:
+class JoinedChannel:
     """hvlaunch.gloo.driver.agent_channel.AgentChannel: `program` first, to each of the agents, then frames."""
 
     def __init__(
@@ -71,7 +71,7 @@ class CrewChannel:
         self._sockets = list(sockets)
         self._programs = [len(program).to_bytes(4, "big") + program] * len(sockets)
         """What each agent gets before its first frame."""
-        self._crew = Crew(len(sockets))
+        self._agents = JoinedAgents(len(sockets))
         self._turn = threading.Lock()
         self._cause = b""
         self._selector = selectors.DefaultSelector()
@@ -80,20 +80,20 @@ class CrewChannel:
 
     def frames(self) -> "Iterator[Frame]":
         """As if of one agent, until one has gone without a word, or all have ended. Raises EndedByLauncher."""
-        sieves = [Sieve(self._listener.heard_noise) for _ in self._sockets]
+        readers = [PieceReader(self._listener.heard_noise) for _ in self._sockets]
         decoders = [Decoder() for _ in self._sockets]
-        while not self._crew.is_ended and self._selector.get_map():
+        while not self._agents.is_ended and self._selector.get_map():
             for key, _ in self._selector.select():
                 slot = key.data
                 data = self._sockets[slot].recv(_READ_SIZE)
-                if not data and not self._crew.has_ended(slot):
+                if not data and not self._agents.has_ended(slot):
                     self._cause = b"its agent of slot %d is gone" % slot
                     return
                 if not data:
                     self._selector.unregister(key.fileobj)
-                for header, body in decoders[slot].feed(sieves[slot].feed(data)):
+                for header, body in decoders[slot].feed(readers[slot].feed(data)):
                     yield from self._for_the_driver(slot, header, body)
-        if self._crew.is_ended:
+        if self._agents.is_ended:
             raise self._ended()
 
     def _ended(self) -> EndedByLauncher:
@@ -103,14 +103,14 @@ class CrewChannel:
 
     def _for_the_driver(self, slot: int, header: dict[str, Any], body: bytes) -> "list[Frame]":
         with self._turn:
-            frames = list(self._crew.to_driver(slot, header, body))
+            frames = list(self._agents.to_driver(slot, header, body))
         if frames:
             self._listener.heard_agent()
         return frames
 
     def send(self, header: dict[str, Any], body: bytes) -> None:
         with self._turn:
-            orders = list(self._crew.to_agents(header, body))
+            orders = list(self._agents.to_agents(header, body))
         for slot, frame in orders:
             program, self._programs[slot] = self._programs[slot], b""
             self._send(slot, program + encode(*frame))
@@ -121,7 +121,7 @@ class CrewChannel:
             self._sockets[slot].sendall(data)
         except OSError:
             with self._turn:
-                if not self._crew.has_ended(slot):
+                if not self._agents.has_ended(slot):
                     raise
 
     def stderr(self) -> bytes:

@@ -17,7 +17,7 @@ import torch
 from torch import distributed as dist
 
 import hvlaunch.torch as hvt
-from hvlaunch.rendezvous.rounds import ASKS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
+from hvlaunch.rendezvous.round_messages import ASKS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.torch.elastic import CollectiveFailed, ElasticSampler, ObjectState, TorchState, run
 from hvlaunch.torch.group_errors import AlreadyInitialized

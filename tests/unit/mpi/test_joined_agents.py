@@ -2,30 +2,30 @@
 
 import json
 
-from hvlaunch.mpi.crew import Crew
+from hvlaunch.mpi.joined_agents import JoinedAgents
 
 HELLO = {"type": "hello", "facts": {}, "cwd_error": None, "trouble": None, "beacon_port": 1}
 
 
-def to_agents(crew, header, body=b""):
-    return list(crew.to_agents(header, body))
+def to_agents(joined, header, body=b""):
+    return list(joined.to_agents(header, body))
 
 
-def to_driver(crew, slot, header, body=b""):
-    return list(crew.to_driver(slot, header, body))
+def to_driver(joined, slot, header, body=b""):
+    return list(joined.to_driver(slot, header, body))
 
 
 def test_the_leader_alone_looks_for_the_rendezvous():
-    sent = to_agents(Crew(3), {"type": "hello", "cwd": "/", "rendezvous": {"candidates": []}})
+    sent = to_agents(JoinedAgents(3), {"type": "hello", "cwd": "/", "rendezvous": {"candidates": []}})
     assert [slot for slot, _ in sent] == [0, 1, 2]
     assert [header["rendezvous"] for _, (header, _) in sent] == [{"candidates": []}, None, None]
 
 
 def test_one_hello_of_all_when_the_last_has_said_it():
-    crew = Crew(3)
-    assert to_driver(crew, 2, {**HELLO, "cwd_error": "No such file", "beacon_port": 3}) == []
-    assert to_driver(crew, 0, HELLO) == []
-    assert to_driver(crew, 1, {**HELLO, "trouble": "no ctypes"}) == [
+    joined = JoinedAgents(3)
+    assert to_driver(joined, 2, {**HELLO, "cwd_error": "No such file", "beacon_port": 3}) == []
+    assert to_driver(joined, 0, HELLO) == []
+    assert to_driver(joined, 1, {**HELLO, "trouble": "no ctypes"}) == [
         ({**HELLO, "cwd_error": "No such file", "trouble": "no ctypes"}, b"")
     ]
 
@@ -37,7 +37,7 @@ def test_each_agent_starts_its_own_worker():
         "env": {"A": "b"},
         "workers": [{"slot": 0, "x": 1}, {"slot": 1}],
     }
-    sent = to_agents(Crew(2), {"type": "start", "round": 0}, json.dumps(plan).encode())
+    sent = to_agents(JoinedAgents(2), {"type": "start", "round": 0}, json.dumps(plan).encode())
     assert [(slot, header) for slot, (header, _) in sent] == [
         (0, {"type": "start", "round": 0}),
         (1, {"type": "start", "round": 0}),
@@ -48,10 +48,10 @@ def test_each_agent_starts_its_own_worker():
 
 
 def test_orders_go_to_those_whom_they_concern():
-    crew = Crew(3)
+    joined = JoinedAgents(3)
 
     def slots(header):
-        return [slot for slot, _ in to_agents(crew, header)]
+        return [slot for slot, _ in to_agents(joined, header)]
 
     assert slots({"type": "ping"}) == slots({"type": "bye"}) == [0, 1, 2]
     assert slots({"type": "stop", "slots": None, "steps": []}) == [0, 1, 2]
@@ -61,17 +61,17 @@ def test_orders_go_to_those_whom_they_concern():
 
 
 def test_credit_goes_to_those_whose_output_was_printed_first():
-    crew = Crew(2)
+    joined = JoinedAgents(2)
     for slot, size in ((0, 10), (1, 4), (0, 3)):
         frame = {"type": "output", "slot": slot, "stream": "stdout"}
-        assert to_driver(crew, slot, frame, b"x" * size) == [(frame, b"x" * size)]
+        assert to_driver(joined, slot, frame, b"x" * size) == [(frame, b"x" * size)]
     to_driver(
-        crew, 1, {"type": "output", "slot": 1, "stream": "stdout"}
+        joined, 1, {"type": "output", "slot": 1, "stream": "stdout"}
     )  # the end of a stream takes no credit
 
     def credit(size):
         return [
-            (slot, header["bytes"]) for slot, (header, _) in to_agents(crew, {"type": "ack", "bytes": size})
+            (slot, header["bytes"]) for slot, (header, _) in to_agents(joined, {"type": "ack", "bytes": size})
         ]
 
     assert credit(8) == [(0, 8)]
@@ -81,24 +81,24 @@ def test_credit_goes_to_those_whose_output_was_printed_first():
 
 
 def test_one_goodbye_of_all_with_what_they_could_not_kill():
-    crew = Crew(2)
-    assert to_driver(crew, 1, {"type": "bye", "left": 2}) == []
-    assert (crew.has_ended(0), crew.has_ended(1)) == (False, True)
-    assert to_driver(crew, 0, {"type": "bye", "left": 1}) == [({"type": "bye", "left": 3}, b"")]
+    joined = JoinedAgents(2)
+    assert to_driver(joined, 1, {"type": "bye", "left": 2}) == []
+    assert (joined.has_ended(0), joined.has_ended(1)) == (False, True)
+    assert to_driver(joined, 0, {"type": "bye", "left": 1}) == [({"type": "bye", "left": 3}, b"")]
 
 
 def test_an_agent_that_its_launcher_ends_is_no_host_that_is_lost():
-    crew = Crew(1)
+    joined = JoinedAgents(1)
     for cause in ("got SIGTERM", "its guardian was killed"):
-        assert to_driver(crew, 0, {"type": "parting", "cause": cause}) == []
-    assert not crew.is_ended
+        assert to_driver(joined, 0, {"type": "parting", "cause": cause}) == []
+    assert not joined.is_ended
     end = {"type": "exited", "slot": 0, "code": 3, "signal": None}
-    assert to_driver(crew, 0, end) == [(end, b"")]
-    assert to_driver(crew, 0, {**end, "code": None, "signal": 9}) == []
-    assert crew.is_ended
-    early = Crew(1)
+    assert to_driver(joined, 0, end) == [(end, b"")]
+    assert to_driver(joined, 0, {**end, "code": None, "signal": 9}) == []
+    assert joined.is_ended
+    early = JoinedAgents(1)
     to_driver(early, 0, {"type": "parting", "cause": "got SIGTERM"})
     to_driver(early, 0, {"type": "bye", "left": 0})
     assert early.is_ended
     fault = {"type": "parting", "cause": "heard nothing from the driver for 30 seconds"}
-    assert to_driver(crew, 0, fault) == [(fault, b"")]
+    assert to_driver(joined, 0, fault) == [(fault, b"")]

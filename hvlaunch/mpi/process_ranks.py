@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from hvlaunch.mpi.detect import Kind
 
-__all__ = ["ALL_NAMES", "Identity", "Names", "identity", "names_of", "shell_shim"]
+__all__ = ["ALL_NAMES", "Names", "ProcessRanks", "names_of", "ranks_of", "shell_shim"]
 
 
 class Names(NamedTuple):
@@ -44,7 +44,7 @@ _OF = {
 ALL_NAMES = frozenset(name for families in _OF.values() for family in families for name in family if name)
 
 
-class Identity(NamedTuple):
+class ProcessRanks(NamedTuple):
     """What a process knows of itself; None is what its launcher does not tell."""
 
     rank: int
@@ -58,13 +58,13 @@ def names_of(kind: Kind) -> Sequence[Names]:
     return _OF[kind]
 
 
-def identity(kind: Kind, environ: Mapping[str, str]) -> Identity | None:
+def ranks_of(kind: Kind, environ: Mapping[str, str]) -> ProcessRanks | None:
     """The identity in a process's environment; None where the launcher tells none."""
     for names in names_of(kind):
         rank = _number(environ, names.rank)
         if rank is not None:
             size, local_rank, local_size = (_number(environ, name) for name in names[1:])
-            return Identity(rank, size, local_rank, local_size)
+            return ProcessRanks(rank, size, local_rank, local_size)
     return None
 
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from hvlaunch.mpi.detect import Kind
-from hvlaunch.mpi.identity import ALL_NAMES, Identity, identity, shell_shim
+from hvlaunch.mpi.process_ranks import ALL_NAMES, ProcessRanks, ranks_of, shell_shim
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -28,7 +28,7 @@ JSM = {
     "JSM_NAMESPACE_LOCAL_RANK": "1",
     "JSM_NAMESPACE_LOCAL_SIZE": "2",
 }
-WHOLE = Identity(3, 8, 1, 2)
+WHOLE = ProcessRanks(3, 8, 1, 2)
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
 
 
@@ -37,16 +37,16 @@ BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
     [
         (Kind.OPEN_MPI, OPEN_MPI, WHOLE),
         (Kind.OPEN_MPI, OPEN_MPI | BATCH, WHOLE),
-        (Kind.OPEN_MPI, {"PMIX_RANK": "3"}, Identity(3, None, None, None)),
+        (Kind.OPEN_MPI, {"PMIX_RANK": "3"}, ProcessRanks(3, None, None, None)),
         (Kind.SPECTRUM, OPEN_MPI, WHOLE),
         (Kind.MPICH, HYDRA, WHOLE),
         (Kind.MPICH, HYDRA | BATCH | OPEN_MPI, WHOLE),
-        (Kind.MPICH, {"PMI_RANK": "3", "PMI_SIZE": "8"}, Identity(3, 8, None, None)),
+        (Kind.MPICH, {"PMI_RANK": "3", "PMI_SIZE": "8"}, ProcessRanks(3, 8, None, None)),
         (Kind.INTEL, HYDRA, WHOLE),
         (Kind.MVAPICH, HYDRA, WHOLE),
         (Kind.MVAPICH, MVAPICH | {"PMI_RANK": "0"}, WHOLE),
-        (Kind.SRUN, SLURM, Identity(3, 8, 1, None)),
-        (Kind.SRUN, SLURM | {"PMI_RANK": "0"}, Identity(3, 8, 1, None)),
+        (Kind.SRUN, SLURM, ProcessRanks(3, 8, 1, None)),
+        (Kind.SRUN, SLURM | {"PMI_RANK": "0"}, ProcessRanks(3, 8, 1, None)),
         (Kind.JSRUN, JSM | OPEN_MPI, WHOLE),
         (Kind.JSRUN, OPEN_MPI, WHOLE),
         (Kind.MPICH, OPEN_MPI, None),
@@ -55,8 +55,8 @@ BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
     ],
 )
 def test_who_a_process_is(kind, environ, expected):
-    assert identity(kind, environ) == expected
-    assert identity(kind, {name: value for name, value in environ.items() if name in ALL_NAMES}) == expected
+    assert ranks_of(kind, environ) == expected
+    assert ranks_of(kind, {name: value for name, value in environ.items() if name in ALL_NAMES}) == expected
 
 
 @pytest.mark.parametrize(

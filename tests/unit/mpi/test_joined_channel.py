@@ -7,10 +7,10 @@ from itertools import islice
 import pytest
 
 from hvlaunch.agent.frames import Decoder, encode
-from hvlaunch.agent.pieces import Cutter
+from hvlaunch.agent.pieces import PieceWriter
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
-from hvlaunch.mpi.channel import CrewConnection, plain
+from hvlaunch.mpi.joined_channel import JoinedConnection, plain
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
 from tests.unit.gloo.fakes import FakeListener
 
@@ -18,17 +18,17 @@ HELLO = {"type": "hello", "cwd_error": None, "trouble": None}
 
 
 class Agent:
-    """The other end of one of the crew's connections."""
+    """The other end of one of the joined's connections."""
 
     def __init__(self, listener):
         self.socket = socket.create_connection(listener.getsockname())
         self.socket.settimeout(30)
         self.theirs, _ = listener.accept()
-        self._cutter = Cutter()
+        self._writer = PieceWriter()
         self._decoder = Decoder()
 
     def say(self, header, body=b""):
-        self.socket.sendall(b"".join(self._cutter.cut(encode(header, body))))
+        self.socket.sendall(b"".join(self._writer.cut(encode(header, body))))
 
     def program(self):
         size = int.from_bytes(self.take(4), "big")
@@ -46,12 +46,12 @@ class Agent:
                 return frames[0]
 
 
-class Crew:
+class JoinedAgents:
     def __init__(self, status=None):
         with closing(socket.create_server(("127.0.0.1", 0))) as listener:
             self.agents = [Agent(listener) for _ in range(2)]
         sockets = [agent.theirs for agent in self.agents]
-        self.connection = CrewConnection("a", sockets, lambda _: status)
+        self.connection = JoinedConnection("a", sockets, lambda _: status)
         self.program = AgentProgram({}, None)
         self.listener = FakeListener()
         self.channel = self.connection.start_agent(self.program, Host("a"), self.listener)
@@ -68,64 +68,64 @@ class Crew:
 
 
 @pytest.fixture
-def crew():
-    with closing(Crew()) as crew:
-        yield crew
+def joined():
+    with closing(JoinedAgents()) as joined:
+        yield joined
 
 
-def test_each_gets_the_program_and_then_its_frames(crew):
-    assert crew.connection.local_address == crew.connection.remote_address == "127.0.0.1"
-    crew.channel.send({"type": "hello", "rendezvous": 7}, b"")
-    crew.channel.send({"type": "ping"}, b"")
-    for agent, rendezvous in zip(crew.agents, (7, None), strict=True):
-        assert agent.program() == crew.program.packed(is_near=True)
+def test_each_gets_the_program_and_then_its_frames(joined):
+    assert joined.connection.local_address == joined.connection.remote_address == "127.0.0.1"
+    joined.channel.send({"type": "hello", "rendezvous": 7}, b"")
+    joined.channel.send({"type": "ping"}, b"")
+    for agent, rendezvous in zip(joined.agents, (7, None), strict=True):
+        assert agent.program() == joined.program.packed(is_near=True)
         assert agent.hear() == ({"type": "hello", "rendezvous": rendezvous}, b"")
         assert agent.hear() == ({"type": "ping"}, b"")
 
 
-def test_what_they_say_is_one_agents_words(crew):
-    first, second = crew.agents
+def test_what_they_say_is_one_agents_words(joined):
+    first, second = joined.agents
     second.say(HELLO)
     first.say(HELLO)
     output = {"type": "output", "slot": 1, "stream": "stdout"}
-    assert crew.frames(1) == [(HELLO, b"")]
-    assert crew.listener.heard == 1
+    assert joined.frames(1) == [(HELLO, b"")]
+    assert joined.listener.heard == 1
     second.say(output, b"x" * 10_000)
-    assert crew.frames(1) == [(output, b"x" * 10_000)]
-    for agent in crew.agents:
+    assert joined.frames(1) == [(output, b"x" * 10_000)]
+    for agent in joined.agents:
         agent.say({"type": "bye", "left": 1})
         agent.socket.shutdown(socket.SHUT_RDWR)
-    assert crew.frames(1) == [({"type": "bye", "left": 2}, b"")]
-    assert crew.frames(1) == []
-    assert crew.channel.stderr() == b""
+    assert joined.frames(1) == [({"type": "bye", "left": 2}, b"")]
+    assert joined.frames(1) == []
+    assert joined.channel.stderr() == b""
 
 
-def test_one_that_goes_without_a_word_is_the_end_of_all(crew):
-    crew.agents[1].socket.close()
-    assert crew.frames(1) == []
-    assert crew.channel.stderr() == b"its agent of slot 1 is gone"
+def test_one_that_goes_without_a_word_is_the_end_of_all(joined):
+    joined.agents[1].socket.close()
+    assert joined.frames(1) == []
+    assert joined.channel.stderr() == b"its agent of slot 1 is gone"
 
 
-def test_closing_ends_a_read(crew):
-    crew.connection.close()
-    assert crew.frames(1) == []
+def test_closing_ends_a_read(joined):
+    joined.connection.close()
+    assert joined.frames(1) == []
 
 
 @pytest.mark.parametrize(
     ("status", "code", "said"), [(3, 3, ", and then ended with exit code 3"), (None, 69, ""), (0, 69, "")]
 )
 def test_the_end_by_the_launcher_comes_behind_what_was_said_before(status, code, said):
-    with closing(Crew(status)) as crew:
-        agent = crew.agents[0]
+    with closing(JoinedAgents(status)) as joined:
+        agent = joined.agents[0]
         output = {"type": "output", "slot": 0, "stream": "stderr"}
         agent.say({"type": "parting", "cause": "got SIGTERM"})
         agent.say(output, b"last words")
         agent.say({"type": "exited", "slot": 0, "code": None, "signal": 15})
-        assert crew.frames(1) == [(output, b"last words")]
+        assert joined.frames(1) == [(output, b"last words")]
         with pytest.raises(
             EndedByLauncher, match=f"host a: the launcher ended its processes{said}"
         ) as caught:
-            crew.frames(1)
+            joined.frames(1)
         assert caught.value.exit_code == code
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.watch.sentences import because
-from hvlaunch.rendezvous.rounds import (
+from hvlaunch.rendezvous.round_messages import (
     ASKS,
     BEATS,
     PLACES,
@@ -22,10 +22,10 @@ from hvlaunch.rendezvous.rounds import (
 )
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 
-__all__ = ["Roster"]
+__all__ = ["WorkerMessages"]
 
 
-class Roster:
+class WorkerMessages:
     """Turns what workers write into events for `post`, and the engine's actions into what they read."""
 
     def __init__(self, server: RendezvousServer, post: Callable[[on.Event], None]) -> None:

@@ -17,10 +17,10 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import WaitTimeout
-from hvlaunch.rendezvous.rounds import Grant, worker_of
+from hvlaunch.rendezvous.round_messages import Grant, worker_of
 from hvlaunch.torch import current
-from hvlaunch.torch.elastic.errors import CollectiveFailed, WorkersChanged
 from hvlaunch.torch.elastic.escape import Baggage, Escape, can_start_over, start_over, unpack
+from hvlaunch.torch.elastic.interruptions import CollectiveFailed, WorkersChanged
 from hvlaunch.torch.elastic.membership import Membership
 from hvlaunch.torch.elastic.sockets import GroupSockets
 from hvlaunch.torch.elastic.state import State
@@ -29,7 +29,7 @@ from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
 from hvlaunch.torch.world import World
 
-__all__ = ["Rounds"]
+__all__ = ["Training"]
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ _PEERS_FAILED = (
 )
 
 
-class Rounds:
+class Training:
     """Trains `state` in round after round, as the driver places this worker."""
 
     def __init__(self, client: Client, membership: Membership, state: State) -> None:
@@ -111,7 +111,7 @@ class Rounds:
         try:
             with self._sockets.watch():
                 current.enter(World.form(self._place(grant), self._meet))
-            self._state.attach(_Link(self._membership))
+            self._state.attach(_TrainedRound(self._membership))
             if not first:
                 self._state.on_reset()
             self._state.sync()
@@ -158,8 +158,8 @@ class Rounds:
         return meet(place, timeout, _RoundPost(self._client, self._membership, place.round))
 
 
-class _Link:
-    """See RoundLink."""
+class _TrainedRound:
+    """See TrainedRound."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership

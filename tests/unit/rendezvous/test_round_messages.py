@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvlaunch.rendezvous.rounds import Ask, Beat, Grant, Notice, decode, encode
+from hvlaunch.rendezvous.round_messages import Ask, Beat, Grant, Notice, decode, encode
 
 
 @pytest.mark.parametrize(

@@ -6,28 +6,28 @@ import threading
 import pytest
 
 from hvlaunch.errors import AgentFailed, StartTimeout
+from hvlaunch.mpi.arrivals import Arrivals, sort_out
+from hvlaunch.mpi.call_listener import Caller
 from hvlaunch.mpi.detect import Kind
-from hvlaunch.mpi.door import Member
 from hvlaunch.mpi.launcher_errors import LauncherFailed
-from hvlaunch.mpi.muster import Muster, sort_out
 
 
-def member(hostname, rank):
+def caller(hostname, rank):
     here, there = socket.socketpair()
     there.close()
-    return Member(here, hostname, {} if rank is None else {"OMPI_COMM_WORLD_RANK": str(rank)})
+    return Caller(here, hostname, {} if rank is None else {"OMPI_COMM_WORLD_RANK": str(rank)})
 
 
 def names(found):
     return {
-        host: [(one.hostname, one.environ["OMPI_COMM_WORLD_RANK"]) for one in members]
-        for host, members in found.items()
+        host: [(one.hostname, one.environ["OMPI_COMM_WORLD_RANK"]) for one in callers]
+        for host, callers in found.items()
     }
 
 
 def test_each_hosts_agents_in_order_of_rank():
-    members = [member("b", 2), member("a", 1), member("a", 0), member("c.example.com", 3)]
-    assert names(sort_out(members, [("a", 2), ("b", 1), ("c", 1)], Kind.OPEN_MPI)) == {
+    callers = [caller("b", 2), caller("a", 1), caller("a", 0), caller("c.example.com", 3)]
+    assert names(sort_out(callers, [("a", 2), ("b", 1), ("c", 1)], Kind.OPEN_MPI)) == {
         "a": [("a", "0"), ("a", "1")],
         "b": [("b", "2")],
         "c": [("c.example.com", "3")],
@@ -35,8 +35,8 @@ def test_each_hosts_agents_in_order_of_rank():
 
 
 def test_names_may_be_aliases():
-    found = sort_out([member("node7", 0), member("node9", 1)], [("10.0.0.7", 1), ("gpu", 1)], Kind.OPEN_MPI)
-    assert [one.hostname for members in found.values() for one in members] == ["node7", "node9"]
+    found = sort_out([caller("node7", 0), caller("node9", 1)], [("10.0.0.7", 1), ("gpu", 1)], Kind.OPEN_MPI)
+    assert [one.hostname for callers in found.values() for one in callers] == ["node7", "node9"]
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_names_may_be_aliases():
 )
 def test_ranks_that_are_not_what_was_asked_for(came, error):
     with pytest.raises(LauncherFailed, match=error) as caught:
-        sort_out([member(*one) for one in came], [("a", 1), ("b", 1)], Kind.OPEN_MPI)
+        sort_out([caller(*one) for one in came], [("a", 1), ("b", 1)], Kind.OPEN_MPI)
     assert caught.value.exit_code == 69
 
 
 def test_ranks_not_host_by_host_are_an_error_that_shows_them():
-    came = [member("a", 0), member("b", 1), member("a", 2), member("b", 3)]
+    came = [caller("a", 0), caller("b", 1), caller("a", 2), caller("b", 3)]
     with pytest.raises(
         LauncherFailed, match=r"did not number its processes host by host \(0 on a, 1 on b, 2 on a, 3 on b\)"
     ):
@@ -66,43 +66,43 @@ def test_ranks_not_host_by_host_are_an_error_that_shows_them():
 
 
 def test_who_waits_gets_the_agents_when_the_last_has_come():
-    muster = Muster([("a", 1), ("b", 1)], Kind.OPEN_MPI)
+    arrivals = Arrivals([("a", 1), ("b", 1)], Kind.OPEN_MPI)
     found = []
-    waiting = threading.Thread(target=lambda: found.extend(muster.of("b", 30)))
+    waiting = threading.Thread(target=lambda: found.extend(arrivals.of("b", 30)))
     waiting.start()
-    muster.add(member("b", 1))
-    assert not muster.is_complete
-    muster.add(member("a", 0))
+    arrivals.add(caller("b", 1))
+    assert not arrivals.is_complete
+    arrivals.add(caller("a", 0))
     waiting.join(30)
     assert [one.hostname for one in found] == ["b"]
-    assert muster.is_complete
-    late = member("a", 0)
-    muster.add(late)
+    assert arrivals.is_complete
+    late = caller("a", 0)
+    arrivals.add(late)
     assert late.socket.fileno() == -1
     assert found[0].socket.fileno() != -1
-    muster.close()
+    arrivals.close()
     assert found[0].socket.fileno() == -1
 
 
 def test_the_end_of_the_launcher_ends_the_waiting():
-    muster = Muster([("a", 2)], Kind.OPEN_MPI)
-    early = member("a", 0)
-    muster.add(early)
-    muster.fail(LauncherFailed("mpirun ended", hint="this"))
+    arrivals = Arrivals([("a", 2)], Kind.OPEN_MPI)
+    early = caller("a", 0)
+    arrivals.add(early)
+    arrivals.fail(LauncherFailed("mpirun ended", hint="this"))
     with pytest.raises(AgentFailed, match="host a: mpirun ended; try: this"):
-        muster.of("a", 30)
+        arrivals.of("a", 30)
     assert early.socket.fileno() == -1
 
 
 def test_not_all_come_in_time():
-    muster = Muster([("a", 2)], Kind.OPEN_MPI)
-    muster.add(member("a", 0))
+    arrivals = Arrivals([("a", 2)], Kind.OPEN_MPI)
+    arrivals.add(caller("a", 0))
     with pytest.raises(StartTimeout, match=r"only 1 of 2 processes were connected within 0.01 s"):
-        muster.of("a", 0.01)
+        arrivals.of("a", 0.01)
 
 
 def test_wrong_ranks_end_the_waiting():
-    muster = Muster([("a", 1)], Kind.OPEN_MPI)
-    muster.add(member("a", None))
+    arrivals = Arrivals([("a", 1)], Kind.OPEN_MPI)
+    arrivals.add(caller("a", None))
     with pytest.raises(AgentFailed, match="a process on a has no rank"):
-        muster.of("a", 30)
+        arrivals.of("a", 30)

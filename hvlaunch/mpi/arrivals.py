@@ -5,15 +5,15 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from hvlaunch.errors import AgentFailed, HvlaunchError, StartTimeout
+from hvlaunch.mpi.call_listener import Caller
 from hvlaunch.mpi.detect import Kind
-from hvlaunch.mpi.door import Member
-from hvlaunch.mpi.identity import identity, names_of
 from hvlaunch.mpi.launcher_errors import LauncherFailed
+from hvlaunch.mpi.process_ranks import names_of, ranks_of
 
-__all__ = ["Muster", "sort_out"]
+__all__ = ["Arrivals", "sort_out"]
 
 
-class Muster:
+class Arrivals:
     """Waits for as many agents as there are places in `hosts` (name and number of ranks, in order of rank)."""
 
     def __init__(self, hosts: Sequence[tuple[str, int]], kind: Kind) -> None:
@@ -21,20 +21,20 @@ class Muster:
         self._size = sum(count for _, count in hosts)
         self._kind = kind
         self._changed = threading.Condition()
-        self._members: list[Member] = []
-        self._sorted: Mapping[str, Sequence[Member]] | None = None
+        self._callers: list[Caller] = []
+        self._sorted: Mapping[str, Sequence[Caller]] | None = None
         self._error: HvlaunchError | None = None
 
-    def add(self, member: Member) -> None:
+    def add(self, caller: Caller) -> None:
         """One has come. One too many, or after the end, is sent away."""
         with self._changed:
             if self._error is not None or self._sorted is not None:
-                member.socket.close()
+                caller.socket.close()
                 return
-            self._members.append(member)
-            if len(self._members) == self._size:
+            self._callers.append(caller)
+            if len(self._callers) == self._size:
                 try:
-                    self._sorted = sort_out(self._members, self._hosts, self._kind)
+                    self._sorted = sort_out(self._callers, self._hosts, self._kind)
                 except HvlaunchError as error:
                     self._end(error)
                 self._changed.notify_all()
@@ -48,9 +48,9 @@ class Muster:
 
     def _end(self, error: HvlaunchError) -> None:
         self._error = error
-        for member in self._members:
+        for caller in self._callers:
             with contextlib.suppress(OSError):
-                member.socket.close()
+                caller.socket.close()
 
     def close(self) -> None:
         """Hang up on all, after those who speak with them have done so."""
@@ -62,7 +62,7 @@ class Muster:
         with self._changed:
             return self._sorted is not None
 
-    def of(self, host: str, timeout: float) -> Sequence[Member]:
+    def of(self, host: str, timeout: float) -> Sequence[Caller]:
         """The host's agents in order of rank, once all agents have come.
 
         Raises StartTimeout after so many seconds, AgentFailed where not all will come.
@@ -75,7 +75,7 @@ class Muster:
                 raise AgentFailed(self._error.cause, host=host, hint=self._error.hint)
             if not done or self._sorted is None:
                 raise StartTimeout(
-                    f"only {len(self._members)} of {self._size} processes were connected within {timeout:g} s",
+                    f"only {len(self._callers)} of {self._size} processes were connected within {timeout:g} s",
                     host=host,
                     hint="a longer --start-timeout",
                 )
@@ -83,50 +83,50 @@ class Muster:
 
 
 def sort_out(
-    members: Sequence[Member], hosts: Sequence[tuple[str, int]], kind: Kind
-) -> dict[str, list[Member]]:
-    """Whose agents the members are: each host's, in order of rank.
+    callers: Sequence[Caller], hosts: Sequence[tuple[str, int]], kind: Kind
+) -> dict[str, list[Caller]]:
+    """Whose agents the callers are: each host's, in order of rank.
 
     Raises LauncherFailed where the launcher tells no ranks, where they are not 0 to size - 1, and where
     they do not go host by host.
     """
-    by_rank: dict[int, Member] = {}
-    for member in members:
-        who = identity(kind, member.environ)
+    by_rank: dict[int, Caller] = {}
+    for caller in callers:
+        who = ranks_of(kind, caller.environ)
         if who is None:
             names = ", ".join(names.rank for names in names_of(kind))
             raise LauncherFailed(
-                f"a process on {member.hostname} has no rank: none of {names} is set there",
+                f"a process on {caller.hostname} has no rank: none of {names} is set there",
                 hint="--mpirun PATH, if several MPIs are installed",
             )
-        if who.rank in by_rank or who.rank >= len(members):
+        if who.rank in by_rank or who.rank >= len(callers):
             whom = "two" if who.rank in by_rank else "one"
             raise LauncherFailed(
-                f"{kind.value} started {len(members)} processes, and gave rank {who.rank} to {whom} of them"
+                f"{kind.value} started {len(callers)} processes, and gave rank {who.rank} to {whom} of them"
             )
-        by_rank[who.rank] = member
-    return _by_host([by_rank[rank] for rank in range(len(members))], hosts, kind)
+        by_rank[who.rank] = caller
+    return _by_host([by_rank[rank] for rank in range(len(callers))], hosts, kind)
 
 
 def _by_host(
-    ranked: Sequence[Member], hosts: Sequence[tuple[str, int]], kind: Kind
-) -> dict[str, list[Member]]:
+    ranked: Sequence[Caller], hosts: Sequence[tuple[str, int]], kind: Kind
+) -> dict[str, list[Caller]]:
     """Launchers number their processes host by host unless told otherwise; the names may be aliases."""
-    found: dict[str, list[Member]] = {}
+    found: dict[str, list[Caller]] = {}
     rank = 0
     for name, count in hosts:
         found[name] = list(ranked[rank : rank + count])
         rank += count
-    homes = [{member.hostname for member in members} for members in found.values()]
+    homes = [{caller.hostname for caller in callers} for callers in found.values()]
     if any(len(names) > 1 for names in homes):
-        order = ", ".join(f"{rank} on {member.hostname}" for rank, member in enumerate(ranked[:16]))
+        order = ", ".join(f"{rank} on {caller.hostname}" for rank, caller in enumerate(ranked[:16]))
         raise LauncherFailed(
             f"{kind.value} did not number its processes host by host ({order})",
             hint="leave out flags that map or rank by node",
         )
     shorts = {_short(name): name for name, _ in hosts}
-    for name, members in found.items():
-        actual = shorts.get(_short(members[0].hostname), name)
+    for name, callers in found.items():
+        actual = shorts.get(_short(callers[0].hostname), name)
         if actual != name:
             raise LauncherFailed(
                 f"{kind.value} put the ranks of host {name} on host {actual}",

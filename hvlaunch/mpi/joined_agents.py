@@ -1,4 +1,4 @@
-"""The agents of one host's ranks, seen as the one agent that the driver speaks with. Pure: frames in, frames out.
+"""The agents of one host's ranks, joined to the one agent that the driver speaks with. Pure: frames in, frames out.
 
 A launcher starts each rank by itself, so each has an agent of its own, whose slot is its place among the host's
 ranks. What is about the host is done by the first of them, the leader.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
 
-__all__ = ["Crew"]
+__all__ = ["JoinedAgents"]
 
 _LEADER = 0
 _BY_THE_LAUNCHER = ("got SIG", "its guardian was killed")
@@ -21,7 +21,7 @@ _ENDING = (signal.SIGTERM, signal.SIGKILL)
 _FOR_THE_LEADER = ("probe", "relay")
 
 
-class Crew:
+class JoinedAgents:
     """Sends each of the driver's frames to those whom it concerns, and makes one answer of all agents'."""
 
     def __init__(self, size: int) -> None:

@@ -1,17 +1,28 @@
-"""The roster: what workers write at a real rendezvous becomes events, and actions become what they read."""
+"""The worker_messages: what workers write at a real rendezvous becomes events, and actions become what they read."""
 
 from queue import SimpleQueue
 
 import pytest
 
-from hvlaunch.gloo.driver.roster import Roster
+from hvlaunch.gloo.driver.worker_messages import WorkerMessages
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.actions import HostNetwork
 from hvlaunch.hosts.placement import Launch, place
 from hvlaunch.rendezvous import Client
-from hvlaunch.rendezvous.rounds import ASKS, BEATS, PLACES, ROUNDS, Ask, Beat, Grant, Notice, decode, encode
+from hvlaunch.rendezvous.round_messages import (
+    ASKS,
+    BEATS,
+    PLACES,
+    ROUNDS,
+    Ask,
+    Beat,
+    Grant,
+    Notice,
+    decode,
+    encode,
+)
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 LONG = 60.0
@@ -20,8 +31,8 @@ LONG = 60.0
 class Rig:
     def __init__(self, server: RendezvousServer) -> None:
         self.events: SimpleQueue[on.Event] = SimpleQueue()
-        self.roster = Roster(server, self.events.put)
-        self.roster.open()
+        self.worker_messages = WorkerMessages(server, self.events.put)
+        self.worker_messages.open()
         self.worker = Client(f"http://127.0.0.1:{server.port}", "t0ken")
 
     def event(self) -> on.Event:
@@ -59,15 +70,15 @@ def test_nonsense_is_no_event(rig, key, value):
 def test_places_and_the_fate_of_rounds_are_told(rig):
     network = HostNetwork(master_addr="10.0.0.1", master_port=0, interface="eth0", rendezvous=None)
     third = place([("a", 2), ("b", 1)])[2]
-    rig.roster.carry_out(do.Assign(7, Launch(0, 4, third), network, 0))
+    rig.worker_messages.carry_out(do.Assign(7, Launch(0, 4, third), network, 0))
     grant = decode(Grant, rig.worker.wait(PLACES, "b/0/4", LONG))
     assert grant == Grant(7, 2, 3, 0, 1, 1, 2, "10.0.0.1", "eth0")
-    rig.roster.carry_out(do.Leave("a", 1, 0, why.SlotGone("a")))
+    rig.worker_messages.carry_out(do.Leave("a", 1, 0, why.SlotGone("a")))
     assert (
         decode(Grant, rig.worker.wait(PLACES, "a/1/0", LONG)).leave
         == "host a has left the pool, or has fewer slots"
     )
-    rig.roster.carry_out(do.Change(7, why.MoreWorkers(1)))
+    rig.worker_messages.carry_out(do.Change(7, why.MoreWorkers(1)))
     assert decode(Notice, rig.worker.wait(ROUNDS, "7", LONG)) == Notice("changing", "1 more worker")
-    rig.roster.carry_out(do.Break(7, why.NoCommit(30.0)))
+    rig.worker_messages.carry_out(do.Break(7, why.NoCommit(30.0)))
     assert decode(Notice, rig.worker.wait(ROUNDS, "7", LONG)).state == "broken"

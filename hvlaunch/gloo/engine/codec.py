@@ -1,0 +1,244 @@
+"""Events, actions, and what a job begins with, as data for JSON and back: one way for all, which follows their fields' types.
+
+A named tuple or dataclass is an object with all of its fields by name; where it may be one of several
+classes, `is` has the class. Tuples and ranges are arrays, paths strings, and so are the numbers that JSON lacks. What
+is decoded equals what was encoded. Nothing else is let through, in either direction.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+__all__ = ["BadData", "decode", "encode"]
+
+_TAG = "is"
+
+
+class BadData(ValueError):
+    """What can't be encoded or decoded. `where` leads there, from the outside in: `event.facts.cpus`."""
+
+    def __init__(self, cause: str, where: str = "") -> None:
+        super().__init__(f"{where}: {cause}" if where else cause)
+        self.cause = cause
+        self.where = where
+
+    def within(self, name: str) -> "BadData":
+        """The same, as seen from outside of what has that name."""
+        return BadData(self.cause, f"{name}.{self.where}" if self.where else name)
+
+
+def encode(kind: Any, value: object) -> Any:
+    """The value, of a type or a union of types, as what JSON has. Raises BadData."""
+    return _coder(kind).encode(value)
+
+
+def decode(kind: Any, data: object) -> Any:
+    """What encode() was given. Raises BadData."""
+    return _coder(kind).decode(data)
+
+
+class _Coder(NamedTuple):
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+@cache
+def _coder(kind: Any) -> _Coder:
+    origin, args = get_origin(kind), get_args(kind)
+    if kind in _SCALARS:
+        return _SCALARS[kind]
+    if origin is Literal:
+        return _literal(args)
+    if origin in (Union, UnionType):
+        return _union(args)
+    if origin is tuple:
+        return _many(_coder(args[0])) if args[1:] == (...,) else _some([_coder(arg) for arg in args])
+    if origin is Mapping:
+        return _mapping(_coder(args[1]))
+    if isinstance(kind, type) and (hasattr(kind, "_fields") or is_dataclass(kind)):
+        found = _Object(kind)
+        return _Coder(found.encode, found.decode)
+    raise TypeError(f"nothing is known of {kind}")
+
+
+# Single values
+
+
+def _is(value: object, kind: type) -> bool:
+    """Whether it is of that kind, and no bool where that is a number."""
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _plain(kind: type) -> _Coder:
+    def check(value: object) -> object:
+        if value.__class__ is kind:
+            return value
+        if kind is not NoneType and _is(value, kind):
+            return kind(value)  # an enum's number, say
+        raise BadData(f"{value!r} is no {kind.__name__}")
+
+    return _Coder(check, check)
+
+
+def _encode_float(value: object) -> float | str:
+    if not (_is(value, float) or _is(value, int)):
+        raise BadData(f"{value!r} is no float")
+    number = float(value)  # type: ignore[arg-type]
+    return number if math.isfinite(number) else str(number)
+
+
+def _decode_float(data: object) -> float:
+    if _is(data, float) or _is(data, int) or data in ("inf", "-inf", "nan"):
+        return float(data)  # type: ignore[arg-type]
+    raise BadData(f"{data!r} is no float")
+
+
+def _encode_path(value: object) -> str:
+    if not isinstance(value, Path):
+        raise BadData(f"{value!r} is no Path")
+    return str(value)
+
+
+def _decode_path(data: object) -> Path:
+    if not isinstance(data, str):
+        raise BadData(f"{data!r} is no Path")
+    return Path(data)
+
+
+def _encode_range(value: object) -> list[int]:
+    if not isinstance(value, range):
+        raise BadData(f"{value!r} is no range")
+    return [value.start, value.stop, value.step]
+
+
+def _decode_range(data: object) -> range:
+    start, stop, step = _THREE_NUMBERS.decode(data)
+    if not step:
+        raise BadData(f"{data!r} is no range")
+    return range(start, stop, step)
+
+
+def _literal(known: tuple[object, ...]) -> _Coder:
+    def check(value: object) -> object:
+        if not isinstance(value, str) or value not in known:
+            raise BadData(f"{value!r} is none of {known}")
+        return value
+
+    return _Coder(check, check)
+
+
+# Several in one
+
+
+def _array(data: object, kind: type, size: int | None = None) -> Iterable[Any]:
+    if not isinstance(data, kind) or (size is not None and len(data) != size):  # type: ignore[arg-type]
+        raise BadData(f"{data!r} is no {kind.__name__}" + ("" if size is None else f" of {size}"))
+    return data  # type: ignore[return-value]
+
+
+def _many(item: _Coder) -> _Coder:
+    """A tuple of any length."""
+    return _Coder(
+        lambda value: [item.encode(one) for one in _array(value, tuple)],
+        lambda data: tuple(item.decode(one) for one in _array(data, list)),
+    )
+
+
+def _some(items: list[_Coder]) -> _Coder:
+    """A tuple with a type for each place."""
+    size = len(items)
+    return _Coder(
+        lambda value: [item.encode(one) for item, one in zip(items, _array(value, tuple, size), strict=True)],
+        lambda data: tuple(
+            item.decode(one) for item, one in zip(items, _array(data, list, size), strict=True)
+        ),
+    )
+
+
+def _mapping(item: _Coder) -> _Coder:
+    def through(code: Callable[[Any], Any], value: object) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+            raise BadData(f"{value!r} is no mapping of names")
+        return {name: code(one) for name, one in value.items()}
+
+    return _Coder(lambda value: through(item.encode, value), lambda data: through(item.decode, data))
+
+
+def _union(kinds: tuple[Any, ...]) -> _Coder:
+    """None or one type; or one of several classes, told apart by their names."""
+    some = [kind for kind in kinds if kind is not NoneType]
+    code = _coder(some[0]) if len(some) == 1 else _tagged(some)
+    if len(some) == len(kinds):
+        return code
+    return _Coder(
+        lambda value: None if value is None else code.encode(value),
+        lambda data: None if data is None else code.decode(data),
+    )
+
+
+def _tagged(kinds: list[type]) -> _Coder:
+    coders = {kind: (kind.__name__, _coder(kind)) for kind in kinds}
+    by_name = dict(coders.values())
+
+    def encode(value: object) -> dict[str, Any]:
+        if value.__class__ not in coders:
+            raise BadData(f"{value!r} is none of {', '.join(by_name)}")
+        name, coder = coders[value.__class__]
+        return {_TAG: name, **coder.encode(value)}
+
+    def decode(data: object) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get(_TAG), str) or data[_TAG] not in by_name:
+            raise BadData(f"{data!r} is none of {', '.join(by_name)}")
+        return by_name[data[_TAG]].decode({name: one for name, one in data.items() if name != _TAG})
+
+    return _Coder(encode, decode)
+
+
+class _Object:
+    """A named tuple or dataclass. Its fields' types are looked at when first needed: they may lead back to it."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    @cached_property
+    def _fields(self) -> dict[str, _Coder]:
+        hints = get_type_hints(self._kind)
+        names = (
+            [field.name for field in fields(self._kind)] if is_dataclass(self._kind) else self._kind._fields  # type: ignore[attr-defined]
+        )
+        return {name: _coder(hints[name]) for name in names}
+
+    def encode(self, value: object) -> dict[str, Any]:
+        if value.__class__ is not self._kind:
+            raise BadData(f"{value!r} is no {self._kind.__name__}")
+        data, name = {}, ""
+        try:
+            for name, coder in self._fields.items():
+                data[name] = coder.encode(getattr(value, name))
+        except BadData as error:
+            raise error.within(name) from None
+        return data
+
+    def decode(self, data: object) -> Any:
+        if not isinstance(data, dict) or data.keys() != self._fields.keys():
+            raise BadData(f"{data!r} has not the fields of {self._kind.__name__}")
+        found, name = {}, ""
+        try:
+            for name, coder in self._fields.items():
+                found[name] = coder.decode(data[name])
+        except BadData as error:
+            raise error.within(name) from None
+        return self._kind(**found)
+
+
+_SCALARS: dict[Any, _Coder] = {kind: _plain(kind) for kind in (str, bool, int, NoneType)}
+_SCALARS |= {
+    float: _Coder(_encode_float, _decode_float),
+    Path: _Coder(_encode_path, _decode_path),
+    range: _Coder(_encode_range, _decode_range),
+}
+_THREE_NUMBERS = _some([_SCALARS[int]] * 3)

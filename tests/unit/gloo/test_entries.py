@@ -1,0 +1,128 @@
+"""Replaying journals. That those of all other histories here replay, each test makes sure of by itself (conftest.py)."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hvlaunch.errors import HostLost
+from hvlaunch.gloo.engine import causes as why
+from hvlaunch.gloo.engine import entries as journal
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.gloo.engine import replay
+from hvlaunch.gloo.engine.codec import BadData, encode
+from hvlaunch.gloo.engine.course import Phase
+
+from .history import PORT, History, facts, lost, spec
+
+
+def ended() -> History:
+    job = History(spec("a:1,b:1")).start()
+    job.exit("a", 0, 3)
+    job.exit("b", 0, None, 15)
+    job.close()
+    return job
+
+
+def test_the_engine_is_as_it_was_after_any_of_the_entries() -> None:
+    job = ended()
+    phases = [replay(job.journal[:count]).phase for count in range(1, len(job.journal) + 1)]
+    assert phases[0] is Phase.CONNECTING
+    assert phases[-1] is Phase.DONE
+    assert sorted(phases, key=list(Phase).index) == phases
+
+
+def test_an_engine_that_was_replayed_goes_on() -> None:
+    job = History(spec("a:1,b:1")).start()
+    engine = replay(job.journal)
+    event = lost("b")
+    assert engine.handle(event, job.now) == job.play(event)
+    assert engine.deadline == job.engine.deadline
+
+
+def test_what_the_journal_begins_with() -> None:
+    job = History(spec("a:1", env={"A": "1"}))
+    assert job.journal == [
+        encode(journal.Begin, journal.Begin(journal.FORMAT, "0", "j0b", spec("a:1", env={"A": "1"}), PORT))
+    ]
+
+
+def changed(job: History, **fields: object) -> list[journal.Entry]:
+    """The journal with another last turn that wanted something done."""
+    number = max(number for number, entry in enumerate(job.journal) if entry.get("actions"))
+    entries = [*job.journal]
+    entries[number] = {**entries[number], **fields}
+    return entries
+
+
+def test_other_actions_than_before_are_told() -> None:
+    job = ended()
+    with pytest.raises(journal.Diverged) as caught:
+        replay(changed(job, actions=[]))
+    assert caught.value.number == len(job.journal) - 2
+    assert "HostClosed(host='b', left=0): the journal has None, and now it is Finish(result=" in str(
+        caught.value
+    )
+    assert not caught.value.turn.actions
+    assert len(caught.value.actions) == 1
+    finish = job.journal[-1]["actions"]
+    with pytest.raises(journal.Diverged, match=r"the journal has Finish\(.*, and now it is None"):
+        replay(changed(job, actions=finish * 2))
+
+
+def test_an_action_of_another_class_is_another_one() -> None:
+    """Named tuples are equal where their fields are."""
+    one, other = tell.JobEnding(why.NoProgress(5)), tell.JobEnding(why.StartsFailed(5))
+    assert one == other
+    turn = journal.Turn(0.0, on.Tick(), (one,))
+    assert "the journal has JobEnding(cause=NoProgress(" in str(journal.Diverged(0, turn, [other]))
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ([], "a journal without entries"),
+        ([{}], "format None of a journal; 1 is known"),
+        ([{"format": 2}], "format 2 of a journal"),
+        ([{"format": 1}], "has not the fields of Begin"),
+    ],
+)
+def test_what_is_no_journal(entries: list[journal.Entry], text: str) -> None:
+    with pytest.raises(BadData, match=text):
+        replay(entries)
+
+
+def test_what_is_no_turn() -> None:
+    job = ended()
+    with pytest.raises(BadData, match="has not the fields of Turn"):
+        replay([job.journal[0], job.journal[0]])
+    with pytest.raises(BadData, match=r"event: .* is none of Began"):
+        replay(changed(job, event={"is": "Bang"}))
+
+
+def test_another_state_wants_other_actions() -> None:
+    job = History(spec("a:1,b:1"))
+    job.connect({"b": facts(2, cwd_error="none")})
+    event = on.HostGone("a", HostLost("lost", host="a").problem)
+    job.play(event)
+    assert replay(job.journal).phase is not Phase.CONNECTING
+    with pytest.raises(journal.Diverged):
+        replay(job.journal[:1] + job.journal[2:])
+
+
+def test_nothing_of_it_is_imported_before_it_is_needed() -> None:
+    script = (
+        "import sys, hvlaunch.gloo.controller\n"
+        "assert not {name for name in sys.modules if name.endswith(('.codec', '.entries', '.journal', '.sentences'))}\n"
+        "from hvlaunch.gloo.engine import replay\n"
+        "assert 'hvlaunch.gloo.engine.entries' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_the_engine_exports_nothing_else() -> None:
+    import hvlaunch.gloo.engine
+
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        hvlaunch.gloo.engine.nonsense  # noqa: B018
