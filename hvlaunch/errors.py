@@ -37,6 +37,7 @@ __all__ = [
     "NotEnoughSlotsInTime",
     "PermissionDenied",
     "Problem",
+    "ProtocolBroken",
     "SentAway",
     "StartTimeout",
     "UnknownHost",
@@ -260,6 +261,10 @@ class HostFault(HostError):
 
 class HostLost(HostError):
     """The host was there, and is gone: its channel closed, its agent died, or it is silent for a lease."""
+
+
+class ProtocolBroken(HostLost):
+    """What an agent sent is no frame, or none that it may send now: who speaks there is not to be trusted."""
 
 
 class ChannelGarbled(HostLost):

@@ -7,6 +7,7 @@ import select
 import time
 
 from hvlaunch.agent.frames import Decoder, encode
+from hvlaunch.agent.orders import ORDERS
 from hvlaunch.agent.pieces import PieceWriter
 from hvlaunch.agent.quick import deque
 
@@ -30,7 +31,7 @@ class DriverChannel:
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd = read_fd
         self.write_fd = write_fd
-        self._decoder = Decoder()
+        self._decoder = Decoder(ORDERS)
         self._writer = PieceWriter()
         self._begun: Deque[bytes] = deque()
         self._own: Deque[bytes] = deque()

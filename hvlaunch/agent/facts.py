@@ -7,7 +7,9 @@ import struct
 import sys
 import time
 
+from hvlaunch.agent.frames import LONGEST_TEXT, MOST_ADDRESSES
 from hvlaunch.agent.quick import socket
+from hvlaunch.agent.shapes import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,10 +29,10 @@ _LOWEST_PORT = 20000
 def host_facts() -> Dict[str, Any]:
     """The facts of the `hello` frame. Sizes in bytes, `clock` in seconds since the epoch."""
     return {
-        "hostname": socket.gethostname(),
+        "hostname": plain(socket.gethostname(), 256),
         "python": "%d.%d.%d" % sys.version_info[:3],
-        "executable": sys.executable,
-        "kernel": os.uname().release,
+        "executable": plain(sys.executable, LONGEST_TEXT),
+        "kernel": plain(os.uname().release, 256),
         "boot_id": _read("/proc/sys/kernel/random/boot_id"),
         "cpus": len(os.sched_getaffinity(0)),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
@@ -48,11 +50,11 @@ def _read(path: str) -> Optional[str]:
 
 
 def interface_addresses() -> Dict[str, List[str]]:
-    """Addresses by interface, in the kernel's order, IPv4 and IPv6, from rtnetlink(7)."""
-    names = dict(socket.if_nameindex())
+    """Addresses by interface, in the kernel's order, IPv4 and IPv6, from rtnetlink(7); the first MOST_ADDRESSES."""
+    names = {index: plain(name, 64) for index, name in socket.if_nameindex()[:MOST_ADDRESSES]}
     found: Dict[str, List[str]] = {name: [] for name in names.values()}
-    for index, address in _netlink_addresses():
-        if index in names and address not in found[names[index]]:
+    for number, (index, address) in enumerate(_netlink_addresses()):
+        if number < MOST_ADDRESSES and index in names and address not in found[names[index]]:
             found[names[index]].append(address)
     return found
 

@@ -9,16 +9,55 @@ from __future__ import annotations
 import struct
 
 from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.agent.shapes import misfit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Tuple
+    from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+
+    from hvlaunch.agent.shapes import Choice, Form
 
     Frame = Tuple[Dict[str, Any], bytes]
 
-__all__ = ["PROTOCOL", "BadFrame", "Decoder", "encode"]
+__all__ = [
+    "FRAME_COST",
+    "LAST_OUTPUT",
+    "LONGEST_ERROR",
+    "LONGEST_TEXT",
+    "LONGEST_TRACEBACK",
+    "MOST_ADDRESSES",
+    "MOST_GPUS",
+    "MOST_RELAYED",
+    "OUTPUT_CHUNK",
+    "PROTOCOL",
+    "RELAY_CHUNK",
+    "RELAY_WINDOW",
+    "BadFrame",
+    "Decoder",
+    "encode",
+]
 
-PROTOCOL = 2
+PROTOCOL = 3
+
+LONGEST_TEXT = 4096
+"""Characters of a cause, a path, or a name."""
+LONGEST_ERROR = 1 << 18
+"""Bytes of a worker's error file."""
+LONGEST_TRACEBACK = 1 << 16
+MOST_ADDRESSES = 4096
+MOST_GPUS = 256
+OUTPUT_CHUNK = 1 << 16
+"""Bytes of output in one frame."""
+FRAME_COST = 256
+"""What an output frame takes of the credit besides its bytes: they are kept until printed, however small they are."""
+LAST_OUTPUT = 1 << 20
+"""Bytes of each of a worker's streams that the agent may send at its end without credit."""
+RELAY_WINDOW = 1 << 18
+"""Bytes of one relayed connection that one side may send before the other has passed any on."""
+RELAY_CHUNK = 1 << 15
+"""The most bytes in one relayed frame: an output frame waits for no more than one of these."""
+MOST_RELAYED = 1024
+"""Connections that are relayed for one host at a time."""
 
 _LENGTHS = struct.Struct("!II")
 _MAX_HEADER = 1 << 20
@@ -35,9 +74,14 @@ def encode(header: Dict[str, Any], body: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """Bytes in, as they come; frames out, once whole."""
+    """Bytes in, as they come; frames out, once whole. With a `table` of forms, every frame has one of them."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, table: Optional[Mapping[str, Union[Form, Choice]]] = None, most: int = _MAX_BODY
+    ) -> None:
+        """No body has more than `most` bytes."""
+        self._table = table
+        self._most = most
         self._chunks: List[bytes] = []
         self._have = 0
         self._need = _LENGTHS.size
@@ -55,7 +99,7 @@ class Decoder:
             if len(buffer) - start < self._need:
                 break
             header_size, body_size = _LENGTHS.unpack_from(buffer, start)
-            if header_size > _MAX_HEADER or body_size > _MAX_BODY:
+            if header_size > _MAX_HEADER or body_size > self._most:
                 raise BadFrame("a frame of %d + %d bytes" % (header_size, body_size))
             self._need += header_size + body_size
             if len(buffer) - start < self._need:
@@ -68,7 +112,12 @@ class Decoder:
                 raise BadFrame("a header that is no JSON: %s" % error) from None
             if not isinstance(header, dict) or not isinstance(header.get("type"), str):
                 raise BadFrame("a header without a type")
-            yield header, buffer[split:end]
+            body = buffer[split:end]
+            if self._table is not None:
+                wrong = misfit(self._table, header, body)
+                if wrong is not None:
+                    raise BadFrame(wrong)
+            yield header, body
             start = end
         rest = buffer[start:]
         self._chunks = [rest] if rest else []

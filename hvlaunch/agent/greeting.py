@@ -7,8 +7,9 @@ import os
 
 from hvlaunch.agent import facts, probe
 from hvlaunch.agent.channel import DriverChannel
-from hvlaunch.agent.frames import PROTOCOL
+from hvlaunch.agent.frames import LONGEST_TEXT, MOST_GPUS, PROTOCOL
 from hvlaunch.agent.selector import READ
+from hvlaunch.agent.shapes import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Greeting:
             "beacon_port": beacon_port,
             "master_port": master_port,
             "cwd_error": _cannot_enter(hello["cwd"]),
-            "trouble": trouble,
+            "trouble": trouble and plain(trouble, LONGEST_TEXT),
         }
         if hello["gpus"]:
             self._in_thread(lambda: self._tell_with_gpus(answer))
@@ -188,4 +189,7 @@ def _gpus() -> List[List[str]]:
     except (OSError, subprocess.SubprocessError):
         return []
     lines = listing.decode("utf-8", "replace").splitlines()
-    return [[word.strip() for word in line.split(",")] for line in lines if line[:1].isdigit()]
+    gpus = [
+        [plain(word.strip(), 256) for word in line.split(",")[:8]] for line in lines if line[:1].isdigit()
+    ]
+    return gpus[:MOST_GPUS]

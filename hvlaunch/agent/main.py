@@ -11,10 +11,11 @@ import time
 
 from hvlaunch.agent import reaper, scratch
 from hvlaunch.agent.channel import DriverChannel
-from hvlaunch.agent.frames import BadFrame
+from hvlaunch.agent.frames import LONGEST_TEXT, LONGEST_TRACEBACK, BadFrame
 from hvlaunch.agent.greeting import Greeting
 from hvlaunch.agent.quick import deque, signal, signal_name
 from hvlaunch.agent.selector import READ, WRITE, Selector
+from hvlaunch.agent.shapes import plain
 from hvlaunch.agent.workers import HostWorkers
 
 TYPE_CHECKING = False
@@ -41,8 +42,9 @@ def main(config: Dict[str, Any], directory: str, guardian_fd: int) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 (whatever it is, the driver must hear of it)
         import traceback  # noqa: PLC0415 (2 ms, and never needed where all is well)
 
-        cause = " ".join(("%s: %s" % (type(error).__name__, error)).split())
-        channel.send({"type": "fault", "cause": cause}, traceback.format_exc().encode("ascii", "replace"))
+        cause = plain(" ".join(("%s: %s" % (type(error).__name__, error)).split()), LONGEST_TEXT)
+        story = traceback.format_exc().encode("ascii", "replace")[-LONGEST_TRACEBACK:]
+        channel.send({"type": "fault", "cause": cause}, story)
         channel.flush_all(5.0)
         code = 1
     os._exit(code)
@@ -67,6 +69,7 @@ class Agent:
         self._trouble = trouble
         self._ending = False
         self._alone = False
+        self._greeted = False
         self._last_heard = time.monotonic()
         self._calls: Deque[Callable[[], None]] = deque()
         self._selector = Selector()
@@ -138,23 +141,26 @@ class Agent:
     def _receive(self) -> None:
         try:
             frames = self._channel.receive()
+            if frames is not None:
+                self._last_heard = time.monotonic()
+                for frame in frames:
+                    self._obey(frame)
+                return
         except BadFrame as error:
-            self._channel.send({"type": "fault", "cause": "the driver sent %s" % error})
-            frames = None
-        if frames is None:
-            self._selector.unregister(self._channel.read_fd)
-            self._give_up("the driver is gone")
-            return
-        self._last_heard = time.monotonic()
-        for frame in frames:
-            self._obey(frame)
+            self._channel.send({"type": "fault", "cause": plain("the driver sent %s" % error, LONGEST_TEXT)})
+        self._selector.unregister(self._channel.read_fd)
+        self._give_up("the driver is gone")
 
     def _obey(self, frame: Frame) -> None:
+        """Raises BadFrame for what may not come now."""
         header, body = frame
         kind = header["type"]
+        if not self._greeted and kind not in ("hello", "ping", "bye"):
+            raise BadFrame("a frame of type %s before hello" % kind)
         if kind == "ping":
             self._channel.send({"type": "pong", "at": time.monotonic()})
         elif kind == "hello":
+            self._greeted = True
             self._workers.suspension = header["elastic"]
             self._greeting.greet(header, self._trouble)
         elif kind == "probe":

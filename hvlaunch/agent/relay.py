@@ -1,6 +1,6 @@
 """Workers' connections to the rendezvous, carried in frames where this host can't reach the driver's port.
 
-Data flows by credit: at most WINDOW bytes of a connection are on their way in one
+Data flows by credit: at most RELAY_WINDOW bytes of a connection are on their way in one
 direction, so neither a slow worker nor a slow driver makes memory grow.
 """
 
@@ -10,18 +10,16 @@ import resource
 import socket
 
 from hvlaunch.agent.channel import DriverChannel
+from hvlaunch.agent.frames import MOST_RELAYED, BadFrame
+from hvlaunch.agent.frames import RELAY_CHUNK as CHUNK
+from hvlaunch.agent.frames import RELAY_WINDOW as WINDOW
 from hvlaunch.agent.selector import READ, WRITE, Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
-__all__ = ["CHUNK", "WINDOW", "RelayListener"]
-
-WINDOW = 1 << 18
-"""Bytes of one connection that one side may send before the other has passed any on."""
-CHUNK = 1 << 15
-"""The most bytes in one frame: an output frame waits for no more than one of these."""
+__all__ = ["RelayListener"]
 
 _HELD = 8  # frames that wait for the channel, after which no more is read from workers
 
@@ -57,8 +55,8 @@ class RelayListener:
         self._held: List[_Connection] = []
         self._listener: Optional[socket.socket] = None
         self._full = False
-        # Half of our file descriptors: whoever connects here, workers can still be started.
-        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        # At most half of our file descriptors: whoever connects here, workers can still be started.
+        self._most = min(MOST_RELAYED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
     def listen(self) -> int:
         """Let workers come; the port on 127.0.0.1. Raises OSError."""
@@ -71,12 +69,17 @@ class RelayListener:
         return port
 
     def obey(self, header: Dict[str, Any], body: bytes) -> None:
-        """Carry out a `relay` frame. One about a connection that has ended here is late, and nothing."""
+        """Carry out a `relay` frame. One about a connection that has ended here is late, and nothing.
+
+        Raises BadFrame for data beyond the window.
+        """
         connection = self._connections.get(header["id"])
         if connection is None:
             return
         what = header["what"]
         if what == "data":
+            if len(connection.waiting) + len(body) > WINDOW:
+                raise BadFrame("relayed data beyond the window")
             connection.waiting += body
         elif what == "credit":
             connection.credit += header["bytes"]

@@ -6,13 +6,16 @@ import sys
 __all__ = ["make", "remove"]
 
 
+_LONGEST = 4096
+
+
 def make() -> str:
     """A private directory for the workers' error files, removed at the end."""
     refusals = []
     for base in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
         path = os.path.abspath(os.path.join(base or ".", "hvlaunch-" + os.urandom(8).hex()))
         try:
-            if base:
+            if base and path.isprintable() and len(path) <= _LONGEST:
                 os.mkdir(path, 0o700)
                 return path
         except OSError as error:

@@ -9,8 +9,11 @@ import time
 from hvlaunch.agent import reaper
 from hvlaunch.agent import worker as one
 from hvlaunch.agent.channel import DriverChannel
+from hvlaunch.agent.frames import FRAME_COST, LAST_OUTPUT, LONGEST_TEXT, OUTPUT_CHUNK, BadFrame
+from hvlaunch.agent.orders import PLAN
 from hvlaunch.agent.quick import loads, signal
 from hvlaunch.agent.selector import READ, WRITE, Selector
+from hvlaunch.agent.shapes import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,9 +23,20 @@ if TYPE_CHECKING:
 
 __all__ = ["HostWorkers"]
 
-_CHUNK = 1 << 16
 _CLEARING = 2.0
 _F_GETPIPE_SZ = 1032  # fcntl(2); the module has the name since Python 3.10
+
+
+def _plan(body: bytes) -> Dict[str, Any]:
+    """The workers of a `start` frame. Raises BadFrame."""
+    try:
+        plan = loads(body.decode("ascii"))
+    except (ValueError, RecursionError):
+        plan = None
+    if not PLAN(plan):
+        raise BadFrame("a start without a plan")
+    found: Dict[str, Any] = plan
+    return found
 
 
 class _Slot:
@@ -34,6 +48,7 @@ class _Slot:
         self.mark = mark.encode()
         """In the environment of the worker, and of its children unless they clear it."""
         self.suspended_at: Optional[float] = None
+        self.was_suspended = False
         self.steps: List[Step] = []
         self.end: Optional[Dict[str, Any]] = None
         self.told = False
@@ -60,8 +75,8 @@ class HostWorkers:
         return all(slot.end is not None for slot in self._slots)
 
     def start(self, header: Dict[str, Any], body: bytes) -> None:
-        """Start the workers of a `start` frame; `started` or `not_started` for each."""
-        plan = loads(body.decode("ascii"))
+        """Start the workers of a `start` frame; `started` or `not_started` for each. Raises BadFrame."""
+        plan = _plan(body)
         self._clear([item["slot"] for item in plan["workers"]])
         for item in plan["workers"]:
             env = dict(plan["defaults"])
@@ -72,7 +87,8 @@ class HostWorkers:
             try:
                 worker = one.start(item["slot"], plan["argv"], env, item["stdin"])
             except one.CannotStart as error:
-                self._channel.send({"type": "not_started", "code": error.code, "cause": error.cause, **about})
+                why = {"code": error.code, "cause": plain(error.cause, LONGEST_TEXT)}
+                self._channel.send({"type": "not_started", **why, **about})
                 continue
             slot = _Slot(about, worker, "HVLAUNCH_WORKER=%s" % env.get("HVLAUNCH_WORKER"))
             self._slots.append(slot)
@@ -139,7 +155,9 @@ class HostWorkers:
             since = slot.suspended_at
             if since is not None and self.suspension is not None and now >= since + self.suspension:
                 slot.suspended_at = None
-                self._channel.send({"type": "suspended", **slot.about})
+                if not slot.was_suspended:
+                    slot.was_suspended = True
+                    self._channel.send({"type": "suspended", **slot.about})
 
     def reap(self) -> None:
         """Collect who has ended: workers, and orphans that were handed to the agent."""
@@ -208,7 +226,7 @@ class HostWorkers:
         if fd is None or not self._has_credit:
             return 0
         try:
-            data = os.read(fd, _CHUNK)
+            data = os.read(fd, OUTPUT_CHUNK)
         except BlockingIOError:
             return 0
         except OSError:
@@ -220,7 +238,7 @@ class HostWorkers:
             del slot.worker.output[stream]
         if not self._discard:
             self._channel.send({"type": "output", "stream": stream, **slot.about}, data)
-            self._credit -= len(data)
+            self._credit -= len(data) + FRAME_COST if data else 0
             if self._credit <= 0:
                 self._pause()
         return len(data)
@@ -256,6 +274,8 @@ class HostWorkers:
         self._credit = 1 << 40
         for slot in self._slots:
             self._measure(slot)
+            for stream, size in slot.to_drain.items():
+                slot.to_drain[stream] = min(size, LAST_OUTPUT + 1)
             self._drain(slot)
 
     def _feed(self, number: int, data: bytes) -> None:
@@ -274,7 +294,7 @@ class HostWorkers:
         written = 0
         try:
             if slot.stdin_waiting:
-                written = os.write(slot.worker.stdin, slot.stdin_waiting[:_CHUNK])
+                written = os.write(slot.worker.stdin, slot.stdin_waiting[:OUTPUT_CHUNK])
         except BlockingIOError:
             return
         except OSError:

@@ -10,12 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from hvlaunch.agent.caller import AGENT, CHALLENGE, DRIVER, proof, receive
+from hvlaunch.agent.shapes import mapping, of, pair, plain, text
+from hvlaunch.mpi.process_ranks import ALL_NAMES
 
 __all__ = ["CallListener", "Caller"]
 
 _PATIENCE = 20.0  # seconds for a caller to prove what it is
 _MOST_CALLERS = 256  # that have proved nothing yet
 _MOST_FACTS = 1 << 16
+_LONGEST = 256
+_FACTS = pair(text(_LONGEST, raw=True), mapping(of(*ALL_NAMES), text(_LONGEST, raw=True), len(ALL_NAMES)))
 
 
 class Caller(NamedTuple):
@@ -76,6 +80,18 @@ class CallListener:
         size = int.from_bytes(receive(sock, 4), "big")
         if size > _MOST_FACTS:
             raise ValueError(f"{size} bytes of facts")
-        hostname, environ = json.loads(receive(sock, size))
+        hostname, environ = _facts(receive(sock, size))
         sock.settimeout(None)
-        return Caller(sock, str(hostname), {str(name): str(value) for name, value in environ.items()})
+        return Caller(sock, hostname, environ)
+
+
+def _facts(data: bytes) -> tuple[str, dict[str, str]]:
+    """Hostname and environment of a caller. Raises ValueError."""
+    try:
+        facts = json.loads(data)
+    except RecursionError:
+        facts = None
+    if not _FACTS(facts):
+        raise ValueError("facts that no agent tells")
+    hostname, environ = facts
+    return plain(hostname, _LONGEST), {name: plain(value, _LONGEST) for name, value in environ.items()}

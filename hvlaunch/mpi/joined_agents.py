@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hvlaunch.agent.frames import FRAME_COST, BadFrame
+
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
 
@@ -19,6 +21,7 @@ _LEADER = 0
 _BY_THE_LAUNCHER = ("got SIG", "its guardian was killed")
 _ENDING = (signal.SIGTERM, signal.SIGKILL)
 _FOR_THE_LEADER = ("probe", "relay")
+_OF_THE_LEADER = ("probed", "relay", "reached")
 
 
 class JoinedAgents:
@@ -79,8 +82,10 @@ class JoinedAgents:
         return [slot for slot in range(self._size) if slots is None or slot in slots]
 
     def to_driver(self, slot: int, header: Mapping[str, Any], body: bytes) -> Iterator["Frame"]:
-        """What the driver is told of a frame of an agent's."""
+        """What the driver is told of a frame of an agent's. Raises BadFrame for what this agent may not tell."""
         kind = header["type"]
+        if header.get("slot", slot) != slot or (slot != _LEADER and kind in _OF_THE_LEADER):
+            raise BadFrame(f"a frame of type {kind} of another one's from the agent of slot {slot}")
         if kind == "hello":
             self._hellos[slot] = header
             if len(self._hellos) == self._size:
@@ -96,7 +101,7 @@ class JoinedAgents:
             self.is_ended = True
         else:
             if kind == "output" and body:
-                self._unprinted.append((slot, len(body)))
+                self._unprinted.append((slot, len(body) + FRAME_COST))
             elif kind == "exited":
                 self._told.add(slot)
             yield dict(header), body

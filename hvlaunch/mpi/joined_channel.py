@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.frames import Decoder, encode
+from hvlaunch.agent.frames import encode
 from hvlaunch.agent.pieces import PieceReader
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, Listener
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.reports import report_decoder
 from hvlaunch.job import Host
 from hvlaunch.mpi.joined_agents import JoinedAgents
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
@@ -37,6 +38,7 @@ class JoinedConnection:
         self._sockets = sockets
         self.local_address: str | None = plain(sockets[0].getsockname()[0])
         self.remote_address: str | None = plain(sockets[0].getpeername()[0])
+        self.agents = len(sockets)
         self._is_near = is_near(sockets[0])
 
     def start_agent(
@@ -81,7 +83,7 @@ class JoinedChannel:
     def frames(self) -> "Iterator[Frame]":
         """As if of one agent, until one has gone without a word, or all have ended. Raises EndedByLauncher."""
         readers = [PieceReader(self._listener.heard_noise) for _ in self._sockets]
-        decoders = [Decoder() for _ in self._sockets]
+        decoders = [report_decoder() for _ in self._sockets]
         while not self._agents.is_ended and self._selector.get_map():
             for key, _ in self._selector.select():
                 slot = key.data

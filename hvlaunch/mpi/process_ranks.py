@@ -41,6 +41,8 @@ _OF = {
     Kind.JSRUN: (_JSM, _OPEN_MPI, _PMIX),
 }
 
+_MOST_DIGITS = 9
+
 ALL_NAMES = frozenset(name for families in _OF.values() for family in families for name in family if name)
 
 
@@ -78,4 +80,4 @@ def shell_shim(kind: Kind) -> tuple[str, ...]:
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None

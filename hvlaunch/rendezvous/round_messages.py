@@ -72,6 +72,9 @@ class Beat(NamedTuple):
     last: bool = False
 
 
+_LONGEST = 1 << 16
+_LARGEST = 1 << 53  # what JSON's readers agree on
+
 T = TypeVar("T", Ask, Grant, Notice, Beat)
 
 
@@ -81,6 +84,8 @@ def encode(message: Ask | Grant | Notice | Beat) -> bytes:
 
 def decode(kind: type[T], value: bytes) -> T:
     """Raises ValueError where the value is no such message: any worker of the job can write any."""
+    if len(value) > _LONGEST:
+        raise ValueError(f"not a valid {kind.__name__}: {len(value)} bytes")
     try:
         fields: Any = json.loads(value)
         message = kind(**fields)
@@ -90,6 +95,8 @@ def decode(kind: type[T], value: bytes) -> T:
     for name, field in message._asdict().items():
         if not isinstance(field, wanted[name]) or isinstance(field, bool) is not (wanted[name] is bool):
             raise ValueError(f"not a valid {kind.__name__}: {name} is {field!r}")
+        if isinstance(field, int) and not -1 <= field <= _LARGEST:
+            raise ValueError(f"not a valid {kind.__name__}: a wrong {name}")
     return message
 
 
@@ -101,4 +108,7 @@ def worker_id(host: str, slot: int, start: int) -> str:
 def worker_of(name: str) -> tuple[str, int, int]:
     """Host, slot and start of a worker_id. Raises ValueError."""
     host, slot, start = name.rsplit("/", 2)
-    return host, int(slot), int(start)
+    worker = host, int(slot), int(start)
+    if worker_id(*worker) != name:
+        raise ValueError(f"not a worker's id: {name!r}")
+    return worker

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hvlaunch.agent.frames import Decoder, encode
+from hvlaunch.agent.frames import encode
 from hvlaunch.agent.pieces import PieceReader
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.reports import report_decoder
 from hvlaunch.job import Host
 from hvlaunch.ssh.connection import Channel, Connection
 
@@ -19,7 +20,7 @@ class AgentChannel(Protocol):
     """Frames between the driver and a host's agent, which has been started. One thread receives, another sends."""
 
     def frames(self) -> "Iterator[Frame]":
-        """What the agent sends, as it comes, to the end. Blocks.
+        """What the agent sends, as it comes, to the end: frames that fit their forms (reports.py). Blocks.
 
         Raises OSError where the connection broke, BadFrame and Garbled where what came is not an agent's, HostError
         where it is known what ended the agent.
@@ -54,6 +55,9 @@ class AgentConnection(Protocol):
     remote_address: str | None
     """The host's end; empty where it is not known; None where the host is this machine."""
 
+    agents: int
+    """How many agents share it, each with a window of its own for output."""
+
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
         """Raises HostError."""
 
@@ -67,6 +71,7 @@ class CommandConnection:
     def __init__(self, connection: Connection) -> None:
         self.local_address = connection.local_address
         self.remote_address = connection.remote_address
+        self.agents = 1
         self._connection = connection
 
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
@@ -88,7 +93,7 @@ class CommandChannel:
 
     def frames(self) -> "Iterator[Frame]":
         reader = PieceReader(self._listener.heard_noise)
-        decoder = Decoder()
+        decoder = report_decoder()
         while data := self._channel.read():
             if sent := reader.feed(data):
                 self._listener.heard_agent()

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hvlaunch.agent.frames import PROTOCOL, BadFrame
+from hvlaunch.agent.frames import FRAME_COST, PROTOCOL, BadFrame
 from hvlaunch.agent.pieces import Garbled
+from hvlaunch.agent.shapes import plain
 from hvlaunch.console.lines import Stream
 from hvlaunch.errors import (
     AgentFailed,
@@ -20,10 +21,12 @@ from hvlaunch.errors import (
     HvlaunchError,
     NoFreePort,
     NoPython,
+    ProtocolBroken,
 )
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.bundle import NO_PYTHON
+from hvlaunch.gloo.driver.expected import Expected
 from hvlaunch.gloo.driver.outgoing import Outgoing
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host
@@ -38,6 +41,8 @@ _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
 _EXIT_STATUS_WAIT = 2.0
 _NOT_FOUND = 127
+_MOST_PARTINGS = 4  # that are passed on, of an agent that says so again and again
+_LONGEST_LINE = 500  # of what a host says, where it is quoted
 _LOST_HINT = "the system log of the host, if nobody killed it"
 _HINTS = {
     "heard nothing from the driver": "a longer --lease, if hvlaunch was stopped (Ctrl-Z) or this machine slept; else the network between the two",
@@ -75,7 +80,8 @@ class Opening:
 class HostLink:
     """The way to one host's agent. `post` takes events, `clock` is the driver's.
 
-    `rank_of` has the rank of a worker, by slot and start; None where there was no such worker.
+    `rank_of` has the rank of a worker, by slot and start, `born` the round that it was started for; None where
+    there was no such worker.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class HostLink:
         post: Callable[[on.Event], None],
         sink: OutputSink,
         rank_of: Callable[[int, int], int | None],
+        born: Callable[[int, int], int | None],
         clock: Callable[[], float],
     ) -> None:
         self.host = host
@@ -95,10 +102,12 @@ class HostLink:
         self._post = post
         self._sink = sink
         self._rank_of = rank_of
+        self._expected = Expected(born, opening.window)
         self._clock = clock
         self._offset: float | None = None
         self._unacknowledged = 0
         self._parting: str | None = None
+        self._partings = 0
         self._bye: int | None = None
         self._noise = bytearray()
         self._noise_told = False
@@ -117,9 +126,11 @@ class HostLink:
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send a frame, as soon as those before it are through. Never blocks."""
+        self._expected.sent(header, body)
         self._outgoing.put((dict(header), body))
 
     def _send_relayed(self, header: Mapping[str, Any], body: bytes) -> None:
+        self._expected.sent(header, body)
         self._outgoing.put((dict(header), body), relayed=True)
 
     def close(self) -> None:
@@ -152,17 +163,23 @@ class HostLink:
             connection.close()
         channel = connection.start_agent(self._opening.program, self.host, self)
         self._post(on.HostConnected(self.host.name))
-        self._outgoing.put_first((dict(self._opening.hello(connection)), b""))
+        hello = dict(self._opening.hello(connection))
+        self._expected.agents = connection.agents
+        self._expected.sent(hello)
+        self._outgoing.put_first((hello, b""))
         threading.Thread(
             target=self._write, args=(channel,), name=f"to {self.host.name}", daemon=True
         ).start()
         broken = None
         try:
             for header, body in channel.frames():
+                self._expected.check(header, body)
                 self._obey(header, body, connection)
         except Garbled:
             return on.HostGone(self.host.name, self._garbled().problem)
-        except (OSError, BadFrame) as error:
+        except BadFrame as error:
+            return on.HostGone(self.host.name, self._broken(error).problem)
+        except OSError as error:
             broken = str(error) or type(error).__name__
         return self._ending(channel, broken)
 
@@ -215,11 +232,16 @@ class HostLink:
             case "pong":
                 self._tell_time(header["at"])
             case "parting" | "fault":
-                self._parting = header["cause"]
-                error = self._lost(f"its agent ends: {self._parting}")
-                self._post(on.HostParting(name, error.problem, body.decode("ascii", "replace")))
+                self._part(header["cause"], body.decode("ascii", "replace"))
             case "bye":
                 self._bye = header["left"]
+
+    def _part(self, cause: str, traceback: str) -> None:
+        self._parting = cause
+        self._partings += 1
+        if self._partings <= _MOST_PARTINGS:
+            error = self._lost(f"its agent ends: {cause}")
+            self._post(on.HostParting(self.host.name, error.problem, traceback))
 
     def _hello(self, header: Mapping[str, Any], connection: AgentConnection) -> None:
         if header["protocol"] != PROTOCOL:
@@ -250,7 +272,7 @@ class HostLink:
         slot, start = header["slot"], header["start"]
         rank = self._rank_of(slot, start)
         if rank is None:
-            raise BadFrame(f"output of a worker that was never started, in slot {slot}")
+            raise BadFrame(f"output of a worker without a rank, in slot {slot}")
         if body:
             self._sink.output(rank, header["stream"], body, self._acknowledge)
         else:
@@ -263,7 +285,7 @@ class HostLink:
 
     def _acknowledge(self, size: int) -> None:
         """Called by the printer's thread alone: give the agent new credit, in large portions."""
-        self._unacknowledged += size
+        self._unacknowledged += size + FRAME_COST
         if self._unacknowledged >= self._opening.window // 4:
             self.send({"type": "ack", "bytes": self._unacknowledged})
             self._unacknowledged = 0
@@ -302,11 +324,20 @@ class HostLink:
         elif broken is not None:
             cause = f"the connection broke: {broken}"
         else:
-            cause = stderr.rpartition("\n")[2] or f"its agent ended with status {status}"
+            cause = (
+                plain(stderr.rpartition("\n")[2], _LONGEST_LINE) or f"its agent ended with status {status}"
+            )
         return on.HostGone(name, self._lost(cause).problem)
 
     def _lost(self, cause: str) -> HostLost:
         return HostLost(f"lost: {cause}", host=self.host.name, hint=_hint(cause, _LOST_HINT))
+
+    def _broken(self, error: BadFrame) -> ProtocolBroken:
+        return ProtocolBroken(
+            f"lost: it sent what no agent of hvlaunch's sends: {error}",
+            host=self.host.name,
+            hint="whether that host, and what else of yours runs there, can be trusted",
+        )
 
     def _garbled(self) -> ChannelGarbled:
         return ChannelGarbled(
@@ -318,20 +349,21 @@ class HostLink:
     def _never_began(self, status: int | None, stderr: str, broken: str | None) -> HostError:
         name = self.host.name
         if status == _NOT_FOUND and NO_PYTHON in stderr:
-            tried = stderr[stderr.index(NO_PYTHON) + len(NO_PYTHON) :].splitlines()[0].strip()
+            tried = plain(stderr.partition(NO_PYTHON)[2].splitlines()[0].strip(), _LONGEST_LINE)
             return NoPython(
                 f"no Python >= 3.8 there (tried {tried})",
                 host=name,
                 hint="--remote-python PATH, or python=PATH in the hostfile",
             )
         noise = bytes(self._noise).decode("utf-8", "replace").strip()
-        words = (stderr or noise).splitlines()[-1:] or [broken or "nothing"]
+        lines = (stderr or noise).splitlines() or [broken or "nothing"]
+        last = plain(lines[-1], _LONGEST_LINE)
         ended = f"status {status}" if status is not None else "no status"
         by_hand = f"ssh {name} python3 --version; where that works, --remote-python with another one"
         return AgentFailed(
-            f"its agent did not start ({ended}); the host said: {words[0]}",
+            f"its agent did not start ({ended}); the host said: {last}",
             host=name,
-            hint=_hint(words[0], by_hand),
+            hint=_hint(last, by_hand),
         )
 
 
@@ -341,4 +373,4 @@ def _hint(cause: str, otherwise: str) -> str:
 
 
 def _first_line(noise: bytes) -> str:
-    return noise.decode("utf-8", "replace").strip().splitlines()[0][:_NOISE_QUOTED]
+    return plain(noise.decode("utf-8", "replace").strip().splitlines()[0], _NOISE_QUOTED)

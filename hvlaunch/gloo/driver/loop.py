@@ -76,7 +76,9 @@ class Driver:
             from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (few jobs have one)
 
             self._watchers.append(Recorder(spec, keys.job_id, record, self._ranks.of).see)
-        self._worker_messages = None if spec.elastic is None else _worker_messages(rendezvous, events.put)
+        self._worker_messages = (
+            None if spec.elastic is None else _worker_messages(rendezvous, events.put, self._ranks)
+        )
         self._discovery = None if spec.elastic is None else _discovery(spec.elastic, events.put)
         self._links: dict[str, HostLink] = {}
         self._nonces: dict[str, str] = {}
@@ -200,7 +202,8 @@ class Driver:
             if self._links.get(host.name) is link and not link.is_closed:
                 self._events.put(event)
 
-        link = HostLink(host, opening, post, self._printer, partial(self._ranks.of, host.name), self._clock)
+        rank_of, born = partial(self._ranks.of, host.name), partial(self._ranks.born, host.name)
+        link = HostLink(host, opening, post, self._printer, rank_of, born, self._clock)
         self._links[host.name] = link
         link.open()
 
@@ -300,10 +303,12 @@ def _own_addresses(used: str) -> list[str]:
     return list(dict.fromkeys([used, *usable] if used else usable))
 
 
-def _worker_messages(rendezvous: RendezvousServer, post: Callable[[on.Event], None]) -> "WorkerMessages":
+def _worker_messages(
+    rendezvous: RendezvousServer, post: Callable[[on.Event], None], ranks: Ranks
+) -> "WorkerMessages":
     from hvlaunch.gloo.driver.worker_messages import WorkerMessages  # noqa: PLC0415 (only elastic jobs have one)
 
-    return WorkerMessages(rendezvous, post)
+    return WorkerMessages(rendezvous, post, lambda *worker: ranks.of(*worker) is not None)
 
 
 def _discovery(options: ElasticOptions, post: Callable[[on.Event], None]) -> "Discovery | None":

@@ -13,6 +13,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[str, int, int], int] = {}
+        self._born: dict[tuple[str, int, int], int] = {}
 
     def see(self, actions: Iterable[Action]) -> list[Launch]:
         """Learn from the engine's actions who gets which rank; these workers."""
@@ -20,6 +21,8 @@ class Ranks:
         for action in actions:
             if isinstance(action, Start):
                 launches += action.launches
+                for launch in action.launches:
+                    self._born[launch.host, launch.slot, launch.start] = action.round
             elif isinstance(action, Assign):
                 launches.append(action.launch)
         for launch in launches:
@@ -29,3 +32,7 @@ class Ranks:
     def of(self, host: str, slot: int, start: int) -> int | None:
         """None where there was no such worker."""
         return self._ranks.get((host, slot, start))
+
+    def born(self, host: str, slot: int, start: int) -> int | None:
+        """The round that the worker was started for; None where there was no such worker."""
+        return self._born.get((host, slot, start))

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from hvlaunch.agent.relay import CHUNK, WINDOW
+from hvlaunch.agent.frames import RELAY_CHUNK as CHUNK
+from hvlaunch.agent.frames import RELAY_WINDOW as WINDOW
 
 __all__ = ["HostRelay", "Rendezvous", "peer_name"]
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from contextlib import suppress
 
+from hvlaunch.agent.frames import LONGEST_TEXT
+from hvlaunch.agent.shapes import plain
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.watch.sentences import because
@@ -26,11 +28,20 @@ __all__ = ["WorkerMessages"]
 
 
 class WorkerMessages:
-    """Turns what workers write into events for `post`, and the engine's actions into what they read."""
+    """Turns what workers write into events for `post`, and the engine's actions into what they read.
 
-    def __init__(self, server: RendezvousServer, post: Callable[[on.Event], None]) -> None:
+    `exists` tells whether there ever was a worker of this host, slot and start.
+    """
+
+    def __init__(
+        self,
+        server: RendezvousServer,
+        post: Callable[[on.Event], None],
+        exists: Callable[[str, int, int], bool],
+    ) -> None:
         self._server = server
         self._post = post
+        self._exists = exists
 
     def open(self) -> None:
         """Listen to workers, until the server closes. `post` is called in the server's thread."""
@@ -67,10 +78,18 @@ class WorkerMessages:
         with suppress(ValueError):  # nonsense from a worker is none of our business
             if value is not None:
                 ask = decode(Ask, value)
-                self._post(on.WorkerAsked(*worker_of(key), ask.round, ask.commit, ask.cause))
+                cause = None if ask.cause is None else plain(ask.cause, LONGEST_TEXT)
+                self._post(on.WorkerAsked(*self._worker(key), ask.round, ask.commit, cause))
 
     def _beaten(self, key: str, value: bytes | None) -> None:
         with suppress(ValueError):
             if value is not None:
                 beat = decode(Beat, value)
-                self._post(on.WorkerBeat(*worker_of(key), beat.commit, beat.last))
+                self._post(on.WorkerBeat(*self._worker(key), beat.commit, beat.last))
+
+    def _worker(self, key: str) -> tuple[str, int, int]:
+        """Raises ValueError where there is no such worker."""
+        worker = worker_of(key)
+        if not self._exists(*worker):
+            raise ValueError("no worker of this job")
+        return worker

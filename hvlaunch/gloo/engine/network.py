@@ -17,6 +17,8 @@ __all__ = [
 ]
 
 LOOPBACK = "127.0.0.1"
+_MOST_TRIED = 64
+"""Addresses of a host that others try: a host that claims more must not make them search the network."""
 
 
 def candidates(facts: HostFacts) -> tuple[str, ...]:
@@ -26,7 +28,7 @@ def candidates(facts: HostFacts) -> tuple[str, ...]:
     the host (by NAT, say) comes last, since the host itself must be able to use it too.
     """
     own = [address for listed in facts.addresses.values() for address in listed if is_usable(address)]
-    own.sort(key=lambda address: ":" in address)
+    own = sorted(own, key=lambda address: ":" in address)[:_MOST_TRIED]
     peer = facts.peer_address
     if peer in own:
         own.remove(peer)

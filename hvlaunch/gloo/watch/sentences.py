@@ -193,7 +193,7 @@ def detail(event: on.Event, elapsed: float) -> str | None:
         case on.HostProbed(host, target, address) if address is not None:
             return f"host {host}: reaches host {target} at {address}"
         case on.HostParting(host, traceback=traceback) if traceback:
-            return f"host {host}: {traceback}"
+            return "\n".join(f"host {host}: | {line}" for line in traceback.splitlines())
         case on.HostClosed(host):
             return f"host {host}: closed"
         case _:

@@ -21,6 +21,8 @@ from hvlaunch.rendezvous.round_messages import (
 
 __all__ = ["Dismissed", "Membership"]
 
+_LONGEST_CAUSE = 4096
+
 _POLL = 30.0
 _PAUSE = 1.0
 
@@ -68,7 +70,9 @@ class Membership:
 
     def ask(self, commit: int, cause: str | None) -> None:
         """Tell the driver that this worker is ready for a place (see Ask). Raises RendezvousError."""
-        self._client.put(ASKS, self._worker, encode(Ask(self.last_round, commit, cause)))
+        self._client.put(
+            ASKS, self._worker, encode(Ask(self.last_round, commit, cause and cause[:_LONGEST_CAUSE]))
+        )
 
     def grant(self) -> Grant:
         """The worker's place in a round later than its last, as soon as there is one.

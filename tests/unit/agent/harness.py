@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from hvlaunch.agent.frames import Decoder, encode
+from hvlaunch.agent.frames import FRAME_COST, Decoder, encode
 from hvlaunch.agent.pieces import PieceReader
 from hvlaunch.gloo.driver.bundle import agent_command, bundle
 from tests import pythons
@@ -253,7 +253,7 @@ class AgentProcess:
             self.seen.append((header, body))
             if self.acks and header["type"] == "output" and body:
                 with suppress(BrokenPipeError):  # it may have ended since
-                    self.send("ack", bytes=len(body))
+                    self.send("ack", bytes=len(body) + FRAME_COST)
 
     def output(self, stream: str = "stdout", slot: int = 0) -> bytes:
         """What came so far of one stream; it is then forgotten."""

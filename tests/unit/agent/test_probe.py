@@ -281,8 +281,8 @@ class TestAgents:
         assert agent.expect("reached")[0]["address"] is None
 
     def test_a_fault_beside_the_loop_reaches_the_driver(self, agent: AgentProcess) -> None:
-        agent.send("probe", target="t", addresses=["127.0.0.1"])
-        assert "KeyError: 'port'" in agent.expect("fault")[0]["cause"]
+        agent.send("probe", target="t", addresses=["127.0.0.1"], port=1, nonce="\u00e9")
+        assert "UnicodeEncodeError: " in agent.expect("fault")[0]["cause"]
         assert agent.status() == 1
 
     def test_probing_leaves_no_connection_open(self, launch: Launch) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.agent.channel import DriverChannel
+from hvlaunch.agent.frames import RELAY_CHUNK as CHUNK
+from hvlaunch.agent.frames import RELAY_WINDOW as WINDOW
 from hvlaunch.agent.frames import Decoder
 from hvlaunch.agent.pieces import PieceReader
-from hvlaunch.agent.relay import CHUNK, WINDOW
 from tests.unit.agent.harness import PATIENCE, AgentProcess, python, until
 
 Launch = Callable[..., AgentProcess]
@@ -123,7 +124,8 @@ def test_a_reset_is_told_and_late_frames_are_nothing(rig: Rig) -> None:
     connection = rig.connect()
     connection.reset()
     connection.expect("close")
-    for what in ("data", "end", "close"):
+    connection.send("data", b"late")
+    for what in ("end", "close"):
         connection.send(what)
     connection.send("credit", bytes=1)
     rig.agent.send("ping")

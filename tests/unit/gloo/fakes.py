@@ -10,12 +10,23 @@ from hvlaunch.agent.pieces import PieceWriter
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
 
-__all__ = ["HELLO", "FakeChannel", "FakeConnection", "FakeListener"]
+__all__ = ["FACTS", "HELLO", "FakeChannel", "FakeConnection", "FakeListener"]
 
+FACTS = {
+    "hostname": "a",
+    "python": "3.11.2",
+    "executable": "/usr/bin/python3",
+    "kernel": "6.1.0",
+    "boot_id": "b",
+    "cpus": 4,
+    "memory": 1 << 34,
+    "addresses": {"lo": ["127.0.0.1"]},
+    "clock": 1e9,
+}
 HELLO = {
     "type": "hello",
     "protocol": PROTOCOL,
-    "facts": {"addresses": {"lo": ("127.0.0.1",)}, "cpus": 4, "boot_id": "b"},
+    "facts": FACTS,
     "scratch": "/tmp/x",
     "beacon_port": 1,
     "master_port": 2,

@@ -10,6 +10,7 @@ from typing import Any
 
 from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
 from hvlaunch.agent.pieces import PieceWriter
+from tests.unit.gloo.fakes import FACTS
 
 __all__ = ["PlayedAgent"]
 
@@ -100,7 +101,7 @@ class PlayedAgent:
             {
                 "type": "hello",
                 "protocol": PROTOCOL,
-                "facts": {"addresses": addresses, "cpus": 8, "boot_id": None},
+                "facts": FACTS | {"addresses": addresses, "cpus": 8, "boot_id": None},
                 "scratch": "/tmp/hvlaunch-played",
                 "beacon_port": 1,
                 "master_port": 2,

@@ -15,6 +15,8 @@ from tests.unit.gloo.fakes import FakeConnection, FakeListener
 
 CONFIG = {"grace": 1.0, "lease": 30.0, "window": 1 << 20}
 PING = {"type": "ping"}
+PONG = {"type": "pong", "at": 1.0}
+OUTPUT = {"type": "output", "round": 0, "slot": 0, "start": 0, "stream": "stdout"}
 
 
 class Rig:
@@ -63,9 +65,9 @@ def test_a_python_that_no_shell_takes_is_refused() -> None:
 def test_frames_come_as_they_are_whole_and_noise_is_told_apart() -> None:
     rig = Rig(Host("a"))
     frames = rig.channel.frames()
-    pieces = b"".join(PieceWriter().cut(encode(PING, b"x" * 9000)))
+    pieces = b"".join(PieceWriter().cut(encode(OUTPUT, b"x" * 9000)))
     rig.host.say(b"Welcome!\n" + pieces[:5000], pieces[5000:])
-    assert next(frames) == (PING, b"x" * 9000)
+    assert next(frames) == (OUTPUT, b"x" * 9000)
     assert rig.listener.noise == b"Welcome!\n"
     assert rig.listener.heard == 2  # a part of a frame is a sign of life
 
@@ -73,24 +75,31 @@ def test_frames_come_as_they_are_whole_and_noise_is_told_apart() -> None:
 def test_noise_alone_is_no_sign_of_life() -> None:
     rig = Rig(Host("a"))
     rig.host.say(b"backup: 1 of 5\n")
-    rig.host.frame(PING)
-    assert next(rig.channel.frames()) == (PING, b"")
+    rig.host.frame(PONG)
+    assert next(rig.channel.frames()) == (PONG, b"")
     assert rig.listener.noise == b"backup: 1 of 5\n"
     assert rig.listener.heard == 1
 
 
 def test_what_no_agent_sends_is_an_error_behind_the_frames_before_it() -> None:
     rig = Rig(Host("a"))
-    rig.host.say(b"".join(rig.host.writer.cut(encode(PING) + b"\xff" * 100)))
+    rig.host.say(b"".join(rig.host.writer.cut(encode(PONG) + b"\xff" * 100)))
     frames = rig.channel.frames()
-    assert next(frames) == (PING, b"")
+    assert next(frames) == (PONG, b"")
     with pytest.raises(BadFrame):
         next(frames)
 
 
+def test_a_frame_that_does_not_fit_its_form_is_an_error() -> None:
+    rig = Rig(Host("a"))
+    rig.host.frame(OUTPUT | {"stream": "../../.bashrc"}, b"x")
+    with pytest.raises(BadFrame, match="a frame of type output with a wrong stream"):
+        next(rig.channel.frames())
+
+
 def test_noise_within_a_piece_is_an_error_of_its_own() -> None:
     rig = Rig(Host("a"))
-    pieces = b"".join(rig.host.writer.cut(encode(PING)))
+    pieces = b"".join(rig.host.writer.cut(encode(PONG)))
     rig.host.say(pieces[:20] + b"noise" + pieces[20:])
     with pytest.raises(Garbled):
         next(rig.channel.frames())

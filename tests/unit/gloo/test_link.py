@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.frames import encode
+from hvlaunch.agent.frames import FRAME_COST, encode
 from hvlaunch.agent.pieces import START
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
@@ -16,10 +16,10 @@ from hvlaunch.gloo.driver.bundle import NO_PYTHON
 from hvlaunch.gloo.driver.host_link import HostLink, Opening
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host
-from tests.unit.gloo.fakes import FakeConnection
+from tests.unit.gloo.fakes import FACTS, FakeConnection
 
 BUNDLE = b"BUNDLE"
-WINDOW = 1000
+WINDOW = 3000
 
 
 class Sink:
@@ -58,17 +58,20 @@ class FakeRelay:
 class Rig:
     """A link to a host that the test plays."""
 
-    def __init__(self, connect: Callable[[Host], Any] | None = None) -> None:
+    def __init__(self, connect: Callable[[Host], Any] | None = None, **hello: Any) -> None:
         self.events: SimpleQueue[on.Event] = SimpleQueue()
         self.sink = Sink()
         self.connection = FakeConnection()
         self.channel = self.connection.channel
         self.now = 50.0
         self.relays: list[FakeRelay] = []
+        where = {"candidates": [["10.0.0.9", 1]], "token": "t", "nonce": "n", "relay": "auto"}
+        self.hello: dict[str, Any] = {"type": "hello", "gpus": False, "ports": None, "elastic": None}
+        self.hello |= {"rendezvous": where, **hello}
         opening = Opening(
             connect=connect or (lambda _host: CommandConnection(self.connection)),
             program=Program({}, None),
-            hello=lambda connection: {"type": "hello", "seen": connection.local_address},
+            hello=lambda connection: self.hello | {"cwd": connection.local_address},
             relay=lambda send: FakeRelay(self, send),
             window=WINDOW,
         )
@@ -78,7 +81,10 @@ class Rig:
         def rank_of(slot: int, start: int) -> int | None:
             return self.ranks.get((slot, start))
 
-        self.link = HostLink(Host("a"), opening, self.events.put, self.sink, rank_of, lambda: self.now)
+        def born(slot: int, start: int) -> int | None:
+            return 0 if (slot, start) in self.ranks else None
+
+        self.link = HostLink(Host("a"), opening, self.events.put, self.sink, rank_of, born, lambda: self.now)
         self.link.open()
 
     def event(self) -> Any:
@@ -89,6 +95,17 @@ class Rig:
         self.channel.greet()
         assert isinstance(self.event(), on.HostReady)
         return self
+
+    def start(self, slot: int, start: int) -> None:
+        """The agent has started a worker."""
+        about = {"round": 0, "slot": slot, "start": start}
+        self.channel.frame({"type": "started", "pid": 3, "at": 0.0, **about})
+        assert self.event() == on.WorkerStarted("a", 0, slot, 3, start)
+
+    def settle(self) -> None:
+        """What the agent has said so far was heard."""
+        self.channel.frame({"type": "reached", "address": "10.0.0.9", "tried": [], "relay_port": None})
+        assert isinstance(self.event(), on.RendezvousReached)
 
     def sent(self, count: int) -> list[Any]:
         """The first `count` frames from the driver."""
@@ -107,20 +124,22 @@ def rig() -> Iterator[Rig]:
 
 def test_bundle_and_hello_go_first(rig: Rig) -> None:
     rig.link.send({"type": "ping"})
-    assert rig.sent(2) == [{"type": "hello", "seen": "10.0.0.100"}, {"type": "ping"}]
+    assert rig.sent(2) == [rig.hello | {"cwd": "10.0.0.100"}, {"type": "ping"}]
     assert rig.channel.written.startswith(BUNDLE)
     assert rig.connection.command == "start the agent"
 
 
-def test_facts(rig: Rig) -> None:
+def test_facts() -> None:
+    rig = Rig(gpus=True)
     assert rig.event() == on.HostConnected("a")
     assert rig.link.last_heard is None
     rig.channel.greet(
-        facts={"addresses": {"e": ("10.0.0.1",)}, "cpus": 4, "gpus": [["0", "H100", "1"], ["1", "H100", "1"]]}
+        facts=FACTS | {"addresses": {"e": ("10.0.0.1",)}, "gpus": [["0", "H100", "1"], ["1", "H100", "1"]]}
     )
     event = rig.event()
     assert (event.facts.gpus, event.facts.cpus, event.facts.peer_address) == (2, 4, "10.0.0.1")
     assert rig.link.last_heard == 50.0
+    rig.link.close()
 
 
 def test_noise_before_the_agent_is_skipped_and_not_told(rig: Rig) -> None:
@@ -154,6 +173,9 @@ def test_noise_within_a_piece_ends_the_host_with_an_error_of_its_own(rig: Rig) -
 def test_relayed_frames_have_an_end_of_their_own_which_goes_with_the_host(rig: Rig) -> None:
     rig.ready()
     assert not rig.relays
+    where = {"address": "127.0.0.1", "tried": ["10.0.0.9"], "relay_port": 5}
+    rig.channel.frame({"type": "reached", **where})
+    assert rig.event() == on.RendezvousReached("a", "127.0.0.1", ("10.0.0.9",), 5)
     for what in ("open", "end"):
         rig.channel.frame({"type": "relay", "id": 1, "what": what})
     assert rig.sent(3)[1:] == [{"type": "relay", "id": 1, "what": what} for what in ("open", "end")]
@@ -166,15 +188,15 @@ def test_relayed_frames_have_an_end_of_their_own_which_goes_with_the_host(rig: R
 def test_output_goes_to_the_rank_of_its_slot_and_is_acknowledged_in_portions(rig: Rig) -> None:
     rig.ready()
     rig.ranks.update({(0, 0): 6, (1, 1): 5, (1, 2): 7})
+    rig.start(1, 2)
     rig.channel.frame({"type": "output", "round": 0, "slot": 1, "start": 2, "stream": "stderr"}, b"x" * 200)
     rig.channel.frame({"type": "output", "round": 0, "slot": 1, "start": 2, "stream": "stderr"})
-    rig.channel.frame({"type": "started", "round": 0, "slot": 1, "start": 2, "pid": 3, "at": 0.0})
-    assert rig.event() == on.WorkerStarted("a", 0, 1, 3, 2)
+    rig.settle()
     assert rig.sink.got == [(7, "stderr", b"x" * 200), (7, "stderr", b"END")]
     (done,) = rig.sink.dones
     done(200)
     done(100)
-    assert rig.sent(2)[1] == {"type": "ack", "bytes": 300}
+    assert rig.sent(2)[1] == {"type": "ack", "bytes": 300 + 2 * FRAME_COST}
 
 
 def test_output_of_a_worker_that_never_was_breaks_the_connection(rig: Rig) -> None:
@@ -182,12 +204,14 @@ def test_output_of_a_worker_that_never_was_breaks_the_connection(rig: Rig) -> No
     rig.channel.frame({"type": "output", "round": 0, "slot": 5, "start": 0, "stream": "stdout"}, b"x")
     event = rig.event()
     assert isinstance(event, on.HostGone)
-    assert "output of a worker that was never started, in slot 5" in event.problem.cause
+    assert "a frame of type output of a worker that was never started, in slot 5" in event.problem.cause
     assert not rig.sink.got
 
 
 def test_the_time_of_an_end_is_told_by_our_clock(rig: Rig) -> None:
     rig.ready()
+    rig.ranks[0, 1] = 0
+    rig.start(0, 1)
     rig.channel.frame({"type": "pong", "at": 1000.0})
     end = {
         "type": "exited",
@@ -275,7 +299,8 @@ def test_a_killed_agent_is_named(rig: Rig) -> None:
     assert "hvlaunch agent: killed by SIGKILL" in str(event.problem)
 
 
-def test_a_host_without_free_ports_is_named(rig: Rig) -> None:
+def test_a_host_without_free_ports_is_named() -> None:
+    rig = Rig(ports=[1, 2])
     rig.event()
     rig.channel.greet(master_port=None, beacon_port=None)
     event = rig.event()

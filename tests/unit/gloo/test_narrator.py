@@ -175,7 +175,7 @@ def test_where_an_agent_failed_is_a_detail():
     for verbose in (False, True):
         told = Told(verbose=verbose)
         told.play(on.Began(), parting)
-        assert [text for text in told.texts if "Traceback" in text] == verbose * ["host a: Traceback …"]
+        assert [text for text in told.texts if "Traceback" in text] == verbose * ["host a: | Traceback …"]
 
 
 @pytest.mark.parametrize(("quiet", "notes"), [(False, True), (True, False)])

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.relay import CHUNK, WINDOW
+from hvlaunch.agent.frames import RELAY_CHUNK as CHUNK
+from hvlaunch.agent.frames import RELAY_WINDOW as WINDOW
 from hvlaunch.gloo.driver.relay import HostRelay, peer_name
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousClosed

@@ -26,12 +26,18 @@ from hvlaunch.rendezvous.round_messages import (
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 LONG = 60.0
+WORKERS = [("fe80::1", 3, 2), ("a", 0, 0)]
+
+
+GOOD = encode(Beat(1))
+HUGE = b'{"commit": 1%s, "round": 0}' % (b"0" * 40)
+LONG_TEXT = encode(Ask(0, 0, "x" * (1 << 16)))
 
 
 class Rig:
     def __init__(self, server: RendezvousServer) -> None:
         self.events: SimpleQueue[on.Event] = SimpleQueue()
-        self.worker_messages = WorkerMessages(server, self.events.put)
+        self.worker_messages = WorkerMessages(server, self.events.put, lambda *worker: worker in WORKERS)
         self.worker_messages.open()
         self.worker = Client(f"http://127.0.0.1:{server.port}", "t0ken")
 
@@ -57,7 +63,17 @@ def test_asks_and_beats_are_events(rig):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("a/0/0", b"{"), ("a/0/0", b"[1]"), ("a/0", b"{}"), ("a/x/0", b"{}")]
+    ("key", "value"),
+    [
+        ("a/0/0", b"{"),
+        ("a/0/0", b"[1]"),
+        ("a/0", b"{}"),
+        ("a/x/0", b"{}"),
+        ("b/0/0", GOOD),
+        ("a/00/0", GOOD),
+        ("a/0/0", HUGE),
+        ("a/0/0", LONG_TEXT),
+    ],
 )
 def test_nonsense_is_no_event(rig, key, value):
     for scope in (ASKS, BEATS):

@@ -2,6 +2,7 @@
 
 import json
 
+from hvlaunch.agent.frames import FRAME_COST
 from hvlaunch.mpi.joined_agents import JoinedAgents
 
 HELLO = {"type": "hello", "facts": {}, "cwd_error": None, "trouble": None, "beacon_port": 1}
@@ -74,9 +75,10 @@ def test_credit_goes_to_those_whose_output_was_printed_first():
             (slot, header["bytes"]) for slot, (header, _) in to_agents(joined, {"type": "ack", "bytes": size})
         ]
 
-    assert credit(8) == [(0, 8)]
-    assert credit(7) == [(0, 3), (1, 4)]
-    assert credit(2) == [(0, 2)]
+    assert credit(8 + FRAME_COST) == [(0, 8 + FRAME_COST)]
+    assert credit(6 + FRAME_COST) == [(0, 2), (1, 4 + FRAME_COST)]
+    assert credit(2 + FRAME_COST) == [(0, 2 + FRAME_COST)]
+    assert credit(1) == [(0, 1)]
     assert credit(5) == []  # more than there was
 
 

@@ -12,9 +12,9 @@ from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
 from hvlaunch.mpi.joined_channel import JoinedConnection, plain
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
-from tests.unit.gloo.fakes import FakeListener
+from tests.unit.gloo.fakes import HELLO, FakeListener
 
-HELLO = {"type": "hello", "cwd_error": None, "trouble": None}
+ABOUT = {"round": 0, "start": 0}
 
 
 class Agent:
@@ -87,7 +87,7 @@ def test_what_they_say_is_one_agents_words(joined):
     first, second = joined.agents
     second.say(HELLO)
     first.say(HELLO)
-    output = {"type": "output", "slot": 1, "stream": "stdout"}
+    output = {"type": "output", "slot": 1, "stream": "stdout", **ABOUT}
     assert joined.frames(1) == [(HELLO, b"")]
     assert joined.listener.heard == 1
     second.say(output, b"x" * 10_000)
@@ -117,10 +117,11 @@ def test_closing_ends_a_read(joined):
 def test_the_end_by_the_launcher_comes_behind_what_was_said_before(status, code, said):
     with closing(JoinedAgents(status)) as joined:
         agent = joined.agents[0]
-        output = {"type": "output", "slot": 0, "stream": "stderr"}
+        output = {"type": "output", "slot": 0, "stream": "stderr", **ABOUT}
         agent.say({"type": "parting", "cause": "got SIGTERM"})
         agent.say(output, b"last words")
-        agent.say({"type": "exited", "slot": 0, "code": None, "signal": 15})
+        how = {"code": None, "signal": 15, "max_rss": 1, "at": 1.0, "oom_killed": False}
+        agent.say({"type": "exited", "slot": 0, **ABOUT, **how})
         assert joined.frames(1) == [(output, b"last words")]
         with pytest.raises(
             EndedByLauncher, match=f"host a: the launcher ended its processes{said}"

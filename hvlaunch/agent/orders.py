@@ -1,0 +1,81 @@
+"""The frames that a driver may send: the table of docs/architecture.md, "Frames"."""
+
+from __future__ import annotations
+
+from hvlaunch.agent.shapes import (
+    PORT,
+    Choice,
+    Form,
+    flag,
+    mapping,
+    number,
+    of,
+    or_null,
+    pair,
+    record,
+    several,
+    text,
+    whole,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Union
+
+__all__ = ["ORDERS", "PLAN"]
+
+_ALL = 1 << 28
+_COUNT = whole(0, 1 << 53)
+_SLOT = whole(0, 1 << 31)
+_SIGNAL = whole(1, 64)
+_SECONDS = number(0, 1 << 53)
+_NAME = text(1 << 10)
+_WORDS = text(_ALL, raw=True)
+"""The user's own: a path, a command, a variable."""
+_VARIABLES = mapping(_WORDS, _WORDS, 1 << 20)
+_RENDEZVOUS = {
+    "candidates": several(pair(_NAME, PORT), 1 << 12),
+    "token": _NAME,
+    "nonce": _NAME,
+    "relay": of("auto", "always", "never"),
+}
+_ID = whole(1, 1 << 53)
+
+ORDERS: Dict[str, Union[Form, Choice]] = {
+    "hello": Form(
+        protocol=_COUNT,
+        nonce=_NAME,
+        cwd=_WORDS,
+        gpus=flag,
+        ports=or_null(pair(PORT, PORT)),
+        elastic=or_null(_SECONDS),
+        rendezvous=or_null(record(_RENDEZVOUS)),
+    ),
+    "probe": Form(target=_NAME, addresses=several(_NAME, 1 << 12), port=PORT, nonce=_NAME),
+    "start": Form(_ALL, 1, round=_COUNT),
+    "stdin": Form(1 << 20, slot=_SLOT),
+    "stop": Form(slots=or_null(several(_SLOT, 1 << 20)), steps=several(pair(_SIGNAL, _SECONDS), 1 << 10)),
+    "signal": Form(slots=or_null(several(_SLOT, 1 << 20)), signal=_SIGNAL),
+    "ack": Form(bytes=_COUNT),
+    "relay": Choice(
+        "what",
+        data=Form(1 << 20, 1, id=_ID),
+        end=Form(id=_ID),
+        close=Form(id=_ID),
+        credit=Form(id=_ID, bytes=_COUNT),
+    ),
+    "ping": Form(),
+    "bye": Form(),
+}
+
+PLAN = record(
+    {
+        "argv": several(_WORDS, 1 << 22),
+        "defaults": _VARIABLES,
+        "env": _VARIABLES,
+        "workers": several(
+            record({"slot": _SLOT, "start": _COUNT, "env": _VARIABLES, "stdin": flag}), 1 << 16
+        ),
+    }
+)
+"""The body of a `start`."""

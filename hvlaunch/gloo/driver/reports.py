@@ -1,0 +1,108 @@
+"""The frames that an agent may send: the table of docs/architecture.md, "Frames". Nothing acts on any other.
+
+That a frame fits says nothing of its truth; expected.py has what may come when.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hvlaunch.agent.frames import (
+    LONGEST_ERROR,
+    LONGEST_TEXT,
+    LONGEST_TRACEBACK,
+    MOST_ADDRESSES,
+    MOST_GPUS,
+    OUTPUT_CHUNK,
+    RELAY_CHUNK,
+    Decoder,
+)
+from hvlaunch.agent.shapes import (
+    PORT,
+    Choice,
+    Form,
+    address,
+    flag,
+    mapping,
+    number,
+    of,
+    or_null,
+    record,
+    several,
+    text,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from hvlaunch.agent.shapes import Shape
+
+__all__ = ["REPORTS", "report_decoder"]
+
+_REPLACED = 3
+"""Bytes that a byte of an error file may become: those that are no text are sent as a character of three."""
+_CODES, _SIGNALS = whole(0, 255), whole(1, 64)
+_NOT_STARTED = whole(126, 127)
+_COUNT = whole(0, 1 << 31)
+_SIZE = whole(0, 1 << 53)
+_TIME = number(0, 1 << 40)
+_NAME = text(256)
+_CAUSE = text(LONGEST_TEXT)
+_WORKER: "Mapping[str, Shape]" = {"round": _COUNT, "slot": _COUNT, "start": _COUNT}
+_ID = whole(1, 1 << 53)
+_FACTS = {
+    "hostname": _NAME,
+    "python": text(32),
+    "executable": _CAUSE,
+    "kernel": _NAME,
+    "boot_id": or_null(_NAME),
+    "cpus": whole(1, 1 << 16),
+    "memory": _SIZE,
+    "addresses": mapping(text(64), several(address, MOST_ADDRESSES), MOST_ADDRESSES),
+    "clock": _TIME,
+    "gpus": several(several(_NAME, 8), MOST_GPUS),
+}
+
+REPORTS: Mapping[str, Form | Choice] = {
+    "hello": Form(
+        protocol=_COUNT,
+        facts=record(_FACTS, optional=("gpus",)),
+        scratch=_CAUSE,
+        beacon_port=or_null(PORT),
+        master_port=or_null(PORT),
+        cwd_error=or_null(_CAUSE),
+        trouble=or_null(_CAUSE),
+    ),
+    "reached": Form(address=or_null(_NAME), tried=several(_NAME, MOST_ADDRESSES), relay_port=or_null(PORT)),
+    "probed": Form(target=_CAUSE, address=or_null(_NAME)),
+    "started": Form(fields=_WORKER, pid=whole(1, 1 << 22), at=_TIME),
+    "not_started": Form(fields=_WORKER, code=_NOT_STARTED, cause=_CAUSE),
+    "output": Form(OUTPUT_CHUNK, fields=_WORKER, stream=of("stdout", "stderr")),
+    "exited": Form(
+        LONGEST_ERROR * _REPLACED,
+        fields=_WORKER,
+        code=or_null(_CODES),
+        signal=or_null(_SIGNALS),
+        max_rss=_SIZE,
+        at=_TIME,
+        oom_killed=flag,
+    ),
+    "suspended": Form(fields=_WORKER),
+    "master_port": Form(port=PORT),
+    "stdin_taken": Form(slot=_COUNT, bytes=whole(1, 1 << 53)),
+    "relay": Choice(
+        "what",
+        open=Form(id=_ID),
+        data=Form(RELAY_CHUNK, 1, id=_ID),
+        end=Form(id=_ID),
+        close=Form(id=_ID),
+        credit=Form(id=_ID, bytes=_SIZE),
+    ),
+    "pong": Form(at=_TIME),
+    "parting": Form(cause=_CAUSE),
+    "fault": Form(LONGEST_TRACEBACK, cause=_CAUSE),
+    "bye": Form(left=_COUNT),
+}
+
+
+def report_decoder() -> Decoder:
+    """What makes frames of an agent's bytes, and takes only those that fit."""
+    return Decoder(REPORTS, LONGEST_ERROR * _REPLACED)
