@@ -1,7 +1,6 @@
 """Which variables the user passes on to the workers, and how they are shown; docs/environment.md is for users."""
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -10,14 +9,12 @@ from hvlaunch.errors import BadEnvironment
 from hvlaunch.hosts.outer_job import OUTER_RANK_VARIABLES
 from hvlaunch.hosts.patterns import is_pattern, matcher
 
-__all__ = ["MASK", "MAX_STRING", "SET_BY_HVLAUNCH", "EnvMode", "masked", "shown", "user_env"]
+__all__ = ["MAX_STRING", "SET_BY_HVLAUNCH", "EnvMode", "shown", "user_env"]
 
 EnvMode = Literal["default", "all"]
 
 MAX_STRING = 131072
 """Bytes of NAME=VALUE, or of one argument, with its NUL, that execve(2) takes: MAX_ARG_STRLEN, 32 pages of 4 KiB."""
-
-MASK = "****"
 
 _FORWARDED = (
     "PATH",
@@ -111,9 +108,6 @@ _LEFT_BEHIND = (
     "NOTIFY_SOCKET",
 )
 
-_HIDDEN_NAME = r"(?i)TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|(_|^)PASS$|._PWD$|KEY|CREDENTIAL|AUTH|COOKIE|JWT|BEARER|WEBHOOK|DSN$"
-_HIDDEN_IN_URL = r"(?<=://)[^/@\s]+(?=@)"
-
 
 def user_env(
     environ: Mapping[str, str],
@@ -206,10 +200,3 @@ def _check_size(name: str, value: str) -> None:
 def shown(name: str) -> str:
     """A name for a message: as it is, or escaped where it would not print as one plain word."""
     return name if name.isprintable() else ascii(name)
-
-
-def masked(name: str, value: str) -> str:
-    """The value for display: `****` where the name tells of a secret, and in place of user and password in a URL."""
-    if re.search(_HIDDEN_NAME, name):
-        return MASK
-    return re.sub(_HIDDEN_IN_URL, MASK, value)

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hvlaunch.cli.environment import MASK, masked
-from hvlaunch.cli.plan import quoted
+from hvlaunch.cli.plan import command_line, quoted, shown_value
 from hvlaunch.job import JobSpec, MPIOptions
 from hvlaunch.mpi.builders import build
 from hvlaunch.mpi.detect import Kind
@@ -19,8 +18,11 @@ _RANKFILE = "hvlaunch.erf"
 _MASTER_PORT = "29500"  # torch's own default; a pasted command has no agent to look for a free one
 
 
-def launcher_plan(spec: JobSpec, options: MPIOptions, environ: Mapping[str, str]) -> str:
-    """The section as text. Variables that a shell here has with the same value are left out; secrets are masked.
+def launcher_plan(
+    spec: JobSpec, options: MPIOptions, environ: Mapping[str, str], *, show_secrets: bool = False
+) -> str:
+    """The section as text. Variables that a shell here has with the same value are left out; what may be a
+    secret is masked unless it is to be shown.
 
     Raises HvlaunchError where there is no such launcher, or it can't do what is asked for.
     """
@@ -42,16 +44,14 @@ def launcher_plan(spec: JobSpec, options: MPIOptions, environ: Mapping[str, str]
         ),
     )
     missing = {name: value for name, value in {**env, **command.env}.items() if environ.get(name) != value}
-    words = [f"{quoted(name)}={_value(name, value)}" for name, value in sorted(missing.items())]
-    words += [quoted(word) for word in command.argv]
+    words = [
+        f"{quoted(name)}={shown_value(name, value, show_secrets=show_secrets)}"
+        for name, value in sorted(missing.items())
+    ]
+    words.append(command_line(command.argv, show_secrets=show_secrets))
     title = f"as a command of {launcher}, to paste (with it hvlaunch itself starts its agents, which start the workers):"
     plan = f"{title}\n  {' '.join(words)}"
     if launcher.kind is not Kind.JSRUN:
         return plan
     lines = [f"  {line}".rstrip() for line in rankfile(request).splitlines()]
     return "\n".join([f"its rankfile, {_RANKFILE}:", *lines, "", plan])
-
-
-def _value(name: str, value: str) -> str:
-    shown = masked(name, value)
-    return shown if shown == MASK else quoted(shown)

@@ -83,13 +83,16 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         _complain(f"hosts of {spec.allocation}: {host_set(host.name for host in spec.hosts)}")
     if options.dry_run:
         from hvlaunch.cli.elastic import first_round  # noqa: PLC0415
+        from hvlaunch.cli.masking import MASK  # noqa: PLC0415
         from hvlaunch.cli.plan import plan  # noqa: PLC0415
 
-        text = plan(first_round(spec))
+        text = plan(first_round(spec), show_secrets=options.show_secrets)
         if spec.mpi is not None:
             from hvlaunch.cli.launcher_plan import launcher_plan  # noqa: PLC0415
 
-            text += "\n\n" + launcher_plan(spec, spec.mpi, os.environ)
+            text += "\n\n" + launcher_plan(spec, spec.mpi, os.environ, show_secrets=options.show_secrets)
+        if MASK in text:
+            text += f"\n\n{MASK} hides what may be a secret; --show-secrets shows it"
         return _print(text + "\n")
     if run is None:
         run = _controller(spec)

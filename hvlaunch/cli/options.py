@@ -356,6 +356,12 @@ _GENERAL = Group(
             example="hvlaunch --dry-run -np 8 -H gpu01:4,gpu02:4 python train.py",
         ),
         Option(
+            "show_secrets",
+            ("--show-secrets",),
+            "let `--dry-run` show what may be a secret",
+            more="Without it, `****` is in the place of passwords, tokens and keys, as far as names and values tell.",
+        ),
+        Option(
             "check_build",
             ("-cb", "--check-build"),
             "print what this installation has",

@@ -4,7 +4,8 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from hvlaunch.cli.environment import MASK, masked, shown
+from hvlaunch.cli.environment import shown
+from hvlaunch.cli.masking import MASK, masked, masked_words
 from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
 from hvlaunch.gloo.engine.actions import HostNetwork
 from hvlaunch.hosts.local import is_local
@@ -12,7 +13,7 @@ from hvlaunch.hosts.placement import Placement, needed, place, slots_of
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.rendezvous.round_messages import worker_id
 
-__all__ = ["plan", "quoted"]
+__all__ = ["command_line", "plan", "quoted", "shown_value"]
 
 _LATER = "(known once connected)"
 _DEFAULT = "(set where the host has none)"
@@ -25,8 +26,8 @@ _NETWORKS = [
 """Two that differ in all that only a connected host knows: what differs with them is known once connected."""
 
 
-def plan(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local) -> str:
-    """The plan as text for people. Secrets are masked. Connects nowhere, but may ask the resolver for hosts' names.
+def plan(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local, show_secrets: bool = False) -> str:
+    """The plan as text for people; what may be a secret is masked unless it is to be shown. Connects nowhere, but may ask the resolver for hosts' names.
 
     Raises NotEnoughSlots.
     """
@@ -36,9 +37,12 @@ def plan(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local) -> str:
     sections = [
         ("hosts", _host_lines(spec, hosts, is_local)),
         ("workers", _worker_lines(spec, places)),
-        ("command", [" ".join(quoted(word) for word in spec.command)]),
+        ("command", [command_line(spec.command, show_secrets=show_secrets)]),
         ("working directory", [quoted(spec.cwd)]),
-        ("environment of every worker, above its host's own", _environment_lines(spec, by_rank)),
+        (
+            "environment of every worker, above its host's own",
+            _environment_lines(spec, by_rank, show_secrets=show_secrets),
+        ),
         ("environment by rank", _rank_lines(places, by_rank)),
     ]
     blocks = [
@@ -47,6 +51,12 @@ def plan(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local) -> str:
         if lines
     ]
     return "\n\n".join(blocks)
+
+
+def command_line(words: Sequence[str], *, show_secrets: bool) -> str:
+    """The words as a shell takes them; what may be a secret is masked unless it is to be shown."""
+    shown_words = words if show_secrets else masked_words(words)
+    return " ".join(word if word == MASK else quoted(word) for word in shown_words)
 
 
 def quoted(word: str) -> str:
@@ -101,12 +111,14 @@ def _worker_lines(spec: JobSpec, places: Sequence[Placement] | None) -> list[str
     return list(_table(rows))
 
 
-def _environment_lines(spec: JobSpec, by_rank: Mapping[str, Sequence[str]]) -> list[str]:
+def _environment_lines(
+    spec: JobSpec, by_rank: Mapping[str, Sequence[str]], *, show_secrets: bool
+) -> list[str]:
     first, second = (shared_env(network, spec.env, spec.worker_ports) for network in _NETWORKS)
     known = {name: value if value == second[name] else _LATER for name, value in first.items()}
     known |= {name: _DEFAULT for name in default_env(1, 1) if name not in spec.env}
     known |= {name: values[0] for name, values in by_rank.items() if _is_shared(values)}
-    return [f"{shown(name)}={_value(name, known[name])}" for name in sorted(known)]
+    return [f"{shown(name)}={_value(name, known[name], show_secrets=show_secrets)}" for name in sorted(known)]
 
 
 def _rank_lines(places: Sequence[Placement] | None, by_rank: Mapping[str, Sequence[str]]) -> list[str]:
@@ -156,10 +168,17 @@ def _is_shared(values: Sequence[str]) -> bool:
     return len(set(values)) == 1
 
 
-def _value(name: str, value: str) -> str:
-    if value not in (_LATER, _DEFAULT):
+def _value(name: str, value: str, *, show_secrets: bool) -> str:
+    if value in (_LATER, _DEFAULT):
+        return value
+    return shown_value(name, value, show_secrets=show_secrets)
+
+
+def shown_value(name: str, value: str, *, show_secrets: bool) -> str:
+    """A variable's value as a shell takes it, masked unless it is to be shown."""
+    if not show_secrets:
         value = masked(name, value)
-    return value if value in (_LATER, _DEFAULT, MASK) else quoted(value)
+    return value if value == MASK else quoted(value)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvlaunch.cli.environment import MASK, MAX_STRING, SET_BY_HVLAUNCH, masked, shown, user_env
+from hvlaunch.cli.environment import MAX_STRING, SET_BY_HVLAUNCH, shown, user_env
+from hvlaunch.cli.masking import MASK, masked
 from hvlaunch.errors import BadEnvironment, BadUsage
 from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
 from hvlaunch.gloo.engine.actions import HostNetwork
