@@ -1,25 +1,38 @@
 """Where agents call the driver: a listening socket, and the proof on both sides that it is the same job."""
 
 import contextlib
+import errno
 import hmac
 import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from hvlaunch.agent.caller import AGENT, CHALLENGE, DRIVER, proof, receive
 from hvlaunch.agent.shapes import mapping, of, pair, plain, text
 from hvlaunch.mpi.process_ranks import ALL_NAMES
+from hvlaunch.rendezvous.serving.strangers import StrangerLimits, Strangers
 
-__all__ = ["CallListener", "Caller"]
+__all__ = ["CallLimits", "CallListener", "Caller"]
 
-_PATIENCE = 20.0  # seconds for a caller to prove what it is
-_MOST_CALLERS = 256  # that have proved nothing yet
-_MOST_FACTS = 1 << 16
+_REST = 0.1  # seconds, where no file descriptor is left
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _LONGEST = 256
 _FACTS = pair(text(_LONGEST, raw=True), mapping(of(*ALL_NAMES), text(_LONGEST, raw=True), len(ALL_NAMES)))
+
+
+class CallLimits(NamedTuple):
+    """What strangers may cost: those who have called, and not proved yet what they are."""
+
+    strangers: StrangerLimits = StrangerLimits(all=1024, from_one_address=256)
+    """How many: each has a thread. All agents of a host may call at once, from an address that is not known before."""
+    patience: float = 10.0
+    """Seconds for all that a stranger has to say, however slowly it does."""
+    facts: int = 1 << 16
+    """Bytes of what it tells about itself."""
 
 
 class Caller(NamedTuple):
@@ -31,13 +44,25 @@ class Caller(NamedTuple):
     """The variables by which its launcher tells it who it is."""
 
 
+class _Stranger:
+    """Somebody who has proved nothing yet; `due` is when that must have changed."""
+
+    def __init__(self, sock: socket.socket, address: str, due: float) -> None:
+        self.socket = sock
+        self.address = address
+        self.due = due
+
+
 class CallListener:
     """Listens from the start until close(); `admit` gets the callers, in threads. The token never travels."""
 
-    def __init__(self, token: str, admit: Callable[[Caller], None]) -> None:
+    def __init__(self, token: str, admit: Callable[[Caller], None], limits: CallLimits | None = None) -> None:
         self._token = token.encode("ascii")
         self._admit = admit
-        self._places = threading.BoundedSemaphore(_MOST_CALLERS)
+        self._limits = limits or CallLimits()
+        self._lock = threading.Lock()
+        self._strangers: Strangers[_Stranger] = Strangers(self._limits.strangers)
+        self._is_closed = False
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=1024)
@@ -45,32 +70,71 @@ class CallListener:
         threading.Thread(target=self._listen, name="calls", daemon=True).start()
 
     def close(self) -> None:
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _listen(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            self._places.acquire()
-            threading.Thread(target=self._meet, args=(sock,), daemon=True).start()
+                self._listener.settimeout(self._hang_up_on_late())
+                sock, name = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:  # it is closed, or the caller is gone again
+                if error.errno in _NO_DESCRIPTOR:
+                    self._make_room()
+                continue
+            stranger = _Stranger(sock, _address(name[0]), time.monotonic() + self._limits.patience)
+            with self._lock:
+                self._hang_up(self._strangers.enter(stranger, stranger.address))
+            threading.Thread(target=self._meet, args=(stranger,), daemon=True).start()
 
-    def _meet(self, sock: socket.socket) -> None:
+    def _make_room(self) -> None:
+        with self._lock:
+            self._hang_up(self._strangers.oldest())
+        time.sleep(_REST)
+
+    def _hang_up_on_late(self) -> float | None:
+        """Seconds until the next stranger is late; None where there is none."""
+        with self._lock:
+            while (first := self._strangers.first()) is not None:
+                left = first.due - time.monotonic()
+                if left > 0:
+                    return left
+                self._strangers.leave(first)
+                self._hang_up(first)
+        return None
+
+    @staticmethod
+    def _hang_up(stranger: _Stranger | None) -> None:
+        """Its own thread finds that out, and closes the socket."""
+        if stranger is not None:
+            with contextlib.suppress(OSError):
+                stranger.socket.shutdown(socket.SHUT_RDWR)
+
+    def _meet(self, stranger: _Stranger) -> None:
         try:
-            caller = self._check(sock)
+            caller = self._check(stranger.socket)
+            self._trust(stranger)
         except (OSError, ValueError):
-            sock.close()  # a stranger, or an agent by another address that won
+            with self._lock:  # a stranger indeed, or an agent by another address that won
+                self._strangers.leave(stranger)
+                stranger.socket.close()
         else:
             self._admit(caller)
-        finally:
-            self._places.release()
+
+    def _trust(self, stranger: _Stranger) -> None:
+        """It is of this job, and others at its address may be, too. Raises OSError where it has been hung up on."""
+        with self._lock:
+            if stranger not in self._strangers:
+                raise OSError("it took too long")
+            self._strangers.leave(stranger)
+            self._strangers.know([stranger.address])
 
     def _check(self, sock: socket.socket) -> Caller:
         """Raises OSError and ValueError."""
-        sock.settimeout(_PATIENCE)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         theirs = receive(sock, CHALLENGE)
         ours = os.urandom(CHALLENGE)
@@ -78,10 +142,9 @@ class CallListener:
         if not hmac.compare_digest(receive(sock, CHALLENGE), proof(self._token, AGENT, ours, theirs)):
             raise ValueError("a wrong token")
         size = int.from_bytes(receive(sock, 4), "big")
-        if size > _MOST_FACTS:
+        if size > self._limits.facts:
             raise ValueError(f"{size} bytes of facts")
         hostname, environ = _facts(receive(sock, size))
-        sock.settimeout(None)
         return Caller(sock, hostname, environ)
 
 
@@ -95,3 +158,8 @@ def _facts(data: bytes) -> tuple[str, dict[str, str]]:
         raise ValueError("facts that no agent tells")
     hostname, environ = facts
     return plain(hostname, _LONGEST), {name: plain(value, _LONGEST) for name, value in environ.items()}
+
+
+def _address(address: str) -> str:
+    """An IPv4 address in its own form also where it came to an IPv6 socket."""
+    return address.removeprefix("::ffff:").partition("%")[0]

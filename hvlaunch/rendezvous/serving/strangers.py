@@ -17,7 +17,7 @@ ConnectionT = TypeVar("ConnectionT")
 class StrangerLimits(NamedTuple):
     """How many strangers there may be at one time."""
 
-    all: int = 512
+    all: int = 256
     """From addresses that are not known, together."""
     from_one_address: int = 64
     """From one that is not known; of IPv6 a network of 64 bits counts as one, since who has one address has them all."""
@@ -80,6 +80,10 @@ class Strangers(Generic[ConnectionT]):
         del there[connection]
         if not there:
             del self._at[site]
+
+    def first(self) -> ConnectionT | None:
+        """The one that has been here longest."""
+        return next(iter(self._site), None)
 
     def oldest(self) -> ConnectionT | None:
         """The one that should go first where there is no room at all: one of an address that is not known, if any."""

@@ -1,0 +1,85 @@
+"""A stranger's connections, many at a time, to a server on this machine: `flood.py KIND PORT COUNT SOURCE…`.
+
+It says `there` once each of its connections has begun, and goes on until its stdin ends. What is closed is opened again.
+"""
+
+import contextlib
+import os
+import selectors
+import socket
+import sys
+
+REQUEST = b"GET /s/k HTTP/1.1\r\nHost: x\r\n\r\n"
+SENT = {
+    "half-open": b"",
+    "pipeline": REQUEST * 2000,
+    "drip": b"x",
+    "refused": REQUEST,
+}
+"""What a connection sends whenever it may: `drip` and `pipeline` again and again, and no answer is read but a refusal's end."""
+
+
+class Flood:
+    """`count` connections from each address."""
+
+    def __init__(self, kind: str, port: int, count: int, sources: list[str]) -> None:
+        self._kind = kind
+        self._port = port
+        self._selector = selectors.DefaultSelector()
+        self._stdin = sys.stdin.fileno()
+        self._selector.register(self._stdin, selectors.EVENT_READ)
+        self.begun = 0
+        self._count = count * len(sources)
+        for source in sources * count:
+            self._open(source)
+
+    def _open(self, source: str) -> None:
+        connection = socket.socket()
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT: thousands from one address
+        connection.bind((source, 0))
+        connection.connect_ex(("127.0.0.1", self._port))
+        self._selector.register(connection, selectors.EVENT_WRITE, self._begin)
+
+    def _begin(self, connection: socket.socket) -> None:
+        self.begun += 1
+        again = self._kind in ("pipeline", "drip")
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if again else 0)
+        self._selector.modify(connection, events, self._go_on)
+        with contextlib.suppress(OSError):
+            connection.send(SENT[self._kind])
+
+    def _go_on(self, connection: socket.socket) -> None:
+        try:
+            if self._kind == "pipeline":
+                connection.send(SENT["pipeline"])
+                return  # and nothing is read
+            if self._kind == "drip":
+                connection.send(SENT["drip"])
+            is_closed = not connection.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            is_closed = True
+        if is_closed:
+            source = connection.getsockname()[0]
+            self._selector.unregister(connection)
+            connection.close()
+            self._open(source)
+
+    def run(self) -> None:
+        """Until stdin ends."""
+        is_told = False
+        while True:
+            for key, _ in self._selector.select(1.0):
+                if key.fileobj == self._stdin:
+                    return
+                key.data(key.fileobj)
+            if not is_told and self.begun >= self._count:
+                is_told = True
+                os.write(1, b"there\n")
+
+
+if __name__ == "__main__":
+    kind, port, count, *sources = sys.argv[1:]
+    Flood(kind, int(port), int(count), sources).run()
