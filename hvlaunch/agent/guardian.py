@@ -8,7 +8,7 @@ import sys
 import time
 
 from hvlaunch.agent import reaper, scratch
-from hvlaunch.agent.quick import signal, signal_name
+from hvlaunch.agent.quick import prctl, signal, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,15 +17,20 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _KILL_PATIENCE = 20.0
+_PR_SET_DUMPABLE = 4  # prctl(2)
 
 
 def main(config: Dict[str, Any]) -> None:
     """Start the agent as a child, wait for its end, kill what it left, exit with its status.
 
+    Neither of the two can be opened by other processes of their user, workers above all: whoever writes into the
+    agent's channel or memory could speak in its name. exec makes workers what all processes are.
+
     `config` has `grace` and `lease` in seconds. Never returns.
     """
     if not sys.platform.startswith("linux"):
         sys.exit("hvlaunch agent: workers need Linux, and this host runs " + sys.platform)
+    prctl(_PR_SET_DUMPABLE, 0)
     directory = scratch.make()
     reaper.adopt_descendants()
     alive_read, alive_write = os.pipe()

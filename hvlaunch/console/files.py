@@ -3,6 +3,7 @@
 import os
 import resource
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 from hvlaunch.console.lines import Stream
@@ -11,6 +12,9 @@ from hvlaunch.errors import BadUsage
 __all__ = ["OutputFiles", "rank_directory"]
 
 _MOST_OPEN = 1024
+_STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def rank_directory(directory: Path, rank: int, size: int) -> Path:
@@ -33,10 +37,13 @@ class OutputFiles:
             _MOST_OPEN, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         )
         self._open: OrderedDict[tuple[int, Stream], int] = OrderedDict()
+        self._root = -1
         try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._root = os.open(directory, _DIRECTORY)
             for rank in range(size):
-                for stream in ("stdout", "stderr"):
-                    os.close(self._make(self._path(rank, stream), os.O_TRUNC))
+                for stream in _STREAMS:
+                    os.close(self._make(rank, stream, os.O_TRUNC))
         except OSError as error:
             raise BadUsage(
                 f"--output-filename {directory}: {error.filename}: {_reason(error)}",
@@ -56,6 +63,9 @@ class OutputFiles:
     def close(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
 
     def _descriptor(self, rank: int, stream: Stream) -> int:
         key = (rank, stream)
@@ -64,16 +74,27 @@ class OutputFiles:
         else:
             if len(self._open) >= self._most_open:
                 os.close(self._open.popitem(last=False)[1])
-            self._open[key] = self._make(self._path(rank, stream))
+            self._open[key] = self._make(rank, stream)
         return self._open[key]
 
     def _path(self, rank: int, stream: str) -> Path:
         return rank_directory(self._directory, rank, self._size) / stream
 
-    @staticmethod
-    def _make(path: Path, flags: int = 0) -> int:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | flags, 0o666)
+    def _make(self, rank: int, stream: Stream, flags: int = 0) -> int:
+        """Open the file; a link in place of it, or of its directory, leads nowhere. Raises OSError, with its name."""
+        if stream not in _STREAMS:
+            raise ValueError(f"no stream: {stream!r}")
+        path = self._path(rank, stream)
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(path.parent.name, dir_fd=self._root)
+            directory = os.open(path.parent.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._root)
+            try:
+                return os.open(stream, _FILE | flags, 0o666, dir_fd=directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _reason(error: OSError) -> str:

@@ -285,13 +285,13 @@ def test_files_that_fail_are_told_of_once_and_the_console_goes_on(tmp_path):
     console.printer.keep(OutputFiles(tmp_path, 1))
     path = tmp_path / "rank.0" / "stdout"
     path.unlink()
-    path.symlink_to("/dev/full")
+    path.mkdir()
     console.output(0, b"one\n")
     console.output(0, b"two\n")
     stdout, stderr = console.close()
     assert stdout == b"[0]<stdout>: one\n[0]<stdout>: two\n"
     assert stderr == (
-        f"hvlaunch: {path}: no space left on device; the files of --output-filename are not complete\n".encode()
+        f"hvlaunch: {path}: is a directory; the files of --output-filename are not complete\n".encode()
     )
 
 
