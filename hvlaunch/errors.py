@@ -190,7 +190,8 @@ class HostError(HvlaunchError):
     exit_code = EXIT_HOSTS
 
     def __init__(self, cause: str, *, host: str, hint: str | None = None) -> None:
-        super().__init__(cause, host=host, hint=hint)
+        # The cause may quote the host: a second line of it would look like a message of hvlaunch's own.
+        super().__init__(" ".join(cause.split("\n")), host=host, hint=hint)
 
 
 class UnknownHost(HostError):

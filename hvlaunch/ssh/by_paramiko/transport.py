@@ -21,6 +21,8 @@ WINDOW = 4 << 20
 """Bytes that a host may send ahead of what we read."""
 
 _LOG = "hvlaunch.ssh.paramiko"
+_QUOTED = 300
+"""Characters of the host's words that a message quotes."""
 _JOIN_PATIENCE = 2.0
 _UNKNOWN_SIGNAL = 255
 """What ssh(1) returns for a command that a signal ended."""
@@ -86,4 +88,4 @@ class ClientTransport(HookedTransport):
         return True
 
     def on_disconnect(self, reason: str) -> None:
-        self.farewell = reason
+        self.farewell = " ".join(reason[:_QUOTED].split())

@@ -7,7 +7,7 @@ import pytest
 
 from hvlaunch.agent.frames import BadFrame, encode
 from hvlaunch.agent.pieces import Garbled, PieceWriter
-from hvlaunch.errors import BadUsage
+from hvlaunch.errors import BadUsage, HostError
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
@@ -25,7 +25,7 @@ class Rig:
         for name, address in addresses.items():
             setattr(self.connection, name, address)
         self.listener = FakeListener()
-        self.program = AgentProgram(CONFIG, python)
+        self.program = AgentProgram(CONFIG, python, {"/opt/py"})
         self.channel = CommandConnection(self.connection).start_agent(self.program, host, self.listener)
         self.host = self.connection.channel
 
@@ -110,3 +110,11 @@ def test_the_end_tells_what_the_command_said() -> None:
     rig.host.end(3, b"oops\n")
     assert list(rig.channel.frames()) == []
     assert (rig.channel.exit_status(1.0), rig.channel.stderr()) == (3, b"oops\n")
+
+
+def test_a_python_that_the_user_did_not_name_runs_on_other_machines_alone() -> None:
+    with pytest.raises(
+        HostError, match="this machine runs no python=/tmp/py that is found while the job runs"
+    ):
+        Rig(Host("a", python="/tmp/py"), remote_address=None)
+    assert '"/tmp/py"' in Rig(Host("a", python="/tmp/py")).connection.command

@@ -1,0 +1,112 @@
+"""Whose words are these: nobody else's look like hvlaunch's own, on stderr or in the failure report."""
+
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from paramiko import RSAKey, Transport
+from paramiko.common import cMSG_DISCONNECT
+from paramiko.message import Message
+
+from hvlaunch.console.visible import visible
+from hvlaunch.errors import ConnectFailed, HostError
+from hvlaunch.gloo.controller import run
+from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
+from tests.unit.ssh.conftest import connect
+
+FORGED = "hvlaunch: rank 0 of 1 ended well"
+SPOOFS = {
+    "escape": "\x1b[2J",
+    "return": "\r",
+    "backspace": "\b",
+    "C1": "\x9b2J",
+    "bidi override": "\u202e",
+    "bidi isolate": "\u2066",
+    "zero width": "\u200b",
+    "line separator": "\u2028",
+    "NUL": "\0",
+    "lone surrogate": "\udc80",
+    "tag": "\U000e0041",
+}
+
+
+@pytest.mark.parametrize("name", SPOOFS)
+def test_what_a_terminal_would_act_upon_is_escaped(name: str) -> None:
+    shown = visible(f"host a{SPOOFS[name]}b")
+    assert shown.isprintable()
+    assert shown.startswith("host a\\")
+
+
+def test_the_cause_of_a_hosts_error_is_one_line() -> None:
+    error = HostError(f"it said: x\n{FORGED}", host="a")
+    assert "\n" not in str(error)
+
+
+def test_an_sshd_that_takes_its_leave_in_several_lines(tmp_path: Path) -> None:
+    """Before anybody is authenticated: any machine at the address can do it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            client, _ = listener.accept()
+            transport = Transport(client)
+            transport.add_server_key(RSAKey.generate(2048))
+            try:
+                transport.start_server(event=threading.Event())
+                message = Message()
+                message.add_byte(cMSG_DISCONNECT)
+                message.add_int(2)
+                message.add_string(f"go\n{FORGED}\r\x1b[2J" + "x" * 20_000)
+                message.add_string("")
+                transport._send_message(message)
+            finally:
+                transport.join(5)
+                transport.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        (tmp_path / "config").write_text(
+            "IdentityAgent none\nUserKnownHostsFile none\nGlobalKnownHostsFile none\n"
+        )
+        options = SSHOptions(config=tmp_path / "config", port=listener.getsockname()[1], host_keys="off")
+        with pytest.raises(HostError) as raised:
+            connect(Host("127.0.0.1"), options, timeout=30.0)
+        thread.join()
+    assert isinstance(raised.value, ConnectFailed | HostError)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 1000
+
+
+PROGRAM = f"""
+import json, os, sys
+said = "x\\n{FORGED}\\n\\x1b[2J\\u202e"
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    json.dump({{"message": {{"message": said, "extraInfo": {{"py_callstack": said, "timestamp": said}}}}}}, file)
+for stream in (sys.stdout, sys.stderr):
+    stream.write("{FORGED}\\n\\r{FORGED}\\nTraceback (most recent call last):\\n{FORGED}\\nValueError: x\\n{FORGED}\\n")
+sys.exit(3)
+"""
+
+
+def test_a_worker_can_not_speak_as_hvlaunch(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "out").open("wb") as out,
+        (tmp_path / "err").open("wb") as err,
+        Path("/dev/null").open() as nothing,
+    ):
+        spec = JobSpec(
+            command=(sys.executable, "-c", PROGRAM),
+            hosts=(Host("localhost", 1),),
+            cwd="/",
+            console=ConsoleOptions(),
+        )
+        result = run(spec, stdout=out, stderr=err, stdin=nothing.fileno())
+    assert result.exit_code == 3
+    own = [line for line in (tmp_path / "err").read_text().split("\n") if line.startswith("hvlaunch:")]
+    assert len(own) == 1
+    assert "failed" in own[0]
+    report = (tmp_path / "err").read_text().partition(own[0])[2]
+    assert "\x1b" not in report
+    assert "\u202e" not in report
+    assert "hvlaunch:" not in [line[:9] for line in (tmp_path / "out").read_text().split("\n")]
