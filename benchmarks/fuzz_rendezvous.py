@@ -30,7 +30,7 @@ from hvlaunch.rendezvous.serving.http import HttpLimits
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.store import StoreLimits
 from tests.unit.rendezvous.corpus import HOSTILE, VALID
-from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
+from tests.unit.rendezvous.wire import TOKEN
 
 __all__ = ["Broken", "Fuzzer", "serve"]
 
@@ -108,8 +108,6 @@ def serve() -> Iterator[RendezvousServer]:
     try:
         with RendezvousServer(
             TOKEN,
-            PROBE_TOKEN,
-            NONCE,
             host="127.0.0.1",
             store_limits=StoreLimits(value=50_000, total=1_000_000, keys=500, deletions=500, waiting=1000),
             http_limits=HttpLimits(head=8 << 10, body=60_000, exchange=20.0, linger=1.0),

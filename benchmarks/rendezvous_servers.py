@@ -35,7 +35,7 @@ def hvlaunch(*, uvloop: bool = True) -> None:
         sys.modules["uvloop"] = None  # type: ignore[assignment]  # as where it is not installed
     from hvlaunch.rendezvous.serving.server import RendezvousServer  # noqa: PLC0415 (each only where it is used)
 
-    with RendezvousServer(TOKEN, "probe", "nonce", host="127.0.0.1") as server:
+    with RendezvousServer(TOKEN, host="127.0.0.1") as server:
         ready(server.port)
         until_stdin_ends()
 

@@ -166,6 +166,8 @@ class JobSpec:
     """Whether agents relay to the rendezvous over SSH: where a host can't reach it, always, or never."""
     rendezvous_port: int = 0
     """Where the driver's rendezvous listens; 0 is a free port."""
+    rendezvous_bind: str | None = None
+    """The address at which it listens beside the loopback; None is whichever the hosts need."""
     worker_ports: tuple[int, int] | None = None
     """The lowest and the highest port that is chosen for workers; None is any."""
     ssh: SSHOptions = field(default_factory=SSHOptions)

@@ -8,7 +8,7 @@ import os
 from hvlaunch.agent import facts, probe
 from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import LONGEST_TEXT, MOST_GPUS, PROTOCOL
-from hvlaunch.agent.selector import READ
+from hvlaunch.agent.proof import Prover
 from hvlaunch.agent.shapes import plain
 
 TYPE_CHECKING = False
@@ -72,9 +72,14 @@ class Greeting:
             self._in_thread(lambda: self._reach_rendezvous(hello["rendezvous"]))
 
     def release_ports(self) -> None:
-        """The workers start now: the port that was kept for rank 0 is theirs."""
+        """The workers start now: the port that was kept for rank 0 is theirs.
+
+        All hosts of a static job know by now how they reach this one; to an elastic job others may come.
+        """
         if self._master is not None:
             self._master.close()
+        if self._beacon is not None and self._hello["elastic"] is None:
+            self._beacon.close()
 
     def renew_port(self) -> None:
         """In an elastic job: keep another port for rank 0 of the next round, and tell the driver."""
@@ -91,12 +96,12 @@ class Greeting:
         within = hello["ports"]
         try:
             self._master = facts.free_port(within)
-            self._beacon = probe.Beacon(facts.free_port(within), hello["nonce"])
+            prover = Prover(hello["key"], "host " + hello["name"])
+            self._beacon = probe.Beacon(facts.free_port(within), self._selector, prover, hello["known_as"])
         except OSError:
             if within is None:
                 raise
             return None, None
-        self._selector.register(self._beacon.listener, READ, self._beacon.answer)
         return self._beacon.port, self._master.getsockname()[1]
 
     def probe(self, header: Dict[str, Any]) -> None:
@@ -131,8 +136,7 @@ class Greeting:
 
         relay = rendezvous["relay"] == "auto"
         patience = _CONNECT_TIMEOUT if relay else None
-        request = probe.http_request(rendezvous["token"])
-        probe.reach(targets, request, rendezvous["nonce"], _PROBE_TIMEOUT, found, _SETTLE, patience)
+        probe.reach(targets, rendezvous["key"], "rendezvous", _PROBE_TIMEOUT, found, _SETTLE, patience)
         address = targets[min(good)][0] if good else None
         tried = [target[0] for target in targets]
         self._call_soon(lambda: self._tell_reached(address, tried, relay=relay))
@@ -157,7 +161,7 @@ class Greeting:
             self._send_soon({**about, "address": targets[index][0]})
             return False
 
-        probe.reach(targets, lambda _: b"", header["nonce"], _PROBE_TIMEOUT, found)
+        probe.reach(targets, header["key"], "host " + header["target"], _PROBE_TIMEOUT, found)
         self._send_soon({**about, "address": None})
 
 

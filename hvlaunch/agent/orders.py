@@ -35,8 +35,7 @@ _WORDS = text(_ALL, raw=True)
 _VARIABLES = mapping(_WORDS, _WORDS, 1 << 20)
 _RENDEZVOUS = {
     "candidates": several(pair(_NAME, PORT), 1 << 12),
-    "token": _NAME,
-    "nonce": _NAME,
+    "key": _NAME,
     "relay": of("auto", "always", "never"),
 }
 _ID = whole(1, 1 << 53)
@@ -44,14 +43,16 @@ _ID = whole(1, 1 << 53)
 ORDERS: Dict[str, Union[Form, Choice]] = {
     "hello": Form(
         protocol=_COUNT,
-        nonce=_NAME,
+        name=_WORDS,
+        key=_NAME,
+        known_as=or_null(_NAME),
         cwd=_WORDS,
         gpus=flag,
         ports=or_null(pair(PORT, PORT)),
         elastic=or_null(_SECONDS),
         rendezvous=or_null(record(_RENDEZVOUS)),
     ),
-    "probe": Form(target=_NAME, addresses=several(_NAME, 1 << 12), port=PORT, nonce=_NAME),
+    "probe": Form(target=_NAME, addresses=several(_NAME, 1 << 12), port=PORT, key=_NAME),
     "start": Form(_ALL, 1, round=_COUNT),
     "stdin": Form(1 << 20, slot=_SLOT),
     "stop": Form(slots=or_null(several(_SLOT, 1 << 20)), steps=several(pair(_SIGNAL, _SECONDS), 1 << 10)),

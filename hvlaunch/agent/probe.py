@@ -1,10 +1,11 @@
-"""Which addresses really lead to whom: connect, and believe only the right nonce."""
+"""Which addresses really lead to whom: connect, and believe only who proves to be the one."""
 
 from __future__ import annotations
 
 import errno
 import time
 
+from hvlaunch.agent.proof import ANSWER_SIZE, QUESTION_SIZE, Prover, Question
 from hvlaunch.agent.quick import accept, socket
 from hvlaunch.agent.selector import READ, WRITE, Selector
 
@@ -14,46 +15,85 @@ if TYPE_CHECKING:
 
     Target = Tuple[str, int]
 
-__all__ = ["Beacon", "http_request", "reach"]
+__all__ = ["Beacon", "reach"]
+
+_MOST_CALLERS = 64
 
 
 class Beacon:
-    """A listening socket that tells everyone who connects this host's nonce, and hangs up."""
+    """A listening socket that proves to those who have this host's key that they have come to this host.
 
-    def __init__(self, listener: socket.socket, nonce: str) -> None:
+    `known_as` is an address by which others know it, though it has not got it itself (NAT).
+    """
+
+    def __init__(
+        self, listener: socket.socket, selector: Selector, prover: Prover, known_as: Optional[str]
+    ) -> None:
         listener.setblocking(False)
         listener.listen(64)
-        self.listener = listener
         self.port: int = listener.getsockname()[1]
-        self._nonce = nonce.encode("ascii")
+        self._listener = listener
+        self._selector = selector
+        self._prover = prover
+        self._known_as = [] if known_as is None else [known_as]
+        self._callers: Dict[socket.socket, bytes] = {}
+        selector.register(listener, READ, self._accept)
 
-    def answer(self) -> None:
-        """Serve one connection; nothing where it is gone again."""
+    def _accept(self) -> None:
+        """Let one caller in; the one that has been silent for longest makes room for it."""
         try:
-            connection = accept(self.listener)
+            caller = accept(self._listener)
         except OSError:
             return
+        if len(self._callers) >= _MOST_CALLERS:
+            self._hang_up(next(iter(self._callers)))
+        caller.setblocking(False)
+        self._callers[caller] = b""
+        self._selector.register(caller, READ, lambda: self._hear(caller))
+
+    def _hear(self, caller: socket.socket) -> None:
+        if caller not in self._callers:
+            return  # it has just made room for another
         try:
-            connection.send(self._nonce)
+            data = caller.recv(QUESTION_SIZE - len(self._callers[caller]))
+            self._callers[caller] += data
+            if data and len(self._callers[caller]) < QUESTION_SIZE:
+                return
+            addresses = [caller.getsockname()[0], *self._known_as]
+            answer = self._prover.answer(self._callers[caller], addresses, self.port)
+            if answer is not None:
+                caller.send(answer)
+        except BlockingIOError:
+            return
         except OSError:
             pass
-        finally:
-            connection.close()
+        self._hang_up(caller)
+
+    def _hang_up(self, caller: socket.socket) -> None:
+        self._selector.unregister(caller)
+        del self._callers[caller]
+        caller.close()
 
     def close(self) -> None:
-        self.listener.close()
+        """Nobody is to come any more. May be repeated."""
+        if self._listener.fileno() < 0:
+            return
+        for caller in list(self._callers):
+            self._hang_up(caller)
+        self._selector.unregister(self._listener)
+        self._listener.close()
 
 
 def reach(
     targets: Sequence[Target],
-    request: Callable[[Target], bytes],
-    nonce: str,
+    key: str,
+    name: str,
     timeout: float,
     found: Callable[[int], bool],
     settle: Optional[float] = None,
     connect_timeout: Optional[float] = None,
 ) -> None:
-    """Try all targets at once; call found(index) for each that answers with the nonce.
+    """Try all targets at once; call found(index) for each that proves to have the key, and to be `name`.
 
     Returns when `found` says that it is enough, when every target has answered or failed, `settle`
     seconds after the first good answer, after `connect_timeout` seconds where none has taken the
@@ -63,6 +103,7 @@ def reach(
     no_hope = deadline if connect_timeout is None else time.monotonic() + connect_timeout
     selector = Selector()
     waiting = _connect_all(selector, targets)
+    questions = {index: Question(key, name, *targets[index]) for index in waiting}
     answers: Dict[int, bytes] = dict.fromkeys(waiting, b"")
     try:
         while waiting:
@@ -72,11 +113,10 @@ def reach(
                 break
             for index, mask in events:
                 connection = waiting[index]
-                done = _advance(connection, mask, request(targets[index]), answers, index, selector)
+                done = _advance(connection, mask, questions[index].data, answers, index, selector)
                 if not done:
                     no_hope = deadline
-                if nonce.encode("ascii") in answers[index]:
-                    done = True
+                elif questions[index].is_answer(answers[index]):
                     if settle is not None:
                         deadline = min(deadline, time.monotonic() + settle)
                     if found(index):
@@ -117,37 +157,21 @@ _UNDERWAY = (0, errno.EINPROGRESS, errno.EAGAIN)
 def _advance(
     connection: socket.socket,
     mask: int,
-    request: bytes,
+    question: bytes,
     answers: Dict[int, bytes],
     index: int,
     selector: Selector,
 ) -> bool:
-    """Send the request, then collect the answer; True when nothing more will come."""
+    """Send the question, then collect the answer; True when nothing more will come."""
     try:
         if mask & WRITE:
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 return True
-            connection.sendall(request)
+            connection.sendall(question)
             selector.modify(connection, READ, index)
             return False
-        data = connection.recv(4096)
+        data = connection.recv(ANSWER_SIZE - len(answers[index]))
     except OSError:
         return True
     answers[index] += data
-    return not data or len(answers[index]) > 1 << 16
-
-
-def http_request(token: str) -> Callable[[Target], bytes]:
-    """The request for the rendezvous' nonce, with a token that is good for nothing else."""
-
-    def request(target: Target) -> bytes:
-        host = "[%s]:%d" % target if ":" in target[0] else "%s:%d" % target
-        lines = [
-            "GET /-/nonce HTTP/1.1",
-            "Host: " + host,
-            "Authorization: Bearer " + token,
-            "Connection: close",
-        ]
-        return "\r\n".join([*lines, "", ""]).encode("ascii")
-
-    return request
+    return not data or len(answers[index]) == ANSWER_SIZE

@@ -1,4 +1,4 @@
-"""What the agent needs of `json`, `signal`, `socket`, `collections` and `ctypes`, without their start.
+"""What the agent needs of `json`, `signal`, `socket`, `collections`, `hmac` and `ctypes`, without their start.
 
 Those modules make enumerations and regular expressions as they are imported, which takes 10 of the 25 ms
 that Python and the agent take to start on every host. What is below them, in C, is here under their
@@ -31,7 +31,9 @@ __all__ = [
     "deque",
     "dumps",
     "loads",
+    "mac",
     "prctl",
+    "same",
     "signal",
     "signal_name",
     "socket",
@@ -63,6 +65,28 @@ def prctl(option: int, value: int) -> Optional[str]:
     if libc.prctl(option, value, 0, 0, 0) == 0:
         return None
     return "prctl: " + os.strerror(ctypes.get_errno())
+
+
+def mac(key: bytes, message: bytes) -> bytes:
+    """HMAC-SHA256."""
+    try:
+        from _hashlib import hmac_digest  # noqa: PLC0415 (5 ms less than hmac, for hosts that others reach)
+    except ImportError:
+        import hmac  # noqa: PLC0415 (as above)
+
+        return hmac.new(key, message, "sha256").digest()
+    return hmac_digest(key, message, "sha256")
+
+
+def same(first: bytes, second: bytes) -> bool:
+    """Whether they are equal, in a time that does not tell where they differ."""
+    try:
+        from _operator import _compare_digest  # noqa: PLC0415 (as above)
+    except ImportError:
+        import hmac  # noqa: PLC0415 (as above)
+
+        return hmac.compare_digest(first, second)
+    return _compare_digest(first, second)
 
 
 def signal_name(number: int) -> str:

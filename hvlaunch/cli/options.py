@@ -87,6 +87,17 @@ _HOSTS = Group(
             more="For a firewall in front of this machine.",
         ),
         Option(
+            "rendezvous_bind",
+            ("--rendezvous-bind",),
+            "this machine's address for the rendezvous server",
+            Value(("ADDRESS",), values.address),
+            field="rendezvous_bind",
+            default="this machine's addresses that its hosts can use",
+            more="The server also listens on the loopback address, and only there if every host is this machine or uses "
+            "`--rendezvous-relay always`. `0.0.0.0` and `::` are all addresses.",
+            example="hvlaunch -H a:4,b:4 --rendezvous-bind 10.0.0.9 python train.py",
+        ),
+        Option(
             "worker_port_range",
             ("--worker-port-range",),
             "ports of the workers, on every host",

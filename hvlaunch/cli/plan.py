@@ -3,6 +3,7 @@
 import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from hvlaunch.cli.environment import shown
 from hvlaunch.cli.masking import MASK, masked, masked_words
@@ -24,6 +25,10 @@ _NETWORKS = [
     for mark, port in (("a", 1), ("b", 2))
 ]
 """Two that differ in all that only a connected host knows: what differs with them is known once connected."""
+
+
+class _Certificate(NamedTuple):
+    fingerprint: str
 
 
 def plan(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local, show_secrets: bool = False) -> str:
@@ -114,7 +119,10 @@ def _worker_lines(spec: JobSpec, places: Sequence[Placement] | None) -> list[str
 def _environment_lines(
     spec: JobSpec, by_rank: Mapping[str, Sequence[str]], *, show_secrets: bool
 ) -> list[str]:
-    first, second = (shared_env(network, spec.env, spec.worker_ports) for network in _NETWORKS)
+    first, second = (
+        shared_env(network, spec.env, _Certificate(network.master_addr), spec.worker_ports)
+        for network in _NETWORKS
+    )
     known = {name: value if value == second[name] else _LATER for name, value in first.items()}
     known |= {name: _DEFAULT for name in default_env(1, 1) if name not in spec.env}
     known |= {name: values[0] for name, values in by_rank.items() if _is_shared(values)}

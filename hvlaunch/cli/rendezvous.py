@@ -2,29 +2,31 @@
 
 import argparse
 import re
-import secrets
 import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from hvlaunch import __version__
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_INTERNAL, BadUsage, HvlaunchError
 
+if TYPE_CHECKING:
+    from hvlaunch.rendezvous.serving.certificate import Certificate
+
 __all__ = ["main", "script"]
 
 _NAME = "hvlaunch-rendezvous"
-_DEFAULT_BIND = ":29400"  # torchrun's own
+_DEFAULT_BIND = "127.0.0.1:29400"  # torchrun's own
 _ADDRESS = re.compile(r"(?:(?P<host>[^\[\]:]*)|\[(?P<ipv6>[^\[\]]+)\]):(?P<port>[0-9]{1,5})")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DESCRIPTION = "Serve hvlaunch's rendezvous until SIGINT or SIGTERM. Its values are lost then."
 _EPILOG = """\
-example, with the token file copied to, or shared by, all nodes:
-  hvlaunch-rendezvous --token-file token
+example, with the files token and token.crt copied to, or shared by, all nodes:
+  hvlaunch-rendezvous --bind :29400 --token-file token
   torchrun --rdzv-backend=hvlaunch --rdzv-endpoint=HOST:29400 --rdzv-conf token_file=token ...
 """
 
@@ -70,15 +72,16 @@ def _parser() -> _Parser:
         metavar="HOST:PORT",
         type=_address,
         default=_DEFAULT_BIND,
-        help="where to listen: without HOST at every address, with port 0 at a free port; IPv6 is in brackets; "
-        "default: %(default)s",
+        help="where to listen: without HOST at every address, with port 0 at a free port; IPv6 is in brackets; other "
+        "machines are served by TLS alone; default: %(default)s",
     )
     parser.add_argument(
         "--token-file",
         metavar="FILE",
         type=Path,
         required=True,
-        help="file with the token that every client must show; if there is no FILE, it is made with a new token",
+        help="file with the token that every client must show; if there is no FILE, it is made with a new token, and with "
+        "FILE.key and FILE.crt, the server's key and its certificate, by which clients on other machines know it",
     )
     parser.add_argument("--version", action="version", version=f"{_NAME} {__version__}")
     return parser
@@ -98,12 +101,46 @@ def _serve(bind: tuple[str, int], token_file: Path, wait: Callable[[], object]) 
     if make_token_file(token_file):
         _say(f"{token_file} has a new token")
     token = read_token_file(token_file)
+    certificate = _certificate(token_file)
     host, port = bind
-    with RendezvousServer(
-        token, secrets.token_urlsafe(32), secrets.token_urlsafe(16), host=host, port=port
-    ) as server:
+    with RendezvousServer(token, certificate=certificate, host=host, port=port) as server:
         _say(f"serving on {_shown(host)}:{server.port}")
         wait()
+
+
+def _certificate(token_file: Path) -> "Certificate":
+    """The one beside the token file, which outlives a restart; made where there is none. Raises BadTokenFile."""
+    from hvlaunch.rendezvous.serving.certificate import Certificate  # noqa: PLC0415 (as above)
+    from hvlaunch.rendezvous.token_file import (  # noqa: PLC0415 (as above)
+        BadTokenFile,
+        certificate_beside,
+        make_private_file,
+    )
+
+    new = Certificate()
+    file = token_file.with_name(f"{token_file.name}.key")
+    make_private_file(file, lambda: new.key + new.pem)
+    try:
+        if file.stat().st_mode & 0o077:
+            raise BadTokenFile(
+                f"other users can read or write it (mode {file.stat().st_mode & 0o777:03o})",
+                path=file,
+                hint=f"chmod 600 {file}",
+            )
+        certificate = Certificate(file.read_bytes())
+        public = Path(certificate_beside(str(token_file)))
+        if not public.exists() or public.read_bytes() != certificate.pem:
+            public.write_bytes(certificate.pem)
+            public.chmod(0o644)
+    except (OSError, ValueError) as error:
+        cause = (
+            error.strerror
+            if isinstance(error, OSError) and error.strerror
+            else "it has no key and certificate"
+        )
+        raise BadTokenFile(cause, path=file, hint=f"rm {file}: the next start makes another") from error
+    _say(f"{certificate_beside(str(token_file))} has the certificate, {certificate.fingerprint}")
+    return certificate
 
 
 def _shown(host: str) -> str:

@@ -18,6 +18,7 @@ __all__ = [
     "PORT",
     "SECONDS",
     "WORDS",
+    "address",
     "count",
     "flat",
     "names",
@@ -62,6 +63,16 @@ def port(text: str) -> int:
 def port_or_any(text: str) -> int:
     """From 0, which is any."""
     return _whole(text, most=_LAST_PORT, least=0)
+
+
+def address(text: str) -> str:
+    """An IP address, of either kind."""
+    import ipaddress  # noqa: PLC0415 (few jobs name one)
+
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise BadValue(f"{text!r} is not an IP address") from None
 
 
 def ports(text: str) -> tuple[int, int]:

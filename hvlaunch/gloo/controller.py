@@ -10,6 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO
 
+from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection
@@ -17,8 +18,10 @@ from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver
 from hvlaunch.gloo.driver.signals import signals_as_events
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.hosts.local import is_local
 from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
@@ -76,7 +79,13 @@ def run(
     broken = on.Interrupted(signal.SIGPIPE)
     printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
     keys = Keys.new()
-    server = RendezvousServer(keys.token, keys.probe_token, keys.nonce, port=spec.rendezvous_port)
+    server = RendezvousServer(
+        keys.token,
+        certificate=keys.certificate,
+        answerer=Prover(keys.probe_key, "rendezvous"),
+        host=spec.rendezvous_bind if spec.rendezvous_bind in EVERYWHERE else LOOPBACK,
+        port=spec.rendezvous_port,
+    )
     try:
         with (
             _event_file(spec, printer.say) as record,
@@ -85,6 +94,8 @@ def run(
             signals_as_events(events.put),
             ways(spec, keys.token, printer.say) as connect,
         ):
+            if spec.rendezvous_bind is not None:
+                server.listen_at(spec.rendezvous_bind)
             watchers = () if journal is None else (journal.see,)
             driver = Driver(
                 spec, events, printer, server, keys, connect, stdin=stdin, record=record, watchers=watchers

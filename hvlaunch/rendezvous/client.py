@@ -24,6 +24,7 @@ from hvlaunch.rendezvous.client_errors import (
     ValueTooLarge,
     WaitTimeout,
 )
+from hvlaunch.rendezvous.pinned import read_pin
 from hvlaunch.rendezvous.requests import Reply, Requests
 
 __all__ = ["Client", "Versioned"]
@@ -49,8 +50,10 @@ class Versioned(NamedTuple):
 
 
 class Client:
-    """Speaks to the server at url (`http://HOST:PORT`, IPv6 in brackets) with the job's token.
+    """Speaks to the server at url (`https://HOST:PORT`, IPv6 in brackets) with the job's token.
 
+    certificate: the server's, as a file (PEM) or its fingerprint (`sha256:` and 64 hexadecimal digits): nobody else is told
+    anything. A server on this machine itself (`http://127.0.0.1:PORT`) needs none; others are not spoken to without.
     timeout: seconds for a connection to be made, and for an answer to come. Connections are kept and
     used again, by one thread at a time; a kept one that proves dead is replaced once, which is safe since
     the server does no request twice. It goes where url says and nowhere else: no proxy, no redirect.
@@ -59,21 +62,25 @@ class Client:
     UnexpectedAnswer; those that set something ValueTooLarge and StoreFull, too.
     """
 
-    def __init__(self, url: str, token: str, *, timeout: float = 10.0) -> None:
-        self._requests = Requests(url, token, timeout)
+    def __init__(
+        self, url: str, token: str, *, certificate: str | None = None, timeout: float = 10.0
+    ) -> None:
+        self._requests = Requests(url, token, read_pin(certificate) if certificate else None, timeout)
         self.url = url
         self.timeout = timeout
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ, *, timeout: float = 10.0) -> Client:
-        """The client that a worker's HVLAUNCH_RENDEZVOUS and HVLAUNCH_TOKEN describe.
+        """The client that a worker's HVLAUNCH_RENDEZVOUS, HVLAUNCH_RENDEZVOUS_CERT and HVLAUNCH_TOKEN describe.
 
         Raises NoRendezvous where one of them is missing or malformed.
         """
         for name in ("HVLAUNCH_RENDEZVOUS", "HVLAUNCH_TOKEN"):
             if not environ.get(name):
                 raise NoRendezvous(f"{name} is not set", hint="start this program with hvlaunch")
-        return cls(environ["HVLAUNCH_RENDEZVOUS"], environ["HVLAUNCH_TOKEN"], timeout=timeout)
+        certificate = environ.get("HVLAUNCH_RENDEZVOUS_CERT")
+        url, token = environ["HVLAUNCH_RENDEZVOUS"], environ["HVLAUNCH_TOKEN"]
+        return cls(url, token, certificate=certificate, timeout=timeout)
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"

@@ -3,6 +3,7 @@
 from hvlaunch.errors import EXIT_USAGE, HvlaunchError
 
 __all__ = [
+    "BadCertificate",
     "CannotListen",
     "NoRendezvous",
     "NotANumber",
@@ -24,6 +25,15 @@ class RendezvousError(HvlaunchError):
     def __init__(self, cause: str, *, url: str | None = None, hint: str | None = None) -> None:
         super().__init__(f"rendezvous {url}: {cause}" if url else cause, hint=hint)
         self.url = url
+
+
+class BadCertificate(RendezvousError):
+    """What is to be the server's certificate, or its fingerprint, can't be read as one."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause, hint="the certificate's file in PEM, or sha256: and 64 hexadecimal digits")
 
 
 class CannotListen(RendezvousError):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import os
+import ssl
 import time
 from collections import deque
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from hvlaunch.rendezvous.client_errors import NoRendezvous, RendezvousUnreachable
+from hvlaunch.rendezvous.pinned import PinnedConnection, WrongCertificate
 
 __all__ = ["Reply", "Requests"]
 
@@ -26,17 +29,27 @@ class Reply(NamedTuple):
 
 
 class Requests:
-    """Sends requests to url (`http://HOST:PORT`, IPv6 in brackets) with a token, from any number of threads.
+    """Sends requests to url (`https://HOST:PORT`, IPv6 in brackets) with a token, from any number of threads.
 
+    pin: the fingerprint of the server's certificate. `http://` is for servers on this machine alone, and needs none.
     timeout: seconds for a connection to be made, and for an answer to come. Connections are kept and
     used again, by one thread at a time; a kept one that proves dead is replaced once, so every request must be
     one that may be repeated. It goes where url says and nowhere else: no proxy, no redirect.
 
-    Raises NoRendezvous where url or token can't be one.
+    Raises NoRendezvous where url or token can't be one, and where the token would travel in the clear.
     """
 
-    def __init__(self, url: str, token: str, timeout: float) -> None:
-        self._host, self._port = _address(url)
+    def __init__(self, url: str, token: str, pin: str | None, timeout: float) -> None:
+        scheme, self._host, self._port = _address(url)
+        self._pin = pin if scheme == "https" else None
+        if scheme == "https" and pin is None:
+            raise NoRendezvous(
+                "the fingerprint of its certificate is not known", url=url, hint="HVLAUNCH_RENDEZVOUS_CERT"
+            )
+        if scheme == "http" and not _is_loopback(self._host):
+            raise NoRendezvous(
+                "the token would be readable on the network", url=url, hint="https:// and its certificate"
+            )
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             raise NoRendezvous("the token must be one word of printable ASCII characters", url=url)
         self._url = url
@@ -54,12 +67,12 @@ class Requests:
         if connection is not None:
             try:
                 return self._exchange(connection, method, path, body, patience)
-            except ConnectionError:
+            except (ConnectionError, ssl.SSLError):
                 self.close()  # what was kept with it is most likely as dead
             except (OSError, http.client.HTTPException) as error:
                 raise self._unreachable(error) from error
         for pause in (*_PAUSES, None):
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+            connection = self._new()
             try:
                 return self._exchange(connection, method, path, body, patience)
             except (OSError, http.client.HTTPException) as error:
@@ -72,6 +85,11 @@ class Requests:
         """Close the connections that are not in use."""
         while self._idle:
             self._idle.pop().close()
+
+    def _new(self) -> http.client.HTTPConnection:
+        if self._pin is None:
+            return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+        return PinnedConnection(self._host, self._port, self._pin, self._timeout)
 
     def _kept(self) -> http.client.HTTPConnection | None:
         if self._process != os.getpid():  # after a fork: the connections are the parent's
@@ -107,16 +125,30 @@ class Requests:
         return reply
 
     def _unreachable(self, error: Exception) -> RendezvousUnreachable:
+        hint = None
         if isinstance(error, TimeoutError):
             cause = f"no answer within {self._timeout:g} s"
+        elif isinstance(error, WrongCertificate):
+            cause, hint = str(error), "check that HVLAUNCH_RENDEZVOUS_CERT is this job's"
+        elif isinstance(error, ssl.SSLError):
+            cause = f"TLS failed ({(error.reason or str(error)).lower().replace('_', ' ')})"
         elif isinstance(error, OSError):
             cause = error.strerror or str(error)
         else:
             cause = "the answer is incomplete, or is not HTTP"
-        return RendezvousUnreachable(cause, url=self._url)
+        return RendezvousUnreachable(cause, url=self._url, hint=hint)
 
 
-def _address(url: str) -> tuple[str, int]:
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _address(url: str) -> tuple[str, str, int]:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -124,7 +156,7 @@ def _address(url: str) -> tuple[str, int]:
         host, port = None, None
     else:
         if (
-            parts.scheme != "http"
+            parts.scheme not in ("http", "https")
             or parts.path.strip("/")
             or parts.query
             or parts.fragment
@@ -133,5 +165,5 @@ def _address(url: str) -> tuple[str, int]:
             host = None
     if not host or not port:
         shown = url.rpartition("@")[2]  # what is before it may be a password
-        raise NoRendezvous(f"{shown!r} is not the address of a rendezvous", hint="http://HOST:PORT")
-    return unquote(host), port
+        raise NoRendezvous(f"{shown!r} is not the address of a rendezvous", hint="https://HOST:PORT")
+    return parts.scheme, unquote(host), port

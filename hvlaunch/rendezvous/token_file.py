@@ -3,13 +3,14 @@
 import os
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from hvlaunch.errors import EXIT_USAGE
 from hvlaunch.owners import other_writer
 from hvlaunch.rendezvous.client_errors import RendezvousError
 
-__all__ = ["BadTokenFile", "make_token_file", "read_token_file"]
+__all__ = ["BadTokenFile", "certificate_beside", "make_private_file", "make_token_file", "read_token_file"]
 
 _SHORTEST = 16
 _LONGEST = 4096
@@ -30,15 +31,25 @@ def make_token_file(path: Path) -> bool:
 
     Raises BadTokenFile.
     """
+    return make_private_file(path, f"{secrets.token_urlsafe(32)}\n".encode)
+
+
+def make_private_file(path: Path, content: Callable[[], bytes]) -> bool:
+    """Write a file which only its owner may read, unless it is there; tells whether it was not. Raises BadTokenFile."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         return False
     except OSError as error:
         raise BadTokenFile(error.strerror or str(error), path=path) from error
-    with os.fdopen(file, "w", encoding="ascii") as writer:
-        writer.write(secrets.token_urlsafe(32) + "\n")
+    with os.fdopen(file, "wb") as writer:
+        writer.write(content())
     return True
+
+
+def certificate_beside(token_file: str) -> str:
+    """The file of the certificate of who serves with this token file; its key is in the same, with `.key`."""
+    return f"{token_file}.crt"
 
 
 def read_token_file(path: Path) -> str:

@@ -37,7 +37,8 @@ class HTTPStore(Store):
     """A `torch.distributed.Store` whose values are at the rendezvous, so that no worker's end takes them along.
 
     url, token: of the rendezvous; by default the job's, from HVLAUNCH_RENDEZVOUS and HVLAUNCH_TOKEN (for another
-    rendezvous, the first of HVLAUNCH_TOKEN_FILE and HVLAUNCH_TOKEN). scope: the part of it that this store has for
+    rendezvous, the first of HVLAUNCH_TOKEN_FILE and HVLAUNCH_TOKEN). certificate: of one on another machine, a file or a
+    fingerprint; by default HVLAUNCH_RENDEZVOUS_CERT. scope: the part of it that this store has for
     itself; by default one of this round. Keys stay until they are deleted: a second process group through the same
     scope finds those of the first. timeout: of `get`, `wait` and the like (timedelta).
 
@@ -54,8 +55,10 @@ class HTTPStore(Store):
         token: str | None = None,
         scope: str | None = None,
         timeout: timedelta = _DEFAULT_TIMEOUT,
+        *,
+        certificate: str | None = None,
     ) -> None:
-        self._begin(rendezvous_client(url, token), scope or default_scope(os.environ), timeout)
+        self._begin(rendezvous_client(url, token, certificate), scope or default_scope(os.environ), timeout)
 
     def _begin(self, client: Client, scope: str, timeout: timedelta) -> None:
         Store.__init__(self)
@@ -212,7 +215,7 @@ class HTTPStore(Store):
     getNumKeys = num_keys  # noqa: N815
 
 
-def rendezvous_client(url: str | None, token: str | None) -> Client:
+def rendezvous_client(url: str | None, token: str | None, certificate: str | None = None) -> Client:
     """A client of this rendezvous; what is None comes from the environment. Raises NoRendezvous."""
     own = os.environ.get("HVLAUNCH_RENDEZVOUS")
     if url is None:
@@ -220,7 +223,8 @@ def rendezvous_client(url: str | None, token: str | None) -> Client:
     if not url:
         hint = "start this program with hvlaunch, or give the rendezvous' url"
         raise NoRendezvous("HVLAUNCH_RENDEZVOUS is not set", hint=hint)
-    return Client(url, token or _token(os.environ, of_this_job=url == own))
+    certificate = certificate or os.environ.get("HVLAUNCH_RENDEZVOUS_CERT")
+    return Client(url, token or _token(os.environ, of_this_job=url == own), certificate=certificate)
 
 
 def default_scope(environ: Mapping[str, str]) -> str:

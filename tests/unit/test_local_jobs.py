@@ -63,7 +63,7 @@ def test_the_ports_are_those_that_a_firewall_lets_through() -> None:
         done = run("-np", 1, "--rendezvous-port", port, "true")
         assert done.returncode == 2
         assert done.stderr == (
-            f"hvlaunch: the rendezvous can't listen on all addresses port {port}: Address already in use; "
+            f"hvlaunch: the rendezvous can't listen on 127.0.0.1 port {port}: Address already in use; "
             "try: another port\n"
         )
     words = "$HVLAUNCH_RENDEZVOUS $MASTER_PORT $HVLAUNCH_WORKER_PORTS"

@@ -32,6 +32,7 @@ _MODULES = (
     "reaper",
     "scratch",
     "facts",
+    "proof",
     "probe",
     "channel",
     "group",

@@ -3,6 +3,9 @@
 import os
 from dataclasses import dataclass, field
 
+from hvlaunch.agent.quick import mac
+from hvlaunch.rendezvous.serving.certificate import Certificate
+
 __all__ = ["Keys"]
 
 
@@ -13,25 +16,28 @@ def _random_word(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """`token` opens the rendezvous, `probe_token` only tells its `nonce`; `job_id` is for people and programs."""
+    """`token` opens the rendezvous, which proves that it is the job's to agents by `probe_key`, to workers by `certificate`.
+
+    `job_id` is for people and programs.
+    """
 
     token: str = field(repr=False)
-    probe_token: str = field(repr=False)
-    nonce: str
+    probe_key: str = field(repr=False)
+    certificate: Certificate = field(repr=False)
     job_id: str
-    beacons: str
-    """What the nonces of the hosts' beacons begin with, which tell them to everybody: no part of another key."""
+    beacons: str = field(repr=False)
+    """What the keys of the hosts' beacons are made of."""
 
     @classmethod
     def new(cls) -> "Keys":
         return cls(
             token=_random_word(32),
-            probe_token=_random_word(16),
-            nonce=_random_word(16),
+            probe_key=_random_word(32),
+            certificate=Certificate(),
             job_id=_random_word(6),
-            beacons=_random_word(12),
+            beacons=_random_word(32),
         )
 
     def beacon(self, number: int) -> str:
-        """The nonce of a beacon, by the number of the connection to its host."""
-        return f"{self.beacons}{number:08x}"
+        """The key of a beacon, by the number of the connection to its host; nothing about the others' can be told by it."""
+        return mac(self.beacons.encode("ascii"), b"beacon %d" % number).hex()

@@ -25,6 +25,7 @@ from hvlaunch.gloo.engine.network import is_usable
 from hvlaunch.gloo.watch.narrator import Narrator
 from hvlaunch.hosts.local import own_addresses
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
+from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Driver:
         )
         self._discovery = None if spec.elastic is None else _discovery(spec.elastic, events.put)
         self._links: dict[str, HostLink] = {}
-        self._nonces: dict[str, str] = {}
+        self._beacon_keys: dict[str, str] = {}
         self._opened = 0
         """How many connections to hosts there have been."""
         self._started = 0
@@ -166,7 +167,7 @@ class Driver:
                 self._open(host)
             case do.Probe(host, target, addresses, port):
                 where = {"target": target, "addresses": addresses, "port": port}
-                self._links[host].send({"type": "probe", **where, "nonce": self._nonces[target]})
+                self._links[host].send({"type": "probe", **where, "key": self._beacon_keys[target]})
             case do.Start():
                 self._start(action)
             case do.Signal(host, number):
@@ -187,7 +188,9 @@ class Driver:
                 pass  # facts and group states are for those who look on
 
     def _open(self, host: Host) -> None:
-        self._nonces[host.name] = self._keys.beacon(self._opened)
+        # A job on one host has nobody who asks its beacon, and does without the library for such keys (3 ms).
+        is_alone = self._spec.elastic is None and len(self._spec.hosts) == 1
+        self._beacon_keys[host.name] = self._keys.beacons if is_alone else self._keys.beacon(self._opened)
         self._opened += 1
         opening = Opening(
             connect=self._connect,
@@ -211,7 +214,9 @@ class Driver:
         return {
             "type": "hello",
             "protocol": PROTOCOL,
-            "nonce": self._nonces[host.name],
+            "name": host.name,
+            "key": self._beacon_keys[host.name],
+            "known_as": connection.remote_address or None,
             "cwd": self._spec.cwd,
             "gpus": host.slots is None and self._spec.slots_per_host is None,
             "ports": self._spec.worker_ports,
@@ -225,16 +230,26 @@ class Driver:
             return None
         if connection.remote_address is not None:
             self._rendezvous.expect([connection.remote_address.partition("%")[0]])
-        addresses = _own_addresses(connection.local_address)
+        addresses = [] if self._spec.relay == "always" else self._addresses_for(connection.local_address)
+        for address in addresses:
+            self._rendezvous.listen_at(address)
+        return {
+            "candidates": [(address, self._rendezvous.port) for address in addresses],
+            "key": self._keys.probe_key,
+            "relay": self._spec.relay,
+        }
+
+    def _addresses_for(self, used: str) -> list[str]:
+        """Ours, as a host may reach them that comes by `used`; the one that the user chose, if any."""
+        chosen = self._spec.rendezvous_bind
+        if chosen is None or chosen in EVERYWHERE:
+            addresses = _own_addresses(used)
+        else:
+            addresses = [chosen] if is_usable(chosen) else []  # where it is a loopback, agents relay
         if self._spec.horovod:
             # Its client knows IPv4 alone; where that leads nowhere, agents relay.
             addresses = [address for address in addresses if ":" not in address]
-        return {
-            "candidates": [(address, self._rendezvous.port) for address in addresses],
-            "token": self._keys.probe_token,
-            "nonce": self._keys.nonce,
-            "relay": self._spec.relay,
-        }
+        return addresses
 
     def _relay(self, host: Host, send: Callable[[Mapping[str, Any], bytes], None]) -> "HostRelay":
         from hvlaunch.gloo.driver.relay import HostRelay  # noqa: PLC0415 (it needs asyncio, which few jobs do)
@@ -255,7 +270,7 @@ class Driver:
         for launch in start.launches:
             if gets_stdin(launch.place, self._spec):
                 self._readers.append((link, launch.slot))
-        link.send(*start_frame(start, self._spec, job_id=self._keys.job_id, token=self._keys.token))
+        link.send(*start_frame(start, self._spec, job_id=self._keys.job_id, keys=self._keys))
 
     def _tell(self, action: do.Assign | do.Leave | do.Break | do.Change) -> None:
         """Pass on what is for workers that ask for their places."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 from hvlaunch.agent.quick import dumps
+from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
 from hvlaunch.gloo.engine.actions import Start
 from hvlaunch.hosts.placement import Placement
@@ -12,7 +13,7 @@ from hvlaunch.rendezvous.round_messages import worker_id
 __all__ = ["gets_stdin", "start_frame"]
 
 
-def start_frame(start: Start, spec: JobSpec, *, job_id: str, token: str) -> tuple[dict[str, Any], bytes]:
+def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tuple[dict[str, Any], bytes]:
     """Header and body, which carries the command and all environment: none of it is on a command line."""
     workers = [
         {
@@ -24,7 +25,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, token: str) -> tupl
                     worker=worker_id(start.host, launch.slot, launch.start),
                     job_id=job_id,
                     round_number=start.round,
-                    token=token,
+                    token=keys.token,
                     scratch=start.facts.scratch,
                 ),
                 **elastic_env(spec.elastic),
@@ -36,7 +37,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, token: str) -> tupl
     body = {
         "argv": spec.command,
         "defaults": default_env(start.facts.cpus, len(start.launches)),
-        "env": shared_env(start.network, spec.env, spec.worker_ports),
+        "env": shared_env(start.network, spec.env, keys.certificate, spec.worker_ports),
         "workers": workers,
     }
     return {"type": "start", "round": start.round}, dumps(body).encode("ascii")

@@ -1,8 +1,10 @@
 """What a worker finds in its environment; docs/environment.md is the table for users."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from hvlaunch.gloo.engine.actions import HostNetwork
+from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import ElasticOptions
 
@@ -14,12 +16,22 @@ def default_env(cpus: int, local_size: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, cpus // local_size)), "PYTHONUNBUFFERED": "1"}
 
 
+class Certificate(Protocol):
+    """What workers know the rendezvous by."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
 def shared_env(
-    network: HostNetwork, user_env: Mapping[str, str], ports: tuple[int, int] | None = None
+    network: HostNetwork,
+    user_env: Mapping[str, str],
+    certificate: Certificate,
+    ports: tuple[int, int] | None = None,
 ) -> dict[str, str]:
     """The same for all workers of a host. The user's own choice of address, port and interface stands.
 
-    `ports` are the lowest and the highest that workers may listen on; None is any.
+    `certificate` is made where workers need it: nobody else is on a loopback. `ports` are the lowest and the highest that workers may listen on; None is any.
     """
     env = {"MASTER_ADDR": network.master_addr, "MASTER_PORT": str(network.master_port)}
     if network.interface is not None:
@@ -32,7 +44,11 @@ def shared_env(
     if network.rendezvous is not None:
         address, port = network.rendezvous
         host = f"[{address}]" if ":" in address else address
-        env["HVLAUNCH_RENDEZVOUS"] = f"http://{host}:{port}"
+        if address == LOOPBACK:
+            env["HVLAUNCH_RENDEZVOUS"] = f"http://{host}:{port}"
+        else:
+            env["HVLAUNCH_RENDEZVOUS"] = f"https://{host}:{port}"
+            env["HVLAUNCH_RENDEZVOUS_CERT"] = certificate.fingerprint
         env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
         env["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
     return env

@@ -19,19 +19,20 @@ __all__ = ["Routes"]
 
 _BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
-_NONCE = [OWN, "nonce"]
-
 _OK = Answer(200)
 _BAD_PATH = Answer(400, b"the path is not /<scope>/<key>\n")
 _ABSENT = Answer(404)
+_READABLE = Answer(
+    401, b"others can read this connection: use https\n", b"WWW-Authenticate: Bearer\r\n", to_stranger=True
+)
 _UNAUTHORIZED = Answer(401, b"unauthorized\n", b"WWW-Authenticate: Bearer\r\n", to_stranger=True)
 
 
 class Routes:
     """Called with a request's head: gives the refusal, or what to do with its body.
 
-    token opens everything; probe_token only `/-/nonce`, which tells `nonce`. `about` gives the answers to
-    other `/-/<name>`s that are not about keys. `horovod` are the scopes that need no token.
+    token opens everything, where nobody else can read or change what is said. `about` gives the answers to
+    `/-/<name>`s that are not about keys. `horovod` are the scopes that need no token, nor that nobody else can.
     """
 
     def __init__(
@@ -39,28 +40,22 @@ class Routes:
         store: Store,
         *,
         token: str,
-        probe_token: str,
-        nonce: str,
         horovod: HorovodScopes | None = None,
         about: Mapping[str, Callable[[], Answer]] | None = None,
     ) -> None:
-        if not token or not probe_token:
+        if not token:
             raise ValueError("a token must not be empty: it would let everyone in")
         self._horovod = horovod or HorovodScopes()
         self._store = store
         self._token = token.encode("ascii")
-        self._probe_token = probe_token.encode("ascii")
-        self._nonce = Answer(200, nonce.encode("ascii"))
-        self._verbs = Verbs(store, {"nonce": lambda: self._nonce, **(about or {})})
+        self._verbs = Verbs(store, about or {})
 
-    def __call__(self, head: Head) -> Answer | Route:
+    def __call__(self, head: Head, *, is_private: bool = True) -> Answer | Route:
         path, _, query = head.target.partition(b"?")
         parts = _components(path)
-        token = _bearer(head)
-        if token is not None and parts == _NONCE and compare_digest(token, self._probe_token):
-            answer = self._verbs(head.method, parts[1:], query)
-            return (answer if isinstance(answer, Answer) else self._nonce)._replace(to_stranger=True)
-        if not self._allowed(token, parts, head):
+        if not is_private and head.authorization:
+            return _READABLE  # whether or not the token is right: it is no secret any more
+        if not self._allowed(_bearer(head), parts, head):
             return _UNAUTHORIZED
         if parts is None:
             return _BAD_PATH

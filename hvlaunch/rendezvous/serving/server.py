@@ -1,9 +1,8 @@
-"""The rendezvous server in the driver: one thread, one event loop, one port for IPv4 and IPv6."""
+"""The rendezvous server in the driver: one thread, one event loop, one port."""
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 import time
@@ -11,8 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from hvlaunch.rendezvous.client_errors import CannotListen, RendezvousClosed
+from hvlaunch.rendezvous.client_errors import RendezvousClosed
 from hvlaunch.rendezvous.serving.horovod import HorovodScopes
+from hvlaunch.rendezvous.serving.listeners import Listeners
+from hvlaunch.rendezvous.serving.porch import Answerer, wait_on_porch
 from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits
 from hvlaunch.rendezvous.store import Store, StoreLimits
 
@@ -20,8 +21,11 @@ if (
     TYPE_CHECKING
 ):  # asyncio and the parser cost most of the start: a job pays for them when it starts a server
     import asyncio
+    import ssl
     from concurrent.futures import Future
 
+    from hvlaunch.rendezvous.serving.acceptor import Acceptor
+    from hvlaunch.rendezvous.serving.certificate import Certificate
     from hvlaunch.rendezvous.serving.connection import ClientConnection
     from hvlaunch.rendezvous.serving.http import HttpLimits
     from hvlaunch.rendezvous.serving.routes import Routes
@@ -30,7 +34,6 @@ __all__ = ["RendezvousServer"]
 
 T = TypeVar("T")
 
-_BACKLOG = 1024
 _CLOSE_TIME = 0.5  # seconds for last answers to be taken
 
 
@@ -39,18 +42,18 @@ class RendezvousServer:
 
     It sleeps, without the event loop, until the first client comes: many a job has none.
 
-    token opens everything, probe_token only `/-/nonce`, which tells `nonce`: who got these two from the
-    driver can find out whether an address leads to this server, without showing the token to a stranger.
+    token opens everything, to clients on this machine and to those that come by TLS, for which `certificate` is shown.
+    `answerer` tells those who ask with the right key that this is the right server, without showing the token to a stranger.
     host "" is every address of this machine; port 0 is a free one, told by `port`.
     """
 
     def __init__(
         self,
         token: str,
-        probe_token: str,
-        nonce: str,
         *,
-        host: str = "",
+        certificate: Certificate | None = None,
+        answerer: Answerer | None = None,
+        host: str = "127.0.0.1",
         port: int = 0,
         store_limits: StoreLimits | None = None,
         http_limits: HttpLimits | None = None,
@@ -58,8 +61,9 @@ class RendezvousServer:
     ) -> None:
         self.port = port
         self._token = token
-        self._probe_token = probe_token
-        self._nonce = nonce
+        self._certificate = certificate
+        self._context: ssl.SSLContext | None = None
+        self._answerer = answerer
         self._host = host
         # A server that takes the place of another goes on from a later version than that one's latest.
         self._store = Store(store_limits, version=time.time_ns() // 1000)
@@ -71,8 +75,12 @@ class RendezvousServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event
         self._new_client: Callable[[], asyncio.Protocol]
+        self._new_wire: Callable[[], asyncio.Protocol]
+        self._acceptors: list[Acceptor] = []
         self._thread: threading.Thread | None = None
         self._bell: tuple[int, int] | None = None
+        self._listeners: Listeners
+        self._is_needed = False
         self._closing = False
         self._awake = threading.Event()
         self._waits: set[Future[bytes]] = set()
@@ -89,13 +97,26 @@ class RendezvousServer:
 
         Raises CannotListen where the port can't be had.
         """
-        listener = _listen(self._host, self.port)
-        self.port = listener.getsockname()[1]
+        self._listeners = Listeners(self._host, self.port)
+        self.port = self._listeners.port
         self._bell = os.pipe()
         self._thread = threading.Thread(
-            target=self._run, args=(listener, self._bell[0]), name="hvlaunch-rendezvous", daemon=True
+            target=self._run, args=(self._bell[0],), name="hvlaunch-rendezvous", daemon=True
         )
         self._thread.start()
+
+    def listen_at(self, host: str) -> None:
+        """Serve clients that come by this address, too. Raises CannotListen, RendezvousClosed."""
+        with self._lock:
+            if self._closing or self._thread is None:
+                raise RendezvousClosed("the rendezvous is not running")
+            listener = self._listeners.add(host)
+            if listener is None:
+                return
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._accept_at, listener)
+            else:
+                self._ring()
 
     def close(self) -> None:
         """End the thread and every connection; who still waits is told. May be repeated."""
@@ -201,6 +222,7 @@ class RendezvousServer:
 
         if self._thread is not None and not self._awake.is_set():
             with self._lock:
+                self._is_needed = True
                 self._ring()
             self._awake.wait()
         return self._call(lambda: (asyncio.get_running_loop(), self._new_client))
@@ -251,48 +273,73 @@ class RendezvousServer:
 
     # The server's thread:
 
-    def _run(self, listener: socket.socket, bell: int) -> None:
+    def _run(self, bell: int) -> None:
         try:
-            first = select.poll()
-            for source in (listener.fileno(), bell):
-                first.register(source, select.POLLIN)
-            first.poll()
-            if not self._closing:
-                self._run_loop(listener)
+            callers = wait_on_porch(
+                lambda: list(self._listeners.sockets.values()),
+                bell,
+                lambda: self._closing or self._is_needed,
+                self._answerer,
+            )
+            if self._closing:
+                for caller in callers:
+                    caller.close()
+            else:
+                self._run_loop(callers)
         finally:
-            listener.close()
+            self._listeners.close()
             self._awake.set()
             for found in list(self._waits):
                 found.set_exception(RendezvousClosed("the rendezvous has ended"))
 
-    def _run_loop(self, listener: socket.socket) -> None:
+    def _run_loop(self, callers: list[socket.socket]) -> None:
         loop = _new_loop()
         try:
             loop.set_exception_handler(self._on_fault)
-            loop.run_until_complete(self._serve(listener))
+            loop.run_until_complete(self._serve(callers))
         finally:
             loop.close()
 
-    async def _serve(self, listener: socket.socket) -> None:
+    async def _serve(self, callers: list[socket.socket]) -> None:
         import asyncio  # noqa: PLC0415 (see the top)
 
-        from hvlaunch.rendezvous.serving.acceptor import Acceptor  # noqa: PLC0415 (see the top)
         from hvlaunch.rendezvous.serving.connection import ClientConnection  # noqa: PLC0415 (see the top)
-        from hvlaunch.rendezvous.serving.http import Answer, HttpLimits  # noqa: PLC0415 (see the top)
+        from hvlaunch.rendezvous.serving.http import (  # noqa: PLC0415 (see the top)
+            Answer,
+            Head,
+            HttpLimits,
+            Route,
+        )
+        from hvlaunch.rendezvous.serving.wire import Wire  # noqa: PLC0415 (see the top)
 
         routes = self._routes()
         limits = self._http_limits or HttpLimits(body=self._store.limits.value)
         self._new_client = lambda: ClientConnection(routes, limits, self._traffic)
+
+        def connect(is_private: Callable[[], bool]) -> ClientConnection:
+            def admit(head: Head) -> Answer | Route:
+                return routes(head, is_private=is_private())
+
+            return ClientConnection(admit, limits, self._traffic)
+
+        context = None if self._certificate is None else self._tls_context
+        self._new_wire = lambda: Wire(connect, context, self._answerer)
         self._stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         with self._lock:  # from here on, the store is this thread's
             if self._closing:
                 return
             self._loop = loop
-        acceptor = Acceptor(listener, self._new_client)
+            listeners = list(self._listeners.sockets.values())
+        for listener in listeners:
+            self._accept_at(listener)
+        for caller in callers:
+            with suppress(OSError):
+                await loop.connect_accepted_socket(self._new_wire, caller)
         self._awake.set()
         await self._stop.wait()
-        acceptor.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         connections = list(self._traffic.open)
         for connection in connections:
             connection.close(Answer(503, b"the rendezvous has ended\n"))
@@ -304,6 +351,19 @@ class RendezvousServer:
                 connection.abort()
             await asyncio.wait([connection.lost for connection in stuck])
 
+    def _accept_at(self, listener: socket.socket) -> None:
+        from hvlaunch.rendezvous.serving.acceptor import Acceptor  # noqa: PLC0415 (see the top)
+
+        self._acceptors.append(Acceptor(listener, self._new_wire))
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._context is None and self._certificate is not None:
+            from hvlaunch.rendezvous.serving.certificate import tls_context  # noqa: PLC0415 (see the top)
+
+            self._context = tls_context(self._certificate)
+        assert self._context is not None  # noqa: S101 (for the type checker: only asked where there is a certificate)
+        return self._context
+
     def _routes(self) -> Routes:
         from hvlaunch.rendezvous.serving import metrics  # noqa: PLC0415 (see the top)
         from hvlaunch.rendezvous.serving.routes import Routes  # noqa: PLC0415 (see the top)
@@ -311,8 +371,6 @@ class RendezvousServer:
         return Routes(
             self._store,
             token=self._token,
-            probe_token=self._probe_token,
-            nonce=self._nonce,
             horovod=self._horovod,
             about={
                 "health": lambda: metrics.health(self._count()),
@@ -341,25 +399,3 @@ def _new_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """One socket: for both families where host is "" and the kernel has IPv6, else for the host's first address."""
-    try:
-        if host:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            listener = socket.create_server(address, family=family, backlog=_BACKLOG)
-        elif socket.has_dualstack_ipv6():
-            listener = socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG
-            )
-        else:
-            listener = socket.create_server(("", port), backlog=_BACKLOG)
-    except OSError as error:
-        # The system's own words where it has some: create_server adds the address to them.
-        number = error.errno or 0
-        cause = os.strerror(number) if number > 0 else error.strerror
-        raise CannotListen(cause or str(error), host=host, port=port) from error
-    # Connections inherit it. asyncio alone would leave it unset: it looks for a protocol number that is 0 here.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener

@@ -46,7 +46,7 @@ class Handler(RendezvousHandler):
         self._settings = settings
         self._node = f"{settings.address}/{os.getpid()}/{secrets.token_hex(4)}"
         self._scope = f"torchrun.{settings.run_id}"
-        self._client = Client(settings.url, settings.token)
+        self._client = Client(settings.url, settings.token, certificate=settings.certificate)
         self._keeper = Keeper(
             self._client,
             Backend(self._client, self._scope),

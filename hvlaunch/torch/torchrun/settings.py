@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from hvlaunch.rendezvous.token_file import BadTokenFile, read_token_file
+from hvlaunch.rendezvous.client_errors import BadCertificate
+from hvlaunch.rendezvous.pinned import read_pin
+from hvlaunch.rendezvous.token_file import BadTokenFile, certificate_beside, read_token_file
 from hvlaunch.torch.torchrun.state import Limits
 
 __all__ = ["Parameters", "Settings"]
@@ -38,6 +40,8 @@ class Settings:
 
     url: str
     token: str = field(repr=False)
+    certificate: str | None
+    """The fingerprint of the rendezvous' certificate; None where it is on this machine."""
     run_id: str
     limits: Limits
     address: str
@@ -56,9 +60,13 @@ class Settings:
         endpoint = parameters.endpoint.strip()
         host, port = _place(endpoint)
         interval = conf.seconds("keep_alive_interval", 1.0)
+        token_file = conf.text("token_file") or environ.get("HVLAUNCH_TOKEN_FILE")
+        certificate = _certificate(conf.text("cert"), token_file, environ)
+        scheme = "http" if certificate is None else "https"
         settings = cls(
-            url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
-            token=_token(conf.text("token_file"), environ),
+            url=f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",
+            token=_token(token_file, environ),
+            certificate=certificate,
             run_id=parameters.run_id,
             limits=Limits(
                 min_nodes=parameters.min_nodes,
@@ -124,8 +132,18 @@ def _place(endpoint: str) -> tuple[str, int]:
     return host, port
 
 
+def _certificate(text: str | None, token_file: str | None, environ: Mapping[str, str]) -> str | None:
+    """A file or a fingerprint as told, else the file that hvlaunch-rendezvous writes beside the token file, if it is there."""
+    text = text or environ.get("HVLAUNCH_RENDEZVOUS_CERT")
+    if not text and token_file and Path(certificate_beside(token_file)).exists():
+        text = certificate_beside(token_file)
+    try:
+        return read_pin(text) if text else None
+    except BadCertificate as error:
+        raise ValueError(str(error)) from error
+
+
 def _token(file: str | None, environ: Mapping[str, str]) -> str:
-    file = file or environ.get("HVLAUNCH_TOKEN_FILE")
     if file:
         try:
             return read_token_file(Path(file))

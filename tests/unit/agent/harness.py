@@ -170,7 +170,9 @@ class AgentProcess:
     def hello(self, **facts: Any) -> dict[str, Any]:
         """Greet the agent; its answer."""
         asked = {
-            "nonce": "agent-nonce",
+            "name": "a",
+            "key": "agent-key",
+            "known_as": None,
             "cwd": "/",
             "gpus": False,
             "ports": None,

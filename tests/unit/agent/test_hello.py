@@ -67,7 +67,18 @@ def test_a_gpu_count_that_hangs_ends_with_the_agent(launch: Launch, tmp_path: Pa
     tool.write_text(f"#!/bin/sh\nexec sleep {hunt.mark}\n")
     tool.chmod(0o755)
     agent = launch(env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    agent.send("hello", protocol=1, nonce="x", cwd="/", gpus=True, ports=None, elastic=None, rendezvous=None)
+    agent.send(
+        "hello",
+        protocol=1,
+        name="a",
+        key="x",
+        known_as=None,
+        cwd="/",
+        gpus=True,
+        ports=None,
+        elastic=None,
+        rendezvous=None,
+    )
     hunt.wait_for("sleep")
     began = time.monotonic()
     assert agent.bye() == ({"type": "bye", "left": 0}, 0)

@@ -1,4 +1,4 @@
-"""Who can be reached: only the right nonce counts."""
+"""Who can be reached: only who proves to be the right one counts."""
 
 import socket
 import threading
@@ -11,7 +11,9 @@ import pytest
 
 from hvlaunch.agent import probe
 from hvlaunch.agent.facts import free_port
-from hvlaunch.agent.probe import Beacon, http_request, reach
+from hvlaunch.agent.probe import Beacon, reach
+from hvlaunch.agent.proof import QUESTION_SIZE, Prover, Question
+from hvlaunch.agent.selector import Selector
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.ipv6 import has_ipv6
 from tests.unit.agent.harness import AgentProcess
@@ -28,9 +30,19 @@ def listener(address: str = "127.0.0.1", port: int = 0, backlog: int = 16) -> It
         yield one
 
 
+Say = Callable[[bytes, tuple[str, int]], bytes | None]
+
+
+def as_prover(prover: Prover) -> Say:
+    return lambda data, name: prover.answer(data, [name[0]], name[1])
+
+
 @contextmanager
-def saying(answer: bytes, address: str = "127.0.0.1", port: int = 0, pause: float = 0.0) -> Iterator[int]:
-    """A server that says this to everyone, byte by byte if with a pause; its port."""
+def saying(
+    say: Say | bytes, address: str = "127.0.0.1", port: int = 0, pause: float = 0.0
+) -> Iterator[tuple[int, list[bytes]]]:
+    """A server that answers each question so, byte by byte if with a pause; its port, and the questions."""
+    asked: list[bytes] = []
 
     def serve(one: socket.socket) -> None:
         while True:
@@ -39,16 +51,28 @@ def saying(answer: bytes, address: str = "127.0.0.1", port: int = 0, pause: floa
             except OSError:
                 return
             with connection:
-                for start in range(0, len(answer), 1 if pause else len(answer)):
-                    connection.sendall(answer[start : start + 1] if pause else answer)
+                asked.append(connection.recv(QUESTION_SIZE, socket.MSG_WAITALL))
+                answer = say if isinstance(say, bytes) else say(asked[-1], connection.getsockname()) or b""
+                for start in range(0, len(answer), 1 if pause else max(1, len(answer))):
+                    try:
+                        connection.sendall(answer[start : start + 1] if pause else answer)
+                    except OSError:
+                        break  # the other side has heard enough
                     time.sleep(pause)
 
     with listener(address, port) as one:
         thread = threading.Thread(target=serve, args=(one,), daemon=True)
         thread.start()
-        yield one.getsockname()[1]
+        yield one.getsockname()[1], asked
         one.shutdown(socket.SHUT_RDWR)
         thread.join()
+
+
+@contextmanager
+def right(address: str = "127.0.0.1", port: int = 0, pause: float = 0.0, key: str = "right") -> Iterator[int]:
+    """Who is asked for."""
+    with saying(as_prover(Prover(key, "host t")), address, port, pause) as (where, _):
+        yield where
 
 
 @contextmanager
@@ -70,7 +94,7 @@ def refused() -> int:
 
 def reached(
     targets: list[tuple[str, int]],
-    nonce: str = "right",
+    key: str = "right",
     timeout: float = 0.5,
     settle: float | None = None,
     connect_timeout: float | None = None,
@@ -81,23 +105,63 @@ def reached(
         found.append(index)
         return False
 
-    reach(targets, lambda _: b"", nonce, timeout, note, settle, connect_timeout)
+    reach(targets, key, "host t", timeout, note, settle, connect_timeout)
     return found
 
 
-def test_the_right_nonce_counts_and_no_other() -> None:
+def test_who_has_the_key_counts_and_nobody_else() -> None:
     with (
-        saying(b"right") as right,
-        saying(b"wrong") as wrong,
-        saying(b"HTTP/1.1 200 OK\r\n\r\nright") as http,
+        right() as good,
+        right(key="wrong") as wrong,
+        saying(as_prover(Prover("right", "host u"))) as (another, _),
+        saying(b"x" * 32) as (liar, _),
+        saying(lambda data, _: data[-32:]) as (mirror, _),
     ):
-        targets = [("127.0.0.1", port) for port in (wrong, right, refused(), http)]
-        assert sorted(reached(targets, timeout=20)) == [1, 3]
+        targets = [("127.0.0.1", port) for port in (wrong, good, refused(), another, liar, mirror)]
+        assert reached(targets, timeout=20) == [1]
 
 
-def test_a_nonce_in_pieces_counts() -> None:
-    with saying(b"right", pause=0.01) as port:
+def test_an_answer_in_pieces_counts() -> None:
+    with right(pause=0.001) as port:
         assert reached([("127.0.0.1", port)], timeout=20) == [0]
+
+
+def test_a_question_shows_nothing_of_the_key_and_no_two_are_alike() -> None:
+    with saying(b"") as (port, asked):
+        assert reached([("127.0.0.1", port)] * 3, timeout=20) == []
+    assert len(set(asked)) == 3
+    assert not [data for data in asked if b"right" in data]
+
+
+def test_what_a_stranger_with_the_same_address_passes_on_is_not_answered() -> None:
+    """docker0 has the same address everywhere: who is there hands the question to the right host, at its own address."""
+    with right("127.0.0.2") as port:
+
+        def pass_on(data: bytes, _: object) -> bytes:
+            with socket.create_connection(("127.0.0.2", port)) as other:
+                other.sendall(data)
+                return other.recv(32, socket.MSG_WAITALL)
+
+        with saying(pass_on, "127.0.0.1", port) as (stranger, asked):
+            assert reached([("127.0.0.1", stranger)], timeout=20) == []
+            assert asked
+        assert reached([("127.0.0.2", port)], timeout=20) == [0]
+
+
+def test_an_answer_that_was_recorded_is_no_answer() -> None:
+    recorded: list[bytes] = []
+    prover = Prover("right", "host t")
+
+    def record(data: bytes, name: tuple[str, int]) -> bytes | None:
+        answer = prover.answer(data, [name[0]], name[1])
+        recorded.append(answer or b"")
+        return answer
+
+    with saying(record) as (port, asked):
+        assert reached([("127.0.0.1", port)], timeout=20) == [0]
+        assert prover.answer(asked[0], ["127.0.0.1"], port) is None  # the same question once more
+    with saying(recorded[0], port=port):
+        assert reached([("127.0.0.1", port)], timeout=20) == []
 
 
 def test_refused_is_known_at_once() -> None:
@@ -107,7 +171,7 @@ def test_refused_is_known_at_once() -> None:
 
 
 def test_an_address_that_drops_is_given_up_in_time_and_delays_nobody() -> None:
-    with blackhole() as hole, saying(b"right") as port:
+    with blackhole() as hole, right() as port:
         began = time.monotonic()
         assert reached([("127.0.0.1", hole), ("127.0.0.1", port)], timeout=3.0) == [1]
         assert time.monotonic() - began >= 3.0
@@ -121,7 +185,7 @@ def test_where_no_address_takes_the_connection_less_patience_is_enough() -> None
 
 
 def test_who_took_the_connection_may_answer_later_than_that() -> None:
-    with blackhole() as hole, saying(b"right", pause=0.2) as port:
+    with blackhole() as hole, right(pause=0.02) as port:
         targets = [("127.0.0.1", hole), ("127.0.0.1", port)]
         assert reached(targets, timeout=60, settle=0.0, connect_timeout=0.1) == [1]
 
@@ -137,41 +201,44 @@ def test_who_answered_in_time_counts_though_we_had_no_turn_until_later(
             asked.append(None)
             if len(asked) == 3:
                 peers.append(one.accept()[0])
-                peers[0].sendall(b"right")
+                answer = Prover("right", "host t").answer(question.data, ["127.0.0.1"], one.getsockname()[1])
+                peers[0].sendall(answer or b"")
             return 0.0 if len(asked) < 3 else 100.0
 
         asked: list[None] = []
+        question = Question("right", "host t", *one.getsockname())
+        monkeypatch.setattr(probe, "Question", lambda *_: question)
         monkeypatch.setattr(probe, "time", SimpleNamespace(monotonic=clock))
         assert reached([one.getsockname()], timeout=60.0, connect_timeout=2.0) == [0]
         peers[0].close()
 
 
 def test_after_a_first_answer_the_rest_have_a_moment() -> None:
-    with blackhole() as hole, saying(b"right") as port:
+    with blackhole() as hole, right() as port:
         began = time.monotonic()
         assert reached([("127.0.0.1", hole), ("127.0.0.1", port)], timeout=60.0, settle=0.1) == [1]
         assert time.monotonic() - began < 30
 
 
 def test_one_who_talks_without_end_is_cut_off() -> None:
-    with saying(b"x" * (1 << 20)) as port:
+    with saying(b"x" * (1 << 20)) as (port, _):
         assert reached([("127.0.0.1", port)], timeout=20) == []
 
 
 def test_what_is_no_address_is_passed_over() -> None:
-    with saying(b"right") as port:
+    with right() as port:
         assert reached([("no.such.host", 1), ("", 1), ("::zz", 1), ("127.0.0.1", port)], timeout=20) == [3]
 
 
 def test_enough_is_enough() -> None:
-    with saying(b"right") as port:
+    with right() as port:
         calls = []
 
         def found(index: int) -> bool:
             calls.append(index)
             return True
 
-        reach([("127.0.0.1", port)], lambda _: b"", "right", 60.0, found)
+        reach([("127.0.0.1", port)], "right", "host t", 60.0, found)
     assert calls == [0]
 
 
@@ -179,33 +246,58 @@ def test_no_target_is_no_wait() -> None:
     assert reached([], timeout=60) == []
 
 
-def test_a_beacon_tells_its_nonce_in_both_families() -> None:
-    beacon = Beacon(free_port(), "right")
-    serving = threading.Event()
+@contextmanager
+def beacon(known_as: str | None = None) -> Iterator[Beacon]:
+    """One that serves, in a thread."""
+    selector = Selector()
+    one = Beacon(free_port(), selector, Prover("right", "host t"), known_as)
+    over = threading.Event()
 
     def serve() -> None:
-        while not serving.is_set():
-            beacon.answer()
-            time.sleep(0.001)
+        while not over.is_set():
+            for call, _ in selector.select(0.01):
+                call()
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
-        addresses = ["127.0.0.1", *(["::1"] if has_ipv6() else [])]
-        targets = [(address, beacon.port) for address in addresses]
-        assert sorted(reached(targets, timeout=20)) == list(range(len(targets)))
-        assert reached(targets, nonce="other", timeout=20) == []
+        yield one
     finally:
-        serving.set()
+        over.set()
         thread.join()
-        beacon.close()
+        one.close()
+        one.close()
 
 
-def test_the_request_names_the_target_and_carries_the_token() -> None:
-    request = http_request("secret")
-    assert request(("::1", 80)).startswith(b"GET /-/nonce HTTP/1.1\r\nHost: [::1]:80\r\n")
-    assert b"\r\nAuthorization: Bearer secret\r\n" in request(("a", 1))
-    assert request(("a", 1)).endswith(b"\r\n\r\n")
+def test_a_beacon_proves_whose_it_is_in_both_families() -> None:
+    with beacon() as one:
+        addresses = ["127.0.0.1", *(["::1"] if has_ipv6() else [])]
+        targets = [(address, one.port) for address in addresses]
+        assert sorted(reached(targets, timeout=20)) == list(range(len(targets)))
+        assert reached(targets, key="other", timeout=20) == []
+
+
+def test_a_beacon_tells_nothing_to_who_has_no_key() -> None:
+    with beacon() as one:
+        for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"x" * QUESTION_SIZE, b"\x01hvl" + b"x" * 64):
+            with socket.create_connection(("127.0.0.1", one.port), 20) as stranger:
+                stranger.sendall(said)
+                stranger.shutdown(socket.SHUT_WR)
+                assert stranger.recv(100) == b""
+
+
+def test_a_beacon_has_room_though_strangers_keep_silent() -> None:
+    with beacon() as one, ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", one.port), 20)))
+        assert reached([("127.0.0.1", one.port)], timeout=20) == [0]
+
+
+def test_a_beacon_answers_for_the_address_that_others_know_it_by() -> None:
+    with beacon("192.0.2.7") as one, socket.create_connection(("127.0.0.1", one.port), 20) as other:
+        question = Question("right", "host t", "192.0.2.7", one.port)
+        other.sendall(question.data)
+        assert question.is_answer(other.recv(32, socket.MSG_WAITALL))
 
 
 class TestAgents:
@@ -213,14 +305,14 @@ class TestAgents:
 
     def test_one_agent_finds_the_other(self, launch: Launch) -> None:
         target, prober = launch(), launch()
-        port = target.hello(nonce="the-target")["beacon_port"]
-        prober.hello(nonce="the-prober")
+        port = target.hello(name="t", key="the-target")["beacon_port"]
+        prober.hello(key="the-prober")
         prober.send(
             "probe",
             target="t",
             addresses=["127.0.0.1", "127.0.0.1"],
             port=port,
-            nonce="the-target",
+            key="the-target",
         )
         assert prober.expect("probed")[0] == {"type": "probed", "target": "t", "address": "127.0.0.1"}
         prober.expect("probed", address="127.0.0.1")
@@ -228,21 +320,21 @@ class TestAgents:
 
     def test_the_wrong_host_at_the_right_address_is_not_found(self, launch: Launch) -> None:
         target, prober = launch(), launch()
-        port = target.hello(nonce="somebody-else")["beacon_port"]
+        port = target.hello(name="t", key="somebody-else")["beacon_port"]
         prober.hello()
-        prober.send("probe", target="t", addresses=["127.0.0.1"], port=port, nonce="the-target")
+        prober.send("probe", target="t", addresses=["127.0.0.1"], port=port, key="the-target")
         assert prober.expect("probed")[0] == {"type": "probed", "target": "t", "address": None}
 
     def test_each_address_that_answers_is_told_at_once(self, agent: AgentProcess) -> None:
         with closing(free_port()) as free:  # at all addresses
             port = free.getsockname()[1]
         with (
-            saying(b"nonce", "127.0.0.2", port),
+            right("127.0.0.2", port),
             blackhole("127.0.0.1", port),
             saying(b"no", "127.0.0.4", port),
         ):
             addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"]
-            agent.send("probe", target="t", addresses=addresses, port=port, nonce="nonce")
+            agent.send("probe", target="t", addresses=addresses, port=port, key="right")
             assert agent.expect("probed")[0]["address"] == "127.0.0.2"
             assert agent.bye()[1] == 0
 
@@ -251,11 +343,12 @@ class TestAgents:
         self, launch: Launch, first: str
     ) -> None:
         agent = launch()
-        with RendezvousServer("token", "probe-token", "n0nce") as server, ExitStack() as stack:
+        answerer = Prover("probe-key", "rendezvous")
+        with RendezvousServer("token", host="", answerer=answerer) as server, ExitStack() as stack:
             if first == "dropped":
                 port = stack.enter_context(blackhole())
             elif first == "wrong":
-                port = stack.enter_context(saying(b"HTTP/1.1 200 OK\r\n\r\nother"))
+                port, _ = stack.enter_context(saying(b"HTTP/1.1 200 OK\r\n\r\nother"))
             else:
                 port = server.port if first == "right" else refused()
             candidates = [("127.0.0.2", port), ("127.0.0.1", server.port), ("127.0.0.3", server.port)]
@@ -265,8 +358,7 @@ class TestAgents:
             agent.hello(
                 rendezvous={
                     "candidates": candidates,
-                    "token": "probe-token",
-                    "nonce": "n0nce",
+                    "key": "probe-key",
                     "relay": "auto",
                 }
             )
@@ -277,20 +369,33 @@ class TestAgents:
     def test_no_address_of_the_rendezvous_answers(self, launch: Launch) -> None:
         agent = launch()
         candidates = [("127.0.0.1", refused())]
-        agent.hello(rendezvous={"candidates": candidates, "token": "t", "nonce": "n", "relay": "never"})
+        agent.hello(rendezvous={"candidates": candidates, "key": "k", "relay": "never"})
         assert agent.expect("reached")[0]["address"] is None
 
+    @pytest.mark.parametrize("elastic", [None, 60.0])
+    def test_the_beacon_of_a_static_job_closes_when_workers_start(
+        self, launch: Launch, elastic: float | None
+    ) -> None:
+        target, prober = launch(), launch()
+        port = target.hello(name="t", key="right", elastic=elastic)["beacon_port"]
+        target.start(["sleep", "1000"])
+        target.expect("started")
+        prober.hello()
+        prober.send("probe", target="t", addresses=["127.0.0.1"], port=port, key="right")
+        found = prober.expect("probed")[0]["address"]
+        assert found == (None if elastic is None else "127.0.0.1")
+
     def test_a_fault_beside_the_loop_reaches_the_driver(self, agent: AgentProcess) -> None:
-        agent.send("probe", target="t", addresses=["127.0.0.1"], port=1, nonce="\u00e9")
+        agent.send("probe", target="t", addresses=["127.0.0.1"], port=1, key="\u00e9")
         assert "UnicodeEncodeError: " in agent.expect("fault")[0]["cause"]
         assert agent.status() == 1
 
     def test_probing_leaves_no_connection_open(self, launch: Launch) -> None:
         target, prober = launch(), launch()
-        port = target.hello(nonce="the-target")["beacon_port"]
+        port = target.hello(name="t", key="the-target")["beacon_port"]
         prober.hello()
         before = prober.agent.num_fds()
         for _ in range(5):
-            prober.send("probe", target="t", addresses=["127.0.0.1"] * 4, port=port, nonce="the-target")
+            prober.send("probe", target="t", addresses=["127.0.0.1"] * 4, port=port, key="the-target")
             prober.expect("probed", address=None)
         assert prober.agent.num_fds() <= before

@@ -19,7 +19,7 @@ from tests.unit.agent.harness import PATIENCE, AgentProcess, python, until
 
 Launch = Callable[..., AgentProcess]
 
-ALWAYS = {"candidates": [], "token": "t", "nonce": "n", "relay": "always"}
+ALWAYS = {"candidates": [], "key": "k", "relay": "always"}
 
 
 class Relayed:

@@ -38,7 +38,7 @@ def test_everything_said_arrives(here):
         "-np 3 -H a:2,u@b:1 --slots-per-host 4 -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
         "--ssh-user me -i key --ssh-config config --host-keys off --ssh-client openssh --connect-limit 3 --remote-python /py --start-timeout 1 --lease 2 "
         "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log "
-        "--horovod --rendezvous-relay always --rendezvous-port 4711 --worker-port-range 29500-29599 "
+        "--horovod --rendezvous-relay always --rendezvous-port 4711 --rendezvous-bind 10.0.0.9 --worker-port-range 29500-29599 "
         "--mpi --mpirun /m --mpi-args=-a --mpi-args=-b --binding-args=-c "
         "--grace 3 --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --cwd /data python -m train -np 4"
     )
@@ -53,6 +53,7 @@ def test_everything_said_arrives(here):
         horovod=True,
         relay="always",
         rendezvous_port=4711,
+        rendezvous_bind="10.0.0.9",
         worker_ports=(29500, 29599),
         env={"PATH": "/bin", "FROM_FILE": "1", "A": "1"},
         stdin="none",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hvlaunch.cli.environment import MAX_STRING, SET_BY_HVLAUNCH, shown, user_env
 from hvlaunch.cli.masking import MASK, masked
 from hvlaunch.errors import BadEnvironment, BadUsage
+from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
 from hvlaunch.gloo.engine.actions import HostNetwork
 from hvlaunch.hosts.placement import place
@@ -95,6 +96,8 @@ NEVER = [
 ]
 EVERYTHING = {name: f"value of {name}" for name in [*FORWARDED, *FOR_ALL, *NEVER]}
 
+KEY = Keys.new().certificate
+
 
 def passed(environ, *chosen, **options):
     env, warnings = user_env(environ, chosen=chosen, **options)
@@ -127,7 +130,9 @@ def test_nothing_that_makes_a_worker_what_it_is_comes_from_the_user():
     own = identity_env(placement, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s")
     never_the_users = own.keys() | {
         name
-        for name, value in shared_env(network, dict.fromkeys(shared_env(network, {}), "user")).items()
+        for name, value in shared_env(
+            network, dict.fromkeys(shared_env(network, {}, KEY), "user"), KEY
+        ).items()
         if value != "user"
     }
     for name in never_the_users:
@@ -142,7 +147,7 @@ def test_hvlaunch_sets_all_that_it_says_it_sets():
     network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
     names = (
         identity_env(placement, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s").keys()
-        | shared_env(network, {}).keys()
+        | shared_env(network, {}, KEY).keys()
     )
     assert {name for name in SET_BY_HVLAUNCH if "*" not in name} <= names
 
@@ -326,7 +331,7 @@ def test_the_page_for_users_has_every_variable():
     placement = place([("a", 1)])[0]
     network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
     names = identity_env(placement, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s").keys()
-    names |= shared_env(network, {}, (1, 2)).keys() | default_env(1, 1).keys()
+    names |= shared_env(network, {}, KEY, (1, 2)).keys() | default_env(1, 1).keys()
     names |= elastic_env(ElasticOptions(min_np=1)).keys()
     table = DOCS.partition("## What each worker gets")[2].partition("## What you pass on")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]

@@ -26,7 +26,7 @@ from hvlaunch.job import Host, JobResult, JobSpec
 from tests.unit.gloo.played import PlayedAgent
 
 LEASE = 30.0
-TOKEN, PROBE_TOKEN, NONCE = "t0k3n", "pr0b3", "n0nc3"
+KEYS = Keys.new()
 PULSE = 5.0
 PATIENCE = 60.0
 
@@ -65,13 +65,13 @@ class Rig:
         self.connect: Callable[[Host], Any] = lambda host: CommandConnection(self.agents[host.name])
 
     def begin(self) -> None:
-        rendezvous: Any = SimpleNamespace(port=4711, expect=lambda addresses: None)
+        rendezvous: Any = SimpleNamespace(port=4711, expect=lambda _: None, listen_at=lambda _: None)
         self.driver = Driver(
             self.spec,
             self.events,  # type: ignore[arg-type]
             self._printer,
             rendezvous,
-            Keys(token=TOKEN, probe_token=PROBE_TOKEN, nonce=NONCE, job_id="j", beacons="b"),
+            KEYS,
             self.connect,
             stdin=-1,
             watchers=self.watchers,
@@ -238,6 +238,6 @@ def test_a_journal_is_written_ahead_replays_and_has_no_key(rig: Rig, tmp_path: P
     found = list(entries(tmp_path / "journal"))
     assert replay(found).phase is Phase.DONE
     text = json.dumps(found)
-    assert TOKEN not in text
-    assert PROBE_TOKEN not in text
-    assert NONCE not in text
+    assert KEYS.token not in text
+    assert KEYS.probe_key not in text
+    assert KEYS.beacons not in text

@@ -65,7 +65,7 @@ class Rig:
         self.channel = self.connection.channel
         self.now = 50.0
         self.relays: list[FakeRelay] = []
-        where = {"candidates": [["10.0.0.9", 1]], "token": "t", "nonce": "n", "relay": "auto"}
+        where = {"candidates": [["10.0.0.9", 1]], "key": "k", "relay": "auto"}
         self.hello: dict[str, Any] = {"type": "hello", "gpus": False, "ports": None, "elastic": None}
         self.hello |= {"rendezvous": where, **hello}
         opening = Opening(

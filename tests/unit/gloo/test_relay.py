@@ -47,7 +47,7 @@ class Rig:
 
 @pytest.fixture
 def server() -> Iterator[RendezvousServer]:
-    with RendezvousServer("token", "probe-token", "nonce") as server:
+    with RendezvousServer("token") as server:
         yield server
 
 
@@ -206,7 +206,7 @@ def test_relayed_clients_are_known_by_their_host() -> None:
 def test_many_workers_through_a_real_agent(server: RendezvousServer) -> None:
     """Values of all sizes, long polls and short connections at once; nobody waits for ever."""
     agent = AgentProcess()
-    agent.hello(rendezvous={"candidates": [], "token": "t", "nonce": "n", "relay": "always"})
+    agent.hello(rendezvous={"candidates": [], "key": "k", "relay": "always"})
     url = f"http://127.0.0.1:{agent.expect('reached')[0]['relay_port']}"
     outgoing = threading.Lock()
 

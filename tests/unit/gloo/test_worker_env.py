@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.start_frame import start_frame
 from hvlaunch.gloo.driver.worker_env import default_env, identity_env, shared_env
 from hvlaunch.gloo.engine import actions as do
@@ -14,6 +15,8 @@ from tests.unit.gloo.history import facts, spec
 NETWORK = HostNetwork(
     master_addr="10.0.0.1", master_port=29999, interface="eth0", rendezvous=("10.0.0.9", 4711)
 )
+KEYS = Keys.new()
+CERTIFICATE = KEYS.certificate
 
 
 def identity(rank: int) -> dict[str, str]:
@@ -61,7 +64,7 @@ def test_who_a_worker_is() -> None:
 
 
 def test_what_the_workers_of_a_host_share() -> None:
-    assert shared_env(NETWORK, {"MINE": "x"}) == {
+    assert shared_env(NETWORK, {"MINE": "x"}, CERTIFICATE) == {
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29999",
         "GLOO_SOCKET_IFNAME": "eth0",
@@ -72,32 +75,40 @@ def test_what_the_workers_of_a_host_share() -> None:
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.9",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
-        "HVLAUNCH_RENDEZVOUS": "http://10.0.0.9:4711",
+        "HVLAUNCH_RENDEZVOUS": "https://10.0.0.9:4711",
+        "HVLAUNCH_RENDEZVOUS_CERT": CERTIFICATE.fingerprint,
         "MINE": "x",
     }
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
 def test_the_users_own_choice_of_the_network_stands(name: str) -> None:
-    assert shared_env(NETWORK, {name: "mine"})[name] == "mine"
+    assert shared_env(NETWORK, {name: "mine"}, CERTIFICATE)[name] == "mine"
 
 
 def test_ipv6_is_bracketed_in_the_url_alone() -> None:
     network = HostNetwork(master_addr="fd00::1", master_port=1, interface=None, rendezvous=("fd00::9", 4711))
-    env = shared_env(network, {})
-    assert env["HVLAUNCH_RENDEZVOUS"] == "http://[fd00::9]:4711"
+    env = shared_env(network, {}, CERTIFICATE)
+    assert env["HVLAUNCH_RENDEZVOUS"] == "https://[fd00::9]:4711"
     assert env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "fd00::9"
     assert "GLOO_SOCKET_IFNAME" not in env
 
 
 def test_the_range_of_ports_is_told() -> None:
-    assert shared_env(NETWORK, {}, (29500, 29599))["HVLAUNCH_WORKER_PORTS"] == "29500-29599"
-    assert "HVLAUNCH_WORKER_PORTS" not in shared_env(NETWORK, {})
+    assert shared_env(NETWORK, {}, CERTIFICATE, (29500, 29599))["HVLAUNCH_WORKER_PORTS"] == "29500-29599"
+    assert "HVLAUNCH_WORKER_PORTS" not in shared_env(NETWORK, {}, CERTIFICATE)
+
+
+def test_what_no_other_machine_sees_needs_no_certificate() -> None:
+    network = HostNetwork(master_addr="a", master_port=1, interface=None, rendezvous=("127.0.0.1", 4711))
+    env = shared_env(network, {}, CERTIFICATE)
+    assert env["HVLAUNCH_RENDEZVOUS"] == "http://127.0.0.1:4711"
+    assert "HVLAUNCH_RENDEZVOUS_CERT" not in env
 
 
 def test_no_rendezvous_no_url() -> None:
     network = HostNetwork(master_addr="10.0.0.1", master_port=1, interface=None, rendezvous=None)
-    assert not [name for name in shared_env(network, {}) if "RENDEZVOUS" in name]
+    assert not [name for name in shared_env(network, {}, CERTIFICATE) if "RENDEZVOUS" in name]
 
 
 @pytest.mark.parametrize(("cpus", "local_size", "threads"), [(8, 2, "4"), (2, 8, "1"), (7, 2, "3")])
@@ -108,7 +119,7 @@ def test_threads(cpus: int, local_size: int, threads: str) -> None:
 def test_the_frame_carries_what_is_shared_once() -> None:
     job = spec("a:2", env={"BIG": "x" * 1000})
     start = do.Start("a", 0, [Launch(at.local_rank, 0, at) for at in place([("a", 2)])], NETWORK, facts(1))
-    header, body = start_frame(start, job, job_id="j0b", token="t0k")
+    header, body = start_frame(start, job, job_id="j0b", keys=KEYS)
     assert header == {"type": "start", "round": 0}
     assert body.count(b"x" * 1000) == 1
     plan = json.loads(body)
@@ -122,5 +133,5 @@ def test_the_frame_carries_what_is_shared_once() -> None:
 )
 def test_who_gets_stdin(policy: str, expected: list[bool]) -> None:
     start = do.Start("a", 0, [Launch(at.local_rank, 0, at) for at in place([("a", 2)])], NETWORK, facts(1))
-    _, body = start_frame(start, spec("a:2", stdin=policy), job_id="j", token="t")
+    _, body = start_frame(start, spec("a:2", stdin=policy), job_id="j", keys=KEYS)
     assert [worker["stdin"] for worker in json.loads(body)["workers"]] == expected

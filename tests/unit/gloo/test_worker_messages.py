@@ -47,7 +47,7 @@ class Rig:
 
 @pytest.fixture
 def rig():
-    with RendezvousServer("t0ken", "probe", "nonce", host="127.0.0.1") as server:
+    with RendezvousServer("t0ken", host="127.0.0.1") as server:
         one = Rig(server)
         with one.worker:
             yield one

@@ -13,7 +13,7 @@ from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.serving.traffic import TrafficLimits
 from hvlaunch.rendezvous.store import StoreLimits
 from tests.unit.rendezvous.scripted import Scripted
-from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN, Wire
+from tests.unit.rendezvous.wire import TOKEN, Wire
 
 
 @pytest.fixture(params=["uvloop", "asyncio"])
@@ -43,8 +43,6 @@ def start(loop_kind):
         http_limits = HttpLimits(**{"body": store_limits.value, **limits})
         server = RendezvousServer(
             TOKEN,
-            PROBE_TOKEN,
-            NONCE,
             host=host,
             store_limits=store_limits,
             http_limits=http_limits,
@@ -100,7 +98,7 @@ def until():
 def small_server():
     """What a client may need, on one event loop: values of 3,000,000 bytes, and 50 keys."""
     limits = StoreLimits(value=3_000_000, keys=50)
-    with RendezvousServer(TOKEN, PROBE_TOKEN, NONCE, store_limits=limits) as server:
+    with RendezvousServer(TOKEN, store_limits=limits) as server:
         yield server
 
 

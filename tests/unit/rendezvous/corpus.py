@@ -78,7 +78,7 @@ HOSTILE: dict[str, tuple[bytes, list[int]]] = {
     "percent, a slash": (get("/s/%2F"), [404]),
     "percent, CR LF": (get("/s/%0d%0aX:%20y"), [404]),
     "percent, NUL": (get("/s/%00"), [404]),
-    "percent, the verbs' scope": (get("/%2d/nonce"), [200]),
+    "percent, the verbs' scope": (get("/%2d/health"), [200]),
     "only CR": (b"GET /s/k HTTP/1.1\rHost: x\r\r", [400]),
     "only LF": (b"GET /s/k HTTP/1.1\nHost: x\n\n", [400]),
     # Header fields
@@ -204,7 +204,7 @@ VALID = [
     get("/-/watch/s?since=1&wait=0.01"),
     get("/-/watch/s/k?wait=0.01"),
     get("/-/health"),
-    get("/-/nonce"),
+    get("/-/health"),
     post("/-/check/s?wait=0.01", b'["k","l"]'),
     post("/-/get-many/s", b'["k","l"]'),
     post("/-/put-many/s", b'[["k",1],["l",2]]\nabb'),

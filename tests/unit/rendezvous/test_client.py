@@ -20,7 +20,7 @@ from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.ipv6 import has_ipv6
 from tests.unit.rendezvous.calls import calls
 from tests.unit.rendezvous.scripted import ok
-from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
+from tests.unit.rendezvous.wire import TOKEN
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_ipv6():
     if not has_ipv6():
         pytest.skip("there is no IPv6 here")
     with (
-        RendezvousServer(TOKEN, PROBE_TOKEN, NONCE) as server,
+        RendezvousServer(TOKEN, host="::1") as server,
         Client(f"http://[::1]:{server.port}", TOKEN) as client,
     ):
         client.put("s", "k", b"v")
@@ -276,26 +276,26 @@ def test_a_missing_variable_is_named(missing, value):
 
 @pytest.mark.parametrize(
     "url",
-    ["", "a:1", "a", "http://a", "http://:1", "http://a:0", "http://a:70000", "http://a:x", "https://a:1", "ftp://a:1", "http://a:1/path",
+    ["", "a:1", "a", "http://a", "http://:1", "http://a:0", "http://a:70000", "http://a:x", "https://a:1/path", "ftp://a:1", "http://a:1/path",
      "http://u:p@a:1", "http://[::1:1", "http://::1:1", "http://a:1?x=1", "http://a:1#x"],
 )  # fmt: skip
 def test_what_is_no_address_of_a_rendezvous(url):
-    with pytest.raises(NoRendezvous, match="is not the address of a rendezvous; try: http://HOST:PORT"):
+    with pytest.raises(NoRendezvous, match="is not the address of a rendezvous; try: https://HOST:PORT"):
         Client(url, TOKEN)
 
 
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("http://a:1", ("a", 1)),
-        ("http://a:1/", ("a", 1)),
-        ("http://10.0.0.1:65535", ("10.0.0.1", 65535)),
+        ("https://a:1", ("a", 1)),
+        ("https://a:1/", ("a", 1)),
+        ("https://10.0.0.1:65535", ("10.0.0.1", 65535)),
         ("http://[::1]:80", ("::1", 80)),
-        ("http://[fe80::1%25eth0]:80", ("fe80::1%eth0", 80)),
+        ("https://[fe80::1%25eth0]:80", ("fe80::1%eth0", 80)),
     ],
 )
 def test_addresses(url, address):
-    link = Client(url, TOKEN)._requests
+    link = Client(url, TOKEN, certificate="sha256:" + "0" * 64)._requests
     assert (link._host, link._port) == address
 
 

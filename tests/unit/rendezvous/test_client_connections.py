@@ -24,7 +24,7 @@ from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.serving.traffic import TrafficLimits
 from tests.unit.rendezvous.calls import calls
 from tests.unit.rendezvous.scripted import ok
-from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
+from tests.unit.rendezvous.wire import TOKEN
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_what_is_no_http_is_one_kind_of_error_and_the_token_stays_here(scripted,
 def test_too_many_connections():
     limits = TrafficLimits(connections=1)
     with (
-        RendezvousServer(TOKEN, PROBE_TOKEN, NONCE, traffic_limits=limits) as server,
+        RendezvousServer(TOKEN, traffic_limits=limits) as server,
         Client(f"http://127.0.0.1:{server.port}", TOKEN) as client,
     ):
         client.put("s", "k", b"")
@@ -263,7 +263,7 @@ def test_a_host_that_does_not_resolve_or_refuses():
     ):
         Client(f"http://127.0.0.1:{port}", TOKEN).get("s", "k")
     with pytest.raises(RendezvousUnreachable):
-        Client("http://no-such-host.invalid:1", TOKEN).get("s", "k")
+        Client("https://no-such-host.invalid:1", TOKEN, certificate="sha256:" + "0" * 64).get("s", "k")
 
 
 def test_all_errors_are_of_one_tree():

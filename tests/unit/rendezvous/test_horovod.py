@@ -6,7 +6,7 @@ from hvlaunch.rendezvous.serving.horovod import HorovodScopes
 from hvlaunch.rendezvous.serving.http import Answer, Head
 from hvlaunch.rendezvous.serving.routes import Routes
 from hvlaunch.rendezvous.store import Store
-from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
+from tests.unit.rendezvous.wire import TOKEN
 
 HOST = "10.0.0.1"
 SIZES = {"global": 3, "local_a": 2, "cross_0": 1}
@@ -38,7 +38,7 @@ def scopes():
 @pytest.fixture
 def ask(store, scopes):
     """ask(method, target, body, peer=…, authorization=…), of a worker that has no token."""
-    routes = Routes(store, token=TOKEN, probe_token=PROBE_TOKEN, nonce=NONCE, horovod=scopes)
+    routes = Routes(store, token=TOKEN, horovod=scopes)
 
     def ask_routes(method, target, body=b"", *, peer=HOST, authorization=b""):
         outcome = routes(Head(method, target.encode(), authorization, peer))

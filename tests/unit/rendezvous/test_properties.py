@@ -28,7 +28,7 @@ from hvlaunch.rendezvous.changes import Changes
 from hvlaunch.rendezvous.client import Client, Versioned
 from hvlaunch.rendezvous.client_errors import NotANumber, RendezvousClosed, RendezvousUnreachable, WaitTimeout
 from hvlaunch.rendezvous.serving.server import RendezvousServer
-from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
+from tests.unit.rendezvous.wire import TOKEN
 
 EXAMPLES = int(os.environ.get("HVLAUNCH_EXAMPLES", "40"))
 RELAXED = settings(
@@ -45,7 +45,7 @@ fresh = itertools.count()
 
 
 def start_server() -> RendezvousServer:
-    server = RendezvousServer(TOKEN, PROBE_TOKEN, NONCE, host="127.0.0.1")
+    server = RendezvousServer(TOKEN, host="127.0.0.1")
     server.start()
     return server
 

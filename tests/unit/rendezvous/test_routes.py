@@ -6,12 +6,13 @@ from hvlaunch.rendezvous.serving.http import Answer, Head, Later
 from hvlaunch.rendezvous.serving.routes import Routes
 from hvlaunch.rendezvous.serving.verbs import MAX_WAIT
 from hvlaunch.rendezvous.store import Store, StoreLimits
-from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
+from tests.unit.rendezvous.wire import TOKEN
 
 PLACES = [
     "/", "/s", "/s/k", "/s/k/", "/s/k/more", "//", "/s//k", "*", "/%", "/s/k?wait=1", "/s/k#f",
-    "/-", "/-/", "/-/nonce", "/-/nonce/", "/-/nonce?x", "/-/get", "/-/get/s/k", "/-/get/s/k?wait=1", "/-/unknown", "/-/health", "/%2D/nonce",
+    "/-", "/-/", "/-/health", "/-/health/", "/-/health?x", "/-/get", "/-/get/s/k", "/-/get/s/k?wait=1", "/-/unknown", "/%2D/health",
 ]  # fmt: skip
+HEALTH = Answer(200, b"well")
 METHODS = ["GET", "PUT", "DELETE", "HEAD", "POST", "OPTIONS", "PATCH", "TRACE"]
 
 
@@ -23,13 +24,13 @@ def store():
 @pytest.fixture
 def ask(store):
     """ask(method, target, body, token=…): the answer of routes over `store`."""
-    routes = Routes(store, token=TOKEN, probe_token=PROBE_TOKEN, nonce=NONCE)
+    routes = Routes(store, token=TOKEN, about={"health": lambda: HEALTH})
 
-    def ask_routes(method, target, body=b"", *, token=TOKEN, authorization=None):
+    def ask_routes(method, target, body=b"", *, token=TOKEN, authorization=None, is_private=True):
         if authorization is None:
             authorization = f"Bearer {token}".encode()
         target = target.encode() if isinstance(target, str) else target
-        outcome = routes(Head(method, target, authorization))
+        outcome = routes(Head(method, target, authorization), is_private=is_private)
         return outcome if isinstance(outcome, Answer) else outcome(body)
 
     return ask_routes
@@ -39,7 +40,7 @@ def ask(store):
     "authorization",
     [
         b"", b"Bearer", b"Bearer ", b"Bearer wrong", f"Bearer {TOKEN}x".encode(), f"Bearer {TOKEN[:-1]}".encode(),
-        f"Basic {TOKEN}".encode(), TOKEN.encode(), f"Bearer {TOKEN}, Bearer {TOKEN}".encode(), b"Bearer \xff\xfe", f"Bearer {NONCE}".encode(),
+        f"Basic {TOKEN}".encode(), TOKEN.encode(), f"Bearer {TOKEN}, Bearer {TOKEN}".encode(), b"Bearer \xff\xfe",
     ],
 )  # fmt: skip
 def test_without_the_token_every_place_and_method_is_401(ask, store, authorization):
@@ -54,30 +55,24 @@ def test_without_the_token_every_place_and_method_is_401(ask, store, authorizati
     assert store.keys == 1
 
 
-def test_the_probe_token_opens_the_nonce_and_nothing_else(ask, store):
+def test_a_token_that_others_can_read_opens_nothing(ask, store):
     store.put("s", "k", b"secret")
-    open_to_it = {"/-/nonce", "/%2D/nonce", "/-/nonce?x"}
     for place in PLACES:
         for method in METHODS:
-            answer = ask(method, place, token=PROBE_TOKEN)
-            assert (answer.status == 401) == (place not in open_to_it), (method, place)
-            assert answer.body != b"secret"
-    assert ask("GET", "/-/nonce", token=PROBE_TOKEN) == Answer(200, NONCE.encode(), to_stranger=True)
+            answer = ask(method, place, b"new", is_private=False)
+            assert answer.status == 401, (method, place)
+            assert b"https" in answer.body
+    assert store.get("s", "k") == b"secret"
 
 
-@pytest.mark.parametrize("secrets", [{"token": "", "probe_token": "p"}, {"token": "t", "probe_token": ""}])
-def test_no_token_may_be_empty(store, secrets):
+def test_the_token_may_not_be_empty(store):
     with pytest.raises(ValueError, match="let everyone in"):
-        Routes(store, nonce=NONCE, **secrets)
-
-
-def test_the_token_opens_the_nonce_too(ask):
-    assert ask("GET", "/-/nonce") == Answer(200, NONCE.encode())
+        Routes(store, token="")
 
 
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER   "])
 def test_the_scheme_has_no_case(ask, scheme):
-    assert ask("GET", "/-/nonce", authorization=(scheme + TOKEN).encode()).status == 200
+    assert ask("GET", "/-/health", authorization=(scheme + TOKEN).encode()).status == 200
 
 
 def test_put_get_delete(ask):
@@ -102,7 +97,7 @@ def test_other_methods_are_405_and_nothing_else(ask, store, method):
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "HEAD", "POST"])
 def test_our_verbs_are_only_for_get(ask, method):
-    for place in ("/-/nonce", "/-/get/s/k"):
+    for place in ("/-/health", "/-/get/s/k"):
         assert ask(method, place).status == 405
         assert ask(method, place).headers == b"Allow: GET\r\n"
 
@@ -111,7 +106,7 @@ def test_our_verbs_are_only_for_get(ask, method):
     "target",
     [
         "/", "/s", "/s/", "//k", "/s/k/", "/s/k/more", "*", "s/k", "/s/k?wait=1", "/s/k?x", "/s/k#f",
-        "/s/%", "/s/%4", "/s/%zz", "/s/%ff", b"/s/\xff", "/-/get", "/-/get/s", "/-/get/s/k/more", "/-/get/-/k", "/-/nonce?x",
+        "/s/%", "/s/%4", "/s/%zz", "/s/%ff", b"/s/\xff", "/-/get", "/-/get/s", "/-/get/s/k/more", "/-/get/-/k", "/-/health?x",
     ],
 )  # fmt: skip
 def test_what_is_no_place_is_400(ask, store, target):
@@ -122,7 +117,7 @@ def test_what_is_no_place_is_400(ask, store, target):
 
 
 def test_an_unknown_verb_is_404_and_no_scope_is_ours(ask, store):
-    for target in ("/-/unknown", "/-/unknown/more/and/more", "/-/nonce/more", "/-", "/%2d/k"):
+    for target in ("/-/unknown", "/-/unknown/more/and/more", "/-/health/more", "/-", "/%2d/k"):
         assert ask("GET", target) == Answer(404)
     assert ask("PUT", "/-/k", b"x") == Answer(404)
     assert store.keys == 0

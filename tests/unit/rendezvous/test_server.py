@@ -7,13 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvlaunch.agent.probe import http_request, reach
+from hvlaunch.agent.probe import reach
+from hvlaunch.agent.proof import Prover
+from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.serving.verbs import Verbs
 from hvlaunch.rendezvous.store import Store
-from tests.unit.rendezvous.wire import AUTH, NONCE, PROBE_TOKEN, TOKEN, Wire, get, put, transports
+from tests.unit.rendezvous.wire import AUTH, TOKEN, Wire, get, put, transports
 
-VERBS = list(Verbs(Store(), {"nonce": None, "health": None, "metrics": None})._verbs)
+VERBS = list(Verbs(Store(), {"health": None, "metrics": None})._verbs)
 
 # Requests
 
@@ -109,9 +111,9 @@ def test_other_methods_get_405_and_the_connection_lives(wire, method):
 
 
 def test_a_head_request_gets_no_body(wire):
-    wire.send(b"HEAD /s/k HTTP/1.1\r\n" + AUTH + b"\r\n" + get("/-/nonce"))
+    wire.send(b"HEAD /s/k HTTP/1.1\r\n" + AUTH + b"\r\n" + get("/-/count/s"))
     assert wire.read(no_body=True).status == 405
-    assert wire.read().body == NONCE.encode()
+    assert wire.read().body == b"0"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_answers_are_not_delayed_to_fill_packets(server, wire):
 
 def test_401_on_every_route_is_counted(server, wire):
     wire.ask("PUT", "/s/k", b"secret")
-    places = ["/s/k", "/-/nonce", "/-/get/s/k", "/-/get/s/k?wait=60", "/-/unknown", "/", "/s"]
+    places = ["/s/k", "/-/health", "/-/get/s/k", "/-/get/s/k?wait=60", "/-/unknown", "/", "/s"]
     wrong = [b"", b"Authorization: Bearer wrong\r\n", b"Authorization: Basic " + TOKEN.encode() + b"\r\n"]
     for place in places:
         for method in ("GET", "PUT", "DELETE", "HEAD", "POST"):
@@ -149,30 +151,23 @@ def test_401_on_every_route_is_counted(server, wire):
     assert server.get("s", "k") == b"secret"
 
 
-def test_the_probe_token_tells_the_nonce_and_no_value(server, wire, connect):
-    probe = f"Authorization: Bearer {PROBE_TOKEN}\r\n".encode()
-    stranger = connect(server)
-    assert stranger.ask("GET", "/-/nonce", headers=probe).body == NONCE.encode()
-    assert stranger.at_end()
-    wire.ask("PUT", "/s/k", b"secret")
-    assert wire.ask("GET", "/-/nonce", headers=probe).body == NONCE.encode()
-    assert wire.ask("GET", "/s/k", headers=probe).status == 401
-    assert wire.ask("GET", "/-/get/s/k?wait=60", headers=probe).status == 401
-
-
-def test_an_agent_tells_this_server_from_another_by_its_nonce(server):
-    other = RendezvousServer(TOKEN, PROBE_TOKEN, "another-nonce")
-    found = []
-    with other:
-        targets = [("127.0.0.1", other.port), ("127.0.0.1", server.port), ("127.0.0.1", 1)]
-        reach(
-            targets,
-            http_request(PROBE_TOKEN),
-            NONCE,
-            20,
-            found.append,
-        )
-    assert found == [1]
+def test_an_agent_tells_this_server_from_another_by_the_key():
+    with (
+        RendezvousServer(TOKEN, answerer=Prover("key", "rendezvous")) as server,
+        RendezvousServer(TOKEN, answerer=Prover("another key", "rendezvous")) as other,
+        RendezvousServer(TOKEN) as silent,
+    ):
+        targets = [("127.0.0.1", port) for port in (other.port, server.port, 1)]
+        found: list[int] = []
+        reach(targets, "key", "rendezvous", 20, found.append)
+        assert found == [1]
+        assert server._loop is None  # who only asks needs no event loop
+        Client(f"http://127.0.0.1:{server.port}", TOKEN).put("s", "k", b"v")
+        assert server._loop is not None
+        reach(targets, "key", "rendezvous", 20, found.append)
+        assert found == [1, 1]
+        reach([("127.0.0.1", silent.port)], "key", "rendezvous", 20, found.append)
+    assert found == [1, 1]
 
 
 def test_an_unauthorized_body_is_not_read_and_the_connection_ends(server, wire, connect):
@@ -188,7 +183,7 @@ def test_after_a_request_with_the_token_one_without_does_not_end_the_connection(
 
 
 def test_no_place_opens_to_another_job_s_token(start, connect):
-    server, other_job = start(), RendezvousServer("another-jobs-token", "p", "n")
+    server, other_job = start(), RendezvousServer("another-jobs-token")
     server.put("s", "k", b"secret")
     places = [f"/-/{verb}{names}" for verb in VERBS for names in ("", "/s", "/s/k")]
     places += ["/s/k", "/", "/-", "/s/k/more", "/-/unknown", "*"]

@@ -13,7 +13,7 @@ import pytest
 from hvlaunch.rendezvous.client_errors import RendezvousClosed, RendezvousError, StoreFull, ValueTooLarge
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.ipv6 import has_ipv6
-from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN, Wire, get, put, transports
+from tests.unit.rendezvous.wire import TOKEN, Wire, get, put, transports
 
 # The driver's own way
 
@@ -99,7 +99,7 @@ def test_one_address_only(start, connect, host):
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_so(server):
-    second = RendezvousServer(TOKEN, PROBE_TOKEN, NONCE, port=server.port)
+    second = RendezvousServer(TOKEN, port=server.port)
     with pytest.raises(RendezvousError, match=f"port {server.port}: Address already in use") as caught:
         second.start()
     assert TOKEN not in str(caught.value)
@@ -153,7 +153,7 @@ def test_before_the_first_client_the_driver_needs_no_event_loop():
     code = """
 import sys
 from hvlaunch.rendezvous.serving.server import RendezvousServer
-with RendezvousServer("t", "p", "n") as server:
+with RendezvousServer("t") as server:
     server.subscribe("s", lambda key, value: print(key, value.decode()))
     server.put("s", "k", b"v")
     server.open_to_horovod({"global": 1}, {"10.0.0.1"})
@@ -238,12 +238,12 @@ def test_without_prometheus_client_metrics_are_501(server, wire, monkeypatch):
 
 def test_an_unknown_address_is_an_error_that_says_so():
     with pytest.raises(RendezvousError, match=r"can't listen on 192\.0\.2\.1 port 0: "):
-        RendezvousServer(TOKEN, PROBE_TOKEN, NONCE, host="192.0.2.1").start()
+        RendezvousServer(TOKEN, host="192.0.2.1").start()
 
 
 def test_it_starts_beside_a_running_event_loop(loop_kind):
     async def as_in_a_notebook():
-        with RendezvousServer(TOKEN, PROBE_TOKEN, NONCE) as server:
+        with RendezvousServer(TOKEN) as server:
             server.put("s", "k", b"v")
             return server.get("s", "k")
 
@@ -319,7 +319,7 @@ def test_calls_that_meet_the_end_are_done_or_refused_and_never_hang(start):
 
 
 def test_a_server_that_was_never_started_closes():
-    server = RendezvousServer(TOKEN, PROBE_TOKEN, NONCE)
+    server = RendezvousServer(TOKEN)
     server.close()
     with pytest.raises(RendezvousClosed):
         server.get("s", "k")

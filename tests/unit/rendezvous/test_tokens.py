@@ -9,7 +9,7 @@ import pytest
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import Unauthorized
 from hvlaunch.rendezvous.serving.server import RendezvousServer
-from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
+from tests.unit.rendezvous.wire import TOKEN
 
 METHODS = [
     "GET",
@@ -51,7 +51,6 @@ STRANGERS = {
     "the token, bare": f"Authorization: {TOKEN}\r\n".encode(),
     "the token of Basic": f"Authorization: Basic {TOKEN}\r\n".encode(),
     "the token elsewhere": f"Cookie: {TOKEN}\r\nX-Token: {TOKEN}\r\nProxy-Authorization: Bearer {TOKEN}\r\n".encode(),
-    "the public nonce": f"Authorization: Bearer {NONCE}\r\n".encode(),
 }
 
 
@@ -96,19 +95,10 @@ def test_a_stranger_gets_401_everywhere_and_changes_nothing(server, wire, connec
     assert re.search(rf'^hvlaunch_rendezvous_requests_total{{status="401"}} {asked}\.0$', told, re.MULTILINE)
 
 
-def test_the_probe_token_opens_the_nonce_and_nothing_else(server, connect):
-    probe = f"Authorization: Bearer {PROBE_TOKEN}\r\n".encode()
-    for place in [*places(server), *NOT_PLACES]:
-        if place.partition("?")[0] != "/-/nonce":
-            with closing(connect(server)) as wire:
-                assert wire.ask("GET", place, headers=probe).status == 401, place
-    assert connect(server).ask("GET", "/-/nonce", headers=probe).body == NONCE.encode()
-
-
 def test_a_value_of_one_job_is_not_read_with_the_token_of_another():
     with (
-        RendezvousServer("token-of-one", "probe-1", "nonce-1", host="127.0.0.1") as one,
-        RendezvousServer("token-of-other", "probe-2", "nonce-2", host="127.0.0.1") as other,
+        RendezvousServer("token-of-one", host="127.0.0.1") as one,
+        RendezvousServer("token-of-other", host="127.0.0.1") as other,
     ):
         tokens = {one: "token-of-one", other: "token-of-other"}
         for server, token in tokens.items():

@@ -8,11 +8,11 @@ from hvlaunch.rendezvous.serving.http import Answer, Head, Later
 from hvlaunch.rendezvous.serving.routes import Routes
 from hvlaunch.rendezvous.serving.verbs import MAX_WAIT
 from hvlaunch.rendezvous.store import Store, StoreLimits
-from tests.unit.rendezvous.wire import NONCE, PROBE_TOKEN, TOKEN
+from tests.unit.rendezvous.wire import TOKEN
 
 FIRST = 1000
 VERBS = {
-    "GET": ["nonce", "health", "get/s/k", "read/s/k", "keys/s", "count/s", "watch/s", "watch/s/k"],
+    "GET": ["health", "get/s/k", "read/s/k", "keys/s", "count/s", "watch/s", "watch/s/k"],
     "POST": ["check/s", "get-many/s", "put-many/s", "add/s/k", "append/s/k", "compare/s/k", "delete/s/k"],
     "DELETE": ["scope/s"],
 }
@@ -30,8 +30,6 @@ def ask(store):
     routes = Routes(
         store,
         token=TOKEN,
-        probe_token=PROBE_TOKEN,
-        nonce=NONCE,
         about={"health": lambda: Answer(200, b"well")},
     )
 
@@ -58,7 +56,6 @@ def test_each_has_one_method(ask, store, method, path):
 @pytest.mark.parametrize(("method", "path"), EACH)
 def test_each_needs_the_token(ask, store, method, path):
     assert ask(method, path, token="wrong").status == 401
-    assert ask(method, path, token=PROBE_TOKEN).status == (200 if path == "nonce" else 401)
     assert store.version == FIRST
 
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 TOKEN = "the-jobs-token"
-PROBE_TOKEN = "the-probe-token"
-NONCE = "a-public-nonce"
 AUTH = f"Authorization: Bearer {TOKEN}\r\n".encode()
 
 

@@ -11,7 +11,7 @@ TOKEN = "of-this-job"
 
 @pytest.fixture(scope="session")
 def rendezvous_server():
-    with RendezvousServer(TOKEN, "probe", "nonce", host="127.0.0.1") as server:
+    with RendezvousServer(TOKEN, host="127.0.0.1") as server:
         yield server
 
 

@@ -14,7 +14,7 @@ LONG = 30.0
 
 @pytest.fixture
 def server():
-    with RendezvousServer("t0ken", "probe", "nonce", host="127.0.0.1") as server:
+    with RendezvousServer("t0ken", host="127.0.0.1") as server:
         yield server
 
 

@@ -31,7 +31,7 @@ class Job:
     """Workers as forks of this process, and the driver's side of their rounds."""
 
     def __init__(self, train, size: int) -> None:
-        self.server = RendezvousServer(TOKEN, "probe", "nonce", host="127.0.0.1")
+        self.server = RendezvousServer(TOKEN, host="127.0.0.1")
         self.server.start()
         context = multiprocessing.get_context("fork")
         self.results = context.SimpleQueue()

@@ -68,7 +68,12 @@ def test_no_text_of_the_settings_has_the_token():
         ("host:80", {"join_timeout": "soon"}, TOKEN, "join_timeout=soon is not a number of seconds"),
         ("host:80", {"join_timeout": "-1"}, TOKEN, "join_timeout=-1 is not a number of seconds"),
         ("host:80", {"keep_alive_max_attempt": "0"}, TOKEN, "keep_alive_max_attempt=0 is not a whole number"),
-        ("host:80", {"tokenfile": "x"}, TOKEN, "has tokenfile, but this backend knows only join_timeout,"),
+        (
+            "host:80",
+            {"tokenfile": "x"},
+            TOKEN,
+            "has tokenfile, but this backend knows only cert, join_timeout,",
+        ),
         ("host:80", {"token_file": "/nowhere"}, TOKEN, "token file /nowhere: No such file"),
         ("host:80", {}, {}, "the rendezvous needs the job's token; set --rdzv-conf token_file=FILE"),
         (

@@ -12,15 +12,15 @@ from hvlaunch.torch.torchrun.handler import Handler
 from hvlaunch.torch.torchrun.settings import Settings
 from hvlaunch.torch.torchrun.state import Limits
 
-__all__ = ["NONCE", "PATIENCE", "PROBE_TOKEN", "TOKEN", "Nodes", "serve"]
+__all__ = ["PATIENCE", "TOKEN", "Nodes", "serve"]
 
-TOKEN, PROBE_TOKEN, NONCE = "the-token-of-the-job", "the-probe-token", "the-nonce"
+TOKEN = "the-token-of-the-job"
 PATIENCE = 30.0
 
 
 @contextlib.contextmanager
 def serve(port: int = 0) -> Iterator[RendezvousServer]:
-    with RendezvousServer(TOKEN, PROBE_TOKEN, NONCE, host="127.0.0.1", port=port) as server:
+    with RendezvousServer(TOKEN, host="127.0.0.1", port=port) as server:
         yield server
 
 

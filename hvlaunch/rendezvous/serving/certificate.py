@@ -1,0 +1,111 @@
+"""A job's own certificate: made by the driver, kept in memory, and known to clients by its fingerprint alone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a job on this machine alone needs neither
+    import ssl
+
+__all__ = ["Certificate", "tls_context"]
+
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
+_NAME = b"hvlaunch"
+_ECDSA_WITH_SHA256 = bytes.fromhex("300a06082a8648ce3d040302")
+_COMMON_NAME = bytes.fromhex("0603550403")
+# Hosts' clocks may be wrong, and a job's certificate is thrown away with the job (RFC 5280, 4.1.2.5).
+_ALWAYS = b"\x17\x0d000101000000Z", b"\x18\x0f99991231235959Z"
+
+
+class Certificate:
+    """A key of the curve P-256 and a certificate that it has signed itself; made when it is asked for, once.
+
+    `pem` is one that there is already: its key, and then itself.
+    """
+
+    def __init__(self, pem: bytes | None = None) -> None:
+        self._lock = threading.Lock()
+        self._made = None if pem is None else _read(pem)
+
+    def _make(self) -> tuple[bytes, bytes]:
+        """The private key as PEM, and the certificate as DER."""
+        with self._lock:
+            if self._made is None:
+                self._made = _make()
+            return self._made
+
+    @property
+    def key(self) -> bytes:
+        """The private key, as PEM."""
+        return self._make()[0]
+
+    @property
+    def pem(self) -> bytes:
+        """The certificate alone, which is for everybody."""
+        import ssl  # noqa: PLC0415 (see the top)
+
+        return ssl.DER_cert_to_PEM_cert(self._make()[1]).encode("ascii")
+
+    @property
+    def fingerprint(self) -> str:
+        """What clients know it by: `sha256:` and 64 hexadecimal digits."""
+        import hashlib  # noqa: PLC0415 (see the top)
+
+        return "sha256:" + hashlib.sha256(self._make()[1]).hexdigest()
+
+
+def tls_context(certificate: Certificate) -> ssl.SSLContext:
+    """For a server with this certificate: TLS 1.3 and nothing older. The key is never on a disk."""
+    import ssl  # noqa: PLC0415 (see the top)
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    file = os.memfd_create("hvlaunch-key", os.MFD_CLOEXEC)
+    with os.fdopen(file, "wb", buffering=0) as writer:
+        writer.write(certificate.key + certificate.pem)
+        context.load_cert_chain(Path(f"/proc/self/fd/{file}"))
+    return context
+
+
+def _read(pem: bytes) -> tuple[bytes, bytes]:
+    """Raises ValueError."""
+    import ssl  # noqa: PLC0415 (see the top)
+
+    key, mark, certificate = pem.partition(_BEGIN)
+    return key, ssl.PEM_cert_to_DER_cert((mark + certificate).decode("ascii"))
+
+
+def _make() -> tuple[bytes, bytes]:
+    """Signed by the cryptography package. Its x509 module would write the same bytes, and takes 18 ms to import."""
+    import hashlib  # noqa: PLC0415 (see the top)
+
+    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 (few jobs need a key)
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 (as above)
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    name = _der(0x30, _der(0x31, _der(0x30, _COMMON_NAME, _der(0x0C, _NAME))))
+    # RFC 5280, 4.1: version 3, a serial number, who signs how, since when until when, whose key.
+    serial = _der(0x02, b"\x01" + hashlib.sha256(public).digest()[:16])
+    version = _der(0xA0, _der(0x02, b"\x02"))
+    body = _der(0x30, version, serial, _ECDSA_WITH_SHA256, name, _der(0x30, *_ALWAYS), name, public)
+    signature = key.sign(body, ec.ECDSA(hashes.SHA256()))
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return private, _der(0x30, body, _ECDSA_WITH_SHA256, _der(0x03, b"\0", signature))
+
+
+def _der(tag: int, *parts: bytes) -> bytes:
+    """One value of ASN.1's distinguished encoding: its tag, its length, what is in it."""
+    content = b"".join(parts)
+    size = len(content)
+    if size < 0x80:  # noqa: PLR2004 (the longest that has a length of one byte)
+        return bytes((tag, size)) + content
+    length = size.to_bytes((size.bit_length() + 7) // 8, "big")
+    return bytes((tag, 0x80 | len(length))) + length + content
