@@ -33,7 +33,7 @@ def shut_out(hosts: TestHosts, *names: str, only_ipv4: bool = False) -> Iterator
 
 def ways(job: Job) -> list[str]:
     """Where each rank found the rendezvous, without the port."""
-    found = re.findall(r"^\[(\d+)\]<stdout>: exchanged by http://(\S+):\d+ in", job.stdout, re.MULTILINE)
+    found = re.findall(r"^\[(\d+)\]<stdout>: exchanged by https?://(\S+):\d+ in", job.stdout, re.MULTILINE)
     return [address for _, address in sorted(found)]
 
 

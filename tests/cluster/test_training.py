@@ -134,7 +134,7 @@ def test_every_ranks_environment_is_as_the_table_says(cluster: TestHosts) -> Non
         }
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
             assert env[name] == "eth0"
-        url = f"http://{cluster.driver.address}:{env['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
+        url = f"https://{cluster.driver.address}:{env['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
         assert env["HVLAUNCH_RENDEZVOUS"] == url
         assert env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == cluster.driver.address
         assert env["TORCHELASTIC_ERROR_FILE"].endswith(f"/{local_rank}.0.error.json")
