@@ -158,13 +158,13 @@ class OpenSSHConnection:
         finally:
             watch.cancel()
         channel.exit_status(_END_PATIENCE)  # what it says last comes after it has closed its stdout
-        said = channel.stderr().decode("utf-8", "replace")
+        stderr = channel.stderr().decode("utf-8", "replace")
         channel.close()
         self._channels.remove(channel)
         if time.monotonic() >= deadline:
             cause = f"ssh did not connect within {self._timeout:g} s"
             raise StartTimeout(cause, host=self._host, hint=self._by_hand)
-        raise explain(said, host=self._host, by_hand=self._by_hand, is_ssh_alone=self._is_ssh_alone)
+        raise explain(stderr, host=self._host, by_hand=self._by_hand, is_ssh_alone=self._is_ssh_alone)
 
 
 class OpenSSHChannel:

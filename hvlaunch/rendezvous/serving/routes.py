@@ -48,8 +48,8 @@ class Routes:
         self._store = store
         self._token = token.encode("ascii")
         self._probe_token = probe_token.encode("ascii")
-        told = Answer(200, nonce.encode("ascii"))
-        self._verbs = Verbs(store, {"nonce": lambda: told, **(about or {})})
+        answer = Answer(200, nonce.encode("ascii"))
+        self._verbs = Verbs(store, {"nonce": lambda: answer, **(about or {})})
 
     def __call__(self, head: Head) -> Answer | Route:
         path, _, query = head.target.partition(b"?")

@@ -220,7 +220,7 @@ def _applied(value: Any, saved: Any) -> Any:
         return saved
     if isinstance(value, dict):
         return {key: _applied(value[key], item) for key, item in saved.items()}
-    return type(value)(_applied(item, one) for item, one in zip(value, saved, strict=True))
+    return type(value)(_applied(item, kept) for item, kept in zip(value, saved, strict=True))
 
 
 def _gathered(number: int, device: torch.device) -> list[int]:
@@ -228,4 +228,4 @@ def _gathered(number: int, device: torch.device) -> list[int]:
     mine = torch.tensor([number], dtype=torch.int64, device=device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
-    return [int(one) for one in everyone]
+    return [int(tensor) for tensor in everyone]
