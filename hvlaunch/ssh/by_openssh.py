@@ -79,8 +79,8 @@ class OpenSSHClient:
         for option in (*_ALWAYS, *_POLICIES[self._options.host_keys]):
             words += ["-o", option]
         hint = by_hand(host, self._options, settings)
-        door = hops[0].key[0] if hops else f"{settings.hostname} port {settings.port}"
-        take = partial(self._turns.take, door)
+        address = hops[0].key[0] if hops else f"{settings.hostname} port {settings.port}"
+        take = partial(self._turns.take, address)
         words += ["--", host.name]
         return OpenSSHConnection(
             host.name, words, settings, take, self._timeout, hint, is_ssh_alone=first.proxy_command is None
