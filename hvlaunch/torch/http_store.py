@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from torch import distributed as dist
-from torch.distributed import DistNetworkError, DistStoreError, Store  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError, DistStoreError, Store
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import (

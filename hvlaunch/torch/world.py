@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed.nn.functional  # DistributedDataParallel would, within a group; and it then holds that for ever
 from torch import distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store
 from torch.distributed.constants import default_pg_timeout
 
 from hvlaunch.torch.gloo_threads import wait_until_idle

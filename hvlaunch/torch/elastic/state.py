@@ -1,7 +1,7 @@
 """What a worker must not lose: model, optimizer, sampler, and the plain values beside them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed as dist
@@ -158,6 +158,10 @@ class ObjectState(State):
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: the attributes are the user's
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
+
+    if TYPE_CHECKING:  # they may be set, too
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def collect(self) -> dict[str, Any]:
         return {name: _collected(getattr(self, name)) for name in self._names}
