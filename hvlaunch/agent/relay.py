@@ -138,18 +138,18 @@ class RelayListener:
 
     def _watch(self, connection: _Connection) -> None:
         """Wait for what can be done next, which is nothing where the driver has to give credit first."""
-        wanted = WRITE if connection.waiting else 0
+        events = WRITE if connection.waiting else 0
         if connection.reading and connection.credit > 0 and not connection.held:
-            wanted |= READ
-        if wanted == connection.watched:
+            events |= READ
+        if events == connection.watched:
             return
         if not connection.watched:
-            self._selector.register(connection.socket, wanted, lambda: self._serve(connection))
-        elif not wanted:
+            self._selector.register(connection.socket, events, lambda: self._serve(connection))
+        elif not events:
             self._selector.unregister(connection.socket)
         else:
-            self._selector.modify(connection.socket, wanted, lambda: self._serve(connection))
-        connection.watched = wanted
+            self._selector.modify(connection.socket, events, lambda: self._serve(connection))
+        connection.watched = events
 
     def _serve(self, connection: _Connection) -> None:
         if connection.number in self._connections and connection.waiting:

@@ -52,11 +52,11 @@ class Selector:
 
         An error, or the other side's end, is as if all that was waited for had come.
         """
-        told = []
+        found = []
         for fd, ready in self._epoll.poll(-1 if timeout is None else timeout, max(1, len(self._waiting))):
             data, events = self._waiting[fd]
-            told.append((data, events & ready or events))
-        return told
+            found.append((data, events & ready or events))
+        return found
 
     def close(self) -> None:
         self._epoll.close()

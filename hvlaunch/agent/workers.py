@@ -7,7 +7,7 @@ import os
 import time
 
 from hvlaunch.agent import reaper
-from hvlaunch.agent import worker as one
+from hvlaunch.agent import worker as process
 from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import FRAME_COST, LAST_OUTPUT, LONGEST_TEXT, OUTPUT_CHUNK, BadFrame
 from hvlaunch.agent.orders import PLAN
@@ -42,7 +42,7 @@ def _plan(body: bytes) -> Dict[str, Any]:
 class _Slot:
     """A worker and what the agent still has to do for it. `about` names it in frames: round, slot and start."""
 
-    def __init__(self, about: Dict[str, int], worker: one.WorkerProcess, mark: str) -> None:
+    def __init__(self, about: Dict[str, int], worker: process.WorkerProcess, mark: str) -> None:
         self.about = about
         self.worker = worker
         self.mark = mark.encode()
@@ -51,7 +51,7 @@ class _Slot:
         self.was_suspended = False
         self.steps: List[Step] = []
         self.end: Optional[Dict[str, Any]] = None
-        self.told = False
+        self.is_told = False
         self.to_drain: Dict[str, int] = {}
         self.stdin_waiting = bytearray()
         self.stdin_ended = False
@@ -66,7 +66,7 @@ class HostWorkers:
         self._credit = window
         self._discard = False
         self._slots: List[_Slot] = []
-        self._oom = one.OomWatch()
+        self._oom = process.OomWatch()
         self.suspension: Optional[float] = None
         """Seconds that a worker may be stopped (SIGSTOP) before the driver is told; None: it never is."""
 
@@ -85,8 +85,8 @@ class HostWorkers:
             env.update(item["env"])
             about = {"round": header["round"], "slot": item["slot"], "start": item["start"]}
             try:
-                worker = one.start(item["slot"], plan["argv"], env, item["stdin"])
-            except one.CannotStart as error:
+                worker = process.start(item["slot"], plan["argv"], env, item["stdin"])
+            except process.CannotStart as error:
                 why = {"code": error.code, "cause": plain(error.cause, LONGEST_TEXT)}
                 self._channel.send({"type": "not_started", **why, **about})
                 continue
@@ -110,7 +110,7 @@ class HostWorkers:
             gone = [slot for slot in self._slots if slot.end is not None and slot.worker.slot in numbers]
             reaper.kill_marked([slot.mark for slot in gone])
         self._slots = [
-            slot for slot in self._slots if slot.end is None or slot.worker.output or not slot.told
+            slot for slot in self._slots if slot.end is None or slot.worker.output or not slot.is_told
         ]
 
     def obey(self, header: Dict[str, Any], body: bytes) -> None:
@@ -179,7 +179,7 @@ class HostWorkers:
                 self._ended(by_pid[pid], status, usage.ru_maxrss)
 
     def _ended(self, slot: _Slot, status: int, max_rss: int) -> None:
-        slot.end = one.exit_of(status, max_rss)
+        slot.end = process.exit_of(status, max_rss)
         slot.end["oom_killed"] = (
             slot.end["signal"] == signal.SIGKILL and not slot.worker.killed and self._oom.struck()
         )
@@ -206,8 +206,8 @@ class HostWorkers:
                     return
                 size = self._read(slot, stream)
                 slot.to_drain[stream] = slot.to_drain[stream] - size if size else 0
-        if not slot.told and slot.end is not None:
-            slot.told = True
+        if not slot.is_told and slot.end is not None:
+            slot.is_told = True
             error = "" if slot.end["code"] == 0 else slot.worker.error_text()
             self._channel.send({"type": "exited", **slot.about, **slot.end}, error.encode())
 
@@ -258,7 +258,7 @@ class HostWorkers:
 
     def _read_on(self) -> None:
         for slot in list(self._slots):
-            if slot.end is not None and not slot.told:
+            if slot.end is not None and not slot.is_told:
                 self._drain(slot)
             for stream in list(slot.worker.output):
                 if self._has_credit and slot.worker.output[stream] not in self._selector:

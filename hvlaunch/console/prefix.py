@@ -129,7 +129,7 @@ def _checked(template: str) -> set[str]:
         known = ", ".join(f"{{{name}}}" for name in _FIELDS)
         raise BadUsage(f"--prefix {template!r}: unknown field {{{error.args[0]}}}", hint=known) from None
     except ValueError as error:
-        hint = "{{ and }} for braces that are not a field"
+        hint = "a format of Python, or {{ and }} for braces that are not a field"
         raise BadUsage(f"--prefix {template!r}: {str(error).lower()}", hint=hint) from None
     return set(fields)
 

@@ -139,7 +139,7 @@ def _read_words(tokens: list[str], source: str, number: int) -> dict[str, Any]:
         field = _FIELDS.get(word)
         if field is None:
             raise bad(
-                f"unknown word; after the host a line may have {', '.join(f'{name}=' for name in _SPELLINGS)}"
+                f"unknown field; after the host a line may have {', '.join(f'{name}=' for name in _SPELLINGS)}"
             )
         if equals != "=" or not value:
             raise bad(f"no value; write {word}=VALUE")

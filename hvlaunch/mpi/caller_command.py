@@ -14,9 +14,11 @@ __all__ = ["caller_command"]
 # Of the program, which is $0, a launcher and its shells see letters, digits, + / and = alone. They hand the other
 # words on as they are, the interpreters to try, too.
 _UNPACK = "import sys,zlib,binascii;exec(zlib.decompress(binascii.a2b_base64(sys.argv[1])))"
+_NAME = "hvlaunch-agent"
+"""For those who read the list of processes."""
 _SHELL = (
     f'for p; do case "$("$p" -V </dev/null 2>/dev/null)" in {NEW_ENOUGH}) '
-    f'exec "$p" -I -S -X utf8 -c "{_UNPACK}" "$0";; esac; done; '
+    f'exec "$p" -I -S -X utf8 -c "{_UNPACK}" "$0" {_NAME};; esac; done; '
     'echo "hvlaunch: host $(uname -n): no Python >= 3.8 among $*" >&2; exit 127'
 )
 

@@ -66,29 +66,29 @@ def detect(program: str | None, ask: Callable[[str], str | None] | None = None) 
     Raises NoLauncher and UnknownLauncher.
     """
     name = program or "mpirun"
-    said = (ask or version_text)(name)
-    if said is None:
+    text = (ask or version_text)(name)
+    if text is None:
         where = "" if "/" in name else " on PATH"
         raise NoLauncher(f"no {name}{where}: --mpi needs an MPI on this machine", program=name, hint=_HINT)
-    found = read_version(said)
+    found = read_version(text)
     if found is None:
-        line = next((line.strip() for line in said.splitlines() if line.strip()), "nothing")[:_SHOWN]
+        line = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")[:_SHOWN]
         cause = (
             f"{name} --version printed {line!r}, which does not show which MPI it is; hvlaunch knows {_KNOWN}"
         )
-        raise UnknownLauncher(cause, program=name, hint=_HINT, said=said)
+        raise UnknownLauncher(cause, program=name, hint=_HINT, answer=text)
     kind, version = found
     return Launcher(kind, version, name)
 
 
-def read_version(said: str) -> tuple[Kind, tuple[int, ...]] | None:
+def read_version(text: str) -> tuple[Kind, tuple[int, ...]] | None:
     """Kind and version in the answer to --version; None where it is none that we know."""
-    kind = next((kind for kind, saying in _SAYINGS if re.search(saying, said)), None)
+    kind = next((kind for kind, saying in _SAYINGS if re.search(saying, text)), None)
     if kind is None:
         return None
-    if "PRRTE" in said and "Open MPI" not in said:
+    if "PRRTE" in text and "Open MPI" not in text:
         return kind, _FIRST_WITH_PRRTE  # its own version is another count
-    found = re.search(_VERSION.get(kind, _ANY_VERSION), said)
+    found = re.search(_VERSION.get(kind, _ANY_VERSION), text)
     return kind, tuple(int(part) for part in found[1].split(".")) if found else ()
 
 

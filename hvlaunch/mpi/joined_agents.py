@@ -33,7 +33,7 @@ class JoinedAgents:
         self._hellos: dict[int, Mapping[str, Any]] = {}
         self._left: dict[int, int] = {}
         self._parted: set[int] = set()
-        self._told: set[int] = set()
+        self._exits_told: set[int] = set()
         """Whose worker's end was told."""
         self.is_ended = False
         """The launcher has ended a worker, or before it was started. Which rank was the cause, if any was, the launcher may tell."""
@@ -92,7 +92,7 @@ class JoinedAgents:
                 yield self._hello(), b""
         elif kind == "bye":
             self._left[slot] = header["left"]
-            self.is_ended = self.is_ended or (slot in self._parted and slot not in self._told)
+            self.is_ended = self.is_ended or (slot in self._parted and slot not in self._exits_told)
             if len(self._left) == self._size:
                 yield {"type": "bye", "left": sum(self._left.values())}, b""
         elif kind == "parting" and header["cause"].startswith(_BY_THE_LAUNCHER):
@@ -103,7 +103,7 @@ class JoinedAgents:
             if kind == "output" and body:
                 self._unprinted.append((slot, len(body) + FRAME_COST))
             elif kind == "exited":
-                self._told.add(slot)
+                self._exits_told.add(slot)
             yield dict(header), body
 
     def _hello(self) -> dict[str, Any]:

@@ -23,11 +23,11 @@ class NoLauncher(BadUsage):
 
 
 class UnknownLauncher(NoLauncher):
-    """The program is there, and does not say that it is a launcher that we know. `said` is its answer."""
+    """The program is there, and does not say that it is a launcher that we know. `answer` is what it printed."""
 
-    def __init__(self, cause: str, *, program: str, hint: str, said: str) -> None:
+    def __init__(self, cause: str, *, program: str, hint: str, answer: str) -> None:
         super().__init__(cause, program=program, hint=hint)
-        self.said = said
+        self.answer = answer
 
 
 class LauncherFailed(HvlaunchError):

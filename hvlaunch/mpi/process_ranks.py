@@ -73,8 +73,8 @@ def ranks_of(kind: Kind, environ: Mapping[str, str]) -> ProcessRanks | None:
 def shell_shim(kind: Kind) -> tuple[str, ...]:
     """Words that run the command behind them with torch's variables, by nothing but a shell: for a pasted command."""
     names = names_of(kind)[0]
-    said = zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), names, strict=True)
-    exports = " ".join(f"{name}=${source}" for name, source in said if source)
+    sources = zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), names, strict=True)
+    exports = " ".join(f"{name}=${source}" for name, source in sources if source)
     return ("sh", "-c", f'export {exports}; exec "$@"', "sh")
 
 

@@ -37,7 +37,7 @@ def counted(spec: JobSpec) -> tuple[tuple[str, int], ...]:
 
 def remote_python(spec: JobSpec) -> str | None:
     """The interpreter for all hosts. Raises BadUsage where they are to have different ones."""
-    return _one("python", (host.python or spec.remote_python for host in _in_use(spec)))
+    return _common("python", (host.python or spec.remote_python for host in _in_use(spec)))
 
 
 def request_of(
@@ -61,9 +61,11 @@ def request_of(
         command=tuple(command),
         hosts=counted(spec),
         env=tuple(sorted(env)),
-        port=_one("port", (host.port or spec.ssh.port for host in hosts)),
-        user=_one("user", (host.user or spec.ssh.user for host in hosts)),
-        identity=_one("identity", (host.identity or (str(identity) if identity else None) for host in hosts)),
+        port=_common("port", (host.port or spec.ssh.port for host in hosts)),
+        user=_common("user", (host.user or spec.ssh.user for host in hosts)),
+        identity=_common(
+            "identity", (host.identity or (str(identity) if identity else None) for host in hosts)
+        ),
         ssh_words=_ssh_words(spec.ssh),
         interfaces=spec.network_interfaces,
         binding=options.binding,
@@ -95,9 +97,9 @@ def _ssh_words(ssh: SSHOptions) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _one(what: str, said: Iterable[_T | None]) -> _T | None:
+def _common(what: str, choices: Iterable[_T | None]) -> _T | None:
     """The one value for all hosts. Raises BadUsage."""
-    values = set(said)
+    values = set(choices)
     if len(values) > 1:
         shown = ", ".join(sorted("none" if value is None else str(value) for value in values))
         raise BadUsage(

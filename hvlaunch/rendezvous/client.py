@@ -1,4 +1,4 @@
-"""A client of the rendezvous: blocking, thread-safe, and nothing but the standard library."""
+"""A client of the rendezvous: blocking, thread-safe, with the standard library only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from hvlaunch.rendezvous.requests import Reply, Requests
 __all__ = ["Client", "Versioned"]
 
 _LONGEST_POLL = 30.0
-"""Seconds that one request of a longer wait lasts, so that what sits between sees traffic."""
+"""Seconds of one request in a longer wait, so that firewalls on the way see traffic."""
 
 _REFUSALS: dict[int, tuple[type[RendezvousError], str | None]] = {
     401: (Unauthorized, "check that HVLAUNCH_TOKEN is the token of this job"),
@@ -43,23 +43,23 @@ _REFUSALS: dict[int, tuple[type[RendezvousError], str | None]] = {
 
 
 class Versioned(NamedTuple):
-    """A value, None where the key is not set, and the version it has; only compare_and_set can read that."""
+    """A value (None: the key is not set) and its version, which is for compare_and_set only."""
 
     value: bytes | None
     version: str
 
 
 class Client:
-    """Speaks to the server at url (`https://HOST:PORT`, IPv6 in brackets) with the job's token.
+    """Sends requests to the server at url (`https://HOST:PORT`, IPv6 in brackets) with the job's token.
 
-    certificate: the server's, as a file (PEM) or its fingerprint (`sha256:` and 64 hexadecimal digits): nobody else is told
-    anything. A server on this machine itself (`http://127.0.0.1:PORT`) needs none; others are not spoken to without.
-    timeout: seconds for a connection to be made, and for an answer to come. Connections are kept and
-    used again, by one thread at a time; a kept one that proves dead is replaced once, which is safe since
-    the server does no request twice. It goes where url says and nowhere else: no proxy, no redirect.
+    certificate: the server's, as a file (PEM) or its fingerprint (`sha256:` and 64 hexadecimal digits): no other server gets
+    anything. A server on this machine itself (`http://127.0.0.1:PORT`) needs none; requests to others need one.
+    timeout: seconds to make a connection, and seconds to wait for an answer. Connections are kept and used again,
+    by one thread at a time. If a kept connection turns out to be closed, the request is sent once more on a new one;
+    this is safe, since the server carries out no request twice. No proxy and no redirect is followed.
 
-    Every method raises RendezvousUnreachable, RendezvousClosed, Unauthorized, TooManyConnections or
-    UnexpectedAnswer; those that set something ValueTooLarge and StoreFull, too.
+    Every method may raise RendezvousUnreachable, RendezvousClosed, Unauthorized, TooManyConnections or
+    UnexpectedAnswer; methods that set keys may also raise ValueTooLarge and StoreFull.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Client:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ, *, timeout: float = 10.0) -> Client:
-        """The client that a worker's HVLAUNCH_RENDEZVOUS, HVLAUNCH_RENDEZVOUS_CERT and HVLAUNCH_TOKEN describe.
+        """The client for a worker's HVLAUNCH_RENDEZVOUS, HVLAUNCH_RENDEZVOUS_CERT and HVLAUNCH_TOKEN.
 
-        Raises NoRendezvous where one of them is missing or malformed.
+        Raises NoRendezvous if one of them is missing or malformed.
         """
         for name in ("HVLAUNCH_RENDEZVOUS", "HVLAUNCH_TOKEN"):
             if not environ.get(name):
@@ -107,26 +107,26 @@ class Client:
         self._do("PUT", _path(scope, key), value)
 
     def delete(self, scope: str, key: str) -> bool:
-        """Forget the key; False where it was not set."""
+        """Delete the key; False if it was not set."""
         return self._ask("POST", _once("delete", scope, key), b"").status == OK
 
     def add(self, scope: str, key: str, amount: int) -> int:
-        """Add to the value, which is a number in decimal digits (absent: 0), and tell the sum.
+        """Add to the value, a number in decimal digits (0 if the key is not set), and return the sum.
 
-        Raises NotANumber where it is none, or the sum has more than 64 bits.
+        Raises NotANumber if the value is not a number, or the sum has more than 64 bits.
         """
         return int(self._do("POST", _once("add", scope, key), b"%d" % amount).body)
 
     def append(self, scope: str, key: str, value: bytes) -> None:
-        """Put `value` behind what the value is, nothing where it is not set."""
+        """Add `value` at the end of the key's value, which is empty if the key is not set."""
         self._do("POST", _once("append", scope, key), value)
 
     def read(self, scope: str, key: str) -> Versioned:
-        """The value with its version; there is one of a key that is not set, too."""
+        """The value with its version; a key that is not set has a version too."""
         return _versioned(self._ask("GET", f"/-/read{_path(scope, key)}"))
 
     def compare_and_set(self, scope: str, key: str, value: bytes, version: str) -> tuple[bool, Versioned]:
-        """Set the key if it still has this version; tells whether, and what is there now."""
+        """Set the key if it still has this version; returns whether it was set, and its value and version now."""
         reply = self._ask("POST", f"{_once('compare', scope, key)}&version={quote(version, safe='')}", value)
         if reply.status == PRECONDITION_FAILED:
             return False, _versioned(reply)
@@ -137,18 +137,18 @@ class Client:
     # Many keys:
 
     def get_many(self, scope: str, keys: Sequence[str]) -> list[bytes | None]:
-        """The values, all of one moment, in the order of the keys; None where one is not set."""
+        """The values, all from the same moment, in the order of the keys; None for a key that is not set."""
         reply = self._do("POST", f"/-/get-many{_path(scope)}", _list(keys))
         sizes, data = batch.split(reply.body)
         return batch.unpack(sizes, data)
 
     def put_many(self, scope: str, values: Mapping[str, bytes]) -> None:
-        """Set all of them at once; none where that raises."""
+        """Set all keys at once; if this raises, none is set."""
         head = [[key, len(value)] for key, value in values.items()]
         self._do("POST", f"/-/put-many{_path(scope)}", batch.pack(head, values.values()))
 
     def check(self, scope: str, keys: Sequence[str]) -> bool:
-        """Whether all of them are set."""
+        """Whether all keys are set."""
         return self._ask("POST", f"/-/check{_path(scope)}", _list(keys)).status == OK
 
     def keys(self, scope: str) -> list[str]:
@@ -156,24 +156,24 @@ class Client:
         return batch.read_keys(self._do("GET", f"/-/keys{_path(scope)}").body)
 
     def count(self, scope: str) -> int:
-        """How many keys the scope has."""
+        """The number of keys in the scope."""
         return int(self._do("GET", f"/-/count{_path(scope)}").body)
 
     def delete_scope(self, scope: str) -> None:
-        """Forget all keys of the scope."""
+        """Delete all keys of the scope."""
         self._do("DELETE", f"/-/scope{_path(scope)}")
 
     # Waiting:
 
     def wait(self, scope: str, key: str, timeout: float) -> bytes:
-        """The value, as soon as there is one. Raises WaitTimeout after `timeout` seconds without."""
+        """Wait until the key is set, and return its value. Raises WaitTimeout after `timeout` seconds."""
         reply = self._poll("GET", f"/-/get{_path(scope, key)}?", None, timeout)
         if reply.status != OK:
             raise WaitTimeout(scope, key, timeout, url=self.url)
         return reply.body
 
     def wait_all(self, scope: str, keys: Sequence[str], timeout: float) -> None:
-        """Return as soon as all of them are set. Raises WaitTimeout after `timeout` seconds without."""
+        """Wait until all keys are set. Raises WaitTimeout after `timeout` seconds."""
         body = _list(keys)
         if self._poll("POST", f"/-/check{_path(scope)}?", body, timeout).status != OK:
             values = self.get_many(scope, keys)
@@ -181,10 +181,10 @@ class Client:
             raise WaitTimeout(scope, ", ".join(missing[:3]), timeout, url=self.url)
 
     def watch(self, scope: str, key: str | None = None, *, since: int = 0, timeout: float) -> Changes:
-        """What changed in the scope, or at its key, after version `since`, as soon as something did.
+        """Wait for changes in the scope, or of its key, after version `since`, and return them.
 
-        0 is for who knows nothing yet: all that is set. Then since is the version of the changes before. Nothing
-        is in the changes after `timeout` seconds without any.
+        Begin with since 0, which returns all keys that are set. Then give the version of the last changes. After
+        `timeout` seconds without a change, the result has no values.
         """
         path = f"/-/watch{_path(scope) if key is None else _path(scope, key)}"
         reply = self._poll("GET", f"{path}?since={since:d}&", None, timeout)

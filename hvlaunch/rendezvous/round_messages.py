@@ -91,9 +91,9 @@ def decode(kind: type[T], value: bytes) -> T:
         message = kind(**fields)
     except (TypeError, RecursionError) as error:
         raise ValueError(f"not a valid {kind.__name__}: {error}") from None
-    wanted = kind.__annotations__
+    kinds = kind.__annotations__
     for name, field in message._asdict().items():
-        if not isinstance(field, wanted[name]) or isinstance(field, bool) is not (wanted[name] is bool):
+        if not isinstance(field, kinds[name]) or isinstance(field, bool) is not (kinds[name] is bool):
             raise ValueError(f"not a valid {kind.__name__}: {name} is {field!r}")
         if isinstance(field, int) and not -1 <= field <= _LARGEST:
             raise ValueError(f"not a valid {kind.__name__}: a wrong {name}")

@@ -81,8 +81,8 @@ class OpenSSHClient:
         for option in (*_ALWAYS, forward, *_POLICIES[self._options.host_keys]):
             words += ["-o", option]
         hint = by_hand(host, self._options, settings)
-        door = hops[0].key[0] if hops else f"{settings.hostname} port {settings.port}"
-        take = partial(self._turns.take, door)
+        address = hops[0].key[0] if hops else f"{settings.hostname} port {settings.port}"
+        take = partial(self._turns.take, address)
         words += ["--", host.name]
         return OpenSSHConnection(
             host.name, words, settings, take, self._timeout, hint, is_ssh_alone=first.proxy_command is None
@@ -160,13 +160,13 @@ class OpenSSHConnection:
         finally:
             watch.cancel()
         channel.exit_status(_END_PATIENCE)  # what it says last comes after it has closed its stdout
-        said = channel.stderr().decode("utf-8", "replace")
+        stderr = channel.stderr().decode("utf-8", "replace")
         channel.close()
         self._channels.remove(channel)
         if time.monotonic() >= deadline:
             cause = f"ssh did not connect within {self._timeout:g} s"
             raise StartTimeout(cause, host=self._host, hint=self._by_hand)
-        raise explain(said, host=self._host, by_hand=self._by_hand, is_ssh_alone=self._is_ssh_alone)
+        raise explain(stderr, host=self._host, by_hand=self._by_hand, is_ssh_alone=self._is_ssh_alone)
 
 
 class OpenSSHChannel:

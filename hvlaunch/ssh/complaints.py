@@ -71,44 +71,44 @@ _EXPOSED = re.compile(r"^Permissions [0-7]+ for '(.+)' are too open", re.MULTILI
 _NO_NEWS = re.compile(r"^(Warning: Permanently added|Control socket|\*\*|@@@|debug\d)", re.IGNORECASE)
 
 
-def was_sent_away(said: str) -> bool:
+def was_sent_away(text: str) -> bool:
     """Whether an sshd on the way closed the connection before it sent anything."""
-    return _line(said, _SENT_AWAY) is not None
+    return _line(text, _SENT_AWAY) is not None
 
 
-def lost(said: str) -> str | None:
+def lost(stderr: str) -> str | None:
     """Why a connection that stood was lost, where ssh says that it was."""
-    return _line(said, _LOST)
+    return _line(stderr, _LOST)
 
 
-def explain(said: str, *, host: str, by_hand: str, is_ssh_alone: bool = False) -> HostError:
+def explain(stderr: str, *, host: str, by_hand: str, is_ssh_alone: bool = False) -> HostError:
     """The error that ssh's stderr tells of. `by_hand` is the command that shows it to the user.
 
     `is_ssh_alone`: there is no ProxyCommand that may have said some of it; what is not ssh's is an sshd's Banner.
     """
-    if _line(said, _REVOKED + _CHANGED + _UNKNOWN_KEY):
-        return _host_key(said, host, by_hand)
-    if line := _line(said, _UNKNOWN_NAME):
+    if _line(stderr, _REVOKED + _CHANGED + _UNKNOWN_KEY):
+        return _host_key(stderr, host, by_hand)
+    if line := _line(stderr, _UNKNOWN_NAME):
         return UnknownHost(line, host=host, hint=by_hand)
-    if line := _line(said, _DENIED):
+    if line := _line(stderr, _DENIED):
         hint = f"{by_hand}; under hvlaunch ssh can't ask for a password: run ssh-add or kinit, or open a ControlPath, before"
         if "Too many authentication failures" in line:
             hint = TOO_MANY_KEYS
-        notes = [note for note in _lines(said) if note.startswith(_KEY_TROUBLE)]
-        if exposed := _EXPOSED.search(said):
+        notes = [note for note in _lines(stderr) if note.startswith(_KEY_TROUBLE)]
+        if exposed := _EXPOSED.search(stderr):
             hint = f"chmod 600 {exposed[1]}"
         return PermissionDenied("; ".join([line.rstrip("."), *notes]), host=host, hint=hint, tried=())
-    if line := _line(said, _NO_FORWARDING):
+    if line := _line(stderr, _NO_FORWARDING):
         return ConnectFailed(f"its jump host can't connect to it: {line}", host=host, hint=by_hand)
-    if line := _line(said, _NO_CONNECTION + _NO_AGREEMENT):
+    if line := _line(stderr, _NO_CONNECTION + _NO_AGREEMENT):
         return ConnectFailed(line, host=host, hint=by_hand)
-    if line := _line(said, _NO_SESSION):
+    if line := _line(stderr, _NO_SESSION):
         return HostError(f"its sshd refused to open a session: {line}", host=host, hint=by_hand)
-    if line := _line(said, _BAD_CONFIGURATION):
+    if line := _line(stderr, _BAD_CONFIGURATION):
         return HostError(f"the ssh configuration can't be used: {line}", host=host, hint=by_hand)
-    told = [line for line in _lines(said) if not _NO_NEWS.match(line)]
-    gone = [line for line in told if was_sent_away(line)]
-    other = [line for line in told if line not in gone]
+    complaints = [line for line in _lines(stderr) if not _NO_NEWS.match(line)]
+    gone = [line for line in complaints if was_sent_away(line)]
+    other = [line for line in complaints if line not in gone]
     if gone and (is_ssh_alone or not other):
         hint = "a smaller --connect-limit, if its sshd has a small MaxStartups; or its sshd may refuse this machine's address"
         before = f" (before that: {other[-1]})" if other else ""
@@ -117,32 +117,32 @@ def explain(said: str, *, host: str, by_hand: str, is_ssh_alone: bool = False) -
     return ConnectFailed(f"ssh failed{reason}", host=host, hint=by_hand)
 
 
-def _host_key(said: str, host: str, by_hand: str) -> HostError:
-    found = _FINGERPRINT.search(said)
-    kind = _KEY_TYPE.search(said)
+def _host_key(stderr: str, host: str, by_hand: str) -> HostError:
+    found = _FINGERPRINT.search(stderr)
+    kind = _KEY_TYPE.search(stderr)
     key_type, fingerprint = (found[1], found[2].rstrip(".")) if found else (kind[1] if kind else "", "")
     facts = {"host": host, "key_type": key_type, "fingerprint": fingerprint}
     shown = f" {key_type} {fingerprint}".rstrip()
-    if _line(said, _REVOKED):
+    if _line(stderr, _REVOKED):
         hint = "make a new host key on that host (ssh-keygen -A), or ask who revoked this one"
-        listed = _line(said, _REVOKED_KEYS)
+        listed = _line(stderr, _REVOKED_KEYS)
         cause = f"its host key{shown} is marked @revoked" if listed is None else f"RevokedHostKeys: {listed}"
         return HostKeyRevoked(cause, hint=hint, **facts)
-    if _line(said, _CHANGED):
-        line = _line(said, ("Offending",)) or "the key is not the one in known_hosts"
+    if _line(stderr, _CHANGED):
+        line = _line(stderr, ("Offending",)) or "the key is not the one in known_hosts"
         cause = f"its host key{shown} has changed: {line}"
         hint = "if the host was reinstalled, ssh-keygen -R NAME, with its name in known_hosts as NAME"
         return HostKeyChanged(cause, hint=hint, **facts)
-    line = _line(said, _CERTIFICATE) or _line(said, _UNKNOWN_KEY) or ""
+    line = _line(stderr, _CERTIFICATE) or _line(stderr, _UNKNOWN_KEY) or ""
     return HostKeyUnknown(
         line.rstrip("."), hint=f"`{by_hand}` once on this machine, or --host-keys accept-new", **facts
     )
 
 
-def _line(said: str, texts: tuple[str, ...]) -> str | None:
+def _line(stderr: str, texts: tuple[str, ...]) -> str | None:
     """The first line that has one of the texts."""
-    return next((line for line in _lines(said) if any(text in line for text in texts)), None)
+    return next((line for line in _lines(stderr) if any(text in line for text in texts)), None)
 
 
-def _lines(said: str) -> list[str]:
-    return [line.strip().removeprefix("ssh: ") for line in said.splitlines() if line.strip()]
+def _lines(stderr: str) -> list[str]:
+    return [line.strip().removeprefix("ssh: ") for line in stderr.splitlines() if line.strip()]

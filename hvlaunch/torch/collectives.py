@@ -30,10 +30,10 @@ _FLIGHT = 64
 def allreduce(
     tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = _AVG, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """All ranks' tensors as one: their average, or what op (a torch.distributed.ReduceOp) makes of them. Collective.
+    """A new tensor: the average over all ranks, or the result of op (a torch.distributed.ReduceOp). Collective.
 
-    The tensor itself stays as it is. group is of torch's; by default all workers. Gloo has no average, so it is made
-    of the sum there; that of integers is rounded down.
+    The tensor itself is not changed. group is a group of torch; the default is all workers. Gloo has no average, so it
+    is the sum divided by the size; the average of integers is rounded down.
     """
     result = tensor.detach().to(world().carrier, copy=True).contiguous()
     dist.all_reduce(result, dist.ReduceOp.SUM if op == _AVG else op, group=group)
@@ -44,14 +44,14 @@ def allreduce(
 
 
 def broadcast_object(obj: T, root_rank: int = 0, group: dist.ProcessGroup | None = None) -> T:
-    """What the root (a global rank) gave, on every rank. Collective. It is pickled: only among workers that trust each other."""
+    """The root's object (root is a global rank), on every rank. Collective. Pickled: only for workers that trust each other."""
     held = [obj]
     dist.broadcast_object_list(held, root_rank, group=group, device=world().carrier)
     return held[0]
 
 
 def allgather_object(obj: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """What every rank gave, in order of rank. Collective. It is pickled, as by broadcast_object."""
+    """The objects of all ranks, in order of rank. Collective. Pickled, as by broadcast_object."""
     world()
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, obj, group=group)
@@ -63,16 +63,16 @@ def broadcast_parameters(
 ) -> None:
     """Give all ranks the root's parameters and buffers, in place. Collective.
 
-    model: a module, a state_dict, or what named_parameters() gives; the same on all ranks but for the values.
+    model: a module, a state_dict, or the result of named_parameters(); the same on all ranks except for the values.
     DistributedDataParallel does this by itself.
     """
     _broadcast(_tensors_of(model), root_rank)
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Give all ranks the root's optimizer state, learning rates and the like included. Collective.
+    """Give all ranks the root's optimizer state, with learning rates and other settings. Collective.
 
-    The other ranks' optimizers may be fresh: they need not have made a step.
+    The other ranks' optimizers may be new: they need not have made a step.
     """
     is_root = world().place.rank == root_rank
     skeleton, tensors = split(optimizer.state_dict() if is_root else None)

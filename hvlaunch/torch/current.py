@@ -1,4 +1,4 @@
-"""The world that this process is in now, and what a training script asks of it."""
+"""The world that this process is in now, and the functions of a training script that need it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _world: World | None = None
 def init(backend: str | None = None, timeout: timedelta | float | None = None) -> None:
     """Make this process a member of the group of all workers, and choose its device. Collective.
 
-    backend: torch's name of one; by default NCCL where there is CUDA, else Gloo. timeout: for the other workers
-    to come, and for each collective after that, as a timedelta or in seconds; by default torch's own.
+    backend: one of torch's names; the default is NCCL if there is CUDA, else Gloo. timeout: how long to wait for the
+    other workers, and then for each collective, as a timedelta or in seconds; the default is torch's own.
 
-    Which rank this is, whoever started it says: hvlaunch, torchrun, mpirun or srun; alone, it is a group of 1.
-    Under hvlaunch the workers find rank 0 through the rendezvous, else at MASTER_ADDR and MASTER_PORT. Once it is
-    done, it does nothing until shutdown().
+    The rank comes from the launcher's variables (hvlaunch, torchrun, mpirun or srun); without a launcher the group has
+    one process. Under hvlaunch the workers find rank 0 through the rendezvous, else at MASTER_ADDR and MASTER_PORT.
+    A second call does nothing until shutdown().
 
-    Raises GroupError (see hvlaunch.torch.group_errors), and RendezvousError where the rendezvous can't be reached.
+    Raises GroupError (see hvlaunch.torch.group_errors), and RendezvousError if the rendezvous can't be reached.
     """
     if _world is not None:
         return
@@ -57,9 +57,9 @@ def init(backend: str | None = None, timeout: timedelta | float | None = None) -
 
 
 def shutdown() -> None:
-    """Leave the group when all workers have come here. Collective. init() may follow. Without a group it does nothing.
+    """Wait until all workers call it, then leave the group. Collective. init() may follow. Without a group it does nothing.
 
-    A worker that fails need not call it: the others don't wait for one that is gone.
+    A worker that fails need not call it: the others don't wait for a worker that has ended.
     """
     if _world is not None:
         _world.leave()
@@ -88,12 +88,12 @@ def world() -> World:
 
 
 def is_initialized() -> bool:
-    """Whether init() is done, and shutdown() not."""
+    """Whether the process is between init() and shutdown()."""
     return _world is not None
 
 
 def rank() -> int:
-    """The worker's place among all, from 0."""
+    """The worker's number among all workers, from 0."""
     return world().place.rank
 
 
@@ -103,7 +103,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """The worker's place among those of its host."""
+    """The worker's number among the workers of its host."""
     return world().place.local_rank
 
 
@@ -113,7 +113,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """The worker's place among those with its local rank, one on each host."""
+    """The worker's number among the workers with its local rank, one on each host."""
     return world().cross_rank
 
 
@@ -133,7 +133,7 @@ def cross_group() -> dist.ProcessGroup:
 
 
 def device() -> torch.device:
-    """Where this worker's model belongs: its own GPU, or the processor."""
+    """The device for this worker's model: its own GPU, or the processor."""
     return world().device
 
 

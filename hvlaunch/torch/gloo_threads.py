@@ -44,8 +44,8 @@ def _wakes(tasks: Path) -> dict[str, int | None]:
             lines = task.read_text().splitlines()
         except OSError:  # a thread that ended
             continue
-        told = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-        if told["Name"] == _NAME:
-            sleeps = told["State"].startswith("S")
-            found[task.parent.name] = int(told["voluntary_ctxt_switches"]) if sleeps else None
+        status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        if status["Name"] == _NAME:
+            sleeps = status["State"].startswith("S")
+            found[task.parent.name] = int(status["voluntary_ctxt_switches"]) if sleeps else None
     return found

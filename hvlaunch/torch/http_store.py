@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from torch import distributed as dist
-from torch.distributed import DistNetworkError, DistStoreError, Store  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError, DistStoreError, Store
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import (
@@ -34,19 +34,19 @@ _kept: set[HTTPStore] = set()
 
 
 class HTTPStore(Store):
-    """A `torch.distributed.Store` whose values are at the rendezvous, so that no worker's end takes them along.
+    """A `torch.distributed.Store` whose values are at the rendezvous, so they stay when a worker ends.
 
-    url, token: of the rendezvous; by default the job's, from HVLAUNCH_RENDEZVOUS and HVLAUNCH_TOKEN (for another
-    rendezvous, the first of HVLAUNCH_TOKEN_FILE and HVLAUNCH_TOKEN). certificate: of one on another machine, a file or a
-    fingerprint; by default HVLAUNCH_RENDEZVOUS_CERT. scope: the part of it that this store has for
-    itself; by default one of this round. Keys stay until they are deleted: a second process group through the same
-    scope finds those of the first. timeout: of `get`, `wait` and the like (timedelta).
+        url, token: those of the rendezvous; by default the job's, from HVLAUNCH_RENDEZVOUS and HVLAUNCH_TOKEN (for another
+    rendezvous, HVLAUNCH_TOKEN_FILE, else HVLAUNCH_TOKEN). certificate: of a rendezvous on another machine, a file or a
+    fingerprint; by default HVLAUNCH_RENDEZVOUS_CERT. scope: the part of the rendezvous for this store; by default
+    one for this round. Keys stay until they are deleted: a second process group in the same scope finds the keys of
+    the first. timeout: of `get`, `wait` and similar methods (timedelta).
 
-    Fit for small groups and for control: Gloo asks a store N² times, and TCPStore answers that faster. Queues are
-    beside the keys: wait() and check() see no queue.
+    Good for small groups and for control messages: Gloo sends N² requests to a store, and TCPStore answers faster.
+    Queues are not keys: wait() and check() do not see them.
 
-    Methods raise torch's DistStoreError, or DistNetworkError where the rendezvous can't be reached; `__cause__` is
-    the client's error. The constructor raises NoRendezvous. The store lives until close(), whoever holds it.
+    Methods raise torch's DistStoreError, or DistNetworkError if the rendezvous can't be reached; `__cause__` is the
+    client's error. The constructor raises NoRendezvous. The store stays open until close().
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class HTTPStore(Store):
         return f"HTTPStore({self._client.url!r}, scope={self._scope!r})"
 
     def close(self) -> None:
-        """Let go: call it when no process group uses the store any more. Its keys stay at the rendezvous."""
+        """Close the store: call it when no process group uses it any more. Its keys stay at the rendezvous."""
         _kept.discard(self)
         self._client.close()
 
     def clone(self) -> HTTPStore:
-        """Another store of the same keys, with a timeout of its own."""
+        """Another store with the same keys, and its own timeout."""
         copy = HTTPStore.__new__(HTTPStore)
         copy._begin(self._client, self._scope, timedelta(seconds=self._seconds))  # noqa: SLF001 (it is one of ours)
         return copy
@@ -101,9 +101,9 @@ class HTTPStore(Store):
             self._client.append(self._scope, key, _bytes(value))
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Set the key if its value is the expected one, or if it has none and b"" is expected; tells the value then.
+        """Set the key if it has the expected value, or if it is not set and b"" is expected; returns the value after that.
 
-        Where it has none, and another is expected, that is told.
+        If it is not set, and another value is expected, returns the expected value.
         """
         expected, desired = _bytes(expected_value), _bytes(desired_value)
         with _as_torchs():
@@ -115,7 +115,7 @@ class HTTPStore(Store):
             return expected if value is None else value
 
     def delete_key(self, key: str) -> bool:
-        """Forget the key; False where it was not set."""
+        """Delete the key; False if it was not set."""
         with _as_torchs():
             return self._client.delete(self._scope, key)
 
@@ -172,7 +172,7 @@ class HTTPStore(Store):
             self._client.append(self._queues, key, struct.pack("!I", len(data)) + data)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """The oldest item. Raises torch's QueueEmptyError where there is none, and block is false."""
+        """The oldest item. Raises torch's QueueEmptyError if there is none, and block is false."""
         deadline = time.monotonic() + self._seconds
         seen = 0
         while True:

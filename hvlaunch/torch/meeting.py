@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from torch import distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 
 from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.torch.group_errors import (

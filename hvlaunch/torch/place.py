@@ -37,7 +37,7 @@ class Place:
 
         Raises BadPlace where the environment gives a part of it, or nonsense.
         """
-        launcher = next((one for one in _LAUNCHERS if one.started(environ)), None)
+        launcher = next((candidate for candidate in _LAUNCHERS if candidate.started(environ)), None)
         if launcher is None:
             return _alone(environ)
         rank, size, local_rank = launcher.ranks(environ)

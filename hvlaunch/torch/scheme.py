@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from torch.distributed import Store, register_rendezvous_handler  # type: ignore[attr-defined]
+from torch.distributed import Store, register_rendezvous_handler
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import NoRendezvous

@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed.nn.functional  # DistributedDataParallel would, within a group; and it then holds that for ever
 from torch import distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store
 from torch.distributed.constants import default_pg_timeout
 
 from hvlaunch.torch.gloo_threads import wait_until_idle
@@ -82,7 +82,7 @@ class World:
         # No device_id: with it, NCCL would connect every group in its making, and every rank be part of that.
         dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
         try:
-            local, cross = members(place, _told(place, _carrier(backend, device)))
+            local, cross = members(place, _homes(place, _carrier(backend, device)))
             # Every rank makes its local group first: so no two groups wait for each other. They cost each rank
             # two small groups, however many there are; used or not, local_group() is then no collective.
             local_group, cross_group = (_group(ranks, timeout) for ranks in (local, cross))
@@ -158,22 +158,22 @@ def choose_device(place: Place, backend: str) -> torch.device:
     return torch.device("cpu")
 
 
-def members(place: Place, told: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def members(place: Place, homes: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ranks of this place's local and cross groups, from what each rank told: (host's number, local rank).
 
     Raises PlacesClash.
     """
     seen: dict[tuple[int, int], int] = {}
-    for rank, whose in enumerate(told):
+    for rank, whose in enumerate(homes):
         if (other := seen.setdefault(whose, rank)) != rank:
             raise PlacesClash((other, rank), whose[1])
-    host, local_rank = told[place.rank]
-    local = tuple(rank for rank, (its_host, _) in enumerate(told) if its_host == host)
-    cross = tuple(rank for rank, (_, number) in enumerate(told) if number == local_rank)
+    host, local_rank = homes[place.rank]
+    local = tuple(rank for rank, (its_host, _) in enumerate(homes) if its_host == host)
+    cross = tuple(rank for rank, (_, number) in enumerate(homes) if number == local_rank)
     return local, cross
 
 
-def _told(place: Place, carrier: torch.device) -> list[tuple[int, int]]:
+def _homes(place: Place, carrier: torch.device) -> list[tuple[int, int]]:
     """What every rank says of its host and local rank. Collective, and the first: it shows that the group works."""
     digest = hashlib.sha256(place.host.encode(errors="surrogateescape")).digest()
     own = torch.tensor([int.from_bytes(digest[:8], "big", signed=True), place.local_rank], device=carrier)

@@ -169,7 +169,7 @@ def test_ps_shows_neither_secret_nor_token(cluster: TestHosts, mpirun: str) -> N
     token = run.stdout.split("TOKEN ")[1].split()[0]
     for place in (cluster.driver, cluster["a"], cluster["b"]):
         listing = place.run(["ps", "-ef", "-ww"], check=True).stdout
-        assert "hvlaunch driver" in listing  # the boot, which is on the launcher's command line
+        assert "hvlaunch-agent" in listing  # the caller, which is on the launcher's command line
         assert SECRET not in listing
         assert token not in listing
     run.interrupt()

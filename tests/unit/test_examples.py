@@ -76,7 +76,7 @@ def test_no_thread_of_gloos_is_left_that_could_abort_the_end_of_python(name, mon
         arguments = [str(tmp_path / "digits.pt")] if name == "ddp_digits_checkpoint" else []
         monkeypatch.setattr(sys, "argv", [name, "--epochs=1", *arguments])
         import_module(name).main()
-        return wait_until_idle(sleep=pytest.fail)
+        return wait_until_idle(sleep=lambda _: pytest.fail("a thread is at work"))
 
     for variable in LAUNCHER_VARIABLES:
         monkeypatch.delenv(variable, raising=False)

@@ -15,6 +15,7 @@ from hvlaunch.hosts.parse import parse_hosts
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "hvlaunch").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+FOLDERS = ("hvlaunch", "tests", "benchmarks", "examples", "docs")
 MOST_LINES = 500
 WITHOUT_ALL = {"__init__.py", "__main__.py"}
 
@@ -98,6 +99,14 @@ def test_a_make_command_of_the_documents_has_a_target():
     }
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_a_module_that_a_document_names_is_there(path):
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text)) - {"train.py", "setup.py"}
+    files = [f"/{name_of(file)}" for top in FOLDERS for file in (ROOT / top).rglob("*.py")]
+    assert [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
     from hvlaunch.gloo.driver.relay import HostRelay
 
-__all__ = ["HostLink", "Opening", "OutputSink"]
+__all__ = ["HostLink", "Opening", "OutputPrinter"]
 
 _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
@@ -55,7 +55,7 @@ _HINTS = {
 }
 
 
-class OutputSink(Protocol):
+class OutputPrinter(Protocol):
     """Where workers' output goes. `done` is called with the number of bytes once they are printed."""
 
     def output(self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None]) -> None: ...
@@ -89,7 +89,7 @@ class HostLink:
         host: Host,
         opening: Opening,
         post: Callable[[on.Event], None],
-        sink: OutputSink,
+        printer: OutputPrinter,
         rank_of: Callable[[int, int], int | None],
         born: Callable[[int, int], int | None],
         clock: Callable[[], float],
@@ -100,7 +100,7 @@ class HostLink:
         self.stdin_taken: Callable[[int, int], None] = lambda _slot, _size: None
         self._opening = opening
         self._post = post
-        self._sink = sink
+        self._printer = printer
         self._rank_of = rank_of
         self._expected = Expected(born, opening.window)
         self._clock = clock
@@ -274,9 +274,9 @@ class HostLink:
         if rank is None:
             raise BadFrame(f"output of a worker without a rank, in slot {slot}")
         if body:
-            self._sink.output(rank, header["stream"], body, self._acknowledge)
+            self._printer.output(rank, header["stream"], body, self._acknowledge)
         else:
-            self._sink.end(rank, header["stream"])
+            self._printer.end(rank, header["stream"])
 
     def _relayed(self, header: Mapping[str, Any], body: bytes) -> None:
         if self._relay is None:

@@ -21,12 +21,12 @@ def room_for(connections: int) -> bool:
     Only then, since every process that is started later inherits it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _RESERVE
-    if soft == resource.RLIM_INFINITY or wanted <= soft:
+    needed = connections + _RESERVE
+    if soft == resource.RLIM_INFINITY or needed <= soft:
         return True
-    if hard != resource.RLIM_INFINITY and wanted > hard:
+    if hard != resource.RLIM_INFINITY and needed > hard:
         return False
-    raised = max(wanted, 2 * soft)
+    raised = max(needed, 2 * soft)
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (raised if hard == resource.RLIM_INFINITY else min(raised, hard), hard)
     )

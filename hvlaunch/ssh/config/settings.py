@@ -186,8 +186,8 @@ def _from_ssh(
         hint = "look for `Match exec` and CanonicalizeHostname in the ssh configuration"
         raise StartTimeout(cause, host=host.name, hint=hint) from None
     if answer.returncode != 0:
-        said = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
-        raise _unusable(host, said[0].strip(), shlex.join(["ssh", *arguments, host.name]))
+        complaints = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
+        raise _unusable(host, complaints[0].strip(), shlex.join(["ssh", *arguments, host.name]))
     found: dict[str, list[str]] = {}
     for line in answer.stdout.splitlines():
         key, _, value = line.partition(" ")
@@ -232,20 +232,20 @@ def _own_words(host: Host, options: SSHOptions) -> tuple[int | None, str | None,
 def _settings(
     host: Host, options: SSHOptions, found: Mapping[str, list[str]], environ: Mapping[str, str]
 ) -> HostSettings:
-    def one(key: str, default: str | None = None) -> str | None:
+    def first(key: str, default: str | None = None) -> str | None:
         value = found.get(key, [default])[0]
         return None if value is None or value.lower() == "none" else value
 
     port, user, identity = _own_words(host, options)
-    hostname = host.address or (one("hostname") or host.name).lower()
+    hostname = host.address or (first("hostname") or host.name).lower()
     try:
-        port = port if port is not None else int(one("port") or _SSH_PORT)
-        patience = one("connecttimeout")
+        port = port if port is not None else int(first("port") or _SSH_PORT)
+        patience = first("connecttimeout")
         connect_timeout = None if patience is None else float(patience)
     except ValueError as error:
         raise _unusable(host, str(error)) from None
-    user = user or one("user") or _account()[0]
-    alias = one("hostkeyalias")
+    user = user or first("user") or _account()[0]
+    alias = first("hostkeyalias")
     tokens = _tokens(host.name, hostname, str(port), user, alias)
 
     def paths(value: str | None) -> tuple[str, ...]:
@@ -260,21 +260,21 @@ def _settings(
         user=user,
         identity=identity,
         identity_files=tuple(dict.fromkeys([identity, *identities] if identity else identities)),
-        identities_only=one("identitiesonly") in ("yes", "true"),
-        identity_agent=_agent_socket(one("identityagent", "SSH_AUTH_SOCK"), tokens, environ),
-        user_known_hosts_files=paths(one("userknownhostsfile", _USER_KNOWN_HOSTS)),
-        global_known_hosts_files=paths(one("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS)),
-        revoked_host_keys=_expand(revoked, tokens) if (revoked := one("revokedhostkeys")) else None,
-        hash_known_hosts=one("hashknownhosts") in ("yes", "true"),
+        identities_only=first("identitiesonly") in ("yes", "true"),
+        identity_agent=_agent_socket(first("identityagent", "SSH_AUTH_SOCK"), tokens, environ),
+        user_known_hosts_files=paths(first("userknownhostsfile", _USER_KNOWN_HOSTS)),
+        global_known_hosts_files=paths(first("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS)),
+        revoked_host_keys=_expand(revoked, tokens) if (revoked := first("revokedhostkeys")) else None,
+        hash_known_hosts=first("hashknownhosts") in ("yes", "true"),
         host_key_alias=alias,
-        address_family=_FAMILIES.get(one("addressfamily") or "any", socket.AF_UNSPEC),
+        address_family=_FAMILIES.get(first("addressfamily") or "any", socket.AF_UNSPEC),
         connect_timeout=connect_timeout or None,
         certificate_files=tuple(
             _expand(path, tokens) for path in found.get("certificatefile", []) if path.lower() != "none"
         ),
-        proxy_command=_replaced(one("proxycommand"), tokens),
-        proxy_jump=one("proxyjump"),
-        control_path=one("controlpath"),
+        proxy_command=_replaced(first("proxycommand"), tokens),
+        proxy_jump=first("proxyjump"),
+        control_path=first("controlpath"),
         beyond=tuple(_beyond(found)),
         algorithms=Algorithms.of(found),
     )

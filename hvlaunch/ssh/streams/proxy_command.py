@@ -34,12 +34,12 @@ class ProxySocket(GreetingSocket):
 
     def problem(self) -> str | None:
         self._drain.join(_STDERR_PATIENCE)
-        said = self._tail.get().decode("utf-8", "replace").strip().rpartition("\n")[2]
+        complaint = self._tail.get().decode("utf-8", "replace").strip().rpartition("\n")[2]
         status = self._process.poll()
-        if status == 0 and not said:
+        if status == 0 and not complaint:
             return None  # it did its work, and the host's sshd ended the connection
         ended = "" if status is None else f" ended with status {status}"
-        return f"its ProxyCommand `{self._command}`{ended}" + (f": {said}" if said else "")
+        return f"its ProxyCommand `{self._command}`{ended}" + (f": {complaint}" if complaint else "")
 
     def close(self) -> None:
         super().close()

@@ -1,4 +1,4 @@
-"""Not too many at one door: a few handshakes at a time for each address, and again for those sent away.
+"""Not too many at one address: a few handshakes at a time for each address, and again for those sent away.
 
 sshd's MaxStartups (10:30:100 by default) drops connections at random where many wait to be authenticated.
 """
@@ -40,7 +40,7 @@ class Turns:
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._doors: dict[str, threading.Semaphore] = {}
+        self._places: dict[str, threading.Semaphore] = {}
 
     def take(self, address: str, attempt: Callable[[], T], *, host: str, deadline: float) -> T:
         """What `attempt` returns, made in a turn of its own; where it is SentAway, again after a pause.
@@ -66,8 +66,8 @@ class Turns:
     @contextmanager
     def _turn(self, address: str, host: str, deadline: float) -> Iterator[None]:
         with self._lock:
-            door = self._doors.setdefault(address, threading.Semaphore(self._limit))
-        if not door.acquire(timeout=max(0.0, deadline - self._clock())):
+            places = self._places.setdefault(address, threading.Semaphore(self._limit))
+        if not places.acquire(timeout=max(0.0, deadline - self._clock())):
             raise StartTimeout(
                 f"too many other connections to {address} were being made at the same time",
                 host=host,
@@ -76,4 +76,4 @@ class Turns:
         try:
             yield
         finally:
-            door.release()
+            places.release()

@@ -96,7 +96,7 @@ class Keyring:
             identities = [self._identity(path) for path in settings.identity_files]
             beside = [f"{identity.path}-cert.pub" for identity in identities if not identity.missing]
             paths = dict.fromkeys((*settings.certificate_files, *beside))
-            certificates = [one for path in paths if (one := self._certificate(path))]
+            certificates = [certificate for path in paths if (certificate := self._certificate(path))]
             agent = self._agent(settings.identity_agent)
         held = {key.blob: key for key in agent.get_keys()} if agent else {}
         found = _Sorted()
@@ -214,6 +214,6 @@ def _ready(label: str, key: "PKey", certificates: "Iterable[Certificate]") -> li
     """Offers of a key that needs no passphrase: with each of its certificates, then bare."""
     from hvlaunch.ssh.trust.identity import certified  # noqa: PLC0415  (paramiko)
 
-    shown = [one for one in certificates if one.public == key.asbytes()]
-    offers = [Offer(one.path, partial(certified, key, one.blob)) for one in shown]
+    shown = [certificate for certificate in certificates if certificate.public == key.asbytes()]
+    offers = [Offer(certificate.path, partial(certified, key, certificate.blob)) for certificate in shown]
     return [*offers, Offer(label, lambda: key)]

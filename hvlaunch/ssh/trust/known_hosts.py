@@ -83,17 +83,17 @@ class _File:
             for word in words:
                 self.exact.setdefault(word, []).append(entry)
             return
-        wanted = [_pattern(word) for word in words if not word.startswith("!")]
-        unwanted = [_pattern(word[1:]) for word in words if word.startswith("!")]
-        self.patterns.append((wanted, unwanted, entry))
+        included = [_pattern(word) for word in words if not word.startswith("!")]
+        excluded = [_pattern(word[1:]) for word in words if word.startswith("!")]
+        self.patterns.append((included, excluded, entry))
 
     def find(self, name: str) -> Iterator[_Entry]:
         yield from self.exact.get(name, ())
         for salt, digest, entry in self.hashed:
             if hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest):
                 yield entry
-        for wanted, unwanted, entry in self.patterns:
-            if any(p.fullmatch(name) for p in wanted) and not any(p.fullmatch(name) for p in unwanted):
+        for included, excluded, entry in self.patterns:
+            if any(p.fullmatch(name) for p in included) and not any(p.fullmatch(name) for p in excluded):
                 yield entry
 
 

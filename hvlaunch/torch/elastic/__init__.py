@@ -49,13 +49,13 @@ _OWN_GROUPS = (
 def run(train: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """Decorate `train(state, …)`: it is called once in each round, with a state that all workers share.
 
-    In an elastic job of hvlaunch, run() makes the round's groups (see hvlaunch.torch) before and takes them down
-    after; what wraps the model for one group, DistributedDataParallel say, belongs inside `train`. Everywhere
-    else, with one process too, it is init(), state.sync() and one call.
+    In an elastic job of hvlaunch, run() makes the round's groups (see hvlaunch.torch) before the call, and closes them
+    after it. Objects for one group, such as a model in DistributedDataParallel, must be made inside `train`. In any
+    other job, and in a single process, run() does init(), state.sync() and one call.
 
-    What `train` raises ends the worker, but for WorkersChanged and CollectiveFailed, and torch's own errors of
-    collectives. A worker that is not needed any more leaves by SystemExit(0). Raises AlreadyInitialized where, in
-    an elastic job, there is a process group already.
+    An exception of `train` ends the worker, except for WorkersChanged, CollectiveFailed, and torch's own errors of
+    collectives. A worker that is not needed any more ends by SystemExit(0). Raises AlreadyInitialized if, in an
+    elastic job, there is a process group already.
     """
 
     @wraps(train)

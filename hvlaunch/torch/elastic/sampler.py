@@ -1,4 +1,4 @@
-"""Which samples a worker takes, when the number of workers changes in the middle of an epoch."""
+"""The samples of each worker, when the number of workers changes in the middle of an epoch."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -16,17 +16,17 @@ def _place() -> tuple[int, int]:
 
 
 class ElasticSampler(Sampler[int]):
-    """Deals the samples of an epoch that are not recorded yet to the workers of the round.
+    """Divides the samples of an epoch that are not recorded yet among the workers of the round.
 
-    All workers go through one order, which depends on `seed` and the epoch alone, each taking every
-    size-th sample; so what all have taken is always a whole beginning of that order, and one number says
-    what is done. Each iteration begins behind what record_batch() has recorded, with the ranks of that moment:
-    no sample is lost, or taken again, because the number of workers changed.
+    All workers go through the samples in one order, which depends only on `seed` and the epoch; each takes every
+    size-th sample. So the samples that are done are always the beginning of that order, and one number counts them.
+    Each iteration begins after the samples that record_batch() has recorded, with the ranks of that moment: no sample
+    is lost or repeated because the number of workers changed.
 
-    The last samples of an epoch seldom divide by the number of workers. `pad` gives those who miss one
-    an early sample of the rest once more, so that all have as many (collectives need that); without it, some
-    have one less, and every sample comes exactly once. `place` tells rank and size; by default those of torch's
-    process group.
+    The last samples of an epoch can seldom be divided by the number of workers. With `pad`, workers that would have
+    one sample less get an early sample of the rest again, so that all have as many (collectives need that); without
+    it, some have one less, and every sample comes exactly once. `place` returns rank and size; by default those of
+    torch's process group.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class ElasticSampler(Sampler[int]):
         self._begin = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch; in the one where we are, what is recorded stands.
+        """Go to an epoch. In the current epoch, recorded samples stay recorded.
 
-        So it may be called before an epoch, as torch's users do, or after one, as Horovod's do.
+        So it may be called before an epoch, as with torch, or after one, as with Horovod.
         """
         if epoch != self.epoch:
             self.epoch = epoch

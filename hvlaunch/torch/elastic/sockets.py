@@ -49,17 +49,17 @@ class GroupSockets:
         room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         for fd, peer in _tcp_sockets():
             identity = _identity(fd)
-            one = socket.socket(fileno=fd)
+            sock = socket.socket(fileno=fd)
             if identity in self._held or not self._is_ours(identity, peer):
-                one.close()
+                sock.close()
                 continue
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RD)
+                sock.shutdown(socket.SHUT_RD)
                 count += 1
             if fd < room:
-                self._held[identity] = one
+                self._held[identity] = sock
             else:
-                one.close()
+                sock.close()
         return count
 
     def release(self) -> None:

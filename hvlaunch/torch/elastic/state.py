@@ -1,7 +1,7 @@
-"""What a worker must not lose: model, optimizer, sampler, and the plain values beside them."""
+"""What a worker must not lose: model, optimizer, sampler, and plain values."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed as dist
@@ -28,28 +28,28 @@ class TrainedRound(Protocol):
 
 
 class State:
-    """The base of all states: when to save, and what to do about workers that come and go.
+    """The base of all states: when to save, and what to do when workers come and go.
 
-    A subclass says what is saved, in `collect()`, and how it is taken back, in `apply()`.
+    A subclass says what is saved, in `collect()`, and how it is restored, in `apply()`.
     """
 
     def __init__(self) -> None:
         self.commits = -1
-        """How many commits what is saved has behind it; -1 where nothing is saved yet."""
+        """The number of the last commit; -1 if nothing is saved yet."""
         self._saved: Snapshot | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._round: TrainedRound | None = None
 
     def collect(self) -> Any:
-        """All that is to be saved: tensors, plain values, and dicts and lists of them."""
+        """Everything that must be saved: tensors, plain values, and dicts and lists of them."""
         raise NotImplementedError
 
     def apply(self, value: Any) -> None:
-        """Take back what collect() gave, here or in another worker."""
+        """Restore the result of collect(), which may be another worker's."""
         raise NotImplementedError
 
     def commit(self) -> None:
-        """Save, and see whether workers come or go. Collective: every worker calls it at the same step.
+        """Save, and check whether workers come or go. Collective: every worker calls it at the same step.
 
         Raises WorkersChanged and CollectiveFailed, for run() to catch.
         """
@@ -59,7 +59,7 @@ class State:
             self._round.check()
 
     def check_host_updates(self) -> None:
-        """See whether workers come or go, and save only if so. Collective, and raises, as commit()."""
+        """Check whether workers come or go, and save only then. Collective; raises as commit() does."""
         if self._round is not None:
             try:
                 self._round.check()
@@ -68,12 +68,12 @@ class State:
                 raise
 
     def save(self) -> None:
-        """Keep a copy of everything, on the devices where it is. The one before it stands until this one is whole."""
+        """Keep a copy of everything, on the same devices. The copy before it is kept until this one is complete."""
         self._saved = take(self.collect())
         self.commits += 1
 
     def restore(self) -> None:
-        """Go back to what was saved last. Gradients are no part of it: they are dropped."""
+        """Go back to what was saved last. Gradients are not saved: they are dropped."""
         if self._saved is not None:
             copies = [tensor.clone() for tensor in self._saved.tensors]  # an optimizer keeps what it is given
             self.apply(join(self._saved.skeleton, copies))
@@ -81,8 +81,8 @@ class State:
     def sync(self) -> None:
         """Give the newest saved state to the workers that lack it. Collective.
 
-        The first worker with the most commits gives; those that have as many are left in peace. Where nobody
-        has saved anything, rank 0 gives what it has.
+        It comes from the first worker with the most commits; workers with as many commits keep theirs. If no worker has
+        saved anything, it comes from rank 0.
 
         Raises NotInitialized where torch's group is not one of init()'s.
         """
@@ -159,6 +159,10 @@ class ObjectState(State):
     def __getattr__(self, name: str) -> Any:  # for type checkers: the attributes are the user's
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
+    if TYPE_CHECKING:  # they may be set, too
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
     def collect(self) -> dict[str, Any]:
         return {name: _collected(getattr(self, name)) for name in self._names}
 
@@ -220,7 +224,7 @@ def _applied(value: Any, saved: Any) -> Any:
         return saved
     if isinstance(value, dict):
         return {key: _applied(value[key], item) for key, item in saved.items()}
-    return type(value)(_applied(item, one) for item, one in zip(value, saved, strict=True))
+    return type(value)(_applied(item, kept) for item, kept in zip(value, saved, strict=True))
 
 
 def _gathered(number: int, device: torch.device) -> list[int]:
@@ -228,4 +232,4 @@ def _gathered(number: int, device: torch.device) -> list[int]:
     mine = torch.tensor([number], dtype=torch.int64, device=device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
-    return [int(one) for one in everyone]
+    return [int(tensor) for tensor in everyone]

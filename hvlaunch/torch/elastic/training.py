@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 from torch import distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import WaitTimeout

@@ -12,7 +12,7 @@ import time
 from datetime import timedelta
 from functools import partial
 
-from torch.distributed import DistError, DistStoreError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, DistStoreError, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,

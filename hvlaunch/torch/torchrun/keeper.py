@@ -113,10 +113,10 @@ class Keeper:
             with self._talk:
                 if self._token is None:
                     self._take(self._backend.get_state())
-                wanted = transition(self._state)
-                if wanted is None or wanted == self._state:
+                changed = transition(self._state)
+                if changed is None or changed == self._state:
                     return self._state
-                answer = self._backend.set_state(encode(wanted), self._token)
+                answer = self._backend.set_state(encode(changed), self._token)
                 self._take(None if answer is None else answer[:2])
                 if answer is not None and answer[2]:
                     return self._state

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import cast
 
-from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
+from torch.distributed import DistStoreError, Store
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable, WaitTimeout

@@ -91,7 +91,7 @@ def test_without_a_clock_of_its_own_it_is_now():
         ("{host!x}", "unknown conversion specifier"),
         ("{host:d}", "unknown format code 'd'"),
         ("{time:\udcff}", "can't encode"),
-        ("{rank", "expected '}' before end of string; try: {{ and }}"),
+        ("{rank", "expected '}' before end of string; try: a format of Python, or {{ and }}"),
         ("rank}", "single '}' encountered"),
         ("a\nb", "must be one line"),
         ("a\rb", "must be one line"),

@@ -116,7 +116,7 @@ def test_unknown_is_an_error_that_says_what_was_found(said, shown):
         detect("mpirun", lambda _: said)
     assert shown in str(caught.value)
     assert "hvlaunch knows Open MPI, IBM Spectrum MPI, MPICH, Intel MPI, MVAPICH" in str(caught.value)
-    assert caught.value.said == said
+    assert caught.value.answer == said
 
 
 def test_the_program_is_asked(tmp_path):

@@ -28,6 +28,7 @@ def in_forks(ranks: Iterable[int], call: Callable[[int], Any]) -> list[Any]:
 
     def work(rank: int) -> None:
         torch.set_num_threads(1)  # OpenMP's other threads are the parent's, and don't live here
+        told: tuple[int, Any, str | None]
         try:
             told = (rank, call(rank), None)
         except BaseException:  # noqa: BLE001 (told to the parent)

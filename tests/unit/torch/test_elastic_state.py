@@ -1,5 +1,7 @@
 """State: saved, restored, and given to those who lack it, over real Gloo groups."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import distributed as dist
@@ -169,10 +171,11 @@ def test_reset_callbacks_are_called_in_their_order():
 
 def test_a_snapshot_shares_nothing_and_keeps_what_it_does_not_know():
     odd = frozenset({1})
-    value = {"a": [torch.ones(2), (torch.zeros(0), 3)], "b": odd, 5: {"x": torch.tensor(True)}}
-    saved = take(value)
-    value["a"][0].zero_()
-    value["a"].append(1)
+    tensor = torch.ones(2)
+    items: list[object] = [tensor, (torch.zeros(0), 3)]
+    saved = take({"a": items, "b": odd, 5: {"x": torch.tensor(True)}})
+    tensor.zero_()
+    items.append(1)
     back = join(saved.skeleton, saved.tensors)
     assert back["a"][0].tolist() == [1.0, 1.0]
     assert len(back["a"]) == 2
@@ -181,7 +184,7 @@ def test_a_snapshot_shares_nothing_and_keeps_what_it_does_not_know():
 
 
 def test_the_version_of_a_modules_state_survives():
-    state_dict = torch.nn.BatchNorm1d(2).state_dict()
+    state_dict: Any = torch.nn.BatchNorm1d(2).state_dict()  # a dict with an attribute
     saved = take(state_dict)
     assert join(saved.skeleton, saved.tensors)._metadata == state_dict._metadata
 
@@ -227,7 +230,12 @@ def test_where_all_have_the_newest_nothing_is_sent():
         state.save()
         made = []
         new_group = dist.new_group
-        dist.new_group = lambda *args, **more: made.append(1) or new_group(*args, **more)
+
+        def counted(*args, **more):
+            made.append(1)
+            return new_group(*args, **more)
+
+        dist.new_group = counted
         state.sync()
         return state.epoch, made
 

@@ -1,6 +1,5 @@
 """run(): real processes and Gloo groups go from round to round, placed by a driver that the test plays."""
 
-import contextlib
 import importlib
 import json
 import mmap
@@ -11,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ class Job:
             HVLAUNCH_TOKEN=TOKEN,
         )
         self.go[number].wait()
-        code = 0
+        code: Any = 0
         try:
             self.results.put((number, train()))
         except SystemExit as end:
@@ -98,12 +98,12 @@ class Job:
         return value
 
     def result(self) -> tuple[int, object]:
-        return self.results.get()
+        number, result = self.results.get()
+        return number, result
 
     def close(self) -> None:
         for worker in self.workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)
+            worker.kill()
             worker.join()
         self.server.close()
 
@@ -158,7 +158,7 @@ def counting(steps: int, pause=lambda state: None):
 
 def at(step: int, then):
     """Call `then` when the state comes to the step for the first time in this process."""
-    done = []
+    done: list[bool] = []
 
     def pause(state) -> None:
         if state.step == step and not done:

@@ -18,6 +18,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /pr
 LONG = 90.0
 
 
+def must_not_sleep(seconds: float) -> None:
+    pytest.fail(f"a thread is at work: it sleeps for {seconds} s")
+
+
 @contextmanager
 def gloo_thread(work: Callable[[], object]) -> Iterator[None]:
     """A thread that does the work once, and then waits for more until the end of the context."""
@@ -41,11 +45,11 @@ def gloo_thread(work: Callable[[], object]) -> Iterator[None]:
 
 
 def test_without_gloo_nobody_waits() -> None:
-    assert wait_until_idle(sleep=pytest.fail)
+    assert wait_until_idle(sleep=must_not_sleep)
 
 
 def test_where_there_is_no_proc_nobody_waits(tmp_path: Path) -> None:
-    assert wait_until_idle(tasks=tmp_path / "none", sleep=pytest.fail)
+    assert wait_until_idle(tasks=tmp_path / "none", sleep=must_not_sleep)
 
 
 def test_a_thread_that_waits_for_work_is_idle() -> None:
@@ -86,6 +90,6 @@ def test_gloos_threads_have_the_name_that_is_looked_for() -> None:
         looks: list[float] = []
         wait_until_idle(sleep=looks.append)
         dist.destroy_process_group()
-        return bool(looks), wait_until_idle(sleep=pytest.fail)
+        return bool(looks), wait_until_idle(sleep=must_not_sleep)
 
     assert in_forks([0], work) == [(True, True)]

@@ -4,6 +4,7 @@ import socket
 import threading
 from contextlib import closing
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,9 @@ from hvlaunch.torch.elastic.sockets import GroupSockets
 LONG = 60.0
 
 
-def in_threads(*calls) -> list:
+def in_threads(*calls) -> list[Any]:
     """Run the calls at the same time; what each gave or raised."""
-    results: list = [None] * len(calls)
+    results: list[Any] = [None] * len(calls)
 
     def run(index, call):
         try:

@@ -20,7 +20,7 @@ def no_job(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_in_a_job_the_environment_tells_all(rendezvous, monkeypatch):
+def test_in_a_job_the_environment_tells_all(rendezvous: tuple[str, str], monkeypatch):
     url, token = rendezvous
     monkeypatch.setenv("HVLAUNCH_RENDEZVOUS", url)
     monkeypatch.setenv("HVLAUNCH_TOKEN", token)
@@ -35,7 +35,9 @@ def test_every_round_has_a_scope_of_its_own():
     assert len(scopes) == 3
 
 
-def test_a_token_file_opens_another_rendezvous_than_the_jobs(rendezvous, monkeypatch, tmp_path):
+def test_a_token_file_opens_another_rendezvous_than_the_jobs(
+    rendezvous: tuple[str, str], monkeypatch, tmp_path
+):
     url, token = rendezvous
     file = tmp_path / "token"
     file.write_text(f"{token}\n")
@@ -46,7 +48,7 @@ def test_a_token_file_opens_another_rendezvous_than_the_jobs(rendezvous, monkeyp
     assert Client(url, token).get("by file", "a") == b"1"
 
 
-def test_what_is_missing_is_named(rendezvous, monkeypatch):
+def test_what_is_missing_is_named(rendezvous: tuple[str, str], monkeypatch):
     with pytest.raises(NoRendezvous, match="HVLAUNCH_RENDEZVOUS is not set"):
         HTTPStore()
     with pytest.raises(
@@ -58,7 +60,7 @@ def test_what_is_missing_is_named(rendezvous, monkeypatch):
         HTTPStore(rendezvous[0])
 
 
-def test_scopes_do_not_see_each_other(rendezvous):
+def test_scopes_do_not_see_each_other(rendezvous: tuple[str, str]):
     one, other = (HTTPStore(*rendezvous, scope=scope) for scope in ("one", "other"))
     one.set("a", "1")
     one.queue_push("q", "1")
@@ -66,7 +68,7 @@ def test_scopes_do_not_see_each_other(rendezvous):
     assert (other.num_keys(), other.queue_len("q")) == (0, 0)
 
 
-def test_errors_are_torchs_and_say_what_the_client_says(rendezvous):
+def test_errors_are_torchs_and_say_what_the_client_says(rendezvous: tuple[str, str]):
     url, token = rendezvous
     store = HTTPStore(url, token, scope="errors", timeout=timedelta(milliseconds=10))
     with pytest.raises(dist.DistStoreError, match=r"nobody set errors/none within 0\.01 s") as error:
@@ -80,12 +82,12 @@ def test_errors_are_torchs_and_say_what_the_client_says(rendezvous):
     with pytest.raises(dist.DistStoreError) as error:
         HTTPStore(url, "wrong", scope="errors").set("a", "1")
     assert isinstance(error.value.__cause__, Unauthorized)
-    with pytest.raises(dist.DistNetworkError, match="Connection refused") as error:
+    with pytest.raises(dist.DistNetworkError, match="Connection refused") as unreachable:
         HTTPStore("http://127.0.0.1:1", token, scope="errors").set("a", "1")
-    assert isinstance(error.value.__cause__, RendezvousUnreachable)
+    assert isinstance(unreachable.value.__cause__, RendezvousUnreachable)
 
 
-def test_two_who_compare_and_set_at_once_do_not_undo_each_other(rendezvous):
+def test_two_who_compare_and_set_at_once_do_not_undo_each_other(rendezvous: tuple[str, str]):
     def count(_rank):
         store = HTTPStore(*rendezvous, scope="counter")
         for _ in range(20):
@@ -98,7 +100,7 @@ def test_two_who_compare_and_set_at_once_do_not_undo_each_other(rendezvous):
     assert int(store.get("n")) > 20
 
 
-def test_a_store_that_only_torch_holds_still_works_until_it_is_closed(rendezvous):
+def test_a_store_that_only_torch_holds_still_works_until_it_is_closed(rendezvous: tuple[str, str]):
     store = HTTPStore(*rendezvous, scope="held")
     prefixed = dist.PrefixStore("p", store)
     gone = weakref.ref(store)
@@ -106,13 +108,16 @@ def test_a_store_that_only_torch_holds_still_works_until_it_is_closed(rendezvous
     gc.collect()
     prefixed.set("a", "1")
     assert prefixed.get("a") == b"1"
-    gone().close()
+    held = gone()
+    assert held is not None
+    held.close()
+    del held
     del prefixed
     gc.collect()
     assert gone() is None
 
 
-def test_a_token_is_in_no_message_and_no_repr(rendezvous):
+def test_a_token_is_in_no_message_and_no_repr(rendezvous: tuple[str, str]):
     store = HTTPStore(rendezvous[0], "secret-word", scope="s")
     assert "secret-word" not in repr(store)
     with pytest.raises(dist.DistStoreError) as error:
@@ -120,7 +125,7 @@ def test_a_token_is_in_no_message_and_no_repr(rendezvous):
     assert "secret-word" not in str(error.value)
 
 
-def test_a_real_group_stands_on_it_and_its_subgroups_too(rendezvous):
+def test_a_real_group_stands_on_it_and_its_subgroups_too(rendezvous: tuple[str, str]):
     def train(rank):
         store = HTTPStore(*rendezvous, scope="group")
         dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=60))

@@ -5,6 +5,7 @@ import socket
 from datetime import timedelta
 
 import pytest
+from torch.distributed import Store
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.torch.group_errors import (
@@ -44,7 +45,7 @@ def free_port():
         return listener.getsockname()[1]
 
 
-kept = []
+kept: list[Store] = []
 
 
 def greet(store, rank, size):
@@ -77,7 +78,9 @@ def test_rank_0_publishes_under_the_rounds_scope_and_may_be_the_last_to_come(ren
     assert in_forks(range(3), work) == [[[0, 1, 2]] * 3] * 3
     client = Client(*rendezvous)
     assert set(client.keys("round.31")) == {"store", "store.1"}
-    address, _, port = client.get("round.31", "store").decode().rpartition(":")
+    where = client.get("round.31", "store")
+    assert where is not None
+    address, _, port = where.decode().rpartition(":")
     assert address == "127.0.0.1"
     assert int(port) > 0
 
@@ -154,7 +157,9 @@ def test_the_store_listens_in_the_range_of_ports_that_workers_may_use(rendezvous
         return greet(meet(place(rank, 2, number=36), LONG, Client(*rendezvous)), rank, 2)
 
     assert in_forks(range(2), work) == [[0, 1]] * 2
-    port = int(Client(*rendezvous).get("round.36", "store").rpartition(b":")[2])
+    where = Client(*rendezvous).get("round.36", "store")
+    assert where is not None
+    port = int(where.rpartition(b":")[2])
     assert first <= port <= first + 20
 
 

@@ -16,7 +16,8 @@ TORCHS = ["HashStore", "TCPStore", "HTTPStore"]
 
 
 @pytest.fixture(params=[*TORCHS, "PrefixStore on HTTPStore"])
-def store(request, rendezvous):
+def store(request, rendezvous: tuple[str, str]):
+    made: dist.Store
     if request.param == "HashStore":
         made = dist.HashStore()
     elif request.param == "TCPStore":

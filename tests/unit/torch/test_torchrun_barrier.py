@@ -146,10 +146,11 @@ class SimulatedJob:
         if isinstance(step, Join):
             self.state = joined(self.state, node.name, f"epoch {next(self.epochs)}")
         elif isinstance(step, Form):
+            assert self.state is not None
             before = self.state
-            self.state = formed(self.state, self.limits)
+            self.state = formed(before, self.limits)
             assert self.state != before
-            self.check_new_round(before)
+            self.check_new_round(before, self.state)
         elif isinstance(step, NodePlace):
             assert self.rounds[step.epoch, step.round][step.rank] == node.name
             node.place, node.barrier = step, None
@@ -161,8 +162,7 @@ class SimulatedJob:
             return False
         return True
 
-    def check_new_round(self, before: JobState) -> None:
-        state = self.state
+    def check_new_round(self, before: JobState, state: JobState) -> None:
         assert (state.epoch, state.round) not in self.rounds
         self.rounds[state.epoch, state.round] = state.placed
         assert self.limits.min_nodes <= len(state.placed) <= self.limits.max_nodes
@@ -218,14 +218,14 @@ def test_simulated_jobs_come_to_rest_in_a_round_of_the_right_nodes(seed):
                     job.die(draw.choice(sorted(job.nodes)))
         job.settle()
         job.nodes = {name: node for name, node in job.nodes.items() if not node.late}
-        for name in [*(job.state.nodes if job.state else ())]:
-            if name not in job.nodes:
-                job.state = left(job.state, [name])
+        if job.state is not None:
+            job.state = left(job.state, [name for name in job.state.nodes if name not in job.nodes])
         here = len(job.nodes)
-        training = {node.name for node in job.nodes.values() if node.barrier is None}
+        trained = {node.name for node in job.nodes.values() if node.barrier is None}
         if here >= least:
-            assert len(training) == min(here, job.limits.max_nodes)
-            assert set(job.state.active) == training
+            assert len(trained) == min(here, job.limits.max_nodes)
+            assert job.state is not None
+            assert set(job.state.active) == trained
             assert job.state.running
 
 
@@ -234,6 +234,7 @@ def test_a_jobs_end_reaches_every_node_that_waits():
     for name in "ab":
         job.arrive(name)
     job.settle()
+    assert job.state is not None
     (winner,) = job.state.placed
     job.state = left(ended(job.state, "done", winner), [winner])
     del job.nodes[winner]

@@ -35,7 +35,7 @@ def torchs():
 
     def make(address="127.0.0.1", least=1, most=2, store=None) -> DynamicRendezvousHandler:
         store = store or shared
-        handler = DynamicRendezvousHandler.from_backend(
+        handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
             "job",
             store,
             C10dRendezvousBackend(store, "job"),
@@ -193,10 +193,14 @@ class TestSpare:
         with Client(f"http://{endpoint}", TOKEN) as client:
             client.put("torchrun.job", "state", encode(state))
 
+            def now() -> JobState:
+                value = client.get("torchrun.job", "state")
+                assert value is not None
+                return decode(value)
+
             def finish() -> None:
-                until(lambda: decode(client.get("torchrun.job", "state")).waiting)
-                now = decode(client.get("torchrun.job", "state"))
-                client.put("torchrun.job", "state", encode(left(ended(now, "done", busy), [busy])))
+                until(lambda: now().waiting)
+                client.put("torchrun.job", "state", encode(left(ended(now(), "done", busy), [busy])))
 
             finisher = threading.Thread(target=finish)
             finisher.start()
