@@ -31,6 +31,7 @@ class Nodes:
         self.settings = Settings(
             url=f"http://127.0.0.1:{port}",
             token=TOKEN,
+            certificate=None,
             run_id="job",
             limits=Limits(min_nodes=1, max_nodes=2),
             address="127.0.0.1",
