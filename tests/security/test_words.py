@@ -6,15 +6,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from paramiko import RSAKey, Transport
+from paramiko import AUTH_FAILED, PKey, RSAKey, ServerInterface, Transport
 from paramiko.common import cMSG_DISCONNECT
 from paramiko.message import Message
 
 from hvlaunch.console.visible import visible
-from hvlaunch.errors import ConnectFailed, HostError
+from hvlaunch.errors import HostError
 from hvlaunch.gloo.controller import run
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
-from tests.unit.ssh.conftest import connect
+from tests.unit.ssh.conftest import connect, keygen
 
 FORGED = "hvlaunch: rank 0 of 1 ended well"
 SPOOFS = {
@@ -44,6 +44,25 @@ def test_the_cause_of_a_hosts_error_is_one_line() -> None:
     assert "\n" not in str(error)
 
 
+class LeavingServer(ServerInterface):
+    """Refuses every key, and takes its leave in several lines."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: PKey) -> int:
+        message = Message()
+        message.add_byte(cMSG_DISCONNECT)
+        message.add_int(2)
+        message.add_string(f"go\n{FORGED}\r\x1b[2J" + "x" * 20_000)
+        message.add_string("")
+        self.transport._send_message(message)
+        return AUTH_FAILED
+
+
 def test_an_sshd_that_takes_its_leave_in_several_lines(tmp_path: Path) -> None:
     """Before anybody is authenticated: any machine at the address can do it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -52,28 +71,21 @@ def test_an_sshd_that_takes_its_leave_in_several_lines(tmp_path: Path) -> None:
             client, _ = listener.accept()
             transport = Transport(client)
             transport.add_server_key(RSAKey.generate(2048))
-            try:
-                transport.start_server(event=threading.Event())
-                message = Message()
-                message.add_byte(cMSG_DISCONNECT)
-                message.add_int(2)
-                message.add_string(f"go\n{FORGED}\r\x1b[2J" + "x" * 20_000)
-                message.add_string("")
-                transport._send_message(message)
-            finally:
-                transport.join(5)
-                transport.close()
+            transport.start_server(event=threading.Event(), server=LeavingServer(transport))
+            transport.join(30)
+            transport.close()
 
         thread = threading.Thread(target=serve)
         thread.start()
         (tmp_path / "config").write_text(
             "IdentityAgent none\nUserKnownHostsFile none\nGlobalKnownHostsFile none\n"
         )
-        options = SSHOptions(config=tmp_path / "config", port=listener.getsockname()[1], host_keys="off")
+        port, key = listener.getsockname()[1], keygen(tmp_path / "id")
+        options = SSHOptions(config=tmp_path / "config", port=port, host_keys="off", identity=key)
         with pytest.raises(HostError) as raised:
             connect(Host("127.0.0.1"), options, timeout=30.0)
         thread.join()
-    assert isinstance(raised.value, ConnectFailed | HostError)
+    assert "go hvlaunch" in str(raised.value)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 1000
 
