@@ -14,7 +14,7 @@ from hvlaunch.job import Host
 from tests.unit.gloo.fakes import FakeConnection, FakeListener
 
 CONFIG = {"grace": 1.0, "lease": 30.0, "window": 1 << 20}
-PING = {"type": "ping"}
+PING: dict[str, object] = {"type": "ping"}
 
 
 class Rig:

@@ -12,7 +12,7 @@ from hvlaunch.errors import (
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine.engine import Phase
+from hvlaunch.gloo.engine.course import Phase
 from tests.unit.gloo.history import GENTLE, PORT, History, facts, lost, ready, spec
 
 

@@ -14,6 +14,7 @@ from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.bundle import NO_PYTHON
 from hvlaunch.gloo.driver.host_link import HostLink, Opening
+from hvlaunch.gloo.driver.relay import HostRelay
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host
 from tests.unit.gloo.fakes import FakeConnection
@@ -40,7 +41,7 @@ class Program(AgentProgram):
         return "start the agent", BUNDLE
 
 
-class FakeRelay:
+class FakeRelay(HostRelay):
     """Sends back what it gets."""
 
     def __init__(self, rig: "Rig", send: Callable[[Any, bytes], None]) -> None:

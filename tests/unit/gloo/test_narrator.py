@@ -1,5 +1,7 @@
 """What the user is told of a history of events, and what a terminal shows meanwhile."""
 
+from typing import Any
+
 import pytest
 
 from hvlaunch.errors import ConnectFailed, HostLost
@@ -19,12 +21,12 @@ class Told(History):
     def __init__(self, hosts="a:2,b:2", *, verbose=False, console=None, elastic=None):
         job = spec(hosts, verbose=verbose, console=console or ConsoleOptions(), elastic=elastic)
         super().__init__(job)
-        self.texts = []
-        self.status = []
+        self.texts: list[str] = []
+        self.status: list[Any] = []
         self.narrator = Narrator(job, self.texts.append, lambda text: self.status.append(text and text()))
 
     def play(self, *events):
-        new = []
+        new: list[do.Action] = []
         for event in events:
             actions = super().play(event)
             self.narrator.see(event, actions, self.now)
