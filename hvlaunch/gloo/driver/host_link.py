@@ -38,15 +38,15 @@ _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
 _EXIT_STATUS_WAIT = 2.0
 _NOT_FOUND = 127
-_LOST_HINT = "the system log of the host, if nobody killed it"
+_LOST_HINT = "look at the system log of that host, if nobody killed its agent"
 _HINTS = {
-    "heard nothing from the driver": "a longer --lease, if hvlaunch was stopped (Ctrl-Z) or this machine slept; else the network between the two",
-    "can't start new thread": "ulimit -a in a login there: a limit is too low",
-    "Cannot fork": "ulimit -a in a login there: a limit is too low",
-    "MemoryError": "free -h and ulimit -a there: it has too little memory, or a limit is too low",
-    "Resource temporarily unavailable": "ulimit -a in a login there: a limit is too low",
-    "Too many open files": "ulimit -n in a login there, which is too low",
-    "no place for temporary files": "df /tmp and df -i /tmp there, or a TMPDIR that its login shell sets",
+    "heard nothing from the driver": "a longer --lease, if hvlaunch was stopped (Ctrl-Z) or this machine slept; otherwise check the network between the two",
+    "can't start new thread": "ulimit -a on that host: a limit is too low",
+    "Cannot fork": "ulimit -a on that host: a limit is too low",
+    "MemoryError": "free -h and ulimit -a on that host: it has too little memory, or a limit is too low",
+    "Resource temporarily unavailable": "ulimit -a on that host: a limit is too low",
+    "Too many open files": "ulimit -n on that host: the limit is too low",
+    "no place for temporary files": "df /tmp and df -i /tmp on that host, or set TMPDIR in its login shell",
 }
 
 
@@ -310,9 +310,9 @@ class HostLink:
 
     def _garbled(self) -> ChannelGarbled:
         return ChannelGarbled(
-            "lost: something else that runs there wrote into the middle of what its agent sent",
+            "lost: another program on it wrote into the middle of its agent's messages",
             host=self.host.name,
-            hint="what start-up files leave running there must not print",
+            hint="start-up files of that host must not leave programs running that print",
         )
 
     def _never_began(self, status: int | None, stderr: str, broken: str | None) -> HostError:
@@ -320,16 +320,16 @@ class HostLink:
         if status == _NOT_FOUND and NO_PYTHON in stderr:
             tried = stderr[stderr.index(NO_PYTHON) + len(NO_PYTHON) :].splitlines()[0].strip()
             return NoPython(
-                f"no Python >= 3.8 there (tried {tried})",
+                f"no Python >= 3.8 was found (tried {tried})",
                 host=name,
                 hint="--remote-python PATH, or python=PATH in the hostfile",
             )
         noise = bytes(self._noise).decode("utf-8", "replace").strip()
         words = (stderr or noise).splitlines()[-1:] or [broken or "nothing"]
         ended = f"status {status}" if status is not None else "no status"
-        by_hand = f"ssh {name} python3 --version; where that works, --remote-python with another one"
+        by_hand = f"ssh {name} python3 --version; if that works, --remote-python with another Python"
         return AgentFailed(
-            f"its agent did not start ({ended}); the host said: {words[0]}",
+            f"its agent did not start ({ended}); the host printed: {words[0]}",
             host=name,
             hint=_hint(words[0], by_hand),
         )

@@ -333,7 +333,7 @@ def test_an_interface_that_a_host_does_not_have() -> None:
     all_reach_the_rendezvous(job)
     job.close()
     assert job.result.exit_code == 2
-    assert str(job.result.error).startswith("host b: none of the interfaces ib0 has an address there")
+    assert str(job.result.error).startswith("host b: none of the interfaces ib0 has an address on it")
 
 
 def test_a_host_that_never_answers_about_the_rendezvous_does_not_hold_the_job() -> None:

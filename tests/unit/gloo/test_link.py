@@ -149,7 +149,9 @@ def test_noise_within_a_piece_ends_the_host_with_an_error_of_its_own(rig: Rig) -
     event = rig.event()
     assert isinstance(event, on.HostGone)
     assert event.problem.kind == "ChannelGarbled"
-    assert str(event.problem).startswith("host a: lost: something else that runs there wrote into")
+    assert str(event.problem).startswith(
+        "host a: lost: another program on it wrote into the middle of its agent's messages"
+    )
 
 
 def test_relayed_frames_have_an_end_of_their_own_which_goes_with_the_host(rig: Rig) -> None:

@@ -68,7 +68,7 @@ def test_who_is_waited_for():
 def test_nobody_is_waited_for_once_the_workers_start():
     told = Told()
     told.connect()
-    assert told.status[-1] == "connected 2/2: finding addresses that lead from host to host"
+    assert told.status[-1] == "connected 2/2: finding addresses by which the hosts reach each other"
     told.wire()
     assert told.status[-1] is None
     seen = len(told.status)
@@ -85,7 +85,7 @@ def test_hosts_are_waited_for_while_workers_of_others_run_already():
     told.exit("b", 0)
     assert told.status[-1] == "connecting 3/4: waiting for d"
     told.play(*ready("d", 4))
-    assert told.status[-1] == "connected 4/4: finding addresses that lead from host to host"
+    assert told.status[-1] == "connected 4/4: finding addresses by which the hosts reach each other"
     told.find()
     assert {start.host for start in told.of(do.Start)} == set("abcd")
     assert told.status[-1] is None
