@@ -5,8 +5,7 @@ A second thread writes, so that neither a slow host nor a full window holds up t
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hvlaunch.agent.frames import PROTOCOL, BadFrame
 from hvlaunch.agent.pieces import Garbled
@@ -58,8 +57,7 @@ class OutputPrinter(Protocol):
     def end(self, rank: int, stream: Stream) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(NamedTuple):
     """How a link begins."""
 
     connect: Callable[[Host], AgentConnection]

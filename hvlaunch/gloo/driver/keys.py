@@ -1,7 +1,7 @@
 """A job's secrets and names: all of chance that there is in a driver, drawn once, before the job begins."""
 
 import os
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 __all__ = ["Keys"]
 
@@ -11,16 +11,19 @@ def _random_word(size: int) -> str:
     return os.urandom(size).hex()
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(NamedTuple):
     """`token` opens the rendezvous, `probe_token` only tells its `nonce`; `job_id` is for people and programs."""
 
-    token: str = field(repr=False)
-    probe_token: str = field(repr=False)
+    token: str
+    probe_token: str
     nonce: str
     job_id: str
     beacons: str
     """What the nonces of the hosts' beacons begin with, which tell them to everybody: no part of another key."""
+
+    def __repr__(self) -> str:
+        """Without what is secret."""
+        return f"Keys(job_id={self.job_id!r})"
 
     @classmethod
     def new(cls) -> "Keys":

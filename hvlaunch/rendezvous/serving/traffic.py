@@ -5,8 +5,7 @@ from __future__ import annotations
 import resource
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 __all__ = ["Arriving", "Stats", "Traffic", "TrafficLimits", "room_for"]
 
@@ -34,8 +33,7 @@ def room_for(connections: int) -> bool:
 _FAREWELLS = 100  # connections too many that are told so; more are just cut off
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficLimits:
+class TrafficLimits(NamedTuple):
     """How many connections there may be at one time, and what they may send."""
 
     connections: int = 20_000
@@ -45,8 +43,7 @@ class TrafficLimits:
     """Bytes of the requests' bodies that are not all there yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
+class Stats(NamedTuple):
     """A server's numbers at one moment."""
 
     connections: int

@@ -1,11 +1,9 @@
-from dataclasses import astuple
-
 from hvlaunch.gloo.driver.keys import Keys
 
 
 def test_every_job_has_keys_of_its_own() -> None:
     first, second = Keys.new(), Keys.new()
-    words = [*astuple(first), *astuple(second)]
+    words = [*first, *second]
     assert len(set(words)) == len(words) == 10
     assert len(first.token) == 64
 
