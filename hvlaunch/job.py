@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hvlaunch.errors import Problem
 
@@ -183,8 +183,7 @@ class JobSpec:
     verbose: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerExit:
+class WorkerExit(NamedTuple):
     """How one worker ended."""
 
     rank: int
@@ -217,8 +216,7 @@ class WorkerExit:
         return self.code == 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobResult:
+class JobResult(NamedTuple):
     """How a job ended. `failure` is the first failing worker, `error` what else ended the job."""
 
     exit_code: int

@@ -109,7 +109,7 @@ class Decoder:
             try:
                 header = loads(buffer[start + _LENGTHS.size : split].decode("ascii"))
             except (ValueError, RecursionError) as error:
-                raise BadFrame("a header that is no JSON: %s" % error) from None
+                raise BadFrame("a header that is not JSON: %s" % error) from None
             if not isinstance(header, dict) or not isinstance(header.get("type"), str):
                 raise BadFrame("a header without a type")
             body = buffer[split:end]

@@ -99,7 +99,7 @@ def signal_name(number: int) -> str:
 
 
 def _no_number(name: str) -> None:
-    raise ValueError("%s is no number of JSON's" % name)
+    raise ValueError("%s is not a number in JSON" % name)
 
 
 class _Settings:
@@ -139,9 +139,9 @@ else:
         try:
             value, end = _read(text, 0)
         except StopIteration:
-            raise ValueError("nothing that begins a value") from None
+            raise ValueError("there is no value") from None
         if end != len(text):
-            raise ValueError("something behind the value")
+            raise ValueError("there is more after the value")
         return value
 
     def dumps(value: Any) -> str:

@@ -112,7 +112,7 @@ _HOSTS = Group(
 
 _WORKERS = Group(
     "workers",
-    pages=(("What a worker finds", "environment.md"), ("Horovod", "horovod.md")),
+    pages=(("What each worker gets", "environment.md"), ("Horovod", "horovod.md")),
     options=(
         Option(
             "np",

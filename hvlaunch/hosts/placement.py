@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hvlaunch.errors import BadUsage, NotEnoughSlots
@@ -14,8 +13,7 @@ Seat = tuple[str, int]
 """A host and a slot there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """One worker's place in a round. Ranks count from 0; docs/architecture.md, "Words", says what they mean."""
 
     host: str
@@ -137,5 +135,5 @@ def seats(hosts: Iterable[tuple[str, Sequence[int]]]) -> dict[Seat, Placement]:
     for host, slots in chosen:
         local_ranks = {slot: local_rank for local_rank, slot in enumerate(sorted(slots))}
         for slot in slots:
-            found[host, slot] = replace(by_local_rank[host, local_ranks[slot]], rank=len(found))
+            found[host, slot] = by_local_rank[host, local_ranks[slot]]._replace(rank=len(found))
     return found

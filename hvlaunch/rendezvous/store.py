@@ -3,7 +3,6 @@
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from hvlaunch.rendezvous.changes import Changes
@@ -59,8 +58,7 @@ _NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
 _INT64 = 1 << 63
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreLimits:
+class StoreLimits(NamedTuple):
     """How much a store may hold; all sizes in bytes."""
 
     value: int = 16 << 20

@@ -94,5 +94,5 @@ def test_outside_of_a_job_it_is_an_error_that_says_so(slurm: SlurmSite) -> None:
     job = slurm.run([*SRUN, "true"])
     assert (job.returncode, job.stdout) == (2, "")
     assert job.stderr == (
-        "hvlaunch: --srun is for inside of a job of Slurm, and SLURM_JOB_ID is not set; try: salloc or sbatch first\n"
+        "hvlaunch: --srun works only inside a job of Slurm, and SLURM_JOB_ID is not set; try: salloc or sbatch first\n"
     )

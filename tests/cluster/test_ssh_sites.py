@@ -86,7 +86,7 @@ def test_two_names_of_one_machine_are_told_once(site: Site) -> None:
     job = site.run("-H", "n1,twin,n2", "true")
     assert job.code() == 0
     (line,) = job.stderr.splitlines()
-    assert "hosts n1,twin are one machine" in line
+    assert "hosts n1,twin are the same machine" in line
 
 
 def test_a_connection_that_is_open_already_is_used(site: Site) -> None:

@@ -175,6 +175,9 @@ def test_what_start_up_files_left_running_prints_into_the_channel_all_the_time(
     lines = job.stderr.encode().splitlines(keepends=True)
     own = [line for line in lines if line.startswith(b"hvlaunch: ")]
     assert len(own) == 1, own
-    assert b"host a: something that its start-up files left running still prints" in own[0]
+    assert (
+        b"host a: a program that its start-up files left running prints; from now on its output is skipped"
+        in own[0]
+    )
     check_console(iter(job.stdout.encode().splitlines(keepends=True)), "stdout")
     check_console((line for line in lines if line not in own), "stderr")

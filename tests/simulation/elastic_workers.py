@@ -98,9 +98,8 @@ class Workers:
                 self.rounds.setdefault(start.round, []).append(one)
             new.append(one)
             host.processes.append(one)
-            self._world.at(
-                (20.0 if host.is_slow else 0.5) + self._world.delay(2), lambda one=one: self._imported(one)
-            )  # type: ignore[misc]
+            import_time = (20.0 if host.is_slow else 0.5) + self._world.delay(2)
+            self._world.at(import_time, partial(self._imported, one))
             self._world.at(BEAT, lambda one=one: self._beat(one))  # type: ignore[misc]
         for one in new:
             self._world.hear(host, on.WorkerStarted(host.name, start.round, one.slot, 1, one.start))

@@ -171,6 +171,10 @@ class ElasticWorld(Play):
         agent = host.agent
         host.heard_until = max(host.heard_until, self.now + self.delay())
 
+        def again() -> None:
+            if host.agent == agent:
+                self.tell(event)
+
         def deliver() -> None:
             if host.agent != agent or host.link == "none" or not host.is_up:
                 return
@@ -182,7 +186,7 @@ class ElasticWorld(Play):
                 host.link = "none"
             self.tell(event)
             if self.random.random() < 0.05:
-                self.at(self.delay(2), lambda: host.agent == agent and self.tell(event))  # type: ignore[func-returns-value]
+                self.at(self.delay(2), again)
 
         self.at(host.heard_until - self.now, deliver)
 

@@ -30,7 +30,7 @@ class Play(ABC):
         self.turns: list[tuple[float, on.Event, list[do.Action]]] = []
         self.result: JobResult | None = None
         self._most_steps = most_steps
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._count = 0
         self._ticks = 0
 
@@ -52,7 +52,7 @@ class Play(ABC):
         """When the next call is to be made."""
         return self._queue[0][0] if self._queue else None
 
-    def at(self, delay: float, call: Callable[[], None]) -> None:
+    def at(self, delay: float, call: Callable[[], object]) -> None:
         """Calls for the same time are made in the order in which they were asked for."""
         self._count += 1
         heapq.heappush(self._queue, (self.now + delay, self._count, call))

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,7 +97,7 @@ def a_rank_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(hosts):
         found = seats(hosts)
         last = list(found)[-1]
-        found[last] = replace(found[last], rank=max(0, found[last].rank - 1))
+        found[last] = found[last]._replace(rank=max(0, found[last].rank - 1))
         return found
 
     for module in (seating, forming):

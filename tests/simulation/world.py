@@ -100,10 +100,10 @@ class World(Play):
             case do.Start():
                 self.start(action)
             case do.Stop(name, steps):
-                host = self.hosts[name]
-                host.orders += 1
+                stopped = self.hosts[name]
+                stopped.orders += 1
                 for step in steps:
-                    self.at(step.after, partial(self.deliver, host, step.signal, host.orders))
+                    self.at(step.after, partial(self.deliver, stopped, step.signal, stopped.orders))
             case do.Release(name):
                 self.release(self.hosts[name])
             case do.Abandon(name):

@@ -114,3 +114,18 @@ def test_links_between_documents_lead_to_files(path):
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text())
     local = [target for target in targets if "://" not in target]
     assert [target for target in local if not (path.parent / target).exists()] == []
+
+
+def anchors(path: Path) -> set[str]:
+    """The names of a page's headings as GitHub makes them, and those that it sets itself."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    headings = [line.lstrip("# ").lower() for line in text.splitlines() if line.startswith("#")]
+    names = {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+    return names | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_links_to_a_part_of_a_page_lead_to_a_heading(path):
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text())
+    pages = [(path.parent / target if target else path, part) for target, part in links]
+    assert [part for page, part in pages if part not in anchors(page)] == []

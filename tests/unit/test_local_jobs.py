@@ -13,6 +13,9 @@ import psutil
 import pytest
 
 from hvlaunch.agent.facts import free_port
+from hvlaunch.gloo.engine import replay
+from hvlaunch.gloo.engine.course import Phase
+from hvlaunch.gloo.watch.journal import entries
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 DEADLINE = 100.0
@@ -274,3 +277,23 @@ def test_no_rank_port_is_used_twice() -> None:
     jobs = [start("-np", 1, "sh", "-c", "echo $MASTER_PORT; sleep 0.2") for _ in range(3)]
     ports = {job.communicate(timeout=DEADLINE)[0] for job in jobs}
     assert len(ports) == 3
+
+
+def test_a_journal_replays_in_another_process_and_opens_nothing(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    script = "echo $HVLAUNCH_TOKEN ${HVLAUNCH_JOURNAL-unset}; exit 3"
+    options = ("-np", 2, "-x", "SECRET=of-the-user", "--prefix", "")
+    environ = {**os.environ, "HVLAUNCH_JOURNAL": str(journal)}
+    done = run(*options, "sh", "-c", script, env=environ)
+    assert done.returncode == 3
+    token, name = done.stdout.split()[:2]
+    assert len(token) == 64
+    assert name == "unset"
+    text = journal.read_text()
+    assert token not in text
+    assert "SECRET" in text
+    assert journal.stat().st_mode & 0o777 == 0o600
+    engine = replay(entries(journal))
+    assert engine.phase is Phase.DONE
+    again = run("-np", 1, "true", env=environ)
+    assert (again.returncode, again.stderr) == (2, f"hvlaunch: journal {journal}: file exists\n")

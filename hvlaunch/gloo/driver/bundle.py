@@ -86,7 +86,7 @@ def python_candidates(chosen: str | None) -> list[str]:
         named = ours.with_name(f"python3.{sys.version_info.minor}")
         return [*([str(named)] if named.exists() and named != ours else []), str(ours), "python3", "python"]
     if not _SHELL_SAFE.fullmatch(chosen):
-        raise BadUsage(f"the path of the remote python has a quote, $, ! or backslash in it: {chosen!r}")
+        raise BadUsage(f"--remote-python {chosen!r}: must not have a quote, $, ! or backslash")
     return [chosen]
 
 

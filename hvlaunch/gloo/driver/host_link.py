@@ -5,8 +5,7 @@ A second thread writes, so that neither a slow host nor a full window holds up t
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hvlaunch.agent.frames import FRAME_COST, PROTOCOL, BadFrame
 from hvlaunch.agent.pieces import Garbled
@@ -43,15 +42,15 @@ _EXIT_STATUS_WAIT = 2.0
 _NOT_FOUND = 127
 _MOST_PARTINGS = 4  # that are passed on, of an agent that says so again and again
 _LONGEST_LINE = 500  # of what a host says, where it is quoted
-_LOST_HINT = "the system log of the host, if nobody killed it"
+_LOST_HINT = "look at the system log of that host, if nobody killed its agent"
 _HINTS = {
-    "heard nothing from the driver": "a longer --lease, if hvlaunch was stopped (Ctrl-Z) or this machine slept; else the network between the two",
-    "can't start new thread": "ulimit -a in a login there: a limit is too low",
-    "Cannot fork": "ulimit -a in a login there: a limit is too low",
-    "MemoryError": "free -h and ulimit -a there: it has too little memory, or a limit is too low",
-    "Resource temporarily unavailable": "ulimit -a in a login there: a limit is too low",
-    "Too many open files": "ulimit -n in a login there, which is too low",
-    "no place for temporary files": "df /tmp and df -i /tmp there, or a TMPDIR that its login shell sets",
+    "heard nothing from the driver": "a longer --lease, if hvlaunch was stopped (Ctrl-Z) or this machine slept; otherwise check the network between the two",
+    "can't start new thread": "ulimit -a on that host: a limit is too low",
+    "Cannot fork": "ulimit -a on that host: a limit is too low",
+    "MemoryError": "free -h and ulimit -a on that host: it has too little memory, or a limit is too low",
+    "Resource temporarily unavailable": "ulimit -a on that host: a limit is too low",
+    "Too many open files": "ulimit -n on that host: the limit is too low",
+    "no place for temporary files": "df /tmp and df -i /tmp on that host, or set TMPDIR in its login shell",
 }
 
 
@@ -63,8 +62,7 @@ class OutputPrinter(Protocol):
     def end(self, rank: int, stream: Stream) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(NamedTuple):
     """How a link begins."""
 
     connect: Callable[[Host], AgentConnection]
@@ -341,9 +339,9 @@ class HostLink:
 
     def _garbled(self) -> ChannelGarbled:
         return ChannelGarbled(
-            "lost: something else that runs there wrote into the middle of what its agent sent",
+            "lost: another program on it wrote into the middle of its agent's messages",
             host=self.host.name,
-            hint="what start-up files leave running there must not print",
+            hint="start-up files of that host must not leave programs running that print",
         )
 
     def _never_began(self, status: int | None, stderr: str, broken: str | None) -> HostError:
@@ -351,7 +349,7 @@ class HostLink:
         if status == _NOT_FOUND and NO_PYTHON in stderr:
             tried = plain(stderr.partition(NO_PYTHON)[2].splitlines()[0].strip(), _LONGEST_LINE)
             return NoPython(
-                f"no Python >= 3.8 there (tried {tried})",
+                f"no Python >= 3.8 was found (tried {tried})",
                 host=name,
                 hint="--remote-python PATH, or python=PATH in the hostfile",
             )
@@ -359,9 +357,9 @@ class HostLink:
         lines = (stderr or noise).splitlines() or [broken or "nothing"]
         last = plain(lines[-1], _LONGEST_LINE)
         ended = f"status {status}" if status is not None else "no status"
-        by_hand = f"ssh {name} python3 --version; where that works, --remote-python with another one"
+        by_hand = f"ssh {name} python3 --version; if that works, --remote-python with another Python"
         return AgentFailed(
-            f"its agent did not start ({ended}); the host said: {last}",
+            f"its agent did not start ({ended}); the host printed: {last}",
             host=name,
             hint=_hint(last, by_hand),
         )

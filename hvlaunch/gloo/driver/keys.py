@@ -1,7 +1,7 @@
 """A job's secrets and names: all of chance that there is in a driver, drawn once, before the job begins."""
 
 import os
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hvlaunch.agent.quick import mac
 from hvlaunch.rendezvous.serving.certificate import Certificate
@@ -14,19 +14,22 @@ def _random_word(size: int) -> str:
     return os.urandom(size).hex()
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(NamedTuple):
     """`token` opens the rendezvous, which proves that it is the job's to agents by `probe_key`, to workers by `certificate`.
 
     `job_id` is for people and programs.
     """
 
-    token: str = field(repr=False)
-    probe_key: str = field(repr=False)
-    certificate: Certificate = field(repr=False)
+    token: str
+    probe_key: str
+    certificate: Certificate
     job_id: str
-    beacons: str = field(repr=False)
+    beacons: str
     """What the keys of the hosts' beacons are made of."""
+
+    def __repr__(self) -> str:
+        """Without what is secret."""
+        return f"Keys(job_id={self.job_id!r})"
 
     @classmethod
     def new(cls) -> "Keys":

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hvlaunch.agent.frames import PROTOCOL
 from hvlaunch.console.files import OutputFiles
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Driver", "Watcher"]
 
-Watcher = Callable[[on.Event, Sequence[do.Action], float], None]
+Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
 """Sees each event, what the engine made of it before that is carried out, and the time."""
 
 _OUTPUT_IN_FLIGHT = 64 << 20

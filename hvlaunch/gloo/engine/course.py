@@ -25,7 +25,7 @@ _CLOSING_TIME = 25.0
 class Phase(Enum):
     CONNECTING = "connecting to the hosts"
     RUNNING = "running"
-    FINISHING = "waiting for the others, since the first worker has ended well"
+    FINISHING = "waiting for the other workers, since the first one has ended with 0"
     STOPPING = "stopping the workers"
     CLOSING = "closing the hosts"
     DONE = "done"

@@ -85,7 +85,7 @@ class RendezvousUnreachable(NamedTuple):
 
 
 class SharedMachine(NamedTuple):
-    """These hosts are one machine, and each uses all of its slots there."""
+    """These hosts are the same machine, and each uses all of its slots."""
 
     hosts: tuple[str, ...]
 

@@ -11,7 +11,7 @@ def no_directory(host: str, path: str, cause: str) -> Problem:
         f"working directory {path}: {cause}",
         host=host,
         path=path,
-        hint="--cwd DIR, a directory that is there on every host",
+        hint="--cwd DIR, with a directory that every host has",
     ).problem
 
 
@@ -27,4 +27,4 @@ def no_start(host: str, seconds: float, *, is_connected: bool) -> Problem:
 
 def stuck(host: str) -> Problem:
     """Its workers live on after SIGKILL."""
-    return HostLost("lost: workers there do not end, whatever they are sent", host=host).problem
+    return HostLost("lost: its workers do not end, even after SIGKILL", host=host).problem

@@ -143,8 +143,8 @@ class Network:
         for name, facts in self._facts.items():
             if self._only and self._named(facts) is None:
                 has = ", ".join(facts.addresses)
-                hint = "--network-interfaces with a name of each host's, where they differ"
-                cause = f"none of the interfaces {', '.join(self._only)} has an address there (it has {has})"
+                hint = "--network-interfaces with a name for each host, if their names differ"
+                cause = f"none of the interfaces {', '.join(self._only)} has an address on it (it has {has})"
                 return BadUsage(cause, host=name, hint=hint).problem
         return None
 
@@ -173,13 +173,13 @@ class Network:
 
 
 def _unreachable(host: str, target: str, addresses: Sequence[str]) -> Problem:
-    tried = ", ".join(addresses) or "it has no address but loopback"
+    tried = ", ".join(addresses) or "none: it has only loopback addresses"
     return Unreachable(
         f"can't connect to host {target} (tried {tried})",
         host=host,
         other=target,
         addresses=addresses,
-        hint="opening the firewall between the two, or --network-interfaces, which takes addresses without trying",
+        hint="open the firewall between the two, or use --network-interfaces, which takes addresses without trying",
     ).problem
 
 

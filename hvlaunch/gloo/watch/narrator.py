@@ -46,8 +46,8 @@ class Narrator:
             self._began = now
         if isinstance(event, on.HostNoise) and not self._quiet:
             self._say(
-                f"host {event.host}: something that its start-up files left running still prints, "
-                f"which is skipped from here on: {event.text}"
+                f"host {event.host}: a program that its start-up files left running prints; "
+                f"from now on its output is skipped: {event.text}"
             )
         if self._verbose:
             self._details(event, now)
@@ -126,5 +126,5 @@ def _waiting(hosts: Sequence[str], size: int, failed: int) -> str:
     if not size:
         return "waiting for the first hosts of the pool"
     if not hosts:
-        return f"connected {ready}/{size}{lost}: finding addresses that lead from host to host"
+        return f"connected {ready}/{size}{lost}: finding addresses by which the hosts reach each other"
     return f"connecting {ready}/{size}{lost}: waiting for {host_set(hosts)}"

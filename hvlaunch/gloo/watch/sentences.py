@@ -59,17 +59,18 @@ def _of_host(
         case tell.HostLostAtEnd(problem):
             return str(problem)
         case tell.HostNotClosing(host):
-            return f"host {host}: does not close; its agent still ends what is left there"
+            return f"host {host}: does not answer; its agent still ends what is left on it"
         case tell.HostLeftOver(host, left):
-            processes = "1 process" if left == 1 else f"{left} processes"
-            return f"host {host}: {processes} of the job can't be killed (another user's, or stuck in the kernel)"
+            if left == 1:
+                return f"host {host}: 1 process of the job can't be killed (it belongs to another user, or is stuck in the kernel)"
+            return f"host {host}: {left} processes of the job can't be killed (they belong to another user, or are stuck in the kernel)"
         case tell.KernelLacks(host, what):
-            return f"host {host}: {what}: what a worker detaches there may outlive the job"
+            return f"host {host}: {what}: processes that a worker detaches on it may outlive the job"
         case tell.RendezvousUnreachable(host, tried, port):
             where = ", ".join(f"{address}:{port}" for address in tried)
-            return f"host {host}: can't reach the driver's rendezvous (tried {where}); HVLAUNCH_RENDEZVOUS is unset there"
+            return f"host {host}: can't reach the driver's rendezvous (tried {where}); HVLAUNCH_RENDEZVOUS is not set on it"
         case tell.SharedMachine(hosts):
-            return f"{fold_hosts(hosts)} are one machine, and each uses all of its slots there"
+            return f"{fold_hosts(hosts)} are the same machine, and each uses all of its slots"
 
 
 def _of_excluded(host: str, cause: why.Cause) -> str:
@@ -114,7 +115,7 @@ def _of_round(
         case tell.WorkerKilled(cause):
             return f"{because(cause)}: it is killed"
         case tell.WorkerStartFailed(end, _, retry_in):
-            return f"{because(end)} before it asked for a place; the next one starts in {retry_in:g} s"
+            return f"{because(end)} before it asked for a rank; the next worker in its slot starts in {retry_in:g} s"
 
 
 def _interrupted(number: int, grace: float) -> str:
@@ -151,7 +152,7 @@ def because(cause: why.Cause) -> str:
         case why.NoProgress(times):
             return GaveUp(times=times).cause
         case why.StartsFailed(times):
-            return f"{times} times in a row the worker of a slot failed before it asked for a place"
+            return f"{times} times in a row the worker of a slot failed before it asked for a rank"
 
 
 def _of_worker(cause: why.WorkerEnded | why.WorkerHangs | why.WorkerLeft) -> str:

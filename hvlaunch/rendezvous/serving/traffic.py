@@ -5,8 +5,7 @@ from __future__ import annotations
 import resource
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from hvlaunch.rendezvous.serving.strangers import STRANGER_LIMITS, StrangerLimits, Strangers
 
@@ -36,8 +35,7 @@ def room_for(connections: int) -> bool:
 _FAREWELLS = 100  # connections too many that are told so; more are just cut off
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficLimits:
+class TrafficLimits(NamedTuple):
     """How many connections there may be at one time, and what they may send."""
 
     connections: int = 20_000
@@ -49,8 +47,7 @@ class TrafficLimits:
     """Of these connections, those that have not shown the token yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
+class Stats(NamedTuple):
     """A server's numbers at one moment."""
 
     connections: int

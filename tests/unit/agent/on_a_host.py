@@ -43,7 +43,8 @@ def check_frames(values):
         b"noise" + piece for piece in PieceWriter().cut(b"".join(encode(*frame) for frame in frames))
     )
     for step in (1, 7, len(data)):
-        noise, back = [], []
+        noise = [b""]
+        back = frames[:0]
         decoder, reader = Decoder(), PieceReader(noise.append)
         for start in range(0, len(data), step):
             back += decoder.feed(reader.feed(data[start : start + step]))

@@ -168,7 +168,7 @@ def test_a_python_that_does_not_tell_its_version_is_passed_over_and_ended(
 
 @pytest.mark.parametrize("path", ["a'b", 'a"b', "a$b", "a`b", "a\\b", "a!b", "a\nb", ""])
 def test_a_path_that_no_quoting_suits_all_shells_is_bad_usage(path: str) -> None:
-    with pytest.raises(BadUsage, match="remote python"):
+    with pytest.raises(BadUsage, match=r"--remote-python .*: must not have a quote"):
         python_candidates(path)
 
 

@@ -36,7 +36,7 @@ def shared(found):
 
 def by_rank(found):
     """Variable to its values by rank, with the blocks joined."""
-    values = {}
+    values: dict[str, list[str]] = {}
     for line in found.get("environment by rank", []):
         if line:
             name, *cells = line.split()

@@ -31,6 +31,8 @@ def start():
         )
         processes.append(process)
         printed = ""
+        assert process.stdout is not None
+        assert process.stderr is not None
         for line in process.stdout:
             printed += line
             if "serving on " in line:

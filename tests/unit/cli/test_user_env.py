@@ -330,7 +330,8 @@ DOCS = (Path(__file__).parents[3] / "docs/environment.md").read_text()
 def test_the_page_for_users_has_every_variable():
     placement = place([("a", 1)])[0]
     network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
-    names = identity_env(placement, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s").keys()
+    own = identity_env(placement, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s")
+    names = set(own)
     names |= shared_env(network, {}, KEY, (1, 2)).keys() | default_env(1, 1).keys()
     names |= elastic_env(ElasticOptions(min_np=1)).keys()
     table = DOCS.partition("## What each worker gets")[2].partition("## What you pass on")[0]

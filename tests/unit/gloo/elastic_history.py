@@ -1,5 +1,7 @@
 """Histories of elastic jobs: how they come to where a test begins, and what is read off their actions."""
 
+from typing import Any
+
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
@@ -7,9 +9,9 @@ from hvlaunch.job import ElasticOptions
 from tests.unit.gloo.history import History, hosts, ready, spec
 
 
-def elastic(text: str, np: int | None = None, **options: object) -> History:
-    values: dict[str, object] = {"min_np": 1, "cooldown": (4.0, 60.0)} | options
-    job = spec(text, elastic=ElasticOptions(**values), np=np)  # type: ignore[arg-type]
+def elastic(text: str, np: int | None = None, **options: Any) -> History:
+    values: dict[str, Any] = {"min_np": 1, "cooldown": (4.0, 60.0)} | options
+    job = spec(text, elastic=ElasticOptions(**values), np=np)
     history = History(job)
     history.play(on.Began())
     return history
@@ -56,7 +58,7 @@ def states(job: History) -> list[str]:
     return [action.state for action in job.of(do.GroupState)]
 
 
-def training(text: str = "a:2,b:2", **options: object) -> History:
+def training(text: str = "a:2,b:2", **options: Any) -> History:
     """Round 0 has a worker in every slot, and all have commit 5."""
     job = elastic(text, **options)
     arrive(job, *(host.name for host in hosts(text)))
@@ -74,9 +76,9 @@ def everyone(job: History) -> list[tuple[str, int]]:
     return [(start.host, slot) for start in first for slot, *_ in start.launches]
 
 
-def pool(text: str, **options: object) -> History:
+def pool(text: str, **options: Any) -> History:
     """As training(), with a pool that a script finds."""
-    job = History(spec("a", elastic=ElasticOptions(min_np=1, discovery_script="x", **options)))  # type: ignore[arg-type]
+    job = History(spec("a", elastic=ElasticOptions(min_np=1, discovery_script="x", **options)))
     job.play(on.Began(), discovered(text))
     arrive(job, *(host.name for host in hosts(text)))
     for name, slot in everyone(job):

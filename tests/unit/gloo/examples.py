@@ -113,7 +113,7 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
     ),
     (
         why.StartsFailed(5),
-        "5 times in a row the worker of a slot failed before it asked for a place",
+        "5 times in a row the worker of a slot failed before it asked for a rank",
         {"kind": "starts_failed", "times": 5},
     ),
 ]
@@ -131,29 +131,29 @@ FACTS: list[tuple[tell.Fact, str]] = [
         "host b is excluded for 0.5 s: its workers fail (rank 1 on host b ended with exit code 3)",
     ),
     (tell.HostLostAtEnd(LOST), "host b: lost: silent; try: ping b"),
-    (tell.HostNotClosing("a"), "host a: does not close; its agent still ends what is left there"),
+    (tell.HostNotClosing("a"), "host a: does not answer; its agent still ends what is left on it"),
     (
         tell.HostLeftOver("a", 2),
-        "host a: 2 processes of the job can't be killed (another user's, or stuck in the kernel)",
+        "host a: 2 processes of the job can't be killed (they belong to another user, or are stuck in the kernel)",
     ),
     (
         tell.HostLeftOver("a", 1),
-        "host a: 1 process of the job can't be killed (another user's, or stuck in the kernel)",
+        "host a: 1 process of the job can't be killed (it belongs to another user, or is stuck in the kernel)",
     ),
     (
         tell.KernelLacks("a", "no subreaper"),
-        "host a: no subreaper: what a worker detaches there may outlive the job",
+        "host a: no subreaper: processes that a worker detaches on it may outlive the job",
     ),
     (
         tell.RendezvousUnreachable("a", ("10.9.9.9", "10.9.9.8"), 4711),
         (
             "host a: can't reach the driver's rendezvous (tried 10.9.9.9:4711, 10.9.9.8:4711); "
-            "HVLAUNCH_RENDEZVOUS is unset there"
+            "HVLAUNCH_RENDEZVOUS is not set on it"
         ),
     ),
     (
         tell.SharedMachine(("n1", "n3")),
-        "hosts n[1,3] are one machine, and each uses all of its slots there",
+        "hosts n[1,3] are the same machine, and each uses all of its slots",
     ),
     (tell.PoolEmpty(keeps_hosts=True), "the pool is empty now: keeping the current hosts"),
     (tell.PoolEmpty(keeps_hosts=False), "no hosts in the pool yet: waiting for the first"),
@@ -177,7 +177,7 @@ FACTS: list[tuple[tell.Fact, str]] = [
     (tell.WorkerKilled(STOPPED), "rank 0 on host a is stopped: it is killed"),
     (
         tell.WorkerStartFailed(_ENDED, 2, 4.0),
-        "rank 1 on host b ended with exit code 3 before it asked for a place; the next one starts in 4 s",
+        "rank 1 on host b ended with exit code 3 before it asked for a rank; the next worker in its slot starts in 4 s",
     ),
     (
         tell.Interrupting(signal.SIGTERM, 10.0),

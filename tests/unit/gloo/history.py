@@ -73,7 +73,10 @@ class Wanted(list[do.Action]):
     def __contains__(self, action: object) -> bool:
         return any(type(one) is type(action) and one == action for one in self)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
+
+
+Self = TypeVar("Self", bound="History")
 
 
 class History:
@@ -126,7 +129,7 @@ class History:
             new += self.play(on.HostProbed(probe.host, probe.target, None))
         return new
 
-    def start(self, special: Mapping[str, on.HostFacts] | None = None) -> "History":
+    def start(self: Self, special: Mapping[str, on.HostFacts] | None = None) -> Self:  # noqa: PYI019 (typing.Self is Python 3.11)
         self.connect(special)
         self.wire()
         assert self.of(do.Start), "the engine started nothing"

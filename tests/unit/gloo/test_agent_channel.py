@@ -14,9 +14,9 @@ from hvlaunch.job import Host
 from tests.unit.gloo.fakes import FakeConnection, FakeListener
 
 CONFIG = {"grace": 1.0, "lease": 30.0, "window": 1 << 20}
-PING = {"type": "ping"}
-PONG = {"type": "pong", "at": 1.0}
-OUTPUT = {"type": "output", "round": 0, "slot": 0, "start": 0, "stream": "stdout"}
+PING: dict[str, object] = {"type": "ping"}
+PONG: dict[str, object] = {"type": "pong", "at": 1.0}
+OUTPUT: dict[str, object] = {"type": "output", "round": 0, "slot": 0, "start": 0, "stream": "stdout"}
 
 
 class Rig:

@@ -216,7 +216,7 @@ def test_a_connection_that_ends_before_the_agent_answers_gives_what_the_host_sai
     rig.begin()
     result = rig.end()
     assert result.exit_code == 69
-    assert "host b: its agent did not start (status 1); the host said: This account" in str(result.error)
+    assert "host b: its agent did not start (status 1); the host printed: This account" in str(result.error)
 
 
 def test_a_journal_is_written_ahead_replays_and_has_no_key(rig: Rig, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hvlaunch.errors import (
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine.engine import Phase
+from hvlaunch.gloo.engine.course import Phase
 from tests.unit.gloo.history import GENTLE, PORT, History, facts, lost, ready, spec
 
 
@@ -333,7 +333,7 @@ def test_an_interface_that_a_host_does_not_have() -> None:
     all_reach_the_rendezvous(job)
     job.close()
     assert job.result.exit_code == 2
-    assert str(job.result.error).startswith("host b: none of the interfaces ib0 has an address there")
+    assert str(job.result.error).startswith("host b: none of the interfaces ib0 has an address on it")
 
 
 def test_a_host_that_never_answers_about_the_rendezvous_does_not_hold_the_job() -> None:

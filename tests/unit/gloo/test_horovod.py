@@ -21,7 +21,7 @@ def test_the_scopes_are_those_of_horovods_placement() -> None:
 def test_connections_come_from_the_hosts_addresses_or_their_relay() -> None:
     told = facts(1, addresses={"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.1", "fd00::1"]})
     start = Start(
-        "a", 0, [Launch(0, 0, place([("a", 1)], 1)[0])], NETWORK, told._replace(peer_address="192.0.2.7")
+        "a", 0, (Launch(0, 0, place([("a", 1)], 1)[0]),), NETWORK, told._replace(peer_address="192.0.2.7")
     )
     assert addresses([start]) == {"10.0.0.1", "fd00::1", "192.0.2.7", "relay:a"}
     unknown = start._replace(facts=told._replace(peer_address=""))
@@ -30,5 +30,5 @@ def test_connections_come_from_the_hosts_addresses_or_their_relay() -> None:
 
 def test_the_drivers_own_machine_comes_by_its_loopback() -> None:
     told = facts(1, addresses={"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.1"]}, peer_address=None)
-    start = Start("localhost", 0, [Launch(0, 0, place([("localhost", 1)], 1)[0])], NETWORK, told)
+    start = Start("localhost", 0, (Launch(0, 0, place([("localhost", 1)], 1)[0]),), NETWORK, told)
     assert addresses([start]) == {"127.0.0.1", "::1", "10.0.0.1", "relay:localhost"}

@@ -6,6 +6,7 @@ import stat
 import pytest
 
 from hvlaunch.errors import BadUsage
+from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import replay
 from hvlaunch.gloo.watch.journal import Journal, entries
@@ -23,7 +24,7 @@ class Kept(History):
         self.file.begin(job, "j0b", PORT)
 
     def play(self, *events):
-        new = []
+        new: list[do.Action] = []
         for event in events:
             actions = super().play(event)
             self.file.see(event, actions, self.now)
@@ -78,7 +79,7 @@ def test_a_file_that_can_not_be_made_is_bad_usage(tmp_path, name, cause):
 
 
 def test_it_ends_where_no_more_can_be_written(tmp_path):
-    told = []
+    told: list[str] = []
     job = Kept(tmp_path / "journal", told.append)
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, job.file._descriptor)
@@ -88,9 +89,9 @@ def test_it_ends_where_no_more_can_be_written(tmp_path):
 
 
 def test_it_ends_at_what_nobody_could_replay(tmp_path):
-    told = []
+    told: list[str] = []
     job = Kept(tmp_path / "journal", told.append)
-    job.file.see(on.HostConnected(3), [], 1.0)
+    job.file.see(on.HostConnected(3), [], 1.0)  # type: ignore[arg-type]
     job.play(on.Began())
     assert told == [f"journal {tmp_path / 'journal'}: event.host: 3 is no str; it ends here"]
     assert len(list(entries(tmp_path / "journal"))) == 1

@@ -14,6 +14,7 @@ from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.bundle import NO_PYTHON
 from hvlaunch.gloo.driver.host_link import HostLink, Opening
+from hvlaunch.gloo.driver.relay import HostRelay
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host
 from tests.unit.gloo.fakes import FACTS, FakeConnection
@@ -40,7 +41,7 @@ class Program(AgentProgram):
         return "start the agent", BUNDLE
 
 
-class FakeRelay:
+class FakeRelay(HostRelay):
     """Sends back what it gets."""
 
     def __init__(self, rig: "Rig", send: Callable[[Any, bytes], None]) -> None:
@@ -167,7 +168,9 @@ def test_noise_within_a_piece_ends_the_host_with_an_error_of_its_own(rig: Rig) -
     event = rig.event()
     assert isinstance(event, on.HostGone)
     assert event.problem.kind == "ChannelGarbled"
-    assert str(event.problem).startswith("host a: lost: something else that runs there wrote into")
+    assert str(event.problem).startswith(
+        "host a: lost: another program on it wrote into the middle of its agent's messages"
+    )
 
 
 def test_relayed_frames_have_an_end_of_their_own_which_goes_with_the_host(rig: Rig) -> None:

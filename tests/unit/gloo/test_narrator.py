@@ -1,5 +1,7 @@
 """What the user is told of a history of events, and what a terminal shows meanwhile."""
 
+from typing import Any
+
 import pytest
 
 from hvlaunch.errors import ConnectFailed, HostLost
@@ -19,12 +21,12 @@ class Told(History):
     def __init__(self, hosts="a:2,b:2", *, verbose=False, console=None, elastic=None):
         job = spec(hosts, verbose=verbose, console=console or ConsoleOptions(), elastic=elastic)
         super().__init__(job)
-        self.texts = []
-        self.status = []
+        self.texts: list[str] = []
+        self.status: list[Any] = []
         self.narrator = Narrator(job, self.texts.append, lambda text: self.status.append(text and text()))
 
     def play(self, *events):
-        new = []
+        new: list[do.Action] = []
         for event in events:
             actions = super().play(event)
             self.narrator.see(event, actions, self.now)
@@ -66,7 +68,7 @@ def test_who_is_waited_for():
 def test_nobody_is_waited_for_once_the_workers_start():
     told = Told()
     told.connect()
-    assert told.status[-1] == "connected 2/2: finding addresses that lead from host to host"
+    assert told.status[-1] == "connected 2/2: finding addresses by which the hosts reach each other"
     told.wire()
     assert told.status[-1] is None
     seen = len(told.status)
@@ -83,7 +85,7 @@ def test_hosts_are_waited_for_while_workers_of_others_run_already():
     told.exit("b", 0)
     assert told.status[-1] == "connecting 3/4: waiting for d"
     told.play(*ready("d", 4))
-    assert told.status[-1] == "connected 4/4: finding addresses that lead from host to host"
+    assert told.status[-1] == "connected 4/4: finding addresses by which the hosts reach each other"
     told.find()
     assert {start.host for start in told.of(do.Start)} == set("abcd")
     assert told.status[-1] is None

@@ -111,7 +111,7 @@ def test_a_host_with_nothing_but_loopback() -> None:
     net = Network({"a": facts(1), "b": facts(2, addresses={"lo": ("127.0.0.1",)}, peer_address=None)})
     net.add("a", "b", None)
     net.add("b", "a", "10.0.0.1")
-    assert "it has no address but loopback" in str(net.problem())
+    assert "none: it has only loopback addresses" in str(net.problem())
 
 
 def test_one_host_alone_needs_nobody() -> None:

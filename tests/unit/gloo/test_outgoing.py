@@ -4,7 +4,7 @@ from hvlaunch.gloo.driver.outgoing import Outgoing
 
 
 def test_relayed_frames_and_others_take_turns() -> None:
-    outgoing = Outgoing()
+    outgoing: Outgoing[bytes] = Outgoing()
     for number in range(4):
         outgoing.put(b"relayed %d" % number, relayed=True)
     outgoing.put(b"own 0")
@@ -24,7 +24,7 @@ def test_relayed_frames_and_others_take_turns() -> None:
 
 
 def test_who_waits_is_woken_by_a_frame_and_by_the_end() -> None:
-    outgoing = Outgoing()
+    outgoing: Outgoing[bytes] = Outgoing()
     got: list[bytes | None] = []
     reader = threading.Thread(target=lambda: got.extend([outgoing.get(), outgoing.get(), outgoing.get()]))
     reader.start()

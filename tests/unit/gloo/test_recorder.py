@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from hvlaunch.errors import DiscoveryFailed, HostLost
 from hvlaunch.gloo.driver.ranks import Ranks
@@ -29,14 +29,18 @@ class Recorded(History):
     def __init__(self, hosts="a:2,b:1"):
         job = spec(hosts, env={"SECRET": SECRET}, np=3)
         super().__init__(job)
-        self.records = []
+        self.records: list[dict[str, Any]] = []
         self.ranks = Ranks()
         self.recorder = Recorder(
-            job, "0123abcd", self.records.append, self.ranks.of, wall=lambda: 1795222953.1239
+            job,
+            "0123abcd",
+            lambda record: self.records.append(dict(record)),
+            self.ranks.of,
+            wall=lambda: 1795222953.1239,
         )
 
     def play(self, *events):
-        new = []
+        new: list[do.Action] = []
         for event in events:
             actions = super().play(event)
             self.ranks.see(actions)
@@ -158,13 +162,14 @@ def elastic_job():
     job = Recorded()
     one = place([("a", 1)])[0]
     network = HostNetwork(master_addr="m", master_port=0, interface=None, rendezvous=None)
-    for event, actions in (
-        (on.HostsDiscovered([Host("a", 1)]), [do.Start("a", 0, [Launch(3, 2, one)], network, facts(1))]),
+    steps: tuple[tuple[on.Event, list[do.Action]], ...] = (
+        (on.HostsDiscovered((Host("a", 1),)), [do.Start("a", 0, (Launch(3, 2, one),), network, facts(1))]),
         (on.WorkerAsked("a", 3, 2, -1, -1), [do.Assign(1, Launch(3, 2, one), network, 0)]),
         (on.WorkerSuspended("a", 0, 3, 2), [do.Break(1, STOPPED), do.Change(2, why.MoreWorkers(2))]),
         (on.DiscoveryFailed(DiscoveryFailed("no cloud").problem), [do.GroupState("HEALTHY", 1)]),
         (on.WorkerBeat("a", 3, 2, 5), [do.Leave("a", 3, 2, why.TrainingDone())]),
-    ):
+    )
+    for event, actions in steps:
         job.ranks.see(actions)
         job.recorder.see(event, actions, 1.0)
     return job
@@ -238,7 +243,7 @@ def documented():
 def test_the_documentation_lists_every_record_and_field():
     pages, kinds = documented()
     common = {"time", "job", "type"}
-    seen = {}
+    seen: dict[str, set[str]] = {}
     for job in (failing_job(), lost_job(), odd_job(), elastic_job(), facts_of_all_kinds()):
         for record in job.records:
             seen.setdefault(record["type"], set()).update(record.keys() - common)

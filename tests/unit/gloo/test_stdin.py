@@ -26,7 +26,12 @@ def test_a_reader_that_takes_nothing_stops_the_pump_until_it_does() -> None:
     pump = StdinPump(reader, [got.put])
     pump.start()
     size = 1 << 20
-    Thread(target=lambda: (os.write(writer, b"x" * size), os.close(writer)), daemon=True).start()
+
+    def write_all() -> None:
+        os.write(writer, b"x" * size)
+        os.close(writer)
+
+    Thread(target=write_all, daemon=True).start()
     received = on_the_way = most = 0
     while data := got.get(timeout=60):
         received += len(data)

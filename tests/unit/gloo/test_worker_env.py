@@ -118,7 +118,9 @@ def test_threads(cpus: int, local_size: int, threads: str) -> None:
 
 def test_the_frame_carries_what_is_shared_once() -> None:
     job = spec("a:2", env={"BIG": "x" * 1000})
-    start = do.Start("a", 0, [Launch(at.local_rank, 0, at) for at in place([("a", 2)])], NETWORK, facts(1))
+    start = do.Start(
+        "a", 0, tuple(Launch(at.local_rank, 0, at) for at in place([("a", 2)])), NETWORK, facts(1)
+    )
     header, body = start_frame(start, job, job_id="j0b", keys=KEYS)
     assert header == {"type": "start", "round": 0}
     assert body.count(b"x" * 1000) == 1
@@ -132,6 +134,8 @@ def test_the_frame_carries_what_is_shared_once() -> None:
     ("policy", "expected"), [("0", [True, False]), ("all", [True, True]), ("none", [False, False])]
 )
 def test_who_gets_stdin(policy: str, expected: list[bool]) -> None:
-    start = do.Start("a", 0, [Launch(at.local_rank, 0, at) for at in place([("a", 2)])], NETWORK, facts(1))
+    start = do.Start(
+        "a", 0, tuple(Launch(at.local_rank, 0, at) for at in place([("a", 2)])), NETWORK, facts(1)
+    )
     _, body = start_frame(start, spec("a:2", stdin=policy), job_id="j", keys=KEYS)
     assert [worker["stdin"] for worker in json.loads(body)["workers"]] == expected

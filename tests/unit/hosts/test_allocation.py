@@ -39,6 +39,7 @@ SLURM = [
 @pytest.mark.parametrize(("environ", "slots"), SLURM)
 def test_slurm(environ, slots):
     found = allocation(environ)
+    assert found is not None
     assert found.origin == "Slurm job 4711"
     assert {host.name: host.slots for host in found.hosts} == slots
     assert list(slots) == [host.name for host in found.hosts]
@@ -106,6 +107,7 @@ OTHERS = [
 @pytest.mark.parametrize(("environ", "origin", "slots"), OTHERS)
 def test_other_schedulers(environ, origin, slots):
     found = allocation(environ, FILES.__getitem__)
+    assert found is not None
     assert (found.origin, {host.name: host.slots for host in found.hosts}) == (origin, slots)
     assert found.remote_agent is None
 
@@ -116,7 +118,9 @@ def test_other_schedulers(environ, origin, slots):
 )
 def test_the_remote_agent_of_the_mpi_operator(agent, expected):
     environ = POD | {"OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile", "OMPI_MCA_plm_rsh_agent": agent}
-    assert allocation(environ, FILES.__getitem__).remote_agent == expected
+    found = allocation(environ, FILES.__getitem__)
+    assert found is not None
+    assert found.remote_agent == expected
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,9 @@ def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(BadUsage, match="nodes, which the scheduler names: No such file"):
         allocation(environ)
     path.write_text("a\n")
-    assert allocation(environ).hosts[0].name == "a"
+    found = allocation(environ)
+    assert found is not None
+    assert found.hosts[0].name == "a"
 
 
 def test_outside_of_lsf_there_are_no_slots():

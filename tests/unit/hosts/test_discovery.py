@@ -4,6 +4,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -141,7 +142,7 @@ def test_a_daemon_that_holds_the_pipes_does_not_hang_us(script, tmp_path):
 def test_changes_are_told_once_and_failures_each_time(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("a:1\n")
-    told: queue.Queue[list[Host] | HvlaunchError] = queue.Queue()
+    told: queue.Queue[Sequence[Host] | HvlaunchError] = queue.Queue()
     discovery = Discovery(HostFile(path), told.put, told.put, interval=0.01)
     discovery.start()
     assert told.get(timeout=LONG) == [Host("a", 1)]

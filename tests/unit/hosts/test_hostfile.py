@@ -206,6 +206,7 @@ def test_any_text_is_hosts_or_one_clear_line(text: str) -> None:
     try:
         hosts = parse_hostfile(text, "f")
     except BadHost as error:
+        assert error.line is not None
         assert 1 <= error.line <= text.count("\n") + 1
         assert "\n" not in str(error)
         return

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_ranks_not_host_by_host_are_an_error_that_shows_them():
 
 def test_who_waits_gets_the_agents_when_the_last_has_come():
     arrivals = Arrivals([("a", 1), ("b", 1)], Kind.OPEN_MPI)
-    found = []
+    found: list[Any] = []
     waiting = threading.Thread(target=lambda: found.extend(arrivals.of("b", 30)))
     waiting.start()
     arrivals.add(caller("b", 1))

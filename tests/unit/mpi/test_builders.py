@@ -1,5 +1,7 @@
 """Each builder's whole command line, word for word."""
 
+from typing import Any
+
 import pytest
 
 from hvlaunch.errors import BadUsage
@@ -11,7 +13,7 @@ from hvlaunch.mpi.jsrun import rankfile
 MANY = tuple((f"n{number:02}", 8) for number in range(64))
 MANY_LISTED = ",".join(f"n{number:02}:8" for number in range(64))
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "minimal": {"hosts": (("a", 4), ("b", 4))},
     "uneven": {"hosts": (("a", 3), ("b", 1))},
     "64 hosts": {"hosts": MANY},

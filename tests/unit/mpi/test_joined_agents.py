@@ -5,7 +5,13 @@ import json
 from hvlaunch.agent.frames import FRAME_COST
 from hvlaunch.mpi.joined_agents import JoinedAgents
 
-HELLO = {"type": "hello", "facts": {}, "cwd_error": None, "trouble": None, "beacon_port": 1}
+HELLO: dict[str, object] = {
+    "type": "hello",
+    "facts": {},
+    "cwd_error": None,
+    "trouble": None,
+    "beacon_port": 1,
+}
 
 
 def to_agents(joined, header, body=b""):
