@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.ssh.conftest import make_sshd, sshd_folder
+from tests.unit.ssh.conftest import make_sshd, serve, sshd_folder
 
-__all__ = ["given_to_bob", "make_sshd", "sshd_folder"]
+__all__ = ["given_to_bob", "make_sshd", "serve", "sshd_folder"]
 
 BOB = 4242
 """A uid that nobody has here."""

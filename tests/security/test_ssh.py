@@ -11,6 +11,7 @@ import pytest
 
 from hvlaunch.cli.main import main
 from hvlaunch.errors import ConnectFailed, HostError, PermissionDenied
+from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.by_openssh import OpenSSHClient
 from hvlaunch.ssh.config.algorithms import Algorithms, allowed
 from hvlaunch.ssh.streams.turns import Turns
@@ -124,6 +125,22 @@ def test_a_host_key_of_a_kind_that_the_configuration_excludes_is_not_taken(make_
     sshd.know(f"{sshd.name} {sshd.host_key('ed25519')}", f"{sshd.name} {sshd.host_key('ecdsa')}")
     sshd.config += ["HostKeyAlgorithms ecdsa-sha2-nistp256"]
     assert chosen(sshd)[2] == "ecdsa-sha2-nistp256"
+
+
+def test_a_packet_of_two_gigabytes_is_not_waited_for(serve, tmp_path: Path) -> None:
+    """Before any key is checked: whatever machine is at the address could fill the driver's memory."""
+
+    def send(client: socket.socket) -> None:
+        client.sendall(b"SSH-2.0-x\r\n" + (2**31 - 4).to_bytes(4, "big") + b"A" * 1000)
+
+    (tmp_path / "config").write_text(
+        "IdentityAgent none\nUserKnownHostsFile none\nGlobalKnownHostsFile none\n"
+    )
+    options = SSHOptions(config=tmp_path / "config", port=serve(send), host_keys="off")
+    with pytest.raises(
+        ConnectFailed, match=r"the SSH handshake with .* failed: a packet of 2147483640 bytes"
+    ):
+        connect(Host("127.0.0.1"), options, timeout=10.0)
 
 
 OURS = ("mlkem768x25519-sha256", "curve25519-sha256@libssh.org", "ecdh-sha2-nistp256")

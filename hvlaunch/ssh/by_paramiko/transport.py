@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 from paramiko.channel import Channel
 from paramiko.message import Message
 from paramiko.packet import Packetizer
+from paramiko.ssh_exception import SSHException
 
 from hvlaunch.ssh.paramiko_private import HookedTransport, forget_channel
 from hvlaunch.ssh.streams.stream import Stream
@@ -23,6 +24,8 @@ WINDOW = 4 << 20
 _LOG = "hvlaunch.ssh.paramiko"
 _QUOTED = 300
 """Characters of the host's words that a message quotes."""
+_LONGEST_PACKET = 256 << 10
+"""PACKET_MAX_SIZE in OpenSSH's packet.c."""
 _JOIN_PATIENCE = 2.0
 _UNKNOWN_SIGNAL = 255
 """What ssh(1) returns for a command that a signal ended."""
@@ -33,6 +36,12 @@ logging.getLogger(_LOG).propagate = False
 
 
 class _Packetizer(Packetizer):
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        """No packet is longer than OpenSSH takes, whatever length the host says: that is read before it is checked."""
+        if n > _LONGEST_PACKET:
+            raise SSHException(f"a packet of {n} bytes")
+        return super().read_all(n, check_rekey)
+
     def start_handshake(self, timeout: float) -> None:
         """Start no timer: the deadline is ours, and paramiko's is a thread that holds up the end of the process."""
 
