@@ -73,7 +73,7 @@ def test_interfaces_by_name_are_taken_as_they_are(three: TestHosts) -> None:
     assert shown(job) == [("192.168.44.1", f"ib{number}") for number in (1, 2, 3)]
     job = Job(three, ["--network-interfaces", "ib1", "-H", "a:1,b:1", *SHOW])
     assert job.code() == 2
-    assert "host b: none of the interfaces ib1 has an address there" in job.stderr
+    assert "host b: none of the interfaces ib1 has an address on it" in job.stderr
 
 
 def test_a_pair_in_the_middle_that_cannot(three: TestHosts) -> None:
