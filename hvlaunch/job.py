@@ -197,6 +197,8 @@ class WorkerExit(NamedTuple):
     """Largest resident size, in bytes."""
     oom_killed: bool = False
     """The kernel's out-of-memory killer ended it, as far as the kernel tells."""
+    port_taken_by: int | None = None
+    """The uid of another user whose program listens on MASTER_PORT, where this worker, rank 0, was to."""
     stopped: bool = False
     """hvlaunch stopped it, because of another failure or an interrupt."""
     error_file: str | None = None

@@ -9,13 +9,13 @@ from hvlaunch.agent import facts, probe
 from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import LONGEST_TEXT, MOST_GPUS, PROTOCOL
 from hvlaunch.agent.proof import Prover
+from hvlaunch.agent.quick import socket
 from hvlaunch.agent.shapes import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
-    from hvlaunch.agent.quick import socket
     from hvlaunch.agent.selector import Selector
 
 __all__ = ["Greeting"]
@@ -44,6 +44,7 @@ class Greeting:
         self._listen_as_relay = listen
         self._beacon: Optional[probe.Beacon] = None
         self._master: Optional[socket.socket] = None
+        self._lent: Optional[socket.socket] = None
         self._hello: Dict[str, Any] = {}
 
     def greet(self, hello: Dict[str, Any], trouble: Optional[str]) -> None:
@@ -71,13 +72,18 @@ class Greeting:
         else:
             self._in_thread(lambda: self._reach_rendezvous(hello["rendezvous"]))
 
-    def release_ports(self) -> None:
+    def lend_ports(self) -> None:
         """The workers start now: the port that was kept for rank 0 is theirs.
 
-        All hosts of a static job know by now how they reach this one; to an elastic job others may come.
+        It stays bound here. Whoever listens on it with SO_REUSEADDR, as torch does, may, since we don't listen; for
+        others, and for the kernel that chooses ports, it is taken. All hosts of a static job know by now how they
+        reach this one; to an elastic job others may come.
         """
-        if self._master is not None:
-            self._master.close()
+        if self._lent is not None:
+            self._lent.close()
+        self._lent, self._master = self._master, None
+        if self._lent is not None:
+            self._lent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if self._beacon is not None and self._hello["elastic"] is None:
             self._beacon.close()
 

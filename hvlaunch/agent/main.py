@@ -166,7 +166,7 @@ class Agent:
         elif kind == "probe":
             self._greeting.probe(header)
         elif kind == "start":
-            self._greeting.release_ports()
+            self._greeting.lend_ports()
             self._workers.start(header, body)
             self._greeting.renew_port()
         elif kind == "relay" and self._relay is not None:

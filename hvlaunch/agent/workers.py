@@ -10,6 +10,7 @@ from hvlaunch.agent import reaper
 from hvlaunch.agent import worker as process
 from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import FRAME_COST, LAST_OUTPUT, LONGEST_TEXT, OUTPUT_CHUNK, BadFrame
+from hvlaunch.agent.listening import other_user_at
 from hvlaunch.agent.orders import PLAN
 from hvlaunch.agent.quick import loads, signal
 from hvlaunch.agent.selector import READ, WRITE, Selector
@@ -47,6 +48,8 @@ class _Slot:
         self.worker = worker
         self.mark = mark.encode()
         """In the environment of the worker, and of its children unless they clear it."""
+        self.store_port: Optional[int] = None
+        """Where it is to open the store that all workers meet at: rank 0's MASTER_PORT."""
         self.suspended_at: Optional[float] = None
         self.was_suspended = False
         self.steps: List[Step] = []
@@ -91,6 +94,7 @@ class HostWorkers:
                 self._channel.send({"type": "not_started", **why, **about})
                 continue
             slot = _Slot(about, worker, "HVLAUNCH_WORKER=%s" % env.get("HVLAUNCH_WORKER"))
+            slot.store_port = _store_port(env)
             self._slots.append(slot)
             for stream in worker.output:
                 self._watch(slot, stream)
@@ -182,6 +186,10 @@ class HostWorkers:
         slot.end = process.exit_of(status, max_rss)
         slot.end["oom_killed"] = (
             slot.end["signal"] == signal.SIGKILL and not slot.worker.killed and self._oom.struck()
+        )
+        is_failure = slot.end["code"] != 0 and not slot.worker.killed
+        slot.end["port_taken_by"] = (
+            other_user_at(slot.store_port) if is_failure and slot.store_port is not None else None
         )
         slot.steps = []
         slot.suspended_at = None
@@ -322,3 +330,8 @@ class HostWorkers:
         if fd in self._selector:
             self._selector.unregister(fd)
         os.close(fd)
+
+
+def _store_port(env: Dict[str, str]) -> Optional[int]:
+    port = env.get("MASTER_PORT", "")
+    return int(port) if env.get("HVLAUNCH_RANK") == "0" and port.isdigit() else None

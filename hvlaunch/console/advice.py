@@ -133,6 +133,11 @@ def _not_found(program: str, which: Callable[[str], str | None]) -> str:
 def _advice(worker: WorkerExit, evidence: Evidence) -> str | None:
     if worker.oom_killed:
         return "a smaller batch, fewer workers on {host} (host:slots), or more memory there (a container's limit counts)"
+    if worker.port_taken_by is not None:
+        return (
+            "the same again, which takes another port; against a user of {host} who takes ports on purpose,"
+            ' init_method="hvlaunch://" or hvlaunch.torch, which need no MASTER_PORT'
+        )
     if worker.exit_code == _NOT_FOUND:
         return "the command's full path, or a PATH that has it on {host} (-x PATH=…)"
     if worker.exit_code == _NOT_EXECUTABLE:

@@ -25,6 +25,8 @@ def end(worker: WorkerExit) -> str:
         return f"could not be started: {worker.not_started}"
     if worker.oom_killed:
         return f"killed by the kernel's out-of-memory killer ({_brief_end(worker)})"
+    if worker.port_taken_by is not None:
+        return f"its MASTER_PORT was taken by a program of another user, uid {worker.port_taken_by} ({_brief_end(worker)})"
     if worker.signal is not None:
         known = worker.signal in set(signal.Signals)
         meaning = signal.strsignal(worker.signal) if known else None

@@ -61,7 +61,7 @@ def _failed(
     }
     cause = failure
     lines = [_headline(failure, size), *_quote("Its", evidence[failure.rank])]
-    if lost_connection(evidence[failure.rank]):
+    if failure.port_taken_by is None and lost_connection(evidence[failure.rank]):
         cause = _first_with_another_cause(others, evidence) or failure
     if cause is not failure:
         lines.append(
@@ -96,7 +96,10 @@ def _first_with_another_cause(
     others: Iterable[WorkerExit], evidence: Mapping[int, Evidence]
 ) -> WorkerExit | None:
     causes = [
-        worker for worker in others if failed_itself(worker) and not lost_connection(evidence[worker.rank])
+        worker
+        for worker in others
+        if failed_itself(worker)
+        and (worker.port_taken_by is not None or not lost_connection(evidence[worker.rank]))
     ]
     return min(causes, key=lambda worker: worker.when, default=None)
 

@@ -15,6 +15,7 @@ from hvlaunch.agent.caller import AGENT, CHALLENGE, DRIVER, proof, receive
 from hvlaunch.agent.shapes import mapping, of, pair, plain, text
 from hvlaunch.mpi.process_ranks import ALL_NAMES
 from hvlaunch.rendezvous.serving.strangers import StrangerLimits, Strangers
+from hvlaunch.rendezvous.serving.traffic import plain_address
 
 __all__ = ["CallLimits", "CallListener", "Caller"]
 
@@ -86,8 +87,11 @@ class CallListener:
                 if error.errno in _NO_DESCRIPTOR:
                     self._make_room()
                 continue
-            stranger = _Stranger(sock, _address(name[0]), time.monotonic() + self._limits.patience)
+            stranger = _Stranger(sock, plain_address(name), time.monotonic() + self._limits.patience)
             with self._lock:
+                if not self._strangers.is_welcome(stranger.address):
+                    sock.close()
+                    continue
                 self._hang_up(self._strangers.enter(stranger, stranger.address))
             threading.Thread(target=self._meet, args=(stranger,), daemon=True).start()
 
@@ -158,8 +162,3 @@ def _facts(data: bytes) -> tuple[str, dict[str, str]]:
         raise ValueError("facts that no agent tells")
     hostname, environ = facts
     return plain(hostname, _LONGEST), {name: plain(value, _LONGEST) for name, value in environ.items()}
-
-
-def _address(address: str) -> str:
-    """An IPv4 address in its own form also where it came to an IPv6 socket."""
-    return address.removeprefix("::ffff:").partition("%")[0]

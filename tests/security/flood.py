@@ -8,15 +8,17 @@ import os
 import selectors
 import socket
 import sys
+import time
 
 REQUEST = b"GET /s/k HTTP/1.1\r\nHost: x\r\n\r\n"
 SENT = {
     "half-open": b"",
     "pipeline": REQUEST * 2000,
     "drip": b"x",
+    "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "refused": REQUEST,
 }
-"""What a connection sends whenever it may: `drip` and `pipeline` again and again, and no answer is read but a refusal's end."""
+"""What a connection begins with. `pipeline` sends it again whenever it may, and reads no answer; `drip` once a second."""
 
 
 class Flood:
@@ -43,8 +45,7 @@ class Flood:
 
     def _begin(self, connection: socket.socket) -> None:
         self.begun += 1
-        again = self._kind in ("pipeline", "drip")
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if again else 0)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._kind == "pipeline" else 0)
         self._selector.modify(connection, events, self._go_on)
         with contextlib.suppress(OSError):
             connection.send(SENT[self._kind])
@@ -54,8 +55,6 @@ class Flood:
             if self._kind == "pipeline":
                 connection.send(SENT["pipeline"])
                 return  # and nothing is read
-            if self._kind == "drip":
-                connection.send(SENT["drip"])
             is_closed = not connection.recv(4096)
         except BlockingIOError:
             return
@@ -67,14 +66,24 @@ class Flood:
             connection.close()
             self._open(source)
 
+    def _drip(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            if key.data == self._go_on:
+                with contextlib.suppress(OSError):
+                    key.fileobj.send(SENT["drip"])
+
     def run(self) -> None:
         """Until stdin ends."""
         is_told = False
+        dripped_at = time.monotonic()
         while True:
             for key, _ in self._selector.select(1.0):
                 if key.fileobj == self._stdin:
                     return
                 key.data(key.fileobj)
+            if self._kind == "drip" and time.monotonic() > dripped_at + 1.0:
+                dripped_at = time.monotonic()
+                self._drip()
             if not is_told and self.begun >= self._count:
                 is_told = True
                 os.write(1, b"there\n")

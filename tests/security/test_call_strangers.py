@@ -62,7 +62,7 @@ def test_a_stranger_has_seconds_for_all_that_it_says():
 
 def test_room_is_kept_at_an_address_that_the_job_has_called_from():
     callers: SimpleQueue[Caller] = SimpleQueue()
-    limits = CallLimits(StrangerLimits(all=1, from_one_address=1, from_known_address=5), patience=60)
+    limits = CallLimits(StrangerLimits(all=1, from_one_address=1, from_known_address=5, turn=0), patience=60)
     with closing(CallListener("the token", callers.put, limits)) as listener:
         process = call(listener.port)
         callers.get(timeout=60).socket.close()

@@ -12,7 +12,16 @@ from tests.unit.gloo.test_link import WINDOW, Rig
 
 ABOUT = {"round": 0, "slot": 0, "start": 0}
 OUTPUT = {"type": "output", **ABOUT, "stream": "stdout"}
-EXITED = {"type": "exited", **ABOUT, "code": 1, "signal": None, "max_rss": 1, "at": 1.0, "oom_killed": False}
+EXITED = {
+    "type": "exited",
+    **ABOUT,
+    "code": 1,
+    "signal": None,
+    "max_rss": 1,
+    "at": 1.0,
+    "oom_killed": False,
+    "port_taken_by": None,
+}
 REACHED = {"type": "reached", "address": "10.0.0.9", "tried": [], "relay_port": None}
 MANY = {f"eth{number}": ["10.0.0.1"] * 10 for number in range(20_000)}
 

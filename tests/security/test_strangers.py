@@ -24,8 +24,9 @@ GROWTH = 150 << 20  # bytes
 SERVER = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[1])))
+from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.rendezvous.serving.server import RendezvousServer
-with RendezvousServer(sys.argv[2], "probe", "nonce", host="127.0.0.1") as server:
+with RendezvousServer(sys.argv[2], certificate=Certificate(), host="127.0.0.1") as server:
     print(server.port, flush=True)
     sys.stdin.read()
 """
@@ -107,6 +108,10 @@ def test_half_open_connections_from_the_job_s_own_address(attack):
 
 def test_requests_that_drip(attack):
     attack("drip", 300, "127.0.0.2", "127.0.0.1", files=700)
+
+
+def test_handshakes_of_tls_that_never_end(attack):
+    attack("tls", 300, "127.0.0.2", "127.0.0.1", files=700)
 
 
 def test_a_crowd_that_is_refused_and_comes_again(attack):

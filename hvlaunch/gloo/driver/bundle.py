@@ -36,6 +36,7 @@ _MODULES = (
     "probe",
     "channel",
     "group",
+    "listening",
     "worker",
     "workers",
     "relay",

@@ -304,6 +304,7 @@ class HostLink:
             at=header["at"] + (self._offset or 0.0),
             max_rss=header["max_rss"],
             oom_killed=header["oom_killed"],
+            port_taken_by=header["port_taken_by"],
             error_file=body.decode("utf-8", "replace") or None,
             start=header["start"],
         )

@@ -84,6 +84,7 @@ REPORTS: Mapping[str, Form | Choice] = {
         max_rss=_SIZE,
         at=_TIME,
         oom_killed=flag,
+        port_taken_by=or_null(whole(0, (1 << 32) - 1)),
     ),
     "suspended": Form(fields=_WORKER),
     "master_port": Form(port=PORT),

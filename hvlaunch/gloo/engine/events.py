@@ -186,6 +186,8 @@ class WorkerExited(NamedTuple):
     at: float
     max_rss: int | None = None
     oom_killed: bool = False
+    port_taken_by: int | None = None
+    """The uid of another user whose program listens where this worker, rank 0, was to: on MASTER_PORT."""
     error_file: str | None = None
     start: int = 0
 

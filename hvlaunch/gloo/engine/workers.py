@@ -82,6 +82,7 @@ class Worker:
             when=max(0.0, event.at - since),
             max_rss=event.max_rss,
             oom_killed=event.oom_killed,
+            port_taken_by=event.port_taken_by,
             stopped=self._was_stopped(event),
             error_file=event.error_file,
         )

@@ -121,6 +121,7 @@ class Recorder:
                     "elapsed": round(event.at - self._started_at, 3),
                     "max_rss": event.max_rss,
                     "oom_killed": event.oom_killed,
+                    "port_taken_by": event.port_taken_by,
                 }
 
     def _of_action(self, action: do.Action, now: float) -> Iterator[Record]:

@@ -5,9 +5,11 @@ import errno
 import socket
 from collections.abc import Callable
 
+from hvlaunch.rendezvous.serving.traffic import plain_address
+
 __all__ = ["Acceptor"]
 
-_AT_ONCE = 32  # connections, then others have their turn: who is inside waits for no crowd at the door
+_AT_ONCE = 64  # connections, then others have their turn: who is inside waits for no crowd at the door
 _REST = 0.1  # seconds, where not even a stranger's file descriptor can be had
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -15,10 +17,17 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Acceptor:
     """For the thread of the running event loop alone. close() does not close the socket."""
 
-    def __init__(self, listener: socket.socket, new_client: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        new_client: Callable[[], asyncio.Protocol],
+        is_welcome: Callable[[str], bool],
+    ) -> None:
+        """is_welcome(address) tells whether a client from there gets a protocol at all."""
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._new_client = new_client
+        self._is_welcome = is_welcome
         self._arriving: set[asyncio.Task[None]] = set()
         self._rest: asyncio.TimerHandle | None = None
         listener.setblocking(False)
@@ -37,12 +46,15 @@ class Acceptor:
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
             try:
-                sock, _ = self._listener.accept()
+                sock, name = self._listener.accept()
             except OSError as error:
                 if error.errno in _NO_DESCRIPTOR:
                     self._loop.remove_reader(self._listener)
                     self._rest = self._loop.call_later(_REST, self._open)
                 return  # else nobody is there, or gone again
+            if not self._is_welcome(plain_address(name)):
+                sock.close()
+                continue
             task = self._loop.create_task(self._admit(sock))
             self._arriving.add(task)
             task.add_done_callback(self._arriving.discard)

@@ -16,7 +16,7 @@ from hvlaunch.rendezvous.serving.http import (
     Route,
     render_head,
 )
-from hvlaunch.rendezvous.serving.traffic import Traffic
+from hvlaunch.rendezvous.serving.traffic import Traffic, plain_address
 
 __all__ = ["ClientConnection"]
 
@@ -63,7 +63,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self.peer = _address(transport.get_extra_info("peername"))
+        self.peer = plain_address(transport.get_extra_info("peername"))
         self._reader = RequestReader(self._admit, self._limits, self.peer, self._traffic.arriving)
         if not self._traffic.enter(self):
             self._turn_away()
@@ -234,12 +234,6 @@ class ClientConnection(asyncio.Protocol):
             self._advance()
         else:
             self._transport.abort()
-
-
-def _address(name: object) -> str:
-    """The address in a socket's name, an IPv4 one in its own form also where it came to an IPv6 socket."""
-    address = str(name[0]) if isinstance(name, tuple) and name else ""
-    return address.removeprefix("::ffff:").partition("%")[0]
 
 
 def _nothing() -> None:

@@ -61,7 +61,7 @@ class HttpLimits:
     """Seconds between an answer and the next request."""
     linger: float = 2.0
     """Seconds that a client has to read the last answer and hang up."""
-    farewell: int = 256 << 10
+    farewell: int = 64 << 10
     """Bytes that a stranger may still send meanwhile; they are thrown away."""
     stranger: float = 10.0
     """Seconds from the connection's beginning until a head with the token is there."""

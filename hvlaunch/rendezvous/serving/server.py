@@ -354,7 +354,7 @@ class RendezvousServer:
     def _accept_at(self, listener: socket.socket) -> None:
         from hvlaunch.rendezvous.serving.acceptor import Acceptor  # noqa: PLC0415 (see the top)
 
-        self._acceptors.append(Acceptor(listener, self._new_wire))
+        self._acceptors.append(Acceptor(listener, self._new_wire, self._traffic.is_welcome))
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._context is None and self._certificate is not None:

@@ -1,12 +1,14 @@
 """Who has connected and not shown yet that it belongs to the job: few at a time, and never at the job's cost.
 
-Where one is too many, the one that has been here longest goes: who belongs to the job shows it at once.
+Where one is too many, the one that has been here longest goes: who belongs to the job shows it at once. But an address
+where the job has no workers, and that comes again and again, is refused before it costs more than that.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 __all__ = ["STRANGER_LIMITS", "StrangerLimits", "Strangers"]
@@ -25,6 +27,8 @@ class StrangerLimits(NamedTuple):
     """From one where the job has workers: they all come at once."""
     known_addresses: int = 20_000
     """How many are remembered."""
+    turn: float = 1.0
+    """Seconds that a stranger has before another one of its address, which is not known, takes its place."""
 
 
 STRANGER_LIMITS = StrangerLimits()
@@ -33,11 +37,12 @@ STRANGER_LIMITS = StrangerLimits()
 class Strangers(Generic[ConnectionT]):
     """The connections of strangers, each group of them in the order in which they came."""
 
-    def __init__(self, limits: StrangerLimits) -> None:
+    def __init__(self, limits: StrangerLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
+        self._clock = clock
         self._site: OrderedDict[ConnectionT, str] = OrderedDict()
         self._unknown: OrderedDict[ConnectionT, None] = OrderedDict()
-        self._at: dict[str, OrderedDict[ConnectionT, None]] = {}
+        self._at: dict[str, OrderedDict[ConnectionT, float]] = {}
         self._known: set[str] = set()
 
     def __len__(self) -> int:
@@ -52,6 +57,15 @@ class Strangers(Generic[ConnectionT]):
             if len(self._known) < self.limits.known_addresses:
                 self._known.add(address)
 
+    def is_welcome(self, address: str) -> bool:
+        """Whether one from this address may enter: cheaper to ask than to let it in."""
+        if address in self._known:
+            return True
+        there = self._at.get(_network(address))
+        if there is None or len(there) < self.limits.from_one_address:
+            return True
+        return self._clock() - next(iter(there.values())) >= self.limits.turn
+
     def enter(self, connection: ConnectionT, address: str) -> ConnectionT | None:
         """One has come. Gives the one that must go for it, which counts no more."""
         is_known = address in self._known
@@ -65,7 +79,7 @@ class Strangers(Generic[ConnectionT]):
         if gone is not None:
             self.leave(gone)
         self._site[connection] = site
-        self._at.setdefault(site, OrderedDict())[connection] = None
+        self._at.setdefault(site, OrderedDict())[connection] = self._clock()
         if not is_known:
             self._unknown[connection] = None
         return gone

@@ -9,9 +9,15 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from hvlaunch.rendezvous.serving.strangers import STRANGER_LIMITS, StrangerLimits, Strangers
 
-__all__ = ["Arriving", "Stats", "Traffic", "TrafficLimits", "room_for"]
+__all__ = ["Arriving", "Stats", "Traffic", "TrafficLimits", "plain_address", "room_for"]
 
 _RESERVE = 256  # for all else that the process does
+
+
+def plain_address(name: object) -> str:
+    """The address in a socket's name, an IPv4 one in its own form also where it came to an IPv6 socket."""
+    address = str(name[0]) if isinstance(name, tuple) and name else ""
+    return address.removeprefix("::ffff:").partition("%")[0]
 
 
 def room_for(connections: int) -> bool:
@@ -116,6 +122,12 @@ class Traffic(Generic[PeerT]):
         self._room_for = room_for
         self._parting: set[PeerT] = set()
         self._by_peer: Counter[str] = Counter()
+
+    def is_welcome(self, peer: str) -> bool:
+        """Whether a connection from this address may enter; it is counted where not."""
+        welcome = self.strangers.is_welcome(peer)
+        self.turned_away += not welcome
+        return welcome
 
     def enter(self, connection: PeerT) -> bool:
         """A connection is there; False where it is one too many."""

@@ -73,6 +73,9 @@ class Wire(asyncio.Transport, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.connection_lost(exc)
+        self._tls = (
+            None  # 100 KB and more, and this and the client hold each other until Python looks for such
+        )
 
     def _begin(self, data: bytes) -> None:
         if data[0] == _TLS and self._context is not None:

@@ -102,7 +102,7 @@ def test_the_workers_run_in_the_directory(launch: Launch, tmp_path: Path) -> Non
     assert f"PWD={tmp_path}" in out.decode().splitlines()
 
 
-def test_the_ports_are_free_and_the_masters_is_kept_until_the_start(launch: Launch) -> None:
+def test_the_ports_are_free_and_the_masters_is_kept_for_who_listens_as_torch_does(launch: Launch) -> None:
     agent = launch()
     hello = agent.hello()
     master = hello["master_port"]
@@ -112,8 +112,9 @@ def test_the_ports_are_free_and_the_masters_is_kept_until_the_start(launch: Laun
     with socket.socket() as taken, pytest.raises(OSError, match="in use"):
         taken.bind(("", master))
     agent.run(["true"])
-    with socket.socket() as free:
-        free.bind(("", master))
+    with socket.socket() as taken, pytest.raises(OSError, match="in use"):
+        taken.bind(("", master))
+    socket.create_server(("", master)).close()  # with SO_REUSEADDR
 
 
 def test_the_ports_are_in_the_range_that_the_driver_names(launch: Launch) -> None:

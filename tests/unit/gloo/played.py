@@ -92,7 +92,14 @@ class PlayedAgent:
     def end_worker(self, slot: int, code: int | None = 0, signal: int | None = None) -> None:
         for stream in _STREAMS:
             self.say({"type": "output", "slot": slot, "stream": stream, **_FIRST})
-        how = {"code": code, "signal": signal, "max_rss": 1 << 20, "oom_killed": False, "at": 1.0}
+        how = {
+            "code": code,
+            "signal": signal,
+            "max_rss": 1 << 20,
+            "oom_killed": False,
+            "port_taken_by": None,
+            "at": 1.0,
+        }
         self.say({"type": "exited", "slot": slot, **_FIRST, **how})
 
     def _hello(self, header: Mapping[str, Any], _: bytes) -> None:

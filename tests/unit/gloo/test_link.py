@@ -225,6 +225,7 @@ def test_the_time_of_an_end_is_told_by_our_clock(rig: Rig) -> None:
         "signal": None,
         "max_rss": 5,
         "oom_killed": False,
+        "port_taken_by": None,
     }
     rig.channel.frame(end | {"at": 999.5}, b'{"message": "x"}')
     event = rig.event()

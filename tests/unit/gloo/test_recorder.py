@@ -112,6 +112,7 @@ def test_what_is_told_of_each():
         "elapsed": 1.5,
         "max_rss": None,
         "oom_killed": False,
+        "port_taken_by": None,
     }
     assert job.typed("worker_exited")[1]["signal"] == "SIGTERM"
     assert job.typed("workers_stopping")[0]["steps"][0] == {"signal": "SIGTERM", "after": 0.0}

@@ -120,7 +120,14 @@ def test_the_end_by_the_launcher_comes_behind_what_was_said_before(status, code,
         output = {"type": "output", "slot": 0, "stream": "stderr", **ABOUT}
         agent.say({"type": "parting", "cause": "got SIGTERM"})
         agent.say(output, b"last words")
-        how = {"code": None, "signal": 15, "max_rss": 1, "at": 1.0, "oom_killed": False}
+        how = {
+            "code": None,
+            "signal": 15,
+            "max_rss": 1,
+            "at": 1.0,
+            "oom_killed": False,
+            "port_taken_by": None,
+        }
         agent.say({"type": "exited", "slot": 0, **ABOUT, **how})
         assert joined.frames(1) == [(output, b"last words")]
         with pytest.raises(

@@ -72,3 +72,18 @@ def test_the_oldest_is_one_of_an_unknown_address_if_there_is_any():
     for name in ("a/1", "one too many/1"):
         strangers.leave(name)
     assert strangers.oldest() == "k/1"
+
+
+def test_an_unknown_address_that_comes_again_and_again_is_refused_until_its_strangers_had_their_turn():
+    now = [0.0]
+    strangers = Strangers(LIMITS, lambda: now[0])
+    strangers.know(["k"])
+    enter(strangers, "a/1", "k/1", "k/2", "k/3")
+    assert strangers.is_welcome("a")
+    now[0] = 0.5
+    enter(strangers, "a/2")
+    assert [strangers.is_welcome(address) for address in ("a", "b", "k")] == [False, True, True]
+    now[0] = 1.0
+    assert strangers.is_welcome("a")
+    assert enter(strangers, "a/3") == ["a/1"]
+    assert not strangers.is_welcome("a")

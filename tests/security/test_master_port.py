@@ -1,0 +1,52 @@
+"""Other users' programs that want MASTER_PORT before rank 0 listens there."""
+
+import os
+import sys
+
+import pytest
+
+from tests.security.conftest import BOB
+from tests.unit.test_local_jobs import run
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="another user's program takes root")
+
+THIEF = """
+import os, signal, socket, sys
+os.setuid(int(sys.argv[1]))
+sock = socket.socket()
+sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(sys.argv[3]))
+try:
+    sock.bind(("", int(sys.argv[2])))
+    sock.listen()
+except OSError:
+    print("refused", flush=True)
+else:
+    print("taken", flush=True)
+signal.pause()
+"""
+"""Takes the port, or is refused. With a 1 behind it, it does so on purpose: by the option that torch has, too."""
+
+RANK_ZERO = f"""
+import os, socket, subprocess, sys
+words = [sys.executable, "-c", {THIEF!r}, "{BOB}", os.environ["MASTER_PORT"], sys.argv[1]]
+thief = subprocess.Popen(words, stdout=subprocess.PIPE)
+print(thief.stdout.readline().decode())
+socket.create_server(("", int(os.environ["MASTER_PORT"])))
+print("listening")
+"""
+
+
+def test_a_port_that_is_kept_is_not_had_by_the_way() -> None:
+    """Programs that take any port that is free, and the kernel itself, find it taken until rank 0 listens."""
+    done = run("-np", "1", sys.executable, "-c", RANK_ZERO, "0")
+    assert done.returncode == 0, done.stderr
+    assert "refused" in done.stdout
+    assert "listening" in done.stdout
+
+
+def test_who_takes_it_on_purpose_is_named_in_the_report() -> None:
+    done = run("-np", "1", sys.executable, "-c", RANK_ZERO, "1")
+    assert done.returncode == 1
+    assert "taken" in done.stdout
+    assert f"its MASTER_PORT was taken by a program of another user, uid {BOB} (exit code 1)" in done.stderr
+    assert "hvlaunch.torch" in done.stderr
