@@ -1,8 +1,8 @@
 """The first code that runs where a launcher (mpirun, srun) starts it: calls the driver, and becomes the agent.
 
-It is on the launcher's command line, so nothing secret is in it: the driver's addresses and the job's token
-come with the environment. Caller and driver each prove that they have the token, without showing it, before
-anything of the other's is used: what comes from the driver is run.
+It is on the launcher's command line, so nothing secret is in it. The driver's addresses, the fingerprint of its
+certificate, and a word that lets callers in come with the environment, which launchers may show to the network. So the
+word is good for nothing but to call, and all else comes over TLS, from whoever has the certificate's key and nobody else.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hmac
 import json
 import os
 import socket
+import ssl
 import sys
 import threading
 import zlib
@@ -20,49 +21,113 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional, Sequence
 
-__all__ = ["ADDRESSES", "AGENT", "CHALLENGE", "DRIVER", "TOKEN", "main", "proof", "receive"]
+__all__ = ["ADDRESSES", "CERTIFICATE", "ENTRY", "LONGEST_ENTRY", "Sealed", "main"]
 
-TOKEN = "HVLAUNCH_TOKEN"  # noqa: S105 (the variable's name)
+ENTRY = "HVLAUNCH_ENTRY"
+CERTIFICATE = "HVLAUNCH_DRIVER_CERT"
 ADDRESSES = "HVLAUNCH_DRIVER"
 """Where the driver listens, the likeliest first: `ADDRESS PORT,ADDRESS PORT`."""
-DRIVER, AGENT = b"hvlaunch driver", b"hvlaunch agent"
-"""What each side adds to the challenges, so that its proof is no good for the other side."""
-CHALLENGE = 32
-"""Bytes; a proof has as many."""
+LONGEST_ENTRY = 256
 
 _STAGGER = 0.25  # seconds between addresses: one that leads nowhere may take minutes to say so
 _PATIENCE = 30.0
+_HEAD = 5  # bytes of a TLS record, the last two of them the length of the rest (RFC 8446, 5.1)
+_RECORDS = (20, 21, 22, 23)
+_LONGEST = (1 << 14) + 256
+_READ_SIZE = 1 << 18
 
 
-def proof(token: bytes, who: bytes, *challenges: bytes) -> bytes:
-    """That `who` has the token: what can be made of these challenges by its means alone."""
-    return hmac.new(token, who + b"".join(challenges), hashlib.sha256).digest()
+class Sealed:
+    """TLS 1.3 over a socket, or over whatever its descriptor becomes: what is sent is sealed, what has come is opened.
 
+    One thread may read while another writes.
+    """
 
-def receive(sock: socket.socket, size: int) -> bytes:
-    """So many bytes. Raises OSError."""
-    data = b""
-    while len(data) < size:
-        part = sock.recv(size - len(data))
-        if not part:
-            raise OSError("the other side hung up")
-        data += part
-    return data
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_side: bool) -> None:
+        self.socket = sock
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        self._turn = threading.Lock()
+        self._opened = b""
+
+    def shake_hands(self) -> None:
+        """Raises OSError."""
+        while True:
+            try:
+                self._tls.do_handshake()
+                is_done = True
+            except ssl.SSLWantReadError:
+                is_done = False
+            self.socket.sendall(self._outgoing.read())
+            if is_done:
+                return
+            self._incoming.write(self._record())
+
+    def fingerprint(self) -> str:
+        """Of the other side's certificate."""
+        return "sha256:" + hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").hexdigest()
+
+    def seal(self, data: bytes) -> bytes:
+        with self._turn:
+            self._tls.write(data)
+            return self._outgoing.read()
+
+    def open(self, data: bytes) -> bytes:
+        """What is whole of it, and of what came before. Raises OSError where it was changed on its way."""
+        pieces = []
+        with self._turn:
+            self._incoming.write(data)
+            try:
+                while True:
+                    piece = self._tls.read(_READ_SIZE)
+                    if not piece:
+                        break
+                    pieces.append(piece)
+            except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+                pass
+        return b"".join(pieces)
+
+    def sendall(self, data: bytes) -> None:
+        self.socket.sendall(self.seal(data))
+
+    def receive(self, size: int) -> bytes:
+        """So many bytes; whole records are read, and no byte behind the last of them. Raises OSError."""
+        while len(self._opened) < size:
+            self._opened += self.open(self._record())
+        data, self._opened = self._opened[:size], self._opened[size:]
+        return data
+
+    def _record(self) -> bytes:
+        head = self._exactly(_HEAD)
+        size = int.from_bytes(head[3:], "big")
+        if head[0] not in _RECORDS or size > _LONGEST:
+            raise OSError("the other side does not speak TLS")
+        return head + self._exactly(size)
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self.socket.recv(size - len(data))
+            if not part:
+                raise OSError("the other side hung up")
+            data += part
+        return data
 
 
 class _Calls:
     """Calls several addresses, one after the other; the first where the driver answers is the one that counts."""
 
-    def __init__(self, token: bytes, facts: bytes) -> None:
+    def __init__(self, entry: bytes, certificate: str, facts: bytes) -> None:
         """`facts` is what the driver is told of this process."""
-        self._token = token
+        self._entry = entry
+        self._certificate = certificate
         self._facts = facts
         self._lock = threading.Lock()
         self._is_over = threading.Event()
-        self._driver: Optional[socket.socket] = None
+        self._driver: Optional[Sealed] = None
         self._failures: List[str] = []
 
-    def driver(self, addresses: Sequence[str]) -> socket.socket:
+    def driver(self, addresses: Sequence[str]) -> Sealed:
         """The connection to the driver. Raises SystemExit where no address leads to it."""
         for number, where in enumerate(addresses):
             address, port = where.split()
@@ -88,37 +153,40 @@ class _Calls:
                     self._is_over.set()
 
     def _meet(self, sock: socket.socket) -> None:
-        """Have the driver prove itself, and if no other call was quicker, do the same. Raises OSError."""
+        """Have the driver prove itself, and if no other call was quicker, show that we belong to it. Raises OSError."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        ours = os.urandom(CHALLENGE)
-        sock.sendall(ours)
-        theirs = receive(sock, CHALLENGE)
-        if not hmac.compare_digest(receive(sock, CHALLENGE), proof(self._token, DRIVER, ours, theirs)):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE  # no authority is asked: the fingerprint says more than any could
+        driver = Sealed(sock, context, server_side=False)
+        driver.shake_hands()
+        if not hmac.compare_digest(driver.fingerprint(), self._certificate):
             raise OSError("that is not the driver")
         with self._lock:
             if self._driver is None:
                 sock.settimeout(None)
-                sock.sendall(proof(self._token, AGENT, theirs, ours))
-                sock.sendall(len(self._facts).to_bytes(4, "big") + self._facts)
-                self._driver = sock
+                for part in (self._entry, self._facts):
+                    driver.sendall(len(part).to_bytes(4, "big") + part)
+                self._driver = driver
                 self._is_over.set()
 
 
 def main(names: Sequence[str]) -> None:
-    """Run the program that the driver sends, with the connection for its stdin and stdout.
+    """Run the program that the driver sends, with the connection for its stdin and stdout, and `sealed`, which encrypts it.
 
     `names` are the variables that the driver is told of, by which a launcher tells its processes who they are.
     """
     known = {name: value for name, value in os.environ.items() if name in names}
     facts = json.dumps([socket.gethostname(), known]).encode("ascii")
-    calls = _Calls(os.environ[TOKEN].encode("ascii"), facts)
+    calls = _Calls(os.environ.pop(ENTRY).encode("ascii"), os.environ.pop(CERTIFICATE), facts)
     driver = calls.driver(os.environ.pop(ADDRESSES).split(","))
     try:
-        program = receive(driver, int.from_bytes(receive(driver, 4), "big"))
+        program = driver.receive(int.from_bytes(driver.receive(4), "big"))
     except OSError:
         sys.exit(1)  # it has no use for us, and says why itself
-    os.dup2(driver.fileno(), 0)
+    os.dup2(driver.socket.fileno(), 0)
     os.dup2(0, 1)
-    driver.close()
-    exec(zlib.decompress(program), {"__name__": "__main__"})  # noqa: S102 (it is the driver's, which has proved itself)
+    driver.socket.close()
+    exec(zlib.decompress(program), {"__name__": "__main__", "sealed": driver})  # noqa: S102 (it is the driver's, which has proved itself)

@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Deque, Dict, List, Optional
 
+    from hvlaunch.agent.caller import Sealed
     from hvlaunch.agent.frames import Frame
 
 __all__ = ["DriverChannel"]
@@ -28,7 +29,9 @@ class DriverChannel:
     Relayed frames and all others keep their own order and take turns, so neither waits long for the other.
     """
 
-    def __init__(self, read_fd: int, write_fd: int) -> None:
+    def __init__(self, read_fd: int, write_fd: int, sealed: Optional[Sealed] = None) -> None:
+        """`sealed` encrypts what goes through them, where nothing else does."""
+        self._sealed = sealed
         self.read_fd = read_fd
         self.write_fd = write_fd
         self._decoder = Decoder(ORDERS)
@@ -64,7 +67,11 @@ class DriverChannel:
         """Write what the other side takes at once; forget everything where it is gone."""
         while self.blocked:
             if not self._begun:
-                self._begun.extend(self._writer.cut(self._next()))
+                pieces = self._writer.cut(self._next())
+                if self._sealed is None:
+                    self._begun.extend(pieces)
+                else:
+                    self._begun.append(self._sealed.seal(b"".join(pieces)))
             piece = self._begun[0]
             try:
                 written = os.write(self.write_fd, piece)
@@ -102,10 +109,12 @@ class DriverChannel:
         """The frames that have arrived, none or many; None at the end. Raises BadFrame."""
         try:
             data = os.read(self.read_fd, _READ_SIZE)
+            if not data:
+                return None
+            if self._sealed is not None:
+                data = self._sealed.open(data)
         except BlockingIOError:
             return []
         except OSError:
-            return None
-        if not data:
             return None
         return list(self._decoder.feed(data))

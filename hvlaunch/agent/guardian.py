@@ -14,19 +14,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional, Tuple
 
+    from hvlaunch.agent.caller import Sealed
+
 __all__ = ["main"]
 
 _KILL_PATIENCE = 20.0
 _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
-def main(config: Dict[str, Any]) -> None:
+def main(config: Dict[str, Any], sealed: Optional[Sealed] = None) -> None:
     """Start the agent as a child, wait for its end, kill what it left, exit with its status.
 
     Neither of the two can be opened by other processes of their user, workers above all: whoever writes into the
     agent's channel or memory could speak in its name. exec makes workers what all processes are.
 
-    `config` has `grace` and `lease` in seconds. Never returns.
+    `config` has `grace` and `lease` in seconds; `sealed` encrypts the channel, where ssh does not. Never returns.
     """
     if not sys.platform.startswith("linux"):
         sys.exit("hvlaunch agent: workers need Linux, and this host runs " + sys.platform)
@@ -40,7 +42,7 @@ def main(config: Dict[str, Any]) -> None:
         os.setsid()  # who kills the guardian's process group, as Hydra does, must not kill both
         from hvlaunch.agent import main as agent_main  # noqa: PLC0415 (the guardian stays small)
 
-        agent_main.main(config, directory, alive_read)
+        agent_main.main(config, directory, alive_read, sealed)
     os.close(alive_read)
     status = _wait(agent, float(config["grace"]) + float(config["lease"]))
     left = reaper.kill_descendants(_KILL_PATIENCE)

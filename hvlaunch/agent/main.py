@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Deque, Dict, NoReturn, Optional
 
+    from hvlaunch.agent.caller import Sealed
     from hvlaunch.agent.frames import Frame
     from hvlaunch.agent.relay import RelayListener
 
@@ -33,9 +34,11 @@ _LAST_WORDS = 1.0
 _LAST_MOMENT = 0.2
 
 
-def main(config: Dict[str, Any], directory: str, guardian_fd: int) -> NoReturn:
+def main(
+    config: Dict[str, Any], directory: str, guardian_fd: int, sealed: Optional[Sealed] = None
+) -> NoReturn:
     """Run the agent over fds 0 and 1 and exit. `guardian_fd` reads end-of-file when the guardian dies."""
-    channel = DriverChannel(0, 1)
+    channel = DriverChannel(0, 1, sealed)
     trouble = reaper.adopt_descendants()  # fork does not hand it on, and the guardian may be killed
     try:
         code = Agent(channel, config, directory, guardian_fd, trouble).run()

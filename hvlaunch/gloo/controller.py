@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 __all__ = ["WaysToHosts", "run"]
 
 WaysToHosts = Callable[
-    [JobSpec, str, Callable[[str], None]], AbstractContextManager[Callable[[Host], AgentConnection]]
+    [JobSpec, Keys, Callable[[str], None]], AbstractContextManager[Callable[[Host], AgentConnection]]
 ]
-"""What is open while a job runs, and gives the way to a host. It gets the job, its token, and what tells the user."""
+"""What is open while a job runs, and gives the way to a host. It gets the job, its keys, and what tells the user."""
 
 
 @contextmanager
 def _by_ssh(
-    spec: JobSpec, _token: str, _say: Callable[[str], None]
+    spec: JobSpec, _keys: Keys, _say: Callable[[str], None]
 ) -> Iterator[Callable[[Host], AgentConnection]]:
     """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
     agent = spec.ssh.remote_agent
@@ -92,7 +92,7 @@ def run(
             server,
             _journal(printer.say) as journal,
             signals_as_events(events.put),
-            ways(spec, keys.token, printer.say) as connect,
+            ways(spec, keys, printer.say) as connect,
         ):
             if spec.rendezvous_bind is not None:
                 server.listen_at(spec.rendezvous_bind)

@@ -29,7 +29,7 @@ class Arrivals:
         """One has come. One too many, or after the end, is sent away."""
         with self._changed:
             if self._error is not None or self._sorted is not None:
-                caller.socket.close()
+                caller.connection.socket.close()
                 return
             self._callers.append(caller)
             if len(self._callers) == self._size:
@@ -50,7 +50,7 @@ class Arrivals:
         self._error = error
         for caller in self._callers:
             with contextlib.suppress(OSError):
-                caller.socket.close()
+                caller.connection.socket.close()
 
     def close(self) -> None:
         """Hang up on all, after those who speak with them have done so."""

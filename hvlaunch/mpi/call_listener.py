@@ -1,19 +1,20 @@
-"""Where agents call the driver: a listening socket, and the proof on both sides that it is the same job."""
+"""Where agents call the driver: a listening socket, TLS, and the proof that the caller belongs to the job."""
 
 import contextlib
 import errno
 import hmac
 import json
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from hvlaunch.agent.caller import AGENT, CHALLENGE, DRIVER, proof, receive
+from hvlaunch.agent.caller import LONGEST_ENTRY, Sealed
 from hvlaunch.agent.shapes import mapping, of, pair, plain, text
 from hvlaunch.mpi.process_ranks import ALL_NAMES
+from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
+from hvlaunch.rendezvous.serving.listeners import Listeners
 from hvlaunch.rendezvous.serving.strangers import StrangerLimits, Strangers
 from hvlaunch.rendezvous.serving.traffic import plain_address
 
@@ -39,7 +40,7 @@ class CallLimits(NamedTuple):
 class Caller(NamedTuple):
     """An agent that has called, and proved that it is of this job."""
 
-    socket: socket.socket
+    connection: Sealed
     hostname: str
     environ: Mapping[str, str]
     """The variables by which its launcher tells it who it is."""
@@ -55,19 +56,31 @@ class _Stranger:
 
 
 class CallListener:
-    """Listens from the start until close(); `admit` gets the callers, in threads. The token never travels."""
+    """Listens from the start until close(); `admit` gets the callers, in threads.
 
-    def __init__(self, token: str, admit: Callable[[Caller], None], limits: CallLimits | None = None) -> None:
-        self._token = token.encode("ascii")
+    `entry` is what lets them in, once they have made sure by the `certificate` who is to be told it. `host` "" is every address.
+    """
+
+    def __init__(
+        self,
+        entry: str,
+        certificate: Certificate,
+        admit: Callable[[Caller], None],
+        limits: CallLimits | None = None,
+        *,
+        host: str = "",
+    ) -> None:
+        self._entry = entry.encode("ascii")
+        self._context = tls_context(certificate)
         self._admit = admit
         self._limits = limits or CallLimits()
         self._lock = threading.Lock()
         self._strangers: Strangers[_Stranger] = Strangers(self._limits.strangers)
         self._is_closed = False
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=1024)
-        self.port: int = self._listener.getsockname()[1]
+        listeners = Listeners(host, 0)
+        listeners.close_kept()
+        self._listener = listeners.sockets[host]
+        self.port: int = listeners.port
         threading.Thread(target=self._listen, name="calls", daemon=True).start()
 
     def close(self) -> None:
@@ -140,16 +153,20 @@ class CallListener:
     def _check(self, sock: socket.socket) -> Caller:
         """Raises OSError and ValueError."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        theirs = receive(sock, CHALLENGE)
-        ours = os.urandom(CHALLENGE)
-        sock.sendall(ours + proof(self._token, DRIVER, theirs, ours))
-        if not hmac.compare_digest(receive(sock, CHALLENGE), proof(self._token, AGENT, ours, theirs)):
-            raise ValueError("a wrong token")
-        size = int.from_bytes(receive(sock, 4), "big")
-        if size > self._limits.facts:
-            raise ValueError(f"{size} bytes of facts")
-        hostname, environ = _facts(receive(sock, size))
-        return Caller(sock, hostname, environ)
+        caller = Sealed(sock, self._context, server_side=True)
+        caller.shake_hands()
+        if not hmac.compare_digest(_part(caller, LONGEST_ENTRY), self._entry):
+            raise ValueError("a wrong word")
+        hostname, environ = _facts(_part(caller, self._limits.facts))
+        return Caller(caller, hostname, environ)
+
+
+def _part(caller: Sealed, most: int) -> bytes:
+    """Raises OSError and ValueError."""
+    size = int.from_bytes(caller.receive(4), "big")
+    if size > most:
+        raise ValueError(f"{size} bytes, where {most} are the most")
+    return caller.receive(size)
 
 
 def _facts(data: bytes) -> tuple[str, dict[str, str]]:

@@ -12,9 +12,10 @@ from functools import partial
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
-from hvlaunch.agent.caller import ADDRESSES, TOKEN
+from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY
 from hvlaunch.gloo.controller import run as run_by_agents
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
+from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.engine.network import is_usable
 from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions
@@ -31,6 +32,7 @@ from hvlaunch.mpi.launcher_errors import LauncherFailed
 from hvlaunch.mpi.process import LauncherProcess
 from hvlaunch.mpi.process_ranks import ALL_NAMES
 from hvlaunch.mpi.request import counted, remote_python, request_of
+from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 
 __all__ = ["run"]
 
@@ -56,7 +58,7 @@ def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) ->
 @contextmanager
 def _ways(
     spec: JobSpec,
-    token: str,
+    keys: Keys,
     say: Callable[[str], None],
     *,
     options: MPIOptions,
@@ -65,7 +67,7 @@ def _ways(
 ) -> Iterator[Callable[[Host], AgentConnection]]:
     """While in the block the launcher runs; yields what gives the way to a host, once its agents have come."""
     caller = caller_command(ALL_NAMES, python)
-    request = request_of(spec, options, launcher, caller, (TOKEN, ADDRESSES))
+    request = request_of(spec, options, launcher, caller, (ENTRY, CERTIFICATE, ADDRESSES))
     arrivals = Arrivals(request.hosts, launcher.kind)
 
     def ended(status: int) -> None:
@@ -76,9 +78,24 @@ def _ways(
         command = build(
             launcher, replace(request, rankfile=stack.enter_context(_rankfile(launcher, request)))
         )
-        listener = stack.enter_context(closing(CallListener(token, arrivals.add)))
-        addresses = ",".join(f"{address} {listener.port}" for address in _own_addresses(spec.hosts))
-        env = {**os.environ, TOKEN: token, ADDRESSES: addresses, **command.env}
+        addresses = _addresses(spec)
+        listener = stack.enter_context(
+            closing(
+                CallListener(
+                    keys.entry,
+                    keys.certificate,
+                    arrivals.add,
+                    host=addresses[0] if len(addresses) == 1 else "",
+                )
+            )
+        )
+        env = {
+            **os.environ,
+            ENTRY: keys.entry,
+            CERTIFICATE: keys.certificate.fingerprint,
+            ADDRESSES: ",".join(f"{address} {listener.port}" for address in addresses),
+            **command.env,
+        }
         process = LauncherProcess(command, env, say=say, ended=ended)
         stack.callback(_end, arrivals, process)
         yield partial(_connect, arrivals, process, spec.start_timeout)
@@ -105,13 +122,15 @@ def _end(arrivals: Arrivals, process: LauncherProcess) -> None:
 
 def _connect(arrivals: Arrivals, process: LauncherProcess, timeout: float, host: Host) -> AgentConnection:
     """Raises HvlaunchError."""
-    sockets = [caller.socket for caller in arrivals.of(host.name, timeout)]
-    return JoinedConnection(host.name, sockets, process.wait)
+    connections = [caller.connection for caller in arrivals.of(host.name, timeout)]
+    return JoinedConnection(host.name, connections, process.wait)
 
 
-def _own_addresses(hosts: tuple[Host, ...]) -> list[str]:
-    """Where agents may find the driver: at the loopback alone where all hosts are this machine."""
-    if all(is_local(host) for host in hosts):
+def _addresses(spec: JobSpec) -> list[str]:
+    """Where agents may find the driver: at the loopback alone where all hosts are this machine, else where the user says."""
+    if all(is_local(host) for host in spec.hosts):
         return [_LOOPBACK]
+    if spec.rendezvous_bind is not None and spec.rendezvous_bind not in EVERYWHERE:
+        return [spec.rendezvous_bind]
     usable = filter(is_usable, own_addresses())
     return [*sorted(usable, key=lambda address: ":" in address), _LOOPBACK]

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvlaunch.agent.caller import Sealed
 from hvlaunch.agent.frames import encode
 from hvlaunch.agent.pieces import PieceReader
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, Listener
@@ -27,19 +28,19 @@ _PATIENCE = 5.0  # seconds for a launcher that ends its processes to end as well
 
 
 class JoinedConnection:
-    """hvlaunch.gloo.driver.agent_channel.AgentConnection over the sockets of a host's agents, in the order of their slots."""
+    """hvlaunch.gloo.driver.agent_channel.AgentConnection over the connections of a host's agents, in the order of their slots."""
 
     def __init__(
-        self, host: str, sockets: Sequence[socket.socket], launcher_end: Callable[[float], int | None]
+        self, host: str, connections: Sequence[Sealed], launcher_end: Callable[[float], int | None]
     ) -> None:
         """`launcher_end` waits for the launcher's end, some seconds: its exit status, None where it runs on."""
         self._host = host
         self._launcher_end = launcher_end
-        self._sockets = sockets
-        self.local_address: str | None = plain(sockets[0].getsockname()[0])
-        self.remote_address: str | None = plain(sockets[0].getpeername()[0])
-        self.agents = len(sockets)
-        self._is_near = is_near(sockets[0])
+        self._connections = connections
+        self.local_address: str | None = plain(connections[0].socket.getsockname()[0])
+        self.remote_address: str | None = plain(connections[0].socket.getpeername()[0])
+        self.agents = len(connections)
+        self._is_near = is_near(connections[0].socket)
 
     def start_agent(
         self,
@@ -48,12 +49,12 @@ class JoinedConnection:
         listener: Listener,
     ) -> AgentChannel:
         data = program.packed(is_near=self._is_near)
-        return JoinedChannel(self._host, self._sockets, data, listener, self._launcher_end)
+        return JoinedChannel(self._host, self._connections, data, listener, self._launcher_end)
 
     def close(self) -> None:
-        for sock in self._sockets:
+        for connection in self._connections:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                connection.socket.shutdown(socket.SHUT_RDWR)
 
 
 class JoinedChannel:
@@ -62,7 +63,7 @@ class JoinedChannel:
     def __init__(
         self,
         host: str,
-        sockets: Sequence[socket.socket],
+        connections: Sequence[Sealed],
         program: bytes,
         listener: Listener,
         launcher_end: Callable[[float], int | None],
@@ -70,30 +71,32 @@ class JoinedChannel:
         self._host = host
         self._launcher_end = launcher_end
         self._listener = listener
-        self._sockets = list(sockets)
-        self._programs = [len(program).to_bytes(4, "big") + program] * len(sockets)
+        self._connections = list(connections)
+        self._programs = [len(program).to_bytes(4, "big") + program] * len(connections)
         """What each agent gets before its first frame."""
-        self._agents = JoinedAgents(len(sockets))
+        self._agents = JoinedAgents(len(connections))
         self._turn = threading.Lock()
         self._cause = b""
         self._selector = selectors.DefaultSelector()
-        for slot, sock in enumerate(sockets):
-            self._selector.register(sock, selectors.EVENT_READ, slot)
+        for slot, connection in enumerate(connections):
+            self._selector.register(connection.socket, selectors.EVENT_READ, slot)
 
     def frames(self) -> "Iterator[Frame]":
         """As if of one agent, until one has gone without a word, or all have ended. Raises EndedByLauncher."""
-        readers = [PieceReader(self._listener.heard_noise) for _ in self._sockets]
-        decoders = [report_decoder() for _ in self._sockets]
+        readers = [PieceReader(self._listener.heard_noise) for _ in self._connections]
+        decoders = [report_decoder() for _ in self._connections]
         while not self._agents.is_ended and self._selector.get_map():
             for key, _ in self._selector.select():
                 slot = key.data
-                data = self._sockets[slot].recv(_READ_SIZE)
+                data = self._connections[slot].socket.recv(_READ_SIZE)
                 if not data and not self._agents.has_ended(slot):
                     self._cause = b"its agent of slot %d is gone" % slot
                     return
                 if not data:
                     self._selector.unregister(key.fileobj)
-                for header, body in decoders[slot].feed(readers[slot].feed(data)):
+                for header, body in decoders[slot].feed(
+                    readers[slot].feed(self._connections[slot].open(data))
+                ):
                     yield from self._for_the_driver(slot, header, body)
         if self._agents.is_ended:
             raise self._ended()
@@ -115,12 +118,14 @@ class JoinedChannel:
             orders = list(self._agents.to_agents(header, body))
         for slot, frame in orders:
             program, self._programs[slot] = self._programs[slot], b""
-            self._send(slot, program + encode(*frame))
+            if program:  # in records of its own: its reader reads no further
+                self._send(slot, program)
+            self._send(slot, encode(*frame))
 
     def _send(self, slot: int, data: bytes) -> None:
         """An agent that has ended needs to hear no more."""
         try:
-            self._sockets[slot].sendall(data)
+            self._connections[slot].sendall(data)
         except OSError:
             with self._turn:
                 if not self._agents.has_ended(slot):

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from hvlaunch.rendezvous.client_errors import NoRendezvous, RendezvousUnreachable
 from hvlaunch.rendezvous.pinned import PinnedConnection, WrongCertificate
 
-__all__ = ["Reply", "Requests"]
+__all__ = ["Reply", "Requests", "is_loopback"]
 
 _PAUSES = (0.05, 0.2, 0.5)
 """Seconds until a new connection is tried where the last one was reset: in a crowd of strangers, the server may drop it."""
@@ -46,7 +46,7 @@ class Requests:
             raise NoRendezvous(
                 "the fingerprint of its certificate is not known", url=url, hint="HVLAUNCH_RENDEZVOUS_CERT"
             )
-        if scheme == "http" and not _is_loopback(self._host):
+        if scheme == "http" and not is_loopback(self._host):
             raise NoRendezvous(
                 "the token would be readable on the network", url=url, hint="https:// and its certificate"
             )
@@ -139,7 +139,8 @@ class Requests:
         return RendezvousUnreachable(cause, url=self._url, hint=hint)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether the name or address can only mean this machine itself."""
     if host == "localhost":
         return True
     try:

@@ -7,7 +7,8 @@ import pytest
 from tests.cluster.testhosts import TestHosts
 from tests.cluster.torchrun_agents import Agent, rendezvous, tell_to_stop, wait_for_round
 
-TOKEN_FILE = "token_file=/run/home/root/token"
+HOME = "/run/home/root"
+TOKEN_FILE = f"token_file={HOME}/token"
 
 
 @pytest.mark.timeout(400)
@@ -38,7 +39,11 @@ def test_a_killed_worker_a_lost_node_of_rank_0_and_a_spare(cluster: TestHosts, t
 
 def test_a_wrong_token(cluster: TestHosts, tmp_path: Path) -> None:
     with rendezvous(cluster, tmp_path / "token") as options:
-        agent = Agent(cluster["a"], options, {"HVLAUNCH_TOKEN": "another-token"})
+        agent = Agent(
+            cluster["a"],
+            options,
+            {"HVLAUNCH_TOKEN": "another-token", "HVLAUNCH_RENDEZVOUS_CERT": f"{HOME}/token.crt"},
+        )
         assert agent.code() == 1
         assert "check that HVLAUNCH_TOKEN is the token of this job" in agent.output
         assert "another-token" not in agent.output

@@ -109,7 +109,8 @@ def rendezvous(hosts: TestHosts, token: Path) -> Iterator[list[object]]:
             assert said, "hvlaunch-rendezvous has ended"
         for host in hosts:
             (host.home / "root" / "stop").unlink(missing_ok=True)
-            shutil.copy(token, host.home / "root" / "token")
+            for file in (token, token.with_name(f"{token.name}.crt")):
+                shutil.copy(file, host.home / "root" / file.name)
         endpoint = f"{hosts.driver.address}:{said.strip().rpartition(':')[2]}"
         yield ["--rdzv-backend=hvlaunch", f"--rdzv-endpoint={endpoint}"]
     finally:

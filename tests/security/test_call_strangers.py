@@ -2,6 +2,7 @@
 
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -10,17 +11,19 @@ from queue import SimpleQueue
 
 import pytest
 
-from hvlaunch.agent.caller import ADDRESSES, TOKEN
+from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY, Sealed
 from hvlaunch.mpi.call_listener import Caller, CallLimits, CallListener
 from hvlaunch.mpi.caller_command import caller_command
+from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.rendezvous.serving.strangers import StrangerLimits
 from tests.security.test_strangers import FLOOD, running
 
+KEY = Certificate()
 SOON = 8.0  # seconds: most of it is a Python that starts on a busy machine; strangers have 20 s each and more
 
 
 def call(port: int) -> subprocess.Popen[bytes]:
-    env = {**os.environ, TOKEN: "the token", ADDRESSES: f"127.0.0.1 {port}"}
+    env = {**os.environ, ENTRY: "the word", CERTIFICATE: KEY.fingerprint, ADDRESSES: f"127.0.0.1 {port}"}
     return subprocess.Popen(caller_command(frozenset(), sys.executable), env=env, stderr=subprocess.PIPE)
 
 
@@ -28,7 +31,7 @@ def call(port: int) -> subprocess.Popen[bytes]:
 def test_an_agent_comes_in_beside_strangers(kind):
     callers: SimpleQueue[Caller] = SimpleQueue()
     with (
-        closing(CallListener("the token", callers.put)) as listener,
+        closing(CallListener("the word", KEY, callers.put)) as listener,
         running(str(FLOOD), kind, str(listener.port), "300", "127.0.0.2", "127.0.0.3") as (_, line),
     ):
         assert line == "there"
@@ -37,18 +40,18 @@ def test_an_agent_comes_in_beside_strangers(kind):
             process = call(listener.port)
             caller = callers.get(timeout=60)
             assert time.monotonic() - began < SOON
-            caller.socket.close()
+            caller.connection.socket.close()
             process.communicate()
 
 
 def test_a_stranger_has_seconds_for_all_that_it_says():
     with (
-        closing(CallListener("the token", lambda _: None, CallLimits(patience=0.3))) as listener,
+        closing(CallListener("the word", KEY, lambda _: None, CallLimits(patience=0.3))) as listener,
         socket.create_connection(("127.0.0.1", listener.port), timeout=20) as stranger,
     ):
         stranger.settimeout(0.05)
         began = time.monotonic()
-        while True:  # a byte now and then, and never all of the challenge
+        while True:  # a byte now and then, and never all of a handshake
             assert time.monotonic() - began < 20
             try:
                 stranger.send(b"x" if time.monotonic() - began < 0.2 else b"")
@@ -63,9 +66,9 @@ def test_a_stranger_has_seconds_for_all_that_it_says():
 def test_room_is_kept_at_an_address_that_the_job_has_called_from():
     callers: SimpleQueue[Caller] = SimpleQueue()
     limits = CallLimits(StrangerLimits(all=1, from_one_address=1, from_known_address=5, turn=0), patience=60)
-    with closing(CallListener("the token", callers.put, limits)) as listener:
+    with closing(CallListener("the word", KEY, callers.put, limits)) as listener:
         process = call(listener.port)
-        callers.get(timeout=60).socket.close()
+        callers.get(timeout=60).connection.socket.close()
         process.communicate()
         friend = socket.create_connection(("127.0.0.1", listener.port))
         strangers = [
@@ -76,7 +79,10 @@ def test_room_is_kept_at_an_address_that_the_job_has_called_from():
         ]
         for stranger in strangers[:-1]:
             assert stranger.recv(1) == b""
-        friend.sendall(b"x" * 32)
-        assert len(friend.recv(64)) > 0
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        greeted = Sealed(friend, context, server_side=False)
+        greeted.shake_hands()
+        assert greeted.fingerprint() == KEY.fingerprint
         for sock in (friend, *strangers):
             sock.close()

@@ -17,12 +17,13 @@ def _random_word(size: int) -> str:
 class Keys(NamedTuple):
     """`token` opens the rendezvous, which proves that it is the job's to agents by `probe_key`, to workers by `certificate`.
 
-    `job_id` is for people and programs.
+    `entry` lets agents in that a launcher has started, and nothing more; `job_id` is for people and programs.
     """
 
     token: str
     probe_key: str
     certificate: Certificate
+    entry: str
     job_id: str
     beacons: str
     """What the keys of the hosts' beacons are made of."""
@@ -37,6 +38,7 @@ class Keys(NamedTuple):
             token=_random_word(32),
             probe_key=_random_word(32),
             certificate=Certificate(),
+            entry=_random_word(32),
             job_id=_random_word(6),
             beacons=_random_word(32),
         )

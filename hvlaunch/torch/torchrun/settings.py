@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from hvlaunch.rendezvous.client_errors import BadCertificate
 from hvlaunch.rendezvous.pinned import read_pin
+from hvlaunch.rendezvous.requests import is_loopback
 from hvlaunch.rendezvous.token_file import BadTokenFile, certificate_beside, read_token_file
 from hvlaunch.torch.torchrun.state import Limits
 
@@ -62,6 +63,11 @@ class Settings:
         interval = conf.seconds("keep_alive_interval", 1.0)
         token_file = conf.text("token_file") or environ.get("HVLAUNCH_TOKEN_FILE")
         certificate = _certificate(conf.text("cert"), token_file, environ)
+        if certificate is None and not is_loopback(host):
+            raise ValueError(
+                "the certificate of a rendezvous on another machine must be known; "
+                "set --rdzv-conf cert=FILE or HVLAUNCH_RENDEZVOUS_CERT"
+            )
         scheme = "http" if certificate is None else "https"
         settings = cls(
             url=f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}",

@@ -4,7 +4,9 @@ from hvlaunch.gloo.driver.keys import Keys
 def test_every_job_has_keys_of_its_own() -> None:
     first, second = Keys.new(), Keys.new()
     words = [
-        word for keys in (first, second) for word in (keys.token, keys.probe_key, keys.job_id, keys.beacons)
+        word
+        for keys in (first, second)
+        for word in (keys.token, keys.probe_key, keys.entry, keys.job_id, keys.beacons)
     ]
     assert len(set(words)) == len(words)
     assert first.certificate is not second.certificate

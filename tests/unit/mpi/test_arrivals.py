@@ -1,11 +1,13 @@
 """Who has come, and whose agents they are."""
 
 import socket
+import ssl
 import threading
 from typing import Any
 
 import pytest
 
+from hvlaunch.agent.caller import Sealed
 from hvlaunch.errors import AgentFailed, StartTimeout
 from hvlaunch.mpi.arrivals import Arrivals, sort_out
 from hvlaunch.mpi.call_listener import Caller
@@ -16,7 +18,8 @@ from hvlaunch.mpi.launcher_errors import LauncherFailed
 def caller(hostname, rank):
     here, there = socket.socketpair()
     there.close()
-    return Caller(here, hostname, {} if rank is None else {"OMPI_COMM_WORLD_RANK": str(rank)})
+    sealed = Sealed(here, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), server_side=True)
+    return Caller(sealed, hostname, {} if rank is None else {"OMPI_COMM_WORLD_RANK": str(rank)})
 
 
 def names(found):
@@ -79,10 +82,10 @@ def test_who_waits_gets_the_agents_when_the_last_has_come():
     assert arrivals.is_complete
     late = caller("a", 0)
     arrivals.add(late)
-    assert late.socket.fileno() == -1
-    assert found[0].socket.fileno() != -1
+    assert late.connection.socket.fileno() == -1
+    assert found[0].connection.socket.fileno() != -1
     arrivals.close()
-    assert found[0].socket.fileno() == -1
+    assert found[0].connection.socket.fileno() == -1
 
 
 def test_the_end_of_the_launcher_ends_the_waiting():
@@ -92,7 +95,7 @@ def test_the_end_of_the_launcher_ends_the_waiting():
     arrivals.fail(LauncherFailed("mpirun ended", hint="this"))
     with pytest.raises(AgentFailed, match="host a: mpirun ended; try: this"):
         arrivals.of("a", 30)
-    assert early.socket.fileno() == -1
+    assert early.connection.socket.fileno() == -1
 
 
 def test_not_all_come_in_time():

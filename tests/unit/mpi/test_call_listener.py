@@ -12,17 +12,30 @@ from queue import SimpleQueue
 
 import pytest
 
-from hvlaunch.agent.caller import ADDRESSES, TOKEN
+from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY
 from hvlaunch.mpi.call_listener import CallListener
 from hvlaunch.mpi.caller_command import caller_command
+from hvlaunch.rendezvous.serving.certificate import Certificate
 from tests.unit.agent.harness import interpreter
 
+KEY = Certificate()
 NAMES = frozenset({"OMPI_COMM_WORLD_RANK"})
-PROGRAM = b"import os; os.write(1, b'runs with ' + os.read(0, 5)); os._exit(5)"
+PROGRAM = b"""
+import os
+os.write(1, sealed.seal(b"runs with " + sealed.open(os.read(0, 1000)) + b", runs"))
+os._exit(5)
+"""
 
 
-def boot(token, addresses, python=sys.executable, **more):
-    env = {**os.environ, TOKEN: token, ADDRESSES: addresses, "OMPI_COMM_WORLD_RANK": "3", "HOME": "/x"}
+def boot(entry, addresses, python=sys.executable, certificate=KEY, **more):
+    env = {
+        **os.environ,
+        ENTRY: entry,
+        CERTIFICATE: certificate.fingerprint,
+        ADDRESSES: addresses,
+        "OMPI_COMM_WORLD_RANK": "3",
+        "HOME": "/x",
+    }
     words = caller_command(NAMES, python)
     return subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
 
@@ -34,7 +47,7 @@ def callers():
 
 @pytest.fixture
 def listener(callers):
-    with closing(CallListener("the token", callers.put)) as listener:
+    with closing(CallListener("the word", KEY, callers.put, host="127.0.0.1")) as listener:
         yield listener
 
 
@@ -42,22 +55,30 @@ def listener(callers):
 def test_an_agent_comes_in_and_runs_what_it_gets(listener, callers, version):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # an address that leads to something else
         where = f"127.0.0.1 {silent.getsockname()[1]},127.0.0.1 1,127.0.0.1 {listener.port}"
-        process = boot("the token", where, interpreter(version))
+        process = boot("the word", where, interpreter(version))
         caller = callers.get(timeout=60)
         assert caller.hostname == socket.gethostname()
         assert caller.environ == {"OMPI_COMM_WORLD_RANK": "3"}
         program = zlib.compress(PROGRAM)
-        caller.socket.sendall(len(program).to_bytes(4, "big") + program + b"frame")
+        caller.connection.sendall(len(program).to_bytes(4, "big") + program)
+        caller.connection.sendall(b"frame")
         answer = b""
-        while part := caller.socket.recv(100):
-            answer += part
-        assert (answer, process.wait(60)) == (b"runs with frame", 5)
+        while part := caller.connection.socket.recv(100):
+            answer += caller.connection.open(part)
+        assert (answer, process.wait(60)) == (b"runs with frame, runs", 5)
         process.communicate()
-        caller.socket.close()
+        caller.connection.socket.close()
 
 
-def test_neither_side_believes_another_token(listener, callers):
-    process = boot("another token", f"127.0.0.1 {listener.port}")
+def test_a_caller_with_another_word_is_not_let_in(listener, callers):
+    process = boot("another word", f"127.0.0.1 {listener.port}")
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == 1
+    assert callers.empty()
+
+
+def test_a_driver_with_another_certificate_is_told_nothing(listener, callers):
+    process = boot("the word", f"127.0.0.1 {listener.port}", certificate=Certificate())
     _, said = process.communicate(timeout=60)
     assert b"can't reach the driver: 127.0.0.1 port" in said
     assert b"that is not the driver" in said
@@ -65,22 +86,23 @@ def test_neither_side_believes_another_token(listener, callers):
     assert callers.empty()
 
 
-def test_a_stranger_is_not_let_in_and_learns_no_token(listener, callers):
-    with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
-        stranger.sendall(b"x" * 32)
+@pytest.mark.parametrize(
+    "said", [b"x" * 32, b"\x16\x03\x01" + b"x" * 100, b"\x16\x03\x01\xff\xff" + b"\0" * 70_000]
+)
+def test_a_stranger_is_not_let_in_and_learns_nothing(listener, callers, said):
+    with socket.create_connection(("127.0.0.1", listener.port), timeout=20) as stranger, suppress(OSError):
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
         answer = b""
-        while len(answer) < 64:
-            answer += stranger.recv(64)
-        assert b"the token" not in answer
-        stranger.sendall(answer[32:] + (2).to_bytes(4, "big") + b"[]")  # the listener's own proof, sent back
-        with suppress(ConnectionResetError):
-            assert stranger.recv(1) == b""
+        while part := stranger.recv(100):
+            answer += part
+        assert len(answer) < 10  # an alert
     assert callers.empty()
 
 
 def test_an_agent_that_is_sent_away_ends_quietly(listener, callers):
-    process = boot("the token", f"127.0.0.1 {listener.port}")
-    callers.get(timeout=60).socket.close()
+    process = boot("the word", f"127.0.0.1 {listener.port}")
+    callers.get(timeout=60).connection.socket.close()
     assert process.communicate(timeout=60) == (b"", b"")
     assert process.returncode == 1
 
@@ -106,7 +128,7 @@ def test_what_a_shim_prints_before_its_version_is_no_matter(tmp_path):
 
 def test_nothing_secret_and_not_much_is_on_the_command_line():
     words = caller_command(NAMES)
-    assert sum(map(len, words)) < 2500
+    assert sum(map(len, words)) < 3500
     assert words[-2:] == ("python3", "python")
 
 

@@ -13,7 +13,7 @@ MPIRUN = """\
 import os, subprocess, sys, time
 if sys.argv[1:] == ["--version"]:
     sys.exit(print("mpirun (Open MPI) 4.1.4"))
-assert os.environ["HVLAUNCH_TOKEN"] not in " ".join(sys.argv)
+assert os.environ["HVLAUNCH_ENTRY"] not in " ".join(sys.argv)
 assert os.getpgid(0) == os.getpid() != os.getppid()
 argv = sys.argv[1:]
 size = int(argv[argv.index("-np") + 1])

@@ -1,20 +1,26 @@
 """Several agents' connections as one channel, over real sockets."""
 
 import socket
+import ssl
+import threading
 from contextlib import closing
 from itertools import islice
 
 import pytest
 
+from hvlaunch.agent.caller import Sealed
 from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import PieceWriter
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
 from hvlaunch.mpi.joined_channel import JoinedConnection, plain
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
+from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from tests.unit.gloo.fakes import HELLO, FakeListener
 
 ABOUT = {"round": 0, "start": 0}
+
+KEY = Certificate()
 
 
 class Agent:
@@ -23,26 +29,31 @@ class Agent:
     def __init__(self, listener):
         self.socket = socket.create_connection(listener.getsockname())
         self.socket.settimeout(30)
-        self.theirs, _ = listener.accept()
+        theirs, _ = listener.accept()
+        self.theirs = Sealed(theirs, tls_context(KEY), server_side=True)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        self.sealed = Sealed(self.socket, context, server_side=False)
+        shaking = threading.Thread(target=self.theirs.shake_hands)
+        shaking.start()
+        self.sealed.shake_hands()
+        shaking.join()
         self._writer = PieceWriter()
         self._decoder = Decoder()
 
     def say(self, header, body=b""):
-        self.socket.sendall(b"".join(self._writer.cut(encode(header, body))))
+        self.sealed.sendall(b"".join(self._writer.cut(encode(header, body))))
 
     def program(self):
         size = int.from_bytes(self.take(4), "big")
         return self.take(size)
 
     def take(self, size):
-        data = b""
-        while len(data) < size:
-            data += self.socket.recv(size - len(data))
-        return data
+        return self.sealed.receive(size)
 
     def hear(self):
         while True:
-            if frames := list(self._decoder.feed(self.socket.recv(1))):
+            if frames := list(self._decoder.feed(self.sealed.receive(1))):
                 return frames[0]
 
 
@@ -64,7 +75,7 @@ class JoinedAgents:
         self.connection.close()
         for agent in self.agents:
             agent.socket.close()
-            agent.theirs.close()
+            agent.theirs.socket.close()
 
 
 @pytest.fixture
@@ -104,6 +115,23 @@ def test_one_that_goes_without_a_word_is_the_end_of_all(joined):
     joined.agents[1].socket.close()
     assert joined.frames(1) == []
     assert joined.channel.stderr() == b"its agent of slot 1 is gone"
+
+
+def test_one_changed_byte_ends_the_connection(joined):
+    first, _ = joined.agents
+    record = bytearray(first.sealed.seal(b"x" * 100))
+    record[50] ^= 1
+    first.socket.sendall(record)
+    with pytest.raises(OSError, match=r"(?i)bad record mac|decryption failed"):
+        joined.frames(1)
+
+
+def test_what_was_said_before_is_not_taken_twice(joined):
+    first, _ = joined.agents
+    record = first.sealed.seal(b"".join(PieceWriter().cut(encode(HELLO))))
+    first.socket.sendall(record + record)
+    with pytest.raises(OSError, match=r"(?i)bad record mac|decryption failed"):
+        joined.frames(1)
 
 
 def test_closing_ends_a_read(joined):

@@ -10,8 +10,8 @@ import pytest
 JSRUN = """\
 #!{python}
 import os, re, subprocess, sys
-assert sys.argv[1] == "--erf_input" and sys.argv[3:7] == ["--env", "HVLAUNCH_DRIVER", "--env", "HVLAUNCH_TOKEN"], sys.argv
-assert os.environ["HVLAUNCH_TOKEN"] not in " ".join(sys.argv)
+assert sys.argv[1] == "--erf_input" and sys.argv[3:9] == ["--env", "HVLAUNCH_DRIVER", "--env", "HVLAUNCH_DRIVER_CERT", "--env", "HVLAUNCH_ENTRY"], sys.argv
+assert os.environ["HVLAUNCH_ENTRY"] not in " ".join(sys.argv)
 ranks = re.findall(r"^rank: (\\d+): {{ hostname: (\\S+); cpu: {{(\\S+)}} ; gpu: \\* ; mem: \\* }}$", open(sys.argv[2]).read(), re.M)
 assert ranks == [("0", "h1", "0-1"), ("1", "h1", "2-3"), ("2", "h2", "0-3")], ranks
 started = []
@@ -19,7 +19,7 @@ for rank, host, _ in ranks:
     local = [r for r, h, _ in ranks if h == host]
     env = {{"RANK": rank, "SIZE": len(ranks), "LOCAL_RANK": local.index(rank), "LOCAL_SIZE": len(local)}}
     env = {{"JSM_NAMESPACE_" + name: str(value) for name, value in env.items()}}
-    started.append(subprocess.Popen(sys.argv[7:], env=dict(os.environ, **env)))
+    started.append(subprocess.Popen(sys.argv[9:], env=dict(os.environ, **env)))
 sys.exit(max(one.wait() for one in started))
 """
 LSF = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "batch1 1 h1 4 h2 4", "CSM_ALLOCATION_ID": "3"}

@@ -6,18 +6,23 @@ from contextlib import closing
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.torch.torchrun.settings import Settings
 
 TOKEN = {"HVLAUNCH_TOKEN": "secret"}
+CERTIFICATE = Certificate()
+PIN = "sha256:" + "0" * 64
 
 
-def parameters(endpoint="10.0.0.1:4000", *, local_addr="here", **conf) -> RendezvousParameters:
+def parameters(endpoint="10.0.0.1:4000", *, local_addr="here", cert=PIN, **conf) -> RendezvousParameters:
+    if cert is not None:
+        conf["cert"] = cert
     return RendezvousParameters("hvlaunch", endpoint, "job", 2, 3, local_addr, timeout=900, **conf)
 
 
 def test_the_defaults():
     found = Settings.of(parameters(), TOKEN)
-    assert (found.url, found.token, found.run_id) == ("http://10.0.0.1:4000", "secret", "job")
+    assert (found.url, found.token, found.run_id) == ("https://10.0.0.1:4000", "secret", "job")
     assert (found.limits.min_nodes, found.limits.max_nodes) == (2, 3)
     assert (found.limits.join, found.limits.last_call) == (600.0, 30.0)
     assert (found.interval, found.lease, found.address) == (1.0, 6.0, "here")
@@ -64,7 +69,7 @@ def test_no_text_of_the_settings_has_the_token():
         ("host:0", {}, TOKEN, "is not HOST:PORT"),
         ("host:99999", {}, TOKEN, "is not HOST:PORT"),
         ("user@host:80", {}, TOKEN, "is not HOST:PORT"),
-        ("http://host:80", {}, TOKEN, "is not HOST:PORT"),
+        ("https://host:80", {}, TOKEN, "is not HOST:PORT"),
         ("host:80", {"join_timeout": "soon"}, TOKEN, "join_timeout=soon is not a number of seconds"),
         ("host:80", {"join_timeout": "-1"}, TOKEN, "join_timeout=-1 is not a number of seconds"),
         ("host:80", {"keep_alive_max_attempt": "0"}, TOKEN, "keep_alive_max_attempt=0 is not a whole number"),
@@ -108,7 +113,7 @@ def test_where_that_tells_nothing_it_is_the_nodes_name(endpoint):
 
 @pytest.mark.parametrize(
     ("endpoint", "url"),
-    [("[::1]:80", "http://[::1]:80"), ("host", "http://host:29400"), (" host:1 ", "http://host:1")],
+    [("[::1]:80", "https://[::1]:80"), ("host", "https://host:29400"), (" host:1 ", "https://host:1")],
 )
 def test_the_endpoint_is_a_host_and_a_port(endpoint, url):
     assert Settings.of(parameters(endpoint), TOKEN).url == url
@@ -119,3 +124,22 @@ def test_a_token_that_others_may_read_is_not_taken(tmp_path):
     (tmp_path / "token").chmod(0o644)
     with pytest.raises(ValueError, match="every user of this machine can read"):
         Settings.of(parameters(token_file=str(tmp_path / "token")), {})
+
+
+def test_a_rendezvous_on_another_machine_needs_a_certificate():
+    with pytest.raises(ValueError, match="set --rdzv-conf cert=FILE or HVLAUNCH_RENDEZVOUS_CERT"):
+        Settings.of(parameters(cert=None), TOKEN)
+    with pytest.raises(ValueError, match="certificate /nowhere: No such file"):
+        Settings.of(parameters(cert="/nowhere"), TOKEN)
+    found = Settings.of(parameters(cert=None), {**TOKEN, "HVLAUNCH_RENDEZVOUS_CERT": PIN})
+    assert (found.url, found.certificate) == ("https://10.0.0.1:4000", PIN)
+    assert Settings.of(parameters("localhost:1", cert=None), TOKEN).url == "http://localhost:1"
+
+
+def test_the_certificate_beside_the_token_file_is_taken(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("a-token-of-the-user")
+    token.chmod(0o600)
+    (tmp_path / "token.crt").write_bytes(CERTIFICATE.pem)
+    found = Settings.of(parameters(cert=None, token_file=str(token)), {})
+    assert (found.url, found.certificate) == ("https://10.0.0.1:4000", CERTIFICATE.fingerprint)

@@ -1,0 +1,197 @@
+"""A sniffer on the bridge between the hosts, and one in the middle: what they read, and what they can change."""
+
+import contextlib
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import cluster, session_hosts
+from tests.cluster.jobs import HVLAUNCH, Job
+from tests.cluster.slurm_site import MUNGED, SLURMCTLD, SlurmSite
+from tests.cluster.test_torchrun import TOKEN_FILE
+from tests.cluster.testhosts import Host, TestHosts, missing, wait_until
+from tests.cluster.torchrun_agents import Agent, rendezvous, tell_to_stop, wait_for_round
+
+__all__ = ["cluster", "session_hosts"]
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+    pytest.mark.timeout(300),
+]
+HERE = Path(__file__).parent
+MARK, PORT = 77, 7777
+
+WORKER = """
+import os, socket, sys
+from hvlaunch.rendezvous.client import Client
+client = Client.from_environment()
+rank, size = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
+client.put("scope-that-is-secret", rank, b"value-of-" + os.environ["API_KEY"].encode())
+client.wait_all("scope-that-is-secret", [str(other) for other in range(size)], 60)
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anybody:
+    anybody.sendto(b"in the clear on purpose, by rank " + rank.encode(), (sys.argv[1], 9))
+print("TOKEN", os.environ["HVLAUNCH_TOKEN"], flush=True)
+"""
+
+
+class Wiretap:
+    """What a sniffer has written to `file`."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def has(self, text: str) -> bool:
+        return text.encode() in self._file.read_bytes()
+
+    def check(self, job_output: str, *secrets: str) -> None:
+        """It has heard the job, and none of its secrets."""
+        wait_until(lambda: self.has("in the clear on purpose, by rank 0"), "the sniffer hears", 20)
+        token = re.findall(r"TOKEN (\S+)", job_output)[0]
+        heard = [text for text in (token, "scope-that-is-secret", *secrets) if self.has(text)]
+        assert heard == []
+
+
+@contextlib.contextmanager
+def sniffing(folder: Path, namespace: str | None) -> Iterator[Wiretap]:
+    """Everything that passes in a network namespace (a file), None: this machine's own."""
+    file = folder / "packets"
+    enter = [] if namespace is None else ["nsenter", f"--net={namespace}"]
+    process = subprocess.Popen(
+        [*enter, sys.executable, str(HERE / "sniffer.py"), str(file)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listening\n"
+        yield Wiretap(file)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def on_the_bridge(hosts: TestHosts, folder: Path) -> contextlib.AbstractContextManager[Wiretap]:
+    return sniffing(folder, f"/proc/{hosts.keeper.pid}/ns/net")
+
+
+@pytest.fixture
+def secret() -> str:
+    return f"s3cr3t-{secrets.token_hex(16)}"
+
+
+def words(hosts: TestHosts, secret: str, note: str) -> list[object]:
+    return ["-x", f"API_KEY={secret}", sys.executable, "-c", WORKER, hosts.driver.address, note]
+
+
+def test_ssh(cluster: TestHosts, tmp_path: Path, secret: str) -> None:
+    with on_the_bridge(cluster, tmp_path) as wiretap:
+        job = Job(cluster, ["-H", "a:1,b:1", *words(cluster, secret, "a-word-of-the-command")])
+        assert job.code() == 0, job.stderr
+        wiretap.check(job.stdout, secret, "a-word-of-the-command")
+
+
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi", "mpirun.mpich"])
+def test_mpi(cluster: TestHosts, tmp_path: Path, secret: str, mpirun: str) -> None:
+    if shutil.which(mpirun) is None:
+        pytest.skip(f"no {mpirun}")
+    with on_the_bridge(cluster, tmp_path) as wiretap:
+        flags = ["--mpi", "--mpirun", mpirun, "-H", "a:1,b:1"]
+        job = Job(cluster, [*flags, *words(cluster, secret, "a-word-of-the-command")])
+        assert job.code(120) == 0, job.stderr
+        wiretap.check(job.stdout, secret, "a-word-of-the-command")
+
+
+@pytest.mark.skipif(
+    not all(Path(program).exists() for program in (SLURMCTLD, MUNGED)), reason="no Slurm, or no munge"
+)
+@pytest.mark.xdist_group("slurm")
+def test_srun(tmp_path: Path, secret: str) -> None:
+    (tmp_path / "slurm").mkdir()
+    with SlurmSite(tmp_path / "slurm") as slurm, sniffing(tmp_path, None) as wiretap:
+        file = tmp_path / "env"
+        file.write_text(f"API_KEY={secret}\n")
+        script = tmp_path / "script"
+        script.write_text(WORKER)
+        job = slurm.in_job(
+            ["-N2", "-n2"],
+            [*HVLAUNCH, "--srun", "--env-file", file, sys.executable, script, "127.0.0.1", "a-word-of-it"],
+        )
+        assert job.returncode == 0, job.stderr
+        wiretap.check(job.stdout, secret)
+        # salloc itself shows Slurm the command line that it runs; what hvlaunch starts is not in it.
+        assert not wiretap.has(f"value-of-{secret}")
+
+
+@pytest.mark.xdist_group("torch")
+def test_torchrun(cluster: TestHosts, tmp_path: Path) -> None:
+    with on_the_bridge(cluster, tmp_path) as wiretap, rendezvous(cluster, tmp_path / "token") as options:
+        everyone = ["--nnodes=2", "--rdzv-id=run-that-is-secret", *options, f"--rdzv-conf={TOKEN_FILE}"]
+        agents = [Agent(cluster[name], everyone) for name in "ab"]
+        wait_for_round(agents, 1)
+        tell_to_stop(cluster)
+        assert [agent.code() for agent in agents] == [0, 0]
+        # torch's own store between the nodes is not ours, and is plain.
+        assert wiretap.has(cluster.driver.address) or (tmp_path / "packets").stat().st_size > 10_000
+        assert not wiretap.has((tmp_path / "token").read_text().strip())
+        assert not wiretap.has("/torchrun.run-that-is-secret")
+
+
+@contextlib.contextmanager
+def in_the_middle(host: Host, how: str) -> Iterator["subprocess.Popen[str]"]:
+    """Of all connections that begin on the host; what it prints is read from the process."""
+    rule = ["OUTPUT", "-p", "tcp", "-m", "mark", "!", "--mark", str(MARK), "!", "-o", "lo"]
+    aside = ["-j", "REDIRECT", "--to-ports", str(PORT)]
+    process = host.popen(
+        [sys.executable, str(HERE / "middle.py"), str(PORT), how, str(MARK)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listening\n"
+        host.run(["iptables", "-t", "nat", "-A", *rule, *aside], check=True)
+        yield process
+    finally:
+        host.run(["iptables", "-t", "nat", "-D", *rule, *aside])
+        process.kill()
+        process.communicate()
+
+
+CLIENT = """
+import os, sys
+from hvlaunch.rendezvous.client import Client
+client = Client.from_environment(timeout=20)
+client.put("s", "k", b"a" * 10_000)
+print("PUT", flush=True)
+print("GOT", client.get("s", "k") == b"a" * 10_000, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["change", "answer"])
+def test_nothing_that_was_changed_on_its_way_is_taken(cluster: TestHosts, how: str) -> None:
+    with in_the_middle(cluster["a"], how) as middle:
+        job = Job(cluster, ["--rendezvous-relay", "never", "-H", "a:1", sys.executable, "-c", CLIENT])
+        code = job.code()
+        assert middle.stdout is not None
+        assert middle.stdout.readline() == "met\n"
+    assert "GOT True" not in job.stdout
+    assert "GOT False" not in job.stdout
+    assert code != 0
+    assert "RendezvousUnreachable" in job.stderr
+
+
+def test_an_agent_that_calls_through_one_in_the_middle_takes_no_changed_command(cluster: TestHosts) -> None:
+    if shutil.which("mpirun.openmpi") is None:
+        pytest.skip("no mpirun.openmpi")
+    flags = ["--mpi", "--mpirun", "mpirun.openmpi", "--start-timeout", "20", "-H", "a:1"]
+    with in_the_middle(cluster["a"], "answer") as middle:
+        job = Job(cluster, [*flags, "sh", "-c", "echo ran"])
+        assert job.code(120) != 0
+        assert middle.stdout is not None
+        assert middle.stdout.readline() == "met\n"
+    assert "ran" not in job.stdout
