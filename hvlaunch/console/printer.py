@@ -4,6 +4,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import BinaryIO, NamedTuple
@@ -82,6 +83,8 @@ class Printer:
         self._broken: set[RawFile] = set()
         self._reported: set[object] = set()
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self._has_ended = False
+        self._is_whole = False
         self._thread = Thread(target=self._run, name="printer", daemon=True)
         self._thread.start()
 
@@ -104,6 +107,8 @@ class Printer:
             self._ended.discard(rank)
             self._tails[rank] = (before + data[-TAIL:])[-TAIL:]
         self._queue.put(_Output(rank, stream, data, done))
+        if self._has_ended:
+            self._let_go()
 
     def end(self, rank: int, stream: Stream) -> None:
         """The stream has ended: print its unfinished line. What comes next is another worker's, of this rank."""
@@ -123,6 +128,11 @@ class Printer:
         """What hvlaunch waits for, shown on a terminal until the next status; None: it waits for nothing."""
         self._queue.put(_Task(lambda: self._displays["stderr"].status(text, self._clock())))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was printed that was to be, after close(); else the thread has ended before that."""
+        return self._is_whole
+
     def tail(self, rank: int) -> bytes:
         """The last bytes, at most TAIL, that the rank's worker sent to stderr; printed or not."""
         return self._tails.get(rank, b"")
@@ -137,6 +147,22 @@ class Printer:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._print()
+            self._is_whole = True
+        finally:
+            self._has_ended = True
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Nothing is printed any more: workers must still not wait until it is."""
+        with suppress(Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if isinstance(item, _Output):
+                    item.done(len(item.data))
+
+    def _print(self) -> None:
         closing = False
         while not closing:
             batch, closing = self._take()

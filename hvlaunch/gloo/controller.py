@@ -4,7 +4,7 @@ import errno
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
-from hvlaunch.errors import BadUsage
+from hvlaunch.console.visible import visible
+from hvlaunch.errors import EXIT_INTERNAL, BadUsage, HvlaunchError
 from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver
 from hvlaunch.gloo.driver.signals import signals_as_events
+from hvlaunch.gloo.driver.thread_failures import failures_as_events
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.hosts.local import is_local
@@ -76,8 +78,36 @@ def run(
     if spec.output_dir is not None:
         _make_output_directory(spec.output_dir)
     events: SimpleQueue[on.Event] = SimpleQueue()
-    broken = on.Interrupted(signal.SIGPIPE)
-    printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
+    with failures_as_events(events.put) as failures:
+        broken = on.Interrupted(signal.SIGPIPE)
+        printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
+        try:
+            try:
+                result, size = _run(spec, events, printer, stdin, ways)
+            except HvlaunchError:
+                if failures.first is None:
+                    raise
+                result, size = JobResult(exit_code=EXIT_INTERNAL, elapsed=0.0, error=failures.first), 0
+            if failures.first is not None:
+                result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
+            if result.exit_code != 0:
+                printer.show(_report(spec, result, printer, size))
+        finally:
+            printer.close()
+    if failures.first is not None:
+        # The printer may be what failed, in the end still; its thread is no more, and stderr is free.
+        is_told = printer.is_whole and result.error is failures.first
+        result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
+        told = "" if is_told else _report(spec, result, printer, size)
+        story = failures.traceback() if spec.verbose else ""
+        _write_last(stderr, visible(story + told))
+    return result
+
+
+def _run(
+    spec: JobSpec, events: SimpleQueue[on.Event], printer: Printer, stdin: int, ways: WaysToHosts
+) -> tuple[JobResult, int]:
+    """The result, and how many workers the last round had."""
     keys = Keys.new()
     server = RendezvousServer(
         keys.token,
@@ -86,31 +116,37 @@ def run(
         host=spec.rendezvous_bind if spec.rendezvous_bind in EVERYWHERE else LOOPBACK,
         port=spec.rendezvous_port,
     )
-    try:
-        with (
-            _event_file(spec, printer.say) as record,
-            server,
-            _journal(printer.say) as journal,
-            signals_as_events(events.put),
-            ways(spec, keys, printer.say) as connect,
-        ):
-            if spec.rendezvous_bind is not None:
-                server.listen_at(spec.rendezvous_bind)
-            watchers = () if journal is None else (journal.see,)
-            driver = Driver(
-                spec, events, printer, server, keys, connect, stdin=stdin, record=record, watchers=watchers
-            )
-            if journal is not None:
-                journal.begin(spec, keys.job_id, server.port)
-            result = driver.run()
-        if result.exit_code != 0:
-            from hvlaunch.console.report import failure_report  # noqa: PLC0415 (15 ms, and hopefully never)
+    with (
+        _event_file(spec, printer.say) as record,
+        server,
+        _journal(printer.say) as journal,
+        signals_as_events(events.put),
+        ways(spec, keys, printer.say) as connect,
+    ):
+        if spec.rendezvous_bind is not None:
+            server.listen_at(spec.rendezvous_bind)
+        watchers = () if journal is None else (journal.see,)
+        driver = Driver(
+            spec, events, printer, server, keys, connect, stdin=stdin, record=record, watchers=watchers
+        )
+        if journal is not None:
+            journal.begin(spec, keys.job_id, server.port)
+        result = driver.run()
+    return result, driver.size
 
-            tails = {end.rank: printer.tail(end.rank) for end in result.exits}
-            printer.show(failure_report(result, tails, driver.size, output_dir=spec.output_dir))
-    finally:
-        printer.close()
-    return result
+
+def _report(spec: JobSpec, result: JobResult, printer: Printer, size: int) -> str:
+    from hvlaunch.console.report import failure_report  # noqa: PLC0415 (15 ms, and hopefully never)
+
+    tails = {end.rank: printer.tail(end.rank) for end in result.exits}
+    return failure_report(result, tails, size, output_dir=spec.output_dir)
+
+
+def _write_last(stderr: BinaryIO, text: str) -> None:
+    """Where the printer can't."""
+    with suppress(OSError):
+        stderr.write(text.encode(errors="backslashreplace"))
+        stderr.flush()
 
 
 def _make_output_directory(path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from hvlaunch.agent.frames import RELAY_CHUNK as CHUNK
 from hvlaunch.agent.frames import RELAY_WINDOW as WINDOW
+from hvlaunch.gloo.driver.thread_failures import loud
 
 __all__ = ["HostRelay", "Rendezvous", "peer_name"]
 
@@ -51,7 +52,7 @@ class HostRelay:
             self._loop, self._new_client = self._rendezvous.endpoint()
             self._rendezvous.expect([peer_name(self._host)])
         with suppress(RuntimeError):  # the loop is closed: so is every connection
-            self._loop.call_soon_threadsafe(self._obey, header, body)
+            self._loop.call_soon_threadsafe(loud(self._obey), header, body)
 
     def close(self) -> None:
         """The host is gone, and its workers with it."""
@@ -190,9 +191,10 @@ class _Transport(asyncio.Transport):
                 self._passed = 0
             try:
                 self._client.data_received(data)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 (what a client sends is as bad for no other)
                 self._finish(error)
-                raise
+                self._loop.call_exception_handler({"message": "a relayed client", "exception": error})
+                return
         if self._end_arrived and not self._paused and not self._closing:
             self._end_arrived = False
             if not self._client.eof_received():

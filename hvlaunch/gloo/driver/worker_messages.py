@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from hvlaunch.agent.frames import LONGEST_TEXT
 from hvlaunch.agent.shapes import plain
+from hvlaunch.gloo.driver.thread_failures import loud
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.watch.sentences import because
@@ -45,8 +46,8 @@ class WorkerMessages:
 
     def open(self) -> None:
         """Listen to workers, until the server closes. `post` is called in the server's thread."""
-        self._server.subscribe(ASKS, self._asked)
-        self._server.subscribe(BEATS, self._beaten)
+        self._server.subscribe(ASKS, loud(self._asked))
+        self._server.subscribe(BEATS, loud(self._beaten))
 
     def carry_out(self, action: do.Assign | do.Leave | do.Break | do.Change) -> None:
         match action:

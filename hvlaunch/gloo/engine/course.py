@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from enum import Enum
 
-from hvlaunch.errors import Defect
+from hvlaunch.errors import Problem
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action, Step
@@ -58,14 +58,14 @@ class Course:
         self._rounds.changed()
         return [do.Release(host.name)]
 
-    def end_for(self, defect: Defect, now: float) -> list[Action]:
+    def end_for(self, problem: Problem, now: float) -> list[Action]:
         """The job ends for a defect of hvlaunch: in order where that is possible, else by what the agents do."""
         if self.phase in (*AT_WORK, Phase.FINISHING):
             try:
-                return self.end(Ending(error=defect.problem), now)
+                return self.end(Ending(error=problem), now)
             except InvalidTransition:
                 pass
-        self.ending = Ending(error=defect.problem)
+        self.ending = Ending(error=problem)
         return self.leave_to_agents(now)
 
     def hosts_with_workers(self) -> list[str]:

@@ -79,7 +79,7 @@ class Engine:
         try:
             return self.handle(event, now)
         except InvalidTransition as defect:
-            actions = self._course.end_for(defect, now)
+            actions = self._course.end_for(defect.problem, now)
         self.deadline = self._next_deadline(now)
         return actions
 
@@ -89,6 +89,8 @@ class Engine:
                 return []
             case on.Interrupted(number):
                 return self._course.interrupt(number, now)
+            case on.ThreadFailed(problem):
+                return [] if self.phase is Phase.DONE else self._course.end_for(problem, now)
             case on.UserSignal(number):
                 return [do.Signal(host, number) for host in self._course.hosts_with_workers()]
             case on.WorkerAsked() | on.WorkerSuspended():

@@ -27,6 +27,7 @@ __all__ = [
     "Interrupted",
     "MasterPort",
     "RendezvousReached",
+    "ThreadFailed",
     "Tick",
     "UserSignal",
     "WorkerAsked",
@@ -237,6 +238,12 @@ class UserSignal(NamedTuple):
     signal: int
 
 
+class ThreadFailed(NamedTuple):
+    """A thread of the driver has ended for a defect of hvlaunch."""
+
+    problem: Problem
+
+
 class Tick(NamedTuple):
     """The engine's deadline has come."""
 
@@ -263,5 +270,6 @@ Event = (
     | WorkerBeat
     | Interrupted
     | UserSignal
+    | ThreadFailed
     | Tick
 )

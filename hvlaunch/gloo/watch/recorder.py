@@ -89,6 +89,8 @@ class Recorder:
                 yield {"type": "worker_asked", **who, **why}
             case on.Interrupted(number):
                 yield {"type": "interrupted", "signal": signal_name(number)}
+            case on.ThreadFailed(problem):
+                yield {"type": "thread_failed", **_error(problem)}
             case on.UserSignal(number):
                 yield {"type": "user_signal", "signal": signal_name(number)}
             case on.Tick():

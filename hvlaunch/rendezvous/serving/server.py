@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvlaunch.rendezvous.client_errors import RendezvousClosed
 from hvlaunch.rendezvous.serving.horovod import HorovodScopes
@@ -84,6 +84,7 @@ class RendezvousServer:
         self._closing = False
         self._awake = threading.Event()
         self._waits: set[Future[bytes]] = set()
+        self._calls: set[Future[Any]] = set()
 
     def __enter__(self) -> RendezvousServer:  # noqa: PYI034 (typing.Self came with Python 3.11)
         self.start()
@@ -252,6 +253,8 @@ class RendezvousServer:
             from concurrent.futures import Future  # noqa: PLC0415 (see the top)
 
             result: Future[T] = Future()
+            self._calls.add(result)
+            result.add_done_callback(self._calls.discard)
             self._loop.call_soon_threadsafe(_settle, result, work)
         return result.result()
 
@@ -287,10 +290,13 @@ class RendezvousServer:
             else:
                 self._run_loop(callers)
         finally:
+            with self._lock:  # whoever asks from here on is told
+                self._closing, self._loop = True, None
             self._listeners.close()
             self._awake.set()
-            for found in list(self._waits):
-                found.set_exception(RendezvousClosed("the rendezvous has ended"))
+            for found in [*self._waits, *self._calls]:
+                if not found.done():
+                    found.set_exception(RendezvousClosed("the rendezvous has ended"))
 
     def _run_loop(self, callers: list[socket.socket]) -> None:
         loop = _new_loop()
