@@ -35,7 +35,7 @@ class SimulatedHosts:
         events: SimpleQueue[on.Event] = SimpleQueue()
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
             printer = Printer(nowhere, nowhere)
-            keys = Keys(token="t", probe_token="p", nonce="n")
+            keys = Keys(token="t", probe_token="p", nonce="n", job_id="j", beacons="b")
             rendezvous = RendezvousServer(keys.token, keys.probe_token, keys.nonce, port=4711)
             driver = Driver(self._spec, events, printer, rendezvous, keys, self._connect, stdin=-1)
             try:

@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hvlaunch.agent.probe import http_request, reach
+from hvlaunch.rendezvous.serving.http import Answer
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.serving.verbs import Verbs
 from hvlaunch.rendezvous.store import Store
 from tests.unit.rendezvous.wire import AUTH, NONCE, PROBE_TOKEN, TOKEN, Wire, get, put, transports
 
-VERBS = list(Verbs(Store(), {"nonce": None, "health": None, "metrics": None})._verbs)
+VERBS = list(Verbs(Store(), {name: lambda: Answer(200) for name in ("nonce", "health", "metrics")})._verbs)
 
 # Requests
 
@@ -159,7 +160,12 @@ def test_the_probe_token_tells_the_nonce_and_no_value(wire):
 
 def test_an_agent_tells_this_server_from_another_by_its_nonce(server):
     other = RendezvousServer(TOKEN, PROBE_TOKEN, "another-nonce")
-    found = []
+    found: list[int] = []
+
+    def is_enough(number):
+        found.append(number)
+        return False
+
     with other:
         targets = [("127.0.0.1", other.port), ("127.0.0.1", server.port), ("127.0.0.1", 1)]
         reach(
@@ -167,7 +173,7 @@ def test_an_agent_tells_this_server_from_another_by_its_nonce(server):
             http_request(PROBE_TOKEN),
             NONCE,
             20,
-            found.append,
+            is_enough,
         )
     assert found == [1]
 

@@ -13,7 +13,9 @@ class Connection:
 
 
 def test_who_is_turned_away_takes_no_place():
-    traffic = Traffic(TrafficLimits(connections=3, from_one_address=2), lambda count: True)
+    traffic: Traffic[Connection] = Traffic(
+        TrafficLimits(connections=3, from_one_address=2), lambda count: True
+    )
     first, second, third = (Connection("a") for _ in range(3))
     assert [traffic.enter(one) for one in (first, second, third)] == [True, True, False]
     others = [Connection(peer) for peer in "bc"]
@@ -31,7 +33,7 @@ def test_who_is_turned_away_takes_no_place():
 
 
 def test_the_machine_may_have_no_room():
-    traffic = Traffic(room_for=lambda count: count <= 1)
+    traffic: Traffic[Connection] = Traffic(room_for=lambda count: count <= 1)
     assert traffic.enter(Connection("a"))
     assert not traffic.enter(Connection("a"))
     assert traffic.may_part_slowly
