@@ -199,7 +199,8 @@ def main() -> int:
     random.seed(options.seed)
     folder = Path(tempfile.mkdtemp(prefix="hvlaunch-faults-"))
     with TestHosts(options.hosts, share=[str(folder)]) as hosts:
-        problems, done, job = [], Counter(), Job(hosts, folder)
+        done: Counter[str] = Counter()
+        job = Job(hosts, folder)
         until = time.monotonic() + 60.0 * options.minutes
         try:
             job.goes_on(options.hosts)

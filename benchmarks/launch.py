@@ -111,6 +111,7 @@ def timeline(popen: Popen, words: Sequence[str]) -> dict[str, tuple[float, float
     process = popen(
         [sys.executable, TIMELINE, *words], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
     )
+    assert process.stdout is not None
     told = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

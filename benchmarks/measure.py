@@ -42,7 +42,7 @@ class Contender:
 
     def median(self, what: str) -> float:
         """Of the samples' field `what`."""
-        return statistics.median(getattr(sample, what) for sample in self.samples)
+        return float(statistics.median(getattr(sample, what) for sample in self.samples))
 
 
 def run(popen: Callable[..., subprocess.Popen[Any]], argv: Sequence[str], **options: Any) -> Sample:

@@ -124,7 +124,7 @@ def tcp_store_steps(server: Server) -> tuple[list[Step], list[Step]]:
     """What torch's client says when it connects, and for a get: each thing sent, and what came back."""
     from torch.distributed import TCPStore  # noqa: PLC0415 (only where it is used)
 
-    TCPStore("127.0.0.1", server.port, is_master=False).set("key", VALUE)
+    TCPStore("127.0.0.1", server.port, is_master=False).set("key", VALUE.decode())
     said: list[tuple[bytes, bytes]] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         relaying = threading.Thread(target=_relay, args=(listener, server.port, said))

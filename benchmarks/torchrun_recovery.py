@@ -3,6 +3,7 @@
     python benchmarks/torchrun_recovery.py --jobs 10 --runs 3
 
 Real agents with one Gloo worker each, on hosts made of namespaces on this machine (root, iproute2, sshd). Timed is
+from functools import partial
 from the fault to the first all_reduce of all ranks after it; starting Python and importing torch is in it, for all
 alike. All of a table are run in turns.
 """
@@ -18,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -127,6 +129,8 @@ def show(title: str, backends: Sequence[Backend], limit: float) -> None:
 def c10d_store(hosts: TestHosts) -> Iterator[list[object]]:
     """A TCPStore for the c10d backend that no node takes along; torchrun's options for it."""
     process = hosts.driver.popen([sys.executable, "-c", STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     yield ["--rdzv-backend=c10d", f"--rdzv-endpoint={hosts.driver.address}:29400", "--rdzv-conf=is_host=0"]
     process.stdin.close()
@@ -159,6 +163,9 @@ def main() -> None:
             in_turns(killed, arguments.jobs, lambda one: job(hosts, "ab", "2", one, kill_a_worker, limit))
             show("a worker killed at random; 2 nodes of 1 worker, --max-restarts 3", killed, limit)
 
+        def lose(backend: Backend, fault: Fault) -> None:
+            job(hosts, "abc", "2:3", backend, fault, arguments.limit)
+
         for title, fault in [
             ("every process of rank 0's node killed; --nnodes 2:3", kill_all_of_rank_0s_node),
             ("rank 0's node powered off; --nnodes 2:3", power_off_rank_0s_node),
@@ -169,11 +176,7 @@ def main() -> None:
                 Backend("c10d, its store elsewhere", beside),
                 Backend("c10d, the same, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", beside, UNSHARED),
             ]
-            in_turns(
-                lost,
-                arguments.runs,
-                lambda one, fault=fault: job(hosts, "abc", "2:3", one, fault, arguments.limit),
-            )
+            in_turns(lost, arguments.runs, partial(lose, fault=fault))
             show(title, lost, arguments.limit)
 
 

@@ -48,8 +48,8 @@ def one_step(model: nn.Module) -> None:
     """Without DistributedDataParallel and torch.optim: what these import when first used takes longer than torch."""
     model.zero_grad()
     model(torch.randn(8, 64)).square().mean().backward()
-    weights = [one for one in model.parameters() if one.grad is not None]
-    gradients = torch.cat([one.grad.reshape(-1) for one in weights])
+    weights = list(model.parameters())
+    gradients = torch.cat([one.grad.reshape(-1) for one in weights if one.grad is not None])
     dist.all_reduce(gradients)
     parts = gradients.split([one.numel() for one in weights])
     with torch.no_grad():

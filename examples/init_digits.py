@@ -8,7 +8,7 @@ import time
 
 import torch
 from ddp_digits import Net, digits, train_epoch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -51,7 +51,7 @@ def main() -> None:
     model = DistributedDataParallel(net, init_sync=False)
 
     train_set, test_set = digits()
-    sampler = DistributedSampler(train_set, seed=args.seed)
+    sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(train_set, seed=args.seed)
     batches = DataLoader(train_set, batch_size=max(1, args.batch_size // hvt.size()), sampler=sampler)
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=args.epochs * len(batches))

@@ -31,7 +31,7 @@ _groups: Counter[tuple[str, str]] = Counter()
 def register() -> None:
     """Let torch know the scheme."""
     with contextlib.suppress(RuntimeError):  # it knows it already
-        register_rendezvous_handler("hvlaunch", handle)  # type: ignore[no-untyped-call]
+        register_rendezvous_handler("hvlaunch", handle)
 
 
 def handle(

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.cluster.jobs import PROGRAMS, Job, agents
 from tests.cluster.testhosts import Driver, Host, Process, TestHosts, wait_until
 
 __all__ = ["LIMIT", "ElasticJob", "Work"]
 
+T = TypeVar("T")
 LIMIT = 150.0  # seconds for what takes one or two, with torch five, on a machine that is busy
 GOOD = 0.9  # of the test images
 
@@ -132,8 +133,8 @@ class ElasticJob(Job):
             self._known += map(json.loads, whole.splitlines())
         return [event for event in self._known if not types or event["type"] in types]
 
-    def until(self, condition: Callable[[], Any], what: str) -> Any:
-        def answer() -> Any:
+    def until(self, condition: Callable[[], T | None], what: str) -> T:
+        def answer() -> T | None:
             found = condition()
             if not found and self.process.poll() is not None:
                 raise AssertionError(f"ended with {self.process.returncode} before: {what}\n{self.stderr}")

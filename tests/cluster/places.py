@@ -35,7 +35,7 @@ Subsystem sftp internal-sftp
 """
 
 
-def wait_until(condition: Callable[[], T], what: str, timeout: float = 60.0) -> T:
+def wait_until(condition: Callable[[], T | None], what: str, timeout: float = 60.0) -> T:
     """Ask for `condition` until it is true, and return what it said.
 
     Raises TimeoutError with `what` (a description: "the host answers") after `timeout` seconds.

@@ -27,7 +27,7 @@ SEIZE = "import fcntl,os,sys,termios;os.setsid();fcntl.ioctl(0,termios.TIOCSCTTY
 def keygen(path: Path, passphrase: str = "") -> Path:
     """A new key pair, ed25519."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", path.name, "-f", path]
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", path.name, "-f", str(path)]
     subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
     return path
 
@@ -78,7 +78,8 @@ class Site:
         """A running ssh agent that holds the keys."""
         path = self.ssh / "agent"
         agent = self.hosts.driver.popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
-        self._undo.callback(lambda: (agent.terminate(), agent.wait()))
+        self._undo.callback(agent.wait)  # after the other, which is undone first
+        self._undo.callback(agent.terminate)
         self.env["SSH_AUTH_SOCK"] = str(path)
         env = {**os.environ, **self.env}
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -35,9 +36,10 @@ WITH_LIBRARY = {
 
 @pytest.fixture(params=["mpirun.openmpi", "mpirun.mpich"])
 def mpirun(request: pytest.FixtureRequest) -> str:
-    if shutil.which(request.param) is None:
-        pytest.skip(f"no {request.param}")
-    return request.param
+    name: str = request.param
+    if shutil.which(name) is None:
+        pytest.skip(f"no {name}")
+    return name
 
 
 def job(cluster: TestHosts, mpirun: str, *arguments: object, env: dict[str, str] | None = None) -> Job:
@@ -76,7 +78,7 @@ def test_mpi4py_beside_torch(cluster: TestHosts, mpirun: str) -> None:
 
 
 def test_every_ranks_environment_is_as_with_gloo(cluster: TestHosts, mpirun: str) -> None:
-    def environments(*flags: object) -> list[dict[str, str]]:
+    def environments(*flags: object) -> list[dict[str, Any]]:
         arguments = [*flags, "-np", 4, "-H", "a:2,b:1,c:3", "-x", "A='b c'\nd"]
         run = Job(cluster, [*arguments, sys.executable, PROGRAMS / "dump_env.py"])
         assert run.code() == 0, run.stderr

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
-from tests.cluster import testhosts
 from tests.cluster.conftest import clear, running
-from tests.cluster.testhosts import Host, TestHosts, TestHostsError, wait_until
+from tests.cluster.places import Place
+from tests.cluster.testhosts import TestHosts, TestHostsError, wait_until
 
 T = TypeVar("T", str, bytes)
 
@@ -49,11 +49,11 @@ os.wait()
 """
 
 
-def ssh(hosts: TestHosts, name: str, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
+def ssh(hosts: TestHosts, name: str, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return hosts.driver.run([*SSH, name, *command], **options)
 
 
-def connect(place: testhosts.Driver | Host, address: str, timeout: float) -> str:
+def connect(place: Place, address: str, timeout: float) -> str:
     """What a TCP connection to port 22 comes to: connected, or the name of the error."""
     return place.run([sys.executable, "-c", CONNECT, address, str(timeout)], check=True).stdout.strip()
 
@@ -197,6 +197,7 @@ class TestDriver:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         started = cluster.driver.popen(command, cwd=tmp_path, env={**cluster.driver.env, "X": "5"}, **pipes)
         with killed_after(started) as shell:
+            assert shell.stdout is not None
             assert shell.stdout.readline().split() == [str(shell.pid), str(tmp_path), "5"]
             assert [process.pid for process in cluster.driver.processes()] == [shell.pid]
             shell.send_signal(signal.SIGTERM)
@@ -288,6 +289,8 @@ def session(cluster: TestHosts) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def echo(session: subprocess.Popen[bytes], line: bytes) -> bytes:
+    assert session.stdin is not None
+    assert session.stdout is not None
     session.stdin.write(line)
     return session.stdout.readline()
 
@@ -310,7 +313,7 @@ class TestCut:
         ]
         b.cut()
         with ThreadPoolExecutor() as pool:  # longer than 3 s, when an ARP that gives up would say so
-            assert list(pool.map(lambda way: connect(*way, 4), ways)) == ["TimeoutError"] * 5
+            assert list(pool.map(lambda way: connect(way[0], way[1], 4), ways)) == ["TimeoutError"] * 5
         assert connect(a, cluster["c"].address, 10) == "connected"
         b.heal()
         assert [connect(*way, 10) for way in ways[:4]] == ["connected"] * 4
@@ -368,6 +371,7 @@ class TestKill:
         assert ssh(cluster, "b", "hostname; cat /proc/sys/kernel/random/boot_id").stdout != f"b\n{boot_id}"
         assert host.address == address
         assert host.run(["test", "-e", "/tmp/before"]).returncode == 1
+        assert session.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it may know already
             session.stdin.write(b"anyone\n")
         assert session.wait(30) == 255  # the new kernel knows nothing of the old connection, and resets it

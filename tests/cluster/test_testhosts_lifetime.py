@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,11 +73,12 @@ class TestTakingDown:
             [sys.executable, "-c", textwrap.dedent(script)], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
         )
         with owner:
+            assert owner.stdout is not None
             keeper, pids, state = json.loads(owner.stdout.readline())
             os.kill(owner.pid if victim == "owner" else keeper, signal.SIGKILL)
             owner.wait(60)
         for pid in (keeper, *pids):
-            wait_until(lambda pid=pid: gone(pid), f"process {pid} is gone")
+            wait_until(partial(gone, pid), f"process {pid} is gone")
         wait_until(lambda: not Path(state).exists(), "the files are gone")
 
     def test_instances_run_side_by_side(
@@ -205,6 +207,7 @@ class TestCommandLine:
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT, start_new_session=True
         ) as tool:
+            assert tool.stdout is not None
             state = Path(tool.stdout.readline().strip())
             os.killpg(tool.pid, signal.SIGINT)
             assert tool.stdout.read() == "stopped\n"
@@ -222,7 +225,7 @@ class TestMissing:
 
     def test_no_programs(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(testhosts, "PATH", str(tmp_path))
-        assert missing().startswith("needs root, iproute2 and sshd: not installed: ip, nsenter")
+        assert (missing() or "").startswith("needs root, iproute2 and sshd: not installed: ip, nsenter")
 
     def test_a_condition_that_never_comes_is_named(self) -> None:
         with pytest.raises(TimeoutError, match="the moon is blue"):

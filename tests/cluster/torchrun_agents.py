@@ -39,6 +39,7 @@ class Agent:
         self._reader.start()
 
     def _read(self) -> None:
+        assert self.process.stdout is not None
         while data := os.read(self.process.stdout.fileno(), 1 << 16):
             self.output += data.decode(errors="replace")
 
@@ -86,7 +87,7 @@ def wait_for_round(agents: Sequence[Agent], number: int, timeout: float = PATIEN
     except TimeoutError as error:
         said = "\n".join(f"{agent.host.name}: {agent.output}" for agent in agents)
         raise AssertionError(f"{error}\n{said}") from None
-    return max(report["at"] for agent in agents for report in agent.reports())
+    return max(float(report["at"]) for agent in agents for report in agent.reports())
 
 
 def tell_to_stop(hosts: TestHosts) -> None:
@@ -104,6 +105,7 @@ def rendezvous(hosts: TestHosts, token: Path) -> Iterator[list[object]]:
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert server.stdout is not None
     try:
         while not (said := server.stdout.readline()).startswith("serving on "):
             assert said, "hvlaunch-rendezvous has ended"

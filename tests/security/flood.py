@@ -69,8 +69,10 @@ class Flood:
     def _drip(self) -> None:
         for key in list(self._selector.get_map().values()):
             if key.data == self._go_on:
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
                 with contextlib.suppress(OSError):
-                    key.fileobj.send(SENT["drip"])
+                    connection.send(SENT["drip"])
 
     def run(self) -> None:
         """Until stdin ends."""

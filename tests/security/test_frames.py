@@ -22,7 +22,7 @@ EXITED = {
     "oom_killed": False,
     "port_taken_by": None,
 }
-REACHED = {"type": "reached", "address": "10.0.0.9", "tried": [], "relay_port": None}
+REACHED: dict[str, Any] = {"type": "reached", "address": "10.0.0.9", "tried": [], "relay_port": None}
 MANY = {f"eth{number}": ["10.0.0.1"] * 10 for number in range(20_000)}
 
 

@@ -19,6 +19,7 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.mpi.call_listener import CallListener
 from hvlaunch.mpi.command import Command
 from hvlaunch.mpi.process import LauncherProcess
+from hvlaunch.rendezvous.serving.certificate import Certificate
 
 SCRIPT = """
 import importlib, sys
@@ -111,7 +112,7 @@ def test_where_agents_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CallListener, name, fail)
 
     def begin() -> Any:
-        listener = CallListener("token", lambda _: None)
+        listener = CallListener("token", Certificate(), lambda _: None)
         with suppress(OSError), closing(socket.create_connection(("127.0.0.1", listener.port))):
             pass
         return listener

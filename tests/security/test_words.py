@@ -4,10 +4,11 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from paramiko import AUTH_FAILED, PKey, RSAKey, ServerInterface, Transport
-from paramiko.common import cMSG_DISCONNECT
+from paramiko import PKey, RSAKey, ServerInterface, Transport
+from paramiko.common import AUTH_FAILED, cMSG_DISCONNECT
 from paramiko.message import Message
 
 from hvlaunch.console.visible import visible
@@ -59,7 +60,8 @@ class LeavingServer(ServerInterface):
         message.add_int(2)
         message.add_string(f"go\n{FORGED}\r\x1b[2J" + "x" * 20_000)
         message.add_string("")
-        self.transport._send_message(message)
+        send: Any = self.transport
+        send._send_message(message)
         return AUTH_FAILED
 
 

@@ -94,9 +94,11 @@ def test_equal_lines_are_merged():
     script = "echo loading; echo shard $RANK; echo ready"
     done = run("-np", 3, "--merge", "sh", "-c", script)
     assert done.returncode == 0
-    by_rank = {rank: [] for rank in range(3)}
+    by_rank: dict[int, list[str]] = {rank: [] for rank in range(3)}
     for line in done.stdout.splitlines():
-        ranks, text = re.fullmatch(r"\[([\d,-]+)\]<stdout>: (.*)", line).groups()
+        prefixed = re.fullmatch(r"\[([\d,-]+)\]<stdout>: (.*)", line)
+        assert prefixed is not None, line
+        ranks, text = prefixed.groups()
         for part in ranks.split(","):
             first, _, last = part.partition("-")
             for rank in range(int(first), int(last or first) + 1):

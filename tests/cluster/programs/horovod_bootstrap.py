@@ -32,7 +32,7 @@ def request(method: str, scope: str, key: str, body: bytes = b"") -> "bytes | No
     for _ in range(3):
         sent.append(method)
         where = socket.getaddrinfo(*SERVER, socket.AF_INET, socket.SOCK_STREAM)[0][4]
-        with socket.create_connection(where) as connection:
+        with socket.create_connection((str(where[0]), int(where[1]))) as connection:
             head = f"{method} /{scope}/{key} HTTP/1.1\r\nHost: {SERVER[0]}\r\nContent-Length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
             status, value = answer(connection)

@@ -18,7 +18,9 @@ class Terminal:
         self.begun = b""
 
     def feed(self, data):
-        data, self.begun = SEQUENCE_BEGUN.fullmatch(self.begun + data).groups()
+        parts = SEQUENCE_BEGUN.fullmatch(self.begun + data)
+        assert parts is not None
+        data, self.begun = parts.groups()
         for numbers, letter, move, text in PIECES.findall(data):
             if move == b"\r":
                 self.column = 0

@@ -84,7 +84,7 @@ def test_an_abort_as_python_ends_is_torchs():
 
 def test_a_command_that_the_kernel_does_not_start():
     worker = WorkerExit(rank=0, host="b", code=126, not_started="/bin/sh: resource temporarily unavailable")
-    assert "ulimit -u" in start_advice(worker)
+    assert "ulimit -u" in (start_advice(worker) or "")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_command_that_the_kernel_does_not_start():
 def test_a_command_that_is_not_found(cause, word):
     here = dict.fromkeys(("python", "/opt/train/bin/python"), "/opt/train/bin/python")
     worker = WorkerExit(rank=0, host="b", code=127, not_started=cause)
-    assert word in start_advice(worker, here.get)
+    assert word in (start_advice(worker, here.get) or "")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,7 @@ def test_a_command_that_is_not_found(cause, word):
 )
 def test_this_machine_need_not_be_like_another(line, word):
     advised = advice(WorkerExit(rank=0, host="localhost", code=1), said(line))
+    assert advised is not None
     assert word in advised
     assert "too" not in advised
 

@@ -5,9 +5,12 @@ from itertools import pairwise
 import pytest
 
 from hvlaunch.console.bars import INTERVAL, Bars
-from hvlaunch.console.lines import LineSplitter
+from hvlaunch.console.lines import Key, LineSplitter
 
 RATE = 0.05
+ONE: Key = (0, "stdout")
+OTHER: Key = (1, "stdout")
+THIRD: Key = (2, "stdout")
 
 
 class Stream:
@@ -21,8 +24,8 @@ class Stream:
 
     def write(self, data, pause=RATE):
         text = self.splitter.feed(data)
-        if self.splitter.has_states or "s" in self.bars:
-            text = self.bars.feed("s", text, self.splitter.state, self.now)
+        if self.splitter.has_states or ONE in self.bars:
+            text = self.bars.feed(ONE, text, self.splitter.state, self.now)
         self.keep(text)
         self.wait(pause)
 
@@ -35,8 +38,8 @@ class Stream:
         self.now = end
 
     def end(self):
-        self.keep(self.bars.feed("s", self.splitter.end(), None, self.now) + self.bars.end("s"))
-        assert "s" not in self.bars
+        self.keep(self.bars.feed(ONE, self.splitter.end(), None, self.now) + self.bars.end(ONE))
+        assert ONE not in self.bars
         return self.printed
 
     def keep(self, text):
@@ -72,7 +75,7 @@ def test_in_a_pipe_a_bar_is_a_few_lines_the_last_one_always(style):
     times = [time for time, _ in stream.printed]
     assert all(later - earlier >= INTERVAL - 1e-9 for earlier, later in pairwise(times[:-2]))
     assert len(lines) == pytest.approx(101 * RATE / INTERVAL + 2, abs=2)
-    assert "s" not in stream.bars
+    assert ONE not in stream.bars
 
 
 def test_a_quick_bar_is_one_line():
@@ -116,7 +119,7 @@ def test_a_bar_that_removes_itself_has_its_last_state_printed_all_the_same():
     stream.write(b"done\n")
     stream.wait(10)
     assert stream.lines == ["done", "100%"]
-    assert "s" not in stream.bars
+    assert ONE not in stream.bars
 
 
 def test_lines_written_above_a_bar_are_no_states():
@@ -136,11 +139,11 @@ def test_a_terminal_shows_the_newest_state_and_prints_what_stays():
     seen = []
     for data in (b"\r10%", b"\r20%", b"\r30%\r", b"40", b"%\r    \r", b"\r50%", b"\n", b"done\n"):
         stream.write(data)
-        seen.append(stream.bars.current().get("s"))
+        seen.append(stream.bars.current().get(ONE))
     assert seen == [b"10%", b"20%", b"30%", b"40", None, b"50%", None, None]
     assert stream.lines == ["start", "50%", "done"]
     assert stream.bars.deadline is None
-    assert "s" not in stream.bars
+    assert ONE not in stream.bars
 
 
 def test_what_stands_on_the_terminal_at_the_end_stays():
@@ -158,8 +161,8 @@ def test_other_lines_are_left_alone():
 
 def test_bars_do_not_disturb_each_other():
     bars = Bars(live=False)
-    for owner in "ab":
+    for owner in (ONE, OTHER):
         bars.feed(owner, b"1\r2\r", None, 0.0)
     assert bars.due(INTERVAL - 0.01) == []
-    assert bars.due(INTERVAL) == [("a", b"2\n"), ("b", b"2\n")]
-    assert bars.end("c") == b""
+    assert bars.due(INTERVAL) == [(ONE, b"2\n"), (OTHER, b"2\n")]
+    assert bars.end(THIRD) == b""

@@ -2,6 +2,7 @@
 
 import io
 import re
+from typing import Final
 
 import pytest
 
@@ -9,7 +10,8 @@ from hvlaunch.console.display import Display
 from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.raw_file import RawFile
 
-OUT, ERR = "stdout", "stderr"
+OUT: Final = "stdout"
+ERR: Final = "stderr"
 
 
 class Place:

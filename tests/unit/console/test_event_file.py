@@ -17,7 +17,10 @@ def no_error(text):
 def test_each_record_is_a_line_behind_what_was_there(tmp_path):
     path = tmp_path / "events"
     path.write_text('{"old": 1}\n')
-    records = [{"type": "a", "text": 'quote " \n ü \udcff'}, {"type": "b", "number": 1, "none": None}]
+    records: list[dict[str, object]] = [
+        {"type": "a", "text": 'quote " \n ü \udcff'},
+        {"type": "b", "number": 1, "none": None},
+    ]
     events = EventFile(path, no_error)
     for record in records:
         events.write(record)
@@ -63,7 +66,7 @@ def test_a_file_that_can_not_be_written_is_bad_usage(tmp_path, name, cause):
 def test_a_full_disk_is_told_of_once(tmp_path):
     path = tmp_path / "events"
     path.symlink_to("/dev/full")
-    told = []
+    told: list[str] = []
     events = EventFile(path, told.append)
     for number in range(3):
         events.write({"n": number})

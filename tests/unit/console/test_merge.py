@@ -119,7 +119,9 @@ writes = st.lists(
 def test_every_rank_has_all_its_lines_in_its_order(writes):
     merger = Merger()
     merger.expect(range(4))
-    now, printed, written, seen = 0.0, [], defaultdict(list), defaultdict(list)
+    now, printed = 0.0, []
+    written: defaultdict[int, list[bytes]] = defaultdict(list)
+    seen: defaultdict[int, list[bytes]] = defaultdict(list)
     for rank, lines, pause in writes:
         now += pause
         merger.add(rank, "stdout", b"".join(lines), now)

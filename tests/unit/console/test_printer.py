@@ -218,7 +218,9 @@ def test_close_can_give_up_a_terminal_that_is_held(pipe):
 def test_a_gone_reader_is_told_of_once_and_all_else_goes_on(pipe, tmp_path):
     read, write = pipe
     read.close()
-    broken, done, stderr = [], [], io.BytesIO()
+    broken: list[bool] = []
+    done: list[int] = []
+    stderr = io.BytesIO()
     printer = Printer(write, stderr, on_broken=lambda: broken.append(True))
     printer.keep(OutputFiles(tmp_path, 1))
     for _ in range(3):

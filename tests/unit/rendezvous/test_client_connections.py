@@ -62,7 +62,8 @@ def test_a_kept_connection_that_was_dropped_is_replaced(scripted, until, method)
     server = scripted([ok(b"1")], [ok(b"2")])
     client = Client(server.url, TOKEN)
     assert client.get("s", "k") == b"1"
-    more = {"put": [b"value"], "wait": [60]}.get(method, [])
+    arguments: dict[str, list[object]] = {"put": [b"value"], "wait": [60]}
+    more = arguments.get(method, [])
     getattr(client, method)("s", "k", *more)
     assert len(server.requests) == 2
     assert len(server.requests[1]) == 1

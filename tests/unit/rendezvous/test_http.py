@@ -59,7 +59,7 @@ PIPELINE_HEADS = [
 @given(st.lists(st.integers(0, len(PIPELINE)), max_size=30))
 @settings(deadline=None)
 def test_requests_are_the_same_however_the_bytes_are_cut(cuts):
-    heads = []
+    heads: list[Head] = []
     subject = reader(heads=heads)
     edges = [0, *sorted(cuts), len(PIPELINE)]
     for begin, end in pairwise(edges):
@@ -277,7 +277,12 @@ def test_the_answer_says_what_becomes_of_the_connection(request_, connection):
 
 def test_a_head_tells_the_peer():
     heads = []
-    subject = RequestReader(lambda head: heads.append(head) or Answer(404), HttpLimits(), "10.0.0.1")
+
+    def not_there(head):
+        heads.append(head)
+        return Answer(404)
+
+    subject = RequestReader(not_there, HttpLimits(), "10.0.0.1")
     subject.feed(b"GET /s/k HTTP/1.1\r\n\r\n")
     assert heads == [Head("GET", b"/s/k", b"", "10.0.0.1")]
 

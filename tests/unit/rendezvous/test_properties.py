@@ -122,7 +122,7 @@ class StoreMachine(RuleBasedStateMachine):
         everything = dict.fromkeys(("a", "b", "key with spaces/%", "ä", "0"), b"end")
         for name in self.names:
             self.connections[0].put_many(name, everything)
-        for *_, future in [*self.waits, *self.watches]:
+        for future in self._pending():
             future.result(SOON)
         for name in self.names:
             self.connections[0].delete_scope(name)
@@ -145,11 +145,14 @@ class StoreMachine(RuleBasedStateMachine):
                 assert future.result(SOON) in (None, values[keys[0]])
                 self.waits.remove(wait)
         for watch in list(self.watches):
-            place, key, since, future = watch
-            news = {one: values.get(one) for one in self.changed[place][since:] if key in (None, one)}
+            place, watched, since, changes_seen = watch
+            news = {one: values.get(one) for one in self.changed[place][since:] if watched in (None, one)}
             if place == scope and news:
-                assert future.result(SOON).values == news
+                assert changes_seen.result(SOON).values == news
                 self.watches.remove(watch)
+
+    def _pending(self) -> list[Future[bytes | None] | Future[Changes]]:
+        return [*(wait[-1] for wait in self.waits), *(watch[-1] for watch in self.watches)]
 
     def _begin(self, call):
         """In a thread of its own, until it waits at the server."""
@@ -163,7 +166,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def who_waits_for_something_else_still_waits(self):
-        assert not [future for *_, future in [*self.waits, *self.watches] if future.done()]
+        assert not [future for future in self._pending() if future.done()]
 
     @rule(client=clients, scope=scopes, key=NAMES, value=VALUES)
     def put(self, client, scope, key, value):

@@ -166,7 +166,7 @@ def test_a_long_poll_answers_what_is_put(ask, store):
     later = ask("GET", "/-/get/s/k?wait=2.5")
     assert isinstance(later, Later)
     assert (later.timeout, later.late) == (2.5, Answer(404))
-    given = []
+    given: list[Answer] = []
     later.begin(given.append)
     ask("PUT", "/s/other", b"no")
     assert given == []

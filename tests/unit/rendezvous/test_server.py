@@ -10,12 +10,13 @@ import pytest
 from hvlaunch.agent.probe import reach
 from hvlaunch.agent.proof import Prover
 from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.serving.http import Answer
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.serving.verbs import Verbs
 from hvlaunch.rendezvous.store import Store
 from tests.unit.rendezvous.wire import AUTH, TOKEN, Wire, get, put, transports
 
-VERBS = list(Verbs(Store(), {"health": None, "metrics": None})._verbs)
+VERBS = list(Verbs(Store(), {name: lambda: Answer(200) for name in ("health", "metrics")})._verbs)
 
 # Requests
 
@@ -152,19 +153,24 @@ def test_401_on_every_route_is_counted(server, wire):
 
 
 def test_an_agent_tells_this_server_from_another_by_the_key():
+    found: list[int] = []
+
+    def is_enough(number: int) -> bool:
+        found.append(number)
+        return False
+
     with (
         RendezvousServer(TOKEN, answerer=Prover("key", "rendezvous")) as server,
         RendezvousServer(TOKEN, answerer=Prover("another key", "rendezvous")) as other,
         RendezvousServer(TOKEN) as silent,
     ):
         targets = [("127.0.0.1", port) for port in (other.port, server.port, 1)]
-        found: list[int] = []
-        reach(targets, "key", "rendezvous", 20, found.append)
+        reach(targets, "key", "rendezvous", 20, is_enough)
         assert found == [1]
         assert server._loop is None  # who only asks needs no event loop
         Client(f"http://127.0.0.1:{server.port}", TOKEN).put("s", "k", b"v")
         assert server._loop is not None
-        reach(targets, "key", "rendezvous", 20, found.append)
+        reach(targets, "key", "rendezvous", 20, is_enough)
         assert found == [1, 1]
         reach([("127.0.0.1", silent.port)], "key", "rendezvous", 20, found.append)
     assert found == [1, 1]

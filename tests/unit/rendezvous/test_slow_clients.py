@@ -81,13 +81,14 @@ def test_all_thousand_are_dropped_and_long_polls_are_not(start, connect, until):
     until(lambda: server.stats().waiting)
     with slow_clients(server.port) as clients, selectors.DefaultSelector() as selector:
         for client in clients:
-            selector.register(client, selectors.EVENT_READ)
+            selector.register(client, selectors.EVENT_READ, client)
         left = set(clients)
         while left:  # each is told 408, or hears the end
             for key, _ in selector.select():
-                if at_end(key.fileobj):
-                    selector.unregister(key.fileobj)
-                    left.discard(key.fileobj)
+                client = key.data
+                if at_end(client):
+                    selector.unregister(client)
+                    left.discard(client)
         until(lambda: server.stats().connections == 1)
     stats = server.stats()
     assert (stats.dropped, stats.faults) == (COUNT, 0)

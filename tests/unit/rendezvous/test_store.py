@@ -23,6 +23,7 @@ class AgainstAModel(RuleBasedStateMachine):
     @rule(scope=NAMES, key=NAMES, value=st.binary(max_size=10))
     def put(self, scope, key, value):
         wanted = {**self.model, (scope, key): value}
+        expected: type[Exception] | None
         if len(value) > 8:
             expected = ValueTooLarge
         elif len(wanted) > 4 or weight(wanted) > 40:
@@ -47,7 +48,7 @@ class AgainstAModel(RuleBasedStateMachine):
 
     @rule(scope=NAMES, key=NAMES)
     def wait(self, scope, key):
-        told = []
+        told: list[bytes] = []
         call_off = self.store.when_set(scope, key, told.append)
         self.waiters.append(
             {"place": (scope, key), "told": told, "expected": [], "live": True, "call_off": call_off}
@@ -82,7 +83,7 @@ TestStoreAgainstAModel = AgainstAModel.TestCase
 def test_a_refused_put_changes_nothing_and_wakes_nobody():
     store = Store(StoreLimits(value=4))
     store.put("s", "k", b"old")
-    told = []
+    told: list[bytes] = []
     store.when_set("s", "k", told.append)
     with pytest.raises(ValueTooLarge, match="s/k: 5 bytes, but a value may have at most 4"):
         store.put("s", "k", b"large")

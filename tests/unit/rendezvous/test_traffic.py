@@ -27,7 +27,9 @@ def enter(traffic, *connections):
 
 
 def test_who_is_turned_away_takes_no_place():
-    traffic = Traffic(TrafficLimits(connections=3, from_one_address=2), lambda count: True)
+    traffic: Traffic[Connection] = Traffic(
+        TrafficLimits(connections=3, from_one_address=2), lambda count: True
+    )
     first, second, third = (Connection("a") for _ in range(3))
     assert enter(traffic, first, second, third) == [True, True, False]
     others = [Connection(peer) for peer in "bc"]
@@ -46,7 +48,7 @@ def test_who_is_turned_away_takes_no_place():
 
 
 def test_a_stranger_goes_where_there_is_room_for_nobody_else():
-    traffic = Traffic(TrafficLimits(connections=2), lambda count: True)
+    traffic: Traffic[Connection] = Traffic(TrafficLimits(connections=2), lambda count: True)
     stranger, friend, later = Connection("a"), Connection("b"), Connection("c")
     assert traffic.enter(stranger)
     assert enter(traffic, friend, later) == [True, True]
@@ -58,7 +60,7 @@ def test_a_stranger_goes_where_there_is_room_for_nobody_else():
 
 
 def test_the_machine_may_have_no_room():
-    traffic = Traffic(room_for=lambda count: count <= 1)
+    traffic: Traffic[Connection] = Traffic(room_for=lambda count: count <= 1)
     assert enter(traffic, Connection("a"), Connection("a")) == [True, False]
     assert traffic.may_part_slowly
 

@@ -185,7 +185,7 @@ def test_check(ask, store):
 
 
 def test_check_waits_for_all(ask, store):
-    given = []
+    given: list[Answer] = []
     later = ask("POST", "check/s?wait=2", b'["a","b"]')
     assert isinstance(later, Later)
     assert (later.timeout, later.late) == (2.0, Answer(404))
@@ -238,7 +238,7 @@ def test_watch_of_what_changed(ask, store):
 
 
 def test_watch_waits_for_a_change(ask, store):
-    given = []
+    given: list[Answer] = []
     later = ask("GET", "watch/s?wait=999")
     assert (later.timeout, later.late) == (MAX_WAIT, Answer(404, b"", etag(FIRST)))
     later.begin(given.append)
@@ -250,7 +250,7 @@ def test_watch_waits_for_a_change(ask, store):
 
 
 def test_who_knows_nothing_hears_of_no_deletion(ask, store):
-    given = []
+    given: list[Answer] = []
     store.put("s", "k", b"")
     store.delete("s", "k")
     call_off = ask("GET", "watch/s/k?wait=1").begin(given.append)

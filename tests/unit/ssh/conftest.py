@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -190,20 +191,21 @@ class Sshd:
             ]
             config = self.folder / "sshd_config"
             config.write_text("".join(line + "\n" for line in lines))
+            assert SSHD is not None
             log = (self.folder / "log").open("ab")
-            self.process = subprocess.Popen(
+            self.process = process = subprocess.Popen(
                 [SSHD, "-D", "-e", "-f", config], stderr=log, stdin=subprocess.DEVNULL
             )
             log.close()
-            until(lambda: self.process.poll() is not None or self._listens(), "sshd to listen")
-            if self.process.poll() is None:
+            until(lambda: process.poll() is not None or self._listens(process.pid), "sshd to listen")  # noqa: B023 (until() returns before the next)
+            if process.poll() is None:
                 return
         pytest.fail("sshd does not start: " + (self.folder / "log").read_text()[-500:])
 
-    def _listens(self) -> bool:
+    def _listens(self, pid: int) -> bool:
         """It itself, and not another who took the port before: its pid is written when it has."""
         try:
-            return (self.folder / "pid").read_text() == f"{self.process.pid}\n"
+            return (self.folder / "pid").read_text() == f"{pid}\n"
         except FileNotFoundError:
             return False
 
@@ -215,11 +217,12 @@ def user() -> str:
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @pytest.fixture(scope="session")
-def sshd_folder(tmp_path_factory) -> Path:
+def sshd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if SSHD is None:
         pytest.skip("needs sshd (Debian: openssh-server)")
     if os.getuid() == 0:
@@ -283,7 +286,8 @@ def serve() -> Iterator[Callable[[Callable[[socket.socket], None]], int]]:
                 sock.close()
 
         closers.append(close)
-        return listener.getsockname()[1]
+        port: int = listener.getsockname()[1]
+        return port
 
     yield start
     for close in closers:
@@ -298,14 +302,18 @@ def _no_thread_stays() -> Iterator[None]:
     until(lambda: set(threading.enumerate()) <= before, "threads to end", timeout=10.0)
 
 
-def answer(sshd: Sshd, *, keyring: Keyring | None = None, host: dict | None = None, **options) -> str:
+def answer(
+    sshd: Sshd, *, keyring: Keyring | None = None, host: dict[str, Any] | None = None, **options
+) -> str:
     """What `echo hello` on the host says."""
     connection = connect(sshd.host(**host or {}), sshd.options(**options), timeout=PATIENCE, keyring=keyring)
     with contextlib.closing(connection):
         return read_all(connection.run("echo hello")).decode().strip()
 
 
-def refusal(error: type[HostError], sshd: Sshd, *, host: dict | None = None, timeout=PATIENCE, **options):
+def refusal(
+    error: type[HostError], sshd: Sshd, *, host: dict[str, Any] | None = None, timeout=PATIENCE, **options
+):
     """The error of connecting, which is one line and names the host."""
     with pytest.raises(error) as caught:
         connect(sshd.host(**host or {}), sshd.options(**options), timeout=timeout)

@@ -82,7 +82,7 @@ def test_a_certificate_gets_in_where_its_key_does_not(make_sshd, tmp_path):
     authority = keygen(tmp_path / "ca")
     sshd = make_sshd(words=(f"TrustedUserCAKeys {authority}.pub",))
     key = keygen(tmp_path / "k")
-    words = ["-s", authority, "-I", "me", "-n", user(), f"{key}.pub"]
+    words: list[str | Path] = ["-s", authority, "-I", "me", "-n", user(), f"{key}.pub"]
     subprocess.run(["ssh-keygen", "-q", *words], check=True)
     assert answer(sshd, identity=key) == "hello"
 
@@ -102,13 +102,19 @@ def test_a_host_that_wants_two_keys_gets_two(make_sshd, tmp_path):
 
 
 def test_fifty_at_once_read_everything_once(sshd, monkeypatch):
-    reads, opened = [], []
-    open_file, read_bytes, read_text = Path.open, Path.read_bytes, Path.read_text
-    monkeypatch.setattr(
-        Path, "open", lambda p, *words, **more: opened.append(str(p)) or open_file(p, *words, **more)
-    )
-    monkeypatch.setattr(Path, "read_bytes", lambda p: reads.append(str(p)) or read_bytes(p))
-    monkeypatch.setattr(Path, "read_text", lambda p, **words: reads.append(str(p)) or read_text(p, **words))
+    reads: list[str] = []
+    opened: list[str] = []
+
+    def noted(paths, read):
+        def note(path, *words, **more):
+            paths.append(str(path))
+            return read(path, *words, **more)
+
+        return note
+
+    monkeypatch.setattr(Path, "open", noted(opened, Path.open))
+    monkeypatch.setattr(Path, "read_bytes", noted(reads, Path.read_bytes))
+    monkeypatch.setattr(Path, "read_text", noted(reads, Path.read_text))
     options, keyring, failures = sshd.options(), Keyring(), []
     ready = threading.Barrier(50)
 
@@ -147,7 +153,12 @@ def test_refused(unused):
 
 def test_a_server_that_closes_at_once(unused, serve):
     tries = []
-    unused.port = serve(lambda peer: (tries.append(None), peer.close()))
+
+    def close(peer):
+        tries.append(peer)
+        peer.close()
+
+    unused.port = serve(close)
     assert "closed the connection before it sent anything" in str(refusal(SentAway, unused))
     assert len(tries) == 10
 

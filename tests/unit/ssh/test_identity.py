@@ -96,6 +96,7 @@ def test_a_certificate_is_for_a_key(tmp_path):
     assert key is not None
     assert found.public == blob(path)
     shows = certified(key, found.blob)
+    assert shows.public_blob is not None
     assert shows.public_blob.key_type == "ssh-ed25519-cert-v01@openssh.com"
     assert key.public_blob is None
     assert shows.asbytes() == key.asbytes()

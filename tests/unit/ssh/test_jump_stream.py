@@ -4,6 +4,7 @@ import contextlib
 import socket
 import struct
 import threading
+from typing import Any
 
 import pytest
 from paramiko.channel import Channel
@@ -61,7 +62,7 @@ def transport():
 
 @pytest.fixture
 def channel(transport):
-    channel = Channel(CHANNEL)
+    channel: Any = Channel(CHANNEL)  # with what types-paramiko leaves out
     channel._set_transport(transport)
     channel._set_window(1000, 1000)
     channel._set_remote_channel(THEIRS, 1000, 1000)

@@ -1,6 +1,7 @@
 """Which jump hosts are on the way, and one connection for all who need it."""
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -129,7 +130,8 @@ def test_many_share_one_connection():
 def test_a_failure_is_that_of_all_who_wait_and_the_next_tries_again():
     jumps: Jumps[Line] = Jumps()
     error = ConnectFailed("refused", host="gate")
-    begun, go, attempts = threading.Event(), threading.Event(), []
+    begun, go = threading.Event(), threading.Event()
+    attempts: list[None] = []
 
     def fail() -> Line:
         attempts.append(None)
@@ -163,7 +165,7 @@ def test_the_farthest_is_closed_first():
     jumps: Jumps[Line] = Jumps()
     log: list[str] = []
     for name in ("gate", "inner"):
-        jumps.get((name,), lambda name=name: Line(log, name), host="x", timeout=1.0)
+        jumps.get((name,), partial(Line, log, name), host="x", timeout=1.0)
     jumps.close()
     jumps.close()
     assert log == ["inner", "gate"]

@@ -5,6 +5,7 @@ import shutil
 import signal
 import socket
 from contextlib import closing
+from typing import Any
 
 import psutil
 import pytest
@@ -37,7 +38,9 @@ from .conftest import (
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh binary (openssh-client)")
 
 
-def reach(sshd: Sshd, *, timeout: float = PATIENCE, host: dict | None = None, **options) -> OpenSSHConnection:
+def reach(
+    sshd: Sshd, *, timeout: float = PATIENCE, host: dict[str, Any] | None = None, **options
+) -> OpenSSHConnection:
     turns = Turns(8, sleep=lambda _: None)
     client = OpenSSHClient(sshd.options(**options), timeout=timeout, turns=turns)
     return client.connect(sshd.host(**host or {}))
@@ -171,7 +174,12 @@ def test_no_way_to_the_host(unused):
 
 def test_an_sshd_that_closes_at_once(unused, serve):
     tries = []
-    unused.port = serve(lambda peer: (tries.append(None), peer.close()))
+
+    def close(peer):
+        tries.append(peer)
+        peer.close()
+
+    unused.port = serve(close)
     refusal(SentAway, unused)
     assert len(tries) == 10
 
@@ -197,7 +205,10 @@ def test_a_host_key_that_is_not_known_or_another(make_sshd):
     refusal(HostKeyUnknown, sshd)
     other = keygen(sshd.folder / "other")
     sshd.know(f"{sshd.name} {public(other)}")
-    assert refusal(HostKeyChanged, sshd).fingerprint.startswith("SHA256:")
+    changed = refusal(HostKeyChanged, sshd)
+    assert isinstance(changed, HostKeyChanged)
+    assert changed.fingerprint is not None
+    assert changed.fingerprint.startswith("SHA256:")
     with closing(reach(sshd, host_keys="off")) as connection:
         assert read_all(connection.run("echo hello")) == b"hello\n"
 

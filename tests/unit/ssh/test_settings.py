@@ -102,6 +102,7 @@ def test_one_line_of_the_configuration(config, ask, line, field, value):
 @both_ways
 def test_a_proxy_command_is_found(config, ask):
     found = resolve(Host("node"), config("ProxyCommand nc -x proxy %h %p"), ask=ask)
+    assert found.proxy_command is not None
     assert found.proxy_command.startswith("nc -x proxy ")
 
 

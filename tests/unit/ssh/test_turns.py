@@ -37,7 +37,7 @@ def turns(times):
 
 def failing(times: int, error: Exception):
     """An attempt that fails so many times."""
-    made = []
+    made: list[None] = []
 
     def attempt() -> int:
         made.append(None)
@@ -87,7 +87,9 @@ def test_other_failures_are_final(turns, times):
 
 
 def test_no_more_than_the_limit_at_one_address():
-    turns, inside, most = Turns(2), [], []
+    turns = Turns(2)
+    inside: list[None] = []
+    most: list[int] = []
     go = threading.Event()
 
     def attempt() -> None:
@@ -108,9 +110,12 @@ def test_no_more_than_the_limit_at_one_address():
 
 def test_whose_turn_does_not_come():
     turns, inside, go = Turns(1), threading.Event(), threading.Event()
-    thread, _ = in_thread(
-        lambda: turns.take("a", lambda: (inside.set(), go.wait(10.0)), host="x", deadline=1e9)
-    )
+
+    def attempt() -> None:
+        inside.set()
+        go.wait(10.0)
+
+    thread, _ = in_thread(lambda: turns.take("a", attempt, host="x", deadline=1e9))
     inside.wait(10.0)
     with pytest.raises(
         StartTimeout, match="too many other connections to a were being made at the same time"
@@ -119,7 +124,7 @@ def test_whose_turn_does_not_come():
     go.set()
     thread.join()
     assert caught.value.host == "late"
-    assert "--connect-limit" in caught.value.hint
+    assert "--connect-limit" in (caught.value.hint or "")
 
 
 def test_a_turn_ends_with_a_failure(turns):
