@@ -1,6 +1,5 @@
 """The caller by itself: which address wins, what it proves and believes, on every Python; mpi's door is tested with it."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -12,11 +11,14 @@ import pytest
 
 import hvlaunch
 from hvlaunch.agent import caller
+from hvlaunch.agent.caller import Sealed
+from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from tests.unit.agent.harness import interpreter
 
 ROOT = str(Path(hvlaunch.__file__).parents[1])
-SECRET = b"the token"
-PROGRAM = b"import os; os.write(1, b'got ' + os.read(0, 5)); os._exit(5)"
+WORD = "the word"
+KEY, ANOTHER = Certificate(), Certificate()
+PROGRAM = b"import os; os.write(1, sealed.seal(b'got ' + sealed.open(os.read(0, 1000)))); os._exit(5)"
 
 
 class Driver:
@@ -27,14 +29,13 @@ class Driver:
         self.listener.settimeout(60)
         self.where = f"127.0.0.1 {self.listener.getsockname()[1]}"
 
-    def accept(self, who=caller.DRIVER, token=SECRET):
-        """The connection, the caller's challenge and ours, which is answered by `who` with the token."""
+    def accept(self, certificate=KEY):
+        """The connection, once hands are shaken."""
         call, _ = self.listener.accept()
         call.settimeout(60)
-        theirs = caller.receive(call, caller.CHALLENGE)
-        ours = os.urandom(caller.CHALLENGE)
-        call.sendall(ours + caller.proof(token, who, theirs, ours))
-        return call, theirs, ours
+        sealed = Sealed(call, tls_context(certificate), server_side=True)
+        sealed.shake_hands()
+        return sealed
 
     def close(self):
         self.listener.close()
@@ -46,11 +47,21 @@ def driver():
         yield driver
 
 
+def part(call):
+    return call.receive(int.from_bytes(call.receive(4), "big"))
+
+
 def start(*addresses, python=sys.executable):
     code = (
         f"import sys; sys.path.insert(0, {ROOT!r}); from hvlaunch.agent import caller; caller.main(['RANK'])"
     )
-    env = {caller.TOKEN: SECRET.decode(), caller.ADDRESSES: ",".join(addresses), "RANK": "3", "SECRET": "x"}
+    env = {
+        caller.ENTRY: WORD,
+        caller.CERTIFICATE: KEY.fingerprint,
+        caller.ADDRESSES: ",".join(addresses),
+        "RANK": "3",
+        "SECRET": "x",
+    }
     return subprocess.Popen(
         [python, "-I", "-S", "-X", "utf8", "-c", code],
         env=env,
@@ -62,24 +73,23 @@ def start(*addresses, python=sys.executable):
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"])
 def test_the_drivers_program_runs_on_every_python_with_the_connection_for_its_pipes(driver, version):
     process = start(driver.where, python=interpreter(version))
-    call, theirs, ours = driver.accept()
-    assert caller.receive(call, caller.CHALLENGE) == caller.proof(SECRET, caller.AGENT, ours, theirs)
-    size = int.from_bytes(caller.receive(call, 4), "big")
-    assert caller.receive(call, size) == f'["{socket.gethostname()}", {{"RANK": "3"}}]'.encode()
+    call = driver.accept()
+    assert part(call) == WORD.encode()
+    assert part(call) == f'["{socket.gethostname()}", {{"RANK": "3"}}]'.encode()
     program = zlib.compress(PROGRAM)
-    call.sendall(len(program).to_bytes(4, "big") + program + b"frame")
-    assert caller.receive(call, 9) == b"got frame"
+    call.sendall(len(program).to_bytes(4, "big") + program)
+    call.sendall(b"frame")
+    assert call.receive(9) == b"got frame"
     assert process.wait(60) == 5
     assert process.communicate() == (b"", b"")
-    call.close()
+    call.socket.close()
 
 
-@pytest.mark.parametrize(("who", "token"), [(caller.AGENT, SECRET), (caller.DRIVER, b"another")])
-def test_who_does_not_prove_to_be_the_driver_gets_no_proof_and_runs_nothing(driver, who, token):
+def test_who_does_not_prove_to_be_the_driver_is_told_nothing_and_runs_nothing(driver):
     process = start(driver.where)
-    call, _, _ = driver.accept(who, token)
-    with closing(call), pytest.raises(OSError, match=r"hung up|reset"):
-        caller.receive(call, 1)
+    call = driver.accept(ANOTHER)
+    with closing(call.socket), pytest.raises(OSError, match=r"hung up|reset"):
+        call.receive(1)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert said.decode().strip().endswith(f"port {driver.where.split()[1]}: that is not the driver")
@@ -99,11 +109,11 @@ def test_every_address_is_tried_and_all_failures_are_told(driver):
 def test_the_first_that_answers_wins_and_the_next_is_not_told_who_calls(driver):
     with closing(Driver()) as silent:
         process = start(silent.where, driver.where)
-        first, _, _ = driver.accept()
-        caller.receive(first, caller.CHALLENGE)
-        late, _, _ = silent.accept()
-        first.close()
+        first = driver.accept()
+        assert part(first) == WORD.encode()
+        late = silent.accept()
+        first.socket.close()
         assert process.wait(60) == 1
         assert process.communicate() == (b"", b"")
-        with closing(late), pytest.raises(OSError, match=r"hung up|reset"):
-            caller.receive(late, 1)
+        with closing(late.socket), pytest.raises(OSError, match=r"hung up|reset"):
+            late.receive(1)
