@@ -140,6 +140,10 @@ else:
             value, end = _read(text, 0)
         except StopIteration:
             raise ValueError("there is no value") from None
+        except (
+            SystemError
+        ):  # what CPython's reader raises where json.decoder, whose error it wants, is not imported
+            raise ValueError("a text that does not end, or is not escaped") from None
         if end != len(text):
             raise ValueError("there is more after the value")
         return value

@@ -230,7 +230,7 @@ class HostLink:
             case "pong":
                 self._tell_time(header["at"])
             case "parting" | "fault":
-                self._part(header["cause"], body.decode("ascii", "replace"))
+                self._part(header["cause"], _lines(body))
             case "bye":
                 self._bye = header["left"]
 
@@ -364,6 +364,11 @@ class HostLink:
             host=name,
             hint=_hint(last, by_hand),
         )
+
+
+def _lines(traceback: bytes) -> str:
+    lines = traceback.decode("utf-8", "replace").splitlines()
+    return "\n".join(plain(line, _LONGEST_LINE) for line in lines)
 
 
 def _hint(cause: str, otherwise: str) -> str:

@@ -129,3 +129,23 @@ def test_the_private_names_of_cpython_are_here_alone() -> None:
     assert found.pop("boot.py") == {"_frozen_importlib_external"}  # before anything can be imported
     assert found.pop("greeting.py") == {"_thread"}  # which Python's documentation has
     assert {name for names in found.values() for name in names} == set()
+
+
+NO_JSON = ['["\n"]', '["\\x"]', '["', '{"a', "[1,", '{"a":}', "{1:2}"]
+WITHOUT_JSON = """
+import sys
+sys.path.append(sys.argv[1])
+from hvlaunch.agent.quick import loads
+assert "json" not in sys.modules
+for text in sys.argv[2:]:
+    try:
+        loads(text)
+    except ValueError:
+        print("refused")
+"""
+
+
+def test_what_is_no_json_is_a_value_error_where_the_whole_module_was_never_imported() -> None:
+    command = [sys.executable, "-I", "-S", "-c", WITHOUT_JSON, str(ROOT), *NO_JSON]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (["refused"] * len(NO_JSON), "")

@@ -335,7 +335,7 @@ def test_an_agents_own_error_is_one_line_and_its_traceback_apart(rig: Rig) -> No
     parting, gone = rig.event(), rig.event()
     assert isinstance(parting, on.HostParting)
     assert isinstance(gone, on.HostGone)
-    assert parting.traceback == "Traceback\n  here\n"
+    assert parting.traceback == "Traceback\n  here"
     for error in (parting.problem, gone.problem):
         assert "RuntimeError: can't start new thread; try: ulimit -a" in str(error)
         assert "\n" not in str(error)
