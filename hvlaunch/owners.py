@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def open_not_planted(path: str, flags: int, mode: int) -> int:
     Raises OSError, also where the file that is there belongs to another user.
     """
     flags |= os.O_CLOEXEC
+    of_others: tuple[Callable[[int], bool], ...] = (stat.S_ISREG, stat.S_ISFIFO)
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW, mode)
     except OSError as error:
@@ -83,8 +85,9 @@ def open_not_planted(path: str, flags: int, mode: int) -> int:
         if writer_of_directory(str(Path(path).parent)) is not None:
             raise
         descriptor = os.open(path, flags, mode)
+        of_others = (stat.S_ISREG,)  # /dev/stdout may be a pipe of who ran sudo
     status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_uid not in (os.getuid(), 0):
+    if any(is_kind(status.st_mode) for is_kind in of_others) and status.st_uid not in (os.getuid(), 0):
         os.close(descriptor)
         raise PermissionError(errno.EPERM, f"it belongs to {_user(status.st_uid)}", path)
     return descriptor

@@ -252,6 +252,17 @@ def test_events_go_to_no_file_of_another_user(tmp_path: Path, given_to_bob: Give
         EventFile(tmp_path / "events", no_error)
 
 
+def test_events_go_to_no_pipe_of_another_user(tmp_path: Path, given_to_bob: Give) -> None:
+    os.mkfifo(tmp_path / "events")
+    reader = os.open(tmp_path / "events", os.O_RDONLY | os.O_NONBLOCK)
+    given_to_bob(tmp_path / "events")
+    try:
+        with pytest.raises(BadUsage, match="it belongs to user 4242"):
+            EventFile(tmp_path / "events", no_error)
+    finally:
+        os.close(reader)
+
+
 def test_events_can_be_read_by_their_owner_alone(tmp_path: Path) -> None:
     EventFile(tmp_path / "events", no_error).close()
     assert stat.S_IMODE((tmp_path / "events").stat().st_mode) == 0o600
