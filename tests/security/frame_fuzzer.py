@@ -19,6 +19,7 @@ from hvlaunch.gloo.driver.host_link import HostLink, Opening
 from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.gloo.watch.sentences import detail, sentence
 from hvlaunch.job import Host
@@ -248,7 +249,7 @@ class _Job:
                     self.sent.append({"type": "start", "round": number})
                 case do.Finish(result):
                     assert result.exit_code != 0
-                case _ if hasattr(action, "problem"):
+                case tell.HostNotUsable() | tell.HostLostAtEnd() | tell.KeepingHosts():
                     _check_problem(action.problem)
                     _check_text(sentence(action))
                 case _:
