@@ -5,6 +5,7 @@ that have MARK. HOW: `listen` passes all on, and prints what it has read of TLS 
 what the client sends after its handshake, `answer` one of what the server does, `replay` sends the client's bytes twice.
 """
 
+import os
 import socket
 import struct
 import sys
@@ -38,7 +39,13 @@ def meet(client: socket.socket, how: str, mark: int) -> None:
     pump(server, client, how == "answer")
 
 
+def end_with_stdin() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
 def main(port: int, how: str, mark: int) -> None:
+    threading.Thread(target=end_with_stdin, daemon=True).start()
     with socket.create_server(("", port)) as listener:
         print("listening", flush=True)  # noqa: T201 (as above)
         while True:

@@ -148,6 +148,7 @@ def in_the_middle(host: Host, how: str) -> Iterator["subprocess.Popen[str]"]:
     aside = ["-j", "REDIRECT", "--to-ports", str(PORT)]
     process = host.popen(
         [sys.executable, str(HERE / "middle.py"), str(PORT), how, str(MARK)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -158,8 +159,7 @@ def in_the_middle(host: Host, how: str) -> Iterator["subprocess.Popen[str]"]:
         yield process
     finally:
         host.run(["iptables", "-t", "nat", "-D", *rule, *aside])
-        process.kill()
-        process.communicate()
+        process.communicate()  # it ends with its stdin: to kill what entered the host's namespaces would leave it there
 
 
 CLIENT = """
