@@ -26,7 +26,7 @@ _SUITE = "testing"
 """Of Debian: the newest Python is there before it is in a release."""
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _PACKAGES = ("python{0}-minimal", "libpython{0}-minimal", "libpython{0}-stdlib")
-_LIBRARIES = ("libc6", "libexpat1", "libffi8", "zlib1g")
+_LIBRARIES = ("libc6", "libexpat1", "libffi8", "libssl3t64", "libzstd1", "zlib1g")
 _WRAPPER = '#!/bin/sh\nexec {loader} --argv0 "$0" --library-path {libraries} {program} "$@"\n'
 
 
