@@ -1,8 +1,7 @@
 """One in the middle, who reads and changes: `middle.py PORT HOW MARK`.
 
 Takes connections that the kernel has turned aside to PORT, and passes them on to where they wanted to go, with sockets
-that have MARK. HOW: `listen` passes all on, and prints what it has read of TLS that was not encrypted, `change` turns one bit of
-what the client sends after its handshake, `answer` one of what the server does, `replay` sends the client's bytes twice.
+that have MARK. HOW: `change` turns one bit of what the client sends after its handshake, `answer` one of what the server does.
 """
 
 import socket

@@ -142,24 +142,23 @@ def test_torchrun(cluster: TestHosts, tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def in_the_middle(host: Host, how: str) -> Iterator["subprocess.Popen[str]"]:
-    """Of all connections that begin on the host; what it prints is read from the process."""
+def in_the_middle(host: Host, how: str, said: Path) -> Iterator[None]:
+    """Of all connections that begin on the host. Fails where there was none."""
     rule = ["OUTPUT", "-p", "tcp", "-m", "mark", "!", "--mark", str(MARK), "!", "-o", "lo"]
     aside = ["-j", "REDIRECT", "--to-ports", str(PORT)]
-    process = host.popen(
-        [sys.executable, str(HERE / "middle.py"), str(PORT), how, str(MARK)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    with said.open("wb") as output:
+        process = host.popen(
+            [sys.executable, str(HERE / "middle.py"), str(PORT), how, str(MARK)], stdout=output
+        )
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "listening\n"
+        wait_until(lambda: "listening\n" in said.read_text(), "one is in the middle", 60)
         host.run(["iptables", "-t", "nat", "-A", *rule, *aside], check=True)
-        yield process
+        yield
+        assert "met\n" in said.read_text()
     finally:
         host.run(["iptables", "-t", "nat", "-D", *rule, *aside])
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 CLIENT = """
@@ -173,25 +172,10 @@ print("GOT", client.get("s", "k") == b"a" * 10_000, flush=True)
 
 
 @pytest.mark.parametrize("how", ["change", "answer"])
-def test_nothing_that_was_changed_on_its_way_is_taken(cluster: TestHosts, how: str) -> None:
-    with in_the_middle(cluster["a"], how) as middle:
+def test_nothing_that_was_changed_on_its_way_is_taken(cluster: TestHosts, tmp_path: Path, how: str) -> None:
+    with in_the_middle(cluster["a"], how, tmp_path / "middle"):
         job = Job(cluster, ["--rendezvous-relay", "never", "-H", "a:1", sys.executable, "-c", CLIENT])
         code = job.code()
-        assert middle.stdout is not None
-        assert middle.stdout.readline() == "met\n"
-    assert "GOT True" not in job.stdout
-    assert "GOT False" not in job.stdout
     assert code != 0
+    assert "GOT" not in job.stdout
     assert "RendezvousUnreachable" in job.stderr
-
-
-def test_an_agent_that_calls_through_one_in_the_middle_takes_no_changed_command(cluster: TestHosts) -> None:
-    if shutil.which("mpirun.openmpi") is None:
-        pytest.skip("no mpirun.openmpi")
-    flags = ["--mpi", "--mpirun", "mpirun.openmpi", "--start-timeout", "20", "-H", "a:1"]
-    with in_the_middle(cluster["a"], "answer") as middle:
-        job = Job(cluster, [*flags, "sh", "-c", "echo ran"])
-        assert job.code(120) != 0
-        assert middle.stdout is not None
-        assert middle.stdout.readline() == "met\n"
-    assert "ran" not in job.stdout
