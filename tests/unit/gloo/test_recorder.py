@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
-from hvlaunch.errors import DiscoveryFailed, HostLost
+from hvlaunch.errors import Defect, DiscoveryFailed, HostLost
 from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
@@ -145,6 +145,7 @@ def odd_job():
     job.play(on.HostNoise("a", "backup: 1 of 5"))
     job.play(on.WorkerNotStarted("a", 0, 0, 127, "train: command not found"))
     job.play(on.HostGone("b", HostLost("lost", host="b").problem), on.Interrupted(2), on.Tick())
+    job.play(on.ThreadFailed(Defect("printer: ValueError").problem))
     return job
 
 
@@ -156,6 +157,7 @@ def test_what_could_not_be_started_and_what_was_lost():
     assert job.typed("host_lost") == [{"host": "b", "error": "HostLost", "cause": "lost", "hint": None}]
     assert job.typed("host_noise") == [{"host": "a", "text": "backup: 1 of 5"}]
     assert job.typed("interrupted") == [{"signal": "SIGINT"}]
+    assert job.typed("thread_failed") == [{"error": "Defect", "cause": "printer: ValueError", "hint": None}]
 
 
 def elastic_job():
