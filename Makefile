@@ -15,9 +15,12 @@ TORCH := 2.13.0
 SOURCES := setup.py pyproject.toml README.md LICENSE $(shell find hvlaunch -name __pycache__ -prune -o -print)
 WHEEL := dist/hvlaunch-$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' hvlaunch/__init__.py)-py3-none-any.whl
 
-# The tests on real hosts wait much of their time, so more of them run at once.
-TEST_JOBS ?= 2
+# Tests wait much of their time, those on real hosts most of all, so more of them run at once than there are processors.
+TEST_JOBS ?= 3
 HOST_TEST_JOBS ?= 4
+UNIT_TESTS ?= tests/unit tests/simulation
+HOST_TESTS ?= tests/cluster tests/security
+PYTEST := $(BIN)/pytest -m 'not long and not timing'
 
 # `make test` lints and runs all tests at once; each of these shows its output when it is done.
 CHECKS := lint unit-tests host-tests
@@ -28,7 +31,7 @@ AT_ONCE := -j $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 ifneq ($(MAKECMDGOALS),$(CHECKS))
 .NOTPARALLEL:
 endif
-.PHONY: help demo test lint unit-tests host-tests format dev options-page lock release-check clean pythons system-packages
+.PHONY: help demo test lint unit-tests host-tests timing-tests format dev options-page lock release-check clean pythons system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +42,7 @@ demo: $(VENV)/.extras-examples $(VENV)/.wheel ## train the digits example with 2
 test: system-packages $(VENV)/.extras-dev $(VENV)/.wheel pythons ## install what the tests need, then lint and run all tests
 	@echo 'make test: $(CHECKS) run at once, and each shows its output when it is done'
 	@$(MAKE) --no-print-directory $(AT_ONCE) $(CHECKS)
+	@$(MAKE) --no-print-directory timing-tests
 
 lint: $(VENV)/.extras-dev ## ruff, mypy, the layers, the agent's Python 3.8, spelling
 	$(BIN)/ruff check .
@@ -49,10 +53,14 @@ lint: $(VENV)/.extras-dev ## ruff, mypy, the layers, the agent's Python 3.8, spe
 	$(BIN)/codespell
 
 unit-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests of single modules, and the simulations
-	$(BIN)/pytest -n $(TEST_JOBS) --wheel=$(WHEEL) --ignore=tests/cluster
+	$(PYTEST) -n $(TEST_JOBS) --dist worksteal --wheel=$(WHEEL) --cov --cov-report= $(UNIT_TESTS)
+	@$(BIN)/python -m tests.coverage_report
 
 host-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests on real hosts; root alone can make those
-	$(BIN)/pytest -n $(HOST_TEST_JOBS) --dist loadgroup tests/cluster
+	$(PYTEST) -n $(HOST_TEST_JOBS) --dist loadgroup $(HOST_TESTS)
+
+timing-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests that measure how soon something happens: alone, one by one
+	$(BIN)/pytest -m timing
 
 pythons: $(VENV)/.extras-dev ## fetch other Pythons, which hosts may have and the agent is tested on
 	$(BIN)/python -m tests.pythons 3.8 3.14 3.15
@@ -72,7 +80,7 @@ lock: $(VENV)/.extras-release ## write constraints.txt anew, with the newest of 
 	    --constraint - --no-annotate --custom-compile-command 'make lock' --output-file constraints.txt pyproject.toml
 
 release-check: $(VENV)/.extras-release ## build what a release has, and try it in a fresh environment
-	.ci/release-check $(BIN)
+	RELEASE='$(RELEASE)' .ci/release-check $(BIN)
 
 clean: ## remove what was made, but for the virtual environment
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -18,6 +18,8 @@ from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.rendezvous.serving.strangers import StrangerLimits
 from tests.security.test_strangers import FLOOD, running
 
+pytestmark = pytest.mark.timing
+
 KEY = Certificate()
 SOON = 8.0  # seconds: most of it is a Python that starts on a busy machine; strangers have 20 s each and more
 

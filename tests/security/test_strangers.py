@@ -14,6 +14,8 @@ import pytest
 
 from hvlaunch.rendezvous.client import Client
 
+pytestmark = pytest.mark.timing
+
 TOKEN = "the-jobs-token"
 FLOOD = Path(__file__).parent / "flood.py"
 MEASURED = 3.0  # seconds of attack during which the honest client is served

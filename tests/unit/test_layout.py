@@ -31,6 +31,10 @@ def shell_commands(markdown: str, program: str) -> list[str]:
     return [line for line in lines if line.startswith(f"{program} ")]
 
 
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
 def hvlaunch_commands() -> list[str]:
     return sorted({line for path in DOCUMENTS for line in shell_commands(path.read_text(), "hvlaunch")})
 
@@ -97,8 +101,17 @@ def test_a_make_command_of_the_documents_has_a_target():
         for path in DOCUMENTS
         for line in shell_commands(path.read_text(), "make")
     }
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert {"demo", "test"} <= named <= targets
+    assert {"demo", "test"} <= named <= make_targets()
+
+
+def test_a_make_command_of_the_workflows_has_a_target():
+    lines = [
+        line
+        for path in (ROOT / ".github/workflows").glob("*.yml")
+        for line in re.findall(r"^ +- run: (?:sudo )?make (.+)$", path.read_text(), re.MULTILINE)
+    ]
+    named = {word for line in lines for word in shlex.split(line) if "=" not in word}
+    assert {"host-tests", "release-check", "unit-tests"} <= named <= make_targets()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

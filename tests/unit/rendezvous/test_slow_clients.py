@@ -11,6 +11,8 @@ import pytest
 
 from tests.unit.rendezvous.wire import AUTH, Wire, get
 
+pytestmark = pytest.mark.timing
+
 COUNT = 1000
 BEGINNINGS = [
     b"",
