@@ -80,7 +80,8 @@ def test_a_pair_in_the_middle_that_cannot(three: TestHosts) -> None:
     """b and c reach a, and a reaches b, but b does not reach c."""
     for tool, source in (("iptables", three["b"].address), ("ip6tables", three["b"].address6)):
         three["c"].run([tool, "-A", "INPUT", "-s", source, "-p", "tcp", "--syn", "-j", "REJECT"], check=True)
-    job = Job(three, ["-H", "a,b,c", "true"])  # whose slots are counted first: no host starts before all have met
+    # Their slots are counted first, so that no host starts before all have met.
+    job = Job(three, ["-H", "a,b,c", "true"])
     assert job.code() == 69
     assert job.stderr.startswith("hvlaunch: host b: can't connect to host c (tried ")
     assert three["c"].address in job.stderr
