@@ -2,14 +2,24 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from hvlaunch.errors import BadEnvironment
 from hvlaunch.hosts.outer_job import OUTER_RANK_VARIABLES
+from hvlaunch.hosts.own_variables import OWN_VARIABLES
 from hvlaunch.hosts.patterns import is_pattern, matcher
 
-__all__ = ["MAX_STRING", "SET_BY_HVLAUNCH", "EnvMode", "shown", "user_env"]
+__all__ = [
+    "MAX_STRING",
+    "SET_BY_HVLAUNCH",
+    "EnvMode",
+    "left_out",
+    "proxies_with_password",
+    "shown",
+    "user_env",
+]
 
 EnvMode = Literal["default", "all"]
 
@@ -18,19 +28,55 @@ MAX_STRING = 131072
 
 _FORWARDED = (
     "PATH",
-    "PYTHONPATH",
     "LD_LIBRARY_PATH",
     "VIRTUAL_ENV",
     "CONDA_*",
     "NCCL_*",
     "GLOO_*",
+    "UCX_*",
     "TORCH_*",
+    "PYTORCH_*",
+    "TORCHDYNAMO_*",
+    "TORCHINDUCTOR_*",
     "CUDA_*",
+    "XLA_*",
     "OMP_*",
+    "MKL_*",
+    "KMP_*",
     "HF_*",
+    "TOKENIZERS_PARALLELISM",
+    "WANDB_*",
     "LANG",
     "LC_*",
+    # Of Python, those that change no paths and wait for nobody at a terminal.
+    "PYTHONPATH",
+    "PYTHONASYNCIODEBUG",
+    "PYTHONBREAKPOINT",
+    "PYTHONCOERCECLOCALE",
+    "PYTHONDEVMODE",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONFAULTHANDLER",
+    "PYTHONHASHSEED",
+    "PYTHONINTMAXSTRDIGITS",
+    "PYTHONIOENCODING",
+    "PYTHONMALLOC",
+    "PYTHONNODEBUGRANGES",
+    "PYTHONNOUSERSITE",
+    "PYTHONOPTIMIZE",
+    "PYTHONPERFSUPPORT",
+    "PYTHONPROFILEIMPORTTIME",
+    "PYTHONSAFEPATH",
+    "PYTHONTRACEMALLOC",
+    "PYTHONUNBUFFERED",
+    "PYTHONUTF8",
+    "PYTHONVERBOSE",
+    "PYTHONWARNINGS",
+    "PYTHON_GIL",
+    "PYTHON_JIT",
 )
+_PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+_FORWARDED_PROXIES = (*_PROXIES, *map(str.upper, _PROXIES))
+_SECRET = ("WANDB_API_KEY",)
 
 SET_BY_HVLAUNCH = (
     "HVLAUNCH_*",
@@ -67,45 +113,7 @@ _LEFT_BEHIND = (
     "MASTER_PORT",
     "HOROVOD_GLOO_IFACE",
     *OUTER_RANK_VARIABLES,
-    # The driver's GPUs are not the host's.
-    "*CUDA_VISIBLE_DEVICES",
-    # Of this machine, this user and this shell.
-    "BASH_FUNC_*",
-    "OLDPWD",
-    "PWD",
-    "SHLVL",
-    "_",
-    "HOSTNAME",
-    "HOST",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "SHELL",
-    "MAIL",
-    # Of this terminal and this session.
-    "TERM",
-    "TERM_*",
-    "TERMCAP",
-    "TERMINFO*",
-    "COLORTERM",
-    "COLUMNS",
-    "LINES",
-    "STY",
-    "WINDOW",
-    "WINDOWID",
-    "TMUX*",
-    "SSH_*",
-    "XDG_*",
-    "DBUS_*",
-    "DISPLAY",
-    "WAYLAND_DISPLAY",
-    "XAUTHORITY",
-    "GPG_*",
-    "SUDO_*",
-    "INVOCATION_ID",
-    "JOURNAL_STREAM",
-    "LISTEN_*",
-    "NOTIFY_SOCKET",
+    *OWN_VARIABLES,
 )
 
 
@@ -144,9 +152,35 @@ def user_env(
     return env, warnings
 
 
-def _forwarded(environ: Mapping[str, str], mode: EnvMode, more: Sequence[str]) -> Iterator[tuple[str, str]]:
-    is_forwarded = matcher("*") if mode == "all" else matcher(*_FORWARDED, *more)
+def left_out(environ: Mapping[str, str], env: Mapping[str, str]) -> list[str]:
+    """Names of what is set here, could be passed on, and is not in `env`. Several that begin alike are one pattern."""
     stays_here = matcher(*SET_BY_HVLAUNCH, *_LEFT_BEHIND)
+    families: dict[str, list[str]] = {}
+    for name in environ:
+        if name and name not in env and not stays_here(name):
+            families.setdefault(_family(name), []).append(name)
+    whole = families.keys() - {_family(name) for name in env}
+    folded = (
+        [f"{family}*"] if len(names) > 1 and family in whole else map(shown, names)
+        for family, names in families.items()
+    )
+    return sorted(chain.from_iterable(folded))
+
+
+def _family(name: str) -> str:
+    beginning, underscore, _ = name.partition("_")
+    return shown(beginning + underscore)
+
+
+def proxies_with_password(environ: Mapping[str, str]) -> list[str]:
+    """Names of the proxies that are not passed on, because who reads them may use them: user and password are there."""
+    return [name for name in _FORWARDED_PROXIES if "@" in environ.get(name, "")]
+
+
+def _forwarded(environ: Mapping[str, str], mode: EnvMode, more: Sequence[str]) -> Iterator[tuple[str, str]]:
+    is_forwarded = matcher("*") if mode == "all" else matcher(*_FORWARDED, *_FORWARDED_PROXIES, *more)
+    secrets = () if mode == "all" else (*_SECRET, *proxies_with_password(environ))
+    stays_here = matcher(*SET_BY_HVLAUNCH, *_LEFT_BEHIND, *secrets)
     for name, value in environ.items():
         if name and is_forwarded(name) and not stays_here(name):
             yield name, value

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol, TextIO
 
 from hvlaunch.cli.arguments import Answer, parse
+from hvlaunch.cli.environment import left_out, proxies_with_password
 from hvlaunch.cli.own_argv import hide_values
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
+from hvlaunch.hosts.local import only_local
 from hvlaunch.job import JobResult, JobSpec
 
 __all__ = ["Run", "main", "script"]
@@ -75,6 +77,12 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         return _print(check_build() + "\n")
     hide_values(options.x)
     spec, warnings = job_spec(options, os.environ)
+    names = [] if only_local(spec) else left_out(os.environ, spec.env)
+    warnings += [
+        f"{name} has a user or password in it, so it is not passed on; try: -x {name}"
+        for name in proxies_with_password(os.environ)
+        if name in names
+    ]
     for warning in () if options.quiet else warnings:
         _complain(f"warning: {warning}")
     if spec.allocation is not None and not options.quiet:
@@ -86,7 +94,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         from hvlaunch.cli.masking import MASK  # noqa: PLC0415
         from hvlaunch.cli.plan import plan  # noqa: PLC0415
 
-        text = plan(first_round(spec), show_secrets=options.show_secrets)
+        text = plan(first_round(spec), left_out=names, show_secrets=options.show_secrets)
         if spec.mpi is not None:
             from hvlaunch.cli.launcher_plan import launcher_plan  # noqa: PLC0415
 
@@ -94,6 +102,8 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         if MASK in text:
             text += f"\n\n{MASK} hides what may be a secret; --show-secrets shows it"
         return _print(text + "\n")
+    if spec.verbose and names:
+        _complain(f"set here, and not passed on to the workers: {', '.join(names)}")
     if run is None:
         run = _controller(spec)
     return run(spec, stdout=_binary(sys.stdout), stderr=_binary(sys.stderr)).exit_code

@@ -31,10 +31,16 @@ class _Certificate(NamedTuple):
     fingerprint: str
 
 
-def plan(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local, show_secrets: bool = False) -> str:
+def plan(
+    spec: JobSpec,
+    *,
+    left_out: Sequence[str] = (),
+    is_local: Callable[[Host], bool] = is_local,
+    show_secrets: bool = False,
+) -> str:
     """The plan as text for people; what may be a secret is masked unless it is to be shown. Connects nowhere, but may ask the resolver for hosts' names.
 
-    Raises NotEnoughSlots.
+    `left_out` has the names of variables that other hosts do not get. Raises NotEnoughSlots.
     """
     hosts = needed(spec.hosts, spec.np, spec.slots_per_host)
     places = _places(spec, hosts)
@@ -49,6 +55,10 @@ def plan(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local, show_sec
             _environment_lines(spec, by_rank, show_secrets=show_secrets),
         ),
         ("environment by rank", _rank_lines(places, by_rank)),
+        (
+            "set here, and not passed on (-x NAME or --env all passes it on)",
+            textwrap.wrap(", ".join(left_out), _WIDTH),
+        ),
     ]
     blocks = [
         "\n".join([f"{title}:", *(f"  {line}".rstrip() for line in lines)])

@@ -21,7 +21,7 @@ from hvlaunch.gloo.driver.signals import signals_as_events
 from hvlaunch.gloo.driver.thread_failures import failures_as_events
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.network import LOOPBACK
-from hvlaunch.hosts.local import is_local
+from hvlaunch.hosts.local import is_local, only_local
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.rendezvous.serving.server import RendezvousServer
@@ -48,23 +48,34 @@ def _by_ssh(
     if agent is not None:
         from hvlaunch.ssh.remote_agent import connect_by_agent  # noqa: PLC0415 (few jobs have one)
 
-        yield partial(_connect, partial(connect_by_agent, agent))
+        yield partial(_connect, spec, partial(connect_by_agent, agent))
         return
     with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
-        yield partial(_connect, ways.connect)
+        yield partial(_connect, spec, ways.connect)
 
 
-def _connect(remote: Callable[[Host], Connection], host: Host) -> AgentConnection:
+def _connect(spec: JobSpec, remote: Callable[[Host], Connection], host: Host) -> AgentConnection:
     """A way to the host: pipes where it is this machine itself, else `remote`. What is not used is not imported.
 
     Raises HostError.
     """
     if is_local(host):
-        from hvlaunch.hosts.outer_job import without_outer_rank  # noqa: PLC0415 (see the docstring)
-        from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (the same)
+        from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (see the docstring)
 
-        return CommandConnection(connect_local(host, without_outer_rank(os.environ)))
+        return CommandConnection(connect_local(host, _host_environ(spec)))
     return CommandConnection(remote(host))
+
+
+def _host_environ(spec: JobSpec) -> dict[str, str]:
+    """The environment of this machine as a host: all of the driver's, but not where other hosts would lack it."""
+    from hvlaunch.hosts.outer_job import without_outer_rank  # noqa: PLC0415 (not for jobs elsewhere)
+
+    environ = without_outer_rank(os.environ)
+    if only_local(spec):
+        return environ
+    from hvlaunch.hosts.own_variables import host_environ  # noqa: PLC0415 (not for a local job)
+
+    return host_environ(environ, spec.env)
 
 
 def run(

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.job import Host
+from hvlaunch.job import Host, JobSpec
 
 __all__ = [
     "Address",
@@ -18,6 +18,7 @@ __all__ = [
     "is_local",
     "is_own",
     "is_own_name",
+    "only_local",
     "own_addresses",
     "resolve",
 ]
@@ -152,3 +153,8 @@ def is_local(
     ):  # UnicodeError: not a name at all, such as one with 64 letters before a dot
         return False
     return any(is_own(address) for address in addresses)
+
+
+def only_local(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local) -> bool:
+    """Whether all hosts that the job may ever have are this machine."""
+    return not (spec.elastic and spec.elastic.discovers) and all(map(is_local, spec.hosts))

@@ -80,6 +80,19 @@ def dump(cluster: TestHosts, *arguments: object, env: dict[str, str] | None = No
     return [found for _, found in sorted((int(rank), json.loads(line)) for rank, line in lines)]
 
 
+def test_the_drivers_machine_has_no_more_of_its_environment_than_the_others(cluster: TestHosts) -> None:
+    here = {
+        "MINE": "1",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "https_proxy": "http://me:x@p:1",
+    }
+    for found in dump(cluster, "-H", "localhost:1,a:1", env=here):
+        env = found["env"]
+        assert env["PYTORCH_CUDA_ALLOC_CONF"] == here["PYTORCH_CUDA_ALLOC_CONF"]
+        assert not {"MINE", "https_proxy"} & env.keys()
+        assert env["HOME"]
+
+
 EXPECTED = [  # host, rank, local_rank, local_size, cross_rank, cross_size, group_rank
     ("a", 0, 0, 2, 0, 3, 0),
     ("a", 1, 1, 2, 0, 2, 0),

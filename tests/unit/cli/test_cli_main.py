@@ -166,6 +166,33 @@ def test_quiet_is_without_warnings(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
+def test_what_other_hosts_do_not_get_is_named(capsys, monkeypatch):
+    monkeypatch.setenv("FOO_A", "hunter2")
+    monkeypatch.setenv("FOO_B", "hunter2")
+    assert main(["--verbose", "-H", "a:1", "true"], run=FakeDriver()) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not passed on" in line]
+    assert line.startswith("hvlaunch: set here, and not passed on to the workers: ")
+    assert "FOO_*" in line.replace(",", "").split()
+    assert main(["--dry-run", "-H", "a:1", "true"], run=never) == 0
+    section = capsys.readouterr().out.partition("set here, and not passed on")[2]
+    assert "FOO_*" in section.replace(",", "").split()
+    for words in (["-H", "a:1", "true"], ["--verbose", "-np", "1", "true"]):
+        assert main(words, run=FakeDriver()) == 0
+        assert "FOO_" not in capsys.readouterr().err
+
+
+def test_a_proxy_with_a_password_stays_here_and_that_is_said(capsys, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://me:hunter2@proxy:3128")
+    warning = "hvlaunch: warning: https_proxy has a user or password in it, so it is not passed on; try: -x https_proxy\n"
+    for words, err in (
+        (["-H", "a:1", "true"], warning),
+        (["-H", "a:1", "-x", "https_proxy", "true"], ""),
+        (["-np", "1", "true"], ""),
+    ):
+        assert main(words, run=FakeDriver()) == 0
+        assert capsys.readouterr().err == err
+
+
 def test_dry_run_prints_the_plan_and_starts_nothing(capsys, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hunter2")
     assert main(["--dry-run", "-np", "2", "-x", "A=\n", "python", "\udcff"], run=never) == 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvlaunch.cli.environment import MAX_STRING, SET_BY_HVLAUNCH, shown, user_env
+from hvlaunch.cli.environment import MAX_STRING, SET_BY_HVLAUNCH, left_out, shown, user_env
 from hvlaunch.cli.masking import MASK, masked
 from hvlaunch.errors import BadEnvironment, BadUsage
 from hvlaunch.gloo.driver.keys import Keys
@@ -37,6 +37,20 @@ FORWARDED = [
     "LANG",
     "LC_ALL",
     "LC_CTYPE",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCHDYNAMO_VERBOSE",
+    "PYTHONFAULTHANDLER",
+    "PYTHONHASHSEED",
+    "PYTHONWARNINGS",
+    "MKL_NUM_THREADS",
+    "KMP_AFFINITY",
+    "UCX_NET_DEVICES",
+    "XLA_FLAGS",
+    "WANDB_MODE",
+    "TOKENIZERS_PARALLELISM",
+    "http_proxy",
+    "NO_PROXY",
 ]
 FOR_ALL = [
     "MY_VAR",
@@ -46,8 +60,10 @@ FOR_ALL = [
     "HOROVOD_FUSION_THRESHOLD",
     "SLURM_JOB_ID",
     "EDITOR",
-    "http_proxy",
     "PWDX",
+    "PYTHONHOME",
+    "PYTHONSTARTUP",
+    "PYTHONINSPECT",
 ]
 NEVER = [
     "CUDA_VISIBLE_DEVICES",
@@ -113,6 +129,32 @@ def test_what_env_all_forwards():
     assert passed(EVERYTHING, mode="all") == {name: EVERYTHING[name] for name in [*FORWARDED, *FOR_ALL]}
 
 
+@pytest.mark.parametrize(
+    "value", ["http://me:hunter2@proxy:3128", "me:hunter2@proxy:3128", "http://me@proxy"]
+)
+def test_a_proxy_with_a_user_or_password_is_passed_on_only_if_asked_to(value):
+    assert passed({"https_proxy": value, "HTTP_PROXY": value}) == {}
+    assert passed({"https_proxy": value}, "https_proxy") == {"https_proxy": value}
+    assert passed({"https_proxy": value}, mode="all") == {"https_proxy": value}
+
+
+def test_what_is_left_out_is_named_by_pattern_where_one_is_enough():
+    environ = dict.fromkeys(
+        ["AWS_REGION", "AWS_PROFILE", "EDITOR", "WANDB_API_KEY", "WANDB_X", "MY_VAR", "MY", "A\nB_C", "_X"],
+        "1",
+    )
+    environ |= {
+        "HOME": "/root",
+        "RANK": "3",
+        "SLURM_PROCID": "0",
+        "SSH_AUTH_SOCK": "s",
+        "WANDB_MODE": "offline",
+    }
+    names = left_out(environ, {"WANDB_MODE": "offline", "WANDB_X": "1"})
+    assert names == sorted(["AWS_*", "EDITOR", "MY", "MY_VAR", "WANDB_API_KEY", r"'A\nB_C'", "_X"])
+    assert left_out(environ, environ) == []
+
+
 def test_names_are_matched_whole_and_by_case():
     assert (
         passed({"MYPATH": "1", "PATHS": "1", "path": "1", "NCCL": "1", "nccl_debug": "1", "LANGUAGE": "1"})
@@ -174,10 +216,10 @@ def test_later_wins_over_earlier(tmp_path):
 
 
 def test_a_pattern_passes_on_all_that_match():
-    environ = {"WANDB_A": "1", "WANDB_B": "2", "XWANDB_C": "3", "WANDB": "4"}
-    assert passed(environ, "WANDB_*") == {"WANDB_A": "1", "WANDB_B": "2"}
-    assert passed(environ, "WANDB_[A]") == {"WANDB_A": "1"}
-    assert passed(environ, "WANDB_?") == {"WANDB_A": "1", "WANDB_B": "2"}
+    environ = {"MLF_A": "1", "MLF_B": "2", "XMLF_C": "3", "MLF": "4"}
+    assert passed(environ, "MLF_*") == {"MLF_A": "1", "MLF_B": "2"}
+    assert passed(environ, "MLF_[A]") == {"MLF_A": "1"}
+    assert passed(environ, "MLF_?") == {"MLF_A": "1", "MLF_B": "2"}
 
 
 def test_what_is_not_there_is_warned_of_and_the_rest_goes_on(tmp_path):
