@@ -1,11 +1,11 @@
 """The command line: read by the table of options, or answered where it asks something."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hvlaunch.cli.given import Options
-from hvlaunch.cli.option import Group
+from hvlaunch.cli.option import Group, Option
 from hvlaunch.cli.options import GROUPS
-from hvlaunch.cli.parser import HELP_HINT, Question, make_parser
+from hvlaunch.cli.parser import HELP_HINT, Question, UnknownOption, make_parser
 from hvlaunch.errors import BadUsage
 
 __all__ = ["Answer", "parse"]
@@ -43,16 +43,17 @@ def parse(argv: Sequence[str], groups: Sequence[Group] = GROUPS) -> Options:
     Raises BadUsage, and Answer for --help and --version.
     """
     parser = make_parser(groups)
-    flags, command = parser.split(argv)
     try:
-        given, unknown = parser.parse_known_args(flags)
+        flags, command = parser.split(argv)
+        given = vars(parser.parse_args(flags))
+    except UnknownOption as unknown:
+        raise _unknown_option(unknown.words[0], parser.options) from None
     except Question as question:
         raise Answer(_answer(question, groups)) from None
-    if unknown:
-        raise _unknown_option(unknown[0], groups)
-    options = Options(vars(given), command, groups)
+    options = Options(given, command, groups)
     if not command and not options.check_build:
-        raise BadUsage("no command to run", hint=f"hvlaunch -np 2 python train.py, or {HELP_HINT}")
+        version = "hvlaunch -V for the version, " if given.keys() == {"verbose"} else ""
+        raise BadUsage("no command to run", hint=f"{version}hvlaunch -np 2 python train.py, or {HELP_HINT}")
     return options
 
 
@@ -72,12 +73,15 @@ def _answer(question: Question, groups: Sequence[Group]) -> str:
             return help_text(groups, is_long=asked == "help")
 
 
-def _unknown_option(word: str, groups: Sequence[Group]) -> BadUsage:
-    """The error for a flag that there is not, with the flag that was perhaps meant."""
+def _unknown_option(word: str, options: Mapping[str, Option]) -> BadUsage:
+    """The error for an option that there is not, with those that were perhaps meant."""
     from difflib import get_close_matches  # noqa: PLC0415 (1 ms, and most lines are right)
 
-    flag = word.partition("=")[0]
-    flags = [flag for group in groups for option in group.options for flag in option.flags]
-    close = get_close_matches(flag, flags, n=1, cutoff=0.75)
-    meant = _TORCHRUN.get(flag.replace("_", "-")) or next(iter(close), None)
-    return BadUsage(f"unknown option {word!r}", hint=f"{meant}, or {HELP_HINT}" if meant else HELP_HINT)
+    name = word.partition("=")[0]
+    if meant := _TORCHRUN.get(name.replace("_", "-")):
+        return BadUsage(f"unknown option {word!r}", hint=f"{meant}, or {HELP_HINT}")
+    flags = [flag for flag, option in options.items() if flag in option.flags]
+    longer = [flag for flag in flags if flag.startswith(name)] if len(name) > len("--") else []
+    close = longer or get_close_matches(name, flags, n=1, cutoff=0.75)
+    cause = f"unknown option {word!r}" + (", and options can't be cut short" if longer else "")
+    return BadUsage(cause, hint=", ".join([*close, f"or {HELP_HINT}"]) if close else HELP_HINT)

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception as error:  # noqa: BLE001 (ours to explain, whatever it is)
-        _explain(error, verbose="--verbose" in argv)
+        _explain(error, verbose=not {"-v", "--verbose"}.isdisjoint(argv))
         return EXIT_INTERNAL
 
 

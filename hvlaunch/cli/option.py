@@ -23,6 +23,8 @@ class Value(NamedTuple):
     """Of a number: `s`."""
     completion: Literal["", "file", "directory", "hosts", "variables"] = ""
     """What a shell offers for it."""
+    has_options: bool = False
+    """Whether it is another program's options: its text may begin with a dash."""
 
 
 class Option(NamedTuple):
@@ -52,6 +54,8 @@ class Option(NamedTuple):
     """Of the options of a group that have the same word here, at most one can be said."""
     convert: Callable[[Any], Any] | None = None
     """From its value to the field's; None where they are the same. Raises BadValue."""
+    aliases: tuple[str, ...] = ()
+    """More names, for those who know them from other launchers: help does not list them."""
     question: Literal["", "short help", "help", "version", "completion"] = ""
     """What it asks for, in place of a job."""
 

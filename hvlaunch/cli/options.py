@@ -28,6 +28,7 @@ _HOSTS = Group(
             more="A host is `host`, `host:slots`, `user@host:slots`, a range such as `gpu[01-04]:8`, or an IPv6 address, "
             "`[fe80::1]:4`.",
             example="hvlaunch -np 8 -H gpu01:4,gpu02:4 python train.py",
+            aliases=("-host", "--host", "-hosts"),
             repeats="join",
             excludes="hosts",
         ),
@@ -39,6 +40,7 @@ _HOSTS = Group(
             more="A line may also say the slots of the host and how it is reached. In an elastic job the file is read "
             "again when it changes.",
             example="hvlaunch -hostfile hosts python train.py",
+            aliases=("-machinefile", "--machinefile"),
             excludes="hosts",
         ),
         Option(
@@ -119,6 +121,7 @@ _WORKERS = Group(
             ("-np", "--num-proc"),
             "number of workers",
             values.NUMBER,
+            aliases=("-n", "--np"),
             field="np",
             default="one in every slot",
             more="They fill the slots in the order of the hosts.",
@@ -255,7 +258,7 @@ _OUTPUT = Group(
         ),
         Option(
             "verbose",
-            ("--verbose",),
+            ("-v", "--verbose"),
             "print what hvlaunch does, and its tracebacks",
             field="verbose",
             excludes="loudness",
@@ -387,7 +390,7 @@ _GENERAL = Group(
         ),
         Option("help", ("-h",), "print a short help", question="short help"),
         Option("help", ("--help",), "print all help, with examples and exit codes", question="help"),
-        Option("version", ("-v", "--version"), "print hvlaunch's version", question="version"),
+        Option("version", ("-V", "--version"), "print hvlaunch's version", question="version"),
     ),
 )
 

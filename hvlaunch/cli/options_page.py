@@ -20,8 +20,8 @@ hvlaunch [options] COMMAND [ARG ...]
 ```
 
 Options come before COMMAND; whatever follows its first word belongs to it, and `--` before it says where it begins.
-`--lease 5` and `--lease=5` are the same. A long name may be cut short while it is clear which one is meant: `--num 2`. Of
-an option that is given twice the last counts, unless it may be repeated. Times are in seconds.
+`--lease 5` and `--lease=5` are the same. No name can be cut short. Of an option that is given twice the last counts, unless
+it may be repeated. Times are in seconds.
 
 `hvlaunch -h` lists the options, `hvlaunch --help` says what is said here."""
 
@@ -61,6 +61,10 @@ def _entry(option: Option, group: Group, names: Mapping[str, str]) -> Iterator[s
     yield f"### `{'`, `'.join(option.flags)}{_taken(option)}`"
     text = sentences(option)
     others = [f"`{_name(other)}`" for other in group.options if _excludes(option, other)]
+    if option.aliases:
+        text += (
+            f" Other launchers' names for it work too: {', '.join(f'`{flag}`' for flag in option.aliases)}."
+        )
     if others:
         text += f" Not together with {' or '.join(others)}."
     yield _paragraph(text[0].upper() + text[1:], names)

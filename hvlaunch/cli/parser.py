@@ -1,13 +1,14 @@
 """The parser: what argparse makes of the table of options, and where the user's command begins."""
 
 import argparse
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hvlaunch.cli.option import BadValue, Group, Option
 from hvlaunch.errors import BadUsage
 
-__all__ = ["HELP_HINT", "Parser", "Question", "make_parser"]
+__all__ = ["HELP_HINT", "Parser", "Question", "UnknownOption", "make_parser"]
 
 HELP_HINT = "hvlaunch --help"
 
@@ -16,6 +17,8 @@ _DESCRIPTION = (
     "Start COMMAND as N workers on the hosts, over ssh, with all that torch.distributed needs to find the "
     "others. Options come before COMMAND; whatever follows its first word belongs to it."
 )
+_ATTACHED = re.compile(r"-[A-Za-z][^-].*", re.DOTALL)
+"""A short name with its value in one word: `-p2222`."""
 
 
 class Question(Exception):
@@ -27,35 +30,60 @@ class Question(Exception):
         self.value = value
 
 
+class UnknownOption(Exception):
+    """There is no such option as the first of these words, which are all that is left of the line."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__(words[0])
+        self.words = words
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse, but: errors are ours, and the command is split off first.
+    """argparse, but: errors are ours, options are not abbreviated, and the command is split off first.
 
     argparse's own REMAINDER lets words of the command that look like abbreviated flags be ambiguous.
     """
+
+    options: Mapping[str, Option]
+    """By all their names."""
 
     def error(self, message: str) -> NoReturn:
         raise BadUsage(message.removeprefix("argument "), hint=HELP_HINT)
 
     def split(self, argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-        """Our flags and the user's command: it begins at the first word that is no flag and no flag's value."""
+        """Our options, in words that argparse can't misread, and the user's command.
+
+        It begins at the first word that is no option and no option's value. Raises UnknownOption.
+        """
+        flags: list[str] = []
         index = 0
         while index < len(argv):
             word = argv[index]
             if word == "--":
-                return argv[:index], argv[index + 1 :]
+                return flags, argv[index + 1 :]
             if not word.startswith("-") or word == "-":
-                return argv[:index], argv[index:]
-            index += 1 + self._words_after(word)
-        return argv, ()
+                return flags, argv[index:]
+            option = self.options.get(word)
+            if option is None:
+                flags.append(self._with_value(argv[index:]))
+                index += 1
+                continue
+            count = 0 if option.value is None else len(option.value.metavars) or 1
+            values = argv[index + 1 : index + 1 + count]
+            has_options = option.value is not None and option.value.has_options
+            flags += [f"{word}={values[0]}"] if has_options and values else [word, *values]
+            index += 1 + count
+        return flags, ()
 
-    def _words_after(self, word: str) -> int:
-        """How many of the words after a flag are its values."""
-        actions = {flag: action for action in self._actions for flag in action.option_strings}
-        flags = [word] if word in actions else [flag for flag in actions if flag.startswith(word)]
-        if len({id(actions[flag]) for flag in flags}) != 1:
-            return 0
-        count = actions[flags[0]].nargs
-        return count if isinstance(count, int) else 1
+    def _with_value(self, words: Sequence[str]) -> str:
+        """The first word, which has an option and its value: `--np=2`, `-p2222`."""
+        word = words[0]
+        if word.partition("=")[0] in self.options:
+            return word
+        option = self.options.get(word[:2])
+        if option is None or option.value is None or not _ATTACHED.fullmatch(word):
+            raise UnknownOption(words)
+        return f"{word[:2]}={word[2:]}"
 
 
 def make_parser(groups: Sequence[Group], describe: Callable[[Option], str] | None = None) -> Parser:
@@ -68,8 +96,15 @@ def make_parser(groups: Sequence[Group], describe: Callable[[Option], str] | Non
         usage=_USAGE,
         description=_DESCRIPTION,
         add_help=False,
+        allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
+    parser.options = {
+        flag: option
+        for group in groups
+        for option in group.options
+        for flag in (*option.flags, *option.aliases)
+    }
     for group in groups:
         section = parser.add_argument_group(group.title, group.about.replace("`", "") or None)
         exclusive: dict[str, argparse._MutuallyExclusiveGroup] = {}
@@ -77,7 +112,9 @@ def make_parser(groups: Sequence[Group], describe: Callable[[Option], str] | Non
             if option.excludes and option.excludes not in exclusive:
                 exclusive[option.excludes] = section.add_mutually_exclusive_group()
             place = exclusive.get(option.excludes, section)
-            action = place.add_argument(*option.flags, dest=option.name, **_settings(option))
+            names = option.flags if describe else (*option.flags, *option.aliases)
+            action = place.add_argument(*names, dest=option.name, **_settings(option))
+            action.option_strings = list(option.flags)  # what messages call it
             action.help = describe and describe(option).replace("%", "%%")  # argparse fills in %(...)s
     return parser
 

@@ -19,13 +19,21 @@ TRUE = ("true",)
         ("-np=2 true", "np", 2),
         ("--num-proc 2 true", "np", 2),
         ("--num-proc=2 true", "np", 2),
-        ("--num 2 true", "np", 2),
+        ("-n 2 true", "np", 2),
+        ("-n2 true", "np", 2),
+        ("--np=2 true", "np", 2),
         ("-H a:2,b true", "hosts", "a:2,b"),
         ("--hosts a:2 true", "hosts", "a:2"),
         ("-H a:2,b -H c true", "hosts", "a:2,b,c"),
+        ("-host a,b true", "hosts", "a,b"),
+        ("--host a true", "hosts", "a"),
+        ("-hosts a:2 true", "hosts", "a:2"),
+        ("-Ha:2 true", "hosts", "a:2"),
         ("-hostfile f true", "hostfile", "f"),
+        ("-machinefile f true", "hostfile", "f"),
+        ("--machinefile f true", "hostfile", "f"),
         ("--hostfile f true", "hostfile", "f"),
-        ("--slots 3 true", "slots_per_host", 3),
+        ("--slots-per-host 3 true", "slots_per_host", 3),
         ("-p 2222 true", "ssh_port", 2222),
         ("-p2222 true", "ssh_port", 2222),
         ("--ssh-port 2222 true", "ssh_port", 2222),
@@ -59,6 +67,7 @@ TRUE = ("true",)
         ("--output-filename out true", "output_filename", "out"),
         ("true", "verbose", False),
         ("--verbose true", "verbose", True),
+        ("-v true", "verbose", True),
         ("--verbose true", "quiet", False),
         ("--quiet true", "quiet", True),
         ("true", "prefix", "[{rank}]<{stream}>: "),
@@ -81,6 +90,8 @@ TRUE = ("true",)
         ("--jsrun true", "launcher", "jsrun"),
         ("--mpirun /opt/m/mpirun true", "mpirun", "/opt/m/mpirun"),
         ("--mpi-args=-c true", "mpi_args", [("-c",)]),
+        ("--mpi-args -v true", "mpi_args", [("-v",)]),
+        ("--mpi-args --version true", "mpi_args", [("--version",)]),
         ("--binding-args=-c true", "binding_args", [("-c",)]),
         ("--no-scheduler true", "no_scheduler", True),
         ("true", "np", None),
@@ -111,7 +122,7 @@ def test_check_build_needs_no_command(flag):
         ("-- -- x", "-- x"),
         ("--verbose true --verbose", "true --verbose"),
         ("--gloo --dry-run true", "true"),
-        ("--num 2 --ssh-u me -x A=b true", "true"),
+        ("--num-proc 2 --ssh-user me -x A=b true", "true"),
         ("--env-file=f true", "true"),
         ("- x", "- x"),
         ("-n 2 true", "true"),
@@ -168,7 +179,15 @@ def test_an_empty_word_is_a_command_and_no_flag():
         ("--ssh-user=-oProxyCommand=x true", "--ssh-user: '-oProxyCommand=x' is not a user name"),
         ("--ssh-user= true", "--ssh-user: '' is not a user name"),
         ("--cwd= true", "--cwd: must not be empty"),
-        ("--ho a true", "ambiguous option: --ho could match"),
+        ("--ho a true", "options can't be cut short; try: --hosts, --hostfile, --horovod, --host-keys, "),
+        (
+            "--num 2 true",
+            "unknown option '--num', and options can't be cut short; try: --num-proc, or hvlaunch --help",
+        ),
+        ("--check true", "unknown option '--check', and options can't be cut short; try: --check-build, or "),
+        ("-hostf f true", "unknown option '-hostf', and options can't be cut short; try: -hostfile, or "),
+        ("-vv true", "unknown option '-vv'"),
+        ("-v", "no command to run; try: hvlaunch -V for the version"),
         ("--gloo=1 true", "--gloo: ignored explicit argument '1'"),
         ("--bogus true", "unknown option '--bogus'; try: hvlaunch --help"),
         ("--bogus=3 true", "unknown option '--bogus=3'"),
@@ -214,7 +233,7 @@ def test_help_fits_the_terminal_and_tells_of_every_flag(width, monkeypatch):
     flags += "--ssh-user --ssh-config --host-keys --ssh-client --connect-limit --remote-python --start-timeout --lease --grace -x --env-file --env "
     flags += (
         "--prefix -prefix-timestamp --prefix-output-with-timestamp --color --ranks --merge --events --quiet "
-        "--print-completion --cwd --stdin --output-filename --verbose --dry-run -cb --check-build --gloo -v --version -h --help"
+        "--print-completion --cwd --stdin --output-filename --verbose --dry-run -cb --check-build --gloo -v -V --version -h --help"
     )
     listed = [
         word.strip(",") for line in text.splitlines() if line.startswith("  -") for word in line.split()
@@ -239,12 +258,16 @@ def test_the_short_help_has_every_option_and_no_examples():
     assert "hvlaunch --help says more" in text
 
 
-def test_help_wins_over_an_unknown_flag():
-    with pytest.raises(Answer, match="hosts:"):
-        parse(["--bogus", "--help"])
+@pytest.mark.parametrize(
+    "question", ["--help", "-h", "--version", "-V", "-v", "--check-build", "--print-completion bash"]
+)
+@pytest.mark.parametrize("line", ["--bogus {}", "--bogus x {}", "{} --bogus", "{} --bogus x true"])
+def test_an_unknown_option_is_told_before_anything_is_answered(line, question):
+    with pytest.raises(BadUsage, match="unknown option '--bogus'"):
+        parse(line.format(question).split())
 
 
-@pytest.mark.parametrize("flag", ["-v", "--version"])
+@pytest.mark.parametrize("flag", ["-V", "--version"])
 def test_version(flag):
     with pytest.raises(Answer) as caught:
         parse([flag])
