@@ -250,8 +250,9 @@ def test_it_starts_beside_a_running_event_loop(loop_kind):
     assert asyncio.run(as_in_a_notebook()) == b"v"
 
 
-def test_close_answers_who_waits_and_ends_everything(server_to_close, connect, until):
-    server = server_to_close
+def test_close_answers_who_waits_and_ends_everything(start, connect, until):
+    threads_before = set(threading.enumerate())
+    server = start()
     waiters = [connect(server).send(get("/-/get/s/k?wait=60")) for _ in range(20)]
     idle, partial = connect(server), connect(server)
     idle.ask("GET", "/s/k")
@@ -271,7 +272,7 @@ def test_close_answers_who_waits_and_ends_everything(server_to_close, connect, u
     assert partial.at_end()
     with pytest.raises(ConnectionRefusedError):
         Wire(server.port)
-    assert not any(thread.name == "hvlaunch-rendezvous" for thread in threading.enumerate())
+    assert not set(threading.enumerate()) - threads_before
 
 
 def test_close_does_not_wait_for_a_client_that_does_not_read(server_to_close, connect, until):
