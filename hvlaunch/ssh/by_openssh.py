@@ -20,8 +20,8 @@ from hvlaunch.ssh.config.questions import Questions
 from hvlaunch.ssh.config.settings import HostSettings, by_hand, resolve, ssh_words
 from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.pipes import PipeChannel, start_piped
+from hvlaunch.ssh.streams.connect_limit import ConnectLimit
 from hvlaunch.ssh.streams.tcp import addresses_toward
-from hvlaunch.ssh.streams.turns import Turns
 
 __all__ = ["OpenSSHChannel", "OpenSSHClient", "OpenSSHConnection"]
 
@@ -48,7 +48,7 @@ _ENVIRONMENT = {"SHELL": "/bin/sh", "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C
 _END_PATIENCE = 1.0
 
 
-class _Take(Protocol):
+class _RunLimited(Protocol):
     def __call__(
         self, attempt: "Callable[[], OpenSSHChannel]", /, *, host: str, deadline: float
     ) -> "OpenSSHChannel": ...
@@ -60,10 +60,10 @@ class OpenSSHClient:
     It reads the ssh configuration itself; what it can't find out without a question is an error.
     """
 
-    def __init__(self, options: SSHOptions, *, timeout: float, turns: Turns) -> None:
+    def __init__(self, options: SSHOptions, *, timeout: float, connect_limit: ConnectLimit) -> None:
         self._options = options
         self._timeout = timeout
-        self._turns = turns
+        self._connect_limit = connect_limit
         self._asker = AskSSH()
         self._ask = Questions(self._asker)
         self._hops = Hops(options, timeout=timeout, ask=self._asker)
@@ -82,10 +82,16 @@ class OpenSSHClient:
             words += ["-o", option]
         hint = by_hand(host, self._options, settings)
         address = hops[0].key[0] if hops else f"{settings.hostname} port {settings.port}"
-        take = partial(self._turns.take, address)
+        run_limited = partial(self._connect_limit.run, address)
         words += ["--", host.name]
         return OpenSSHConnection(
-            host.name, words, settings, take, self._timeout, hint, is_ssh_alone=first.proxy_command is None
+            host.name,
+            words,
+            settings,
+            run_limited,
+            self._timeout,
+            hint,
+            is_ssh_alone=first.proxy_command is None,
         )
 
     def close(self) -> None:
@@ -96,7 +102,7 @@ class OpenSSHClient:
 class OpenSSHConnection:
     """hvlaunch.ssh.connection.Connection by `words`, a command line of ssh that lacks the host's command.
 
-    `host` is for messages, `take` waits for a turn (hvlaunch.ssh.streams.turns), `by_hand` is the command for hints,
+    `host` is for messages, `run_limited` is ConnectLimit.run at the address, `by_hand` is the command for hints,
     `is_ssh_alone` is whether no ProxyCommand writes to the stderr of ssh.
     """
 
@@ -105,7 +111,7 @@ class OpenSSHConnection:
         host: str,
         words: list[str],
         settings: HostSettings,
-        take: _Take,
+        run_limited: _RunLimited,
         timeout: float,
         by_hand: str,
         *,
@@ -113,7 +119,7 @@ class OpenSSHConnection:
     ) -> None:
         self._host = host
         self._words = words
-        self._take = take
+        self._run_limited = run_limited
         self._timeout = timeout
         self._by_hand = by_hand
         self._is_ssh_alone = is_ssh_alone
@@ -130,7 +136,7 @@ class OpenSSHConnection:
     def run(self, command: str) -> Channel:
         """As in Connection.run; also raises the errors of connecting."""
         deadline = time.monotonic() + self._timeout
-        return self._take(partial(self._start, command, deadline), host=self._host, deadline=deadline)
+        return self._run_limited(partial(self._start, command, deadline), host=self._host, deadline=deadline)
 
     def close(self) -> None:
         self._closed = True

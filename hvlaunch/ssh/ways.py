@@ -48,16 +48,18 @@ class Ways:
                 self._keyring.close()
 
     def _make_client(self) -> _Client:
-        from hvlaunch.ssh.streams.turns import Turns  # noqa: PLC0415  (see the docstring of the class)
+        from hvlaunch.ssh.streams.connect_limit import ConnectLimit  # noqa: PLC0415  (see the docstring of the class)
 
-        turns = Turns(self._options.connect_limit)
+        connect_limit = ConnectLimit(self._options.connect_limit)
         if self._options.client == "openssh":
             from hvlaunch.ssh.by_openssh import OpenSSHClient  # noqa: PLC0415
 
-            return OpenSSHClient(self._options, timeout=self._timeout, turns=turns)
+            return OpenSSHClient(self._options, timeout=self._timeout, connect_limit=connect_limit)
         from hvlaunch.ssh.by_paramiko.client import ParamikoClient  # noqa: PLC0415
 
-        return ParamikoClient(self._options, timeout=self._timeout, keyring=self._keys, turns=turns)
+        return ParamikoClient(
+            self._options, timeout=self._timeout, keyring=self._keys, connect_limit=connect_limit
+        )
 
     def _keys(self) -> "Keyring":
         from hvlaunch.ssh.trust.keyring import Keyring  # noqa: PLC0415

@@ -15,7 +15,7 @@ from hvlaunch.errors import ConnectFailed, HostError, PermissionDenied
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.by_openssh import OpenSSHClient
 from hvlaunch.ssh.config.algorithms import Algorithms, allowed
-from hvlaunch.ssh.streams.turns import Turns
+from hvlaunch.ssh.streams.connect_limit import ConnectLimit
 from tests.unit.ssh.conftest import PATIENCE, Sshd, agent_answers, connect, keygen, read_all, refusal, until
 
 
@@ -33,7 +33,9 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def by_openssh(sshd: Sshd, command: str, **options) -> str:
     if shutil.which("ssh") is None:
         pytest.skip("needs the ssh binary (openssh-client)")
-    client = OpenSSHClient(sshd.options(**options), timeout=PATIENCE, turns=Turns(8, sleep=lambda _: None))
+    client = OpenSSHClient(
+        sshd.options(**options), timeout=PATIENCE, connect_limit=ConnectLimit(8, sleep=lambda _: None)
+    )
     with closing(client.connect(sshd.host())) as connection:
         return read_all(connection.run(command)).decode().strip()
 

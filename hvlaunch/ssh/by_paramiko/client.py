@@ -14,11 +14,11 @@ from hvlaunch.ssh.config.ask_ssh import AskSSH
 from hvlaunch.ssh.config.hops import Hop, Hops, behind
 from hvlaunch.ssh.config.questions import Questions
 from hvlaunch.ssh.config.settings import OPENSSH, Target, by_hand, resolve
+from hvlaunch.ssh.streams.connect_limit import ConnectLimit
 from hvlaunch.ssh.streams.jumps import Jumps
 from hvlaunch.ssh.streams.proxy_command import ProxySocket, start_proxy
 from hvlaunch.ssh.streams.stream import Stream
 from hvlaunch.ssh.streams.tcp import dial
-from hvlaunch.ssh.streams.turns import Turns
 
 if TYPE_CHECKING:  # see _load_login
     from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
@@ -33,12 +33,17 @@ _LOADING = threading.Lock()
 class ParamikoClient:
     """Connects to the hosts of a job as `options` say, within `timeout` seconds each. Thread-safe.
 
-    What the hosts share are the keys, which `keyring` gives once they are needed, the turns, and the connections
+    What the hosts share are the keys, which `keyring` gives once they are needed, the connect limit, and the connections
     to jump hosts. `close` ends these, and every ProxyCommand.
     """
 
     def __init__(
-        self, options: SSHOptions, *, timeout: float, keyring: "Callable[[], Keyring]", turns: Turns
+        self,
+        options: SSHOptions,
+        *,
+        timeout: float,
+        keyring: "Callable[[], Keyring]",
+        connect_limit: ConnectLimit,
     ) -> None:
         self._options = options
         self._asker = AskSSH()
@@ -46,7 +51,7 @@ class ParamikoClient:
         self._hops = Hops(options, timeout=timeout, ask=self._asker)
         self._timeout = timeout
         self._keyring = keyring
-        self._turns = turns
+        self._connect_limit = connect_limit
         self._jumps: Jumps[ParamikoConnection] = Jumps()
         self._lock = threading.Lock()
         self._proxies: weakref.WeakSet[ProxySocket] = weakref.WeakSet()
@@ -100,7 +105,7 @@ class ParamikoClient:
             return login.over(stream)
 
         address = f"{target.settings.hostname} port {target.settings.port}"
-        return self._turns.take(address, attempt, host=target.name, deadline=deadline)
+        return self._connect_limit.run(address, attempt, host=target.name, deadline=deadline)
 
     def _stream(self, target: Target, via: "ParamikoConnection | None", deadline: float) -> Stream:
         settings = target.settings

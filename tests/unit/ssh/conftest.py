@@ -22,7 +22,7 @@ from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.by_paramiko.client import ParamikoClient
 from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
 from hvlaunch.ssh.connection import Channel
-from hvlaunch.ssh.streams.turns import Turns
+from hvlaunch.ssh.streams.connect_limit import ConnectLimit
 from hvlaunch.ssh.trust.keyring import Keyring
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
@@ -36,8 +36,10 @@ def connect(
     if keyring is None:
         with contextlib.closing(Keyring()) as own:
             return connect(host, options, timeout=timeout, keyring=own)
-    turns = Turns(options.connect_limit, sleep=lambda _: None)
-    return ParamikoClient(options, timeout=timeout, keyring=lambda: keyring, turns=turns).connect(host)
+    connect_limit = ConnectLimit(options.connect_limit, sleep=lambda _: None)
+    return ParamikoClient(
+        options, timeout=timeout, keyring=lambda: keyring, connect_limit=connect_limit
+    ).connect(host)
 
 
 def until(condition, what: str, timeout: float = PATIENCE) -> None:

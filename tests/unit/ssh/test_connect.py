@@ -23,7 +23,7 @@ from hvlaunch.errors import (
 )
 from hvlaunch.job import Host
 from hvlaunch.ssh.by_paramiko.client import ParamikoClient
-from hvlaunch.ssh.streams.turns import Turns
+from hvlaunch.ssh.streams.connect_limit import ConnectLimit
 from hvlaunch.ssh.trust.keyring import Keyring
 
 from .conftest import (
@@ -261,7 +261,9 @@ def test_a_proxy_command_that_fails(unused):
 def test_close_ends_a_proxy_command_that_is_still_waited_for(unused):
     """It may not look at its stdin, as an `ssh -W` whose gate does not answer."""
     unused.config.append(f"ProxyCommand sh -c 'echo $$ > {unused.folder}/pid; exec sleep 600'")
-    client = ParamikoClient(unused.options(), timeout=PATIENCE, keyring=Keyring, turns=Turns(8))
+    client = ParamikoClient(
+        unused.options(), timeout=PATIENCE, keyring=Keyring, connect_limit=ConnectLimit(8)
+    )
     thread, ended = in_thread(lambda: client.connect(unused.host()))
     pid = unused.folder / "pid"
     until(lambda: pid.exists() and pid.read_text().endswith("\n"), "the ProxyCommand to run")
@@ -301,7 +303,9 @@ def gate(make_sshd, sshd):
 def test_a_jump_host(sshd, gate):
     sshd.config.append("Match originalhost target\n  ProxyJump gate\nMatch all")
     with contextlib.closing(Keyring()) as keyring:
-        client = ParamikoClient(sshd.options(), timeout=PATIENCE, keyring=lambda: keyring, turns=Turns(8))
+        client = ParamikoClient(
+            sshd.options(), timeout=PATIENCE, keyring=lambda: keyring, connect_limit=ConnectLimit(8)
+        )
         host = Host("target", address="127.0.0.1")
         connection = client.connect(host)
         assert (connection.local_address, connection.remote_address) == ("127.0.0.1", "127.0.0.1")
@@ -324,7 +328,9 @@ def test_a_jump_host(sshd, gate):
 def test_a_jump_host_that_does_not_let_us_through(sshd, gate):
     sshd.config.append("Match originalhost target\n  ProxyJump gate\nMatch all")
     with contextlib.closing(Keyring()) as keyring:
-        client = ParamikoClient(sshd.options(), timeout=PATIENCE, keyring=lambda: keyring, turns=Turns(8))
+        client = ParamikoClient(
+            sshd.options(), timeout=PATIENCE, keyring=lambda: keyring, connect_limit=ConnectLimit(8)
+        )
         with pytest.raises(ConnectFailed) as caught:
             client.connect(Host("target", address="127.0.0.1", port=free_port()))
         assert "host target: its jump host gate can't connect to 127.0.0.1 port" in str(caught.value)

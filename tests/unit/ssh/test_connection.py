@@ -12,7 +12,7 @@ from hvlaunch.job import Host
 from hvlaunch.ssh.by_openssh import OpenSSHClient
 from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.pipes import connect_local
-from hvlaunch.ssh.streams.turns import Turns
+from hvlaunch.ssh.streams.connect_limit import ConnectLimit
 
 from .conftest import PATIENCE, connect, in_thread, read_all
 
@@ -30,7 +30,7 @@ def _connect(request: pytest.FixtureRequest) -> Connection:
         return connect_local(Host("here"))
     sshd = request.getfixturevalue("sshd")
     if request.param == "openssh":
-        client = OpenSSHClient(sshd.options(), timeout=PATIENCE, turns=Turns(1))
+        client = OpenSSHClient(sshd.options(), timeout=PATIENCE, connect_limit=ConnectLimit(1))
         return client.connect(sshd.host())
     return connect(sshd.host(), sshd.options(), timeout=PATIENCE)
 

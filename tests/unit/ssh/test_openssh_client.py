@@ -21,7 +21,7 @@ from hvlaunch.errors import (
     UnknownHost,
 )
 from hvlaunch.ssh.by_openssh import OpenSSHClient, OpenSSHConnection
-from hvlaunch.ssh.streams.turns import Turns
+from hvlaunch.ssh.streams.connect_limit import ConnectLimit
 
 from .conftest import (
     PATIENCE,
@@ -41,8 +41,8 @@ pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the s
 def reach(
     sshd: Sshd, *, timeout: float = PATIENCE, host: dict[str, Any] | None = None, **options
 ) -> OpenSSHConnection:
-    turns = Turns(8, sleep=lambda _: None)
-    client = OpenSSHClient(sshd.options(**options), timeout=timeout, turns=turns)
+    connect_limit = ConnectLimit(8, sleep=lambda _: None)
+    client = OpenSSHClient(sshd.options(**options), timeout=timeout, connect_limit=connect_limit)
     return client.connect(sshd.host(**host or {}))
 
 

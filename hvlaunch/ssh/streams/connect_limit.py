@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from hvlaunch.errors import SentAway, StartTimeout
 
-__all__ = ["Turns"]
+__all__ = ["ConnectLimit"]
 
 T = TypeVar("T")
 
@@ -21,8 +21,8 @@ _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 2.0
 
 
-class Turns:
-    """At most `limit` at a time for each address. Thread-safe.
+class ConnectLimit:
+    """At most `limit` connections are being made to one address at a time. Thread-safe.
 
     `random` gives numbers from 0 to 1, `clock` and `sleep` are those of the time module.
     """
@@ -40,10 +40,10 @@ class Turns:
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._places: dict[str, threading.Semaphore] = {}
+        self._rooms: dict[str, threading.Semaphore] = {}
 
-    def take(self, address: str, attempt: Callable[[], T], *, host: str, deadline: float) -> T:
-        """What `attempt` returns, made in a turn of its own; where it is SentAway, again after a pause.
+    def run(self, address: str, attempt: Callable[[], T], *, host: str, deadline: float) -> T:
+        """Make an attempt once the limit allows it, and return what it returns; after SentAway, again after a pause.
 
         The pauses double, and each is cut at random, so that those who were sent away together come
         back apart. `host` is for messages. Raises StartTimeout, and whatever `attempt` raises, SentAway
@@ -52,7 +52,7 @@ class Turns:
         longest = _FIRST_PAUSE
         for _ in range(_TRIES - 1):
             try:
-                with self._turn(address, host, deadline):
+                with self._room(address, host, deadline):
                     return attempt()
             except SentAway:
                 pause = longest * self._random()
@@ -60,14 +60,14 @@ class Turns:
                     raise
             self._sleep(pause)
             longest = min(_LONGEST_PAUSE, longest * 2)
-        with self._turn(address, host, deadline):
+        with self._room(address, host, deadline):
             return attempt()
 
     @contextmanager
-    def _turn(self, address: str, host: str, deadline: float) -> Iterator[None]:
+    def _room(self, address: str, host: str, deadline: float) -> Iterator[None]:
         with self._lock:
-            places = self._places.setdefault(address, threading.Semaphore(self._limit))
-        if not places.acquire(timeout=max(0.0, deadline - self._clock())):
+            rooms = self._rooms.setdefault(address, threading.Semaphore(self._limit))
+        if not rooms.acquire(timeout=max(0.0, deadline - self._clock())):
             raise StartTimeout(
                 f"too many other connections to {address} were being made at the same time",
                 host=host,
@@ -76,4 +76,4 @@ class Turns:
         try:
             yield
         finally:
-            places.release()
+            rooms.release()
