@@ -39,6 +39,7 @@ __all__ = [
     "Problem",
     "ProtocolBroken",
     "SentAway",
+    "SlotsUnlikely",
     "StartTimeout",
     "UnknownHost",
     "Unreachable",
@@ -297,6 +298,12 @@ class WorkingDirectoryMissing(HostError):
     @property
     def problem(self) -> Problem:
         return super().problem._replace(path=self.path)
+
+
+class SlotsUnlikely(HostError):
+    """The host was given so many slots that the number is most likely a mistake, a port for example."""
+
+    exit_code = EXIT_USAGE
 
 
 class Defect(HvlaunchError):

@@ -151,6 +151,8 @@ class JobSpec:
     elastic: ElasticOptions | None = None
     slots_per_host: int | None = None
     """For hosts without slots of their own; None counts the host's GPUs."""
+    force_slots: bool = False
+    """Whether numbers of slots that are most likely a mistake are meant."""
     env: Mapping[str, str] = field(default_factory=dict)
     """What the user passes on: forwarded by default, from --env-file and -x, merged in that order."""
     stdin: StdinPolicy = "0"

@@ -50,7 +50,8 @@ def parse(argv: Sequence[str], groups: Sequence[Group] = GROUPS) -> Options:
         raise _unknown_option(unknown.words[0], parser.options) from None
     except Question as question:
         raise Answer(_answer(question, groups)) from None
-    options = Options(given, command, groups)
+    is_marked = bool(command) and list(argv[: -len(command)])[-1:] == ["--"]
+    options = Options(given, command, groups, is_marked=is_marked)
     if not command and not options.check_build:
         version = "hvlaunch -V for the version, " if given.keys() == {"verbose"} else ""
         raise BadUsage("no command to run", hint=f"{version}hvlaunch -np 2 python train.py, or {HELP_HINT}")

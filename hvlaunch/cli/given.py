@@ -22,12 +22,15 @@ _PARTS = {
 class Options:
     """The options by name: `options.grace` is what was given, else its default.
 
-    `given` has the given ones alone, `command` is the user's own, untouched.
+    `given` has the given ones alone, `command` is the user's own, untouched; `is_marked` is whether `--` stands before it.
     """
 
-    def __init__(self, given: Mapping[str, Any], command: Sequence[str], groups: Sequence[Group]) -> None:
+    def __init__(
+        self, given: Mapping[str, Any], command: Sequence[str], groups: Sequence[Group], *, is_marked: bool
+    ) -> None:
         self.given = given
         self.command = tuple(command)
+        self.is_marked = is_marked
         self._options = {option.name: option for group in groups for option in group.options}
 
     def __getattr__(self, name: str) -> Any:

@@ -52,6 +52,13 @@ _HOSTS = Group(
             default="the number of the host's GPUs, else 1",
         ),
         Option(
+            "force_slots",
+            ("--force-slots",),
+            "use numbers of slots that look like a mistake",
+            more="More than 64 slots are refused on a host that has no 8 processors for one: a number after a host's name is "
+            "its slots, and not its port.",
+        ),
+        Option(
             "no_scheduler",
             ("--no-scheduler",),
             "ignore the scheduler's job around hvlaunch",

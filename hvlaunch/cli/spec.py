@@ -4,17 +4,19 @@ What an option sets by itself, the table of options says; here is what several d
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from hvlaunch.cli.elastic import elastic_options
 from hvlaunch.cli.environment import MAX_STRING, user_env
 from hvlaunch.cli.given import Options
+from hvlaunch.cli.misplaced import misplaced
 from hvlaunch.console.prefix import ASCTIME, Prefix
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.allocation import Allocation, allocation
 from hvlaunch.hosts.hostfile import read_hostfile
+from hvlaunch.hosts.likely_slots import check_slots
 from hvlaunch.hosts.parse import parse_hosts
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, MPIOptions, SSHOptions
 
@@ -35,10 +37,14 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         chosen=options.x,
         more=("HOROVOD_*",) if options.horovod else (),
     )
+    warning = None if options.is_marked else misplaced(options.command, options.given)
+    warnings += [] if warning is None else [warning]
     scheduled = _allocation(options, environ)
+    hosts = _hosts(options, warnings.append) if scheduled is None else scheduled.hosts
     spec = JobSpec(
         command=options.command,
-        hosts=_hosts(options, warnings.append) if scheduled is None else scheduled.hosts,
+        hosts=hosts,
+        force_slots=_force_slots(options, hosts),
         allocation=None if scheduled is None else scheduled.origin,
         cwd=_cwd(options.cwd, environ),
         elastic=elastic_options(options),
@@ -80,13 +86,31 @@ def _cwd(directory: str | None, environ: Mapping[str, str]) -> str:
 
 def _allocation(options: Options, environ: Mapping[str, str]) -> Allocation | None:
     """The scheduler's, where the user named no hosts. --slots-per-host comes before its slots."""
-    names_hosts = options.given.keys() & {"hosts", "hostfile", "host_discovery_script"}
-    if names_hosts or options.no_scheduler:
+    if _names_hosts(options) or options.no_scheduler:
         return None
     found = allocation(environ)
     if found is None or options.slots_per_host is None:
         return found
     return found._replace(hosts=tuple(replace(host, slots=None) for host in found.hosts))
+
+
+def _names_hosts(options: Options) -> bool:
+    return bool(options.given.keys() & {"hosts", "hostfile", "host_discovery_script"})
+
+
+def _force_slots(options: Options, hosts: Sequence[Host]) -> bool:
+    """Whether any number of slots is meant: where it is the number of workers, it is. Raises SlotsUnlikely."""
+    is_np = options.np is not None and hosts == _here(options)
+    if options.force_slots or is_np:
+        return True
+    for host in hosts:
+        check_slots(host.name, host.slots or options.slots_per_host or 1)
+    return False
+
+
+def _here(options: Options) -> tuple[Host, ...]:
+    """The hosts where the user named none."""
+    return (Host("localhost", slots=options.np),)
 
 
 def _hosts(options: Options, warn: Callable[[str], object]) -> tuple[Host, ...]:
@@ -96,7 +120,7 @@ def _hosts(options: Options, warn: Callable[[str], object]) -> tuple[Host, ...]:
         return tuple(parse_hosts(options.hosts))
     if options.hostfile is not None:
         return tuple(read_hostfile(Path(options.hostfile), warn))
-    return (Host("localhost", slots=options.np),)
+    return _here(options)
 
 
 def _console(options: Options) -> ConsoleOptions:

@@ -22,6 +22,7 @@ from hvlaunch.gloo.engine.policy import Decision, Ending, Policy
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.gloo.engine.rounds import Rounds
 from hvlaunch.gloo.engine.workers import Workers
+from hvlaunch.hosts.likely_slots import unlikely
 from hvlaunch.hosts.placement import needed
 from hvlaunch.job import Host, JobSpec
 
@@ -197,11 +198,20 @@ class Engine:
         actions: list[Action] = []
         if facts.trouble is not None:
             actions.append(tell.KernelLacks(host.name, facts.trouble))
-        if facts.cwd_error is not None:
-            problem = no_directory(host.name, self._spec.cwd, facts.cwd_error)
+        problem = self._unfit(host, facts)
+        if problem is not None:
             self._pool.errors[host.name] = problem
             actions += self._policy.host_failed(host, problem, now)
         return actions + self._rounds.ready(host) + self._proceed(now)
+
+    def _unfit(self, host: PoolHost, facts: on.HostFacts) -> Problem | None:
+        """Why no worker can be started on the host."""
+        if facts.cwd_error is not None:
+            return no_directory(host.name, self._spec.cwd, facts.cwd_error)
+        if self._spec.force_slots or facts.gpus is not None:
+            return None
+        error = unlikely(host.name, self._pool.slots(host), facts.cpus)
+        return None if error is None else error.problem
 
     def _host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
         """It did not get ready, or was ready and is gone."""

@@ -93,6 +93,7 @@ TRUE = ("true",)
         ("--mpi-args -v true", "mpi_args", [("-v",)]),
         ("--mpi-args --version true", "mpi_args", [("--version",)]),
         ("--binding-args=-c true", "binding_args", [("-c",)]),
+        ("--force-slots true", "force_slots", True),
         ("--no-scheduler true", "no_scheduler", True),
         ("true", "np", None),
     ],

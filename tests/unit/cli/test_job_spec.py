@@ -11,7 +11,7 @@ from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.environment import MAX_STRING
 from hvlaunch.cli.spec import current_directory, job_spec
 from hvlaunch.console.prefix import ASCTIME
-from hvlaunch.errors import BadHost, BadUsage
+from hvlaunch.errors import BadHost, BadUsage, SlotsUnlikely
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, MPIOptions, SSHOptions
 
 
@@ -35,7 +35,7 @@ def test_everything_said_arrives(here):
     for name in ("key", "config", "vars"):
         (here / name).write_text("FROM_FILE=1\n")
     line = (
-        "-np 3 -H a:2,u@b:1 --slots-per-host 4 -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
+        "-np 3 -H a:2,u@b:1 --slots-per-host 4 --force-slots -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
         "--ssh-user me -i key --ssh-config config --host-keys off --ssh-client openssh --connect-limit 3 --remote-python /py --start-timeout 1 --lease 2 "
         "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log "
         "--horovod --rendezvous-relay always --rendezvous-port 4711 --rendezvous-bind 10.0.0.9 --worker-port-range 29500-29599 "
@@ -49,6 +49,7 @@ def test_everything_said_arrives(here):
         cwd="/data",
         np=3,
         slots_per_host=4,
+        force_slots=True,
         network_interfaces=("ib0", "ib1", "eth0"),
         horovod=True,
         relay="always",
@@ -139,6 +140,67 @@ def test_a_prefix_that_is_none_is_said_at_once(here):
 
 def test_without_hosts_all_workers_are_on_this_machine(here):
     assert spec_of("-np 7 true").hosts == (Host("localhost", slots=7),)
+
+
+@pytest.mark.parametrize(
+    "line", ["-H b:2222 true", "-H b --slots-per-host 2222 true", "-hostfile hosts true"]
+)
+def test_a_port_in_the_place_of_slots_is_refused(here, line):
+    (here / "hosts").write_text("b slots=2222\n")
+    with pytest.raises(SlotsUnlikely) as caught:
+        spec_of(line)
+    assert caught.value.exit_code == 2
+    assert str(caught.value) == (
+        "host b: 2222 slots are more than any host has; try: -p 2222 if that is the port of sshd, --force-slots if so many "
+        "workers are meant"
+    )
+    assert spec_of(f"--force-slots {line}").force_slots
+
+
+@pytest.mark.parametrize(("line", "is_forced"), [("-np 2222 true", True), ("-np 2 -H a:1024 true", False)])
+def test_slots_that_may_be_meant(here, line, is_forced):
+    assert spec_of(line).force_slots is is_forced
+
+
+MISPLACED = [
+    (
+        "python train.py -np 2",
+        "-np 2 belongs to python, since it stands behind the command; options of hvlaunch come before: ",
+    ),
+    ("-np 2 /usr/bin/python train.py -H a:2,b", "-H a:2,b belongs to python, "),
+    ("python train.py --num-proc 4", "hvlaunch --num-proc 4 python ..."),
+    ("python train.py -hostfile hosts", "-hostfile hosts belongs"),
+]
+
+
+@pytest.mark.parametrize(("line", "part"), MISPLACED)
+def test_options_behind_the_command_are_a_warning(here, line, part):
+    (here / "hosts").touch()
+    spec, (warning,) = job_spec(parse(line.split()), {})
+    assert spec.command[-1] == line.split()[-1]
+    assert part in warning
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-np 2 python train.py -np 2",
+        "-- python train.py -np 2",
+        "python train.py -np two",
+        "python train.py --verbose -x A",
+        "curl -H 'Accept: text/html' a",
+        "curl -H a b",
+        "python fetch.py -hostfile none",
+        "-hostfile hosts python train.py -H a",
+        "mpirun -np 2 python train.py",
+        "env A=1 mpirun -np 2 python train.py",
+        "-np 2",
+    ],
+)
+def test_options_of_the_command_are_none(here, line):
+    (here / "hosts").write_text("a\n")
+    words = shlex.split(line) if line != "-np 2" else ["--", *line.split()]
+    assert job_spec(parse(words), {})[1] == []
 
 
 def test_hosts_from_a_file(here):

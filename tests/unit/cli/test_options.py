@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 OPTIONS = [option for group in GROUPS for option in group.options]
 PARTS = {"console": ConsoleOptions, "elastic": ElasticOptions, "mpi": MPIOptions, "ssh": SSHOptions}
 DECIDED_BY_CODE = {
-    "command", "hosts", "allocation", "cwd", "env",  # from several options, the environment, the scheduler
+    "command", "hosts", "force_slots", "allocation", "cwd", "env",  # from several options, the environment, the scheduler
     "ssh.remote_agent", "mpi.launcher", "elastic.hostfile",
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.course import Phase
+from hvlaunch.job import ElasticOptions
 from tests.unit.gloo.history import GENTLE, PORT, History, facts, lost, ready, spec
 
 
@@ -342,3 +343,37 @@ def test_a_host_that_never_answers_about_the_rendezvous_does_not_hold_the_job() 
     assert not job.of(do.Start)
     job.wait()
     assert job.of(do.Start)
+
+
+def test_slots_that_must_be_a_mistake_are_refused_when_the_processors_are_known() -> None:
+    job = History(spec("a:1,b:129"))
+    job.connect({"a": facts(1, cpus=1), "b": facts(2, cpus=16)})
+    job.close()
+    error = job.problem
+    assert (error.kind, error.host, error.exit_code) == ("SlotsUnlikely", "b", 2)
+    assert error.cause == "129 slots, but 16 processors"
+    assert not job.of(do.Start)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "special"),
+    [
+        ("a:64", {}, {"cpus": 1}),
+        ("a:128", {}, {"cpus": 16}),
+        ("a:2222", {"force_slots": True}, {"cpus": 1}),
+        ("a", {"np": 100}, {"cpus": 1, "gpus": 100}),
+    ],
+)
+def test_slots_that_may_be_meant_are_used(
+    text: str, changes: dict[str, object], special: dict[str, object]
+) -> None:
+    job = History(spec(text, **changes)).start({"a": facts(1, **special)})
+    assert job.of(do.Start)
+
+
+def test_in_an_elastic_job_such_a_host_is_not_used() -> None:
+    job = History(spec("a:1,b:2222", elastic=ElasticOptions(min_np=1)))
+    job.connect()
+    assert [fact.problem.kind for fact in job.of(tell.HostNotUsable)] == ["SlotsUnlikely"]
+    job.wire()
+    assert [start.host for start in job.of(do.Start)] == ["a"]
