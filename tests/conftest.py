@@ -36,6 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """In a worker of xdist pytest-cov starts two tracers, and stops but one of them for `no_cover`: the first ends here."""
+    measuring = session.config.pluginmanager.get_plugin("_cov")
+    if measuring is not None and hasattr(session.config, "workerinput"):
+        measuring.cov_controller.cov.stop()
+
+
 def pytest_report_header() -> str:
     import hvlaunch
 

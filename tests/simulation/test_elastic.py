@@ -46,6 +46,10 @@ def test_every_elastic_job_ends_rightly(shard: int, request: pytest.FixtureReque
         play(one)
 
 
+def test_no_tracer_makes_them_three_times_as_long() -> None:
+    assert sys.gettrace() is None
+
+
 def test_the_same_seed_is_the_same_history_in_another_process() -> None:
     """So nothing may depend on the order of a set."""
     script = (
