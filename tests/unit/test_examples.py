@@ -1,9 +1,12 @@
 """The example trains to what its README says, in one process and in several."""
 
+import contextlib
+import io
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -39,6 +42,30 @@ def run_with_torchrun(ranks: int, name: str = SCRIPT.name) -> list[str]:
     return run("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script)
 
 
+@pytest.fixture
+def in_fork(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """in_fork(name, ..., then=f): what an example prints in a process that has imported what it needs; f is called last."""
+    import sklearn.datasets  # noqa: F401
+    import torch._dynamo  # noqa: F401 (by the first optimizer)
+
+    def work(name: str, arguments: tuple[str, ...], then: Callable[[], object]) -> list[str]:
+        monkeypatch.syspath_prepend(SCRIPT.parent)
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            import_module(name).main()
+        then()
+        return printed.getvalue().splitlines()
+
+    def run(name: str, *arguments: str, then: Callable[[], object] = lambda: None) -> list[str]:
+        lines: list[str]
+        (lines,) = in_forks([0], lambda _rank: work(name, arguments, then))
+        return lines
+
+    for variable in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    return run
+
+
 @pytest.fixture(scope="module")
 def one_process() -> list[str]:
     return run(str(SCRIPT))
@@ -54,8 +81,8 @@ def test_rank_0_alone_prints_and_the_accuracy_does_not_depend_on_the_ranks(one_p
     assert accuracy(lines, ranks=3) == pytest.approx(accuracy(one_process, ranks=1), abs=0.01)
 
 
-def test_the_same_seed_trains_the_same_and_another_does_not():
-    first, again, other = (run(str(SCRIPT), "--epochs=1", f"--seed={seed}")[0] for seed in (5, 5, 6))
+def test_the_same_seed_trains_the_same_and_another_does_not(in_fork):
+    first, again, other = (in_fork("ddp_digits", "--epochs=1", f"--seed={seed}")[0] for seed in (5, 5, 6))
     assert first == again
     assert first != other
 
@@ -70,14 +97,10 @@ def test_the_example_is_plain_torch():
 
 
 @pytest.mark.parametrize("name", ["ddp_digits", "ddp_digits_checkpoint", "elastic_digits", "init_digits"])
-def test_no_thread_of_gloos_is_left_that_could_abort_the_end_of_python(name, monkeypatch, tmp_path):
-    def work(_rank):
-        monkeypatch.syspath_prepend(SCRIPT.parent)
-        arguments = [str(tmp_path / "digits.pt")] if name == "ddp_digits_checkpoint" else []
-        monkeypatch.setattr(sys, "argv", [name, "--epochs=1", *arguments])
-        import_module(name).main()
-        return wait_until_idle(sleep=lambda _: pytest.fail("a thread is at work"))
+def test_no_thread_of_gloos_is_left_that_could_abort_the_end_of_python(name, in_fork, tmp_path):
+    arguments = [str(tmp_path / "digits.pt")] if name == "ddp_digits_checkpoint" else []
 
-    for variable in LAUNCHER_VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
-    assert in_forks([0], work) == [True]
+    def wait() -> None:
+        assert wait_until_idle(sleep=lambda _: pytest.fail("a thread is at work"))
+
+    assert in_fork(name, "--epochs=1", *arguments, then=wait)
