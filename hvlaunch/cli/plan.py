@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hvlaunch.cli.environment import shown
 from hvlaunch.cli.masking import MASK, masked, masked_words
 from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
-from hvlaunch.gloo.engine.actions import HostNetwork
+from hvlaunch.gloo.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.placement import Placement, needed, place, slots_of
 from hvlaunch.job import Host, JobSpec
@@ -21,7 +21,14 @@ _DEFAULT = "(set where the host has none)"
 _WIDTH = 100
 
 _NETWORKS = [
-    HostNetwork(master_addr=mark, master_port=port, interface=mark, rendezvous=(mark, port))
+    HostNetwork(
+        master_addr=mark,
+        master_port=port,
+        interface=mark,
+        rendezvous=(mark, port),
+        address=mark,
+        hosts=(HostAddress(mark, mark, port),),
+    )
     for mark, port in (("a", 1), ("b", 2))
 ]
 """Two that differ in all that only a connected host knows: what differs with them is known once connected."""

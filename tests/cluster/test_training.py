@@ -93,6 +93,7 @@ def test_the_drivers_machine_has_no_more_of_its_environment_than_the_others(clus
         assert env["HOME"]
 
 
+SIZES = [("a", 2), ("b", 1), ("c", 3)]
 EXPECTED = [  # host, rank, local_rank, local_size, cross_rank, cross_size, group_rank
     ("a", 0, 0, 2, 0, 3, 0),
     ("a", 1, 1, 2, 0, 2, 0),
@@ -121,6 +122,8 @@ def test_every_ranks_environment_is_as_the_table_says(cluster: TestHosts) -> Non
             assert values == [str(v) for v in (rank, 6, local_rank, local_size, cross_rank, cross_size)]
         expected = {
             "HVLAUNCH_HOST": host,
+            "HVLAUNCH_ADDRESS": cluster[host].address,
+            "HVLAUNCH_HOSTS": ",".join(f"{name}={cluster[name].address}:{n}" for name, n in SIZES),
             "HVLAUNCH_ROUND": "0",
             "HVLAUNCH_WORKER": f"{host}/{local_rank}/0",
             "HOROVOD_HOSTNAME": host,

@@ -1,14 +1,18 @@
 """What a worker finds in its environment; docs/environment.md is the table for users."""
 
+import functools
 from collections.abc import Mapping
 from typing import Protocol
 
-from hvlaunch.gloo.engine.actions import HostNetwork
+from hvlaunch.gloo.engine.actions import HostAddress, HostNetwork
 from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import ElasticOptions
 
 __all__ = ["default_env", "elastic_env", "identity_env", "shared_env"]
+
+_LONGEST = 130_000
+"""Characters, of which nearly 2,000 hosts with long names have as many: a variable has 131,072 bytes at most."""
 
 
 def default_env(cpus: int, local_size: int) -> dict[str, str]:
@@ -38,12 +42,16 @@ def shared_env(
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
             env[name] = network.interface
     env.update(user_env)
+    if network.address:
+        env["HVLAUNCH_ADDRESS"] = network.address
+    if hosts := _hosts(network.hosts):
+        env["HVLAUNCH_HOSTS"] = hosts
     if ports is not None:
         env["HVLAUNCH_WORKER_PORTS"] = "{}-{}".format(*ports)
     env["HOROVOD_CONTROLLER"] = env["HOROVOD_CPU_OPERATIONS"] = "gloo"
     if network.rendezvous is not None:
         address, port = network.rendezvous
-        host = f"[{address}]" if ":" in address else address
+        host = _in_brackets(address)
         if address == LOOPBACK:
             env["HVLAUNCH_RENDEZVOUS"] = f"http://{host}:{port}"
         else:
@@ -52,6 +60,17 @@ def shared_env(
         env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
         env["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
     return env
+
+
+@functools.lru_cache(maxsize=1)
+def _hosts(hosts: tuple[HostAddress, ...]) -> str:
+    """One text for all hosts of a round; empty where no process could be started with it."""
+    text = ",".join(f"{name}={_in_brackets(address)}:{workers}" for name, address, workers in hosts)
+    return text if len(text) < _LONGEST else ""
+
+
+def _in_brackets(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 def identity_env(

@@ -17,6 +17,7 @@ __all__ = [
     "Connect",
     "Finish",
     "GroupState",
+    "HostAddress",
     "HostNetwork",
     "Leave",
     "Probe",
@@ -26,6 +27,14 @@ __all__ = [
     "Step",
     "Stop",
 ]
+
+
+class HostAddress(NamedTuple):
+    """Where the other hosts of a round reach one of them, and how many workers it has."""
+
+    name: str
+    address: str
+    workers: int
 
 
 class HostNetwork(NamedTuple):
@@ -38,6 +47,10 @@ class HostNetwork(NamedTuple):
     """This host's interface towards the others; None leaves the choice to the libraries."""
     rendezvous: tuple[str, int] | None
     """Address and port of the driver's rendezvous, as this host reaches it; None where it can't."""
+    address: str = ""
+    """This host, as the others reach it; empty where no round was planned yet."""
+    hosts: tuple[HostAddress, ...] = ()
+    """All hosts of the round, in order of rank."""
 
 
 class Step(NamedTuple):

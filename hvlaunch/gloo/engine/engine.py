@@ -176,9 +176,11 @@ class Engine:
                 actions: list[Action] = []
                 if address is None:
                     actions = [tell.RendezvousUnreachable(name, tried, self._rendezvous_port)]
-                return actions + self._rounds.reached(name, now) + self._proceed(now)
+                self._rounds.reached(name)
+                return actions + self._proceed(now)
             case on.HostProbed(name, target, address):
-                return self._rounds.found(name, target, address, now) + self._proceed(now, is_minor=True)
+                self._rounds.wiring.add(name, target, address)
+                return self._proceed(now, is_minor=True)
             case on.HostFailed(_, problem) | on.HostGone(_, problem):
                 return self._host_failed(host, problem, now)
             case on.HostParting(_, problem) if host.state is HostState.READY and not host.is_parting:
@@ -202,7 +204,8 @@ class Engine:
         if problem is not None:
             self._pool.errors[host.name] = problem
             actions += self._policy.host_failed(host, problem, now)
-        return actions + self._rounds.ready(host) + self._proceed(now)
+        self._rounds.changed()
+        return actions + self._proceed(now)
 
     def _unfit(self, host: PoolHost, facts: on.HostFacts) -> Problem | None:
         """Why no worker can be started on the host."""

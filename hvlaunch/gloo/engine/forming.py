@@ -2,7 +2,7 @@
 """The two ways in which rounds come about: workers are started anew for each, or ask for their places. Pure."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from hvlaunch.gloo.engine import actions as do
@@ -91,8 +91,8 @@ class Forming(ABC):
         """The newest that any worker of the planned round has; -1: none."""
 
     @abstractmethod
-    def enter(self, plan: Plan, current: Round, early: Container[str], now: float) -> list[Action]:
-        """Begin the round; on the hosts in `early` its workers were started before."""
+    def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
+        """Begin the round."""
 
     def fill(self, current: Round | None, number: int, now: float) -> list[Action]:
         """Start workers for rounds from `number` on, and as spares."""
@@ -186,8 +186,8 @@ class FreshWorkers(Forming):
     def newest_commit(self, plan: Plan) -> int:
         return -1
 
-    def enter(self, plan: Plan, current: Round, early: Container[str], now: float) -> list[Action]:
-        return self._starter.start(plan, current, early, now)
+    def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
+        return self._starter.start(plan, current, now)
 
     def gain(self, current: Round, now: float) -> int:
         able = self._pool.capacity([host for host in self._pool if host.is_usable(now)])
@@ -269,7 +269,7 @@ class AskingWorkers(Forming):
         workers = self._workers.of(launch.seat for launch in plan.launches)
         return max(workers, key=lambda worker: worker.commit)
 
-    def enter(self, plan: Plan, current: Round, early: Container[str], now: float) -> list[Action]:
+    def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
         return self._starter.place(plan, current, self._newest(plan), now)
 
     def fill(self, current: Round | None, number: int, now: float) -> list[Action]:

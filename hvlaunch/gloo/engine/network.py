@@ -163,13 +163,15 @@ class Network:
         tried = self._targets[target]
         return tried.common() or tried.best_for(host) or tried.addresses[0]
 
+    def own_address(self, host: str) -> str:
+        """At which the others reach the host; where no address is good for all, at which the first of them does."""
+        others = self._targets[host].hosts if host in self._targets else [host]
+        return self.address(others[0], host)
+
     def interface(self, host: str) -> str | None:
         """The host's own interface that the others reach it by."""
         facts = self._facts[host]
-        if self._only:
-            return self._named(facts)
-        others = iter(self._targets[host].hosts) if host in self._targets else iter([host])
-        return interface_of(facts, self.address(next(others), host))
+        return self._named(facts) if self._only else interface_of(facts, self.own_address(host))
 
 
 def _unreachable(host: str, target: str, addresses: Sequence[str]) -> Problem:
@@ -213,19 +215,12 @@ class Wiring:
             probes += self._ask(host, target, addresses, facts[target].beacon_port)
         return probes
 
-    def ask(self, host: str, target: str, facts: HostFacts) -> list[Action]:
-        """Let the host try the other one, if it was not told to before."""
-        return self._ask(host, target, candidates(facts), facts.beacon_port)
-
     def _ask(self, host: str, target: str, addresses: tuple[str, ...], port: int) -> list[Action]:
         known = self._findings.setdefault(host, {})
         if target in known:
             return []
         known[target] = []
         return [Probe(host, target, addresses, port)]
-
-    def has_found(self, host: str, target: str, address: str) -> bool:
-        return address in self._findings.get(host, {}).get(target, ())
 
     def add(self, host: str, target: str, address: str | None) -> None:
         """`host` got through to `target` at the address; None: it has tried all."""

@@ -8,12 +8,11 @@ from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action
 from hvlaunch.gloo.engine.forming import AskingWorkers, Bounds, Forming, FreshWorkers, Patience
-from hvlaunch.gloo.engine.life import State
 from hvlaunch.gloo.engine.network import Wiring, shared_machines
-from hvlaunch.gloo.engine.pool import Pool, PoolHost
+from hvlaunch.gloo.engine.pool import Pool
 from hvlaunch.gloo.engine.round import Round, RoundState
 from hvlaunch.gloo.engine.seating import Plan
-from hvlaunch.gloo.engine.starting import EarlyStart, Starter
+from hvlaunch.gloo.engine.starting import Starter
 from hvlaunch.gloo.engine.workers import Worker, Workers
 from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import JobSpec
@@ -49,13 +48,11 @@ class Rounds:
         self._plan: Plan | None = None
         self._short_since: float | None = None
         self._is_short_told = False
-        self._early = EarlyStart.of(spec, pool, self.wiring)
-        """Until all workers of a static job were started."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether all workers of the first round were started."""
-        return self.round is not None and self._early is None
+        """Whether the workers of the first round were started."""
+        return self.round is not None
 
     @property
     def awaits_asks(self) -> bool:
@@ -65,23 +62,13 @@ class Rounds:
     @property
     def awaits_ends(self) -> bool:
         """Whether there can be no round before other workers have ended."""
-        return self._early is None and self.forming.awaits_ends(self.round)
+        return self.forming.awaits_ends(self.round)
 
     # What the engine tells
 
     def changed(self) -> None:
         """Hosts or workers came or went: the plan for the next round is to be made anew."""
         self._plan = None
-
-    def ready(self, host: PoolHost) -> list[Action]:
-        """The host is ready: what may be tried at once."""
-        self.changed()
-        return self._early.probes(host) if self._early is not None else []
-
-    def found(self, host: str, target: str, address: str | None, now: float) -> list[Action]:
-        """The host reaches the other one at the address; None: it has tried all."""
-        self.wiring.add(host, target, address)
-        return self._start_early(host, now) + self._start_early(target, now)
 
     def lost(self, host: str) -> None:
         """The host is gone, or going."""
@@ -93,11 +80,10 @@ class Rounds:
         """The hosts of the planned round, in order of rank."""
         return [host.name for host in self._plan.hosts] if self._plan is not None else []
 
-    def reached(self, host: str, now: float) -> list[Action]:
+    def reached(self, host: str) -> None:
         """The host has said where it reaches the rendezvous."""
         if self._plan is not None:
             self._plan.unreached.discard(host)
-        return self._start_early(host, now)
 
     def asked(self, worker: Worker, last_round: int, commit: int, now: float) -> bool:
         """The worker wants a place in a round newer than that; False where it has one already."""
@@ -141,7 +127,7 @@ class Rounds:
 
     @property
     def _is_running(self) -> bool:
-        return self.has_begun and self.round is not None and self.round.state is RoundState.RUNNING
+        return self.round is not None and self.round.state is RoundState.RUNNING
 
     def _form(self, now: float) -> Settled:
         actions: list[Action] = []
@@ -203,26 +189,9 @@ class Rounds:
         return self.round
 
     def _enter(self, plan: Plan, now: float) -> list[Action]:
-        """The planned round begins; some of its workers may have been early."""
-        early, self._early = self._early, None
-        started = early.started if early is not None else set()
-        current = self.round if started else None
-        if current is None:
-            current = self._begin(plan.launches, now, self.forming.newest_commit(plan))
-        return self.forming.enter(plan, current, started, now)
-
-    def _start_early(self, name: str, now: float) -> list[Action]:
-        """Start a host's workers while other hosts still connect, if nothing that they need to know can change."""
-        early, host = self._early, self._pool.get(name)
-        if early is None or host is None or not self._pool.connecting or self._pool.errors:
-            return []
-        network = early.network(host)
-        if network is None:
-            return []
-        if self.round is None:
-            self._begin(early.launches, now)
-        early.started.add(name)
-        return self._starter.launch(host, early.on[name], network, 0, State.WORKING, now)
+        """The planned round begins."""
+        current = self._begin(plan.launches, now, self.forming.newest_commit(plan))
+        return self.forming.enter(plan, current, now)
 
     # Its end
 

@@ -13,7 +13,7 @@ from hvlaunch.cli.masking import MASK, masked
 from hvlaunch.errors import BadEnvironment, BadUsage
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
-from hvlaunch.gloo.engine.actions import HostNetwork
+from hvlaunch.gloo.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.placement import place
 from hvlaunch.job import ElasticOptions
 
@@ -371,7 +371,7 @@ DOCS = (Path(__file__).parents[3] / "docs/environment.md").read_text()
 
 def test_the_page_for_users_has_every_variable():
     placement = place([("a", 1)])[0]
-    network = HostNetwork(master_addr="m", master_port=1, interface="i", rendezvous=("r", 2))
+    network = HostNetwork("m", 1, "i", ("r", 2), "m", (HostAddress("a", "m", 1),))
     own = identity_env(placement, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s")
     names = set(own)
     names |= shared_env(network, {}, KEY, (1, 2)).keys() | default_env(1, 1).keys()

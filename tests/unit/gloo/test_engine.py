@@ -1,7 +1,5 @@
 """The engine with a static job, by histories of events: who is connected to, what is told, and when workers start."""
 
-import signal
-
 import pytest
 
 from hvlaunch.errors import (
@@ -12,9 +10,10 @@ from hvlaunch.errors import (
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.gloo.engine.actions import HostAddress
 from hvlaunch.gloo.engine.course import Phase
 from hvlaunch.job import ElasticOptions
-from tests.unit.gloo.history import GENTLE, PORT, History, facts, lost, ready, spec
+from tests.unit.gloo.history import PORT, History, facts, lost, ready, spec
 
 
 def test_a_job_that_goes_well() -> None:
@@ -193,82 +192,49 @@ def test_what_a_kernel_lacks_is_said() -> None:
     assert job.of(tell.KernelLacks) == [tell.KernelLacks("a", "no subreaper")]
 
 
-# Starting early
+# Probing
 
 
-def early() -> History:
-    """Hosts a and b are ready and have found each other, c still connects; b's workers were started."""
+def test_workers_start_when_all_hosts_have_met_and_know_all_of_them() -> None:
     job = History(spec("a:1,b:2,c:1"))
-    job.play(on.Began(), *ready("a", 1))
-    assert job.of(do.Probe, job.play(*ready("b", 2))) == [
-        do.Probe("b", "a", ("10.0.0.1",), 9001),
-        do.Probe("a", "b", ("10.0.0.2",), 9002),
-    ]
-    assert job.play(on.HostProbed("b", "a", "10.0.0.1")) == []
-    (start,) = job.play(on.HostProbed("a", "b", "10.0.0.2"))
-    assert isinstance(start, do.Start)
-    assert (start.host, [launch.place.rank for launch in start.launches], start.launches[0].place.size) == (
-        "b",
-        [1, 2],
-        4,
-    )
-    assert start.network.master_addr == "10.0.0.1"
-    assert (start.network.master_port, start.network.interface) == (20001, "eth0")
-    return job
-
-
-def test_workers_start_while_other_hosts_still_connect() -> None:
-    job = early()
-    assert not job.of(do.Start, job.play(*ready("c", 3)))
-    job.play(on.HostProbed("c", "a", "10.0.0.1"))
+    job.play(on.Began(), *ready("a", 1), *ready("b", 2))
+    assert not job.of(do.Probe)
+    assert not job.of(do.Start)
+    job.play(*ready("c", 3), on.HostProbed("b", "a", "10.0.0.1"), on.HostProbed("c", "a", "10.0.0.1"))
+    job.play(on.HostProbed("a", "b", "10.0.0.2"))
     starts = job.of(do.Start, job.play(on.HostProbed("b", "c", "10.0.0.3")))
-    assert [start.host for start in starts] == ["a", "c"]
-    for host, slot in (("a", 0), ("b", 0), ("b", 1), ("c", 0)):
-        job.exit(host, slot)
-    job.close()
-    assert job.result.exit_code == 0
-    assert [end.rank for end in job.result.exits] == [0, 1, 2, 3]
+    everyone = (
+        HostAddress("a", "10.0.0.1", 1),
+        HostAddress("b", "10.0.0.2", 2),
+        HostAddress("c", "10.0.0.3", 1),
+    )
+    assert [(start.network.address, start.network.hosts) for start in starts] == [
+        ("10.0.0.1", everyone),
+        ("10.0.0.2", everyone),
+        ("10.0.0.3", everyone),
+    ]
 
 
-def test_workers_that_end_well_before_the_others_start_do_not_end_the_job() -> None:
-    job = early()
-    assert job.exit("b", 0) == job.exit("b", 1) == []
-    job.play(*ready("c", 3), on.HostProbed("c", "a", "10.0.0.1"), on.HostProbed("b", "c", "10.0.0.3"))
-    job.exit("a", 0)
-    job.exit("c", 0)
-    job.close()
-    assert job.result.exit_code == 0
-
-
-def test_workers_that_were_started_early_are_stopped_when_a_host_fails() -> None:
-    job = early()
-    actions = job.play(on.HostFailed("c", ConnectFailed("refused", host="c").problem))
-    assert do.Stop("b", GENTLE) in actions
-    for slot in (0, 1):
-        job.exit("b", slot, None, signal.SIGTERM, after=0.1)
-    job.close()
-    assert job.problem.kind == "ConnectFailed"
-    assert job.result.exit_code == 69
-
-
-def test_a_worker_that_fails_early_ends_the_job() -> None:
-    job = early()
-    job.exit("b", 0, 7)
-    actions = job.exit("b", 1, None, signal.SIGTERM, after=0.1)
-    assert actions == [do.Abandon("c"), do.Release("a"), do.Release("b")]
-    job.close()
-    assert job.result.exit_code == 7
-
-
-def test_nothing_starts_early_where_the_first_choice_was_not_reached() -> None:
+def test_a_host_without_an_address_that_all_reach_is_known_by_the_first_that_one_reaches() -> None:
     job = History(spec("a:1,b:1,c:1"))
     two = facts(1, addresses={"eth0": ("10.0.0.1",), "ib0": ("10.1.0.1",)})
-    job.play(on.Began(), on.HostReady("a", two), *ready("b", 2))
-    job.play(on.HostProbed("b", "a", "10.1.0.1"), on.HostProbed("a", "b", "10.0.0.2"))
-    assert not job.of(do.Start)
+    job.play(on.Began(), on.HostReady("a", two), *ready("b", 2), *ready("c", 3))
+    all_reach_the_rendezvous(job)
+    job.play(on.HostProbed("b", "a", "10.1.0.1"), on.HostProbed("c", "a", "10.0.0.1"))
+    job.play(on.HostProbed("a", "b", "10.0.0.2"), on.HostProbed("b", "c", "10.0.0.3"))
+    job.play(on.HostProbed("b", "a", None), on.HostProbed("c", "a", None))
+    starts = job.of(do.Start)
+    assert [start.network.master_addr for start in starts[1:]] == ["10.1.0.1", "10.0.0.1"]
+    assert {start.network.hosts[0].address for start in starts} == {"10.1.0.1"}
 
 
-# Probing
+def test_one_host_is_known_by_its_loopback() -> None:
+    job = History(spec("localhost:2"))
+    job.play(
+        on.Began(), on.HostConnected("localhost"), on.HostReady("localhost", facts(1, peer_address=None))
+    )
+    (start,) = job.of(do.Start)
+    assert start.network.hosts == (HostAddress("localhost", "127.0.0.1", 2),)
 
 
 def all_reach_the_rendezvous(job: History) -> None:

@@ -76,29 +76,6 @@ def test_nobody_is_waited_for_once_the_workers_start():
     assert len(told.status) == seen
 
 
-def test_hosts_are_waited_for_while_workers_of_others_run_already():
-    told = Told("a:1,b:1,c:1,d:1")
-    told.play(on.Began(), *ready("a", 1), *ready("b", 2), *ready("c", 3))
-    told.find()
-    assert [start.host for start in told.of(do.Start)] == ["b", "c"]
-    assert told.status[-1] == "connecting 3/4: waiting for d"
-    told.exit("b", 0)
-    assert told.status[-1] == "connecting 3/4: waiting for d"
-    told.play(*ready("d", 4))
-    assert told.status[-1] == "connected 4/4: finding addresses by which the hosts reach each other"
-    told.find()
-    assert {start.host for start in told.of(do.Start)} == set("abcd")
-    assert told.status[-1] is None
-
-
-def test_nobody_is_waited_for_any_more_when_an_early_worker_fails():
-    told = Told("a:1,b:1,c:1,d:1")
-    told.play(on.Began(), *ready("a", 1), *ready("b", 2), *ready("c", 3))
-    told.find()
-    told.exit("b", 0, 1)
-    assert told.status[-1] is None
-
-
 def test_an_elastic_job_waits_for_no_host_once_it_has_started():
     job = Told("a:1,b:1", elastic=ElasticOptions(min_np=1))
     job.play(on.Began(), *ready("a", 1))

@@ -8,12 +8,17 @@ from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.start_frame import start_frame
 from hvlaunch.gloo.driver.worker_env import default_env, identity_env, shared_env
 from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine.actions import HostNetwork
+from hvlaunch.gloo.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.placement import Launch, place
 from tests.unit.gloo.history import facts, spec
 
 NETWORK = HostNetwork(
-    master_addr="10.0.0.1", master_port=29999, interface="eth0", rendezvous=("10.0.0.9", 4711)
+    master_addr="10.0.0.1",
+    master_port=29999,
+    interface="eth0",
+    rendezvous=("10.0.0.9", 4711),
+    address="10.0.0.2",
+    hosts=(HostAddress("a", "10.0.0.1", 2), HostAddress("b", "10.0.0.2", 1), HostAddress("c", "fd00::3", 2)),
 )
 KEYS = Keys.new()
 CERTIFICATE = KEYS.certificate
@@ -77,6 +82,8 @@ def test_what_the_workers_of_a_host_share() -> None:
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
         "HVLAUNCH_RENDEZVOUS": "https://10.0.0.9:4711",
         "HVLAUNCH_RENDEZVOUS_CERT": CERTIFICATE.fingerprint,
+        "HVLAUNCH_ADDRESS": "10.0.0.2",
+        "HVLAUNCH_HOSTS": "a=10.0.0.1:2,b=10.0.0.2:1,c=[fd00::3]:2",
         "MINE": "x",
     }
 
@@ -109,6 +116,15 @@ def test_what_no_other_machine_sees_needs_no_certificate() -> None:
 def test_no_rendezvous_no_url() -> None:
     network = HostNetwork(master_addr="10.0.0.1", master_port=1, interface=None, rendezvous=None)
     assert not [name for name in shared_env(network, {}, CERTIFICATE) if "RENDEZVOUS" in name]
+
+
+def test_more_hosts_than_a_variable_has_room_for_are_left_out() -> None:
+    hosts = tuple(HostAddress(f"node{n:05}", "10.0.0.1", 8) for n in range(10_000))
+    env = shared_env(NETWORK._replace(hosts=hosts), {}, CERTIFICATE)
+    assert env["HVLAUNCH_ADDRESS"] == "10.0.0.2"
+    assert "HVLAUNCH_HOSTS" not in env
+    env = shared_env(NETWORK._replace(hosts=hosts[:5000]), {}, CERTIFICATE)
+    assert env["HVLAUNCH_HOSTS"].startswith("node00000=10.0.0.1:8,node00001=10.0.0.1:8,")
 
 
 @pytest.mark.parametrize(("cpus", "local_size", "threads"), [(8, 2, "4"), (2, 8, "1"), (7, 2, "3")])
