@@ -6,8 +6,10 @@ direction, so neither a slow worker nor a slow driver makes memory grow.
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
+import struct
 
 from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import MOST_RELAYED, BadFrame
@@ -17,11 +19,13 @@ from hvlaunch.agent.selector import READ, WRITE, Selector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
+    from typing import Any, Dict, List, Tuple
 
 __all__ = ["RelayListener"]
 
 _HELD = 8  # frames that wait for the channel, after which no more is read from workers
+_SOCK_DIAG = 4
+_OWNER = 80  # where uid and inode are in what it answers
 
 
 class _Connection:
@@ -53,19 +57,17 @@ class RelayListener:
         self._connections: Dict[int, _Connection] = {}
         self._opened = 0
         self._held: List[_Connection] = []
-        self._listener: Optional[socket.socket] = None
-        self._full = False
+        self._listener = socket.socket()
+        self._shut = True
         # At most half of our file descriptors: whoever connects here, workers can still be started.
-        self._most = min(MOST_RELAYED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._most = self._room = min(MOST_RELAYED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
     def listen(self) -> int:
         """Let workers come; the port on 127.0.0.1. Raises OSError."""
-        listener = self._listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(512)
-        listener.setblocking(False)
-        self._selector.register(listener, READ, lambda: self._accept(listener))
-        port: int = listener.getsockname()[1]
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen(512)
+        self._listener.setblocking(False)
+        port: int = self._listener.getsockname()[1]
         return port
 
     def obey(self, header: Dict[str, Any], body: bytes) -> None:
@@ -89,8 +91,13 @@ class RelayListener:
         self._write(connection)
 
     def read_on(self) -> None:
-        """Once the channel has taken what waited: read from the workers that had to be held up."""
-        if self._held and not self._is_held_up:
+        """Once the channel has taken what waited: let workers in, and read from those that had to be held up."""
+        if self._is_held_up:
+            return
+        if self._shut and len(self._connections) < self._room:
+            self._shut = False
+            self._selector.register(self._listener, READ, self._accept)
+        if self._held:
             held, self._held = self._held, []
             for connection in held:
                 connection.held = False
@@ -98,11 +105,9 @@ class RelayListener:
 
     def close(self) -> None:
         """The driver is gone: hang up, and answer nobody any more."""
-        if self._listener is not None:
-            if not self._full:
-                self._selector.unregister(self._listener)
-            self._listener.close()
-            self._listener = None
+        self._most = self._room = 0
+        self._shut_out()
+        self._listener.close()
         for connection in list(self._connections.values()):
             self._forget(connection)
 
@@ -114,13 +119,21 @@ class RelayListener:
         header = {"type": "relay", "id": connection.number, "what": what, **more}
         self._channel.send(header, body, relayed=True)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self) -> None:
+        """Let one in. Half of the places are for programs of this user and root alone."""
+        if self._shut or self._is_held_up:
+            self._shut_out()
+            return
         try:
-            sock, _ = listener.accept()
+            sock, peer = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError:  # no file descriptor is left
-            self._fill(listener)
+            self._room = len(self._connections)
+            self._shut_out()
+            return
+        if len(self._connections) >= self._most // 2 and not _is_ours(peer, sock.getsockname()):
+            sock.close()
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -129,12 +142,13 @@ class RelayListener:
         self._send(connection, "open")
         self._watch(connection)
         if len(self._connections) == self._most:
-            self._fill(listener)
+            self._shut_out()
 
-    def _fill(self, listener: socket.socket) -> None:
-        """The next ones wait until a connection ends."""
-        self._selector.unregister(listener)
-        self._full = True
+    def _shut_out(self) -> None:
+        """The next ones wait, until read_on() finds room."""
+        if not self._shut:
+            self._selector.unregister(self._listener)
+        self._shut = True
 
     def _watch(self, connection: _Connection) -> None:
         """Wait for what can be done next, which is nothing where the driver has to give credit first."""
@@ -212,7 +226,17 @@ class RelayListener:
         connection.waiting.clear()
         connection.socket.close()
         del self._connections[connection.number]
-        listener = self._listener
-        if self._full and listener is not None:
-            self._full = False
-            self._selector.register(listener, READ, lambda: self._accept(listener))
+        self._room = self._most
+
+
+def _is_ours(peer: Tuple[str, int], here: Tuple[str, int]) -> bool:
+    """Whether a program of this user, or of root, holds the other end (sock_diag(7)); one that is closed has no inode."""
+    head = struct.pack("=IHHIIBBHI", 72, 20, 1, 0, 0, socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
+    ends = peer[1], here[1], socket.inet_aton(peer[0]), socket.inet_aton(here[0])
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+            kernel.send(head + struct.pack("!HH4s12x4s16x8s", *ends, b"\xff" * 8))
+            uid, inode = struct.unpack_from("=II", kernel.recv(4096), _OWNER)
+    except (OSError, struct.error):
+        return False
+    return inode != 0 and uid in (0, os.geteuid())

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.agent.conftest import launch
 from tests.unit.ssh.conftest import make_sshd, serve, sshd_folder
 
-__all__ = ["given_to_bob", "make_sshd", "serve", "sshd_folder"]
+__all__ = ["given_to_bob", "launch", "make_sshd", "serve", "sshd_folder"]
 
 BOB = 4242
 """A uid that nobody has here."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hvlaunch.agent.frames import FRAME_COST, PROTOCOL, BadFrame
+from hvlaunch.agent.frames import FRAME_COST, MOST_RELAYED, PROTOCOL, BadFrame
 from hvlaunch.agent.pieces import Garbled
 from hvlaunch.agent.shapes import plain
 from hvlaunch.console.lines import Stream
@@ -279,6 +279,8 @@ class HostLink:
     def _relayed(self, header: Mapping[str, Any], body: bytes) -> None:
         if self._relay is None:
             self._relay = self._opening.relay(self._send_relayed)
+        if header["what"] == "open":  # a host that takes no answers asks no more
+            self._outgoing.wait_for_relayed(MOST_RELAYED)
         self._relay.obey(header, body)
 
     def _acknowledge(self, size: int) -> None:

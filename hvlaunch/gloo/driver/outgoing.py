@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Outgoing(Generic[T]):
-    """put() never blocks, get() waits; both from any thread.
+    """put() never blocks, the others wait; all from any thread.
 
     Relayed frames and all others keep their own order and take turns, so neither waits long for the other.
     """
@@ -25,20 +25,25 @@ class Outgoing(Generic[T]):
     def put(self, frame: T, *, relayed: bool = False) -> None:
         with self._changed:
             (self._relayed if relayed else self._own).append(frame)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def put_first(self, frame: T) -> None:
         """Before all that was put already."""
         with self._changed:
             self._own.appendleft(frame)
             self._own_turn = True
-            self._changed.notify()
+            self._changed.notify_all()
 
     def close(self) -> None:
         """No more: get() gives the rest, and then None."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def wait_for_relayed(self, most: int) -> None:
+        """Until at most so many relayed frames wait here, or no more are put."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._relayed) <= most or self._closed)
 
     def get(self) -> T | None:
         """The next frame; None at the end."""
@@ -48,4 +53,5 @@ class Outgoing(Generic[T]):
                 return None
             own = bool(self._own) and (self._own_turn or not self._relayed)
             self._own_turn = not own
+            self._changed.notify_all()
             return (self._own if own else self._relayed).popleft()

@@ -4,6 +4,7 @@ agent/relay.py has the other end, and describes the frames.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ from hvlaunch.gloo.driver.thread_failures import loud
 __all__ = ["HostRelay", "Rendezvous", "peer_name"]
 
 _MUCH = 1 << 16  # bytes that wait for credit, beyond which the server is asked to write no more
+_MOST_UNSERVED = 64  # frames of a host that wait for the server's thread, after which its others wait, too
+_LOOK = 1.0  # seconds between looks whether the server is still there
 
 Send = Callable[[Mapping[str, Any], bytes], None]
 
@@ -45,14 +48,22 @@ class HostRelay:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._new_client: Callable[[], asyncio.Protocol]
         self._transports: dict[int, _Transport] = {}
+        self._room = threading.Semaphore(_MOST_UNSERVED)
 
     def obey(self, header: Mapping[str, Any], body: bytes) -> None:
-        """Carry out a `relay` frame of the host's agent. Raises RendezvousClosed."""
+        """Carry out a `relay` frame of the host's agent. Raises RendezvousClosed.
+
+        It waits as long as the server's thread is behind: a host where connections come and go faster than they are
+        served is read from more slowly.
+        """
         if self._loop is None:
             self._loop, self._new_client = self._rendezvous.endpoint()
             self._rendezvous.expect([peer_name(self._host)])
-        with suppress(RuntimeError):  # the loop is closed: so is every connection
-            self._loop.call_soon_threadsafe(loud(self._obey), header, body)
+        while not self._loop.is_closed():  # else no connection is left
+            if self._room.acquire(timeout=_LOOK):
+                with suppress(RuntimeError):  # it has just been closed
+                    self._loop.call_soon_threadsafe(loud(self._obey), header, body)
+                return
 
     def close(self) -> None:
         """The host is gone, and its workers with it."""
@@ -61,6 +72,7 @@ class HostRelay:
                 self._loop.call_soon_threadsafe(self._lose_all)
 
     def _obey(self, header: Mapping[str, Any], body: bytes) -> None:
+        self._room.release()
         number, what = header["id"], header["what"]
         if what == "open":
             self._open(number)

@@ -5,7 +5,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -181,6 +181,20 @@ def test_a_driver_that_does_not_read_makes_no_memory_grow(rig: Rig) -> None:
     assert rig.agent.agent.memory_info().rss - before < 3 << 20
     for connection in connections:
         assert len(connection.read(WINDOW)) == WINDOW
+
+
+def test_who_comes_and_goes_waits_for_a_driver_that_does_not_read(rig: Rig) -> None:
+    """The pipe and the listening socket hold a thousand of them, and the agent's memory a few."""
+    where = rig.reached["address"], rig.reached["relay_port"]
+    count = 0
+    with suppress(TimeoutError):
+        while count < 5000:
+            socket.create_connection(where, timeout=0.5).close()
+            count += 1
+    assert count < 2500
+    rig.agent.send("ping")
+    rig.agent.expect("pong")
+    rig.connect()
 
 
 def test_output_is_not_delayed_by_what_is_relayed(rig: Rig, tmp_path: Path) -> None:

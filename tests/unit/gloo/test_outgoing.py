@@ -32,3 +32,26 @@ def test_who_waits_is_woken_by_a_frame_and_by_the_end() -> None:
     outgoing.close()
     reader.join(60)
     assert got == [b"x", None, None]
+
+
+def test_who_waits_for_room_goes_on_when_frames_are_taken_and_at_the_end() -> None:
+    outgoing: Outgoing[bytes] = Outgoing()
+    passed = threading.Semaphore(0)
+
+    def wait() -> None:
+        for most in (1, 0):
+            outgoing.wait_for_relayed(most)
+            passed.release()
+
+    for _ in range(3):
+        outgoing.put(b"x", relayed=True)
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert outgoing.get() == b"x"
+    assert not passed.acquire(blocking=False)
+    assert outgoing.get() == b"x"
+    assert passed.acquire(timeout=60)
+    outgoing.put(b"own")
+    outgoing.close()
+    waiter.join(60)
+    assert not waiter.is_alive()
