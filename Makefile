@@ -26,6 +26,9 @@ PYTEST := $(BIN)/pytest -m 'not long and not timing'
 CHECKS := lint unit-tests host-tests
 AT_ONCE := -j $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
+# Nine processes of pytest load the same tests: compiling them takes longer than all that loading else does.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 ifneq ($(MAKECMDGOALS),$(CHECKS))
@@ -60,7 +63,7 @@ host-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests on real hosts; root 
 	$(PYTEST) -n $(HOST_TEST_JOBS) --dist loadgroup $(HOST_TESTS)
 
 timing-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests that measure how soon something happens: alone, one by one
-	$(BIN)/pytest -m timing
+	$(BIN)/pytest -m timing $$(grep -rl --include='test_*.py' mark.timing tests)
 
 pythons: $(VENV)/.extras-dev ## fetch other Pythons, which hosts may have and the agent is tested on
 	$(BIN)/python -m tests.pythons 3.8 3.14 3.15
