@@ -128,7 +128,7 @@ _WORKERS = Group(
             ("-np", "--num-proc"),
             "number of workers",
             values.NUMBER,
-            aliases=("-n", "--np"),
+            aliases=("-n", "--n", "--np"),
             field="np",
             default="one in every slot",
             more="They fill the slots in the order of the hosts.",

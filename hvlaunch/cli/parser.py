@@ -1,14 +1,13 @@
-"""The parser: what argparse makes of the table of options, and where the user's command begins."""
+"""The parser: what argparse makes of the table of options."""
 
 import argparse
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from hvlaunch.cli.option import BadValue, Group, Option
 from hvlaunch.errors import BadUsage
 
-__all__ = ["HELP_HINT", "Parser", "Question", "UnknownOption", "make_parser"]
+__all__ = ["HELP_HINT", "Parser", "Question", "make_parser"]
 
 HELP_HINT = "hvlaunch --help"
 
@@ -17,8 +16,6 @@ _DESCRIPTION = (
     "Start COMMAND as N workers on the hosts, over ssh, with all that torch.distributed needs to find the "
     "others. Options come before COMMAND; whatever follows its first word belongs to it."
 )
-_ATTACHED = re.compile(r"-[A-Za-z][^-].*", re.DOTALL)
-"""A short name with its value in one word: `-p2222`."""
 
 
 class Question(Exception):
@@ -30,60 +27,11 @@ class Question(Exception):
         self.value = value
 
 
-class UnknownOption(Exception):
-    """There is no such option as the first of these words, which are all that is left of the line."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        super().__init__(words[0])
-        self.words = words
-
-
 class Parser(argparse.ArgumentParser):
-    """argparse, but: errors are ours, options are not abbreviated, and the command is split off first.
-
-    argparse's own REMAINDER lets words of the command that look like abbreviated flags be ambiguous.
-    """
-
-    options: Mapping[str, Option]
-    """By all their names."""
+    """argparse, but errors are ours."""
 
     def error(self, message: str) -> NoReturn:
         raise BadUsage(message.removeprefix("argument "), hint=HELP_HINT)
-
-    def split(self, argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-        """Our options, in words that argparse can't misread, and the user's command.
-
-        It begins at the first word that is no option and no option's value. Raises UnknownOption.
-        """
-        flags: list[str] = []
-        index = 0
-        while index < len(argv):
-            word = argv[index]
-            if word == "--":
-                return flags, argv[index + 1 :]
-            if not word.startswith("-") or word == "-":
-                return flags, argv[index:]
-            option = self.options.get(word)
-            if option is None:
-                flags.append(self._with_value(argv[index:]))
-                index += 1
-                continue
-            count = 0 if option.value is None else len(option.value.metavars) or 1
-            values = argv[index + 1 : index + 1 + count]
-            has_options = option.value is not None and option.value.has_options
-            flags += [f"{word}={values[0]}"] if has_options and values else [word, *values]
-            index += 1 + count
-        return flags, ()
-
-    def _with_value(self, words: Sequence[str]) -> str:
-        """The first word, which has an option and its value: `--np=2`, `-p2222`."""
-        word = words[0]
-        if word.partition("=")[0] in self.options:
-            return word
-        option = self.options.get(word[:2])
-        if option is None or option.value is None or not _ATTACHED.fullmatch(word):
-            raise UnknownOption(words)
-        return f"{word[:2]}={word[2:]}"
 
 
 def make_parser(groups: Sequence[Group], describe: Callable[[Option], str] | None = None) -> Parser:
@@ -99,12 +47,6 @@ def make_parser(groups: Sequence[Group], describe: Callable[[Option], str] | Non
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.options = {
-        flag: option
-        for group in groups
-        for option in group.options
-        for flag in (*option.flags, *option.aliases)
-    }
     for group in groups:
         section = parser.add_argument_group(group.title, group.about.replace("`", "") or None)
         exclusive: dict[str, argparse._MutuallyExclusiveGroup] = {}

@@ -1,0 +1,38 @@
+"""The options of deepspeed, DeepSpeed's launcher."""
+
+from hvlaunch.cli.foreign.foreign_option import absent, needless, other, same, word
+
+__all__ = ["DEEPSPEED"]
+
+DEEPSPEED = (
+    *same("-h, --help", "--hostfile FILE", "--quiet"),
+    *word("--quiet", "-q"),
+    *word("--ssh-port {}", "--ssh_port PORT"),
+    *other("the hosts: -H a:4,b:4; the file is -hostfile FILE", "-H FILE"),
+    *other("a private key; hosts are named in -H, GPUs by -x CUDA_VISIBLE_DEVICES", "-i SPEC"),
+    *word("-H a:4,b:4 with the hosts to use; GPUs by -x CUDA_VISIBLE_DEVICES=0,2", "--include SPEC"),
+    *word("-H or -hostfile without them; GPUs by -x CUDA_VISIBLE_DEVICES=0,2", "-e, --exclude SPEC"),
+    *word("-H or -hostfile with so many hosts", "--num_nodes N"),
+    *word("--slots-per-host {}, or -np on this machine alone", "--num_gpus, --num_accelerators N"),
+    *word("--min-np, which counts workers", "--min_elastic_nodes N"),
+    *word("--max-np, which counts workers", "--max_elastic_nodes N"),
+    *word("--min-np N, with which a job is elastic", "--elastic_training"),
+    *needless("hvlaunch finds the address and a free port", "--master_addr ADDRESS", "--master_port PORT"),
+    *needless("hvlaunch numbers the hosts", "--node_rank N"),
+    *word("--mpi, --srun or --gloo", "--launcher NAME"),
+    *word("--mpi-args='{}'", "--launcher_args OPTIONS"),
+    *word("python -m MODULE, behind the options", "--module"),
+    *needless("the command is started as it is", "--no_python"),
+    *needless("no argument is added to the command: LOCAL_RANK is set", "--no_local_rank"),
+    *needless("no ssh is used to this machine", "--no_ssh"),
+    *needless("hvlaunch connects once, and reports all hosts that it can't reach", "--no_ssh_check"),
+    *needless("a host that is not this machine is reached by ssh", "--force_multi"),
+    *needless("the shell has the process id: $!", "--save_pid"),
+    *word("--output-filename {}", "--enable_each_rank_log DIR"),
+    *word("--verbose or --quiet", "--log_level LEVEL"),
+    *absent("the autotuner is DeepSpeed's own", "--autotuning MODE"),
+    *word("--srun --mpi-args='{option}', in a job of Slurm", "--comment, --account TEXT"),
+    *word("numactl in the command: numactl --cpunodebind=0 python ...", "--bind_cores_to_rank"),
+    *word("taskset in the command: taskset -c {} python ...", "--bind_core_list CORES"),
+    *word("sh -c '. {}; exec python train.py' as the command", "--venv_script FILE"),
+)

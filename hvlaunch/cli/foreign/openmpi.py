@@ -1,0 +1,96 @@
+"""The options of Open MPI's mpirun, of versions 4 and 5. It takes most with one dash, and all with two."""
+
+from hvlaunch.cli.foreign.foreign_option import absent, needless, other, same, word
+
+__all__ = ["OPENMPI"]
+
+_PASSED = "--mpi --mpi-args='{option}'"
+_BOUND = "--mpi --binding-args='{option}'; without --mpi no worker is bound"
+
+OPENMPI = (
+    *same(
+        "-n, -np, --np, --n N",
+        "-H, -host, --host HOSTS",
+        "-hostfile, --hostfile FILE",
+        "-machinefile, --machinefile FILE",
+        "-x NAME=VALUE",
+        "-v, --verbose",
+        "-V, --version",
+        "-h, --help",
+        "--quiet",
+    ),
+    *other("--stdin 0, all or none: no other rank can have it", "--stdin RANK"),
+    *other("the files are DIR/rank.N/stdout and stderr", "--output-filename DIR"),
+    *other("the text before each line; where Open MPI is: -x PATH -x LD_LIBRARY_PATH", "--prefix DIR"),
+    *other("--max-restarts is for all workers of an elastic job", "--max-restarts N"),
+    *word("-np N", "-c N"),
+    *word("--slots-per-host {}", "-N, -npernode, --npernode N"),
+    *word("--slots-per-host 1", "-pernode, --pernode"),
+    *word("--slots-per-host N", "--ppr PATTERN"),
+    *word("-hostfile {}", "--default-hostfile FILE"),
+    *word("--cwd {}", "-wdir, --wdir, -wd, --wd DIR"),
+    *word("--quiet", "-q"),
+    *word("--dry-run", "--display-map, --display-allocation, --display-devel-map, --display-diffable-map"),
+    *word("--dry-run", "--display-devel-allocation, --display-topo, --do-not-launch"),
+    *word("--dry-run", "--display WHAT"),
+    *word("--output-filename DIR, --prefix or -prefix-timestamp", "--output WHAT"),
+    *word("-prefix-timestamp", "--timestamp-output"),
+    *word("timeout {} hvlaunch ...", "--timeout SECONDS"),
+    *word("--events FILE", "--report-events, --report-pid, --report-uri CHANNEL"),
+    *word("--verbose", "-d, --debug-devel, --debug-daemons, --debug-daemons-file, --show-progress"),
+    *word("-x PATH", "--path PATH"),
+    *word("-hostfile FILE without this machine", "--nolocal"),
+    *word("--network-interfaces NAME; for Open MPI: " + _PASSED, "-mca, --mca NAME VALUE"),
+    *absent("one command is started; a script can look at its RANK", "--app FILE"),
+    *needless("each line has its rank before it, and --prefix says how", "--tag-output"),
+    *needless("hosts may have more workers than processors: give slots, -H a:16", "--oversubscribe"),
+    *needless("no more workers are started than there are slots", "--nooversubscribe"),
+    *needless("root may start jobs", "--allow-run-as-root"),
+    *needless("workers fill the slots of a host, then those of the next", "--byslot"),
+    *needless("names go to each host as they are", "--do-not-resolve, --use-regexp"),
+    *needless("there is no daemon that outlives a job", "--novm, --leave-session-attached"),
+    *needless("hvlaunch sends its agent itself", "--launch-agent PROGRAM"),
+    *needless("a failing worker ends the job, unless it is elastic (--min-np)", "--disable-recovery"),
+    *word("--min-np N, with which a job is elastic", "--enable-recovery, --continuous"),
+    *absent("ranks go host by host: name the hosts in the order that you want", "--bynode, --bycore"),
+    *absent("ranks go host by host: name the hosts in the order that you want", "--rank-by WHAT"),
+    *absent("stdout and stderr are kept apart; 2>&1 joins them", "--merge-stderr-to-stdout"),
+    *absent("--events FILE has JSON, and nothing has XML", "--xml"),
+    *absent("--events FILE has JSON, and nothing has XML", "--xml-file FILE"),
+    *absent("workers have no terminal; --output-filename has a file for each", "--xterm RANKS"),
+    *absent("hvlaunch starts no debugger; kill -USR1 reaches all workers", "--debug, --tv"),
+    *absent("hvlaunch starts no debugger", "--debugger PROGRAMS"),
+    *absent(
+        "files are not copied to hosts; use a shared directory, or rsync",
+        "-s, --preload-binary, --set-cwd-to-session-dir",
+    ),
+    *absent("files are not copied to hosts; use a shared directory, or rsync", "--preload-files FILES"),
+    *absent(
+        "no stacks are taken; 'py-spy dump --pid PID' on the host has them",
+        "--get-stack-traces, --report-state-on-timeout",
+    ),
+    *absent("there is no DVM: each job is on its own", "--dvm, --hnp, --system-server, --terminate"),
+    *absent("there is no DVM: each job is on its own", "--dvm-uri, --max-vm-size, --ompi-server VALUE"),
+    *word(_BOUND, "--map-by, --bind-to WHAT"),
+    *word(_BOUND, "--bind-to-core, --bind-to-socket, --report-bindings, --use-hwthread-cpus"),
+    *word(_BOUND, "-npersocket, --npersocket, --cpus-per-proc, --cpus-per-rank, --cpu-set, --cpu-list N"),
+    *word(_BOUND, "-rf, --rankfile, -cf, --cartofile FILE"),
+    *word(_PASSED, "-gmca, --gmca, --omca, --gomca, --prtemca, --gprtemca, --pmixmca, --gpmixmca NAME VALUE"),
+    *word(
+        _PASSED,
+        "-am, --am, --amca, --tune, --personality, --runtime-options, --rtos, --memory-alloc-kinds VALUE",
+    ),
+    *word(
+        _PASSED,
+        "--forward-signals, --stream-buffering, --with-ft, --tmpdir, --pset, --initial-errhandler VALUE",
+    ),
+    *word(
+        _PASSED,
+        "--noprefix, --enable-instant-on-support, --fwd-mpirun-port, --index-argv-by-rank, --output-proctable, --hetero-nodes",
+    ),
+    *word(_PASSED, "--report-child-jobs-separately, --no-ready-msg, --parsable, --parseable, --test-suicide"),
+    *word(
+        _PASSED,
+        "--stop-on-exec, --stop-in-init, --stop-in-app, --wait-to-connect, --num-connect-retries VALUE",
+    ),
+)

@@ -1,0 +1,81 @@
+"""The words of a command line: which are hvlaunch's options, and where the user's command begins.
+
+argparse can't say it: it takes words of the command that look like options for its own.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from hvlaunch.cli.option import Group, Option
+
+__all__ = ["UnknownOption", "by_name", "split", "words_of"]
+
+_ATTACHED = re.compile(r"-[A-Za-z][^-].*", re.DOTALL)
+"""A short name with its value in one word: `-p2222`."""
+_LIKE_A_NAME = re.compile(r"-[A-Za-z][a-z-]+")
+"""What may also be the name of an option of another launcher: `-ppn`."""
+
+
+class UnknownOption(Exception):
+    """There is no such option as the first of these words, which are all that is left of the line."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__(words[0])
+        self.words = words
+
+
+def by_name(groups: Sequence[Group]) -> dict[str, Option]:
+    """The options by all their names."""
+    return {
+        flag: option
+        for group in groups
+        for option in group.options
+        for flag in (*option.flags, *option.aliases)
+    }
+
+
+def split(
+    argv: Sequence[str], options: Mapping[str, Option], is_foreign: Callable[[str], bool]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """The options, in words that argparse can't misread, and the user's command.
+
+    It begins at the first word that is no option and no option's value. `is_foreign` is whether another launcher has an
+    option of that name. Raises UnknownOption.
+    """
+    flags: list[str] = []
+    index = 0
+    while index < len(argv):
+        word = argv[index]
+        if word == "--":
+            return flags, argv[index + 1 :]
+        if not word.startswith("-") or word == "-":
+            return flags, argv[index:]
+        words = argv[index : index + words_of(argv[index:], options, is_foreign)]
+        if not words:
+            raise UnknownOption(argv[index:])
+        flags += _joined(words, options)
+        index += len(words)
+    return flags, ()
+
+
+def words_of(words: Sequence[str], options: Mapping[str, Option], is_foreign: Callable[[str], bool]) -> int:
+    """How many of the words, from the first on, are one of the options with its values; 0 if it is none."""
+    word = words[0]
+    if word in options:
+        value = options[word].value
+        return 1 + (0 if value is None else len(value.metavars) or 1)
+    if word.partition("=")[0] in options:
+        return 1
+    option = options.get(word[:2])
+    if option is None or option.value is None or not _ATTACHED.fullmatch(word):
+        return 0
+    return 0 if _LIKE_A_NAME.fullmatch(word) and is_foreign(word) else 1
+
+
+def _joined(words: Sequence[str], options: Mapping[str, Option]) -> Sequence[str]:
+    """The words of an option, as one word where its value could be taken for an option: `--mpi-args=-v`."""
+    name, *values = words
+    if name not in options:
+        return words if name.partition("=")[0] in options else [f"{name[:2]}={name[2:]}"]
+    value = options[name].value
+    return [f"{name}={values[0]}"] if value is not None and value.has_options and values else words

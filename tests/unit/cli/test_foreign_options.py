@@ -1,0 +1,235 @@
+"""Options of other launchers: the table has all of them, and each is answered with what to write here."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from ClusterShell.CLI import OptionParser
+
+from hvlaunch.cli.arguments import parse
+from hvlaunch.cli.foreign.table import PROGRAMS, key, rows_of
+from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.words import by_name
+from hvlaunch.errors import BadUsage
+
+OURS = by_name(GROUPS)
+ROWS = [(program, option) for program, options in PROGRAMS.items() for option in options]
+PASSED = re.compile(r"'[^']*'|\"[^\"]*\"|python -m|numactl \S+|taskset -c|sh -c")
+"""What is not hvlaunch's in an answer: the options of others."""
+
+
+def answer(line):
+    with pytest.raises(BadUsage) as caught:
+        parse(line.split())
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (
+            "--nproc-per-node 4 train.py",
+            "--nproc-per-node is torchrun's: here write --slots-per-host 4, or slots with each host: -H a:4,b:4",
+        ),
+        ("-ppn 4 true", "-ppn is mpirun's: here write --slots-per-host 4"),
+        ("-env A true", "-env is mpirun's: here write -x A=true"),
+        ("-genv A 1 true", "-genv is mpirun's: here write -x A=1"),
+        (
+            "-N 4 true",
+            "-N is mpirun's: here write --slots-per-host 4; or srun's: here write -H with the hosts",
+        ),
+        ("-N4 true", "-N is mpirun's: here write --slots-per-host 4; or srun's: "),
+        ("-wdir /data true", "-wdir is mpirun's: here write --cwd /data"),
+        ("--wdir=/data true", "--wdir is mpirun's: here write --cwd /data"),
+        ("--oversubscribe true", "--oversubscribe is mpirun's and srun's, and not needed here: "),
+        (
+            "--allow-run-as-root true",
+            "--allow-run-as-root is mpirun's, and not needed here: root may start jobs",
+        ),
+        ("--map-by node true", "--map-by is mpirun's: here write --mpi --binding-args='--map-by node'"),
+        ("--bind-to core true", "--bind-to is mpirun's: here write --mpi --binding-args='--bind-to core'"),
+        (
+            "-mca btl tcp true",
+            "-mca is mpirun's: here write --network-interfaces NAME; for Open MPI: --mpi --mpi-args='-mca btl tcp'",
+        ),
+        ("--tag-output true", "--tag-output is mpirun's, and not needed here: each line has its rank"),
+        (
+            "--output tag true",
+            "--output is mpirun's: here write --output-filename DIR, --prefix or -prefix-timestamp; or ",
+        ),
+        ("--tee 3 true", "--tee is torchrun's and accelerate's: here write --output-filename DIR"),
+        ("--redirects 3 true", "--redirects is torchrun's: here write --output-filename DIR"),
+        (
+            "--no-python true",
+            "--no-python is torchrun's, deepspeed's and accelerate's, and not needed here: ",
+        ),
+        ("--include a@b true", "--include is deepspeed's: here write -H a:4,b:4 with the hosts to use"),
+        (
+            "--exclude a true",
+            "--exclude is srun's: here write -H or -hostfile without them; or deepspeed's: ",
+        ),
+        ("--num_gpus 8 true", "--num_gpus is deepspeed's: here write --slots-per-host 8"),
+        ("--num_nodes=2 true", "--num_nodes is deepspeed's: here write -H or -hostfile with so many hosts"),
+        ("--num-processes 4 true", "--num-processes is accelerate's: here write -np 4"),
+        ("--ntasks=8 true", "--ntasks is srun's: here write -np 8"),
+        ("-w a,b true", "-w is srun's: here write -H a,b; or pdsh's and clush's: here write -H a,b, and "),
+        (
+            "--cpu-bind=cores true",
+            "--cpu-bind is srun's: here write --srun --binding-args='--cpu-bind=cores', in a job",
+        ),
+        (
+            "--gres=gpu:4 true",
+            "--gres is srun's, and hvlaunch has nothing like it: give it to salloc or sbatch",
+        ),
+        ("--fsdp_version 2 true", "--fsdp_version is accelerate's: here write -x FSDP_VERSION=2"),
+        ("--fusion-threshold-mb 64 true", ": here write -x HOROVOD_FUSION_THRESHOLD=$((64 * 1048576))"),
+        ("--timeline-filename 'a true", "-x HOROVOD_TIMELINE=''\"'\"'a'"),
+        ("--timeline-filename", "-x HOROVOD_TIMELINE=FILE"),
+        (
+            "-g gpu -w a,b uptime",
+            "-g is pdsh's and clush's, and hvlaunch has nothing like it: hosts have no groups; -H \"$(nodeset ",
+        ),
+        (
+            "-g gpu -w a,b uptime",
+            "\n-w is pdsh's and clush's: here write -H a,b, and --slots-per-host 1 for one worker on each host",
+        ),
+    ],
+)
+def test_the_answer(line, text):
+    assert text in answer(line)
+
+
+def test_all_of_a_line_is_answered_up_to_what_nobody_has():
+    lines = answer("--nnodes=2 -np 4 --node_rank 0 -v --standalone --bogus --nproc-per-node 4 x").split("\n")
+    assert [line.split()[0] for line in lines] == ["--nnodes", "--node_rank", "--standalone"]
+    assert all("torchrun's" in line for line in lines)
+
+
+def test_what_one_launcher_has_all_of_is_read_as_its_own():
+    assert "-m is torchrun's" in answer("-m train.main")
+    assert "srun" not in answer("--nnodes 2 -m train.main").partition("\n")[2]
+
+
+def test_a_value_in_one_word_with_a_short_name_is_ours_where_nobody_else_has_such_a_name():
+    options = parse("-xterm -p2222 -Ha:2 true".replace("-xterm", "-xTERM").split())
+    assert (options.x, options.ssh_port, options.hosts) == (["TERM"], 2222, "a:2")
+    assert "-xterm is mpirun's" in answer("-xterm 0 true")
+
+
+@pytest.mark.parametrize(
+    ("program", "option"), ROWS, ids=[f"{program} {option.spelled}" for program, option in ROWS]
+)
+def test_a_row(program, option):
+    is_ours = {name in OURS for name in option.names}
+    assert all(re.fullmatch(r"--?[A-Za-z0-9][-\w]*", name) for name in option.names)
+    assert is_ours == {option.becomes in ("same", "another meaning")}
+    assert bool(option.here) is (option.becomes != "same")
+    assert all(metavar.upper() == metavar for metavar in option.metavars)
+    assert option.metavars or "{}" not in option.here
+    shown = re.findall(r"(?<![\w<-])--?[A-Za-z][-\w]*", PASSED.sub("", option.here))
+    assert set(shown) <= OURS.keys() | {"-USR1", "-f", "-S"}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_launcher_has_each_name_once(program):
+    names = [name for option in PROGRAMS[program] for name in option.names]
+    assert len(names) == len(set(names))
+
+
+def test_horovods_tuning_is_given_by_variables():
+    rows = [option for option in PROGRAMS["horovodrun"] if option.here.startswith("-x HOROVOD_")]
+    assert len(rows) >= 29
+
+
+def help_of(program, *words, **environ):
+    """All options that a launcher on this machine says it has."""
+    if shutil.which(program) is None:
+        pytest.skip(f"no {program} here")
+    done = subprocess.run(
+        [program, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, **environ},
+    )
+    return done.stdout + done.stderr
+
+
+def spelled_in(text):
+    return set(re.findall(r"(?<![\w./<-])--?[A-Za-z][-\w]*", text))
+
+
+def missing(names, *programs):
+    known = {key(name) for program in programs for option in PROGRAMS[program] for name in option.names}
+    return sorted(name for name in names if key(name).rstrip("-") not in known)
+
+
+def test_all_of_open_mpi():
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    text = help_of("mpirun.openmpi", "--help", "full", **allowed)
+    names = spelled_in("\n".join(re.findall(r"^ *(-\S+)", text, re.MULTILINE)).replace("|", " "))
+    assert len(names) > 90
+    assert missing(names, "mpirun (Open MPI)") == []
+
+
+def test_all_of_mpich():
+    text = help_of("mpirun.mpich", "-help")
+    names = spelled_in("\n".join(re.findall(r"^ *(-\S+)", text, re.MULTILINE)).replace("/", " "))
+    assert len(names) > 35
+    assert missing(names, "mpirun (MPICH)") == []
+
+
+def test_all_of_srun(tmp_path):
+    config = tmp_path / "slurm.conf"
+    config.write_text(
+        "ClusterName=x\nSlurmctldHost=localhost\nNodeName=localhost\nPartitionName=d Nodes=ALL\n"
+    )
+    text = help_of("srun", "--help", SLURM_CONF=str(config))
+    names = spelled_in("\n".join(re.findall(r"^ +((?:-\w, +)?-[-\w]+)", text, re.MULTILINE)))
+    assert len(names) > 120
+    assert missing(names, "srun") == []
+
+
+def test_all_of_torchrun():
+    spec = find_spec("torch")
+    if spec is None:
+        pytest.skip("no torch here")
+    text = Path(str(spec.origin)).with_name("distributed").joinpath("run.py").read_text()
+    names = set(re.findall(r'^ +"(--?[a-z][-\w]*)",$', text, re.MULTILINE))
+    assert len(names) > 40
+    assert missing(names, "torchrun") == []
+
+
+def test_all_of_clush():
+    text = Path(OptionParser.__file__).read_text().partition("def install_nodeset_commands")[0]
+    names = {
+        name
+        for call in re.findall(r"add_option\(([^)]*)", text)
+        for name in re.findall(r'"(--?\w[-\w]*)"', call)
+    }
+    assert len(names) > 50
+    assert missing(names - {"--separator"}, "clush") == []  # which is clubak's
+
+
+def test_the_table_is_not_loaded_for_a_line_that_needs_none():
+    script = "import sys; from hvlaunch.cli.arguments import parse; parse(sys.argv[1:]); print(*sys.modules)"
+    for line, is_loaded in (("-np 2 -H a:4 -xA=1 -p2222 true", False), ("-xterminal true", True)):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *line.split()], capture_output=True, text=True, check=True
+        )
+        assert ("hvlaunch.cli.foreign.table" in done.stdout.split()) is is_loaded
+
+
+def test_dashes_and_underscores_are_all_one():
+    assert (
+        {row.program for row in rows_of("--nproc_per_node")}
+        == {row.program for row in rows_of("-nproc-per-node")}
+        == {"torchrun"}
+    )
