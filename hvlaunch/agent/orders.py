@@ -53,7 +53,7 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
         rendezvous=or_null(record(_RENDEZVOUS)),
     ),
     "probe": Form(target=_NAME, addresses=several(_NAME, 1 << 12), port=PORT, key=_NAME),
-    "start": Form(_ALL, 1, round=_COUNT),
+    "start": Form(_ALL, 1, round=_SLOT),
     "stdin": Form(1 << 20, slot=_SLOT),
     "stop": Form(slots=or_null(several(_SLOT, 1 << 20)), steps=several(pair(_SIGNAL, _SECONDS), 1 << 10)),
     "signal": Form(slots=or_null(several(_SLOT, 1 << 20)), signal=_SIGNAL),
@@ -75,7 +75,7 @@ PLAN = record(
         "defaults": _VARIABLES,
         "env": _VARIABLES,
         "workers": several(
-            record({"slot": _SLOT, "start": _COUNT, "env": _VARIABLES, "stdin": flag}), 1 << 16
+            record({"slot": _SLOT, "start": _SLOT, "env": _VARIABLES, "stdin": flag}), 1 << 16
         ),
     }
 )

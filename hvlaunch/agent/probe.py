@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import time
 
-from hvlaunch.agent.proof import ANSWER_SIZE, QUESTION_SIZE, Prover, Question
+from hvlaunch.agent.proof import ANSWER_SIZE, QUESTION_SIZE, Prover, Question, canonical
 from hvlaunch.agent.quick import accept, socket
 from hvlaunch.agent.selector import READ, WRITE, Selector
 
@@ -135,12 +135,13 @@ def _connect_all(selector: Selector, targets: Sequence[Target]) -> Dict[int, soc
     waiting = {}
     for index, (address, port) in enumerate(targets):
         try:
+            canonical(address)
             # As bytes: text goes through the codec of international names, whose import takes 2 ms.
             family, kind, protocol, _, where = socket.getaddrinfo(
                 address.encode("ascii"), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
             )[0]
             connection = socket.socket(family, kind, protocol)
-        except OSError:
+        except (OSError, ValueError):  # no address
             continue
         connection.setblocking(False)
         if connection.connect_ex(where) not in _UNDERWAY:

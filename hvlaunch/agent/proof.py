@@ -63,7 +63,11 @@ class Prover:
 
 def _proof(kind: str, key: str, name: str, address: str, port: int, challenge: bytes) -> bytes:
     said = "\0".join((kind, name, address, str(port), ""))
-    return mac(key.encode("ascii"), said.encode("utf-8", "surrogateescape") + challenge)
+    return mac(_bytes(key), _bytes(said) + challenge)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def canonical(address: str) -> str:

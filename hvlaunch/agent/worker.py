@@ -82,7 +82,7 @@ def _kill(pid: int, number: int) -> None:
 
 def start(slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool) -> WorkerProcess:
     """Start `argv` in the current directory, in a session of its own. Raises CannotStart."""
-    program = _find(argv[0], env.get("PATH", os.defpath))
+    program = _find(argv[0] if argv else "", env.get("PATH", os.defpath))
     fds: List[int] = []
     try:
         fds.extend((*os.pipe(), *os.pipe()))

@@ -46,7 +46,7 @@ class _Slot:
     def __init__(self, about: Dict[str, int], worker: process.WorkerProcess, mark: str) -> None:
         self.about = about
         self.worker = worker
-        self.mark = mark.encode()
+        self.mark = os.fsencode(mark)
         """In the environment of the worker, and of its children unless they clear it."""
         self.store_port: Optional[int] = None
         """Where it is to open the store that all workers meet at: rank 0's MASTER_PORT."""

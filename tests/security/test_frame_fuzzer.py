@@ -1,40 +1,64 @@
-"""100,000 broken frames, in both directions, and at the door; benchmarks/fuzz_frames.py goes on for as long as one likes."""
+"""100,000 broken frames and handshakes, in both directions, and at the door; benchmarks/fuzz_frames.py goes on for as long as one likes."""
 
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from hvlaunch.agent.frames import encode
-from tests.security.frame_fuzzer import door_session, driver_session, order_session, orders
+from tests.security.fuzz import SESSIONS
+from tests.security.fuzz.judge import files_below, nothing_else
+from tests.security.fuzz.orders import orders
 from tests.unit.agent.harness import AgentProcess
 
-SHARES = [(driver_session, 60_000, 1), (order_session, 30_000, 2), (door_session, 10_000, 3)]
+SHARES = {
+    "an agent to a driver": 42_000,
+    "agents of a launcher to a driver": 14_000,
+    "a driver to an agent": 32_000,
+    "a caller behind the door's handshake": 9_000,
+    "a stranger at the door": 2_400,
+    "a stranger whom an agent calls": 600,
+}
 MOST_MEMORY = 200 << 20
+OFTEN = 50
 
 
-@pytest.mark.parametrize(("session", "frames", "seed"), SHARES, ids=[one[0].__name__ for one in SHARES])
+def test_there_are_as_many_as_we_say() -> None:
+    assert sum(SHARES.values()) == 100_000
+    assert SHARES.keys() == SESSIONS.keys()
+
+
+@pytest.mark.parametrize("kind", SHARES)
 @pytest.mark.timeout(600)
-def test_broken_frames_change_nothing(
-    session: Callable[[int], int], frames: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_frames_change_nothing(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    play = SESSIONS[kind]
+    play(0)
     process = psutil.Process()
     before = process.memory_info().rss
     threads = threading.active_count()
-    seen = 0
-    while seen < frames:
-        seen += session(seed)
-        seed += len(SHARES)
-    assert process.memory_info().rss < max(MOST_MEMORY, before + (32 << 20))
+    seen = seed = 0
+    while seen < SHARES[kind]:
+        seed += 1
+        with nothing_else():
+            seen += play(seed)
+        if seed % OFTEN == 0:
+            assert process.memory_info().rss < before + MOST_MEMORY
     assert threading.active_count() <= threads + 1
-    assert not any(tmp_path.iterdir())
+    assert files_below(tmp_path) == set()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", SHARES)
+def test_what_is_not_broken_is_taken(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a fuzzer would only see how its first frame is refused."""
+    monkeypatch.chdir(tmp_path)
+    for seed in range(10):
+        assert SESSIONS[kind](seed, is_broken=False) == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_a_real_agent_ends_in_order_whatever_a_driver_sends(seed: int) -> None:
     agent = AgentProcess(candidates=[sys.executable])
     try:

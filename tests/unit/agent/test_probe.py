@@ -1,5 +1,6 @@
 """Who can be reached: only who proves to be the right one counts."""
 
+import resource
 import socket
 import threading
 import time
@@ -386,8 +387,10 @@ class TestAgents:
         assert found == (None if elastic is None else "127.0.0.1")
 
     def test_a_fault_beside_the_loop_reaches_the_driver(self, agent: AgentProcess) -> None:
-        agent.send("probe", target="t", addresses=["127.0.0.1"], port=1, key="\u00e9")
-        assert "UnicodeEncodeError: " in agent.expect("fault")[0]["cause"]
+        agent.settle()
+        resource.prlimit(agent.agent.pid, resource.RLIMIT_NOFILE, (3, 3))
+        agent.send("probe", target="t", addresses=["127.0.0.1"], port=1, key="k")
+        assert "Too many open files" in agent.expect("fault")[0]["cause"]
         assert agent.status() == 1
 
     def test_probing_leaves_no_connection_open(self, launch: Launch) -> None:
@@ -399,3 +402,15 @@ class TestAgents:
             prober.send("probe", target="t", addresses=["127.0.0.1"] * 4, port=port, key="the-target")
             prober.expect("probed", address=None)
         assert prober.agent.num_fds() <= before
+
+
+@pytest.mark.parametrize("address", ["\u00e9", "", "b", "0x7f.1", "127.1", "x" * 300])
+def test_what_is_no_address_leads_nowhere(address: str) -> None:
+    reach([(address, 9)], "k", "host b", 5.0, lambda _: pytest.fail("it was reached"))
+
+
+def test_keys_and_names_may_be_any_text() -> None:
+    question = Question("k\u00e9", "host \udc80\ud800", "127.0.0.1", 9)
+    answer = Prover("k\u00e9", "host \udc80\ud800").answer(question.data, ["127.0.0.1"], 9)
+    assert answer is not None
+    assert question.is_answer(answer)

@@ -118,6 +118,7 @@ def test_a_command_that_is_nowhere_is_127(agent: AgentProcess) -> None:
     assert not_started(agent, ["/no/such/file"]) == (127, "/no/such/file: command not found")
     assert not_started(agent, ["/etc/passwd/x"]) == (127, "/etc/passwd/x: command not found")
     assert not_started(agent, [""]) == (127, "the command is empty")
+    assert not_started(agent, []) == (127, "the command is empty")
 
 
 def test_a_file_that_cant_be_executed_is_126(agent: AgentProcess, tmp_path: Path) -> None:
