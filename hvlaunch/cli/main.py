@@ -90,23 +90,24 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
 
         _complain(f"hosts of {spec.allocation}: {host_set(host.name for host in spec.hosts)}")
     if options.dry_run:
-        from hvlaunch.cli.elastic import first_round  # noqa: PLC0415
-        from hvlaunch.cli.masking import MASK  # noqa: PLC0415
-        from hvlaunch.cli.plan import plan  # noqa: PLC0415
-
-        text = plan(first_round(spec), left_out=names, show_secrets=options.show_secrets)
-        if spec.mpi is not None:
-            from hvlaunch.cli.launcher_plan import launcher_plan  # noqa: PLC0415
-
-            text += "\n\n" + launcher_plan(spec, spec.mpi, os.environ, show_secrets=options.show_secrets)
-        if MASK in text:
-            text += f"\n\n{MASK} hides what may be a secret; --show-secrets shows it"
-        return _print(text + "\n")
+        return _print(_plan(spec, names, show_secrets=options.show_secrets) + "\n")
     if spec.verbose and names:
         _complain(f"set here, and not passed on to the workers: {', '.join(names)}")
     if run is None:
         run = _controller(spec)
     return run(spec, stdout=_binary(sys.stdout), stderr=_binary(sys.stderr)).exit_code
+
+
+def _plan(spec: JobSpec, names: Sequence[str], *, show_secrets: bool) -> str:
+    from hvlaunch.cli.elastic import first_round  # noqa: PLC0415 (a job needs none of it)
+    from hvlaunch.cli.plan import plan  # noqa: PLC0415 (as above)
+
+    launcher = ""
+    if spec.mpi is not None:
+        from hvlaunch.cli.launcher_plan import launcher_plan  # noqa: PLC0415 (as above)
+
+        launcher = launcher_plan(spec, spec.mpi, os.environ, show_secrets=show_secrets)
+    return plan(first_round(spec), left_out=names, launcher=launcher, show_secrets=show_secrets)
 
 
 def _controller(spec: JobSpec) -> Run:

@@ -55,8 +55,8 @@ _HOSTS = Group(
             "force_slots",
             ("--force-slots",),
             "use numbers of slots that look like a mistake",
-            more="More than 64 slots are refused on a host that has no 8 processors for one: a number after a host's name is "
-            "its slots, and not its port.",
+            more="A host may have 64 slots, or 8 for each of its processors. More are refused, since the number after a host's "
+            "name is its slots, and not its port.",
         ),
         Option(
             "no_scheduler",
@@ -373,7 +373,7 @@ _GENERAL = Group(
             "dry_run",
             ("--dry-run",),
             "print what would be started, and start nothing",
-            more="It prints the hosts, the ranks, the command and the environment, and connects to no host.",
+            more="It prints the command, the hosts and their ranks, with `--verbose` the environment too, and connects to no host.",
             example="hvlaunch --dry-run -np 8 -H gpu01:4,gpu02:4 python train.py",
         ),
         Option(

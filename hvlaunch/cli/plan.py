@@ -18,7 +18,7 @@ __all__ = ["command_line", "plan", "quoted", "shown_value"]
 
 _LATER = "(known once connected)"
 _DEFAULT = "(set where the host has none)"
-_WIDTH = 100
+_WIDTH = 78  # and two in front of it: a terminal's 80
 
 _NETWORKS = [
     HostNetwork(
@@ -42,37 +42,45 @@ def plan(
     spec: JobSpec,
     *,
     left_out: Sequence[str] = (),
+    launcher: str = "",
     is_local: Callable[[Host], bool] = is_local,
     show_secrets: bool = False,
 ) -> str:
     """The plan as text for people; what may be a secret is masked unless it is to be shown. Connects nowhere, but may ask the resolver for hosts' names.
 
-    `left_out` has the names of variables that other hosts do not get. Raises NotEnoughSlots.
+    The environment is in it where the job is verbose. `left_out` has the names of variables that other hosts do not get, `launcher`
+    what there is to say of another launcher. At the end is what starts where. Raises NotEnoughSlots.
     """
     hosts = needed(spec.hosts, spec.np, spec.slots_per_host)
     places = _places(spec, hosts)
-    by_rank = _by_rank(spec, places or _any_two(spec.np))
-    sections = [
-        ("hosts", _host_lines(spec, hosts, is_local)),
-        ("workers", _worker_lines(spec, places)),
-        ("command", [command_line(spec.command, show_secrets=show_secrets)]),
-        ("working directory", [quoted(spec.cwd)]),
-        (
-            "environment of every worker, above its host's own",
-            _environment_lines(spec, by_rank, show_secrets=show_secrets),
-        ),
-        ("environment by rank", _rank_lines(places, by_rank)),
-        (
+    blocks = [
+        *(_environment(spec, places, show_secrets=show_secrets) if spec.verbose else ()),
+        _block(
             "set here, and not passed on (-x NAME or --env all passes it on)",
             textwrap.wrap(", ".join(left_out), _WIDTH),
         ),
+        _block("working directory", [quoted(spec.cwd)]),
+        _block("command", [command_line(spec.command, show_secrets=show_secrets)]),
+        launcher,
     ]
-    blocks = [
-        "\n".join([f"{title}:", *(f"  {line}".rstrip() for line in lines)])
-        for title, lines in sections
-        if lines
-    ]
-    return "\n\n".join(blocks)
+    if MASK in "\n".join(blocks):
+        blocks.append(f"{MASK} hides what may be a secret; --show-secrets shows it")
+    blocks.append(_block(_count(spec, hosts, places), _host_lines(spec, hosts, places, is_local)))
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _block(title: str, lines: Sequence[str]) -> str:
+    """Empty without lines."""
+    return "\n".join([f"{title}:", *(f"  {line}".rstrip() for line in lines)]) if lines else ""
+
+
+def _environment(spec: JobSpec, places: Sequence[Placement] | None, *, show_secrets: bool) -> tuple[str, str]:
+    by_rank = _by_rank(spec, places or _any_two(spec.np))
+    lines = _environment_lines(spec, by_rank, show_secrets=show_secrets)
+    return (
+        _block("environment of every worker, above its host's own", lines),
+        _block("environment by rank", _rank_lines(places, by_rank)),
+    )
 
 
 def command_line(words: Sequence[str], *, show_secrets: bool) -> str:
@@ -104,12 +112,36 @@ def _places(spec: JobSpec, hosts: Sequence[Host]) -> list[Placement] | None:
     return place([(host.name, slots_of(host, spec.slots_per_host, gpus=0)) for host in hosts], spec.np)
 
 
-def _host_lines(spec: JobSpec, hosts: Sequence[Host], is_local: Callable[[Host], bool]) -> list[str]:
-    rows = [("host", "slots", "reached by")]
+def _count(spec: JobSpec, hosts: Sequence[Host], places: Sequence[Placement] | None) -> str:
+    workers = spec.np if places is None else len(places)
+    of_hosts = f"{len(hosts)} host" if len(hosts) == 1 else f"{len(hosts)} hosts"
+    if workers is None:
+        return f"one worker in every slot of {of_hosts}"
+    noun = "worker" if workers == 1 else "workers"
+    return f"{workers} {noun} on {'up to ' if places is None and len(hosts) > 1 else ''}{of_hosts}"
+
+
+def _host_lines(
+    spec: JobSpec, hosts: Sequence[Host], places: Sequence[Placement] | None, is_local: Callable[[Host], bool]
+) -> list[str]:
+    rows = [("host", "slots", "ranks", "reached by")]
     for host in hosts:
         slots = host.slots or spec.slots_per_host
-        rows.append((host.name, str(slots) if slots else "its GPUs, else 1", _way(spec, host, is_local)))
+        ranks = (
+            "known once connected"
+            if places is None
+            else _ranks([at for at in places if at.host == host.name])
+        )
+        rows.append(
+            (host.name, str(slots) if slots else "its GPUs, else 1", ranks, _way(spec, host, is_local))
+        )
     return list(_table(rows))
+
+
+def _ranks(places: Sequence[Placement]) -> str:
+    """Those of a host, which follow each other."""
+    first, last = places[0].rank, places[-1].rank
+    return str(first) if first == last else f"{first}-{last}"
 
 
 def _way(spec: JobSpec, host: Host, is_local: Callable[[Host], bool]) -> str:
@@ -122,15 +154,6 @@ def _way(spec: JobSpec, host: Host, is_local: Callable[[Host], bool]) -> str:
         "identity": host.identity or spec.ssh.identity,
     }
     return ", ".join(["ssh", *(f"{word} {value}" for word, value in settings.items() if value is not None)])
-
-
-def _worker_lines(spec: JobSpec, places: Sequence[Placement] | None) -> list[str]:
-    if places is None:
-        count = "one in every slot" if spec.np is None else str(spec.np)
-        return [f"{count}; which rank is where depends on the hosts' GPUs, {_LATER[1:-1]}"]
-    rows = [("rank", "host", "local_rank", "cross_rank")]
-    rows += [(str(at.rank), at.host, str(at.local_rank), str(at.cross_rank)) for at in places]
-    return list(_table(rows))
 
 
 def _environment_lines(

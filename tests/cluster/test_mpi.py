@@ -197,7 +197,8 @@ def test_the_command_of_a_dry_run_is_ready_to_paste(cluster: TestHosts, mpirun: 
         cluster, mpirun, "--dry-run", "-H", "a:2,b:1", "--cwd", "/usr", "-x", "A=b c", "sh", "-c", script
     )
     assert run.code() == 0, run.stderr
-    pasted = cluster.driver.run(["sh", "-c", run.stdout.splitlines()[-1]])
+    command = run.stdout.partition(" to paste ")[2].splitlines()[1]
+    pasted = cluster.driver.run(["sh", "-c", command])
     for rank, local, size in ((0, 0, 2), (1, 1, 2), (2, 0, 1)):
         assert f"{rank} of 3, {local} of {size} at a:29500 in /usr b c" in pasted.stdout, pasted.stderr
 

@@ -36,7 +36,10 @@ def test_ps_shows_neither_secret_nor_token(cluster: TestHosts, chosen: str) -> N
 def test_dry_run_masks_and_connects_nowhere(cluster: TestHosts) -> None:
     cluster["a"].stop_sshd()
     cluster["b"].stop_sshd()
-    job = Job(cluster, ["--dry-run", "-H", "a:2,b:2", "-x", f"API_KEY={SECRET}", "-x", "PLAIN=seen", "train"])
+    job = Job(
+        cluster,
+        ["--dry-run", "--verbose", "-H", "a:2,b:2", "-x", f"API_KEY={SECRET}", "-x", "PLAIN=seen", "train"],
+    )
     assert job.code() == 0, job.stderr
     assert SECRET not in job.stdout
     assert "API_KEY" in job.stdout

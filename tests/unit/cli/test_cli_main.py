@@ -195,10 +195,13 @@ def test_a_proxy_with_a_password_stays_here_and_that_is_said(capsys, monkeypatch
 
 def test_dry_run_prints_the_plan_and_starts_nothing(capsys, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hunter2")
-    assert main(["--dry-run", "-np", "2", "-x", "A=\n", "python", "\udcff"], run=never) == 0
+    assert main(["--dry-run", "-v", "-np", "2", "-x", "A=\n", "python", "\udcff"], run=never) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert "rank  host" in out
+    assert "\nenvironment by rank:\n  rank " in out
+    assert out.endswith(
+        "\n2 workers on 1 host:\n  host       slots  ranks  reached by\n  localhost  2      0-1    this machine, without ssh\n"
+    )
     assert "HF_TOKEN=****" in out
     assert "hunter2" not in out
 
@@ -230,7 +233,9 @@ def test_a_real_process_ends_with_one_line_and_2(line):
 
 
 def test_the_words_of_a_real_process_may_be_any_bytes():
-    done = hvlaunch_process("--dry-run", "-np", "1", "-x", b"A=\xff", "echo", b"\xfe\n", env={"LC_ALL": "C"})
+    done = hvlaunch_process(
+        "--dry-run", "-v", "-np", "1", "-x", b"A=\xff", "echo", b"\xfe\n", env={"LC_ALL": "C"}
+    )
     assert done.returncode == 0
     assert rb"echo $'\376\n'" in done.stdout
     assert rb"A=$'\377'" in done.stdout

@@ -97,7 +97,7 @@ def test_a_dry_run_asks_the_script(tmp_path, capsys):
     script.chmod(0o755)
     flags = ["--host-discovery-script", str(script), "--min-np", "1"]
     assert first_round(spec(*flags)).hosts == (Host("a", 2), Host("b", 1))
-    assert main([*flags, "--dry-run", "true"]) == 0
+    assert main([*flags, "--dry-run", "--verbose", "true"]) == 0
     printed = capsys.readouterr().out
     assert "HVLAUNCH_ELASTIC" in printed
     script.write_text("#!/bin/sh\necho the cloud is closed >&2; exit 3\n")

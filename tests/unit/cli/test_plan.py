@@ -17,7 +17,9 @@ LATER = "(known once connected)"
 
 
 def spec(*hosts, **fields):
-    return JobSpec(**{"command": ("python", "train.py"), "hosts": hosts, "cwd": "/data", **fields})
+    return JobSpec(
+        **{"command": ("python", "train.py"), "hosts": hosts, "cwd": "/data", "verbose": True, **fields}
+    )
 
 
 def sections(spec, local=()):
@@ -55,23 +57,21 @@ def test_hosts_and_how_they_are_reached():
         ),
         local=["here"],
     )
-    assert [re.split(r"  +", line) for line in found["hosts"]] == [
-        ["host", "slots", "reached by"],
-        ["here", "1", "this machine, without ssh"],
-        ["a", "2", "ssh, user me, port 22"],
-        ["b", "4", "ssh, user u, port 2222, address 10.0.0.1, identity /k"],
+    assert [re.split(r"  +", line) for line in found["7 workers on 3 hosts"]] == [
+        ["host", "slots", "ranks", "reached by"],
+        ["here", "1", "0", "this machine, without ssh"],
+        ["a", "2", "1-2", "ssh, user me, port 22"],
+        ["b", "4", "3-6", "ssh, user u, port 2222, address 10.0.0.1, identity /k"],
     ]
 
 
 def test_ranks_fill_the_slots_in_order():
     found = sections(spec(Host("a", slots=2), Host("b", slots=1), Host("c", slots=3), np=5))
-    assert [line.split() for line in found["workers"]] == [
-        ["rank", "host", "local_rank", "cross_rank"],
-        ["0", "a", "0", "0"],
-        ["1", "a", "1", "0"],
-        ["2", "b", "0", "1"],
-        ["3", "c", "0", "2"],
-        ["4", "c", "1", "1"],
+    assert [line.split() for line in found["5 workers on 3 hosts"]] == [
+        ["host", "slots", "ranks", "reached", "by"],
+        ["a", "2", "0-1", "ssh"],
+        ["b", "1", "2", "ssh"],
+        ["c", "3", "3-4", "ssh"],
     ]
     values = by_rank(found)
     assert (
@@ -122,11 +122,46 @@ def test_the_users_choice_stands():
     assert {name: found[name] for name in env} == env | {"MINE": "'x y'"}
 
 
+@pytest.mark.parametrize("left_out", [[], ["EDITOR", "PAGER"]])
+def test_the_plan_ends_with_what_starts_where_and_has_the_environment_for_those_who_ask(left_out):
+    text = plan(
+        spec(Host("a", slots=2), env={"A": "1"}, verbose=False),
+        left_out=left_out,
+        is_local=lambda host: False,
+    )
+    assert text.endswith(
+        "\n\n2 workers on 1 host:\n  host  slots  ranks  reached by\n  a     2      0-1    ssh"
+    )
+    titles = re.findall(r"^(\S.*):$", text, re.MULTILINE)
+    assert titles[-3:] == ["working directory", "command", "2 workers on 1 host"]
+    assert "environment of" not in text
+    assert ("EDITOR, PAGER" in text) is bool(left_out)
+    verbose = plan(spec(Host("a", slots=2), env={"A": "1"}), left_out=left_out, is_local=lambda host: False)
+    assert "\n  A=1\n" in verbose
+    assert verbose.endswith(text)
+
+
+def test_the_launchers_command_and_what_is_hidden_come_before_it():
+    text = plan(
+        spec(Host("a", slots=1), command=("train", "--token", "secret"), verbose=False),
+        launcher="as a command of it:\n  mpirun",
+        is_local=lambda host: False,
+    )
+    assert text.split("\n\n")[-3:-1] == [
+        "as a command of it:\n  mpirun",
+        "**** hides what may be a secret; --show-secrets shows it",
+    ]
+    assert "secret;" in text
+    assert "--token secret" not in text
+
+
 @pytest.mark.parametrize(("np", "size"), [(2, "2"), (None, None)])
 def test_where_gpus_decide_no_rank_is_invented(np, size):
     found = sections(spec(Host("a"), Host("b"), np=np))
-    assert "depends on the hosts' GPUs" in found["workers"][0]
-    assert found["hosts"][1].split("  ")[1].strip() or "its GPUs, else 1" in found["hosts"][1]
+    title = "one worker in every slot of 2 hosts" if np is None else "2 workers on up to 2 hosts"
+    assert [re.split(r"  +", line) for line in found[title][1:]] == [
+        [name, "its GPUs, else 1", "known once connected", "ssh"] for name in "ab"
+    ]
     assert shared(found).get("WORLD_SIZE") == size
     text = " ".join(found["environment by rank"])
     assert text.endswith("known once connected")
@@ -149,7 +184,7 @@ def test_secrets_are_masked():
 def test_wide_tables_are_folded():
     found = sections(spec(*(Host(f"a-rather-long-name-{n}", slots=4) for n in range(10))))
     lines = found["environment by rank"]
-    assert max(map(len, lines)) <= 100
+    assert max(map(len, lines)) <= 78
     assert by_rank(found)["RANK"] == [str(n) for n in range(40)]
     assert by_rank(found)["HVLAUNCH_HOST"] == [f"a-rather-long-name-{n // 4}" for n in range(40)]
 
