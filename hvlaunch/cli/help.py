@@ -1,6 +1,6 @@
-"""The help: short for -h, with all that there is to say for --help."""
+"""The help: the options of every day for -h, all that there is to say for --help."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from rich.text import Text
@@ -13,7 +13,9 @@ from hvlaunch.cli.parser import make_parser
 __all__ = ["default_text", "help_text", "sentences"]
 
 _SHORT_EPILOG = """\
-Defaults are in parentheses. hvlaunch --help says more, with examples.
+more:
+  hvlaunch --help               all {count} options, with examples and exit codes
+  man hvlaunch                  the same, as a manual page
 """
 _EPILOG = """\
 exit codes:
@@ -45,7 +47,7 @@ examples:
     hvlaunch -np 4 --min-np 2 --max-np 8 \\
         --host-discovery-script ./discover.sh python train.py
 
-  what would be started where, and with which environment
+  what would be started where
     hvlaunch --dry-run -np 8 -H gpu01:4,gpu02:4 python train.py
 """
 
@@ -57,9 +59,18 @@ class _Formatter(RichHelpFormatter):
 
 def help_text(groups: Sequence[Group], *, is_long: bool) -> str:
     """The help for these options, as wide as the terminal."""
-    parser = make_parser(groups, _long if is_long else _short)
-    parser.formatter_class = partial(_Formatter, max_help_position=24 if is_long else 32)
-    parser.epilog = Text(_EPILOG if is_long else _SHORT_EPILOG)  # type: ignore[assignment]  # printed as it stands
+    if is_long:
+        return _help(groups, _long, _EPILOG, column=24)
+    options = [option for group in groups for option in group.options]
+    everyday = tuple(option for option in options if option.is_everyday)
+    epilog = _SHORT_EPILOG.format(count=len(options))
+    return _help([Group("options of every day", everyday)], _short, epilog, column=32)
+
+
+def _help(groups: Sequence[Group], describe: Callable[[Option], str], epilog: str, *, column: int) -> str:
+    parser = make_parser(groups, describe)
+    parser.formatter_class = partial(_Formatter, max_help_position=column)
+    parser.epilog = Text(epilog)  # type: ignore[assignment]  # printed as it stands
     return parser.format_help()
 
 
@@ -83,8 +94,7 @@ def sentences(option: Option) -> str:
 
 
 def _short(option: Option) -> str:
-    default = "" if option.default else default_text(option)
-    return _plain(option.help) + (f" ({default})" if default else "")
+    return _plain(option.help)
 
 
 def _long(option: Option) -> str:

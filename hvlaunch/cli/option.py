@@ -56,6 +56,8 @@ class Option(NamedTuple):
     """From its value to the field's; None where they are the same. Raises BadValue."""
     aliases: tuple[str, ...] = ()
     """More names, for those who know them from other launchers: help does not list them."""
+    is_everyday: bool = False
+    """Whether the short help has it."""
     question: Literal["", "short help", "help", "version", "completion"] = ""
     """What it asks for, in place of a job."""
 

@@ -31,6 +31,7 @@ _HOSTS = Group(
             aliases=("-host", "--host", "-hosts"),
             repeats="join",
             excludes="hosts",
+            is_everyday=True,
         ),
         Option(
             "hostfile",
@@ -42,6 +43,7 @@ _HOSTS = Group(
             example="hvlaunch -hostfile hosts python train.py",
             aliases=("-machinefile", "--machinefile"),
             excludes="hosts",
+            is_everyday=True,
         ),
         Option(
             "slots_per_host",
@@ -133,6 +135,7 @@ _WORKERS = Group(
             default="one in every slot",
             more="They fill the slots in the order of the hosts.",
             example="hvlaunch -np 2 python train.py",
+            is_everyday=True,
         ),
         Option(
             "cwd",
@@ -141,6 +144,7 @@ _WORKERS = Group(
             values.DIRECTORY,
             default="this directory",
             more="It is the same on every host. A relative one counts from this directory.",
+            is_everyday=True,
         ),
         Option(
             "stdin",
@@ -175,6 +179,7 @@ _ENVIRONMENT = Group(
             "passes on all variables that match.",
             example="hvlaunch -np 2 -x WANDB_MODE -x NCCL_DEBUG=INFO python train.py",
             repeats="list",
+            is_everyday=True,
         ),
         Option(
             "env_file",
@@ -206,6 +211,7 @@ _OUTPUT = Group(
             more="They are `DIR/rank.N/stdout` and `DIR/rank.N/stderr`. The output is shown here as well.",
             example="hvlaunch -np 2 --output-filename logs python train.py",
             convert=Path,
+            is_everyday=True,
         ),
         Option(
             "prefix",
@@ -269,6 +275,7 @@ _OUTPUT = Group(
             "print what hvlaunch does, and its tracebacks",
             field="verbose",
             excludes="loudness",
+            is_everyday=True,
         ),
     ),
 )
@@ -375,6 +382,7 @@ _GENERAL = Group(
             "print what would be started, and start nothing",
             more="It prints the command, the hosts and their ranks, with `--verbose` the environment too, and connects to no host.",
             example="hvlaunch --dry-run -np 8 -H gpu01:4,gpu02:4 python train.py",
+            is_everyday=True,
         ),
         Option(
             "show_secrets",
@@ -395,7 +403,7 @@ _GENERAL = Group(
             Value(choices=("bash", "zsh", "tcsh")),
             question="completion",
         ),
-        Option("help", ("-h",), "print a short help", question="short help"),
+        Option("help", ("-h",), "print the options of every day", question="short help"),
         Option("help", ("--help",), "print all help, with examples and exit codes", question="help"),
         Option("version", ("-V", "--version"), "print hvlaunch's version", question="version"),
     ),

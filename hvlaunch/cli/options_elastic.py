@@ -14,12 +14,13 @@ ELASTIC = Group(
         Option(
             "min_np",
             ("--min-np", "--min-num-proc"),
-            "least number of workers",
+            "least number of workers of an elastic job",
             values.NUMBER,
             field="elastic.min_np",
             default="`-np`, else 1",
             more="With fewer slots the job waits, for `--elastic-timeout`.",
             example="hvlaunch -np 4 --min-np 2 --max-np 8 -hostfile hosts python train.py",
+            is_everyday=True,
         ),
         Option(
             "max_np",

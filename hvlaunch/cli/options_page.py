@@ -23,7 +23,7 @@ Options come before COMMAND; whatever follows its first word belongs to it, and 
 `--lease 5` and `--lease=5` are the same. No name can be cut short. Of an option that is given twice the last counts, unless
 it may be repeated. Times are in seconds.
 
-`hvlaunch -h` lists the options, `hvlaunch --help` says what is said here."""
+`hvlaunch -h` lists the options of every day; `hvlaunch --help` and `man hvlaunch` say what is said here."""
 
 _WIDTH = 120
 

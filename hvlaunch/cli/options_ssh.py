@@ -36,6 +36,7 @@ SSH = Group(
             field="ssh.user",
             default="that of the ssh configuration, else yours",
             example="hvlaunch -H 'gpu[01-16]' --ssh-user ml python train.py",
+            is_everyday=True,
         ),
         Option(
             "ssh_config",

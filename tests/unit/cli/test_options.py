@@ -85,10 +85,11 @@ def test_an_option_of_the_table_is_read_and_sets_its_field():
 
 
 def test_an_option_of_the_table_is_in_the_help():
-    short, long = answer("-h"), answer("--help")
-    assert "\n  -ra, --remote-agent PROGRAM   program in place of ssh\n" in short
-    for text in (short, long):
-        assert "\nanother group:\n  It has --remote-agent.\n" in text
+    everyday = (*GROUPS, Group("another group", (EXTRA._replace(is_everyday=True),)))
+    assert "\n  -ra, --remote-agent PROGRAM   program in place of ssh\n" in answer("-h", groups=everyday)
+    assert "--remote-agent" not in answer("-h")
+    long = answer("--help")
+    assert "\nanother group:\n  It has --remote-agent.\n" in long
     entry = " ".join(long.partition("-ra, --remote-agent PROGRAM")[2].split())
     assert entry.startswith(
         "program in place of ssh. It is called as PROGRAM HOST COMMAND. [default: the scheduler's]"
