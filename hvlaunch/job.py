@@ -148,6 +148,10 @@ class JobSpec:
     """The scheduler's job that the hosts are from: `Slurm job 123`; None where the user named them."""
     np: int | None = None
     """How many workers; None is one in every slot. With `elastic`, how many slots the first round waits for."""
+    skip_bad_hosts: bool = False
+    """Whether a static job does without the hosts that fail before it starts, if the others have slots enough."""
+    end_with_rank: int | None = None
+    """The rank whose end is the job's; None: the job ends when all of them have."""
     elastic: ElasticOptions | None = None
     slots_per_host: int | None = None
     """For hosts without slots of their own; None counts the host's GPUs."""

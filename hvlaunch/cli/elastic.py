@@ -42,6 +42,11 @@ def _check(options: Options) -> None:
             "an elastic job needs hvlaunch's own controller: no MPI starts a single worker again",
             hint="without --mpi, --srun and --jsrun",
         )
+    if options.skip_bad_hosts or options.end_with_rank is not None:
+        flag, hint = ("--skip-bad-hosts", "without it: an elastic job goes on without bad hosts")
+        if options.end_with_rank is not None:
+            flag, hint = ("--end-with-rank", "--exit-grace: an elastic job is done when its first worker is")
+        raise BadUsage(f"{flag} is for static jobs", hint=hint)
     if options.horovod:
         raise BadUsage(
             "--horovod is for static jobs",

@@ -68,6 +68,16 @@ _HOSTS = Group(
             "nor `-hostfile` names others.",
         ),
         Option(
+            "skip_bad_hosts",
+            ("--skip-bad-hosts",),
+            "go on without hosts that fail before the workers start",
+            field="skip_bad_hosts",
+            more="The other hosts must have slots enough for `-np`. List more hosts than needed: all are connected, and the first good "
+            "ones get the workers. hvlaunch says which were skipped, and why. A host that does not answer is waited for as "
+            "long as `--start-timeout` says, unless those before it have slots enough.",
+            example="hvlaunch --skip-bad-hosts -np 8 -H gpu[01-03]:4 python train.py",
+        ),
+        Option(
             "network_interfaces",
             ("--network-interfaces", "--network-interface"),
             "network interfaces for the workers",
@@ -299,6 +309,17 @@ _ENDING = Group(
             field="lease",
             more="The host stops its workers then, and hvlaunch stops the job, or goes on without the host if the job is "
             "elastic.",
+        ),
+        Option(
+            "end_with_rank",
+            ("--end-with-rank",),
+            "rank whose end is the end of the job",
+            Value(("RANK",), values.count),
+            field="end_with_rank",
+            default="the job ends when all ranks have",
+            more="When it has ended with 0, the others are stopped, and the exit code is 0: for servers that would run for "
+            "ever, as those of Ray. A rank that fails before still ends the job.",
+            example="hvlaunch --end-with-rank 0 -np 4 -H gpu01:2,gpu02:2 python train.py",
         ),
     ),
 )

@@ -30,6 +30,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
     Raises BadUsage.
     """
     _check_command(options.command)
+    _check_last_rank(options)
     env, warnings = user_env(
         environ,
         mode="all" if options.env == "all" else "default",
@@ -147,9 +148,17 @@ def _mpi(options: Options) -> MPIOptions | None:
                 f"{option.flag} is for a launcher, and hvlaunch itself starts the workers", hint="--mpi"
             )
         return None
+    if options.skip_bad_hosts:
+        raise BadUsage(f"--skip-bad-hosts needs ssh: {launcher} starts the workers on all hosts or on none")
     if launcher != "mpirun" and options.mpirun is not None:
         raise BadUsage(f"--mpirun is for --mpi, but {launcher} starts the workers")
     return MPIOptions(launcher=launcher, **options.fields("mpi"))
+
+
+def _check_last_rank(options: Options) -> None:
+    last, np = options.end_with_rank, options.np
+    if last is not None and np is not None and last >= np:
+        raise BadUsage(f"--end-with-rank {last}: the job has only ranks 0-{np - 1}")
 
 
 def _check_command(command: tuple[str, ...]) -> None:

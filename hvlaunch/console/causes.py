@@ -21,10 +21,12 @@ def describe(problem: Problem) -> list[str]:
     if not problem.errors:
         first, *more = str(problem).split("\n")
         return [f"hvlaunch: {first}", *(f"  {line}" for line in more)]
-    groups = _alike(problem.errors)
+    of_hosts = [error for error in problem.errors if error.host is not None]
+    others = [f"hvlaunch: {error}" for error in problem.errors if error.host is None]
+    groups = _alike(of_hosts)
     if len(groups) == 1:
-        return [f"hvlaunch: {groups[0]}"]
-    return [f"hvlaunch: {len(problem.errors)} hosts failed:", *(f"  {line}" for line in groups)]
+        return [f"hvlaunch: {groups[0]}", *others]
+    return [f"hvlaunch: {len(of_hosts)} hosts failed:", *(f"  {line}" for line in groups), *others]
 
 
 def _alike(problems: Sequence[Problem]) -> list[str]:

@@ -1,9 +1,13 @@
 """Thousands of static jobs in which things go wrong: each ends, rightly, and leaves no worker."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 
+from hvlaunch.gloo.engine.forming import FreshWorkers
+from hvlaunch.gloo.engine.outcome import outcome
+from hvlaunch.gloo.engine.policy import Policy
 from hvlaunch.job import JobResult
 from tests.simulation.world import World
 
@@ -13,24 +17,44 @@ SEEDS = 2000
 def check(world: World, result: JobResult) -> None:
     assert not [host.name for host in world.hosts.values() if host.live], "workers are left"
     codes = {int(found[1]) for cause in world.broken if (found := re.match(r"exit (\d+)", cause))}
+    slots = sum(host.slots or 0 for host in world.spec.hosts)
     if not world.broken:
         assert result.exit_code == 0
+    assert set(world.sizes) <= {world.spec.np or slots} or (world.spec.skip_bad_hosts and not world.spec.np)
     if result.exit_code == 0:
-        ends = [end for host in world.hosts.values() for end in host.ends.values()]
-        assert len(ends) == sum(host.slots or 0 for host in world.spec.hosts)
-        assert set(ends) == {(0, None)}
-        assert result.failure is None
-        assert result.error is None
+        check_good(world, result)
     elif result.interrupted is not None:
         assert result.exit_code == 128 + result.interrupted
         assert "interrupt" in world.broken
     elif result.error is not None:
         assert result.exit_code == 69
         assert any(cause.startswith(("lose", "connect")) for cause in world.broken)
+        if world.spec.skip_bad_hosts and not world.sizes:
+            bad = {cause.split()[1] for cause in world.broken if cause != "interrupt"}
+            left = sum(host.slots or 0 for host in world.spec.hosts if host.name not in bad)
+            least = max(world.spec.np or 1, (world.spec.end_with_rank or 0) + 1)
+            assert left < least, "the good hosts have slots enough"
     else:
         assert result.failure is not None
         assert result.exit_code in codes
+        assert world.spec.end_with_rank not in world.ended_well or result.failure.when <= ended_at(world)
     assert len({end.rank for end in result.exits}) == len(result.exits)
+
+
+def check_good(world: World, result: JobResult) -> None:
+    """Every worker has ended well, or the one has that is to end the job."""
+    assert result.failure is None
+    assert result.error is None
+    (size,) = set(world.sizes)
+    last = world.spec.end_with_rank
+    assert world.ended_well == set(range(size)) or (last is not None and last in world.ended_well)
+
+
+def ended_at(world: World) -> float:
+    """When the rank ended that is to end the job, as far as that was heard of."""
+    assert world.result is not None
+    ends = (end.when for end in world.result.exits if end.rank == world.spec.end_with_rank)
+    return next(ends, float("inf"))
 
 
 @pytest.mark.parametrize("faults", [0.0, 0.02, 0.3])
@@ -49,3 +73,47 @@ def test_the_same_seed_is_the_same_history() -> None:
     first.run()
     second.run()
     assert first.history == second.history
+
+
+# Bugs planted by hand: each is found
+
+
+def a_bad_host_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FreshWorkers, "_enough", FreshWorkers._all)
+
+
+def the_last_rank_is_any_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self, exit_, now):
+        return ended(self, exit_._replace(rank=self._spec.end_with_rank or 0), now)
+
+    ended = Policy._static_ended
+    monkeypatch.setattr(Policy, "_static_ended", wrong)
+
+
+def what_others_do_after_the_last_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*args, last_rank):
+        return result(*args, last_rank=None)
+
+    result = outcome
+    monkeypatch.setattr("hvlaunch.gloo.engine.course.outcome", wrong)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        a_bad_host_is_waited_for,
+        the_last_rank_is_any_rank,
+        what_others_do_after_the_last_rank_counts,
+    ],
+)
+def test_a_planted_bug_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    for seed in range(SEEDS):
+        world = World(seed, faults=0.2)
+        try:
+            check(world, world.run())
+        except AssertionError:
+            return
+    pytest.fail("no seed finds it")

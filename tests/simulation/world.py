@@ -45,15 +45,24 @@ class World(Play):
         self.faults = faults
         names = "abcdef"[: self.random.randint(1, 6)]
         self.hosts = {name: WorldHost(name, number) for number, name in enumerate(names, 1)}
+        hosts = tuple(Host(name, slots=self.random.randint(1, 3)) for name in names)
+        size = self.random.randint(1, sum(host.slots or 0 for host in hosts))
         self.spec = JobSpec(
             command=("train",),
-            hosts=tuple(Host(name, slots=self.random.randint(1, 3)) for name in names),
+            hosts=hosts,
+            np=self.random.choice([None, size]),
+            skip_bad_hosts=self.random.random() < 0.3,
+            end_with_rank=self.random.choice([None, None, 0, size - 1]),
             cwd="/",
             grace=5.0,
             start_timeout=20.0,
         )
         self.engine = Engine(self.spec, 4711)
         self.interrupts = 0
+        self.sizes: list[int] = []
+        self.ranks: dict[tuple[str, int], int] = {}
+        self.ended_well: set[int] = set()
+        """Ranks."""
         self.broken: list[str] = []
         """What went wrong in this world, in order: the causes that the result may name."""
 
@@ -98,6 +107,10 @@ class World(Play):
                     self.send(name, on.HostProbed(name, target, address))
                 self.send(name, on.HostProbed(name, target, None))
             case do.Start():
+                self.sizes.append(action.launches[0].place.size)
+                self.ranks |= {
+                    (action.host, launch.place.local_rank): launch.place.rank for launch in action.launches
+                }
                 self.start(action)
             case do.Stop(name, steps):
                 stopped = self.hosts[name]
@@ -144,6 +157,8 @@ class World(Play):
 
     def end(self, host: WorldHost, slot: int, code: int | None, number: int | None) -> None:
         host.live.remove(slot)
+        if code == 0:
+            self.ended_well.add(self.ranks[host.name, slot])
         host.ends[slot] = (code, number)
         event = on.WorkerExited(host=host.name, round=0, slot=slot, code=code, signal=number, at=self.now)
         self.send(host.name, event)

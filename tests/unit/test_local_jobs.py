@@ -261,6 +261,13 @@ def test_workers_do_not_take_over_the_drivers_place_in_a_job_around_it() -> None
     assert sorted(done.stdout.split()) == ["0::::train", "1::::train"]
 
 
+def test_a_job_that_ends_with_a_rank_stops_the_others(mark: str) -> None:
+    script = f'[ $RANK = 0 ] && exit; exec sh -c "sleep 1000; :" {mark}'
+    done = run("-np", 3, "--end-with-rank", 0, "sh", "-c", script)
+    assert done.returncode == 0
+    assert "the job ends: rank 0 on host localhost is done (--end-with-rank)" in done.stderr
+
+
 def test_a_local_job_loads_only_what_it_needs() -> None:
     script = (
         "import sys; from hvlaunch.cli.main import main; code = main(['-np', '2', 'true']);"

@@ -14,6 +14,7 @@ __all__ = [
     "NewTraining",
     "NoCommit",
     "NoProgress",
+    "RankDone",
     "RestartsUsedUp",
     "SlotGone",
     "StartsFailed",
@@ -74,6 +75,13 @@ class WorkersFail(NamedTuple):
     cause: WorkerEnded | WorkerHangs
 
 
+class RankDone(NamedTuple):
+    """The rank has ended well with which the job is to end (--end-with-rank)."""
+
+    rank: int
+    host: str
+
+
 class TrainingDone(NamedTuple):
     """The job's work is done."""
 
@@ -125,6 +133,7 @@ Cause = (
     | NoCommit
     | HostProblem
     | WorkersFail
+    | RankDone
     | TrainingDone
     | NewTraining
     | SlotGone

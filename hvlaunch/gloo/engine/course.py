@@ -58,6 +58,17 @@ class Course:
         self._rounds.changed()
         return [do.Release(host.name)]
 
+    def let_go(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
+        """Release the hosts; those that never got ready are just dropped."""
+        actions: list[Action] = []
+        for host in hosts:
+            if host.state is HostState.READY:
+                actions += self.release(host, now)
+            elif host.state is HostState.CONNECTING:
+                self._pool.gone(host)
+                actions.append(do.Abandon(host.name))
+        return actions
+
     def end_for(self, problem: Problem, now: float) -> list[Action]:
         """The job ends for a defect of hvlaunch: in order where that is possible, else by what the agents do."""
         if self.phase in (*AT_WORK, Phase.FINISHING):
@@ -153,4 +164,10 @@ class Course:
         return [do.Finish(self._result())]
 
     def _result(self) -> JobResult:
-        return outcome(self.ending, self._rounds.round, self._interrupted, self._ended_at)
+        return outcome(
+            self.ending,
+            self._rounds.round,
+            self._interrupted,
+            self._ended_at,
+            last_rank=self._spec.end_with_rank,
+        )

@@ -41,7 +41,8 @@ class Engine:
         self._rendezvous_port = rendezvous_port
         hosts: Sequence[Host] = spec.hosts
         if spec.elastic is None:
-            hosts = needed(spec.hosts, spec.np, spec.slots_per_host)
+            least = needed(spec.hosts, spec.np, spec.slots_per_host)
+            hosts = hosts if spec.skip_bad_hosts else least
         self._pool = Pool(hosts, spec.slots_per_host)
         self._rounds = Rounds(spec, self._pool)
         self._policy = Policy(spec, self._pool, self._rounds)
@@ -321,7 +322,8 @@ class Engine:
     def _advance(self, now: float, *, is_minor: bool) -> tuple[Decision, Problem | None]:
         """Towards the next round; why there can be none, if that is certain."""
         if self._elastic is None:
-            if self._pool.errors and not self._pool.connecting and not self._rounds.has_begun:
+            is_hopeless = bool(self._pool.errors) and not self._spec.skip_bad_hosts
+            if is_hopeless and not self._pool.connecting and not self._rounds.has_begun:
                 return Decision((), Ending(error=self._pool.failure)), None
             settled = self._rounds.settle(now)
             return Decision([*settled.actions, *self._note_start(now)]), settled.problem
@@ -344,11 +346,12 @@ class Engine:
         if self._elastic is not None or self._has_released:
             return []
         used = set(self._rounds.next_hosts if current is None else current.hosts)
-        self._has_released = bool(used)
-        others = [
-            host for host in self._pool if used and host.name not in used and host.state is HostState.READY
-        ]
-        return [action for host in others for action in self._course.release(host, now)]
+        if not used or (
+            current is None and self._spec.skip_bad_hosts
+        ):  # others may have to take a host's place
+            return []
+        self._has_released = True
+        return self._course.let_go([host for host in self._pool if host.name not in used], now)
 
     # Time
 

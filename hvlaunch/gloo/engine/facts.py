@@ -15,6 +15,7 @@ __all__ = [
     "HostLostAtEnd",
     "HostNotClosing",
     "HostNotUsable",
+    "HostSkipped",
     "Interrupting",
     "JobEnding",
     "KeepingHosts",
@@ -40,6 +41,12 @@ class HostNotUsable(NamedTuple):
     problem: Problem
     retry_in: float | None
     """Seconds; None: it is not tried again."""
+
+
+class HostSkipped(NamedTuple):
+    """A host failed before the workers started, and the job goes on without it (--skip-bad-hosts)."""
+
+    problem: Problem
 
 
 class HostExcluded(NamedTuple):
@@ -175,6 +182,7 @@ class JobEnding(NamedTuple):
 
 Fact = (
     HostNotUsable
+    | HostSkipped
     | HostExcluded
     | HostLostAtEnd
     | HostNotClosing

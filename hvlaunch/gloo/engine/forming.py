@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, NotEnoughSlots
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action, HostNetwork
@@ -155,12 +156,45 @@ class FreshWorkers(Forming):
         return self._choose_all(now) if self._elastic is None else self._choose_slots(current, now)
 
     def _choose_all(self, now: float) -> Plan | None:
-        """A static job's only round: every host must have got ready."""
+        """A static job's only round: every host must have got ready, or as many as it needs."""
+        hosts = self._enough(now) if self._spec.skip_bad_hosts else self._all(now)
+        if hosts is None:
+            return None
+        places = place([(host.name, self._pool.slots(host)) for host in hosts], self._spec.np)
+        last = self._spec.end_with_rank
+        if last is not None and last >= len(places):
+            raise self._too_few(
+                BadUsage(f"--end-with-rank {last}: the job has only ranks 0-{len(places) - 1}")
+            )
+        return Plan.of(hosts, [self._workers.next_launch((at.host, at.local_rank), at) for at in places])
+
+    def _all(self, now: float) -> list[PoolHost] | None:
+        """All hosts; None while some are not ready."""
         if self._pool.connecting or self._pool.errors:
             return None
-        hosts = [host for host in self._pool if host.is_usable(now)]
-        places = place([(host.name, self._pool.slots(host)) for host in hosts], self._spec.np)
-        return Plan.of(hosts, [self._workers.next_launch((at.host, at.local_rank), at) for at in places])
+        return [host for host in self._pool if host.is_usable(now)]
+
+    def _enough(self, now: float) -> list[PoolHost] | None:
+        """The first hosts that have slots enough, without those that failed; None while some of them are not ready.
+
+        Raises HvlaunchError where the slots are too few.
+        """
+        hosts: list[PoolHost] = []
+        slots, least = 0, self._spec.np or 1
+        for host in self._pool:
+            if host.name not in self._pool.errors and (self._spec.np is None or slots < least):
+                hosts.append(host)
+                slots += self._pool.slots(host)
+        if not all(host.is_usable(now) for host in hosts):
+            return None
+        if slots < least:
+            raise self._too_few(NotEnoughSlots(least, slots))
+        return hosts
+
+    def _too_few(self, error: BadUsage) -> HvlaunchError:
+        """The error; and why hosts were skipped, without which there may be slots enough."""
+        failures = self._pool.failures
+        return HostsFailed([*failures, error.problem]) if failures else error
 
     def _choose_slots(self, current: Round | None, now: float) -> Plan | None:
         """As many as there are slots."""
@@ -187,7 +221,9 @@ class FreshWorkers(Forming):
         return -1
 
     def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
-        return self._starter.start(plan, current, now)
+        is_static = self._elastic is None
+        skipped: list[Action] = [tell.HostSkipped(why) for why in self._pool.failures] if is_static else []
+        return skipped + self._starter.start(plan, current, now)
 
     def gain(self, current: Round, now: float) -> int:
         able = self._pool.capacity([host for host in self._pool if host.is_usable(now)])

@@ -9,9 +9,22 @@ from hvlaunch.job import JobResult
 __all__ = ["final_state", "group_state", "outcome"]
 
 
-def outcome(ending: Ending, last: Round | None, interrupted: int | None, ended_at: float) -> JobResult:
-    """The result of a job whose last round, if there was any, is `last`. `interrupted` is a signal's number."""
+def outcome(
+    ending: Ending,
+    last: Round | None,
+    interrupted: int | None,
+    ended_at: float,
+    *,
+    last_rank: int | None = None,
+) -> JobResult:
+    """The result of a job whose last round, if there was any, is `last`. `interrupted` is a signal's number.
+
+    Where the job ends with `last_rank`, what others do after its end does not count.
+    """
     failed = (last.first_failure if last is not None else None) or ending.failure
+    end = last.exits.get(last_rank) if last is not None and last_rank is not None else None
+    if end is not None and end.ok and failed is not None and end.when <= failed.when:
+        failed = None
     error = ending.error
     if error is None and failed is None:
         error = _gave_up(ending)

@@ -35,8 +35,8 @@ class Ending(NamedTuple):
 
     error: Problem | None = None
     failure: WorkerExit | None = None
-    cause: why.RestartsUsedUp | why.NoProgress | why.StartsFailed | None = None
-    """Why nothing is made up for."""
+    cause: why.RestartsUsedUp | why.NoProgress | why.StartsFailed | why.RankDone | None = None
+    """Why nothing is made up for, or why the other workers are not waited for."""
 
 
 class Decision(NamedTuple):
@@ -101,7 +101,7 @@ class Policy:
         is_member, is_ending = self._rounds.is_member(worker), worker.is_ending
         exit_ = self.record_end(worker, event, now)
         if self._elastic is None:
-            return Decision() if exit_.ok else self._fail(_ended(exit_), now)
+            return self._static_ended(exit_, now)
         if exit_.stopped or (is_ending and not exit_.ok):
             return Decision()
         if exit_.ok and self._rounds.forming.has_trained(worker, is_member=is_member):
@@ -109,6 +109,14 @@ class Policy:
         if is_member:
             return self._fail(_ended(exit_), now, host=worker.host)
         return Decision() if worker.has_state else self._start_failed(worker, exit_, now)
+
+    def _static_ended(self, exit_: WorkerExit, now: float) -> Decision:
+        """A worker of a job that makes up for nothing is no more."""
+        if not exit_.ok:
+            return self._fail(_ended(exit_), now)
+        if exit_.rank == self._spec.end_with_rank and self._workers.living:
+            return Decision((), Ending(cause=why.RankDone(exit_.rank, exit_.host)))
+        return Decision()
 
     def _finish(self, elastic: ElasticOptions, now: float) -> Decision:
         """Training is done: the others of the round get some time to end, everybody else ends now."""
@@ -292,9 +300,12 @@ class Policy:
         if problem.other is not None and hosts and culprit == hosts[0]:
             culprit = problem.other
         host = self._pool.get(culprit) if culprit is not None else None
-        if self._elastic is None or host is None:
+        if host is None or not (self._elastic or self._spec.skip_bad_hosts):
             return Decision((), Ending(error=problem))
         self._pool.errors[host.name] = problem
+        if self._elastic is None:
+            self._rounds.changed()
+            return Decision()
         return Decision(self.exclude(host, why.HostProblem(problem), now))
 
     def drain(self, now: float) -> list[Action]:

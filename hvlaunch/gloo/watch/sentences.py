@@ -42,6 +42,7 @@ def sentence(fact: tell.Fact) -> str:
 
 def _of_host(
     fact: tell.HostNotUsable
+    | tell.HostSkipped
     | tell.HostExcluded
     | tell.HostLostAtEnd
     | tell.HostNotClosing
@@ -53,6 +54,8 @@ def _of_host(
     match fact:
         case tell.HostNotUsable(problem, retry_in):
             return f"{problem}" + ("" if retry_in is None else f"; trying again in {retry_in:g} s")
+        case tell.HostSkipped(problem):
+            return f"host {problem.host} is skipped: {problem._replace(host=None)}"
         case tell.HostExcluded(host, seconds, cause):
             how_long = "the rest of the job" if seconds is None else f"{seconds:g} s"
             return f"host {host} is excluded for {how_long}: {_of_excluded(host, cause)}"
@@ -137,6 +140,8 @@ def because(cause: why.Cause) -> str:
         case why.HostProblem(problem):
             where = f"host {problem.host}: " if problem.host is not None else ""
             return f"{where}{problem.cause}"
+        case why.RankDone(rank, host):
+            return f"rank {rank} on host {host} is done (--end-with-rank)"
         case why.TrainingDone():
             return "training is done"
         case why.NewTraining():

@@ -40,7 +40,7 @@ def test_everything_said_arrives(here):
         "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log "
         "--horovod --rendezvous-relay always --rendezvous-port 4711 --rendezvous-bind 10.0.0.9 --worker-port-range 29500-29599 "
         "--mpi --mpirun /m --mpi-args=-a --mpi-args=-b --binding-args=-c "
-        "--grace 3 --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --cwd /data python -m train -np 4"
+        "--end-with-rank 2 --grace 3 --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --cwd /data python -m train -np 4"
     )
     spec = spec_of(line, {"PATH": "/bin", "OTHER": "x"})
     assert spec == JobSpec(
@@ -48,6 +48,7 @@ def test_everything_said_arrives(here):
         hosts=(Host("a", slots=2), Host("b", slots=1, user="u")),
         cwd="/data",
         np=3,
+        end_with_rank=2,
         slots_per_host=4,
         force_slots=True,
         network_interfaces=("ib0", "ib1", "eth0"),
@@ -81,8 +82,8 @@ def test_everything_said_arrives(here):
     )
     defaults = JobSpec(command=(), hosts=(), cwd="")
     for field in dataclasses.fields(JobSpec):
-        if field.name in ("allocation", "elastic"):
-            continue  # neither goes with what is said here: -H, --mpi
+        if field.name in ("allocation", "elastic", "skip_bad_hosts"):
+            continue  # none goes with what is said here: -H, --mpi
         assert getattr(spec, field.name) != getattr(defaults, field.name), (
             f"{field.name} is not covered by this test"
         )
@@ -287,3 +288,18 @@ def test_an_argument_as_long_as_the_kernel_takes_and_one_byte_more(here):
 def test_an_argument_with_a_nul(here):
     with pytest.raises(BadUsage, match="word 3 of the command has a NUL byte"):
         job_spec(parse(["echo", "a", "b\0c"]), {})
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("-np 2 --end-with-rank 2 true", "--end-with-rank 2: the job has only ranks 0-1"),
+        ("--min-np 1 --end-with-rank 0 true", "--end-with-rank is for static jobs"),
+        ("--min-np 1 --skip-bad-hosts true", "--skip-bad-hosts is for static jobs"),
+        ("--mpi --skip-bad-hosts true", "--skip-bad-hosts needs ssh"),
+    ],
+)
+def test_what_can_not_be_with_skipped_hosts_or_a_last_rank(line, cause):
+    with pytest.raises(BadUsage) as caught:
+        job_spec(parse(shlex.split(line)), {})
+    assert caught.value.cause.startswith(cause)

@@ -87,6 +87,11 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
             "reason": {**_HANGS, "how": "stopped", "seconds": 30.0},
         },
     ),
+    (
+        why.RankDone(0, "a"),
+        "rank 0 on host a is done (--end-with-rank)",
+        {"kind": "rank_done", "rank": 0, "host": "a"},
+    ),
     (why.TrainingDone(), "training is done", {"kind": "training_done"}),
     (why.NewTraining(), "its training is done, and another one begins", {"kind": "new_training"}),
     (
@@ -121,6 +126,8 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
 FACTS: list[tuple[tell.Fact, str]] = [
     (tell.HostNotUsable(LOST, 5.0), "host b: lost: silent; try: ping b; trying again in 5 s"),
     (tell.HostNotUsable(LOST, None), "host b: lost: silent; try: ping b"),
+    (tell.HostSkipped(LOST), "host b is skipped: lost: silent; try: ping b"),
+    (tell.JobEnding(why.RankDone(0, "a")), "the job ends: rank 0 on host a is done (--end-with-rank)"),
     (tell.HostExcluded("b", 4.0, why.HostProblem(LOST)), "host b is excluded for 4 s: lost: silent"),
     (
         tell.HostExcluded("b", None, why.HostProblem(_BETWEEN)),
