@@ -1,17 +1,20 @@
 """Who can be reached: only who proves to be the right one counts."""
 
-import resource
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
 
 from hvlaunch.agent import probe
+from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.facts import free_port
+from hvlaunch.agent.greeting import Greeting
 from hvlaunch.agent.probe import Beacon, reach
 from hvlaunch.agent.proof import QUESTION_SIZE, Prover, Question
 from hvlaunch.agent.selector import Selector
@@ -386,13 +389,6 @@ class TestAgents:
         found = prober.expect("probed")[0]["address"]
         assert found == (None if elastic is None else "127.0.0.1")
 
-    def test_a_fault_beside_the_loop_reaches_the_driver(self, agent: AgentProcess) -> None:
-        agent.settle()
-        resource.prlimit(agent.agent.pid, resource.RLIMIT_NOFILE, (3, 3))
-        agent.send("probe", target="t", addresses=["127.0.0.1"], port=1, key="k")
-        assert "Too many open files" in agent.expect("fault")[0]["cause"]
-        assert agent.status() == 1
-
     def test_probing_leaves_no_connection_open(self, launch: Launch) -> None:
         target, prober = launch(), launch()
         port = target.hello(name="t", key="the-target")["beacon_port"]
@@ -414,3 +410,13 @@ def test_keys_and_names_may_be_any_text() -> None:
     answer = Prover("k\u00e9", "host \udc80\ud800").answer(question.data, ["127.0.0.1"], 9)
     assert answer is not None
     assert question.is_answer(answer)
+
+
+def test_a_fault_beside_the_loop_is_raised_in_the_loop() -> None:
+    calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    with open(os.devnull, "rb") as nothing:
+        channel = DriverChannel(nothing.fileno(), nothing.fileno())
+        greeting = Greeting(channel, Selector(), calls.put, "/tmp/x", lambda: 1)
+        greeting._in_thread(lambda: os.close(-1))
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            calls.get(timeout=60)()
