@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -414,7 +415,7 @@ def test_keys_and_names_may_be_any_text() -> None:
 
 def test_a_fault_beside_the_loop_is_raised_in_the_loop() -> None:
     calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-    with open(os.devnull, "rb") as nothing:
+    with Path(os.devnull).open("rb") as nothing:
         channel = DriverChannel(nothing.fileno(), nothing.fileno())
         greeting = Greeting(channel, Selector(), calls.put, "/tmp/x", lambda: 1)
         greeting._in_thread(lambda: os.close(-1))
