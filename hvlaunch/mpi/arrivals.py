@@ -1,6 +1,7 @@
 """The agents that have come, until all are there: then it is known which of them are whose host's."""
 
 import contextlib
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -9,6 +10,7 @@ from hvlaunch.mpi.call_listener import Caller
 from hvlaunch.mpi.detect import Kind
 from hvlaunch.mpi.launcher_errors import LauncherFailed
 from hvlaunch.mpi.process_ranks import names_of, ranks_of
+from hvlaunch.rendezvous.serving.traffic import plain_address
 
 __all__ = ["Arrivals", "sort_out"]
 
@@ -26,8 +28,13 @@ class Arrivals:
         self._error: HvlaunchError | None = None
 
     def add(self, caller: Caller) -> None:
-        """One has come. One too many, or after the end, is sent away."""
+        """One has come. After the end it is sent away.
+
+        The second of a rank that has come ends all: one of the two is a stranger, who knows the word that lets agents in.
+        """
         with self._changed:
+            if self._error is None and self._sorted is not None:
+                self._doubt(caller)
             if self._error is not None or self._sorted is not None:
                 caller.connection.socket.close()
                 return
@@ -38,6 +45,29 @@ class Arrivals:
                 except HvlaunchError as error:
                     self._end(error)
                 self._changed.notify_all()
+
+    def _doubt(self, late: Caller) -> None:
+        who = ranks_of(self._kind, late.environ)
+        by_rank = {_rank(caller, self._kind): caller for caller in self._callers}
+        early = None if who is None else by_rank.get(who.rank)
+        if who is None or early is None:
+            return
+        self._error = LauncherFailed(
+            f"two processes came as rank {who.rank}, {_place(early)} and {_place(late)}: one of them is a stranger, who knows HVLAUNCH_ENTRY",
+            hint="ssh (--gloo), or a network of your own for the launcher (--network-interfaces)",
+        )
+        for caller in self._callers:
+            with contextlib.suppress(OSError):
+                caller.connection.socket.shutdown(
+                    socket.SHUT_RDWR
+                )  # who reads from it finds why in `trouble`
+        self._changed.notify_all()
+
+    @property
+    def trouble(self) -> HvlaunchError | None:
+        """Why all were hung up on, if they were."""
+        with self._changed:
+            return self._error
 
     def fail(self, error: HvlaunchError) -> None:
         """Not all will come."""
@@ -133,6 +163,19 @@ def _by_host(
                 hint="name the hosts in the launcher's own order",
             )
     return found
+
+
+def _rank(caller: Caller, kind: Kind) -> int | None:
+    who = ranks_of(kind, caller.environ)
+    return None if who is None else who.rank
+
+
+def _place(caller: Caller) -> str:
+    try:
+        address = plain_address(caller.connection.socket.getpeername())
+    except OSError:  # it has gone
+        return f"on {caller.hostname}"
+    return f"on {caller.hostname} ({address})"
 
 
 def _short(name: str) -> str:

@@ -123,7 +123,7 @@ def _end(arrivals: Arrivals, process: LauncherProcess) -> None:
 def _connect(arrivals: Arrivals, process: LauncherProcess, timeout: float, host: Host) -> AgentConnection:
     """Raises HvlaunchError."""
     connections = [caller.connection for caller in arrivals.of(host.name, timeout)]
-    return JoinedConnection(host.name, connections, process.wait)
+    return JoinedConnection(host.name, connections, process.wait, lambda: arrivals.trouble)
 
 
 def _addresses(spec: JobSpec) -> list[str]:

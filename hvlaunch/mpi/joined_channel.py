@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hvlaunch.agent.caller import Sealed
 from hvlaunch.agent.frames import encode
 from hvlaunch.agent.pieces import PieceReader
+from hvlaunch.errors import AgentFailed, HvlaunchError
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, Listener
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.reports import report_decoder
@@ -31,10 +32,18 @@ class JoinedConnection:
     """hvlaunch.gloo.driver.agent_channel.AgentConnection over the connections of a host's agents, in the order of their slots."""
 
     def __init__(
-        self, host: str, connections: Sequence[Sealed], launcher_end: Callable[[float], int | None]
+        self,
+        host: str,
+        connections: Sequence[Sealed],
+        launcher_end: Callable[[float], int | None],
+        trouble: Callable[[], HvlaunchError | None],
     ) -> None:
-        """`launcher_end` waits for the launcher's end, some seconds: its exit status, None where it runs on."""
+        """`launcher_end` waits for the launcher's end, some seconds: its exit status, None where it runs on.
+
+        `trouble` is why we have hung up on all agents, if we have.
+        """
         self._host = host
+        self._trouble = trouble
         self._launcher_end = launcher_end
         self._connections = connections
         self.local_address: str | None = plain(connections[0].socket.getsockname()[0])
@@ -49,7 +58,7 @@ class JoinedConnection:
         listener: Listener,
     ) -> AgentChannel:
         data = program.packed(is_near=self._is_near)
-        return JoinedChannel(self._host, self._connections, data, listener, self._launcher_end)
+        return JoinedChannel(self._host, self._connections, data, listener, self._launcher_end, self._trouble)
 
     def close(self) -> None:
         for connection in self._connections:
@@ -67,8 +76,10 @@ class JoinedChannel:
         program: bytes,
         listener: Listener,
         launcher_end: Callable[[float], int | None],
+        trouble: Callable[[], HvlaunchError | None],
     ) -> None:
         self._host = host
+        self._trouble = trouble
         self._launcher_end = launcher_end
         self._listener = listener
         self._connections = list(connections)
@@ -82,13 +93,15 @@ class JoinedChannel:
             self._selector.register(connection.socket, selectors.EVENT_READ, slot)
 
     def frames(self) -> "Iterator[Frame]":
-        """As if of one agent, until one has gone without a word, or all have ended. Raises EndedByLauncher."""
+        """As if of one agent, until one has gone without a word, or all have ended. Raises EndedByLauncher, AgentFailed."""
         readers = [PieceReader(self._listener.heard_noise) for _ in self._connections]
         decoders = [report_decoder() for _ in self._connections]
         while not self._agents.is_ended and self._selector.get_map():
             for key, _ in self._selector.select():
                 slot = key.data
                 data = self._connections[slot].socket.recv(_READ_SIZE)
+                if not data and (trouble := self._trouble()) is not None:
+                    raise AgentFailed(trouble.cause, host=self._host, hint=trouble.hint)
                 if not data and not self._agents.has_ended(slot):
                     self._cause = b"its agent of slot %d is gone" % slot
                     return

@@ -80,10 +80,11 @@ def test_who_waits_gets_the_agents_when_the_last_has_come():
     waiting.join(30)
     assert [one.hostname for one in found] == ["b"]
     assert arrivals.is_complete
-    late = caller("a", 0)
+    late = caller("a", None)
     arrivals.add(late)
     assert late.connection.socket.fileno() == -1
     assert found[0].connection.socket.fileno() != -1
+    assert arrivals.trouble is None
     arrivals.close()
     assert found[0].connection.socket.fileno() == -1
 

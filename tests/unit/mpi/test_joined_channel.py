@@ -11,10 +11,11 @@ import pytest
 from hvlaunch.agent.caller import Sealed
 from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import PieceWriter
+from hvlaunch.errors import AgentFailed, HvlaunchError
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
 from hvlaunch.mpi.joined_channel import JoinedConnection, plain
-from hvlaunch.mpi.launcher_errors import EndedByLauncher
+from hvlaunch.mpi.launcher_errors import EndedByLauncher, LauncherFailed
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from tests.unit.gloo.fakes import HELLO, FakeListener
 
@@ -62,7 +63,8 @@ class JoinedAgents:
         with closing(socket.create_server(("127.0.0.1", 0))) as listener:
             self.agents = [Agent(listener) for _ in range(2)]
         sockets = [agent.theirs for agent in self.agents]
-        self.connection = JoinedConnection("a", sockets, lambda _: status)
+        self.trouble: HvlaunchError | None = None
+        self.connection = JoinedConnection("a", sockets, lambda _: status, lambda: self.trouble)
         self.program = AgentProgram({}, None)
         self.listener = FakeListener()
         self.channel = self.connection.start_agent(self.program, Host("a"), self.listener)
@@ -92,6 +94,13 @@ def test_each_gets_the_program_and_then_its_frames(joined):
         assert agent.program() == joined.program.packed(is_near=True)
         assert agent.hear() == ({"type": "hello", "rendezvous": rendezvous}, b"")
         assert agent.hear() == ({"type": "ping"}, b"")
+
+
+def test_why_we_hung_up_is_the_end(joined):
+    joined.trouble = LauncherFailed("a stranger came", hint="ssh")
+    joined.connection.close()
+    with pytest.raises(AgentFailed, match="host a: a stranger came; try: ssh"):
+        joined.frames(1)
 
 
 def test_what_they_say_is_one_agents_words(joined):

@@ -1,0 +1,56 @@
+"""Who has read HVLAUNCH_ENTRY from a launcher's own connections, and comes in place of an agent."""
+
+import os
+import subprocess
+import sys
+from contextlib import closing
+from queue import SimpleQueue
+
+import pytest
+
+from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY
+from hvlaunch.errors import AgentFailed
+from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.job import Host
+from hvlaunch.mpi.arrivals import Arrivals
+from hvlaunch.mpi.call_listener import Caller, CallListener
+from hvlaunch.mpi.caller_command import caller_command
+from hvlaunch.mpi.detect import Kind
+from hvlaunch.mpi.joined_channel import JoinedConnection
+from hvlaunch.rendezvous.serving.certificate import Certificate
+from tests.unit.gloo.fakes import FakeListener
+
+RANK = "OMPI_COMM_WORLD_RANK"
+
+
+def test_the_second_of_a_rank_ends_the_job_by_name() -> None:
+    """The stranger comes before the agent whose place it takes; when that one comes, it is known that one is false."""
+    key = Certificate()
+    came: SimpleQueue[Caller] = SimpleQueue()
+    arrivals = Arrivals([("a", 2)], Kind.OPEN_MPI)
+    processes = []
+    with closing(CallListener("the word", key, came.put, host="127.0.0.1")) as listener:
+        env = {
+            **os.environ,
+            ENTRY: "the word",
+            CERTIFICATE: key.fingerprint,
+            ADDRESSES: f"127.0.0.1 {listener.port}",
+        }
+        command = caller_command(frozenset({RANK}), sys.executable)
+
+        def call(rank: int) -> None:
+            processes.append(subprocess.Popen(command, env={**env, RANK: str(rank)}, stderr=subprocess.PIPE))
+            arrivals.add(came.get(timeout=60))
+
+        call(0)
+        call(1)  # the stranger
+        connections = [caller.connection for caller in arrivals.of("a", 0)]
+        connection = JoinedConnection("a", connections, lambda _: None, lambda: arrivals.trouble)
+        channel = connection.start_agent(AgentProgram({}, None), Host("a"), FakeListener())
+        call(1)  # the agent
+        words = r"two processes came as rank 1, on \S+ \(127.0.0.1\) and on \S+ \(127.0.0.1\): one of them is a stranger, who knows HVLAUNCH_ENTRY"
+        with pytest.raises(AgentFailed, match=words):
+            next(iter(channel.frames()))
+        arrivals.close()
+    for process in processes:
+        process.communicate(timeout=60)
