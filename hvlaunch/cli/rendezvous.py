@@ -103,7 +103,7 @@ def _serve(bind: tuple[str, int], token_file: Path, wait: Callable[[], object]) 
     token = read_token_file(token_file)
     certificate = _certificate(token_file)
     host, port = bind
-    with RendezvousServer(token, certificate=certificate, host=host, port=port) as server:
+    with RendezvousServer(token, certificate=certificate, host=host, port=port, say=_say) as server:
         _say(f"serving on {_shown(host)}:{server.port}")
         wait()
 

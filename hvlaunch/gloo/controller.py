@@ -126,6 +126,7 @@ def _run(
         answerer=Prover(keys.probe_key, "rendezvous"),
         host=spec.rendezvous_bind if spec.rendezvous_bind in EVERYWHERE else LOOPBACK,
         port=spec.rendezvous_port,
+        say=printer.say,
     )
     with (
         _event_file(spec, printer.say) as record,

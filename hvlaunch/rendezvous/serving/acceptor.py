@@ -1,17 +1,15 @@
 """Takes the connections that come to a listening socket, a few at each turn of the event loop."""
 
 import asyncio
-import errno
 import socket
 from collections.abc import Callable
 
+from hvlaunch.rendezvous.serving.descriptors import REST, is_shortage
 from hvlaunch.rendezvous.serving.traffic import plain_address
 
 __all__ = ["Acceptor"]
 
 _AT_ONCE = 64  # connections, then others have their turn: who is inside waits for no crowd at the door
-_REST = 0.1  # seconds, where not even a stranger's file descriptor can be had
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
@@ -22,12 +20,17 @@ class Acceptor:
         listener: socket.socket,
         new_client: Callable[[], asyncio.Protocol],
         is_welcome: Callable[[str], bool],
+        when_short: Callable[[], bool],
     ) -> None:
-        """is_welcome(address) tells whether a client from there gets a protocol at all."""
+        """is_welcome(address) tells whether a client from there gets a protocol at all.
+
+        Where there is no file descriptor for one, when_short() tells whether it has found one, and is asked again if not.
+        """
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._new_client = new_client
         self._is_welcome = is_welcome
+        self._when_short = when_short
         self._arriving: set[asyncio.Task[None]] = set()
         self._rest: asyncio.TimerHandle | None = None
         listener.setblocking(False)
@@ -48,9 +51,9 @@ class Acceptor:
             try:
                 sock, name = self._listener.accept()
             except OSError as error:
-                if error.errno in _NO_DESCRIPTOR:
+                if is_shortage(error):
                     self._loop.remove_reader(self._listener)
-                    self._rest = self._loop.call_later(_REST, self._open)
+                    self._rest = self._loop.call_later(0.0 if self._when_short() else REST, self._open)
                 return  # else nobody is there, or gone again
             if not self._is_welcome(plain_address(name)):
                 sock.close()

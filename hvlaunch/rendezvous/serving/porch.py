@@ -6,8 +6,9 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Protocol
+
+from hvlaunch.rendezvous.serving.descriptors import REST, is_shortage
 
 __all__ = ["Answerer", "wait_on_porch"]
 
@@ -29,10 +30,12 @@ def wait_on_porch(
     bell: int,
     is_over: Callable[[], bool],
     answerer: Answerer | None,
+    when_short: Callable[[], bool],
 ) -> list[socket.socket]:
     """Answer questions until somebody comes with anything else, or is_over() is true after the bell was rung.
 
     Returns the callers that are still there, none of whose bytes has been taken. `listeners` may be more after the bell, too.
+    Where there is no file descriptor for a caller, when_short() tells whether it has found one, and is asked again if not.
     """
     poll = select.poll()
     poll.register(bell, select.POLLIN)
@@ -50,17 +53,29 @@ def wait_on_porch(
                 if is_over():
                     return list(callers.values())
             elif fd in doors:
-                with suppress(OSError):
+                try:
                     caller, _ = doors[fd].accept()
                     callers[caller.fileno()] = caller
                     poll.register(caller, select.POLLIN)
-                if callers and (answerer is None or len(callers) > _MOST_CALLERS):
+                    is_short = False
+                except OSError as error:
+                    is_short = is_shortage(error)
+                if callers and (answerer is None or is_short or len(callers) > _MOST_CALLERS):
                     return list(callers.values())
+                if is_short and not when_short():
+                    _rest(bell)
             elif answerer is None or not _serve(callers[fd], answerer):
                 return list(callers.values())
             else:
                 poll.unregister(fd)
                 callers.pop(fd).close()
+
+
+def _rest(bell: int) -> None:
+    """Wait, but no longer than until the bell is rung."""
+    poll = select.poll()
+    poll.register(bell, select.POLLIN)
+    poll.poll(REST * 1000)
 
 
 def _serve(caller: socket.socket, answerer: Answerer) -> bool:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvlaunch.rendezvous.client_errors import RendezvousClosed
+from hvlaunch.rendezvous.serving.descriptors import KEPT, Shortage
 from hvlaunch.rendezvous.serving.horovod import HorovodScopes
 from hvlaunch.rendezvous.serving.listeners import Listeners
 from hvlaunch.rendezvous.serving.porch import Answerer, wait_on_porch
@@ -44,7 +45,7 @@ class RendezvousServer:
 
     token opens everything, to clients on this machine and to those that come by TLS, for which `certificate` is shown.
     `answerer` tells those who ask with the right key that this is the right server, without showing the token to a stranger.
-    host "" is every address of this machine; port 0 is a free one, told by `port`.
+    host "" is every address of this machine; port 0 is a free one, told by `port`. `say` tells the user of this process.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class RendezvousServer:
         store_limits: StoreLimits | None = None,
         http_limits: HttpLimits | None = None,
         traffic_limits: TrafficLimits | None = None,
+        say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.port = port
         self._token = token
@@ -69,6 +71,8 @@ class RendezvousServer:
         self._store = Store(store_limits, version=time.time_ns() // 1000)
         self._traffic: Traffic[ClientConnection] = Traffic(traffic_limits)
         self._horovod = HorovodScopes()
+        self._shortage = Shortage(say)
+        self._kept: list[int] = []
         self._http_limits = http_limits
         self._faults = 0
         self._lock = threading.Lock()
@@ -101,6 +105,7 @@ class RendezvousServer:
         self._listeners = Listeners(self._host, self.port)
         self.port = self._listeners.port
         self._bell = os.pipe()
+        self._kept = [os.dup(self._bell[0]) for _ in range(KEPT)]
         self._thread = threading.Thread(
             target=self._run, args=(self._bell[0],), name="hvlaunch-rendezvous", daemon=True
         )
@@ -283,13 +288,16 @@ class RendezvousServer:
                 bell,
                 lambda: self._closing or self._is_needed,
                 self._answerer,
+                self._shortage.relieve,
             )
+            self._give_up_kept()
             if self._closing:
                 for caller in callers:
                     caller.close()
             else:
                 self._run_loop(callers)
         finally:
+            self._give_up_kept()
             with self._lock:  # whoever asks from here on is told
                 self._closing, self._loop = True, None
             self._listeners.close()
@@ -297,6 +305,15 @@ class RendezvousServer:
             for found in [*self._waits, *self._calls]:
                 if not found.done():
                     found.set_exception(RendezvousClosed("the rendezvous has ended"))
+
+    def _give_up_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        for fd in kept:
+            os.close(fd)
+
+    def _make_room(self) -> bool:
+        """Whether there is a file descriptor for one more client: a stranger gives it up where there can be no more."""
+        return self._shortage.relieve() or self._traffic.turn_out_oldest()
 
     def _run_loop(self, callers: list[socket.socket]) -> None:
         loop = _new_loop()
@@ -360,7 +377,7 @@ class RendezvousServer:
     def _accept_at(self, listener: socket.socket) -> None:
         from hvlaunch.rendezvous.serving.acceptor import Acceptor  # noqa: PLC0415 (see the top)
 
-        self._acceptors.append(Acceptor(listener, self._new_wire, self._traffic.is_welcome))
+        self._acceptors.append(Acceptor(listener, self._new_wire, self._traffic.is_welcome, self._make_room))
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._context is None and self._certificate is not None:

@@ -11,7 +11,7 @@ from hvlaunch.rendezvous.serving.strangers import STRANGER_LIMITS, StrangerLimit
 
 __all__ = ["Arriving", "Stats", "Traffic", "TrafficLimits", "plain_address", "room_for"]
 
-_RESERVE = 256  # for all else that the process does
+_RESERVE = 256  # for all else that the process does, or half of what there may be at most
 
 
 def plain_address(name: object) -> str:
@@ -26,7 +26,7 @@ def room_for(connections: int) -> bool:
     Only then, since every process that is started later inherits it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections + _RESERVE
+    needed = connections + (_RESERVE if hard == resource.RLIM_INFINITY else min(_RESERVE, hard // 2))
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return True
     if hard != resource.RLIM_INFINITY and needed > hard:
@@ -152,11 +152,17 @@ class Traffic(Generic[PeerT]):
         while len(self.open) - len(self._parting) > self.limits.connections or not self._room_for(
             len(self.open)
         ):
-            oldest = self.strangers.oldest()
-            if oldest is None:
+            if not self.turn_out_oldest():
                 return False
-            self.strangers.leave(oldest)
-            self._turn_out(oldest)
+        return True
+
+    def turn_out_oldest(self) -> bool:
+        """Have a stranger go for the sake of others; False where there is none."""
+        oldest = self.strangers.oldest()
+        if oldest is None:
+            return False
+        self.strangers.leave(oldest)
+        self._turn_out(oldest)
         return True
 
     def _turn_out(self, stranger: PeerT | None) -> None:
