@@ -308,7 +308,14 @@ class _Joined:
         self.joined: JoinedAgents | None = None
 
     def start_agent(self, _program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
-        channel = JoinedChannel(host.name, self._callers, b"x", listener, lambda _: None)  # type: ignore[arg-type]
+        channel = JoinedChannel(
+            host.name,
+            self._callers,  # type: ignore[arg-type]
+            b"x",
+            listener,
+            lambda _: None,
+            lambda: None,
+        )
         self.joined = channel._agents
         return channel
 
