@@ -194,9 +194,9 @@ class HostLink:
     def heard_noise(self, data: bytes) -> None:
         """What others print there: the login shell before the agent, or what its start-up files left running."""
         self._noise = (self._noise + data)[-_NOISE_KEPT:]
-        if self.last_heard is not None and not self._noise_told and data.strip():
+        if self.last_heard is not None and not self._noise_told and (line := _first_line(data)):
             self._noise_told = True
-            self._post(on.HostNoise(self.host.name, _first_line(data)))
+            self._post(on.HostNoise(self.host.name, line))
 
     def _obey(self, header: Mapping[str, Any], body: bytes, connection: AgentConnection) -> None:
         name = self.host.name
@@ -350,7 +350,7 @@ class HostLink:
     def _never_began(self, status: int | None, stderr: str, broken: str | None) -> HostError:
         name = self.host.name
         if status == _NOT_FOUND and NO_PYTHON in stderr:
-            tried = plain(stderr.partition(NO_PYTHON)[2].splitlines()[0].strip(), _LONGEST_LINE)
+            tried = plain(stderr.partition(NO_PYTHON)[2].partition("\n")[0].strip(), _LONGEST_LINE)
             return NoPython(
                 f"no Python >= 3.8 was found (tried {tried})",
                 host=name,
@@ -379,4 +379,6 @@ def _hint(cause: str, otherwise: str) -> str:
 
 
 def _first_line(noise: bytes) -> str:
-    return plain(noise.decode("utf-8", "replace").strip().splitlines()[0], _NOISE_QUOTED)
+    """Empty where there is only space."""
+    lines = noise.decode("utf-8", "replace").strip().splitlines() or [""]
+    return plain(lines[0], _NOISE_QUOTED)

@@ -44,7 +44,15 @@ VALUES: list[Any] = [
     *([[[[[[]]]]]], [["10.0.0.100", 4711]], [["\u00e9", 1]], ["\u00e9"]),
 ]
 _NAMES = ("more", "slot", "type", "id", "bytes", "x" * 300)
-_PIECE_WORDS = (b"\x00\xfehvl\xfe\x00\x01", b"\x00\xfehvl", b"\x02\xfdhv", b"noise\n", b"\xff" * 18, b"\n")
+_PIECE_WORDS = (
+    b"\x00\xfehvl\xfe\x00\x01",
+    b"\x00\xfehvl",
+    b"\x02\xfdhv",
+    b"noise\n",
+    b"\xff" * 18,
+    b"\n",
+    b"\x1c",
+)
 
 
 def changed_value(chance: random.Random, value: Any) -> Any:

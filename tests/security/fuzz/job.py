@@ -93,6 +93,8 @@ class Job:
         self._now = 100.0
         self._kept = 0
         self._to_send: list[Valid] = []
+        self._is_done = False
+        """Host a has said that a worker of the elastic job ended well: that is believed."""
         self._workers_of_b: list[tuple[int, int, int]] = []
         self._rendezvous = _rendezvous()
         self._files = OutputFiles(OUTPUT, slots + 1)
@@ -162,6 +164,7 @@ class Job:
 
     def _post(self, event: on.Event) -> None:
         self.ended.append(event)
+        self._is_done |= self.is_elastic and isinstance(event, on.WorkerExited) and event.code == 0
         if isinstance(event, on.HostFailed | on.HostGone):
             check_problem(event.problem)
         self._feed(event)
@@ -186,10 +189,14 @@ class Job:
                 for launch in launches:
                     self._workers_of_b.append((number, launch.slot, launch.start))
                     self._feed(on.WorkerStarted("b", number, launch.slot, 99, launch.start))
-            case do.Stop(host="b"):
+            case do.Stop(host="b", steps=steps):
                 workers, self._workers_of_b = self._workers_of_b, []
+                code, signal = (
+                    (None, 15) if steps[0].after == 0.0 else (0, None)
+                )  # there is time to end by itself
                 for number, slot, start in workers:
-                    self._feed(on.WorkerExited("b", number, slot, None, 15, self._now, 1, start=start))
+                    ending = code, signal, self._now, 1
+                    self._feed(on.WorkerExited("b", number, slot, *ending, False, None, None, start))
             case do.Release("b"):
                 self._feed(on.HostClosed("b", 0))
             case _:
@@ -207,7 +214,7 @@ class Job:
                 for launch in launches:
                     self.abouts[launch.slot] = {"round": number, "slot": launch.slot, "start": launch.start}
             case do.Finish(result):
-                assert result.exit_code != 0
+                assert result.exit_code != 0 or self._is_done
                 assert result.failure is None or result.failure.host == "a", result
             case tell.HostNotUsable() | tell.HostLostAtEnd() | tell.KeepingHosts():
                 check_problem(action.problem)

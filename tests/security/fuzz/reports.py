@@ -11,6 +11,7 @@ from hvlaunch.agent.frames import BadFrame, encode
 from hvlaunch.agent.pieces import Garbled, PieceReader, PieceWriter
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, CommandConnection, Listener
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.bundle import NO_PYTHON
 from hvlaunch.gloo.driver.relay_rules import RelayRules
 from hvlaunch.gloo.driver.reports import report_decoder
 from hvlaunch.gloo.engine.events import HostClosed
@@ -239,7 +240,8 @@ class _Command:
     remote_address = "10.0.0.1"
     is_near = False
 
-    def __init__(self, parts: Iterator[bytes]) -> None:
+    def __init__(self, chance: random.Random, parts: Iterator[bytes]) -> None:
+        self._chance = chance
         self._parts = parts
 
     def run(self, _command: str) -> "_Command":
@@ -252,10 +254,11 @@ class _Command:
         pass
 
     def stderr(self) -> bytes:
-        return b"x\r\nhvlaunch: all is well\x1b[2J"
+        words = b"x\r\nhvlaunch: all is well\x1b[2J", NO_PYTHON.encode(), b"\x1c", b"\xff\n" * 3000, b""
+        return self._chance.choice(words)
 
     def exit_status(self, _timeout: float) -> int | None:
-        return 0
+        return self._chance.choice((None, 0, 1, 127))
 
     def close(self) -> None:
         pass
@@ -267,7 +270,7 @@ def driver_session(seed: int, *, is_broken: bool = True) -> int:
     relays = chance.random() < 0.5
     job: Job
     sender = _Sender(chance, lambda: job, is_broken=is_broken)
-    connection = CommandConnection(_Command(sender.parts(lambda: None, relays=relays)))  # type: ignore[arg-type]
+    connection = CommandConnection(_Command(chance, sender.parts(lambda: None, relays=relays)))  # type: ignore[arg-type]
     relay = "auto" if relays else chance.choice(("auto", "never"))
     job = Job(connection, is_elastic=chance.random() < 0.4, relay=relay)
     job.run()

@@ -153,7 +153,7 @@ def test_noise_before_the_agent_is_skipped_and_not_told(rig: Rig) -> None:
 def test_noise_behind_the_agents_start_is_told_once_and_no_sign_of_life(rig: Rig) -> None:
     rig.ready()
     heard, rig.now = rig.link.last_heard, 60.0
-    rig.channel.say(b"\n", b"backup: 1 of 5\n", b"backup: 2 of 5\n")
+    rig.channel.say(b"\n", b"\x1c", b"backup: 1 of 5\n", b"backup: 2 of 5\n")
     assert rig.event() == on.HostNoise("a", "backup: 1 of 5")
     assert rig.link.last_heard == heard
     rig.channel.frame({"type": "reached", "address": None, "tried": [], "relay_port": None})
@@ -264,6 +264,12 @@ def test_no_python(rig: Rig) -> None:
     event = rig.event()
     assert event.problem.kind == "NoPython"
     assert "tried /opt/py/bin/python, python3" in str(event.problem)
+
+
+def test_no_python_and_nothing_behind_it(rig: Rig) -> None:
+    rig.event()
+    rig.channel.end(127, NO_PYTHON.encode())
+    assert rig.event().problem.kind == "NoPython"
 
 
 def test_an_agent_that_does_not_start_is_quoted(rig: Rig) -> None:
