@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt
+# pip compiles thousands of files one by one; this takes all processors. Some packages have files that are no Python.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 CAN_APT := test "$$(id -u)" = 0 && command -v apt-get >/dev/null
 
@@ -127,7 +129,8 @@ $(VENV)/.setuptools: constraints.txt $(VENV)/.made
 # What an extra brings, beside hvlaunch itself, which is installed again after it: as a wheel, or as the working tree.
 $(VENV)/.extras-%: pyproject.toml constraints.txt $(VENV)/.made
 	@$(MAKE) --no-print-directory $(WHEEL)
-	$(PIP_INSTALL) '$(WHEEL)[$*]'
+	$(PIP_INSTALL) --no-compile '$(WHEEL)[$*]'
+	$(COMPILE)
 	@rm -f $(VENV)/.wheel $(VENV)/.editable
 	@touch $@
 
