@@ -140,7 +140,15 @@ def test_a_worker_that_is_killed(cluster: TestHosts, mpirun: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing(cluster: TestHosts, mpirun: str, number: int) -> None:
     run = job(
-        cluster, mpirun, "-H", "a:2,b:2", "--grace", 1, "python3", PROGRAMS / "detach.py", "--ignore-term"
+        cluster,
+        mpirun,
+        "-H",
+        "a:2,b:2",
+        "--grace",
+        1,
+        sys.executable,
+        PROGRAMS / "detach.py",
+        "--ignore-term",
     )
     run.saw("ready", 4).send(number)
     assert run.code() == 128 + number
@@ -149,7 +157,7 @@ def test_an_interrupt_leaves_nothing(cluster: TestHosts, mpirun: str, number: in
 
 
 def test_a_launcher_that_is_killed_takes_all_with_it(cluster: TestHosts, mpirun: str) -> None:
-    run = job(cluster, mpirun, "-H", "a:1,b:1", "--grace", 1, "python3", PROGRAMS / "detach.py")
+    run = job(cluster, mpirun, "-H", "a:1,b:1", "--grace", 1, sys.executable, PROGRAMS / "detach.py")
     run.saw("ready", 2)
     (launcher,) = [one for one in cluster.driver.processes() if one.argv[0] == mpirun]
     os.kill(launcher.pid, signal.SIGKILL)
@@ -167,7 +175,7 @@ def nothing_is_left(cluster: TestHosts) -> None:
 def test_ps_shows_neither_secret_nor_token(cluster: TestHosts, mpirun: str) -> None:
     report = "import os, time; print('TOKEN', os.environ['HVLAUNCH_TOKEN'], os.environ['API_KEY'], flush=True); time.sleep(3600)"
     run = job(
-        cluster, mpirun, "-H", "a:1,b:1", "-x", f"API_KEY={SECRET}", "--verbose", "python3", "-c", report
+        cluster, mpirun, "-H", "a:1,b:1", "-x", f"API_KEY={SECRET}", "--verbose", sys.executable, "-c", report
     )
     run.saw(SECRET, 2)
     token = run.stdout.split("TOKEN ")[1].split()[0]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -28,7 +29,7 @@ class Scene:
     def start(self, *arguments: object, options: tuple[object, ...] = ()) -> Job:
         """A job of 2 workers on each of 4 hosts that detach processes in every way there is."""
         fixed = ["-H", "a:2,b:2,c:2,d:2", "--grace", GRACE, *options]
-        return Job(self.hosts, [*fixed, "python3", PROGRAMS / "detach.py", *arguments])
+        return Job(self.hosts, [*fixed, sys.executable, PROGRAMS / "detach.py", *arguments])
 
     def of_the_job(self, host: str) -> list[Process]:
         return [one for one in self.hosts[host].user_processes() if one.pid not in self.before[host]]
@@ -155,7 +156,7 @@ def test_a_link_is_cut(scene: Scene) -> None:
 
 
 def test_a_host_is_powered_off(cluster: TestHosts) -> None:
-    arguments = ["-H", "a:2,b:2", "--lease", LEASE, "--grace", GRACE, "python3", PROGRAMS / "detach.py"]
+    arguments = ["-H", "a:2,b:2", "--lease", LEASE, "--grace", GRACE, sys.executable, PROGRAMS / "detach.py"]
     job = Job(cluster, arguments).saw("ready", 4)
     cluster["b"].kill()
     assert job.code() == 69
@@ -165,7 +166,7 @@ def test_a_host_is_powered_off(cluster: TestHosts) -> None:
 
 def test_an_agent_is_stopped_and_the_driver_killed(cluster: TestHosts) -> None:
     """Not even the agent can do anything; the guardian sees the channel close."""
-    arguments = ["-H", "a:2", "--lease", LEASE, "--grace", GRACE, "python3", PROGRAMS / "detach.py"]
+    arguments = ["-H", "a:2", "--lease", LEASE, "--grace", GRACE, sys.executable, PROGRAMS / "detach.py"]
     job = Job(cluster, arguments).saw("ready", 2)
     (agent,) = agents(cluster["a"].user_processes())
     cluster["a"].run(["kill", "-STOP", str(agent.pid)], check=True)
@@ -174,7 +175,7 @@ def test_an_agent_is_stopped_and_the_driver_killed(cluster: TestHosts) -> None:
 
 
 def test_a_stopped_driver_is_given_up_and_cleaned_up_after(cluster: TestHosts) -> None:
-    arguments = ["-H", "a:2", "--lease", LEASE, "--grace", GRACE, "python3", PROGRAMS / "detach.py"]
+    arguments = ["-H", "a:2", "--lease", LEASE, "--grace", GRACE, sys.executable, PROGRAMS / "detach.py"]
     job = Job(cluster, arguments).saw("ready", 2).send(signal.SIGSTOP)
     wait_until(lambda: cluster["a"].user_processes() == [], "the lease ran out", LIMIT)
     assert job.send(signal.SIGCONT).code() == 69
@@ -183,7 +184,7 @@ def test_a_stopped_driver_is_given_up_and_cleaned_up_after(cluster: TestHosts) -
 
 def test_scratch_directories_are_gone(cluster: TestHosts) -> None:
     leave = "import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('x')"
-    assert Job(cluster, ["-H", "a:2,b:2", "python3", "-c", leave]).code() == 0
+    assert Job(cluster, ["-H", "a:2,b:2", sys.executable, "-c", leave]).code() == 0
     for name in "ab":
         listing = cluster[name].run(["sh", "-c", "ls -d /tmp/hvlaunch-* 2>/dev/null"]).stdout
         assert listing == ""
@@ -191,7 +192,9 @@ def test_scratch_directories_are_gone(cluster: TestHosts) -> None:
 
 def test_local_workers_leave_nothing_either(cluster: TestHosts) -> None:
     mark = f"mark-{os.getpid()}"
-    job = Job(cluster, ["-np", 2, "--grace", GRACE, "python3", PROGRAMS / "detach.py", mark]).saw("ready", 2)
+    job = Job(cluster, ["-np", 2, "--grace", GRACE, sys.executable, PROGRAMS / "detach.py", mark]).saw(
+        "ready", 2
+    )
     assert job.interrupt().code() == 130
     assert not [
         one

@@ -17,7 +17,9 @@ REPORT = "import os, sys, time; print('TOKEN', os.environ['HVLAUNCH_TOKEN'], flu
 @pytest.mark.parametrize("chosen", ["API_KEY", f"API_KEY={SECRET}"], ids=["-x NAME", "-x NAME=VALUE"])
 def test_ps_shows_neither_secret_nor_token(cluster: TestHosts, chosen: str) -> None:
     job = Job(
-        cluster, ["-H", "a:1,b:1", "--verbose", "-x", chosen, "python3", "-c", REPORT], {"API_KEY": SECRET}
+        cluster,
+        ["-H", "a:1,b:1", "--verbose", "-x", chosen, sys.executable, "-c", REPORT],
+        {"API_KEY": SECRET},
     )
     job.saw("TOKEN ", 2)
     token = job.stdout.split("TOKEN ")[1].split()[0]
@@ -114,6 +116,6 @@ def test_the_rendezvous_answers_only_to_the_token(cluster: TestHosts) -> None:
         "    except urllib.error.HTTPError as e: return e.code\n"
         "print(ask(None), ask('wrong'), ask(os.environ['HVLAUNCH_TOKEN']))\n"
     )
-    job = Job(cluster, ["-H", "a:1", "python3", "-c", ask])
+    job = Job(cluster, ["-H", "a:1", sys.executable, "-c", ask])
     assert job.code() == 0, job.stderr
     assert job.stdout == "[0]<stdout>: 401 401 200\n"

@@ -174,7 +174,7 @@ def test_the_traceback_of_the_error_file_is_in_the_report() -> None:
         "{'message': {'message': 'ValueError: no', 'extraInfo': {'py_callstack': 'Traceback: line 1', 'timestamp': '1'}}}"
         ")); sys.exit(4)"
     )
-    done = run("-np", 1, "python3", "-c", script)
+    done = run("-np", 1, sys.executable, "-c", script)
     assert done.returncode == 4
     assert "Traceback: line 1" in done.stderr
 
@@ -194,7 +194,7 @@ def test_signals_for_the_workers_reach_them_and_only_them(tmp_path: Path) -> Non
 
 def test_ctrl_c_lets_workers_finish_what_they_do() -> None:
     script = "import time\ntry:\n print('ready', flush=True); time.sleep(3600)\nexcept KeyboardInterrupt:\n print('saved', flush=True)"
-    job = start("-np", 2, "python3", "-c", script)
+    job = start("-np", 2, sys.executable, "-c", script)
     assert job.stdout is not None
     assert all("ready" in job.stdout.readline() for _ in range(2))
     job.send_signal(signal.SIGINT)

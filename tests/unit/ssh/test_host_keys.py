@@ -129,8 +129,7 @@ def test_unknown_says_what_and_where_and_what_to_do(settings):
 
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
 def test_the_fingerprint_is_that_of_ssh_keygen(tmp_path, kind):
-    path = tmp_path / "k"
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", path], check=True)
+    path = keygen(tmp_path / "k", kind)
     name, blob = Path(f"{path}.pub").read_text().split()[:2]
     said = subprocess.run(["ssh-keygen", "-lf", path], check=True, capture_output=True, text=True).stdout
     assert HostKey(name, base64.b64decode(blob)).fingerprint in said.split()
