@@ -16,6 +16,7 @@ __all__ = [
     "JobResult",
     "JobSpec",
     "LauncherName",
+    "Look",
     "MPIOptions",
     "RelayPolicy",
     "SSHClient",
@@ -30,6 +31,9 @@ StdinPolicy = Literal["0", "all", "none"]
 ColorPolicy = Literal["auto", "always", "never"]
 LauncherName = Literal["mpirun", "srun", "jsrun"]
 RelayPolicy = Literal["auto", "always", "never"]
+Look = Literal["cause", "unclear", "consequence", "silent"]
+"""What a worker's end looks like by its last words: an error of its own; something of both; the loss of other workers;
+or there are no words that tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,8 @@ class JobSpec:
     """Seconds of silence after which driver and agent give each other up."""
     grace: float = 10.0
     """Seconds between the first signal to a worker that must stop and SIGKILL."""
+    settle: float = 2.0
+    """Seconds that a failure which looks like a consequence waits for one that does not, before the others are stopped."""
     verbose: bool = False
 
 
@@ -198,7 +204,7 @@ class WorkerExit(NamedTuple):
     """Exit code; None where a signal ended it or it never started."""
     signal: int | None = None
     when: float = 0.0
-    """Seconds since the workers of its round were started."""
+    """Seconds since the job's first workers were started."""
     max_rss: int | None = None
     """Largest resident size, in bytes."""
     oom_killed: bool = False
@@ -211,6 +217,10 @@ class WorkerExit(NamedTuple):
     """What the worker left in TORCHELASTIC_ERROR_FILE."""
     not_started: str | None = None
     """Why it could not be started; `code` is then 126 or 127, as a shell would say."""
+    look: Look = "silent"
+    """What its end looks like, by what it wrote last."""
+    was_told: bool = False
+    """hvlaunch had told it to end before."""
 
     @property
     def exit_code(self) -> int:
@@ -225,13 +235,16 @@ class WorkerExit(NamedTuple):
 
 
 class JobResult(NamedTuple):
-    """How a job ended. `failure` is the first failing worker, `error` what else ended the job."""
+    """How a job ended. `failure` is the worker that is the cause, `error` what else ended the job."""
 
     exit_code: int
     elapsed: float
-    """Seconds since the workers of the last round were started; 0 if none was."""
+    """Seconds since the job's first workers were started; 0 if none was."""
     exits: tuple[WorkerExit, ...] = ()
     failure: WorkerExit | None = None
+    """The first failing worker; one that failed later, or was stopped, where only that had an error of its own."""
+    first_victim: WorkerExit | None = None
+    """The first failing worker, where that is not `failure`."""
     error: Problem | None = None
     interrupted: int | None = None
     """The signal that the user ended the job with."""

@@ -302,6 +302,16 @@ _ENDING = Group(
             field="grace",
         ),
         Option(
+            "settle",
+            ("--settle",),
+            "time that a failure waits for its cause",
+            values.SECONDS,
+            field="settle",
+            more="Where the first worker that fails seems to have lost its connection to another one, the others are stopped "
+            "that much later, unless a worker fails before for an error of its own; any other failure stops them at once. "
+            "0 never waits.",
+        ),
+        Option(
             "lease",
             ("--lease",),
             "silence after which hvlaunch and a host give each other up",

@@ -5,19 +5,13 @@ import shutil
 from collections.abc import Callable
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
+from hvlaunch.console.consequences import lost_connection
 from hvlaunch.console.evidence import Evidence
 from hvlaunch.job import WorkerExit
 
-__all__ = ["advice", "lost_connection", "start_advice"]
+__all__ = ["advice", "start_advice"]
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
-
-_LOST_CONNECTION = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|gloo/transport|connectFullMesh|ncclRemoteError"
-    r"|remote process exited|socket timeout|DistNetworkError|Watchdog caught collective operation timeout"
-    r"|failed to recv|Timed out waiting .* (send|recv) operation|NCCL communicator was aborted",
-    re.IGNORECASE,
-)
 
 _TEXTS = (
     (
@@ -92,11 +86,6 @@ _SIGNALS: dict[int, str] = {
 }
 
 
-def lost_connection(evidence: Evidence) -> bool:
-    """Whether it failed because another worker was gone, or could not be reached: often a consequence."""
-    return any(_LOST_CONNECTION.search(line) for line in evidence.verdict)
-
-
 def advice(worker: WorkerExit, evidence: Evidence) -> str | None:
     """One specific thing to try; None where nothing better than reading the evidence is known."""
     text = _advice(worker, evidence)
@@ -143,7 +132,7 @@ def _advice(worker: WorkerExit, evidence: Evidence) -> str | None:
     if worker.exit_code == _NOT_EXECUTABLE:
         return "chmod +x on {host}, or put the interpreter before it (python train.py)"
     number = worker.exit_code - 128
-    if number in _SIGNALS and number != SIGABRT:
+    if number in _SIGNALS and number != SIGABRT and not worker.stopped:
         return _SIGNALS[number]
     for line in reversed(evidence.verdict):
         for pattern, text in (*(_LOCAL_TEXTS if worker.host == _LOCAL else ()), *_TEXTS):

@@ -1,12 +1,12 @@
 """How workers ended, in words: a single worker, or all that ended in the same way in one line."""
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from hvlaunch.hosts.fold import fold_hosts, fold_ranks
 from hvlaunch.job import WorkerExit
 
-__all__ = ["duration", "end", "endings", "failed_itself", "signal_name"]
+__all__ = ["delta", "duration", "end", "endings", "failed_itself", "signal_name"]
 
 _MOST_LINES = 12
 _MINUTE, _HOUR = 60, 3600
@@ -34,10 +34,12 @@ def end(worker: WorkerExit) -> str:
     return f"exit code {worker.exit_code}{_shell_meaning(worker.exit_code)}"
 
 
-def endings(workers: Sequence[WorkerExit], size: int, since: WorkerExit | None) -> list[str]:
+def endings(
+    workers: Sequence[WorkerExit], size: int, since: WorkerExit | None, named: Collection[int] = ()
+) -> list[str]:
     """How `workers` ended, a line for all that ended alike: the failed, the stopped, the finished, the unknown.
 
-    Times count from the end of `since`, which is not listed; from the start where it is None.
+    Times count from the end of `since`; from the start where it is None. The ranks `named` are known already.
     """
     groups: dict[tuple[int, str], list[WorkerExit]] = {}
     for worker in sorted(workers, key=lambda worker: (worker.when, worker.rank)):
@@ -45,7 +47,7 @@ def endings(workers: Sequence[WorkerExit], size: int, since: WorkerExit | None) 
     lines = [_line(group, since) for _, group in sorted(groups.items(), key=lambda item: item[0][0])]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} other endings"]
-    known = {worker.rank for worker in (*workers, since) if worker is not None}
+    known = {*named, *(worker.rank for worker in (*workers, since) if worker is not None)}
     unknown = [rank for rank in range(size) if rank not in known]
     if unknown:
         lines.append(f"{len(unknown)} ended in an unknown way: {fold_ranks(unknown)}")
@@ -93,7 +95,7 @@ def _when(group: Iterable[WorkerExit], since: WorkerExit | None) -> str:
     if since is None:
         first, last = duration(times[0]), duration(times[-1])
         return f"after {first}" if first == last else f"after {first} to {last}"
-    first, last = _delta(times[0] - since.when), _delta(times[-1] - since.when)
+    first, last = delta(times[0] - since.when), delta(times[-1] - since.when)
     if first == last:
         return first
     if first.endswith(" s later"):
@@ -101,7 +103,8 @@ def _when(group: Iterable[WorkerExit], since: WorkerExit | None) -> str:
     return f"{first} to {last}"
 
 
-def _delta(seconds: float) -> str:
+def delta(seconds: float) -> str:
+    """`0.4 s later`, `0.4 s earlier`, `at the same time`."""
     if abs(seconds) < _SAME_TIME:
         return "at the same time"
     return f"{abs(seconds):.1f} s {'later' if seconds > 0 else 'earlier'}"

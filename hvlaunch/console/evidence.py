@@ -4,18 +4,19 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from hvlaunch.console.lines import LineSplitter
 from hvlaunch.console.printer import TAIL
 from hvlaunch.job import WorkerExit
 
-__all__ = ["Evidence", "find_evidence"]
+__all__ = ["Evidence", "final_errors", "find_evidence"]
 
 _LAST_LINES = 20
 _MOST_LINES = 60
 _FIRST_LINES = 3  # of a long traceback: the script's own frame comes first
 _MOST_CHARACTERS = 1000
+_LONGEST_MESSAGE = 8  # lines of an exception's message, NCCL's among them
 
 _TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
 _LINK = re.compile(
@@ -24,6 +25,13 @@ _LINK = re.compile(
 )
 _CXX_FRAME = re.compile(r"\s*(frame #\d+: |#\d+ +0x)")
 _TORCH_PREFIX = re.compile(r"\[rank\d+\]: ")  # torch.distributed's, on every line of a traceback
+_LOG = re.compile(
+    r"(?:\[rank\d+\]:\s?)?(?:\[[IWEF](?:\d{3,4})? |[IWEF]\d{4} |\d{4}-\d\d-\d\d [\d:.]+: [IWEF] )"
+)
+"""A line of a C++ program's log: glog, absl, c10, TensorFlow."""
+_HARMLESS_LOG = re.compile(_LOG.pattern.replace("[IWEF]", "[IW]"))
+_IGNORED = re.compile(r"Exception ignored in")  # what follows is printed and forgotten
+_NO_MESSAGE = re.compile(r"Exception ignored in|terminate called|Fatal Python error|\*\*\* ")
 _STATE = re.compile(rb"[^\r\n]*\r")  # of a progress bar: the next one takes its place
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -56,6 +64,35 @@ def find_evidence(worker: WorkerExit, tail: bytes) -> Evidence:
     return Evidence("last lines of stderr", _last_lines(tail))
 
 
+def final_errors(error_file: str | None, tail: bytes) -> tuple[list[list[str]], list[str]]:
+    """The messages of the last traceback and of those that led to it, the first one first; and the lines behind it.
+
+    Where there is no traceback, the last lines, without what is no more than a warning.
+    """
+    has_file = error_file is not None and error_file.strip()
+    lines = _clean(_from_error_file(error_file or "")[1]) if has_file else _lines(tail)
+    starts = _last_chain(lines)
+    if not starts:
+        return [], [line for line in lines[-_LAST_LINES:] if not _HARMLESS_LOG.match(line)]
+    errors = [_message(lines[start + 1 : end]) for start, end in pairwise(starts)]
+    last = lines[starts[-1] + 1 :]
+    errors.append(_message(last))
+    behind = [line for line in last if line and not line[0].isspace() and not _LOG.match(line)]
+    return errors, behind[len(errors[-1]) :]
+
+
+def _message(lines: Sequence[str]) -> list[str]:
+    """Of a traceback's lines those of its exception: behind the frames, until something else is printed."""
+    message: list[str] = []
+    for line in lines:
+        is_other = _NO_MESSAGE.match(line) or _LINK.match(line) or _LOG.match(line)
+        if len(message) == _LONGEST_MESSAGE or (message and is_other):
+            break
+        if line and not line[0].isspace() and not is_other:
+            message.append(line)
+    return message
+
+
 def _from_error_file(text: str) -> tuple[str, str]:
     try:
         message = json.loads(text)["message"]
@@ -72,11 +109,7 @@ def _from_error_file(text: str) -> tuple[str, str]:
 
 def _last_lines(tail: bytes) -> tuple[str, ...]:
     """The last 20 lines; more where a traceback, or one that led to it, begins before them."""
-    splitter = LineSplitter()
-    whole = splitter.feed(tail) + splitter.end()
-    if len(tail) >= TAIL:  # its first line is likely to be the end of one
-        whole = whole.partition(b"\n")[2] or whole
-    lines = _clean(_STATE.sub(b"", whole).decode(errors="replace"))
+    lines = _lines(tail)
     first = max(0, len(lines) - _LAST_LINES)
     starts = _last_chain(lines)
     if not starts:
@@ -87,9 +120,22 @@ def _last_lines(tail: bytes) -> tuple[str, ...]:
     return _bounded([*causes, *lines[starts[-1] :]], first=len(causes) + _FIRST_LINES)
 
 
+def _lines(tail: bytes) -> list[str]:
+    """The lines of stderr's end, cleaned."""
+    splitter = LineSplitter()
+    whole = splitter.feed(tail) + splitter.end()
+    if len(tail) >= TAIL:  # its first line is likely to be the end of one
+        whole = whole.partition(b"\n")[2] or whole
+    return _clean(_STATE.sub(b"", whole).decode(errors="replace"))
+
+
 def _last_chain(lines: Sequence[str]) -> list[int]:
     """Where the last traceback begins, and before it those of the exceptions that led to it, the first one first."""
-    starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
+    starts = [
+        number
+        for number, line in enumerate(lines)
+        if _TRACEBACK.match(line) and not (number and _IGNORED.match(lines[number - 1]))
+    ]
     chain = starts[-1:]
     for start in reversed(starts[:-1]):
         if not any(_LINK.match(line) for line in lines[start : chain[0]]):

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from signal import SIGKILL, SIGPIPE
 
-from hvlaunch.console.advice import advice, lost_connection, start_advice
+from hvlaunch.console.advice import advice, start_advice
 from hvlaunch.console.causes import describe
-from hvlaunch.console.endings import duration, end, endings, failed_itself, signal_name
+from hvlaunch.console.consequences import lost_connection
+from hvlaunch.console.endings import delta, duration, end, endings, signal_name
 from hvlaunch.console.evidence import Evidence, find_evidence
 from hvlaunch.console.files import rank_directory
 from hvlaunch.hosts.fold import fold_hosts, fold_ranks
@@ -55,53 +56,48 @@ def _not_started(exits: Iterable[WorkerExit]) -> list[str]:
 def _failed(
     result: JobResult, failure: WorkerExit, tails: Mapping[int, bytes], size: int, output_dir: Path | None
 ) -> list[str]:
-    others = [worker for worker in result.exits if worker.rank != failure.rank]
+    victim = result.first_victim
     evidence = {
-        worker.rank: find_evidence(worker, tails.get(worker.rank, b"")) for worker in (failure, *others)
+        worker.rank: find_evidence(worker, tails.get(worker.rank, b"")) for worker in (failure, *result.exits)
     }
-    cause = failure
-    lines = [_headline(failure, size), *_quote("Its", evidence[failure.rank])]
-    if failure.port_taken_by is None and lost_connection(evidence[failure.rank]):
-        cause = _first_with_another_cause(others, evidence) or failure
-    if cause is not failure:
-        lines.append(
-            f"  It lost a connection; rank {cause.rank} on host {cause.host} failed for another reason: look there first."
-        )
-        lines += _quote(f"Rank {cause.rank}'s", evidence[cause.rank])
-    lines += _indented("The others", endings(others, size, failure))
-    if any(lost_connection(evidence[worker.rank]) for worker in others if worker is not cause) and (
-        cause is not failure or not lost_connection(evidence[failure.rank])
+    lines = [_headline(failure, size, is_first=victim is None), *_quote("Its", evidence[failure.rank])]
+    if victim is not None:
+        lines.append(_of_victim(victim, failure, evidence[victim.rank]))
+    named = {failure.rank, *([] if victim is None else [victim.rank])}
+    others = [worker for worker in result.exits if worker.rank not in named]
+    lines += _indented("The others", endings(others, size, failure, named))
+    if any(lost_connection(evidence[worker.rank]) for worker in others) and not lost_connection(
+        evidence[failure.rank]
     ):
-        lines.append(f"  The others lost connections because of rank {cause.rank}.")
+        lines.append(f"  The others lost connections because of rank {failure.rank}.")
     if result.interrupted is not None:
         lines.append(f"  Then interrupted by {signal_name(result.interrupted)}.")
     if result.error is not None:
         lines += _indented("Also", [line.removeprefix("hvlaunch: ") for line in describe(result.error)])
     if output_dir is not None:
-        lines.append(f"  All output of rank {cause.rank}: {rank_directory(output_dir, cause.rank, size)}/")
-    hint = advice(cause, evidence[cause.rank])
+        lines.append(
+            f"  All output of rank {failure.rank}: {rank_directory(output_dir, failure.rank, size)}/"
+        )
+    hint = advice(failure, evidence[failure.rank])
     return [*lines, f"  Try: {hint}"] if hint else lines
 
 
-def _headline(failure: WorkerExit, size: int) -> str:
+def _headline(failure: WorkerExit, size: int, *, is_first: bool) -> str:
     subject = f"hvlaunch: rank {failure.rank} of {size} on host {failure.host}"
-    first = " first" if size > 1 else ""
+    if failure.stopped:
+        return f"{subject} failed, and was stopped by hvlaunch before it ended, after {duration(failure.when)}: {end(failure)}"
+    first = " first" if size > 1 and is_first else ""
     peak = ""
     if failure.max_rss and (failure.oom_killed or failure.exit_code == 128 + SIGKILL):
         peak = f"; its memory peaked at {failure.max_rss / (1 << 30):.1f} GiB"
     return f"{subject} failed{first}, after {duration(failure.when)}: {end(failure)}{peak}"
 
 
-def _first_with_another_cause(
-    others: Iterable[WorkerExit], evidence: Mapping[int, Evidence]
-) -> WorkerExit | None:
-    causes = [
-        worker
-        for worker in others
-        if failed_itself(worker)
-        and (worker.port_taken_by is not None or not lost_connection(evidence[worker.rank]))
-    ]
-    return min(causes, key=lambda worker: worker.when, default=None)
+def _of_victim(victim: WorkerExit, failure: WorkerExit, evidence: Evidence) -> str:
+    """The worker that failed first, which was not the cause."""
+    when = delta(victim.when - failure.when)
+    why = ", since it lost a connection" if lost_connection(evidence) else ""
+    return f"  Rank {victim.rank} on host {victim.host} was the first to end, {when}{why}: {end(victim)}"
 
 
 def _workers(result: JobResult, size: int) -> list[str]:

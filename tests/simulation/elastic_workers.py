@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.hosts.placement import Placement
+from hvlaunch.job import Look
 
 if TYPE_CHECKING:
     from tests.simulation.elastic_world import ElasticWorld, SimHost
@@ -229,14 +230,16 @@ class Workers:
             if self._world.kind == "in-process":
                 self._ask(one, cause)
             else:
-                self._fail(one, 1)
+                self._fail(one, 1, "consequence")
 
-    def _fail(self, one: Process, code: int) -> None:
+    def _fail(self, one: Process, code: int, look: Look = "cause") -> None:
         if one.live:
             self.codes.add(code)
-            self.end(one, code)
+            self.end(one, code, look=look)
 
-    def end(self, one: Process, code: int | None, number: int | None = None) -> None:
+    def end(
+        self, one: Process, code: int | None, number: int | None = None, *, look: Look = "silent"
+    ) -> None:
         """The process ends; its peers may notice, and its agent tells."""
         if not one.live:
             return
@@ -245,7 +248,7 @@ class Workers:
         self._world.hear(
             one.host,
             on.WorkerExited(
-                one.host.name, one.born, one.slot, code, number, self._world.now, start=one.start
+                one.host.name, one.born, one.slot, code, number, self._world.now, start=one.start, look=look
             ),
         )
         if one.round is not None and code != 0:

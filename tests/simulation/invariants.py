@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine.course import Phase
 from hvlaunch.gloo.engine.life import State
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobResult
@@ -88,6 +89,7 @@ class Invariants:
                     taken.add(seat)
             self.check_drained(host.name)
         self.check_lives()
+        self.check_settled()
         if world.result is not None:
             self.check_end(world.result)
 
@@ -103,6 +105,14 @@ class Invariants:
                 assert is_working == (worker.round is not None), (
                     f"{name} is in {where}, and {worker.state.name}"
                 )
+
+    def check_settled(self) -> None:
+        """A failure waits no longer for its cause than it may."""
+        engine = self.world.engine
+        due = engine._policy.settle_by if engine.phase is Phase.RUNNING else None
+        assert due is None or due >= self.world.now or self.world.is_catching_up, (
+            "a failure waits without end"
+        )
 
     def check_drained(self, name: str) -> None:
         """A host that has left the pool long ago has no worker, and no connection."""

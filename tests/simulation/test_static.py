@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from hvlaunch.gloo.engine import outcome as outcome_module
+from hvlaunch.gloo.engine.blame import first_failed
 from hvlaunch.gloo.engine.forming import FreshWorkers
 from hvlaunch.gloo.engine.outcome import outcome
 from hvlaunch.gloo.engine.policy import Policy
@@ -12,6 +14,8 @@ from hvlaunch.job import JobResult
 from tests.simulation.world import World
 
 SEEDS = 2000
+LATE = 0.2
+"""Seconds: in this world the clock goes on a little before a tick that is due."""
 
 
 def check(world: World, result: JobResult) -> None:
@@ -38,6 +42,7 @@ def check(world: World, result: JobResult) -> None:
         assert result.failure is not None
         assert result.exit_code in codes
         assert world.spec.end_with_rank not in world.ended_well or result.failure.when <= ended_at(world)
+        check_cause(world, result)
     assert len({end.rank for end in result.exits}) == len(result.exits)
 
 
@@ -57,15 +62,55 @@ def ended_at(world: World) -> float:
     return next(ends, float("inf"))
 
 
+def check_cause(world: World, result: JobResult) -> None:
+    """Who is named, and how soon the others were stopped."""
+    own = [end for end in result.exits if not (end.ok or end.stopped or end.was_told)]
+    own = [end for end in own if end.look in ("cause", "silent") and end.when <= ended_at(world)]
+    named = result.failure
+    assert named is not None
+    if own:
+        assert named.look in ("cause", "silent"), "a victim is named, and there was a cause"
+    if result.first_victim is not None:
+        assert named.look != "consequence", "a victim is named in another's place"
+    assert world.failed_at is not None
+    assert world.stopped_at is not None
+    assert world.stopped_at <= world.failed_at + world.spec.settle + LATE, "a failure waits without end"
+
+
+def play(seed: int, faults: float, failures: float | None = None) -> None:
+    world = World(seed, faults=faults, failures=failures)
+    try:
+        check(world, world.run())
+    except AssertionError as error:
+        history = "\n".join(world.history)
+        raise AssertionError(f"seed {seed}, faults {faults}: {error}\n{history}") from error
+
+
 @pytest.mark.parametrize("faults", [0.0, 0.02, 0.3])
 def test_every_job_ends_rightly(faults: float) -> None:
     for seed in range(SEEDS):
-        world = World(seed, faults=faults)
-        try:
-            check(world, world.run())
-        except AssertionError as error:
-            history = "\n".join(world.history)
-            raise AssertionError(f"seed {seed}, faults {faults}: {error}\n{history}") from error
+        play(seed, faults)
+
+
+def test_the_cause_is_named_in_time() -> None:
+    """Where nothing but workers fails."""
+    for seed in range(SEEDS // 4):
+        play(seed, 0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [
+        (lambda patch: patch.setattr(Policy, "settle_by", None), "a failure waits without end"),
+        (lambda patch: patch.setattr(outcome_module, "cause_of", first_failed), "a victim is named"),
+    ],
+)
+def test_a_bug_planted_in_who_is_named_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match=found):
+        test_the_cause_is_named_in_time()
 
 
 def test_the_same_seed_is_the_same_history() -> None:

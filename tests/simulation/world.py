@@ -7,12 +7,13 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import get_args
 
 from hvlaunch.errors import ConnectFailed, HostLost
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.engine import Engine
-from hvlaunch.job import Host, JobSpec
+from hvlaunch.job import Host, JobSpec, Look
 from tests.simulation.play import Play, facts
 
 __all__ = ["World", "WorldHost"]
@@ -38,11 +39,12 @@ class WorldHost:
 
 
 class World(Play):
-    """Plays one static job to its end."""
+    """Plays one static job to its end. `failures` is how many of the workers that end fail, `faults` if not given."""
 
-    def __init__(self, seed: int, *, faults: float) -> None:
+    def __init__(self, seed: int, *, faults: float, failures: float | None = None) -> None:
         super().__init__(seed, most_steps=MOST_STEPS)
         self.faults = faults
+        self.failures = faults if failures is None else failures
         names = "abcdef"[: self.random.randint(1, 6)]
         self.hosts = {name: WorldHost(name, number) for number, name in enumerate(names, 1)}
         hosts = tuple(Host(name, slots=self.random.randint(1, 3)) for name in names)
@@ -56,6 +58,7 @@ class World(Play):
             cwd="/",
             grace=5.0,
             start_timeout=20.0,
+            settle=self.random.choice((0.0, 0.2, 2.0)),
         )
         self.engine = Engine(self.spec, 4711)
         self.interrupts = 0
@@ -65,19 +68,30 @@ class World(Play):
         """Ranks."""
         self.broken: list[str] = []
         """What went wrong in this world, in order: the causes that the result may name."""
+        self.failed_at: float | None = None
+        """When the engine heard of the first failure."""
+        self.stopped_at: float | None = None
+        """When it stopped workers for the first time, or heard of the last one's end."""
 
     def begin(self) -> None:
         self.tell(on.Began())
 
     def step(self) -> None:
         """What is due; else any of what may happen now; when nothing may, time passes."""
-        is_due = self.due is not None and self.due <= self.now
+        is_due = any(when is not None and when <= self.now for when in (self.due, self.deadline))
         choices = [] if is_due else self.choices()
         if choices:
             self.random.choice(choices)()
             self.now += self.random.random() * 0.1
         else:
             super().step()
+
+    def tell(self, event: on.Event) -> None:
+        if isinstance(event, on.WorkerExited) and event.code != 0 and self.failed_at is None:
+            self.failed_at = self.now
+        super().tell(event)
+        if self.stopped_at is None and self.failed_at is not None and not self.engine.workers.size:
+            self.stopped_at = self.now
 
     def choices(self) -> list[Callable[[], None]]:
         """All that may happen now."""
@@ -114,6 +128,7 @@ class World(Play):
                 self.start(action)
             case do.Stop(name, steps):
                 stopped = self.hosts[name]
+                self.stopped_at = self.now if self.stopped_at is None else self.stopped_at
                 stopped.orders += 1
                 for step in steps:
                     self.at(step.after, partial(self.deliver, stopped, step.signal, stopped.orders))
@@ -150,17 +165,21 @@ class World(Play):
             host.live = {launch.place.local_rank for launch in start.launches}
 
     def exit(self, host: WorldHost, slot: int) -> None:
-        code = self.random.choice([1, 7, 42]) if self.random.random() < self.faults else 0
+        code = self.random.choice([1, 7, 42]) if self.random.random() < self.failures else 0
         if code:
             self.broken.append(f"exit {code}")
-        self.end(host, slot, code, None)
+        self.end(host, slot, code, None, self.random.choice(get_args(Look)) if code else "silent")
 
-    def end(self, host: WorldHost, slot: int, code: int | None, number: int | None) -> None:
+    def end(
+        self, host: WorldHost, slot: int, code: int | None, number: int | None, look: Look = "silent"
+    ) -> None:
         host.live.remove(slot)
         if code == 0:
             self.ended_well.add(self.ranks[host.name, slot])
         host.ends[slot] = (code, number)
-        event = on.WorkerExited(host=host.name, round=0, slot=slot, code=code, signal=number, at=self.now)
+        event = on.WorkerExited(
+            host=host.name, round=0, slot=slot, code=code, signal=number, at=self.now, look=look
+        )
         self.send(host.name, event)
 
     def deliver(self, host: WorldHost, number: int, orders: int) -> None:

@@ -28,7 +28,7 @@ from hvlaunch.gloo.driver.bundle import NO_PYTHON
 from hvlaunch.gloo.driver.expected import Expected
 from hvlaunch.gloo.driver.outgoing import Outgoing
 from hvlaunch.gloo.engine import events as on
-from hvlaunch.job import Host
+from hvlaunch.job import Host, Look
 
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
@@ -60,6 +60,9 @@ class OutputPrinter(Protocol):
     def output(self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None]) -> None: ...
 
     def end(self, rank: int, stream: Stream) -> None: ...
+
+    def tail(self, rank: int) -> bytes:
+        """The last bytes of its stderr."""
 
 
 class Opening(NamedTuple):
@@ -109,6 +112,8 @@ class HostLink:
         self._bye: int | None = None
         self._noise = bytearray()
         self._noise_told = False
+        self._has_stopped = False
+        """Whether any of its workers was told to end."""
         self._outgoing: Outgoing[Frame] = Outgoing()
         self._relay: HostRelay | None = None
         self._connection: AgentConnection | None = None
@@ -124,6 +129,7 @@ class HostLink:
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send a frame, as soon as those before it are through. Never blocks."""
+        self._has_stopped = self._has_stopped or header["type"] == "stop"
         self._expected.sent(header, body)
         self._outgoing.put((dict(header), body))
 
@@ -297,19 +303,30 @@ class HostLink:
 
     def _exited(self, header: Mapping[str, Any], body: bytes) -> on.WorkerExited:
         self._tell_time(header["at"])
+        slot, start = header["slot"], header["start"]
+        error_file = body.decode("utf-8", "replace") or None
         return on.WorkerExited(
             host=self.host.name,
             round=header["round"],
-            slot=header["slot"],
+            slot=slot,
             code=header["code"],
             signal=header["signal"],
             at=header["at"] + (self._offset or 0.0),
             max_rss=header["max_rss"],
             oom_killed=header["oom_killed"],
             port_taken_by=header["port_taken_by"],
-            error_file=body.decode("utf-8", "replace") or None,
-            start=header["start"],
+            error_file=error_file,
+            start=start,
+            look="silent" if header["code"] == 0 else self._look(slot, start, error_file),
         )
+
+    def _look(self, slot: int, start: int, error_file: str | None) -> Look:
+        """What the end of a worker looks like, whose last output has come."""
+        from hvlaunch.console.consequences import look  # noqa: PLC0415 (hopefully never)
+
+        rank = self._rank_of(slot, start)
+        tail = b"" if rank is None else self._printer.tail(rank)
+        return look(tail, error_file, is_urgent=not self._has_stopped)
 
     def _ending(self, channel: AgentChannel, broken: str | None) -> on.Event:
         """Why there are no more frames."""

@@ -164,10 +164,11 @@ class Course:
         return [do.Finish(self._result())]
 
     def _result(self) -> JobResult:
+        began_at = self._rounds.workers.began_at
         return outcome(
             self.ending,
             self._rounds.round,
             self._interrupted,
-            self._ended_at,
+            0.0 if began_at is None else self._ended_at - began_at,
             last_rank=self._spec.end_with_rank,
         )

@@ -363,6 +363,8 @@ class Engine:
         if late:
             actions += self._course.give_up_closing(late)
         decision = Decision(actions)
+        if self.phase is Phase.RUNNING and (due := self._policy.settle_by) is not None and now >= due:
+            decision = decision.also(self._policy.settle(now))
         if self._health is not None:
             decision = decision.also(self._watch(self._health, now))
         return self._follow(decision, now)
@@ -390,6 +392,7 @@ class Engine:
         found = [next(iter(dues.values())) for dues in waits if dues]
         if self.phase in AT_WORK:
             found += self._rounds.deadlines(now)
+            found += [] if (due := self._policy.settle_by) is None else [due]
         if self._health is not None:
             ends = self._health.end_deadline(now)
             found += [] if ends is None else [ends]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hvlaunch.errors import Problem
-from hvlaunch.job import Host
+from hvlaunch.job import Host, Look
 
 __all__ = [
     "Began",
@@ -191,6 +191,8 @@ class WorkerExited(NamedTuple):
     """The uid of another user whose program listens where this worker, rank 0, was to: on MASTER_PORT."""
     error_file: str | None = None
     start: int = 0
+    look: Look = "silent"
+    """What its end looks like, by what it wrote last."""
 
 
 class WorkerSuspended(NamedTuple):

@@ -65,6 +65,8 @@ class Forming(ABC):
 
     sees_commits: bool
     """Whether its workers tell of their commits."""
+    stops_at_failure: bool
+    """Whether the workers of a round that has failed are stopped, whatever they are doing."""
 
     def __init__(
         self, spec: JobSpec, pool: Pool, workers: Workers, starter: Starter, patience: Patience
@@ -148,6 +150,7 @@ class FreshWorkers(Forming):
     """
 
     sees_commits = False
+    stops_at_failure = True
 
     def is_busy(self, current: Round | None) -> bool:
         return current is not None and self._workers.size > 0
@@ -258,6 +261,7 @@ class AskingWorkers(Forming):
     """Workers that ask for their places at the rendezvous, and go from round to round."""
 
     sees_commits = True
+    stops_at_failure = False
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 """How a job ended, or how its workers are meanwhile. Pure."""
 
 from hvlaunch.errors import GaveUp, Problem
+from hvlaunch.gloo.engine.blame import cause_of, first_failed
 from hvlaunch.gloo.engine.causes import NoProgress, RestartsUsedUp
 from hvlaunch.gloo.engine.policy import Ending
 from hvlaunch.gloo.engine.round import Round, RoundState
@@ -13,7 +14,7 @@ def outcome(
     ending: Ending,
     last: Round | None,
     interrupted: int | None,
-    ended_at: float,
+    elapsed: float,
     *,
     last_rank: int | None = None,
 ) -> JobResult:
@@ -21,10 +22,10 @@ def outcome(
 
     Where the job ends with `last_rank`, what others do after its end does not count.
     """
-    failed = (last.first_failure if last is not None else None) or ending.failure
-    end = last.exits.get(last_rank) if last is not None and last_rank is not None else None
-    if end is not None and end.ok and failed is not None and end.when <= failed.when:
-        failed = None
+    exits = last.exits if last is not None else {}
+    end = exits.get(last_rank) if last_rank is not None else None
+    counting = [one for one in exits.values() if end is None or not end.ok or one.when <= end.when]
+    failed, first = cause_of(counting) or ending.failure, first_failed(counting)
     error = ending.error
     if error is None and failed is None:
         error = _gave_up(ending)
@@ -34,11 +35,14 @@ def outcome(
         code, failure = error.exit_code, None  # workers that failed then lost their peers: no causes
     else:
         code, failure = failed.exit_code if failed is not None else 0, failed
+        if failed is not None and failed.stopped and first is not None:
+            code = first.exit_code  # the signal was ours
     return JobResult(
         exit_code=code,
-        elapsed=ended_at - last.started_at if last is not None else 0.0,
-        exits=tuple(last.exits[rank] for rank in sorted(last.exits)) if last is not None else (),
+        elapsed=elapsed,
+        exits=tuple(exits[rank] for rank in sorted(exits)),
         failure=failure,
+        first_victim=first if failure is not None and first is not failure else None,
         error=error,
         interrupted=interrupted,
     )

@@ -10,6 +10,7 @@ from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action
+from hvlaunch.gloo.engine.blame import may_be_consequence
 from hvlaunch.gloo.engine.cooldown import Cooldown
 from hvlaunch.gloo.engine.life import State, Trigger
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
@@ -82,7 +83,7 @@ class Policy:
         """A worker is no more."""
         is_member = self._rounds.is_member(worker)
         current = self._round if is_member or self._has_left(worker) else None
-        exit_ = worker.ended(event, current.started_at if current is not None else worker.born_at, now)
+        exit_ = worker.ended(event, self._workers.began_at or 0.0, now)
         self._workers.end(worker, now)
         self._rounds.changed()
         if current is not None and (is_member or exit_.stopped):
@@ -103,20 +104,70 @@ class Policy:
         if self._elastic is None:
             return self._static_ended(exit_, now)
         if exit_.stopped or (is_ending and not exit_.ok):
-            return Decision()
+            return Decision(self._find_culprit(now))
         if exit_.ok and self._rounds.forming.has_trained(worker, is_member=is_member):
-            return self._finish(self._elastic, now)
+            return self.settle(now).also(self._finish(self._elastic, now))
         if is_member:
-            return self._fail(_ended(exit_), now, host=worker.host)
+            return self._member_failed(exit_, now)
         return Decision() if worker.has_state else self._start_failed(worker, exit_, now)
 
     def _static_ended(self, exit_: WorkerExit, now: float) -> Decision:
         """A worker of a job that makes up for nothing is no more."""
         if not exit_.ok:
-            return self._fail(_ended(exit_), now)
+            return self._member_failed(exit_, now)
         if exit_.rank == self._spec.end_with_rank and self._workers.living:
             return Decision((), Ending(cause=why.RankDone(exit_.rank, exit_.host)))
         return Decision()
+
+    def _member_failed(self, exit_: WorkerExit, now: float) -> Decision:
+        """A worker of the round failed: so has the round, at once or after a short wait for the cause."""
+        current = self._round
+        if current is None or not may_be_consequence(exit_):
+            return self._fail(_ended(exit_), now, host=exit_.host)
+        if current.state is RoundState.BROKEN:
+            return Decision(self._find_culprit(now))
+        if not self._rounds.forming.stops_at_failure:
+            return self._fail(_ended(exit_), now)  # none is stopped, so that the cause will show itself
+        if current.settle_by is None:
+            current.settle_by = now + self._spec.settle
+        others = any(self._rounds.is_member(worker) for worker in self._workers.living)
+        return Decision() if others and now < current.settle_by else self.settle(now)
+
+    @property
+    def settle_by(self) -> float | None:
+        """Until when the round's failure waits for its cause."""
+        current = self._round
+        return None if current is None or current.state is RoundState.BROKEN else current.settle_by
+
+    def settle(self, now: float) -> Decision:
+        """If the round's failure has waited for its cause, it waits no longer."""
+        current = self._round
+        if self.settle_by is None or current is None or current.failure is None:
+            return Decision()
+        if not may_be_consequence(current.failure):
+            return self._fail(_ended(current.failure), now, host=current.failure.host)
+        current.suspect = _ended(current.failure)
+        return self._fail(current.suspect, now).also(Decision(self._find_culprit(now)))
+
+    def _find_culprit(self, now: float) -> list[Action]:
+        """A worker that was told to end has ended: whether it was the cause, or no other can be."""
+        current = self._round
+        if (
+            current is None
+            or current.suspect is None
+            or current.failure is None
+            or current.culprit is not None
+        ):
+            return []
+        is_over = not any(self._rounds.is_member(worker) for worker in self._workers)
+        cause = _ended(current.failure)
+        if cause == current.suspect and not is_over:
+            return []
+        current.culprit, current.suspect = cause.host, None
+        actions = self._strike(cause.host, cause, now, fruitful=current.is_fruitful(now))
+        if actions:
+            self._restarts.gained()
+        return actions
 
     def _finish(self, elastic: ElasticOptions, now: float) -> Decision:
         """Training is done: the others of the round get some time to end, everybody else ends now."""
@@ -178,7 +229,7 @@ class Policy:
             failed = self._fail(cause, now, host=worker.host)
         ending = failed.ending
         if ending is not None and ending.error is None and self._round is not None:
-            when = now - self._round.started_at  # its host may be gone before its end is heard of
+            when = now - (self._workers.began_at or now)  # its host may be gone before its end is heard of
             killed = WorkerExit(rank=worker.rank, host=worker.host, signal=signal.SIGKILL, when=when)
             ending = ending._replace(failure=killed)
         return Decision([tell.WorkerKilled(cause), *failed.actions, *kill], ending)

@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 
-from hvlaunch.gloo.engine.causes import Cause, NoProgress, RestartsUsedUp
+from hvlaunch.gloo.engine.blame import cause_of
+from hvlaunch.gloo.engine.causes import Cause, NoProgress, RestartsUsedUp, WorkerEnded
 from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import ElasticOptions, WorkerExit
 
@@ -22,6 +23,10 @@ class Restarts:
         self._limit = 0 if options is None else options.max_restarts
         self._window = 0.0 if options is None else options.restart_window
         self._failed: deque[float] = deque()
+        self._fruitless = 0
+
+    def gained(self) -> None:
+        """Something was done about the last failure after all: the next round is not like those before."""
         self._fruitless = 0
 
     def failed(self, now: float, *, fruitful: bool | None) -> RestartsUsedUp | NoProgress | None:
@@ -56,6 +61,10 @@ class Round:
         """Why it ended, or is to end."""
         self.culprit: str | None = None
         """The host whose failure ended it."""
+        self.settle_by: float | None = None
+        """While a failure that looks like a consequence waits for its cause: until when."""
+        self.suspect: WorkerEnded | None = None
+        """Whose failure ended it, if no other turns out to be the cause."""
         self.is_unknown = False
         """Whether what became of some of its workers will never be known."""
         self.leave_by: float | None = None
@@ -83,7 +92,6 @@ class Round:
         return self.commit > self._first_commit or now - self.started_at >= FRUITFUL
 
     @property
-    def first_failure(self) -> WorkerExit | None:
-        """By the time of its end, not by when the news came: hosts are at different distances."""
-        failures = [end for end in self.exits.values() if not end.ok and not end.stopped]
-        return min(failures, key=lambda end: (end.when, end.rank), default=None)
+    def failure(self) -> WorkerExit | None:
+        """The worker that is the cause, if any has failed."""
+        return cause_of(self.exits.values())

@@ -48,6 +48,10 @@ class Orders:
         self._killed_at = min((at for at in (self._killed_at, *kills) if at is not None), default=None)
         self.ends_by = last + _PATIENCE
 
+    def had_begun(self, at: float) -> bool:
+        """Whether the worker was sent anything by then."""
+        return self._first_at is not None and at >= self._first_at
+
     def caused(self, event: WorkerExited) -> bool:
         """Whether the worker ended for them: after our signals, by one of them, or well. A SIGKILL before ours was another's."""
         if self._first_at is None:

@@ -17,14 +17,13 @@ __all__ = ["Worker", "Workers"]
 class Worker:
     """A process of the user's command. Times are seconds of the driver's clock."""
 
-    def __init__(self, launch: Launch, born: int, now: float, state: State) -> None:
+    def __init__(self, launch: Launch, born: int, state: State) -> None:
         self.launch = launch
         """Where it sits, and its place: in its round, or as it may be in the one that it was started for."""
         self.seat = self.host, self.slot = launch.seat
         self.start = launch.start
         self.born = born
         """The round that it was started for."""
-        self.born_at = now
         self.round: int | None = born if state is State.WORKING else None
         """The round that it is in, or was in when it was told to end."""
         self.last_round = -1
@@ -85,6 +84,8 @@ class Worker:
             port_taken_by=event.port_taken_by,
             stopped=self._was_stopped(event),
             error_file=event.error_file,
+            look=event.look,
+            was_told=self.state is not State.HANGING and self.orders.had_begun(event.at),
         )
 
     def _was_stopped(self, event: WorkerExited) -> bool:
@@ -102,6 +103,8 @@ class Workers:
         self._started: Counter[Seat] = Counter()
         self._by_state: dict[State, dict[Worker, None]] = {state: {} for state in State}
         self.size = 0
+        self.began_at: float | None = None
+        """When the first of the job were started."""
         self.draining: set[Worker] = set()
         """Those that are to leave at their next commit."""
         self.cooldowns: dict[Seat, Cooldown] = {}
@@ -159,8 +162,9 @@ class Workers:
 
     def launch(self, launch: Launch, *, born: int, state: State, now: float) -> Worker:
         """A new worker, which begins in this state: WORKING, or STARTING where it will ask for a place."""
-        worker = Worker(launch, born, now, state)
+        worker = Worker(launch, born, state)
         self._started[worker.seat] += 1
+        self.began_at = now if self.began_at is None else self.began_at
         self._live.setdefault(worker.host, {})[worker.slot] = worker
         self._by_state[state][worker] = None
         self.size += 1

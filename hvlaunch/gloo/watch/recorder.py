@@ -40,7 +40,8 @@ class Recorder:
         self._write = write
         self._wall = wall
         self._rank_of = rank_of
-        self._started_at = 0.0
+        self._started_at: float | None = None
+        """When the first workers were started."""
 
     def see(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
         """An event at `now`, and what the engine made of it."""
@@ -120,16 +121,17 @@ class Recorder:
                     **who,
                     "code": event.code,
                     "signal": None if event.signal is None else signal_name(event.signal),
-                    "elapsed": round(event.at - self._started_at, 3),
+                    "elapsed": round(event.at - (self._started_at or event.at), 3),
                     "max_rss": event.max_rss,
                     "oom_killed": event.oom_killed,
                     "port_taken_by": event.port_taken_by,
+                    "look": event.look,
                 }
 
     def _of_action(self, action: do.Action, now: float) -> Iterator[Record]:
         match action:
             case do.Start():
-                self._started_at = now
+                self._started_at = now if self._started_at is None else self._started_at
                 yield {
                     "type": "workers_starting",
                     "host": action.host,
@@ -141,7 +143,6 @@ class Recorder:
                 }
             case do.Assign(number, launch):
                 place = launch.place
-                self._started_at = now
                 who = {"host": place.host, "rank": place.rank, "slot": launch.slot, "start": launch.start}
                 yield {"type": "worker_placed", **who, "round": number, "size": place.size}
             case do.Leave(host, slot, start, cause):
@@ -166,12 +167,13 @@ class Recorder:
 
 
 def _result(result: JobResult) -> Record:
-    failure, interrupted = result.failure, result.interrupted
+    failure, victim, interrupted = result.failure, result.first_victim, result.interrupted
     return {
         "exit_code": result.exit_code,
         "elapsed": round(result.elapsed, 3),
         "rank": None if failure is None else failure.rank,
         "host": None if failure is None else failure.host,
+        "first_victim": None if victim is None else victim.rank,
         "interrupted": None if interrupted is None else signal_name(interrupted),
         **(_error(result.error) if result.error is not None else {"error": None}),
     }

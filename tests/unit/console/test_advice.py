@@ -2,7 +2,8 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SI
 
 import pytest
 
-from hvlaunch.console.advice import advice, lost_connection, start_advice
+from hvlaunch.console.advice import advice, start_advice
+from hvlaunch.console.consequences import lost_connection
 from hvlaunch.console.evidence import Evidence
 from hvlaunch.job import WorkerExit
 

@@ -193,32 +193,51 @@ def test_a_script_that_is_not_executable():
     )
 
 
-def test_a_lost_connection_points_at_the_worker_that_failed_for_another_reason():
+def test_the_cause_is_named_and_the_first_victim():
+    victim = worker(0, "a", code=1, when=10.0)
     check(
         ended(
-            worker(0, "a", code=1, when=10.0),
             worker(6, "d", code=1, when=10.3),
+            victim,
             worker(2, "b", code=1, when=10.1),
             *stopped(1, 3, 4, 5, 7),
+            first_victim=victim,
         ),
         8,
         """
-        hvlaunch: rank 0 of 8 on host a failed first, after 10.0 s: exit code 1
+        hvlaunch: rank 6 of 8 on host d failed, after 10.3 s: exit code 1
           Its last lines of stderr:
-            Traceback (most recent call last):
-              File "train.py", line 9, in step
-                dist.all_reduce(loss)
-            RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:31337
-          It lost a connection; rank 6 on host d failed for another reason: look there first.
-          Rank 6's last lines of stderr:
             torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+          Rank 0 on host a was the first to end, 0.3 s earlier, since it lost a connection: exit code 1
           The others:
-            ranks 2,6 on hosts b,d: exit code 1, 0.1 to 0.3 s later
+            rank 2 on host b: exit code 1, 0.2 s earlier
             5 stopped by hvlaunch (SIGTERM): ranks 1,3-5,7
           The others lost connections because of rank 6.
           Try: a smaller batch; on d, nvidia-smi shows who else uses the GPU
         """,
         {0: GLOO, 2: GLOO, 6: b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"},
+    )
+
+
+def test_a_cause_that_hvlaunch_stopped_and_its_first_victim():
+    victim = worker(1, "b", code=1, when=10.0)
+    cause = worker(0, "a", signal=SIGTERM, when=12.0, stopped=True)
+    result = JobResult(exit_code=1, elapsed=12.0, exits=(cause, victim), failure=cause, first_victim=victim)
+    check(
+        result,
+        2,
+        """
+        hvlaunch: rank 0 of 2 on host a failed, and was stopped by hvlaunch before it ended, after 12.0 s: SIGTERM (terminated)
+          Its last lines of stderr:
+            Traceback (most recent call last):
+              File "train.py", line 7, in <module>
+                main()
+              File "train.py", line 4, in main
+                raise ValueError("bad learning rate")
+            ValueError: bad learning rate
+          Rank 1 on host b was the first to end, 2.0 s earlier, since it lost a connection: exit code 1
+        """,
+        {0: TRACEBACK.encode(), 1: GLOO},
     )
 
 

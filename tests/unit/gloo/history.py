@@ -13,7 +13,7 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.actions import Step
 from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.gloo.engine.entries import begin_entry, turn_entry
-from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.job import Host, JobResult, JobSpec, Look
 
 A = TypeVar("A")
 
@@ -136,13 +136,28 @@ class History:
         return self
 
     def exit(
-        self, host: str, slot: int, code: int | None = 0, signal: int | None = None, after: float = 0.0
+        self,
+        host: str,
+        slot: int,
+        code: int | None = 0,
+        signal: int | None = None,
+        after: float = 0.0,
+        look: Look = "silent",
     ) -> Wanted:
         """A slot's newest worker ends, `after` seconds from now by its host's clock, and the news comes at once."""
         number, start = self.born(host, slot)
         at = self.now + after
         return self.play(
-            on.WorkerExited(host=host, round=number, slot=slot, code=code, signal=signal, at=at, start=start)
+            on.WorkerExited(
+                host=host,
+                round=number,
+                slot=slot,
+                code=code,
+                signal=signal,
+                at=at,
+                start=start,
+                look=look,
+            )
         )
 
     def born(self, host: str, slot: int) -> tuple[int, int]:

@@ -32,6 +32,9 @@ class Sink:
         self.got.append((rank, stream, data))
         self.dones.append(done)
 
+    def tail(self, rank: int) -> bytes:
+        return b"".join(data for of, stream, data in self.got if (of, stream) == (rank, "stderr"))
+
     def end(self, rank: int, stream: str) -> None:
         self.got.append((rank, stream, b"END"))
 

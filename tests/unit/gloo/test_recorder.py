@@ -113,13 +113,22 @@ def test_what_is_told_of_each():
         "max_rss": None,
         "oom_killed": False,
         "port_taken_by": None,
+        "look": "silent",
     }
     assert job.typed("worker_exited")[1]["signal"] == "SIGTERM"
     assert job.typed("workers_stopping")[0]["steps"][0] == {"signal": "SIGTERM", "after": 0.0}
     assert job.typed("user_signal") == [{"signal": "SIGUSR1"}]
     assert job.typed("host_closed") == [{"host": "a", "left": 0}, {"host": "b", "left": 0}]
     assert job.typed("job_ended") == [
-        {"exit_code": 3, "elapsed": 0.0, "rank": 2, "host": "b", "interrupted": None, "error": None}
+        {
+            "exit_code": 3,
+            "elapsed": 0.0,
+            "rank": 2,
+            "host": "b",
+            "first_victim": None,
+            "interrupted": None,
+            "error": None,
+        }
     ]
 
 
