@@ -218,7 +218,8 @@ _OUTPUT = Group(
             "directory for files with each worker's output",
             values.DIRECTORY,
             field="output_dir",
-            more="They are `DIR/rank.N/stdout` and `DIR/rank.N/stderr`. The output is shown here as well.",
+            more="Each job makes a folder in it: the files are `DIR/JOB/rank.N/stdout` and `DIR/JOB/rank.N/stderr`, and `DIR/latest` "
+            "leads to the newest. The output is shown here as well.",
             example="hvlaunch -np 2 --output-filename logs python train.py",
             convert=Path,
             is_everyday=True,

@@ -9,11 +9,13 @@ from pathlib import Path
 from hvlaunch.console.lines import Stream
 from hvlaunch.errors import BadUsage
 
-__all__ = ["OutputFiles", "rank_directory"]
+__all__ = ["NO_LINK", "OutputFiles", "not_written", "rank_directory"]
 
 _MOST_OPEN = 1024
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+NO_LINK = _DIRECTORY | os.O_NOFOLLOW
+"""How a directory is opened that may only be one itself."""
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -23,32 +25,35 @@ def rank_directory(directory: Path, rank: int, size: int) -> Path:
 
 
 class OutputFiles:
-    """DIR/rank.N/{stdout,stderr}, raw and unprefixed; every write can be seen at once (tail -f).
+    """rank.N/{stdout,stderr} in a directory, raw and unprefixed; every write can be seen at once (tail -f).
 
     Files in use longest ago are closed when many are open, and opened again when needed: raising the limit of
     open files instead would change it for the workers on this machine too.
     """
 
-    def __init__(self, directory: Path, size: int, *, most_open: int | None = None) -> None:
-        """Make the directories and empty files of ranks 0 to size - 1. Raises BadUsage."""
+    def __init__(
+        self, directory: Path, size: int, *, root: int | None = None, most_open: int | None = None
+    ) -> None:
+        """Make the directories and empty files of ranks 0 to size - 1. Raises BadUsage.
+
+        `root` is the directory where it is open already, and is closed with the files.
+        """
         self._directory = directory
         self._size = size
         self._most_open = most_open or min(
             _MOST_OPEN, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         )
         self._open: OrderedDict[tuple[int, Stream], int] = OrderedDict()
-        self._root = -1
+        self._root = -1 if root is None else root
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._root = os.open(directory, _DIRECTORY)
+            if root is None:
+                directory.mkdir(parents=True, exist_ok=True)
+                self._root = os.open(directory, _DIRECTORY)
             for rank in range(size):
                 for stream in _STREAMS:
                     os.close(self._make(rank, stream, os.O_TRUNC))
         except OSError as error:
-            raise BadUsage(
-                f"--output-filename {directory}: {error.filename}: {_reason(error)}",
-                hint="a directory that you may write to",
-            ) from None
+            raise not_written(directory, error) from None
 
     def write(self, rank: int, stream: Stream, data: bytes) -> None:
         """Append `data` to the rank's file. Raises OSError, with the file's name."""
@@ -88,7 +93,7 @@ class OutputFiles:
         try:
             with suppress(FileExistsError):
                 os.mkdir(path.parent.name, dir_fd=self._root)
-            directory = os.open(path.parent.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._root)
+            directory = os.open(path.parent.name, NO_LINK, dir_fd=self._root)
             try:
                 return os.open(stream, _FILE | flags, 0o666, dir_fd=directory)
             finally:
@@ -97,5 +102,9 @@ class OutputFiles:
             raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def _reason(error: OSError) -> str:
-    return os.strerror(error.errno or 0).lower()
+def not_written(directory: Path, error: OSError) -> BadUsage:
+    """Why there are no files of output in the directory."""
+    reason = os.strerror(error.errno or 0).lower()
+    return BadUsage(
+        f"--output-filename {directory}: {error.filename}: {reason}", hint="a directory that you may write to"
+    )

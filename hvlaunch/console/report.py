@@ -22,7 +22,7 @@ def failure_report(
     """Plain text that ends with a newline; empty for a job that went well.
 
     `tails` has the last bytes of stderr by rank (Printer.tail), `size` is the number of workers, `output_dir` is
-    --output-filename.
+    where all output is kept, if it is.
     """
     if result.failure is not None and result.failure.not_started is not None:
         lines = _not_started(result.exits)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
@@ -37,6 +37,13 @@ WaysToHosts = Callable[
     [JobSpec, Keys, Callable[[str], None]], AbstractContextManager[Callable[[Host], AgentConnection]]
 ]
 """What is open while a job runs, and gives the way to a host. It gets the job, its keys, and what tells the user."""
+
+
+class _LastRound(NamedTuple):
+    """How many workers it had, and where their output is kept, if it is."""
+
+    size: int = 0
+    output_dir: Path | None = None
 
 
 @contextmanager
@@ -94,22 +101,23 @@ def run(
         printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
         try:
             try:
-                result, size = _run(spec, events, printer, stdin, ways)
+                result, last = _run(spec, events, printer, stdin, ways)
             except HvlaunchError:
                 if failures.first is None:
                     raise
-                result, size = JobResult(exit_code=EXIT_INTERNAL, elapsed=0.0, error=failures.first), 0
+                result = JobResult(exit_code=EXIT_INTERNAL, elapsed=0.0, error=failures.first)
+                last = _LastRound()
             if failures.first is not None:
                 result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
             if result.exit_code != 0:
-                printer.show(_report(spec, result, printer, size))
+                printer.show(_report(result, printer, last))
         finally:
             printer.close()
     if failures.first is not None:
         # The printer may be what failed, in the end still; its thread is no more, and stderr is free.
         is_told = printer.is_whole and result.error is failures.first
         result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
-        told = "" if is_told else _report(spec, result, printer, size)
+        told = "" if is_told else _report(result, printer, last)
         story = failures.traceback() if spec.verbose else ""
         _write_last(stderr, visible(story + told))
     return result
@@ -117,8 +125,8 @@ def run(
 
 def _run(
     spec: JobSpec, events: SimpleQueue[on.Event], printer: Printer, stdin: int, ways: WaysToHosts
-) -> tuple[JobResult, int]:
-    """The result, and how many workers the last round had."""
+) -> tuple[JobResult, _LastRound]:
+    """The result, and what its report says of the last round."""
     keys = Keys.new()
     server = RendezvousServer(
         keys.token,
@@ -144,14 +152,14 @@ def _run(
         if journal is not None:
             journal.begin(spec, keys.job_id, server.port)
         result = driver.run()
-    return result, driver.size
+    return result, _LastRound(driver.size, driver.output_dir)
 
 
-def _report(spec: JobSpec, result: JobResult, printer: Printer, size: int) -> str:
+def _report(result: JobResult, printer: Printer, last: _LastRound) -> str:
     from hvlaunch.console.report import failure_report  # noqa: PLC0415 (15 ms, and hopefully never)
 
     tails = {end.rank: printer.tail(end.rank) for end in result.exits}
-    return failure_report(result, tails, size, output_dir=spec.output_dir)
+    return failure_report(result, tails, last.size, output_dir=last.output_dir)
 
 
 def _write_last(stderr: BinaryIO, text: str) -> None:

@@ -89,7 +89,9 @@ def test_on_the_console_and_in_files(cluster: TestHosts, tmp_path: Path) -> None
         with path.open("rb") as lines:
             shown += check_console(lines, stream)
         for rank in range(RANKS):
-            filed += check_whole((kept / f"rank.{rank}" / stream).read_bytes(), f"file of {rank}, {stream}")
+            filed += check_whole(
+                (kept / "latest" / f"rank.{rank}" / stream).read_bytes(), f"file of {rank}, {stream}"
+            )
     assert shown == filed
     assert shown > TOTAL
 

@@ -221,7 +221,7 @@ def test_a_new_directory_of_output_is_for_its_owner_alone(tmp_path: Path) -> Non
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "new" / "out").stat().st_mode) == 0o700
-    assert (tmp_path / "new" / "out" / "rank.0" / "stdout").exists()
+    assert (tmp_path / "new" / "out" / "latest" / "rank.0" / "stdout").exists()
 
 
 def no_error(text: str) -> None:

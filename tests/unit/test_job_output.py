@@ -87,7 +87,7 @@ def test_a_hidden_rank_that_fails_is_reported_in_full(tmp_path):
     report = done.stderr.splitlines()
     assert report[0].startswith("hvlaunch: rank 1 of 2 on host localhost failed first, after ")
     assert "    it broke" in report
-    assert (tmp_path / "rank.1" / "stdout").read_text() == "out 1\n"
+    assert (tmp_path / "latest" / "rank.1" / "stdout").read_text() == "out 1\n"
 
 
 def test_equal_lines_are_merged():

@@ -103,7 +103,7 @@ def test_output_files_are_raw_and_padded(tmp_path: Path, size: int) -> None:
     assert done.returncode == 0
     width = len(str(size - 1))
     for rank in range(size):
-        files = folder / f"rank.{rank:0{width}}"
+        files = folder / "latest" / f"rank.{rank:0{width}}"
         assert (files / "stdout").read_bytes() == b"a\rb\n"
         assert (files / "stderr").read_bytes() == f"e{rank}\n".encode()
 

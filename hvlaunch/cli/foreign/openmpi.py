@@ -20,7 +20,7 @@ OPENMPI = (
         "--quiet",
     ),
     *other("--stdin 0, all or none: no other rank can have it", "--stdin RANK"),
-    *other("the files are DIR/rank.N/stdout and stderr", "--output-filename DIR"),
+    *other("the files are DIR/latest/rank.N/stdout and stderr", "--output-filename DIR"),
     *other("the text before each line; where Open MPI is: -x PATH -x LD_LIBRARY_PATH", "--prefix DIR"),
     *other("--max-restarts is for all workers of an elastic job", "--max-restarts N"),
     *word("-np N", "-c N"),

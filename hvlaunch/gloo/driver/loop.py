@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hvlaunch.agent.frames import PROTOCOL
-from hvlaunch.console.files import OutputFiles
 from hvlaunch.console.printer import Printer
 from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
@@ -29,6 +29,7 @@ from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 if TYPE_CHECKING:
+    from hvlaunch.console.job_folder import JobFolder
     from hvlaunch.gloo.driver.relay import HostRelay
     from hvlaunch.gloo.driver.worker_messages import WorkerMessages
     from hvlaunch.hosts.discovery import Discovery, Source
@@ -88,7 +89,10 @@ class Driver:
         self._started = 0
         self._readers: list[tuple[HostLink, int]] = []
         """The workers that read our stdin, by link and slot."""
+        self._job_folder: JobFolder | None = None
         self._files_of: int | None = None
+        self.output_dir: Path | None = None
+        """Where the output of the last round is kept, if it is."""
         self.size = 0
         """How many workers the last round had."""
         self._lease = Lease(spec.lease, clock())
@@ -117,6 +121,8 @@ class Driver:
                 self._discovery.stop()
             for link in self._links.values():
                 link.close()
+            if self._job_folder is not None:
+                self._job_folder.close()
         return self._result
 
     def _next_event(self) -> on.Event:
@@ -284,11 +290,12 @@ class Driver:
         self.size = size
         if self._spec.output_dir is None or self._files_of == number:
             return
-        directory = self._spec.output_dir
-        if self._spec.elastic is not None:
-            directory /= f"round.{number}"
         try:
-            self._printer.keep(OutputFiles(directory, size))
+            if self._job_folder is None:
+                self._job_folder = _job_folder(self._spec.output_dir, self._keys.job_id)
+            below = "" if self._spec.elastic is None else f"round.{number}"
+            self._printer.keep(self._job_folder.files(size, below))
+            self.output_dir = self._job_folder.path / below
         except BadUsage as error:
             if self._files_of is None:
                 raise
@@ -310,6 +317,12 @@ class Driver:
             name = link.host.name
             link.stdin_taken = lambda slot, size, name=name: pump.taken(index[name, slot], size)  # type: ignore[misc]
         pump.start()
+
+
+def _job_folder(directory: Path, job_id: str) -> "JobFolder":
+    from hvlaunch.console.job_folder import JobFolder  # noqa: PLC0415 (few jobs have one)
+
+    return JobFolder(directory, job_id)
 
 
 def _own_addresses(used: str) -> list[str]:

@@ -64,7 +64,7 @@ def test_a_job(line, tmp_path):
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>: {rank} {rank} b c" for rank in range(3)]
     assert done.stderr == "hvlaunch: mpirun: a word of mpirun's\n"
-    assert [(files / f"rank.{rank}" / "stdout").read_text() for rank in range(3)] == [
+    assert [(files / "latest" / f"rank.{rank}" / "stdout").read_text() for rank in range(3)] == [
         "0 0 b c\n",
         "1 1 b c\n",
         "2 2 b c\n",
