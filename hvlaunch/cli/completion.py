@@ -6,6 +6,7 @@ from typing import Any
 
 import shtab
 
+from hvlaunch.cli.fish_completion import fish_completion
 from hvlaunch.cli.option import Group
 from hvlaunch.cli.parser import make_parser
 
@@ -33,7 +34,9 @@ _hvlaunch_command_or_files() {
 
 
 def completion(groups: Sequence[Group], shell: str) -> str:
-    """A script that completes hvlaunch's flags, their values, and the user's command, in bash, zsh or tcsh."""
+    """A script that completes hvlaunch's flags, their values, and the user's command, in bash, zsh, fish or tcsh."""
+    if shell == "fish":
+        return fish_completion(groups)
     ways: dict[str, Any] = {**_WAYS, "file": shtab.FILE, "directory": shtab.DIRECTORY}
     parser = make_parser(groups, lambda option: option.help.replace("`", ""))
     values = {option.name: option.value for group in groups for option in group.options}

@@ -432,7 +432,7 @@ _GENERAL = Group(
             "print_completion",
             ("--print-completion",),
             "print a completion script for a shell",
-            Value(choices=("bash", "zsh", "tcsh")),
+            Value(choices=("bash", "zsh", "fish", "tcsh")),
             question="completion",
         ),
         Option("help", ("-h",), "print the options of every day", question="short help"),

@@ -1,8 +1,12 @@
 """--print-completion: the scripts are tried in their shells."""
 
+import os
+import pty
 import re
+import select
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -67,7 +71,100 @@ def test_environment_variables_are_offered(complete, monkeypatch):
     assert "HVLAUNCH_TEST_NAME" in complete("-x", "HVLAUNCH_TEST")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
+FISH = [
+    ("--co", ["--color", "--connect-limit"]),
+    ("-n", ["-np"]),
+    ("--color ", ["auto", "always", "never"]),
+    ("-np 2 --stdin a", ["all"]),
+    ("-machinefile hosts.txt --mer", ["--merge"]),
+    ("--blacklist-cooldown-range 1 2 --mer", ["--merge"]),
+    ("--hostfile ho", ["hosts.txt"]),
+    ("--cwd ", ["folder/"]),
+    ("-np 2 tru", ["true", "truncate"]),
+    ("-np 2 cat host", ["hosts.txt"]),
+    ("-np 2 git --no-pa", ["--no-pager"]),
+    ("-- cat --col", []),
+    ("-x HVLAUNCH_TEST", ["HVLAUNCH_TEST_NAME"]),
+]
+"""What is typed after `hvlaunch`, and what must be offered."""
+
+
+def test_fish(tmp_path):
+    if shutil.which("fish") is None:
+        pytest.skip("no fish here")
+    (tmp_path / "script").write_text(script("fish"))
+    here = tmp_path / "here"
+    (here / "folder").mkdir(parents=True)
+    (here / "hosts.txt").touch()
+    commands = "".join(f"complete -C 'hvlaunch {line}'; echo =\n" for line, _ in FISH)
+    done = subprocess.run(
+        ["fish", "-c", f"source ../script\n{commands}"],
+        capture_output=True,
+        text=True,
+        cwd=here,
+        env={**os.environ, "HOME": str(tmp_path), "HVLAUNCH_TEST_NAME": "1"},
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    offered = [{line.partition("\t")[0] for line in block.split("\n")} for block in done.stdout.split("=\n")]
+    for (line, wanted), found in zip(FISH, offered, strict=False):
+        assert set(wanted) <= found, line
+        assert all(each.startswith(line.split(" ")[-1]) for each in found if each), line
+
+
+SHELLS = {
+    "bash": ("bash --norc --noprofile", "source ../_hvlaunch"),
+    "zsh": ("zsh -f", "fpath=(.. $fpath); autoload -Uz compinit; compinit -u -D"),
+    "tcsh": ("tcsh -f", "source ../_hvlaunch"),
+    "fish": ("fish", "source ../_hvlaunch"),
+}
+"""How they are started, and where their users put the script."""
+IN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_line_that_is_typed_with_the_tab_key(shell, tmp_path):
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    (tmp_path / "_hvlaunch").write_text(script(shell))
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "hosts.txt").touch()
+    program = tmp_path / "bin" / "hvlaunch"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$*" > typed.part\nmv typed.part typed\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    environ = {"HOME": str(tmp_path), "TERM": "vt100", "PATH": path}
+    start, setup = SHELLS[shell]
+    master, slave = pty.openpty()
+    words = [sys.executable, "-c", IN_TERMINAL, *start.split()]
+    process = subprocess.Popen(
+        words, stdin=slave, stdout=slave, stderr=slave, cwd=here, env=environ, start_new_session=True
+    )
+    os.close(slave)
+    try:
+        os.write(master, f"{setup}; echo re''ady\n".encode())
+        screen = b""
+        while b"ready" not in screen:
+            screen += on_screen(master)
+        os.write(master, b"hvlaunch -np 2 --colo\tal\t-hostf\thos\tcat hosts\t\n")
+        while not (here / "typed").exists():
+            screen += on_screen(master)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+    assert (here / "typed").read_text() == "-np 2 --color always -hostfile hosts.txt cat hosts.txt\n"
+
+
+def on_screen(terminal):
+    assert select.select([terminal], [], [], 30)[0], "the shell says nothing"
+    return os.read(terminal, 65_536)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_shell_can_read_it(shell, tmp_path):
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
@@ -89,7 +186,7 @@ def test_tcsh():
         assert done.stderr == b""
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
 def test_every_long_flag_is_in_it(shell):
     with pytest.raises(Answer) as caught:
         parse(["--help"])
