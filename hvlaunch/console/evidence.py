@@ -46,10 +46,8 @@ class Evidence:
     @property
     def verdict(self) -> tuple[str, ...]:
         """The lines to judge by: of a traceback only the exception, not the code that it passed through."""
-        starts = [number for number, line in enumerate(self.lines) if _TRACEBACK.match(line)]
-        if not starts:
-            return self.lines
-        return tuple(line for line in self.lines[starts[-1] + 1 :] if not line.startswith(" "))
+        starts = _tracebacks(self.lines)
+        return tuple(_message(self.lines[starts[-1] + 1 :])) if starts else self.lines
 
 
 def find_evidence(worker: WorkerExit, tail: bytes) -> Evidence:
@@ -131,17 +129,22 @@ def _lines(tail: bytes) -> list[str]:
 
 def _last_chain(lines: Sequence[str]) -> list[int]:
     """Where the last traceback begins, and before it those of the exceptions that led to it, the first one first."""
-    starts = [
-        number
-        for number, line in enumerate(lines)
-        if _TRACEBACK.match(line) and not (number and _IGNORED.match(lines[number - 1]))
-    ]
+    starts = _tracebacks(lines)
     chain = starts[-1:]
     for start in reversed(starts[:-1]):
         if not any(_LINK.match(line) for line in lines[start : chain[0]]):
             break
         chain.insert(0, start)
     return chain
+
+
+def _tracebacks(lines: Sequence[str]) -> list[int]:
+    """Where one begins, but for those that Python prints and goes on."""
+    return [
+        number
+        for number, line in enumerate(lines)
+        if _TRACEBACK.match(line) and not (number and _IGNORED.match(lines[number - 1]))
+    ]
 
 
 def _without_frames(lines: Sequence[str]) -> list[str]:
