@@ -1,6 +1,7 @@
-"""What can't be written down in pyproject.toml: the version, and README.md as an index shows it."""
+"""What can't be written down in pyproject.toml: the version, README.md as an index shows it, and the manual page."""
 
 import re
+import sys
 from pathlib import Path
 
 from setuptools import setup
@@ -25,6 +26,18 @@ def with_absolute_links(markdown: str, repository: str, tag: str) -> str:
     return re.sub(r"(?P<picture>!?)\[(?P<text>[^]]*)]\((?![a-z]+:|#)(?P<path>[^)]+)\)", absolute, markdown)
 
 
+def manual_page() -> str:
+    """Where it is, from here: made of the table of options, which needs nothing but Python."""
+    sys.path.insert(0, str(ROOT))
+    from hvlaunch.cli.man_page import man_page  # noqa: PLC0415 (which is not installed)
+    from hvlaunch.cli.options import GROUPS  # noqa: PLC0415 (as above)
+
+    path = ROOT / "build" / "hvlaunch.1"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(man_page(GROUPS), encoding="utf-8")
+    return str(path.relative_to(ROOT))
+
+
 VERSION = value_of("__version__", "hvlaunch/__init__.py")
 
 setup(
@@ -35,4 +48,5 @@ setup(
         tag=f"v{VERSION}",
     ),
     long_description_content_type="text/markdown",
+    data_files=[("share/man/man1", [manual_page()])],
 )

@@ -5,9 +5,9 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from hvlaunch.cli.help import default_text, sentences
 from hvlaunch.cli.option import Group, Option
 from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.texts import default_text, sentences
 
 __all__ = ["page"]
 

@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 from hvlaunch.cli.option import BadValue, Group, Option
 from hvlaunch.errors import BadUsage
 
-__all__ = ["HELP_HINT", "Parser", "Question", "make_parser"]
+__all__ = ["DESCRIPTION", "HELP_HINT", "Parser", "Question", "make_parser"]
 
 HELP_HINT = "hvlaunch --help"
 
 _USAGE = "hvlaunch [-np N] [-H HOSTS | -hostfile FILE] [options] COMMAND [ARG ...]"
-_DESCRIPTION = (
+DESCRIPTION = (
     "Start COMMAND as N workers on the hosts, over ssh, with all that torch.distributed needs to find the "
     "others. Options come before COMMAND; whatever follows its first word belongs to it."
 )
@@ -42,7 +42,7 @@ def make_parser(groups: Sequence[Group], describe: Callable[[Option], str] | Non
     parser = Parser(
         prog="hvlaunch",
         usage=_USAGE,
-        description=_DESCRIPTION,
+        description=DESCRIPTION,
         add_help=False,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,

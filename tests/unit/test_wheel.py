@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import hvlaunch
+from hvlaunch.cli.man_page import man_page
+from hvlaunch.cli.options import GROUPS
 
 ROOT = Path(__file__).parents[2]
 ABOUT_IT = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
@@ -56,7 +58,9 @@ def test_it_holds_the_working_trees_package_and_nothing_else(wheel: dict[str, by
     sources = [*(ROOT / "hvlaunch").rglob("*.py"), ROOT / "hvlaunch/py.typed"]
     package = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
     described = {f"hvlaunch-{hvlaunch.__version__}.dist-info/{name}" for name in ABOUT_IT}
-    assert wheel.keys() == package.keys() | described
+    manual = f"hvlaunch-{hvlaunch.__version__}.data/data/share/man/man1/hvlaunch.1"
+    assert wheel.keys() == package.keys() | described | {manual}
+    assert wheel[manual].decode() == man_page(GROUPS)
     assert {name: wheel[name] for name in package} == package
 
 

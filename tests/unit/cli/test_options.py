@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.cli.arguments import Answer, parse
-from hvlaunch.cli.help import default_text
 from hvlaunch.cli.option import BadValue, Group, Option, Value
 from hvlaunch.cli.options import GROUPS
 from hvlaunch.cli.options_page import page
 from hvlaunch.cli.spec import job_spec
+from hvlaunch.cli.texts import default_text
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
 
