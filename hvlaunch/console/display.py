@@ -13,6 +13,7 @@ from hvlaunch.console.visible import visible
 if TYPE_CHECKING:
     from hvlaunch.console.live import LiveRows
     from hvlaunch.console.merge import Merger
+    from hvlaunch.console.prompts import Prompts
 
 __all__ = ["Display", "Page"]
 
@@ -34,6 +35,12 @@ def _new_live_rows() -> "LiveRows":
     return LiveRows()
 
 
+def _new_prompts() -> "Prompts":
+    from hvlaunch.console.prompts import Prompts  # noqa: PLC0415 - as those rows
+
+    return Prompts()
+
+
 class Display:
     """Turns output into what is to be written. `now` is in seconds, of any clock that never goes back."""
 
@@ -52,7 +59,19 @@ class Display:
         self._bars = Bars(live=live_rows > 0)
         self._merger = _new_merger() if merge else None
         self._live = _new_live_rows() if live_rows > 0 else None
+        self._prompts = _new_prompts() if live_rows > 0 else None
         self._page: Page = []
+
+    def read_by(self, ranks: Iterable[int]) -> None:
+        """Learn which ranks read what the user types on this terminal."""
+        if self._prompts is not None:
+            self._prompts.read_by(ranks)
+
+    def answered(self, now: float) -> None:
+        """The user has typed a line, and the terminal has echoed it: the prompt's line has ended there."""
+        if self._live is not None and self._prompts is not None and self._live.is_asking:
+            for key in self._prompts.answered(now):
+                self._splitters[key].forget()
 
     def expect(self, ranks: Iterable[int]) -> None:
         """Learn of ranks that will write here."""
@@ -69,12 +88,16 @@ class Display:
             text = self._bars.feed(key, text, splitter.state, now)
             if self._live is not None:
                 self._live.touch()
+        if self._prompts is not None and key in self._prompts:
+            self._prompts.feed(key, splitter.unfinished, now)
         if text:
             self._lines(key, text, now)
 
     def end(self, key: Key, now: float) -> None:
         """The stream has ended: its unfinished line, or the last state of its bar, is a line now."""
         splitter = self._splitters.pop(key, None)
+        if self._prompts is not None:
+            self._prompts.feed(key, b"", now)
         text = splitter.end() if splitter is not None else b""
         if key in self._bars:
             text = self._bars.feed(key, text, None, now) + self._bars.end(key)
@@ -111,11 +134,9 @@ class Display:
     @property
     def deadline(self) -> float | None:
         """When to ask for a page, even if nothing is put in until then."""
-        known = (
-            self._bars.deadline,
-            self._merger.deadline if self._merger is not None else None,
-            self._live.deadline if self._live is not None and self._screen.is_whole else None,
-        )
+        known = [self._bars.deadline, self._merger.deadline if self._merger is not None else None]
+        if self._live is not None and self._prompts is not None and self._screen.is_whole:
+            known += [self._live.deadline, None if self._live.is_asking else self._prompts.deadline]
         return min((time for time in known if time is not None), default=None)
 
     def page(self, now: float) -> Page:
@@ -123,6 +144,9 @@ class Display:
         for key, line in self._bars.due(now):
             self._lines(key, line, now)
         self._place_merged(now)
+        if self._live is not None and self._prompts is not None:
+            found = self._prompts.current(now)
+            self._live.prompt(None if found is None else self._row(*found), now)
         page, self._page = self._page, []
         return page if self._live is None else self._with_live_rows(self._live, page, now)
 

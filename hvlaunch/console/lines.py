@@ -44,6 +44,15 @@ class LineSplitter:
         """The unfinished line, where it is a progress bar's: what a terminal would show now. Else None."""
         return bytes(self._waiting) if self._drawing or self._returned else None
 
+    @property
+    def unfinished(self) -> bytes:
+        """The unfinished line, where it is neither a progress bar's nor one that is passed on in pieces."""
+        return b"" if self._inside or self.state is not None else bytes(self._waiting)
+
+    def forget(self) -> None:
+        """The unfinished line has been ended elsewhere: what comes next begins a line."""
+        self._waiting.clear()
+
     def feed(self, data: bytes) -> bytes:
         """The lines that `data` completes; after LONGEST bytes without an end also an unfinished piece."""
         returns = self._returned or b"\r" in data

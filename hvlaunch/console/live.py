@@ -1,4 +1,4 @@
-"""The bottom rows of a terminal, redrawn in place: progress bars, and what hvlaunch waits for."""
+"""The bottom rows of a terminal, redrawn in place: progress bars, and what hvlaunch waits for; or a prompt."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ _BACK, _UP, _CLEAR_BELOW = b"\r", b"\x1b[%dA", b"\x1b[J"
 
 
 class LiveRows:
-    """Rows below all else on a terminal. The cursor waits at the start of the first one.
+    """Rows below all else on a terminal. The cursor waits at the start of the first one, or behind a prompt.
 
     So what others write meanwhile (the echo of ^C, another program) begins a line, and is overwritten or scrolls off.
 
@@ -31,6 +31,9 @@ class LiveRows:
         self._status: Callable[[], bytes] | None = None
         self._status_from = 0.0
         self._status_row: bytes | None = None
+        self._prompt: bytes | None = None
+        self.is_asking = False
+        """Whether the prompt is shown, alone, with the cursor behind it."""
 
     def status(self, text: Callable[[], bytes] | None, now: float) -> None:
         """Show what hvlaunch waits for, as the last row, once it has waited for a second; None: it waits no more."""
@@ -40,6 +43,15 @@ class LiveRows:
             self._next_frame = now
         self._status, self._status_row, self._stale = text, None, True
 
+    def prompt(self, row: bytes | None, now: float) -> None:
+        """Show this row alone, for the user to type behind it; None: the others again.
+
+        It is not drawn again before something else is written, because that would remove what the user has typed.
+        """
+        if row != self._prompt:
+            self._prompt, self.is_asking = row, False
+            self._stale, self._next_frame = True, now
+
     def touch(self) -> None:
         """The bars have changed."""
         self._stale = True
@@ -47,6 +59,8 @@ class LiveRows:
     @property
     def deadline(self) -> float | None:
         """When they are to be drawn again, if nothing else is written; None where nothing has changed."""
+        if self.is_asking:
+            return None
         if self._stale:
             return self._next_frame
         if self._status is not None and self._status_row is None:
@@ -61,6 +75,9 @@ class LiveRows:
     def draw(self, bars: Sequence[bytes], now: float) -> bytes:
         """The bytes that show the bars and the status, where no row is shown and the cursor is at the start of a line."""
         self._stale, self._next_frame = False, now + _FRAME
+        if self._prompt is not None:
+            self._shown = self.is_asking = self._stale = True
+            return _NO_WRAP + _printable(self._prompt) + _RESET + _WRAP
         rows = list(bars)
         if self._status is not None and now >= self._status_from:
             if self._status_row is None:

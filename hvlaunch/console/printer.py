@@ -3,8 +3,9 @@
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import BinaryIO, NamedTuple
@@ -95,6 +96,16 @@ class Printer:
     def place(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Learn host and local_rank of these ranks, whose workers will be started."""
         self._queue.put(_Task(lambda: self._place(places)))
+
+    def read_by(self, ranks: Iterable[int]) -> None:
+        """Learn which ranks read what the user types: their unfinished lines are prompts, and shown on a terminal."""
+        for display in set(self._displays.values()):
+            self._queue.put(_Task(partial(display.read_by, ranks)))
+
+    def answered(self) -> None:
+        """The user has typed a line, which the terminal has echoed."""
+        for display in set(self._displays.values()):
+            self._queue.put(_Task(lambda display=display: display.answered(self._clock())))  # type: ignore[misc]
 
     def output(self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None]) -> None:
         """Print what a worker wrote; `done(len(data))` when that was written.

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -136,6 +137,41 @@ def test_bars_on_a_terminal_are_drawn_in_place(tmp_path):
     assert sorted(line.rpartition(b"\r")[2] for line in lines if line.endswith(b"100/100")) == [
         b"[0]<stderr>: 100/100",
         b"[1]<stderr>: 100/100",
+    ]
+
+
+def test_a_prompt_is_shown_on_a_terminal_and_answered():
+    """As input(), pdb and breakpoint() write it: without the end of a line."""
+    script = "print('hello', input('Name? '))"
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm"}
+    command = [
+        *HVLAUNCH,
+        "--color",
+        "never",
+        "-np",
+        "2",
+        sys.executable,
+        "-c",
+        f"import os\nif os.environ['RANK'] == '0': {script}",
+    ]
+    job = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
+    os.close(theirs)
+    seen = b""
+    with (
+        os.fdopen(ours, "r+b", buffering=0) as screen,
+        suppress(OSError),
+    ):  # EIO: all of the other side have closed
+        while data := screen.read(65536):
+            is_news = b"Name? " not in seen
+            seen += data
+            if is_news and b"[0]<stdout>: Name? " in seen:
+                screen.write(b"bob\n")
+    assert job.wait(DEADLINE) == 0
+    plain = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", STATUS.sub(b"", seen))
+    assert plain.replace(b"\r", b"").splitlines()[-2:] == [
+        b"[0]<stdout>: Name? bob",
+        b"[0]<stdout>: hello bob",
     ]
 
 

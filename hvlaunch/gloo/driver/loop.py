@@ -1,5 +1,6 @@
 """The loop: events off one queue, into the engine, and what it wants carried out."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -87,8 +88,8 @@ class Driver:
         self._opened = 0
         """How many connections to hosts there have been."""
         self._started = 0
-        self._readers: list[tuple[HostLink, int]] = []
-        """The workers that read our stdin, by link and slot."""
+        self._readers: list[tuple[HostLink, int, int]] = []
+        """The workers that read our stdin: link, slot and rank."""
         self._job_folder: JobFolder | None = None
         self._files_of: int | None = None
         self.output_dir: Path | None = None
@@ -275,7 +276,7 @@ class Driver:
         link = self._links[start.host]
         for launch in start.launches:
             if gets_stdin(launch.place, self._spec):
-                self._readers.append((link, launch.slot))
+                self._readers.append((link, launch.slot, launch.place.rank))
         link.send(*start_frame(start, self._spec, job_id=self._keys.job_id, keys=self._keys))
 
     def _tell(self, action: do.Assign | do.Leave | do.Break | do.Change) -> None:
@@ -311,9 +312,12 @@ class Driver:
         def sender(link: HostLink, slot: int) -> Callable[[bytes], None]:
             return lambda data: link.send({"type": "stdin", "slot": slot}, data)
 
-        pump = StdinPump(self._stdin, [sender(link, slot) for link, slot in readers])
-        index = {(link.host.name, slot): number for number, (link, slot) in enumerate(readers)}
-        for link, _ in readers:
+        if os.isatty(self._stdin):
+            self._printer.read_by([rank for _, _, rank in readers])
+        targets = [sender(link, slot) for link, slot, _ in readers]
+        pump = StdinPump(self._stdin, targets, self._printer.answered)
+        index = {(link.host.name, slot): number for number, (link, slot, _) in enumerate(readers)}
+        for link, _, _ in readers:
             name = link.host.name
             link.stdin_taken = lambda slot, size, name=name: pump.taken(index[name, slot], size)  # type: ignore[misc]
         pump.start()

@@ -17,8 +17,15 @@ class StdinPump:
     `taken` is told what a target's worker has read, so that at most 256 KiB are ever on the way.
     """
 
-    def __init__(self, fd: int, targets: Sequence[Callable[[bytes], None]]) -> None:
+    def __init__(
+        self,
+        fd: int,
+        targets: Sequence[Callable[[bytes], None]],
+        on_echoed: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_echoed` is called for each line that the user has typed on a terminal, before it is passed on."""
         self._fd = fd
+        self._on_echoed = on_echoed if os.isatty(fd) else None
         self._targets = targets
         self._outstanding = [0] * len(targets)
         self._changed = threading.Condition()
@@ -50,8 +57,20 @@ class StdinPump:
     def _pass_on(self, data: bytes | None) -> bool:
         if data is None:
             return False
+        if self._on_echoed is not None and data.endswith(b"\n") and _echoes(self._fd):
+            self._on_echoed()
         with self._changed:
             self._outstanding = [size + len(data) for size in self._outstanding]
         for target in self._targets:
             target(data)
         return bool(data)
+
+
+def _echoes(fd: int) -> bool:
+    """Whether the terminal shows what is typed."""
+    import termios  # noqa: PLC0415 (few jobs read a terminal)
+
+    try:
+        return bool(termios.tcgetattr(fd)[3] & termios.ECHO)
+    except termios.error:
+        return False

@@ -218,3 +218,120 @@ def test_what_waits_at_the_end_is_printed(merge):
     place.output(1, b"\r10%\r")
     place.display.end_all(place.now)
     assert place.flush() == b"[0] whole\n[0] 50%\n[1] 10%\n[2] half\n"
+
+
+# Prompts
+
+
+def asking(terminal, *, ranks=(0,)):
+    place = Place(live_rows=8)
+    place.display.read_by(ranks)
+    place.output(0, b"hello\nName? ")
+    terminal.feed(place.flush(0.1))
+    assert terminal.shown == "[0] hello"
+    terminal.feed(place.flush(0.1))
+    assert terminal.shown.splitlines() == ["[0] hello", "[0] Name?"]
+    assert (terminal.row, terminal.column) == (1, len("[0] Name? "))
+    return place
+
+
+def test_a_prompt_of_who_reads_stdin_is_shown_at_once_and_the_answer_follows_it(terminal):
+    place = asking(terminal)
+    assert place.display.deadline is None
+    terminal.feed(b"bob\n")
+    place.display.answered(place.now)
+    place.output(0, b"hello bob\n")
+    terminal.feed(place.flush(1))
+    assert terminal.shown.splitlines() == ["[0] hello", "[0] Name? bob", "[0] hello bob"]
+
+
+def test_lines_of_others_stand_above_a_prompt(terminal):
+    place = asking(terminal)
+    place.output(1, b"one\n\r50%")
+    place.display.say("message")
+    terminal.feed(place.flush(1))
+    assert terminal.shown.splitlines() == ["[0] hello", "[1] one", "hvlaunch: message", "[0] Name?"]
+    terminal.feed(b"bob\n")
+    place.display.answered(place.now)
+    terminal.feed(place.flush(1))
+    assert terminal.shown.splitlines()[-2:] == ["[0] Name? bob", "[1] 50%"]
+
+
+def test_what_the_user_types_is_not_overwritten_by_a_bar(terminal):
+    place = asking(terminal)
+    terminal.feed(b"bo")
+    place.output(1, b"\r50%")
+    assert place.flush(5) == b""
+
+
+def test_a_line_between_the_answer_and_the_news_of_it(terminal):
+    """The prompt was drawn again below the answer: that goes."""
+    place = asking(terminal)
+    terminal.feed(b"bob\n")
+    place.output(1, b"one\n")
+    terminal.feed(place.flush(0.1))
+    place.display.answered(place.now)
+    place.output(0, b"hello bob\n")
+    terminal.feed(place.flush(1))
+    assert terminal.shown.splitlines() == ["[0] hello", "[0] Name? bob", "[1] one", "[0] hello bob"]
+
+
+def test_a_prompt_without_an_answer_is_a_line_in_the_end(terminal):
+    place = asking(terminal)
+    place.display.end((0, OUT), place.now)
+    place.display.end_all(place.now)
+    terminal.feed(place.flush(1))
+    assert terminal.shown.splitlines() == ["[0] hello", "[0] Name?"]
+    assert (terminal.row, terminal.column) == (2, 0)
+
+
+def test_a_line_that_goes_on_is_no_prompt_any_more(terminal):
+    place = asking(terminal)
+    place.output(0, b"thanks\n")
+    terminal.feed(place.flush(1))
+    assert terminal.shown.splitlines() == ["[0] hello", "[0] Name? thanks"]
+
+
+def test_an_answer_that_came_before_the_prompt_changes_nothing(terminal):
+    place = Place(live_rows=8)
+    place.display.read_by([0])
+    place.output(0, b"Name? ")
+    place.display.answered(place.now)
+    place.output(0, b"hello bob\n")
+    assert terminal.feed(place.flush(1)).shown == "[0] Name? hello bob"
+
+
+def test_nobody_else_has_prompts(terminal):
+    place = Place(live_rows=8)
+    place.display.read_by([0])
+    place.output(1, b"half a line")
+    assert place.flush(5) == b""
+    pipe = Place()
+    pipe.display.read_by([0])
+    pipe.output(0, b"Name? ")
+    assert pipe.flush(5) == b""
+
+
+def test_all_ask_and_one_prompt_is_enough(terminal):
+    place = asking(terminal, ranks=range(2))
+    place.output(1, b"hello\nName? ")
+    terminal.feed(place.flush(1))
+    assert terminal.shown.splitlines() == ["[0] hello", "[1] hello", "[0] Name?"]
+    terminal.feed(b"bob\n")
+    place.display.answered(place.now)
+    for rank in range(2):
+        place.output(rank, b"hello bob\n")
+    terminal.feed(place.flush(1))
+    assert terminal.shown.splitlines()[2:] == ["[0] Name? bob", "[0] hello bob", "[1] hello bob"]
+
+
+def test_no_prompt_inside_a_long_line_of_another(terminal):
+    place = Place(live_rows=8)
+    place.display.read_by([0])
+    place.output(1, b"x" * (1 << 20))
+    place.output(0, b"Name? ")
+    place.flush(1)
+    assert place.flush(1) == b""
+    assert place.display.deadline is None
+    place.output(1, b"end\n")
+    assert b"Name? " in place.flush(1)
