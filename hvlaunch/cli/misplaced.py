@@ -1,15 +1,15 @@
 """Options of hvlaunch that stand behind the command, where they are the command's own."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePath
 
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import parse_hosts
 
-__all__ = ["misplaced"]
+__all__ = ["NAMES", "misplaced"]
 
-_FLAGS = {
+NAMES = {
     "-np": "np",
     "--num-proc": "np",
     "-H": "hosts",
@@ -17,25 +17,27 @@ _FLAGS = {
     "-hostfile": "hostfile",
     "--hostfile": "hostfile",
 }
-"""Those that programs rarely have themselves, and what they are called."""
+"""Options that programs rarely have themselves, and what they are called."""
 
 _LAUNCHERS = {"horovodrun", "hvlaunch", "mpiexec", "mpiexec.hydra", "mpirun", "orterun", "prterun"}
 
 
-def misplaced(command: Sequence[str], given: Iterable[str]) -> str | None:
+def misplaced(command: Sequence[str], given: Container[str]) -> list[str]:
     """The warning for such an option with its value, if it was not given before the command too."""
-    before = {*given, "hosts"} if "hostfile" in given else {*given}
     for index, (flag, value) in enumerate(pairwise(command)):
         if PurePath(flag).name in _LAUNCHERS:
-            return None
-        name = _FLAGS.get(flag)
-        if index > 0 and name is not None and name not in before and _LIKELY[name](value):
+            break
+        name = NAMES.get(flag)
+        if index > 0 and name is not None and not _is_given(name, given) and _LIKELY[name](value):
             program = PurePath(command[0]).name
-            return (
-                f"{flag} {value} belongs to {program}, since it stands behind the command; options of hvlaunch come before: "
-                f"hvlaunch {flag} {value} {program} ..."
-            )
-    return None
+            right = f"hvlaunch {flag} {value} {program} ..."
+            where = "since it stands behind the command; options of hvlaunch come before"
+            return [f"{flag} {value} belongs to {program}, {where}: {right}"]
+    return []
+
+
+def _is_given(name: str, given: Container[str]) -> bool:
+    return name in given or (name == "hosts" and "hostfile" in given)
 
 
 def _are_hosts(text: str) -> bool:

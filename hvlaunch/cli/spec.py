@@ -11,16 +11,18 @@ from pathlib import Path, PurePosixPath
 from hvlaunch.cli.elastic import elastic_options
 from hvlaunch.cli.environment import MAX_STRING, user_env
 from hvlaunch.cli.given import Options
-from hvlaunch.cli.misplaced import misplaced
 from hvlaunch.console.prefix import ASCTIME, Prefix
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.allocation import Allocation, allocation
 from hvlaunch.hosts.hostfile import read_hostfile
-from hvlaunch.hosts.likely_slots import check_slots
 from hvlaunch.hosts.parse import parse_hosts
+from hvlaunch.hosts.placement import slots_of, unlikely
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, MPIOptions, SSHOptions
 
 __all__ = ["current_directory", "job_spec"]
+
+_OFTEN_MISPLACED = frozenset(("-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile"))
+"""Those of `misplaced`, which is loaded for commands that have one of them."""
 
 
 def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, list[str]]:
@@ -38,8 +40,10 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         chosen=options.x,
         more=("HOROVOD_*",) if options.horovod else (),
     )
-    warning = None if options.is_marked else misplaced(options.command, options.given)
-    warnings += [] if warning is None else [warning]
+    if not options.is_marked and not _OFTEN_MISPLACED.isdisjoint(options.command):
+        from hvlaunch.cli.misplaced import misplaced  # noqa: PLC0415 (few commands have such words)
+
+        warnings += misplaced(options.command, options.given)
     scheduled = _allocation(options, environ)
     hosts = _hosts(options, warnings.append) if scheduled is None else scheduled.hosts
     spec = JobSpec(
@@ -105,7 +109,9 @@ def _force_slots(options: Options, hosts: Sequence[Host]) -> bool:
     if options.force_slots or is_np:
         return True
     for host in hosts:
-        check_slots(host.name, host.slots or options.slots_per_host or 1)
+        error = unlikely(host.name, slots_of(host, options.slots_per_host, gpus=0))
+        if error is not None:
+            raise error
     return False
 
 

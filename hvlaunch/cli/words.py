@@ -3,17 +3,11 @@
 argparse can't say it: it takes words of the command that look like options for its own.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from hvlaunch.cli.option import Group, Option
 
 __all__ = ["UnknownOption", "by_name", "split", "words_of"]
-
-_ATTACHED = re.compile(r"-[A-Za-z][^-].*", re.DOTALL)
-"""A short name with its value in one word: `-p2222`."""
-_LIKE_A_NAME = re.compile(r"-[A-Za-z][a-z-]+")
-"""What may also be the name of an option of another launcher: `-ppn`."""
 
 
 class UnknownOption(Exception):
@@ -67,9 +61,14 @@ def words_of(words: Sequence[str], options: Mapping[str, Option], is_foreign: Ca
     if word.partition("=")[0] in options:
         return 1
     option = options.get(word[:2])
-    if option is None or option.value is None or not _ATTACHED.fullmatch(word):
+    if option is None or option.value is None:
         return 0
-    return 0 if _LIKE_A_NAME.fullmatch(word) and is_foreign(word) else 1
+    return 0 if _is_like_a_name(word) and is_foreign(word) else 1
+
+
+def _is_like_a_name(word: str) -> bool:
+    """Whether what seems to be a short name with its value, `-p2222`, may be another launcher's option: `-ppn`."""
+    return all(part.isalpha() for part in word[1:].split("-"))
 
 
 def _joined(words: Sequence[str], options: Mapping[str, Option]) -> Sequence[str]:

@@ -1,13 +1,18 @@
-"""Placing workers on hosts: who gets which rank."""
+"""Placing workers on hosts: how many slots there are, and who gets which rank."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hvlaunch.errors import BadUsage, NotEnoughSlots
+from hvlaunch.errors import BadUsage, NotEnoughSlots, SlotsUnlikely
 from hvlaunch.job import Host
 
-__all__ = ["Launch", "Placement", "Seat", "needed", "place", "seats", "slots_of"]
+__all__ = ["Launch", "Placement", "Seat", "needed", "place", "seats", "slots_of", "unlikely"]
+
+_MOST = 1024  # slots of a host that nothing is known of: more workers than that are on no host
+_LEAST = 64  # slots, which are never refused: many small workers on a small machine are no mistake
+_PER_PROCESSOR = 8
+_LOWEST_PORT = 1024  # that a user may have: a smaller number of slots is hardly a port
 
 Seat = tuple[str, int]
 """A host and a slot there."""
@@ -83,6 +88,18 @@ def place(slots: Sequence[tuple[str, int]], np: int | None = None) -> list[Place
 def slots_of(host: Host, slots_per_host: int | None, gpus: int) -> int:
     """The host's slots: its own, else --slots-per-host, else one for each of its `gpus`, else 1."""
     return host.slots or slots_per_host or max(gpus, 1)
+
+
+def unlikely(host: str, slots: int, cpus: int | None = None) -> SlotsUnlikely | None:
+    """What is wrong with so many slots on a host with so many processors; None for a number that may be right."""
+    if slots <= (_MOST if cpus is None else max(_LEAST, _PER_PROCESSOR * cpus)):
+        return None
+    noun = "processor" if cpus == 1 else "processors"
+    cause = (
+        f"{slots} slots are more than any host has" if cpus is None else f"{slots} slots, but {cpus} {noun}"
+    )
+    as_port = f"-p {slots} if that is the port of sshd, " if slots > _LOWEST_PORT else ""
+    return SlotsUnlikely(cause, host=host, hint=f"{as_port}--force-slots if so many workers are meant")
 
 
 def needed(hosts: Sequence[Host], np: int | None, slots_per_host: int | None = None) -> list[Host]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hvlaunch.cli.foreign.foreign_option import ForeignOption
 from hvlaunch.cli.foreign.table import Row, rows_of
+from hvlaunch.cli.masking import masked, masked_words
 from hvlaunch.cli.option import Option
 from hvlaunch.cli.parser import HELP_HINT
 from hvlaunch.cli.words import words_of
@@ -59,11 +60,14 @@ def _found(words: Sequence[str]) -> _Found | None:
         return None
     metavars = rows[0].option.metavars
     count = 1 if values else 1 + len(metavars)
-    values = values or list(words[1:count])
+    shown = list(masked_words((name, *(values or words[1:count]))))[1:]
+    if len(shown) > 1:
+        shown[1] = masked(shown[0], shown[1])  # -genv NAME VALUE
+    typed = f"{name}={shown[0]}" if equals else " ".join([name, *shown])
     return _Found(
         name,
-        " ".join(map(shlex.quote, values) if values else metavars),
-        " ".join(words[:count]),
+        " ".join(map(shlex.quote, shown) if shown else metavars),
+        typed,
         count,
         tuple(rows),
     )
@@ -111,5 +115,5 @@ def _unknown(word: str, options: Mapping[str, Option]) -> BadUsage:
     flags = [flag for flag, option in options.items() if flag in option.flags]
     longer = [flag for flag in flags if flag.startswith(name)] if len(name) > len("--") else []
     close = longer or get_close_matches(name, flags, n=1, cutoff=_LIKE)
-    cause = f"unknown option {word!r}" + (", and options can't be cut short" if longer else "")
+    cause = f"unknown option {name!r}" + (", and options can't be cut short" if longer else "")
     return BadUsage(cause, hint=", ".join([*close, f"or {HELP_HINT}"]) if close else HELP_HINT)

@@ -22,8 +22,7 @@ from hvlaunch.gloo.engine.policy import Decision, Ending, Policy
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.gloo.engine.rounds import Rounds
 from hvlaunch.gloo.engine.workers import Workers
-from hvlaunch.hosts.likely_slots import unlikely
-from hvlaunch.hosts.placement import needed
+from hvlaunch.hosts.placement import needed, unlikely
 from hvlaunch.job import Host, JobSpec
 
 __all__ = ["Engine"]

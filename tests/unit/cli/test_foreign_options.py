@@ -105,6 +105,20 @@ def test_the_answer(line, text):
     assert text in answer(line)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-genv API_KEY hunter2 true",
+        "--launcher_args=--password=hunter2 true",
+        "-mca secret hunter2 true",
+        "-env PGPASSWORD hunter2 true",
+        "--no-such-token=hunter2 true",
+    ],
+)
+def test_what_may_be_a_secret_is_not_repeated(line):
+    assert "hunter2" not in answer(line)
+
+
 def test_all_of_a_line_is_answered_up_to_what_nobody_has():
     lines = answer("--nnodes=2 -np 4 --node_rank 0 -v --standalone --bogus --nproc-per-node 4 x").split("\n")
     assert [line.split()[0] for line in lines] == ["--nnodes", "--node_rank", "--standalone"]

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hvlaunch.cli import spec
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.environment import MAX_STRING
+from hvlaunch.cli.misplaced import NAMES
 from hvlaunch.cli.spec import current_directory, job_spec
 from hvlaunch.console.prefix import ASCTIME
 from hvlaunch.errors import BadHost, BadUsage, SlotsUnlikely
@@ -173,6 +175,10 @@ MISPLACED = [
     ("python train.py --num-proc 4", "hvlaunch --num-proc 4 python ..."),
     ("python train.py -hostfile hosts", "-hostfile hosts belongs"),
 ]
+
+
+def test_what_may_be_misplaced_is_one_set():
+    assert NAMES.keys() == spec._OFTEN_MISPLACED
 
 
 @pytest.mark.parametrize(("line", "part"), MISPLACED)
