@@ -245,6 +245,8 @@ class JobResult(NamedTuple):
     """The first failing worker; one that failed later, or was stopped, where only that had an error of its own."""
     first_victim: WorkerExit | None = None
     """The first failing worker, where that is not `failure`."""
+    never_started: tuple[int, ...] = ()
+    """Ranks of the last round of whose start nothing was heard before the job ended."""
     error: Problem | None = None
     interrupted: int | None = None
     """The signal that the user ended the job with."""

@@ -1,5 +1,6 @@
 """What to try after a failure, from how the worker ended and what it wrote."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,14 @@ __all__ = ["advice", "start_advice"]
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
+_NO_FILE = "FileNotFoundError|can't open file|No such file or directory"
+_ITS_PATH = re.compile(r"(?<= )'([^']+)'|([^\s:']+): No such file or directory")
+
 _TEXTS = (
+    (
+        "HTTP request failed",  # horovod/common/gloo/http_store.cc
+        "--horovod, if these are Horovod's workers: they can't send the job's token",
+    ),
     (
         "CUDA out of memory|OutOfMemoryError|CUDA error: out of memory",
         "a smaller batch; on {host}, nvidia-smi shows who else uses the GPU",
@@ -41,7 +49,7 @@ _TEXTS = (
         "install what is missing on {host} too, in the script's environment there (or -x PYTHONPATH=…, LD_LIBRARY_PATH)",
     ),
     (
-        "FileNotFoundError|can't open file|No such file or directory",
+        _NO_FILE,
         "the file must be on {host} too, under the same path (a shared directory, rsync, or --cwd)",
     ),
     (
@@ -65,10 +73,11 @@ _LOCAL_TEXTS: tuple[tuple[str, str], ...] = (
         "ModuleNotFoundError|ImportError|error while loading shared libraries",
         "install what is missing in the script's environment (or -x PYTHONPATH=…, LD_LIBRARY_PATH)",
     ),
-    ("FileNotFoundError|can't open file|No such file or directory", _A_PATH),
+    (_NO_FILE, _A_PATH),
 )
 """These come first for a worker on this machine, where there is no other host to compare with."""
 
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=\S*(?=: command not found)")
 _QUOTED_COMMAND = re.compile(r".* .*: command not found")
 
 _FAULTHANDLER = "-x PYTHONFAULTHANDLER=1, which prints the Python stack at the crash"
@@ -86,15 +95,28 @@ _SIGNALS: dict[int, str] = {
 }
 
 
-def advice(worker: WorkerExit, evidence: Evidence) -> str | None:
-    """One specific thing to try; None where nothing better than reading the evidence is known."""
-    text = _advice(worker, evidence)
+def advice(
+    worker: WorkerExit, evidence: Evidence, exists: Callable[[str], bool] = os.path.exists
+) -> str | None:
+    """One specific thing to try; None where nothing better than reading the evidence is known.
+
+    `exists` tells whether this machine has a file.
+    """
+    text = _advice(worker, evidence, exists)
     return text.replace("{host}", worker.host) if text is not None else None
+
+
+def _is_nowhere(line: str, exists: Callable[[str], bool]) -> bool:
+    """Whether this machine lacks the missing file too, as far as the line names it."""
+    found = _ITS_PATH.search(line)
+    return found is not None and not exists(found[1] or found[2])
 
 
 def start_advice(worker: WorkerExit, which: Callable[[str], str | None] = shutil.which) -> str | None:
     """What to try where the command could not be started. `which` finds it on this machine."""
     cause = worker.not_started or ""
+    if variable := _ASSIGNMENT.match(cause):
+        return f"-x {variable[0]}, before the command"
     if _QUOTED_COMMAND.match(cause):
         return (
             "the command and its arguments as separate words, without quotes around all of them; or sh -c '…'"
@@ -119,7 +141,7 @@ def _not_found(program: str, which: Callable[[str], str | None]) -> str:
     return f"install it on that host too (on this machine it is {here}), or a PATH that has it (-x PATH=…)"
 
 
-def _advice(worker: WorkerExit, evidence: Evidence) -> str | None:
+def _advice(worker: WorkerExit, evidence: Evidence, exists: Callable[[str], bool]) -> str | None:
     if worker.oom_killed:
         return "a smaller batch, fewer workers on {host} (host:slots), or more memory there (a container's limit counts)"
     if worker.port_taken_by is not None:
@@ -137,7 +159,7 @@ def _advice(worker: WorkerExit, evidence: Evidence) -> str | None:
     for line in reversed(evidence.verdict):
         for pattern, text in (*(_LOCAL_TEXTS if worker.host == _LOCAL else ()), *_TEXTS):
             if re.search(pattern, line):
-                return text
+                return _A_PATH if pattern == _NO_FILE and _is_nowhere(line, exists) else text
     if lost_connection(evidence):
         return (
             "-x NCCL_DEBUG=INFO or -x TORCH_CPP_LOG_LEVEL=INFO to see its connections; and check the network between"

@@ -35,7 +35,12 @@ def end(worker: WorkerExit) -> str:
 
 
 def endings(
-    workers: Sequence[WorkerExit], size: int, since: WorkerExit | None, named: Collection[int] = ()
+    workers: Sequence[WorkerExit],
+    size: int,
+    since: WorkerExit | None,
+    *,
+    named: Collection[int] = (),
+    never_started: Collection[int] = (),
 ) -> list[str]:
     """How `workers` ended, a line for all that ended alike: the failed, the stopped, the finished, the unknown.
 
@@ -49,8 +54,12 @@ def endings(
         lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} other endings"]
     known = {*named, *(worker.rank for worker in (*workers, since) if worker is not None)}
     unknown = [rank for rank in range(size) if rank not in known]
-    if unknown:
-        lines.append(f"{len(unknown)} ended in an unknown way: {fold_ranks(unknown)}")
+    waiting = [rank for rank in unknown if rank in never_started]
+    lost = [rank for rank in unknown if rank not in never_started]
+    if lost:
+        lines.append(f"{len(lost)} ended in an unknown way: {fold_ranks(lost)}")
+    if waiting:
+        lines.append(f"{len(waiting)} never started: {fold_ranks(waiting)}")
     return lines
 
 

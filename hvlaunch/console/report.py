@@ -65,7 +65,9 @@ def _failed(
         lines.append(_of_victim(victim, failure, evidence[victim.rank]))
     named = {failure.rank, *([] if victim is None else [victim.rank])}
     others = [worker for worker in result.exits if worker.rank not in named]
-    lines += _indented("The others", endings(others, size, failure, named))
+    lines += _indented(
+        "The others", endings(others, size, failure, named=named, never_started=result.never_started)
+    )
     if any(lost_connection(evidence[worker.rank]) for worker in others) and not lost_connection(
         evidence[failure.rank]
     ):
@@ -103,8 +105,10 @@ def _of_victim(victim: WorkerExit, failure: WorkerExit, evidence: Evidence) -> s
 def _workers(result: JobResult, size: int) -> list[str]:
     """How the workers ended, where none of them was the cause."""
     if not result.exits:
-        return []
-    return _indented(f"The workers, after {duration(result.elapsed)}", endings(result.exits, size, None))
+        has_host = result.error is not None and (result.error.host is not None or result.error.errors)
+        return ["  The job ends: no worker was started."] if has_host and not result.elapsed else []
+    ends = endings(result.exits, size, None, never_started=result.never_started)
+    return _indented(f"The workers, after {duration(result.elapsed)}", ends)
 
 
 def _interrupted(result: JobResult, number: int, size: int) -> str:
@@ -112,11 +116,15 @@ def _interrupted(result: JobResult, number: int, size: int) -> str:
     by = f"hvlaunch: interrupted by {signal_name(number)}{why}"
     if not result.exits and not result.elapsed:
         return f"{by} before the workers were started"
-    unknown = set(range(size)) - {worker.rank for worker in result.exits}
+    missing = set(range(size)) - {worker.rank for worker in result.exits}
+    waiting = missing & set(result.never_started)
+    unknown = missing - waiting
     killed = [worker.rank for worker in result.exits if worker.signal == SIGKILL and worker.stopped]
-    ended = f"how {fold_ranks(unknown)} ended is not known" if unknown else "all workers have ended"
+    all_ended = "all others have ended" if waiting else "all workers have ended"
+    ended = f"how {fold_ranks(unknown)} ended is not known" if unknown else all_ended
     forced = f", {fold_ranks(killed)} only by SIGKILL" if killed else ""
-    return f"{by} after {duration(result.elapsed)}; {ended}{forced}"
+    never = f"; never started: {fold_ranks(waiting)}" if waiting else ""
+    return f"{by} after {duration(result.elapsed)}; {ended}{forced}{never}"
 
 
 def _quote(owner: str, evidence: Evidence) -> list[str]:

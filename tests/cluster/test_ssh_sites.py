@@ -34,9 +34,10 @@ def site(whole_site: Site) -> Iterator[Site]:
 
 
 def complaint(job: Job) -> str:
-    """The one line that it said."""
+    """The line that it said, before that no worker was started."""
     assert job.code() == 69, job.stdout + job.stderr
-    (line,) = job.stderr.splitlines()
+    line, end = job.stderr.splitlines()
+    assert end == "  The job ends: no worker was started."
     return line
 
 

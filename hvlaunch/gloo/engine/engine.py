@@ -260,11 +260,14 @@ class Engine:
 
     def _life_sign(self, event: on.WorkerBeat | on.WorkerStarted, now: float) -> list[Action]:
         """There are thousands of these, and nothing is to be done about them."""
-        if isinstance(event, on.WorkerBeat) and self._health is not None and self.phase in AT_WORK:
-            worker = self._rounds.workers.find((event.host, event.slot), event.start)
-            if worker is not None:
-                due = self._health.beat(worker, event.commit, now, is_last=event.is_last)
-                self.deadline = due if self.deadline is None else min(self.deadline, due)
+        worker = self._rounds.workers.find((event.host, event.slot), event.start)
+        if worker is None:
+            return []
+        if isinstance(event, on.WorkerStarted):
+            self._rounds.started(worker)
+        elif self._health is not None and self.phase in AT_WORK:
+            due = self._health.beat(worker, event.commit, now, is_last=event.is_last)
+            self.deadline = due if self.deadline is None else min(self.deadline, due)
         return []
 
     def _worker_event(self, event: on.WorkerAsked | on.WorkerSuspended, now: float) -> list[Action]:

@@ -41,6 +41,8 @@ class HostNotUsable(NamedTuple):
     problem: Problem
     retry_in: float | None
     """Seconds; None: it is not tried again."""
+    goes_on: bool
+    """Whether the other hosts have enough slots for the job to go on without it."""
 
 
 class HostSkipped(NamedTuple):

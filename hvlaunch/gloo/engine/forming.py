@@ -310,6 +310,7 @@ class AskingWorkers(Forming):
         return max(workers, key=lambda worker: worker.commit)
 
     def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
+        current.started.update(range(current.size))  # since they have asked
         return self._starter.place(plan, current, self._newest(plan), now)
 
     def fill(self, current: Round | None, number: int, now: float) -> list[Action]:

@@ -43,6 +43,7 @@ def outcome(
         exits=tuple(exits[rank] for rank in sorted(exits)),
         failure=failure,
         first_victim=first if failure is not None and first is not failure else None,
+        never_started=last.never_started if last is not None else (),
         error=error,
         interrupted=interrupted,
     )

@@ -325,7 +325,10 @@ class Policy:
         bounds = self._elastic.cooldown
         if bounds is None and self._elastic.discovers:
             bounds = _CONNECT_COOLDOWN
-        return [tell.HostNotUsable(problem, self._pool.exclude(host, now, bounds))]
+        retry_in = self._pool.exclude(host, now, bounds)
+        others = [other for other in self._pool if other.listed and not other.cooldown.is_for_good]
+        left = self._pool.capacity([other for other in others if other is not host])
+        return [tell.HostNotUsable(problem, retry_in, left >= self._rounds.bounds.least)]
 
     def host_lost(self, host: PoolHost, problem: Problem, now: float) -> Decision:
         """The host is gone, or going, with all its workers; in the end its agent hears nobody, and stops them itself."""

@@ -71,6 +71,8 @@ class Round:
         """When all must have left it."""
         self.exits: dict[int, WorkerExit] = {}
         """By rank."""
+        self.started: set[int] = set()
+        """The ranks that are known to have been started."""
         self.hosts = list(dict.fromkeys(launch.host for launch in launches))
         """In order of rank."""
         self.commit_at = now
@@ -81,6 +83,7 @@ class Round:
     def add(self, end: WorkerExit) -> None:
         """Note how a worker of this round ended."""
         self.exits[end.rank] = end
+        self.started.add(end.rank)
 
     def committed(self, commit: int, now: float) -> None:
         """A worker has this commit."""
@@ -90,6 +93,11 @@ class Round:
     def is_fruitful(self, now: float) -> bool:
         """Whether it has got somewhere."""
         return self.commit > self._first_commit or now - self.started_at >= FRUITFUL
+
+    @property
+    def never_started(self) -> tuple[int, ...]:
+        """The ranks of whose start nothing was ever heard."""
+        return tuple(rank for rank in range(self.size) if rank not in self.started)
 
     @property
     def failure(self) -> WorkerExit | None:

@@ -108,6 +108,11 @@ class Rounds:
             self._number = self.round.number + broken
         self.round = None
 
+    def started(self, worker: Worker) -> None:
+        """The worker's process is there."""
+        if self.round is not None and self.is_member(worker):
+            self.round.started.add(worker.rank)
+
     def is_member(self, worker: Worker) -> bool:
         """Whether the worker is in the round that there is, or was when it was told to end."""
         return self.round is not None and worker.round == self.round.number

@@ -52,8 +52,9 @@ def _of_host(
     | tell.SharedMachine,
 ) -> str:
     match fact:
-        case tell.HostNotUsable(problem, retry_in):
-            return f"{problem}" + ("" if retry_in is None else f"; trying again in {retry_in:g} s")
+        case tell.HostNotUsable(problem, retry_in, goes_on):
+            so = "the job goes on without it" if goes_on else "the other hosts have too few slots"
+            return f"{problem}; {so}" + ("" if retry_in is None else f"; trying again in {retry_in:g} s")
         case tell.HostSkipped(problem):
             return f"host {problem.host} is skipped: {problem._replace(host=None)}"
         case tell.HostExcluded(host, seconds, cause):

@@ -7,12 +7,14 @@ from hvlaunch.rendezvous.store import Store
 __all__ = ["HorovodScopes"]
 
 _VARIANT = "_process_set_hash_"
+_NOTIFICATIONS = "worker_addresses"
+"""Where Horovod's elastic driver would notify the workers of other hosts. They tell it before they train."""
 
 
 class HorovodScopes:
     """`global`, `local_<host>`, `cross_<local_rank>`, by their sizes, and the scopes of process sets beside each.
 
-    Open only to clients at one of `addresses`. As in Horovod's own server, a DELETE of a rank in one of them
+    Open only to clients at one of `addresses`; to these, `worker_addresses` is open for writing. As in Horovod's own server, a DELETE of a rank in one of them
     says that this rank has finished, and the scope is cleared when all have.
     """
 
@@ -30,9 +32,9 @@ class HorovodScopes:
     def __contains__(self, scope: str) -> bool:
         return scope in self._sizes or scope.partition(_VARIANT)[0] in self._sizes
 
-    def opens(self, scope: str, peer: str) -> bool:
-        """Whether a client at this address may use the scope without a token."""
-        return peer in self._addresses and scope in self
+    def opens(self, method: str, scope: str, peer: str) -> bool:
+        """Whether a client at this address may use the scope like this without a token."""
+        return peer in self._addresses and (scope in self or (method, scope) == ("PUT", _NOTIFICATIONS))
 
     def delete(self, store: Store, scope: str, key: str) -> None:
         """Forget the key, or, where it is a rank, count this rank as finished."""
@@ -53,5 +55,5 @@ class HorovodScopes:
     def clear(self, store: Store) -> None:
         """Forget all that these scopes hold."""
         for scope in store.scopes():
-            if scope in self:
+            if scope in self or scope == _NOTIFICATIONS:
                 store.delete_scope(scope)

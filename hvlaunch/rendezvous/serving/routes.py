@@ -68,7 +68,9 @@ class Routes:
     def _allowed(self, token: bytes | None, parts: list[str] | None, head: Head) -> bool:
         if token is not None:
             return compare_digest(token, self._token)
-        return not head.authorization and parts is not None and self._horovod.opens(parts[0], head.peer)
+        if head.authorization or parts is None:
+            return False
+        return self._horovod.opens(head.method, parts[0], head.peer)
 
     def _value(self, method: str, scope: str, key: str) -> Answer | Route:
         if method == "GET":

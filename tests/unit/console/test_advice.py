@@ -28,7 +28,8 @@ def hint(*lines, **facts):
         ("OSError: [Errno 98] Address already in use", "ss -ltnp on b"),
         ("ModuleNotFoundError: No module named 'torch'", "PYTHONPATH"),
         ("./train: error while loading shared libraries: libx.so", "LD_LIBRARY_PATH"),
-        ("python: can't open file '/data/train.py': [Errno 2] No such file or directory", "on b too"),
+        ("python: can't open file '/etc/passwd': [Errno 2] No such file or directory", "on b too"),
+        ("RuntimeError: HTTP request failed. PUT /global/rank_0: 401", "--horovod"),
         ("RuntimeError: CUDA error: invalid device ordinal", "LOCAL_RANK"),
         ("RuntimeError: DataLoader worker (pid(s) 207) exited unexpectedly", "num_workers=0"),
         (
@@ -93,6 +94,7 @@ def test_a_command_that_the_kernel_does_not_start():
     [
         ("train: command not found (PATH=/usr/bin)", "./train"),
         ("./train.py: command not found", "python ./train.py"),
+        ("FOO=1: command not found (PATH=/usr/bin)", "-x FOO=1"),
         (
             "python: command not found (PATH=/usr/bin)",
             "install it on that host too (on this machine it is /opt/train/bin/python)",
@@ -107,6 +109,22 @@ def test_a_command_that_is_not_found(cause, word):
     here = dict.fromkeys(("python", "/opt/train/bin/python"), "/opt/train/bin/python")
     worker = WorkerExit(rank=0, host="b", code=127, not_started=cause)
     assert word in (start_advice(worker, here.get) or "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python: can't open file '/data/train.py': [Errno 2] No such file or directory",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.py'",
+        "cat: /data/train.py: No such file or directory",
+    ],
+)
+def test_a_file_that_is_nowhere_is_not_missing_on_one_host(line):
+    worker = WorkerExit(rank=0, host="b", code=2)
+    here = advice(worker, said(line), exists=lambda path: path == "/data/train.py")
+    nowhere = advice(worker, said(line), exists=lambda _: False)
+    assert (here or "").startswith("the file must be on b too")
+    assert (nowhere or "").startswith("check the path")
 
 
 @pytest.mark.parametrize(

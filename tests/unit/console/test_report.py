@@ -12,6 +12,7 @@ from hvlaunch.errors import AgentFailed, ConnectFailed, HostLost, HostsFailed, P
 from hvlaunch.job import JobResult, WorkerExit
 
 GIB = 1 << 30
+ENDS = "  The job ends: no worker was started.\n"
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -305,7 +306,30 @@ def test_a_lost_host():
 def test_an_error_before_any_worker():
     error = UnknownHost("no address for this name", host="gpu9", hint="its spelling")
     result = JobResult(exit_code=69, elapsed=0.0, error=error.problem)
-    check(result, 0, "hvlaunch: host gpu9: no address for this name; try: its spelling\n")
+    check(result, 0, f"hvlaunch: host gpu9: no address for this name; try: its spelling\n{ENDS}")
+
+
+def test_workers_that_never_started():
+    error = HostLost("lost: its connection closed", host="b").problem
+    exits = tuple(stopped(0, 1, when=0.3))
+    result = JobResult(exit_code=69, elapsed=0.3, exits=exits, error=error, never_started=(2, 3))
+    check(
+        result,
+        5,
+        """
+        hvlaunch: host b: lost: its connection closed
+          The workers, after 0.30 s:
+            2 stopped by hvlaunch (SIGTERM): ranks 0-1
+            1 ended in an unknown way: rank 4
+            2 never started: ranks 2-3
+        """,
+    )
+    interrupted = result._replace(exit_code=130, error=None, interrupted=SIGINT, never_started=(2, 3, 4))
+    check(
+        interrupted,
+        5,
+        "hvlaunch: interrupted by SIGINT after 0.30 s; all others have ended; never started: ranks 2-4\n",
+    )
 
 
 def test_an_error_beside_a_failure():
@@ -338,7 +362,7 @@ def test_all_hosts_fail_alike():
     check(
         result,
         0,
-        "hvlaunch: hosts gpu[01-07]: permission denied (publickey); tried 2 keys; try: ssh -p 22 HOST\n",
+        f"hvlaunch: hosts gpu[01-07]: permission denied (publickey); tried 2 keys; try: ssh -p 22 HOST\n{ENDS}",
     )
 
 
@@ -358,6 +382,7 @@ def test_hosts_fail_for_several_reasons():
           hosts a,b: permission denied (publickey); tried 2 keys; try: ssh -p 22 HOST
           hosts a2,c: is no host for a job
           host gpu03: no address
+          The job ends: no worker was started.
         """,
     )
 
@@ -404,7 +429,7 @@ def test_an_interrupt_after_a_failure_or_an_error():
     lost = JobResult(
         exit_code=130, elapsed=0.0, error=UnknownHost("no address", host="b").problem, interrupted=SIGINT
     )
-    assert failure_report(lost, {}, 0) == "hvlaunch: host b: no address\n  Interrupted by SIGINT.\n"
+    assert failure_report(lost, {}, 0) == f"hvlaunch: host b: no address\n{ENDS}  Interrupted by SIGINT.\n"
 
 
 def test_a_code_that_nobody_explains_is_still_told():
@@ -424,5 +449,5 @@ def test_hosts_that_differ_in_name_and_address_alone_are_one_line(addresses):
         exit_code=69, elapsed=0.0, error=HostsFailed([error.problem for error in errors]).problem
     )
     assert failure_report(result, {}, 2) == (
-        "hvlaunch: hosts gpu[0-1]: no connection to HOST port 22: ADDRESS: refused; try: ping HOST\n"
+        f"hvlaunch: hosts gpu[0-1]: no connection to HOST port 22: ADDRESS: refused; try: ping HOST\n{ENDS}"
     )

@@ -124,8 +124,14 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
 ]
 
 FACTS: list[tuple[tell.Fact, str]] = [
-    (tell.HostNotUsable(LOST, 5.0), "host b: lost: silent; try: ping b; trying again in 5 s"),
-    (tell.HostNotUsable(LOST, None), "host b: lost: silent; try: ping b"),
+    (
+        tell.HostNotUsable(LOST, 5.0, goes_on=False),
+        "host b: lost: silent; try: ping b; the other hosts have too few slots; trying again in 5 s",
+    ),
+    (
+        tell.HostNotUsable(LOST, None, goes_on=True),
+        "host b: lost: silent; try: ping b; the job goes on without it",
+    ),
     (tell.HostSkipped(LOST), "host b is skipped: lost: silent; try: ping b"),
     (tell.JobEnding(why.RankDone(0, "a")), "the job ends: rank 0 on host a is done (--end-with-rank)"),
     (tell.HostExcluded("b", 4.0, why.HostProblem(LOST)), "host b is excluded for 4 s: lost: silent"),

@@ -282,7 +282,7 @@ def test_a_discovered_host_that_does_not_answer_is_tried_again_and_again() -> No
     job = pool("a:1")
     refused = on.HostFailed("b", ConnectFailed("refused", host="b").problem)
     job.play(discovered("a:1,b:1"), refused)
-    assert job.of(tell.HostNotUsable) == [tell.HostNotUsable(refused.problem, 5.0)]
+    assert job.of(tell.HostNotUsable) == [tell.HostNotUsable(refused.problem, 5.0, goes_on=True)]
     before = job.now
     while len(job.of(do.Connect)) < 3:
         job.wait()

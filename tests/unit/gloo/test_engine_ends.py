@@ -101,6 +101,16 @@ def test_a_lost_host_ends_the_job() -> None:
     assert job.result.failure is None
 
 
+def test_workers_of_whose_start_nothing_was_heard_never_started() -> None:
+    job = History(spec("a:2,b:2")).start()
+    job.play(*(on.WorkerStarted(host, 0, slot, 1) for host, slot in (("a", 0), ("a", 1), ("b", 1))))
+    job.play(lost("b"))
+    for slot in (0, 1):
+        job.exit("a", slot, None, signal.SIGTERM, after=0.1)
+    job.close()
+    assert job.result.never_started == (2,)
+
+
 def test_a_worker_that_fails_because_its_peers_are_gone_is_not_the_cause() -> None:
     job = History(spec("a:1,b:1")).start()
     job.play(lost("b"))

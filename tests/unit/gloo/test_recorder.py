@@ -221,7 +221,8 @@ def test_facts_are_told_by_their_parts():
         "cause": "lost: silent",
         "hint": "ping b",
         "retry_in": 5.0,
-        "text": "host b: lost: silent; try: ping b; trying again in 5 s",
+        "goes_on": False,
+        "text": "host b: lost: silent; try: ping b; the other hosts have too few slots; trying again in 5 s",
     }
     assert job.typed("slots_lacking")[0] == {
         "least": 2,

@@ -59,6 +59,17 @@ def test_workers_on_the_job_s_hosts_need_no_token(ask, store, scope):
         assert ask("GET", f"/{scope}/a/b", peer=peer).status == 400
 
 
+def test_workers_may_say_where_to_notify_them_and_nobody_may_read_it(ask, store, scopes):
+    """Horovod's elastic state tells it, also in a job that is not elastic."""
+    assert ask("PUT", "/worker_addresses/a:0", b"secret") == Answer(200)
+    for method in ("GET", "DELETE", "HEAD"):
+        assert ask(method, "/worker_addresses/a:0").status == 401
+    assert ask("PUT", "/worker_addresses/a:0", b"x", peer="10.0.0.2").status == 401
+    assert ask("PUT", "/worker_addresses_process_set_hash_1f/a:0", b"x").status == 401
+    scopes.clear(store)
+    assert store.keys == 0
+
+
 @pytest.mark.parametrize("peer", ["10.0.0.2", "", "10.0.0.10", "relay:a"])
 def test_nobody_else_gets_in(ask, store, peer):
     for scope in OPEN:
