@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.visible import visible
-from hvlaunch.errors import EXIT_INTERNAL, BadUsage, HvlaunchError
+from hvlaunch.errors import EXIT_INTERNAL, BadUsage, HostError, HvlaunchError
 from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver
@@ -21,7 +21,7 @@ from hvlaunch.gloo.driver.signals import signals_as_events
 from hvlaunch.gloo.driver.thread_failures import failures_as_events
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.network import LOOPBACK
-from hvlaunch.hosts.local import is_local, only_local
+from hvlaunch.hosts.local import is_here_by_dns, is_local, only_local
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.rendezvous.serving.server import RendezvousServer
@@ -70,7 +70,13 @@ def _connect(spec: JobSpec, remote: Callable[[Host], Connection], host: Host) ->
         from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (see the docstring)
 
         return CommandConnection(connect_local(host, _host_environ(spec)))
-    return CommandConnection(remote(host))
+    try:
+        return CommandConnection(remote(host))
+    except HostError as error:
+        if host.port is None and is_here_by_dns(host):
+            name, otherwise = host.name, f"; else {error.hint}" if error.hint else ""
+            error.hint = f"if {name} is this machine, as DNS says: localhost in its place, or {name} in /etc/hosts{otherwise}"
+        raise
 
 
 def _host_environ(spec: JobSpec) -> dict[str, str]:

@@ -15,6 +15,7 @@ __all__ = [
     "Address",
     "binds",
     "current_user",
+    "is_here_by_dns",
     "is_local",
     "is_own",
     "is_own_name",
@@ -153,6 +154,22 @@ def is_local(
     ):  # UnicodeError: not a name at all, such as one with 64 letters before a dot
         return False
     return any(is_own(address) for address in addresses)
+
+
+def is_here_by_dns(
+    host: Host,
+    *,
+    is_own_name: Callable[[str], bool] = is_own_name,
+    resolve: Callable[[str], Iterable[Address]] = resolve,
+    is_own: Callable[[Address], bool] = is_own,
+) -> bool:
+    """Whether DNS, and nobody else, says that the host is this machine."""
+    name = host.address or host.name
+    if name == "localhost" or is_own_name(name):
+        return False
+    with suppress(OSError, UnicodeError):
+        return any(is_own(address) for address in resolve(name))
+    return False
 
 
 def only_local(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local) -> bool:

@@ -5,19 +5,22 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from hvlaunch.errors import BadHost, BadUsage, DiscoveryFailed, HvlaunchError
+from hvlaunch.errors import BadHost, BadUsage, ConnectFailed, DiscoveryFailed, HvlaunchError
+from hvlaunch.gloo import controller
 from hvlaunch.gloo.controller import run
 from hvlaunch.hosts import local
 from hvlaunch.hosts.allocation import allocation
 from hvlaunch.hosts.discovery import HostScript
 from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
-from hvlaunch.hosts.local import Address, is_local
+from hvlaunch.hosts.local import Address, is_here_by_dns, is_local
 from hvlaunch.hosts.parse import parse_hosts
 from hvlaunch.job import ElasticOptions, Host, JobSpec
+from hvlaunch.ssh.connection import Connection
 
 LIMIT = 60.0
 OURS: Address = (socket.AF_INET, ("127.0.0.1", 0))
@@ -34,6 +37,19 @@ def script(tmp_path: Path, text: str) -> HostScript:
 def test_dns_does_not_make_a_host_this_machine(name: str) -> None:
     """Whoever answers for DNS would choose that workers run here, and no host key would be asked for."""
     assert not is_local(Host(name), resolve=lambda _: [OURS])
+
+
+def test_who_is_this_machine_by_dns_alone_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "is_here_by_dns", partial(is_here_by_dns, resolve=lambda _: [OURS]))
+
+    def refuse(host: Host) -> Connection:
+        raise ConnectFailed("refused", host=host.name, hint="start sshd")
+
+    hint = "if gpu01 is this machine, as DNS says: localhost in its place, or gpu01 in /etc/hosts; else start sshd"
+    for host, words in ((Host("gpu01"), hint), (Host("gpu01", port=2222), "start sshd")):
+        with pytest.raises(ConnectFailed) as caught:
+            controller._connect(JobSpec(hosts=(host,), command=("true",), cwd="/"), refuse, host)
+        assert str(caught.value) == f"host gpu01: refused; try: {words}"
 
 
 def test_names_of_this_machines_own_need_no_ssh() -> None:
