@@ -42,7 +42,10 @@ _TEXTS = (
     ("Too many open files", "a higher limit of open files on {host} (ulimit -n)"),
     (
         "Address already in use|EADDRINUSE",
-        "another port for the script; ss -ltnp on {host} shows which process uses this one",
+        (
+            "another port for the script; ss -ltnp on {host} shows which process uses this one. At MASTER_PORT, which is kept "
+            "for rank 0, a socket of the script's own needs SO_REUSEADDR"
+        ),
     ),
     (
         "ModuleNotFoundError|ImportError|error while loading shared libraries",

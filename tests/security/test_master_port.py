@@ -50,3 +50,13 @@ def test_who_takes_it_on_purpose_is_named_in_the_report() -> None:
     assert "taken" in done.stdout
     assert f"its MASTER_PORT was taken by a program of another user, uid {BOB} (exit code 1)" in done.stderr
     assert "hvlaunch.torch" in done.stderr
+
+
+def test_an_elastic_job_begins_again_at_another_port() -> None:
+    program = RANK_ZERO.replace(
+        "import os", "import os\nif os.environ['HVLAUNCH_ROUND'] != '0': raise SystemExit(0)\nimport os", 1
+    )
+    done = run("-np", "1", "--min-np", "1", sys.executable, "-c", program, "1")
+    assert done.returncode == 0, done.stderr
+    assert "taken" in done.stdout
+    assert "round 1: starting 1 worker" in done.stderr
