@@ -1,25 +1,43 @@
-"""The first code that runs where a launcher (mpirun, srun) starts it: calls the driver, and becomes the agent.
+"""What the first process that a launcher (mpirun, srun) starts on a host runs: calls the driver, and becomes the agent.
 
-It is on the launcher's command line, so nothing secret is in it. The driver's addresses, the fingerprint of its
+It is on the launcher's command line (agent/rank.py is before it), so nothing secret is in it. The driver's addresses, the fingerprint of its
 certificate, and a word that lets callers in come with the environment, which launchers may show to the network. So the
 word is good for nothing but to call, and all else comes over TLS, from whoever has the certificate's key and nobody else.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
+import _thread
 import os
-import socket
-import ssl
 import sys
-import threading
 import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional, Sequence
+    import socket
+    import ssl
+    from hashlib import sha256
+    from json import dumps as quoted
+    from typing import Any, List, Optional, Sequence
+
+    new_context, wrap = ssl.SSLContext, ssl.SSLContext.wrap_bio
+
+else:
+    try:  # what is below ssl and socket, without their start: 14 ms on every host
+        import _socket as socket
+        import _ssl as ssl
+        from _hashlib import openssl_sha256 as sha256
+        from _json import encode_basestring_ascii as quoted
+
+        new_context = ssl._SSLContext  # noqa: SLF001 (see above)
+        wrap = new_context._wrap_bio  # noqa: SLF001 (see above)
+    except (ImportError, AttributeError):  # another Python than those that we know
+        import socket
+        import ssl
+        from hashlib import sha256
+        from json import dumps as quoted
+
+        new_context, wrap = ssl.SSLContext, ssl.SSLContext.wrap_bio
 
 __all__ = ["ADDRESSES", "CERTIFICATE", "ENTRY", "LONGEST_ENTRY", "Sealed", "main"]
 
@@ -31,6 +49,7 @@ LONGEST_ENTRY = 256
 
 _STAGGER = 0.25  # seconds between addresses: one that leads nowhere may take minutes to say so
 _PATIENCE = 30.0
+_TLS_1_3: Any = 0x0304
 _HEAD = 5  # bytes of a TLS record, the last two of them the length of the rest (RFC 8446, 5.1)
 _RECORDS = (20, 21, 22, 23)
 _LONGEST = (1 << 14) + 256
@@ -46,8 +65,8 @@ class Sealed:
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_side: bool) -> None:
         self.socket = sock
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
-        self._turn = threading.Lock()
+        self._tls = wrap(context, self._incoming, self._outgoing, server_side)
+        self._turn = _thread.allocate_lock()
         self._opened = b""
 
     def shake_hands(self) -> None:
@@ -65,7 +84,7 @@ class Sealed:
 
     def fingerprint(self) -> str:
         """Of the other side's certificate."""
-        return "sha256:" + hashlib.sha256(self._tls.getpeercert(binary_form=True) or b"").hexdigest()
+        return "sha256:" + sha256(self._tls.getpeercert(True) or b"").hexdigest()
 
     def seal(self, data: bytes) -> bytes:
         with self._turn:
@@ -122,8 +141,9 @@ class _Calls:
         self._entry = entry
         self._certificate = certificate
         self._facts = facts
-        self._lock = threading.Lock()
-        self._is_over = threading.Event()
+        self._lock = _thread.allocate_lock()
+        self._until_over = _thread.allocate_lock()
+        self._until_over.acquire()
         self._driver: Optional[Sealed] = None
         self._failures: List[str] = []
 
@@ -132,37 +152,46 @@ class _Calls:
         for number, where in enumerate(addresses):
             address, port = where.split()
             call = (number * _STAGGER, address, int(port), len(addresses))
-            threading.Thread(target=self._call, args=call, daemon=True).start()
-        self._is_over.wait()
+            _thread.start_new_thread(self._call, call)
+        self._is_over(-1)
         with self._lock:
             if self._driver is None:
                 causes = "; ".join(self._failures)
-                sys.exit("hvlaunch: %s can't reach the driver: %s" % (socket.gethostname(), causes))
+                sys.exit("hvlaunch: %s can't reach the driver: %s" % (os.uname().nodename, causes))
             return self._driver
 
+    def _is_over(self, seconds: float) -> bool:
+        """Whether a call has been taken, or all have failed, after at most so many seconds; -1 waits for it."""
+        if not self._until_over.acquire(True, seconds):
+            return False
+        self._until_over.release()
+        return True
+
     def _call(self, pause: float, address: str, port: int, count: int) -> None:
-        if self._is_over.wait(pause):
+        if self._is_over(pause):
             return
         try:
-            sock = socket.create_connection((address, port), _PATIENCE)
+            sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            sock.settimeout(_PATIENCE)
+            sock.connect((address, port))
             self._meet(sock)
         except OSError as error:
             with self._lock:
                 self._failures.append("%s port %d: %s" % (address, port, error))
                 if len(self._failures) == count:
-                    self._is_over.set()
+                    self._until_over.release()
 
     def _meet(self, sock: socket.socket) -> None:
         """Have the driver prove itself, and if no other call was quicker, show that we belong to it. Raises OSError."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context = new_context(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = _TLS_1_3
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE  # no authority is asked: the fingerprint says more than any could
         driver = Sealed(sock, context, server_side=False)
         driver.shake_hands()
-        if not hmac.compare_digest(driver.fingerprint(), self._certificate):
+        if driver.fingerprint() != self._certificate:
             raise OSError("that is not the driver")
         with self._lock:
             if self._driver is None:
@@ -170,16 +199,18 @@ class _Calls:
                 for part in (self._entry, self._facts):
                     driver.sendall(len(part).to_bytes(4, "big") + part)
                 self._driver = driver
-                self._is_over.set()
+                self._until_over.release()
 
 
-def main(names: Sequence[str]) -> None:
+def main(names: Sequence[str], ranks: Optional[socket.socket] = None) -> None:
     """Run the program that the driver sends, with the connection for its stdin and stdout, and `sealed`, which encrypts it.
 
-    `names` are the variables that the driver is told of, by which a launcher tells its processes who they are.
+    `names` are the variables that the driver is told of, by which a launcher tells its processes who they are; at
+    `ranks` the other processes of this host meet the agent.
     """
     known = {name: value for name, value in os.environ.items() if name in names}
-    facts = json.dumps([socket.gethostname(), known]).encode("ascii")
+    told = ",".join("%s:%s" % (quoted(name), quoted(value)) for name, value in known.items())
+    facts = ("[%s,{%s}]" % (quoted(os.uname().nodename), told)).encode("ascii")
     calls = _Calls(os.environ.pop(ENTRY).encode("ascii"), os.environ.pop(CERTIFICATE), facts)
     driver = calls.driver(os.environ.pop(ADDRESSES).split(","))
     try:
@@ -189,4 +220,5 @@ def main(names: Sequence[str]) -> None:
     os.dup2(driver.socket.fileno(), 0)
     os.dup2(0, 1)
     driver.socket.close()
-    exec(zlib.decompress(program), {"__name__": "__main__", "sealed": driver})  # noqa: S102 (it is the driver's, which has proved itself)
+    given = {"__name__": "__main__", "sealed": driver, "ranks": ranks}
+    exec(zlib.decompress(program), given)  # noqa: S102 (it is the driver's, which has proved itself)

@@ -37,7 +37,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 LONGEST_TEXT = 4096
 """Characters of a cause, a path, or a name."""

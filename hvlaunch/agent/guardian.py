@@ -12,41 +12,58 @@ from hvlaunch.agent.quick import prctl, signal, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional, Tuple
+    from typing import Any, Callable, Dict, NoReturn, Optional, Tuple
 
     from hvlaunch.agent.caller import Sealed
+    from hvlaunch.agent.local_ranks import Meeting
 
-__all__ = ["main"]
+__all__ = ["main", "watch_over"]
 
 _KILL_PATIENCE = 20.0
 _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
-def main(config: Dict[str, Any], sealed: Optional[Sealed] = None) -> None:
-    """Start the agent as a child, wait for its end, kill what it left, exit with its status.
+def main(
+    config: Dict[str, Any], sealed: Optional[Sealed] = None, meeting: Optional[Meeting] = None
+) -> NoReturn:
+    """Start the agent as a child, wait for its end, kill what it left, exit with its status. Never returns.
 
-    Neither of the two can be opened by other processes of their user, workers above all: whoever writes into the
-    agent's channel or memory could speak in its name. exec makes workers what all processes are.
-
-    `config` has `grace` and `lease` in seconds; `sealed` encrypts the channel, where ssh does not. Never returns.
+    `config` has `grace` and `lease` in seconds; `sealed` encrypts the channel, where ssh does not; `meeting` is where
+    a launcher's other processes on this host meet the agent.
     """
     if not sys.platform.startswith("linux"):
         sys.exit("hvlaunch agent: workers need Linux, and this host runs " + sys.platform)
-    prctl(_PR_SET_DUMPABLE, 0)
     directory = scratch.make()
-    reaper.adopt_descendants()
-    alive_read, alive_write = os.pipe()
-    agent = os.fork()
-    if agent == 0:
-        os.close(alive_write)
-        os.setsid()  # who kills the guardian's process group, as Hydra does, must not kill both
+
+    def be_agent(alive: int) -> NoReturn:
         from hvlaunch.agent import main as agent_main  # noqa: PLC0415 (the guardian stays small)
 
-        agent_main.main(config, directory, alive_read, sealed)
+        agent_main.main(config, directory, alive, sealed, meeting)
+
+    patience = float(config["grace"]) + float(config["lease"])
+    watch_over(be_agent, patience, lambda: scratch.remove(directory))
+
+
+def watch_over(
+    work: Callable[[int], NoReturn], patience: float, clean_up: Callable[[], None] = lambda: None
+) -> NoReturn:
+    """Do `work` in a child, which is told a descriptor that ends with us. When it ends, kill what it left, and exit as it did.
+
+    Neither of the two can be opened by other processes of their user, workers above all: whoever writes into the
+    agent's channel or memory could speak in its name. exec makes workers what all processes are.
+    """
+    prctl(_PR_SET_DUMPABLE, 0)
+    reaper.adopt_descendants()
+    alive_read, alive_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(alive_write)
+        os.setsid()  # who kills the guardian's process group, as Hydra does, must not kill both
+        work(alive_read)
     os.close(alive_read)
-    status = _wait(agent, float(config["grace"]) + float(config["lease"]))
+    status = _wait(child, patience)
     left = reaper.kill_descendants(_KILL_PATIENCE)
-    scratch.remove(directory)
+    clean_up()
     _exit_as(status, left)
 
 
@@ -85,7 +102,7 @@ def _forward(agent: int, number: int) -> None:
         pass
 
 
-def _exit_as(status: int, left: int) -> None:
+def _exit_as(status: int, left: int) -> NoReturn:
     code, cause = _explain(status)
     if left:
         cause = "%d processes can't be killed (another user's, or stuck in the kernel)" % left

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from hvlaunch.agent.caller import Sealed
     from hvlaunch.agent.frames import Frame
+    from hvlaunch.agent.local_ranks import Meeting
     from hvlaunch.agent.relay import RelayListener
 
 __all__ = ["Agent", "main"]
@@ -35,13 +36,17 @@ _LAST_MOMENT = 0.2
 
 
 def main(
-    config: Dict[str, Any], directory: str, guardian_fd: int, sealed: Optional[Sealed] = None
+    config: Dict[str, Any],
+    directory: str,
+    guardian_fd: int,
+    sealed: Optional[Sealed] = None,
+    meeting: Optional[Meeting] = None,
 ) -> NoReturn:
     """Run the agent over fds 0 and 1 and exit. `guardian_fd` reads end-of-file when the guardian dies."""
     channel = DriverChannel(0, 1, sealed)
     trouble = reaper.adopt_descendants()  # fork does not hand it on, and the guardian may be killed
     try:
-        code = Agent(channel, config, directory, guardian_fd, trouble).run()
+        code = Agent(channel, config, directory, guardian_fd, trouble, meeting).run()
     except BaseException as error:  # noqa: BLE001 (whatever it is, the driver must hear of it)
         import traceback  # noqa: PLC0415 (2 ms, and never needed where all is well)
 
@@ -63,6 +68,7 @@ class Agent:
         directory: str,
         guardian_fd: int,
         trouble: Optional[str],
+        meeting: Optional[Meeting] = None,
     ) -> None:
         self._channel = channel
         self._lease = float(config["lease"])
@@ -77,6 +83,7 @@ class Agent:
         self._calls: Deque[Callable[[], None]] = deque()
         self._selector = Selector()
         self._workers = HostWorkers(channel, self._selector, int(config["window"]))
+        self._meeting = meeting
         self._relay: Optional[RelayListener] = None
         self._greeting = Greeting(channel, self._selector, self._call_soon, directory, self._listen)
         self._wake_read, self._wake_write = os.pipe()
@@ -119,6 +126,8 @@ class Agent:
             if now >= self._last_heard + self._lease and not self._ending:
                 self._give_up("heard nothing from the driver for %g seconds" % self._lease)
         left = reaper.kill_descendants(_KILL_PATIENCE)
+        if self._workers.ranks is not None:
+            left += self._workers.ranks.finish()
         self._workers.read_the_rest()
         self._channel.send({"type": "bye", "left": left})
         self._channel.flush_all(_LAST_WORDS if self._alone else self._lease)
@@ -165,7 +174,7 @@ class Agent:
         elif kind == "hello":
             self._greeted = True
             self._workers.suspension = header["elastic"]
-            self._greeting.greet(header, self._trouble)
+            self._greet(header)
         elif kind == "probe":
             self._greeting.probe(header)
         elif kind == "start":
@@ -179,6 +188,21 @@ class Agent:
             self._workers.stop(None, [(signal.SIGKILL, 0.0)])
         else:
             self._workers.obey(header, body)
+
+    def _greet(self, hello: Dict[str, Any]) -> None:
+        """Answer, once all processes of a launcher's are there."""
+        others = hello["processes"] - 1
+        if self._meeting is None or not others:
+            self._greeting.greet(hello, self._trouble)
+            return
+        from hvlaunch.agent.local_ranks import LocalRanks  # noqa: PLC0415 (few agents are started by a launcher)
+
+        self._workers.ranks = LocalRanks(self._meeting, self._selector, self._workers.end_of, self._part)
+        self._workers.ranks.meet(others, lambda: self._greeting.greet(hello, self._trouble))
+
+    def _part(self, cause: str) -> None:
+        """The launcher ends processes of this host."""
+        self._give_up(cause, alone=False)
 
     def _woken(self) -> None:
         for number in os.read(self._wake_read, 512):

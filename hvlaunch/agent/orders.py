@@ -50,6 +50,7 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
         gpus=flag,
         ports=or_null(pair(PORT, PORT)),
         elastic=or_null(_SECONDS),
+        processes=whole(1, 1 << 16),
         rendezvous=or_null(record(_RENDEZVOUS)),
     ),
     "probe": Form(target=_NAME, addresses=several(_NAME, 1 << 12), port=PORT, key=_NAME),

@@ -20,6 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
+    from hvlaunch.agent.local_ranks import LocalRanks
+
     Step = Tuple[int, float]
 
 __all__ = ["HostWorkers"]
@@ -72,6 +74,8 @@ class HostWorkers:
         self._oom = process.OomWatch()
         self.suspension: Optional[float] = None
         """Seconds that a worker may be stopped (SIGSTOP) before the driver is told; None: it never is."""
+        self.ranks: Optional[LocalRanks] = None
+        """A launcher's other processes, which start the workers of their slots."""
 
     @property
     def all_ended(self) -> bool:
@@ -82,23 +86,36 @@ class HostWorkers:
         plan = _plan(body)
         self._clear([item["slot"] for item in plan["workers"]])
         for item in plan["workers"]:
-            env = dict(plan["defaults"])
-            env.update(os.environ)
-            env.update(plan["env"])
-            env.update(item["env"])
+            if self.ranks is not None and item["slot"] in self.ranks:
+                env = {**plan["env"], **item["env"]}
+                self.ranks.order(item["slot"], plan["argv"], plan["defaults"], env, item["stdin"])
+        for item in plan["workers"]:
+            own = {**plan["env"], **item["env"]}
             about = {"round": header["round"], "slot": item["slot"], "start": item["start"]}
             try:
-                worker = process.start(item["slot"], plan["argv"], env, item["stdin"])
+                worker = self._begin(item, plan, own)
             except process.CannotStart as error:
                 why = {"code": error.code, "cause": plain(error.cause, LONGEST_TEXT)}
                 self._channel.send({"type": "not_started", **why, **about})
                 continue
-            slot = _Slot(about, worker, "HVLAUNCH_WORKER=%s" % env.get("HVLAUNCH_WORKER"))
-            slot.store_port = _store_port(env)
+            slot = _Slot(about, worker, "HVLAUNCH_WORKER=%s" % own.get("HVLAUNCH_WORKER"))
+            slot.store_port = _store_port(own)
             self._slots.append(slot)
             for stream in worker.output:
                 self._watch(slot, stream)
             self._channel.send({"type": "started", "pid": worker.pid, "at": time.monotonic(), **about})
+        if self.ranks is not None:
+            self.ranks.catch_up()
+
+    def _begin(
+        self, item: Dict[str, Any], plan: Dict[str, Any], own: Dict[str, str]
+    ) -> process.WorkerProcess:
+        """Raises CannotStart."""
+        slot: int = item["slot"]
+        if self.ranks is not None and slot in self.ranks:
+            return self.ranks.started(slot, own.get("TORCHELASTIC_ERROR_FILE", ""))
+        env = {**plan["defaults"], **os.environ, **own}
+        return process.start(slot, plan["argv"], env, item["stdin"])
 
     def _clear(self, numbers: Sequence[int]) -> None:
         """Before workers start again: end what earlier ones left behind, which may hold their GPUs and ports.
@@ -181,6 +198,11 @@ class HostWorkers:
                 by_pid[pid].suspended_at = None
             else:
                 self._ended(by_pid[pid], status, usage.ru_maxrss)
+
+    def end_of(self, number: int, status: int, max_rss: int) -> None:
+        """The worker of a slot, another's child, has ended."""
+        for slot in self._chosen([number]):
+            self._ended(slot, status, max_rss)
 
     def _ended(self, slot: _Slot, status: int, max_rss: int) -> None:
         slot.end = process.exit_of(status, max_rss)

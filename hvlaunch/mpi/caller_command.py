@@ -1,37 +1,45 @@
-"""What the launcher starts in place of the user's command: agent/caller.py, packed for its command line."""
+"""What the launcher starts in place of the user's command: agent/rank.py and agent/caller.py, packed for its command line."""
 
 import ast
-import sys
 import zlib
 from binascii import b2a_base64
+from collections.abc import Sequence
 from pathlib import Path
 
-from hvlaunch.agent import caller
-from hvlaunch.gloo.driver.bundle import NEW_ENOUGH
+from hvlaunch.agent import caller, rank
+from hvlaunch.gloo.driver.bundle import NEW_ENOUGH, python_candidates
+from hvlaunch.mpi.process_ranks import ALL_NAMES, Names
 
 __all__ = ["caller_command"]
 
-# Of the program, which is $0, a launcher and its shells see letters, digits, + / and = alone. They hand the other
-# words on as they are, the interpreters to try, too.
+# Of the programs, which are $0 and $1, a launcher and its shells see letters, digits, + / and = alone. They hand the
+# other words on as they are, the interpreters to try, too.
 _UNPACK = "import sys,zlib,binascii;exec(zlib.decompress(binascii.a2b_base64(sys.argv[1])))"
 _NAME = "hvlaunch-agent"
 """For those who read the list of processes."""
 _SHELL = (
-    f'for p; do case "$("$p" -V </dev/null 2>/dev/null)" in {NEW_ENOUGH}) '
-    f'exec "$p" -I -S -X utf8 -c "{_UNPACK}" "$0" {_NAME};; esac; done; '
+    'r=$1; shift; for p; do case "$p" in /*/python3.[89]|/*/python3.[1-9][0-9]) [ -x "$p" ];; '
+    f'*) case "$("$p" -V </dev/null 2>/dev/null)" in {NEW_ENOUGH}) ;; *) false;; esac;; esac && '
+    f'exec "$p" -I -S -X utf8 -c "{_UNPACK}" "$0" "$r" {_NAME}; done; '
     'echo "hvlaunch: host $(uname -n): no Python >= 3.8 among $*" >&2; exit 127'
 )
 
 
-def caller_command(names: frozenset[str], python: str | None = None) -> tuple[str, ...]:
-    """The words for the launcher. `names` are the variables that the caller tells the driver of.
+def caller_command(names: Sequence[Names], python: str | None = None) -> tuple[str, ...]:
+    """The words for the launcher, whose variables are `names`.
 
-    `python` is the interpreter; None tries this one's path, python3 and python.
+    `python` is the interpreter; None tries this one's path, python3 and python. One that is named python3.N needs
+    not be asked for its version.
     """
-    text = _without_words(Path(caller.__file__).read_text(encoding="ascii"))
-    program = zlib.compress(f"{text}\nmain({sorted(names)!r})\n".encode("ascii"), 9)
-    candidates = [sys.executable, "python3", "python"] if python is None else [python]
-    return ("/bin/sh", "-c", _SHELL, b2a_base64(program, newline=False).decode("ascii"), *candidates)
+    pairs = [(each.rank, each.local_rank) for each in names if each.local_rank]
+    first = _packed(rank.__file__, f"import sys\nmain({pairs!r}, sys.argv[2])")
+    second = _packed(caller.__file__, f"main({sorted(ALL_NAMES)!r}, ranks)")
+    return ("/bin/sh", "-c", _SHELL, first, second, *python_candidates(python))
+
+
+def _packed(file: str, call: str) -> str:
+    text = _without_words(Path(file).read_text(encoding="ascii"))
+    return b2a_base64(zlib.compress(f"{text}\n{call}\n".encode("ascii"), 9), newline=False).decode("ascii")
 
 
 def _without_words(text: str) -> str:

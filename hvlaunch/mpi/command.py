@@ -30,6 +30,8 @@ class Request:
     """What each process runs."""
     hosts: tuple[tuple[str, int], ...]
     """The hosts in use, each with the number of its processes; ranks go host by host."""
+    slots: tuple[tuple[str, int], ...] = ()
+    """All hosts that were named, with all their slots, for what processes spawn; empty where that is `hosts`."""
     env: tuple[str, ...] = ()
     """Names of variables to hand on; their values are in the launcher's own environment."""
     cwd: str | None = None
@@ -58,6 +60,11 @@ class Request:
     @property
     def np(self) -> int:
         return sum(count for _, count in self.hosts)
+
+    @property
+    def room(self) -> tuple[tuple[str, int], ...]:
+        """Where processes may be, those that are spawned later, too; the first of it is filled first."""
+        return self.slots or self.hosts
 
 
 def host_list(hosts: Sequence[tuple[str, int]]) -> str:

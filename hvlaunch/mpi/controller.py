@@ -1,4 +1,4 @@
-"""A job whose workers somebody else's launcher starts: it brings an agent for each rank, all else is as ever.
+"""A job whose processes somebody else's launcher starts: it brings an agent for each host, all else is as ever.
 
 The launcher takes the place of ssh, and nothing more. The agents call the driver, and from then on it is
 gloo's driver and engine that speak with them: so output, signals, ends, reports and exit codes are the same.
@@ -23,14 +23,15 @@ from hvlaunch.mpi.arrivals import Arrivals
 from hvlaunch.mpi.builders import build
 from hvlaunch.mpi.call_listener import CallListener
 from hvlaunch.mpi.caller_command import caller_command
-from hvlaunch.mpi.command import Request
+from hvlaunch.mpi.command import Request, ssh_arguments
 from hvlaunch.mpi.detect import Kind, Launcher
 from hvlaunch.mpi.find import find
-from hvlaunch.mpi.joined_channel import JoinedConnection
 from hvlaunch.mpi.jsrun import rankfile
+from hvlaunch.mpi.key_exchange import key_exchange_words
+from hvlaunch.mpi.launched_agent import LaunchedAgent
 from hvlaunch.mpi.launcher_errors import LauncherFailed
 from hvlaunch.mpi.process import LauncherProcess
-from hvlaunch.mpi.process_ranks import ALL_NAMES
+from hvlaunch.mpi.process_ranks import names_of
 from hvlaunch.mpi.request import counted, remote_python, request_of
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 
@@ -51,7 +52,7 @@ def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) ->
     hosts = tuple(
         replace(host, slots=counts[host.name], python=None) for host in spec.hosts if host.name in counts
     )
-    ways = partial(_ways, options=options, launcher=launcher, python=remote_python(spec))
+    ways = partial(_ways, whole=spec, options=options, launcher=launcher, python=remote_python(spec))
     return run_by_agents(replace(spec, hosts=hosts), stdout=stdout, stderr=stderr, stdin=stdin, ways=ways)
 
 
@@ -61,17 +62,22 @@ def _ways(
     keys: Keys,
     say: Callable[[str], None],
     *,
+    whole: JobSpec,
     options: MPIOptions,
     launcher: Launcher,
     python: str | None,
 ) -> Iterator[Callable[[Host], AgentConnection]]:
-    """While in the block the launcher runs; yields what gives the way to a host, once its agents have come."""
-    caller = caller_command(ALL_NAMES, python)
-    request = request_of(spec, options, launcher, caller, (ENTRY, CERTIFICATE, ADDRESSES))
+    """While in the block the launcher runs; yields what gives the way to a host, once all agents have come.
+
+    `whole` is the job with all hosts that were named: `spec` has those that it needs.
+    """
+    caller = caller_command(names_of(launcher.kind), python)
+    request = request_of(whole, options, launcher, caller, (ENTRY, CERTIFICATE, ADDRESSES))
+    request = replace(request, ssh_words=(*request.ssh_words, *_quick_words(whole, request, launcher)))
     arrivals = Arrivals(request.hosts, launcher.kind)
 
     def ended(status: int) -> None:
-        cause = f"{launcher.program} ended with exit code {status} before all of its processes were connected; its own messages are above"
+        cause = f"{launcher.program} ended with exit code {status} before all agents were connected; its own messages are above"
         arrivals.fail(LauncherFailed(cause))
 
     with ExitStack() as stack:
@@ -101,6 +107,11 @@ def _ways(
         yield partial(_connect, arrivals, process, spec.start_timeout)
 
 
+def _quick_words(spec: JobSpec, request: Request, launcher: Launcher) -> tuple[str, ...]:
+    remote = [host.name for host in spec.hosts if not is_local(host)]
+    return key_exchange_words(launcher.kind, remote, ssh_arguments(request), request.extra, os.environ)
+
+
 @contextmanager
 def _rankfile(launcher: Launcher, request: Request) -> Iterator[str | None]:
     """The file that says where each rank goes, for the launcher that needs one."""
@@ -122,8 +133,8 @@ def _end(arrivals: Arrivals, process: LauncherProcess) -> None:
 
 def _connect(arrivals: Arrivals, process: LauncherProcess, timeout: float, host: Host) -> AgentConnection:
     """Raises HvlaunchError."""
-    connections = [caller.connection for caller in arrivals.of(host.name, timeout)]
-    return JoinedConnection(host.name, connections, process.wait, lambda: arrivals.trouble)
+    caller, processes = arrivals.of(host.name, timeout)
+    return LaunchedAgent(host.name, caller.connection, processes, process.wait, lambda: arrivals.trouble)
 
 
 def _addresses(spec: JobSpec) -> list[str]:

@@ -14,7 +14,7 @@ SPARE = {"HVLAUNCH_SPARE": ""}
 def mpich(request: Request) -> Command:
     """Hydra hands on everything unless told which; ssh's words go by the environment, for want of a flag."""
     _check_names(request)
-    argv = [request.program, "-np", str(request.np), "-hosts", host_list(request.hosts)]
+    argv = [request.program, "-np", str(request.np), "-hosts", host_list(request.room)]
     env: dict[str, str] = {}
     if request.tag:
         argv.append("-prepend-rank")
@@ -33,7 +33,7 @@ def mpich(request: Request) -> Command:
 
 def _check_names(request: Request) -> None:
     """Hydra tells the other hosts to connect to this one by the name that it has in the list. Raises BadUsage."""
-    if len(request.hosts) > 1 and any(name in _LOOPBACKS for name, _ in request.hosts):
+    if len(request.room) > 1 and any(name in _LOOPBACKS for name, _ in request.room):
         raise BadUsage(
             "localhost can't be used together with other hosts: MPICH's hosts connect to this machine by its name in -H",
             hint="this machine's own name",

@@ -22,9 +22,9 @@ def open_mpi_4(request: Request, own: tuple[str, ...] = ()) -> Command:
     if request.output is not None:
         argv += ["--output-filename", request.output]
     argv += request.binding or ("--bind-to", "none", "--map-by", "slot")
-    if len(request.hosts) >= MANY_HOSTS:
+    if len(request.room) >= MANY_HOSTS:
         argv += ["--mca", "plm_rsh_no_tree_spawn", "true"]
-        argv += ["--mca", "plm_rsh_num_concurrent", str(len(request.hosts))]
+        argv += ["--mca", "plm_rsh_num_concurrent", str(len(request.room))]
     if words := ssh_arguments(request):
         argv += ["--mca", "plm_rsh_args", " ".join(words)]
     if request.interfaces:
@@ -41,9 +41,9 @@ def open_mpi_5(request: Request) -> Command:
     if output:
         argv += ["--output", ",".join(output)]
     argv += request.binding or ("--bind-to", "none", "--map-by", "slot")
-    if len(request.hosts) >= MANY_HOSTS:
+    if len(request.room) >= MANY_HOSTS:
         argv += ["--prtemca", "plm_ssh_no_tree_spawn", "1"]
-        argv += ["--prtemca", "plm_ssh_num_concurrent", str(len(request.hosts))]
+        argv += ["--prtemca", "plm_ssh_num_concurrent", str(len(request.room))]
     if words := ssh_arguments(request):
         argv += ["--prtemca", "plm_ssh_args", " ".join(words)]
     if request.interfaces:
@@ -61,4 +61,4 @@ def shared(request: Request) -> tuple[str, ...]:
 
 def _opening(request: Request, own: tuple[str, ...] = ()) -> list[str]:
     root = ["--allow-run-as-root"] if request.root else []
-    return [request.program, *root, *own, "-np", str(request.np), "-H", host_list(request.hosts)]
+    return [request.program, *root, *own, "-np", str(request.np), "-H", host_list(request.room)]

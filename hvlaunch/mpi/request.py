@@ -15,6 +15,9 @@ __all__ = ["counted", "remote_python", "request_of"]
 
 _T = TypeVar("_T")
 
+_OF_A_SCHEDULER = (Kind.SRUN, Kind.JSRUN)
+"""They start processes on the hosts in use alone."""
+
 
 def counted(spec: JobSpec) -> tuple[tuple[str, int], ...]:
     """The hosts in use, each with the number of its ranks.
@@ -28,11 +31,14 @@ def counted(spec: JobSpec) -> tuple[tuple[str, int], ...]:
                 host=host.name,
                 hint=f"-H {host.name}:N, or --slots-per-host N",
             )
-    slots = [(host.name, host.slots or spec.slots_per_host or 1) for host in spec.hosts]
     counts: dict[str, int] = {}
-    for at in place(slots, spec.np):
+    for at in place(_slots(spec, spec.hosts), spec.np):
         counts[at.host] = counts.get(at.host, 0) + 1
     return tuple(counts.items())
+
+
+def _slots(spec: JobSpec, hosts: Iterable[Host]) -> tuple[tuple[str, int], ...]:
+    return tuple((host.name, host.slots or spec.slots_per_host or 1) for host in hosts)
 
 
 def remote_python(spec: JobSpec) -> str | None:
@@ -47,7 +53,7 @@ def request_of(
 
     Raises BadUsage for what holds for one host only: a launcher calls ssh in the same way for all.
     """
-    hosts = _in_use(spec)
+    hosts = _in_use(spec) if launcher.kind in _OF_A_SCHEDULER else spec.hosts
     for host in hosts:
         if host.address is not None:
             raise BadUsage(
@@ -60,6 +66,7 @@ def request_of(
         program=launcher.program,
         command=tuple(command),
         hosts=counted(spec),
+        slots=_slots(spec, hosts),
         env=tuple(sorted(env)),
         port=_common("port", (host.port or spec.ssh.port for host in hosts)),
         user=_common("user", (host.user or spec.ssh.user for host in hosts)),

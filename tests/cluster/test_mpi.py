@@ -77,6 +77,20 @@ def test_mpi4py_beside_torch(cluster: TestHosts, mpirun: str) -> None:
         )
 
 
+def test_a_program_can_spawn_processes_in_the_slots_that_are_left(cluster: TestHosts, mpirun: str) -> None:
+    if mpirun == "mpirun.mpich":
+        pytest.skip("Debian's MPICH 4.0.2 can't spawn, under its own mpirun either")
+    child = "from mpi4py import MPI; MPI.Comm.Get_parent().gather(MPI.Get_processor_name())"
+    script = (
+        "import sys; from mpi4py import MPI\n"
+        f"there = MPI.COMM_SELF.Spawn(sys.executable, ['-c', {child!r}], maxprocs=3)\n"
+        "print('children on', *sorted(there.gather(None, root=MPI.ROOT)))"
+    )
+    run = job(cluster, mpirun, "-np", 1, "-H", "a:2,b:2", *with_mpi4py(mpirun, "-c", script))
+    assert run.code() == 0, run.stderr
+    assert run.stdout == "[0]<stdout>: children on a b b\n"
+
+
 def test_every_ranks_environment_is_as_with_gloo(cluster: TestHosts, mpirun: str) -> None:
     def environments(*flags: object) -> list[dict[str, Any]]:
         arguments = [*flags, "-np", 4, "-H", "a:2,b:1,c:3", "-x", "A='b c'\nd"]

@@ -26,7 +26,7 @@ SOON = 8.0  # seconds: most of it is a Python that starts on a busy machine; str
 
 def call(port: int) -> subprocess.Popen[bytes]:
     env = {**os.environ, ENTRY: "the word", CERTIFICATE: KEY.fingerprint, ADDRESSES: f"127.0.0.1 {port}"}
-    return subprocess.Popen(caller_command(frozenset(), sys.executable), env=env, stderr=subprocess.PIPE)
+    return subprocess.Popen(caller_command((), sys.executable), env=env, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("kind", ["half-open", "drip"])

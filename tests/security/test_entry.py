@@ -16,19 +16,19 @@ from hvlaunch.mpi.arrivals import Arrivals
 from hvlaunch.mpi.call_listener import Caller, CallListener
 from hvlaunch.mpi.caller_command import caller_command
 from hvlaunch.mpi.detect import Kind
-from hvlaunch.mpi.joined_channel import JoinedConnection
+from hvlaunch.mpi.launched_agent import LaunchedAgent
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from tests.unit.gloo.fakes import FakeListener
 
-RANK = "OMPI_COMM_WORLD_RANK"
+RANK, LOCAL_RANK = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"
 
 
 def test_the_second_of_a_rank_ends_the_job_by_name() -> None:
     """The stranger comes before the agent whose place it takes; when that one comes, it is known that one is false."""
     key = Certificate()
     came: SimpleQueue[Caller] = SimpleQueue()
-    arrivals = Arrivals([("a", 2)], Kind.OPEN_MPI)
-    processes = []
+    arrivals = Arrivals([("a", 1), ("b", 1)], Kind.OPEN_MPI)
+    processes: list[subprocess.Popen[bytes]] = []
     with closing(CallListener("the word", key, came.put, host="127.0.0.1")) as listener:
         env = {
             **os.environ,
@@ -36,17 +36,18 @@ def test_the_second_of_a_rank_ends_the_job_by_name() -> None:
             CERTIFICATE: key.fingerprint,
             ADDRESSES: f"127.0.0.1 {listener.port}",
         }
-        command = caller_command(frozenset({RANK}), sys.executable)
+        command = caller_command((), sys.executable)  # a stranger does not meet our processes
 
         def call(rank: int) -> None:
-            processes.append(subprocess.Popen(command, env={**env, RANK: str(rank)}, stderr=subprocess.PIPE))
+            who = {RANK: str(rank), LOCAL_RANK: "0"}
+            processes.append(subprocess.Popen(command, env={**env, **who}, stderr=subprocess.PIPE))
             arrivals.add(came.get(timeout=60))
 
         call(0)
         call(1)  # the stranger
-        connections = [caller.connection for caller in arrivals.of("a", 0)]
-        connection = JoinedConnection("a", connections, lambda _: None, lambda: arrivals.trouble)
-        channel = connection.start_agent(AgentProgram({}, None), Host("a"), FakeListener())
+        caller, _ = arrivals.of("b", 0)
+        connection = LaunchedAgent("b", caller.connection, 1, lambda _: None, lambda: arrivals.trouble)
+        channel = connection.start_agent(AgentProgram({}, None), Host("b"), FakeListener())
         call(1)  # the agent
         words = r"two processes came as rank 1, on \S+ \(127.0.0.1\) and on \S+ \(127.0.0.1\): one of them is a stranger, who knows HVLAUNCH_ENTRY"
         with pytest.raises(AgentFailed, match=words):

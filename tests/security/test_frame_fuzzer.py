@@ -15,7 +15,7 @@ from tests.unit.agent.harness import AgentProcess
 
 SHARES = {
     "an agent to a driver": 42_000,
-    "agents of a launcher to a driver": 14_000,
+    "an agent of a launcher to a driver": 14_000,
     "a driver to an agent": 32_000,
     "a caller behind the door's handshake": 9_000,
     "a stranger at the door": 2_400,

@@ -146,7 +146,7 @@ PROGRAM = b"import os; os.write(2, b'ran ' + sealed.open(os.read(0, 100000))); o
 def call(port: int) -> "subprocess.Popen[bytes]":
     env = {**os.environ, ENTRY: WORD, CERTIFICATE: KEY.fingerprint, ADDRESSES: f"127.0.0.1 {port}"}
     return subprocess.Popen(
-        caller_command(frozenset(), sys.executable), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        caller_command((), sys.executable), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
 
 

@@ -55,8 +55,8 @@ class AgentConnection(Protocol):
     remote_address: str | None
     """The host's end; empty where it is not known; None where the host is this machine."""
 
-    agents: int
-    """How many agents share it, each with a window of its own for output."""
+    processes: int
+    """How many processes are there to become the agent and its workers' parents; 1 where the agent starts all workers itself."""
 
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
         """Raises HostError."""
@@ -71,7 +71,7 @@ class CommandConnection:
     def __init__(self, connection: Connection) -> None:
         self.local_address = connection.local_address
         self.remote_address = connection.remote_address
-        self.agents = 1
+        self.processes = 1
         self._connection = connection
 
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:

@@ -24,14 +24,15 @@ class AgentProgram:
         self._python = python
         self._own_pythons = own_pythons
         self._making = Lock()
-        self._packed: dict[bool, bytes] = {}
+        self._packed: dict[tuple[bool, bool], bytes] = {}
 
-    def packed(self, *, is_near: bool) -> bytes:
-        """The program itself, one zlib stream."""
+    def packed(self, *, is_near: bool, with_ranks: bool = False) -> bytes:
+        """The program itself, one zlib stream; see bundle()."""
+        kind = is_near, with_ranks
         with self._making:
-            if is_near not in self._packed:
-                self._packed[is_near] = bundle(self._config, is_near=is_near)
-            return self._packed[is_near]
+            if kind not in self._packed:
+                self._packed[kind] = bundle(self._config, is_near=is_near, with_ranks=with_ranks)
+            return self._packed[kind]
 
     def command(self, host: Host, *, is_here: bool, is_near: bool) -> tuple[str, bytes]:
         """What a login shell of the host is to run, and the program, where it is to be sent.

@@ -44,6 +44,8 @@ _MODULES = (
     "main",
     "guardian",
 )
+_OF_RANKS = ("local_ranks", "starter")
+"""Needed where a launcher has started a process for each rank."""
 _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
 _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
 # Reads exactly its own size from stdin, whose next bytes are frames: buffered by 1, nothing is read ahead.
@@ -58,14 +60,17 @@ _VERSION_LIMIT = 10
 _SAYS_ITS_VERSION = re.compile(r"/.*/python3\.([89]|[1-9][0-9])")
 
 
-def bundle(config: Mapping[str, Any], *, is_near: bool) -> bytes:
+def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False) -> bytes:
     """The agent and `config` (grace, lease in seconds; window in bytes) as a program, compressed: one zlib stream.
+
+    `with_ranks`: a launcher starts it, with a process for each of the host's ranks.
 
     For a host that is near, its modules are there twice: as text, which any Python takes, and compiled
     for ours, which makes three times as much to send and saves such a Python 10 ms.
     """
     root = Path(agent.__file__).parent
-    files = {f"hvlaunch.agent.{name}": root / f"{name}.py" for name in _MODULES}
+    names = _MODULES + (_OF_RANKS if with_ranks else ())
+    files = {f"hvlaunch.agent.{name}": root / f"{name}.py" for name in names}
     texts = {name: file.read_text(encoding="ascii") for name, file in files.items()}
     packed = {b"": _packed({"hvlaunch.__init__": "", **texts})}
     if is_near:

@@ -29,8 +29,6 @@ class Expected:
     def __init__(self, born: Callable[[int, int], int | None], window: int) -> None:
         self._born = born
         self._window = window
-        self.agents = 1
-        """How many agents speak as one, each with such a window."""
         self._asked: Mapping[str, Any] = {}
         """The hello that it got."""
         self._had: set[object] = set()
@@ -179,7 +177,7 @@ class Expected:
             self._had.add(end)
             return
         self._output += len(body) + FRAME_COST
-        over = self._output - self._acknowledged - self.agents * (self._window + _CHUNK_COST)
+        over = self._output - self._acknowledged - self._window - _CHUNK_COST
         if over > 0:
             self._check_last_output(over)
 

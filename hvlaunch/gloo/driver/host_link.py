@@ -168,7 +168,6 @@ class HostLink:
         channel = connection.start_agent(self._opening.program, self.host, self)
         self._post(on.HostConnected(self.host.name))
         hello = dict(self._opening.hello(connection))
-        self._expected.agents = connection.agents
         self._expected.sent(hello)
         self._outgoing.put_first((hello, b""))
         threading.Thread(

@@ -228,6 +228,7 @@ class Driver:
             "gpus": host.slots is None and self._spec.slots_per_host is None,
             "ports": self._spec.worker_ports,
             "elastic": None if self._spec.elastic is None else self._spec.elastic.worker_timeout,
+            "processes": connection.processes,
             "rendezvous": self._rendezvous_candidates(connection),
         }
 

@@ -45,6 +45,7 @@ _HELLO = {
     "gpus": False,
     "ports": None,
     "elastic": 5.0,
+    "processes": 1,
     "rendezvous": _RENDEZVOUS,
 }
 

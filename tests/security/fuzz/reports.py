@@ -1,6 +1,5 @@
-"""What an agent might send to a driver: one by ssh, and the two of a host that a launcher has started."""
+"""What an agent might send to a driver: one by ssh, and one that a launcher has started."""
 
-import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,58 +15,51 @@ from hvlaunch.gloo.driver.relay_rules import RelayRules
 from hvlaunch.gloo.driver.reports import report_decoder
 from hvlaunch.gloo.engine.events import HostClosed
 from hvlaunch.job import Host
-from hvlaunch.mpi.joined_agents import JoinedAgents
-from hvlaunch.mpi.joined_channel import JoinedChannel
+from hvlaunch.mpi.launched_agent import LaunchedAgent, LauncherEnd
 from tests.security.fuzz.broken import Valid, broken_bytes, changed_bytes, piece_of
 from tests.security.fuzz.job import Job
 from tests.security.fuzz.judge import check_line, check_problem
 from tests.unit.gloo.fakes import FACTS, HELLO
 from tests.unit.rendezvous.corpus import HOSTILE, VALID
 
-__all__ = ["driver_session", "joined_session"]
+__all__ = ["driver_session", "launched_session"]
 
 _TRIES = 20
 """Broken frames behind each valid one, at most; half as many on the average."""
 _ENDS = 0.01
 """How often one that is refused ends the session."""
-_PONGS = 4
 _ADDRESSES = {"addresses": {"lo": ["127.0.0.1"], "eth0": ["10.0.0.1"]}}
 _REQUESTS = [*VALID, *(data for data, _ in HOSTILE.values() if 0 < len(data) < 1 << 15)]
 
 
 class _Agent:
-    """Plays an agent; `slot` is its own, where it is one of several."""
+    """Plays an agent, with a worker in slot 0."""
 
-    def __init__(self, chance: random.Random, job: Callable[[], Job], slot: int) -> None:
+    def __init__(self, chance: random.Random, job: Callable[[], Job]) -> None:
         self._chance = chance
         self._job = job
-        self._slot = slot
 
     def frames(self, *, relays: bool) -> Iterator[Valid]:
         """As they should be, from the first to the last."""
         hello = HELLO | {"facts": FACTS | _ADDRESSES, "beacon_port": 9001, "master_port": 20001}
         yield hello, b""
-        if self._slot == 0:
-            port = 5000 if relays else None
-            address = "127.0.0.1" if relays else "10.0.0.100"
-            yield {"type": "reached", "address": address, "tried": ["10.0.0.100"], "relay_port": port}, b""
-            yield {"type": "probed", "target": "b", "address": "10.0.0.2"}, b""
-            yield {"type": "probed", "target": "b", "address": None}, b""
+        port = 5000 if relays else None
+        address = "127.0.0.1" if relays else "10.0.0.100"
+        yield {"type": "reached", "address": address, "tried": ["10.0.0.100"], "relay_port": port}, b""
+        yield {"type": "probed", "target": "b", "address": "10.0.0.2"}, b""
+        yield {"type": "probed", "target": "b", "address": None}, b""
         before = None
         for life in range(2):
-            for _ in range(_PONGS if self._slot else 0):  # the host's other agent has more to say until then
-                if self._job().abouts.get(self._slot) is before:
-                    yield {"type": "pong", "at": 2.0}, b""
-            if self._job().abouts.get(self._slot) is before:
+            if self._job().abouts.get(0) is before:
                 break
-            before = self._job().abouts[self._slot]
+            before = self._job().abouts[0]
             yield from self._worker(life)
-            if relays and life == 0 and self._slot == 0:
+            if relays and life == 0:
                 yield from self._relayed()
             yield {"type": "pong", "at": 2.0}, b""
             yield self._exited(), b"{}"
             self._job().wait(self._chance.choice((0.0, 1.5, 10.0)))
-            if self._job().is_elastic and self._slot == 0:
+            if self._job().is_elastic:
                 yield {"type": "master_port", "port": 20002}, b""
         yield {"type": "parting", "cause": "heard nothing"}, b""
         yield {"type": "fault", "cause": "KeyError: 1"}, b"Traceback\n"
@@ -75,7 +67,7 @@ class _Agent:
 
     @property
     def _about(self) -> dict[str, int]:
-        return self._job().abouts.get(self._slot, {"round": 0, "slot": self._slot, "start": 0})
+        return self._job().abouts.get(0, {"round": 0, "slot": 0, "start": 0})
 
     def _worker(self, life: int) -> Iterator[Valid]:
         yield {"type": "started", **self._about, "pid": 7 + life, "at": 1.0}, b""
@@ -158,24 +150,23 @@ def _copy_of(checker: T) -> T:
 class _Trial:
     """Whether the driver takes a frame, tried on copies of what checks it."""
 
-    def __init__(self, job: Job, joined: JoinedAgents | None) -> None:
+    def __init__(self, job: Job, end: LauncherEnd | None) -> None:
         self._job = job
-        self._joined = joined
+        self._end = end
 
-    def takes(self, slot: int, number: int, pieces: bytes) -> bool:
+    def takes(self, number: int, pieces: bytes) -> bool:
         """Whether some frame is taken, and none refused; `number` is the first piece's. Raises AssertionError."""
         expected = None
-        joined = None
+        end = None
         is_taken = False
         try:
             reader = PieceReader(lambda _: None)
             reader._number = number
             for header, body in report_decoder().feed(reader.feed(pieces)):
                 expected = expected or _copy_of(self._job.link._expected)
-                joined = joined or (self._joined and _copy_of(self._joined))
-                frames = [(header, body)] if joined is None else joined.to_driver(slot, header, body)
-                for frame in frames:
-                    expected.check(*frame)
+                end = end or (self._end and _copy_of(self._end))
+                if end is None or end.concerns_driver(header):
+                    expected.check(header, body)
                 is_taken = True
         except BadFrame as error:
             check_line(str(error))
@@ -189,31 +180,28 @@ class _Trial:
 class _Sender:
     """The bytes that one agent sends, valid and broken."""
 
-    def __init__(
-        self, chance: random.Random, job: Callable[[], Job], *, is_broken: bool, slot: int = 0
-    ) -> None:
+    def __init__(self, chance: random.Random, job: Callable[[], Job], *, is_broken: bool) -> None:
         self.broken = 0
         """How many broken ones the driver has got to see."""
         self._tries = _TRIES if is_broken else 1
         self._is_broken = is_broken
         self._chance = chance
         self._job = job
-        self._slot = slot
-        self._agent = _Agent(chance, job, slot)
+        self._agent = _Agent(chance, job)
         self._writer = PieceWriter()
 
-    def parts(self, joined: Callable[[], JoinedAgents | None], *, relays: bool) -> Iterator[bytes]:
+    def parts(self, end: Callable[[], LauncherEnd | None], *, relays: bool) -> Iterator[bytes]:
         """What is sent, as it is read. After the first valid one, since a driver must know an agent by its hello."""
         for header, body in self._agent.frames(relays=relays):
             self._job().settle()
-            trial = _Trial(self._job(), joined())
+            trial = _Trial(self._job(), end())
             others = self._agent.others()
             for _ in range(self._chance.randrange(self._tries)):
                 data = broken_bytes(self._chance, others, (header, body))
                 self.broken += 1
                 number = self._writer._number
                 pieces = piece_of(self._chance, self._cut, data)
-                taken = trial.takes(self._slot, number, pieces)
+                taken = trial.takes(number, pieces)
                 if taken or self._chance.random() < _ENDS:
                     yield pieces
                     self._job().settle()
@@ -223,7 +211,7 @@ class _Sender:
                     self._writer._number = number
             number = self._writer._number
             pieces = self._cut(encode(header, body))
-            if trial.takes(self._slot, number, pieces):
+            if trial.takes(number, pieces):
                 yield pieces
             else:  # one that was taken before it has changed what may come
                 assert self._is_broken, header
@@ -279,15 +267,23 @@ def driver_session(seed: int, *, is_broken: bool = True) -> int:
 
 
 class _Caller:
-    """A launcher's agent that was let in: a descriptor that is always ready, and TLS that changes nothing."""
+    """A launcher's agent that was let in: a socket that is always ready, and TLS that changes nothing."""
 
-    def __init__(self, ready: int, parts: Iterator[bytes]) -> None:
+    def __init__(self, parts: Iterator[bytes]) -> None:
         self.socket = self
-        self._ready = ready
         self._parts = parts
 
-    def fileno(self) -> int:
-        return self._ready
+    def getsockname(self) -> tuple[str, int]:
+        return "10.0.0.100", 1
+
+    def getpeername(self) -> tuple[str, int]:
+        return "10.0.0.1", 1
+
+    def getsockopt(self, *_: int) -> bytes:
+        return bytes(256)
+
+    def shutdown(self, _how: int) -> None:
+        pass
 
     def recv(self, _size: int) -> bytes:
         return next(self._parts, b"")
@@ -299,53 +295,27 @@ class _Caller:
         pass
 
 
-class _Joined:
-    """The connection of a host with two of them."""
+class _Launched(LaunchedAgent):
+    """Its connection, on a host with two ranks."""
 
-    local_address: str | None = "10.0.0.100"
-    remote_address: str | None = "10.0.0.1"
-    agents = 2
+    end: LauncherEnd | None = None
 
-    def __init__(self, callers: list[_Caller]) -> None:
-        self._callers = callers
-        self.joined: JoinedAgents | None = None
-
-    def start_agent(self, _program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
-        channel = JoinedChannel(
-            host.name,
-            self._callers,  # type: ignore[arg-type]
-            b"x",
-            listener,
-            lambda _: None,
-            lambda: None,
-        )
-        self.joined = channel._agents
+    def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
+        channel = super().start_agent(program, host, listener)
+        self.end = channel._end  # type: ignore[attr-defined]
         return channel
 
-    def close(self) -> None:
-        pass
 
-
-def joined_session(seed: int, *, is_broken: bool = True) -> int:
-    """What the agents of one host send that a launcher has started; how many frames were broken. Raises AssertionError."""
+def launched_session(seed: int, *, is_broken: bool = True) -> int:
+    """What an agent sends that a launcher has started; how many frames were broken. Raises AssertionError."""
     chance = random.Random(seed)
     relays = chance.random() < 0.5
-    ends = [os.pipe(), os.pipe()]
     job: Job
-    connection: _Joined
-    senders = [_Sender(chance, lambda: job, is_broken=is_broken, slot=slot) for slot in range(2)]
-    callers = []
-    for slot, (ready, write) in enumerate(ends):
-        os.write(write, b"x")
-        parts = senders[slot].parts(lambda: connection.joined, relays=relays)
-        callers.append(_Caller(ready, parts))
-    connection = _Joined(callers)
-    job = Job(connection, is_elastic=chance.random() < 0.4, relay="auto", slots=2)
-    try:
-        job.run()
-    finally:
-        for end in ends:
-            os.close(end[0])
-            os.close(end[1])
+    connection: _Launched
+    sender = _Sender(chance, lambda: job, is_broken=is_broken)
+    caller: Any = _Caller(sender.parts(lambda: connection.end, relays=relays))
+    connection = _Launched("a", caller, 2, lambda _: None, lambda: None)
+    job = Job(connection, is_elastic=chance.random() < 0.4, relay="auto")
+    job.run()
     assert is_broken or isinstance(job.ended[-1], HostClosed), job.ended
-    return sum(sender.broken for sender in senders)
+    return sender.broken

@@ -177,6 +177,7 @@ class AgentProcess:
             "gpus": False,
             "ports": None,
             "elastic": None,
+            "processes": 1,
             "rendezvous": None,
             **facts,
         }

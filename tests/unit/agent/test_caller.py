@@ -86,7 +86,7 @@ def test_the_drivers_program_runs_on_every_python_with_the_connection_for_its_pi
     process = start(driver.where, python=interpreter(version))
     call = driver.accept()
     assert part(call) == ENTRY
-    assert part(call) == f'["{socket.gethostname()}", {{"RANK": "3"}}]'.encode()
+    assert part(call) == f'["{socket.gethostname()}",{{"RANK":"3"}}]'.encode()
     program = zlib.compress(PROGRAM)
     call.sendall(len(program).to_bytes(4, "big") + program)
     call.sendall(b"frame")

@@ -77,6 +77,7 @@ def test_a_gpu_count_that_hangs_ends_with_the_agent(launch: Launch, tmp_path: Pa
         gpus=True,
         ports=None,
         elastic=None,
+        processes=1,
         rendezvous=None,
     )
     hunt.wait_for("sleep")

@@ -127,6 +127,9 @@ def test_the_private_names_of_cpython_are_here_alone() -> None:
     found = {file.name: private_names(file) for file in (ROOT / "hvlaunch" / "agent").glob("*.py")}
     assert {"_json", "_socket", "_signal", "_collections", "_ctypes", "_accept"} <= found.pop("quick.py")
     assert found.pop("boot.py") == {"_frozen_importlib_external"}  # before anything can be imported
+    assert found.pop("rank.py") == {"_frozen_importlib_external", "_socket"}  # as above
+    assert {"_ssl", "_SSLContext", "_wrap_bio", "_hashlib", "_thread"} <= found.pop("caller.py")  # as above
+    assert found.pop("local_ranks.py") == {"_frozen_importlib_external"}  # as boot.py
     assert found.pop("greeting.py") == {"_thread"}  # which Python's documentation has
     assert {name for names in found.values() for name in names} == set()
 

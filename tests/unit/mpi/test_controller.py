@@ -1,10 +1,12 @@
 """Whole jobs, by a stand-in for mpirun that starts its processes here."""
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +22,11 @@ size = int(argv[argv.index("-np") + 1])
 command = argv[argv.index("/bin/sh"):]
 print("a word of mpirun's", flush=True)
 def start(rank, **more):
-    env = dict(os.environ, OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_SIZE=str(size), **more)
-    return subprocess.Popen(command, env=env)
+    env = dict(os.environ, OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_SIZE=str(size),
+               OMPI_COMM_WORLD_LOCAL_RANK=str(rank), **more)
+    return subprocess.Popen(command, env=env, preexec_fn=lambda: before(rank), close_fds=False)
+def before(rank):
+    pass
 {body}
 sys.exit(max(one.wait() for one in started))
 """
@@ -83,7 +88,7 @@ def test_a_launcher_that_ends_too_soon(line):
     assert done.returncode == 69
     assert "hvlaunch: mpirun: no such host\n" in done.stderr
     assert re.search(
-        r"host localhost: .*mpirun ended with exit code 1 before all of its processes were connected",
+        r"host localhost: .*mpirun ended with exit code 1 before all agents were connected",
         done.stderr,
     )
 
@@ -98,7 +103,7 @@ def test_a_launcher_that_tells_no_ranks(line):
     body = "started = [subprocess.Popen(command) for _ in range(size)]"
     done = run(line(body, "-np", "2", "true"), OMPI_COMM_WORLD_RANK="", PMIX_RANK="")
     assert done.returncode == 69
-    assert "has no rank: none of OMPI_COMM_WORLD_RANK, PMIX_RANK is set there" in done.stderr
+    assert "has no rank: none of OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_LOCAL_RANK" in done.stderr
 
 
 def test_a_launcher_that_ends_its_processes_itself(line, tmp_path):
@@ -109,6 +114,57 @@ def test_a_launcher_that_ends_its_processes_itself(line, tmp_path):
     done = run(line(f"{ALL}\n{wait}\n{end}", "-np", "2", "-x", "MARK", "sh", "-c", script), MARK=str(mark))
     assert done.returncode == 5, done.stderr
     assert "the launcher ended its processes, and then ended with exit code 5" in done.stderr
+
+
+def test_a_worker_has_what_the_launcher_gave_to_its_own_process(line):
+    """Variables, descriptors, processors: a host's workers are not all started by its agent."""
+    body = (
+        "def before(rank):\n"
+        "    os.dup2(os.open('/dev/null', os.O_RDONLY), 40 + rank)\n"
+        "    os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[rank % os.cpu_count()]])\n"
+        "started = [start(rank, OWN=f'own {rank}') for rank in range(size)]"
+    )
+    script = "echo $RANK $OWN $(ls /proc/self/fd | grep 4.) $(grep Cpus_allowed_list /proc/self/status)"
+    done = run(line(body, "-np", "3", "sh", "-c", script))
+    assert done.returncode == 0, done.stderr
+    cpus = sorted(os.sched_getaffinity(0))
+    assert sorted(done.stdout.splitlines()) == [
+        f"[{rank}]<stdout>: {rank} own {rank} {40 + rank} Cpus_allowed_list: {cpus[rank % len(cpus)]}"
+        for rank in range(3)
+    ]
+
+
+def processes_with(mark):
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in environ.read_bytes():
+                found.append(environ.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_worker_leaves_running_is_ended(line, rank):
+    mark = f"mark-{os.getpid()}-{rank}"
+    script = f"test $RANK != {rank} || setsid sleep 3600 & test $RANK != {rank} || exit 3; exec sleep 3600"
+    done = run(line(ALL, "-np", "2", "-x", f"MARK={mark}", "sh", "-c", script))
+    assert done.returncode == 3, done.stderr
+    assert processes_with(f"MARK={mark}\0") == []
+
+
+def test_a_process_of_the_launchers_that_is_killed_ends_the_job_and_leaves_nothing(line):
+    mark = f"mark-{os.getpid()}-killed"
+    script = "test $RANK != 1 || kill -9 $PPID; exec sleep 3600"
+    done = run(line(ALL, "-np", "2", "-x", f"MARK={mark}", "sh", "-c", script))
+    assert done.returncode == 137, done.stderr
+    assert "the launcher ended its processes, and then ended with exit code 137" in done.stderr
+    assert processes_with(f"MARK={mark}\0") == []
+
+
+def test_a_command_that_is_not_there(line):
+    done = run(line(ALL, "-np", "2", "/no/such/command"))
+    assert done.returncode == 127
+    assert "/no/such/command: command not found" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

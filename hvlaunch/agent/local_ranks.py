@@ -1,0 +1,219 @@
+"""The other processes that a launcher has started on this host: each starts its rank's worker for the agent (agent/starter.py)."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import struct
+import time
+
+from hvlaunch.agent.frames import BadFrame, Decoder, encode
+from hvlaunch.agent.quick import accept, deque, dumps, signal, socket
+from hvlaunch.agent.selector import READ, Selector
+from hvlaunch.agent.worker import CannotStart, WorkerProcess
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType
+    from typing import Any, Callable, Deque, Dict, List, Mapping, Sequence, Tuple, Union
+
+    from hvlaunch.agent.frames import Frame
+
+    Modules = Mapping[str, Union[str, CodeType]]
+    Meeting = Tuple[socket.socket, Modules]
+
+__all__ = ["LocalRanks"]
+
+_STARTERS = ("quick", "shapes", "frames", "group", "reaper", "scratch", "worker", "guardian", "starter")
+"""Their modules, each behind those that it imports."""
+_PATIENCE = 20.0  # seconds for what they do at once
+_CANNOT = 126
+_FDS = struct.Struct("3i")
+_HELLO = 20
+"""Bytes: rank among all, rank on this host, and the number that this Python's compiled files begin with."""
+
+
+class _Rank:
+    """One of them."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.decoder = Decoder()
+        self.frames: Deque[Frame] = deque()
+        self.fds: List[int] = []
+        self.runs = False
+        self.has_left = False
+
+    def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
+        """One that is gone is found so when it is read from."""
+        try:
+            self.connection.sendall(encode(header, body))
+        except OSError:
+            pass
+
+    def read(self) -> bool:
+        """Take what has come; False where nothing will any more."""
+        try:
+            data, rights, _, _ = self.connection.recvmsg(1 << 16, socket.CMSG_SPACE(_FDS.size))
+            if not data:
+                return False
+            for _, _, fds in rights:
+                self.fds.extend(fd for (fd,) in struct.iter_unpack("i", fds[: len(fds) // 4 * 4]))
+            self.frames.extend(self.decoder.feed(data))
+        except (OSError, BadFrame):
+            return False
+        return True
+
+
+class _Worker(WorkerProcess):
+    """A worker that one of them has started."""
+
+    rank: _Rank
+
+    def send_signal(self, number: int, *, group: bool) -> None:
+        self.killed = self.killed or number == signal.SIGKILL
+        self.rank.send({"type": "signal", "signal": number, "group": group})
+
+
+class LocalRanks:
+    """Those of slot 1 and higher; slot 0 is the agent's own process, and its worker the agent's own child.
+
+    `ended` gets slot, wait status and KiB of a worker that has ended, `parted` a cause where the launcher ends one of us.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        selector: Selector,
+        ended: Callable[[int, int, int], None],
+        parted: Callable[[str], None],
+    ) -> None:
+        self._listener, self._modules = meeting
+        self._selector = selector
+        self._ended = ended
+        self._parted = parted
+        self._missing = 0
+        self._then: Callable[[], None] = lambda: None
+        self._ranks: Dict[int, _Rank] = {}
+
+    def meet(self, count: int, then: Callable[[], None]) -> None:
+        """Wait for so many, all at once; call `then` when the last has come."""
+        self._missing = count
+        self._then = then
+        self._selector.register(self._listener, READ, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection = accept(self._listener)
+        except OSError:
+            return
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _FDS.size)
+        if _FDS.unpack(peer)[1] != os.geteuid():
+            connection.close()
+            return
+        connection.settimeout(_PATIENCE)
+        slot = self._greet(connection)
+        self._ranks[slot] = rank = _Rank(connection)
+        self._selector.register(connection, READ, lambda: self._receive(slot, rank))
+        self._missing -= 1
+        if not self._missing:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            self._then()
+
+    def _greet(self, connection: socket.socket) -> int:
+        """The slot of a process that has come; it gets its program. Raises BadFrame for one that should not be here."""
+        from _frozen_importlib_external import MAGIC_NUMBER  # noqa: PLC0415 (as in boot.py)
+
+        hello = connection.recv(_HELLO, socket.MSG_WAITALL)
+        if len(hello) < _HELLO or hello[16:] != MAGIC_NUMBER:
+            raise BadFrame("a process of this host's that runs another Python than the first")
+        slot = int(hello[8:16])
+        if slot in self._ranks or not 0 < slot <= len(self._ranks) + self._missing:
+            raise BadFrame("a process too many on this host, of rank %d there" % slot)
+        names = ["hvlaunch.agent." + name for name in _STARTERS]
+        program: List[Tuple[str, Any]] = [("hvlaunch", ""), ("hvlaunch.agent", "")]
+        program.extend((name, self._modules[name]) for name in names)
+        data = marshal.dumps(program)
+        connection.sendall(len(data).to_bytes(4, "big") + data)
+        return slot
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._ranks
+
+    def order(self, slot: int, argv: Sequence[str], defaults: Any, env: Any, with_stdin: bool) -> None:
+        """Have the slot's worker started; started() is to follow."""
+        plan = {"argv": argv, "defaults": defaults, "env": env, "stdin": with_stdin, "cwd": os.getcwd()}
+        self._ranks[slot].send({"type": "start", "slot": slot}, dumps(plan).encode("ascii"))
+
+    def started(self, slot: int, error_file: str) -> WorkerProcess:
+        """The worker that was ordered. Raises CannotStart."""
+        rank = self._ranks[slot]
+        while True:
+            while not rank.frames:
+                if not rank.read():
+                    raise CannotStart(_CANNOT, self._lose(slot, rank))
+            header, _ = rank.frames.popleft()
+            if header["type"] != "parting":
+                break
+            self._parted(header["cause"])
+        if header["type"] == "not_started":
+            raise CannotStart(header["code"], header["cause"])
+        for fd in rank.fds:
+            os.set_blocking(fd, False)
+        stdout, stderr, *stdin = rank.fds
+        output = {"stdout": stdout, "stderr": stderr}
+        worker = _Worker(slot, header["pid"], output, stdin[0] if stdin else None, error_file)
+        worker.rank = rank
+        rank.runs = True
+        return worker
+
+    def catch_up(self) -> None:
+        """Take what came together with the start of their workers."""
+        for slot, rank in self._ranks.items():
+            self._obey(slot, rank)
+
+    def _receive(self, slot: int, rank: _Rank) -> None:
+        is_there = rank.read()
+        self._obey(slot, rank)
+        if not is_there:
+            self._lose(slot, rank)
+
+    def _obey(self, slot: int, rank: _Rank) -> None:
+        while rank.frames:
+            header, _ = rank.frames.popleft()
+            if header["type"] == "ended":
+                rank.runs = False
+                self._ended(slot, header["status"], header["max_rss"])
+            elif header["type"] == "parting":
+                self._parted(header["cause"])
+
+    def _lose(self, slot: int, rank: _Rank) -> str:
+        """It is gone, and its guardian has ended its worker; the cause."""
+        cause = "the launcher's process of its slot %d is gone" % slot
+        rank.has_left = True
+        self._selector.unregister(rank.connection)
+        self._parted(cause)
+        if rank.runs:
+            rank.runs = False
+            self._ended(slot, signal.SIGKILL, 0)
+        return cause
+
+    def finish(self) -> int:
+        """End all that they have started, and them; how many processes they could not end."""
+        there = [rank for rank in self._ranks.values() if not rank.has_left]
+        for rank in there:
+            rank.send({"type": "bye"})
+        return sum(_left(rank, time.monotonic() + _PATIENCE) for rank in there)
+
+
+def _left(rank: _Rank, deadline: float) -> int:
+    while time.monotonic() < deadline:
+        while rank.frames:
+            header, _ = rank.frames.popleft()
+            if header["type"] == "bye":
+                found: int = header["left"]
+                return found
+        if not rank.read():
+            break
+    return 0

@@ -1,0 +1,167 @@
+"""The way to an agent that a launcher has started: frames over the connection by which it called."""
+
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch.agent.caller import Sealed
+from hvlaunch.agent.frames import encode
+from hvlaunch.agent.pieces import PieceReader
+from hvlaunch.errors import AgentFailed, HostError, HvlaunchError
+from hvlaunch.gloo.driver.agent_channel import AgentChannel, Listener
+from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.reports import report_decoder
+from hvlaunch.job import Host
+from hvlaunch.mpi.launcher_errors import EndedByLauncher
+from hvlaunch.ssh.streams.tcp import is_near
+
+if TYPE_CHECKING:
+    from hvlaunch.agent.frames import Frame
+
+__all__ = ["LaunchedAgent", "LauncherEnd"]
+
+_READ_SIZE = 1 << 16
+_PATIENCE = 5.0  # seconds for a launcher that ends its processes to end as well
+_BY_THE_LAUNCHER = ("got SIG", "its guardian was killed", "the launcher's process")
+_ENDING = (signal.SIGTERM, signal.SIGKILL)
+
+
+class LauncherEnd:
+    """Tells from an agent's frames whether the launcher has ended the host's processes: then no worker has failed."""
+
+    def __init__(self, processes: int) -> None:
+        self._waiting = processes
+        """How many workers' ends were not told."""
+        self.has_begun = False
+        """It ends them. A worker that ends now for a cause of its own may be why."""
+        self.is_over = False
+        """It has ended a worker, or all before they were started."""
+
+    def concerns_driver(self, header: Mapping[str, Any]) -> bool:
+        """Whether the driver is to be told of the frame."""
+        kind = header["type"]
+        if kind == "parting" and header["cause"].startswith(_BY_THE_LAUNCHER):
+            self.has_begun = True
+            return False
+        if kind == "not_started" and self.has_begun:
+            self.is_over = True
+            return False
+        if kind == "exited":
+            if self.has_begun and header["signal"] in _ENDING:
+                self.is_over = True
+                return False
+            self._waiting -= 1
+        elif kind == "bye":
+            self.connection_ended()
+        return True
+
+    def connection_ended(self) -> None:
+        """Nothing will come any more."""
+        self.is_over = self.is_over or (self.has_begun and self._waiting > 0)
+
+
+class LaunchedAgent:
+    """hvlaunch.gloo.driver.agent_channel.AgentConnection over the connection of a host's first process."""
+
+    def __init__(
+        self,
+        host: str,
+        connection: Sealed,
+        processes: int,
+        launcher_end: Callable[[float], int | None],
+        trouble: Callable[[], HvlaunchError | None],
+    ) -> None:
+        """`launcher_end` waits for the launcher's end, some seconds: its exit status, None where it runs on.
+
+        `trouble` is why we have hung up on all agents, if we have.
+        """
+        self._host = host
+        self._trouble = trouble
+        self._sealed = connection
+        self._launcher_end = launcher_end
+        self.local_address: str | None = plain(connection.socket.getsockname()[0])
+        self.remote_address: str | None = plain(connection.socket.getpeername()[0])
+        self.processes = processes
+
+    def start_agent(
+        self,
+        program: AgentProgram,
+        host: Host,  # noqa: ARG002 (the launcher has started an interpreter there)
+        listener: Listener,
+    ) -> AgentChannel:
+        data = program.packed(is_near=is_near(self._sealed.socket), with_ranks=self.processes > 1)
+        with contextlib.suppress(OSError):  # who reads sees the end too
+            self._sealed.sendall(len(data).to_bytes(4, "big") + data)  # in records of its own
+        return _Channel(self._sealed, listener, LauncherEnd(self.processes), self._cause)
+
+    def _cause(self, is_launchers: bool) -> HostError | None:
+        """Of the connection's end, where it is not the agent's own: we have hung up, or it `is_launchers`."""
+        if (trouble := self._trouble()) is not None:
+            return AgentFailed(trouble.cause, host=self._host, hint=trouble.hint)
+        return self._ended() if is_launchers else None
+
+    def _ended(self) -> EndedByLauncher:
+        status = self._launcher_end(_PATIENCE)
+        how = "" if status is None else f", and then ended with exit code {status}"
+        return EndedByLauncher(f"the launcher ended its processes{how}", host=self._host, status=status)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sealed.socket.shutdown(socket.SHUT_RDWR)
+
+
+class _Channel:
+    """hvlaunch.gloo.driver.agent_channel.AgentChannel, to an agent whose program is on its way."""
+
+    def __init__(
+        self,
+        sealed: Sealed,
+        listener: Listener,
+        end: LauncherEnd,
+        cause: Callable[[bool], HostError | None],
+    ) -> None:
+        self._sealed = sealed
+        self._listener = listener
+        self._end = end
+        self._cause = cause
+
+    def frames(self) -> "Iterator[Frame]":
+        """To the end. Raises EndedByLauncher, AgentFailed, and what AgentChannel.frames() raises."""
+        reader = PieceReader(self._listener.heard_noise)
+        decoder = report_decoder()
+        while not self._end.is_over and (data := self._read()):
+            for header, body in decoder.feed(reader.feed(self._sealed.open(data))):
+                self._listener.heard_agent()
+                if self._end.concerns_driver(header):
+                    yield header, body
+        if (cause := self._cause(self._end.is_over)) is not None:
+            raise cause
+
+    def _read(self) -> bytes:
+        """Empty at the end. Raises OSError where the connection broke, and not by the launcher's end."""
+        try:
+            data = self._sealed.socket.recv(_READ_SIZE)
+        except OSError:
+            self._end.connection_ended()
+            if not self._end.is_over:
+                raise
+            return b""
+        if not data:
+            self._end.connection_ended()
+        return data
+
+    def send(self, header: dict[str, Any], body: bytes) -> None:
+        self._sealed.sendall(encode(header, body))
+
+    def stderr(self) -> bytes:
+        return b""
+
+    def exit_status(self, timeout: float) -> int | None:  # noqa: ARG002 (it is the launcher that is told)
+        return None
+
+
+def plain(address: str) -> str:
+    """An IPv4 address that a socket for both families shows as ::ffff:1.2.3.4."""
+    return address.removeprefix("::ffff:") if "." in address else address
