@@ -97,7 +97,7 @@ ACCELERATE = (
         "--offload_optimizer_nvme_path, --offload_param_nvme_path PATH",
     ),
     *word(
-        "-x ACCELERATE_FP8_OVERRIDE_FPROP=..., ..._DGRAD=..., ..._WGRAD=...",
+        "-x ACCELERATE_FP8_OVERRIDE_FPROP=VALUE, and the same with DGRAD and WGRAD",
         "--fp8_override_linear_precision TYPES",
     ),
     *(row for spelled, variable in _VARIABLES.items() for row in word(f"-x {variable}", spelled)),

@@ -20,7 +20,7 @@ DEEPSPEED = (
     *needless("hvlaunch finds the address and a free port", "--master_addr ADDRESS", "--master_port PORT"),
     *needless("hvlaunch numbers the hosts", "--node_rank N"),
     *word("--mpi, --srun or --gloo", "--launcher NAME"),
-    *word("--mpi-args='{}'", "--launcher_args OPTIONS"),
+    *word("--mpi --mpi-args='{}'", "--launcher_args OPTIONS"),
     *word("python -m MODULE, behind the options", "--module"),
     *needless("the command is started as it is", "--no_python"),
     *needless("no argument is added to the command: LOCAL_RANK is set", "--no_local_rank"),
@@ -32,7 +32,7 @@ DEEPSPEED = (
     *word("--verbose or --quiet", "--log_level LEVEL"),
     *absent("the autotuner is DeepSpeed's own", "--autotuning MODE"),
     *word("--srun --mpi-args='{option}', in a job of Slurm", "--comment, --account TEXT"),
-    *word("numactl in the command: numactl --cpunodebind=0 python ...", "--bind_cores_to_rank"),
-    *word("taskset in the command: taskset -c {} python ...", "--bind_core_list CORES"),
+    *word("numactl --cpunodebind=0 python ... as the command", "--bind_cores_to_rank"),
+    *word("taskset -c {} python ... as the command", "--bind_core_list CORES"),
     *word("sh -c '. {}; exec python train.py' as the command", "--venv_script FILE"),
 )

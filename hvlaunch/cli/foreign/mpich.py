@@ -31,7 +31,7 @@ MPICH = (
     *word("--output-filename DIR", "-outfile-pattern, -errfile-pattern PATTERN"),
     *word("--prefix TEXT", "-prepend-pattern PATTERN"),
     *word("--srun, --jsrun, --mpi or --gloo", "-launcher, -bootstrap NAME"),
-    *word("--ssh-client openssh, with a ssh first on PATH", "-launcher-exec, -bootstrap-exec PROGRAM"),
+    *word("--ssh-client openssh, with another ssh first on PATH", "-launcher-exec, -bootstrap-exec PROGRAM"),
     *needless("few variables are passed on: PATH, PYTHONPATH, NCCL_* and some more", "-envnone, -genvnone"),
     *needless("each line has its rank before it, and --prefix says how", "-prepend-rank, -l"),
     *needless("a job of Slurm, LSF, PBS or Grid Engine is found", "-rmk NAME"),

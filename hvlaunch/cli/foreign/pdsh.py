@@ -71,13 +71,13 @@ CLUSH = (
     *needless("hvlaunch shows a line with the hosts that it waits for", "-P, --progress"),
     *needless("a jump host is followed as ssh's configuration has it", "--topology FILE"),
     *needless(
-        "hosts that are close to each other make no tree: one agent is on each",
+        "each host has an agent, to which hvlaunch connects itself",
         "-T, --tree",
         "--grooming SECONDS",
     ),
     *absent(_GROUPS, "-g, --group, -X GROUP"),
     *absent(_GROUPS, "-s, --groupsource NAME"),
-    *absent("hosts have no groups here", "-G, --groupbase", "--groupsconf FILE"),
+    *absent("hosts have no groups", "-G, --groupbase", "--groupsconf FILE"),
     *absent("name the hosts: -H or -hostfile", "-a, --all"),
     *absent("hosts are used in the order that you name them", "--pick N", "--axis RANGE"),
     *absent(
@@ -86,10 +86,10 @@ CLUSH = (
     *absent(
         "hvlaunch has no file of settings; an alias or a script can have them",
         "--conf FILE",
-        "-O, --option NAME",
+        "-O, --option NAME=VALUE",
     ),
     *absent("hvlaunch has no modes", "-m, --mode MODE"),
-    *absent("output is not sorted by host; --merge joins equal lines", "-E, --engine NAME"),
+    *absent("hvlaunch chooses how it waits for its hosts", "-E, --engine NAME"),
     *needless("commands run on the hosts", "--remote VALUE"),
     *needless(
         "%h and such stand for nothing in the command; workers have HVLAUNCH_HOST", "--interpret-keys VALUE"

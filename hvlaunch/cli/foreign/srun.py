@@ -46,7 +46,7 @@ SRUN = (
     *needless("Ctrl-C stops the job, and a second one kills it", "--quit-on-interrupt, -X, --disable-status"),
     *needless("hvlaunch takes part in the job around it", "--jobid ID"),
     *needless("hvlaunch sends its agent itself", "--send-libs"),
-    *needless("hvlaunch writes its files anew", "--open-mode MODE"),
+    *needless("each job's files are in a folder of their own", "--open-mode MODE"),
     *needless("hvlaunch chooses free ports; --worker-port-range says which", "--resv-ports"),
     *needless("connections to hosts are made at the same time", "-T, --threads N"),
     *absent("workers have no terminal", "--pty"),

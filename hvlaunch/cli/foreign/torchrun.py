@@ -40,7 +40,7 @@ TORCHRUN = (
         "--duplicate-stdout-filters, --duplicate-stderr-filters TEXTS",
     ),
     *absent("the files of --output-filename have one form", "--logs-specs NAME"),
-    *word("numactl in the command: numactl --cpunodebind=0 python ...", "--numa-binding POLICY"),
+    *word("numactl --cpunodebind=0 python ... as the command", "--numa-binding POLICY"),
     *needless(
         "SIGINT, SIGTERM and SIGHUP end the job, SIGUSR1 and SIGUSR2 reach the workers",
         "--signals-to-handle NAMES",

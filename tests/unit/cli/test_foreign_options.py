@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from ClusterShell.CLI import OptionParser
 
 from hvlaunch.cli.arguments import parse
+from hvlaunch.cli.foreign.page import page
 from hvlaunch.cli.foreign.table import PROGRAMS, key, rows_of
 from hvlaunch.cli.options import GROUPS
 from hvlaunch.cli.words import by_name
@@ -247,3 +249,25 @@ def test_dashes_and_underscores_are_all_one():
         == {row.program for row in rows_of("-nproc-per-node")}
         == {"torchrun"}
     )
+
+
+def test_the_page_in_docs_is_the_one_that_the_tables_make():
+    done = subprocess.run(
+        [sys.executable, "-m", "hvlaunch.cli.foreign.page"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == (Path(__file__).parents[3] / "docs/coming-from.md").read_text(), "make options-page"
+
+
+def test_its_command_lines_are_right_and_all_is_said_of_every_option():
+    text = page()
+    blocks = re.findall(r"```sh\n(.*)\n(.*)\n```", text)
+    assert len(blocks) == len(PROGRAMS)
+    for _, line in blocks:
+        words = shlex.split(line)
+        options = parse(words[words.index("hvlaunch") + 1 :])
+        assert options.command[0] == "python"
+    assert all(f"`{option.spelled}`" in text for _, option in ROWS)
+    assert "{" not in re.sub(r"'\{host\}: '", "", text)
+    for row in re.findall(r"^\| .*$", text, re.MULTILINE):
+        assert row.count("`") % 2 == 0
+        assert row.count("|") == 3
