@@ -7,6 +7,7 @@ from hvlaunch.errors import HvlaunchError
 
 __all__ = [
     "AlreadyInitialized",
+    "BadParameter",
     "BadPlace",
     "GroupError",
     "NoMasterAddress",
@@ -42,7 +43,21 @@ class AlreadyInitialized(GroupError):
         super().__init__("torch.distributed has a process group already", hint=hint)
 
 
-class BadPlace(GroupError):
+class BadParameter(GroupError, ValueError):
+    """An address `hvlaunch://…` does not say, or says wrongly, which rank this process is. `name` is the parameter.
+
+    A ValueError in torch's words, as for `tcp://` and `file://`.
+    """
+
+    def __init__(self, name: str, cause: str, *, hint: str | None = None) -> None:
+        super().__init__(
+            f"Error initializing torch.distributed using hvlaunch:// rendezvous: {name} parameter {cause}",
+            hint=hint,
+        )
+        self.name = name
+
+
+class BadPlace(GroupError, ValueError):
     """The environment does not say, or says wrongly, which rank this process is. `name` is the variable."""
 
     def __init__(self, name: str, cause: str, *, hint: str | None = None) -> None:

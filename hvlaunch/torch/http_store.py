@@ -20,6 +20,7 @@ from hvlaunch.rendezvous.client_errors import (
     RendezvousError,
     RendezvousUnreachable,
     TooManyConnections,
+    WaitTimeout,
 )
 from hvlaunch.torch.meeting import round_scope
 
@@ -188,7 +189,8 @@ class HTTPStore(Store):
                     raise _QueueEmpty(f"queue {key} is empty")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise DistStoreError(f"nothing was pushed to queue {key} within {self._seconds:g} s")
+                    cause = f"nothing was pushed to queue {key} within {self._seconds:g} s"
+                    raise DistStoreError(_wait_timeout(cause, self._seconds, key))
                 seen = self._client.watch(self._queues, key, since=seen, timeout=left).version
 
     def queue_len(self, key: str) -> int:
@@ -260,5 +262,14 @@ def _as_torchs() -> Iterator[None]:
         yield
     except (RendezvousUnreachable, RendezvousClosed, TooManyConnections) as error:
         raise DistNetworkError(str(error)) from error
+    except WaitTimeout as error:
+        raise DistStoreError(
+            _wait_timeout(str(error), error.seconds, f"{error.scope}/{error.key}")
+        ) from error
     except RendezvousError as error:
         raise DistStoreError(str(error)) from error
+
+
+def _wait_timeout(cause: str, seconds: float, key: str) -> str:
+    """In the words of torch's own stores, which its callers look for, and each of which has others."""
+    return f"Wait timeout: {cause} (wait timeout after {1000 * seconds:.0f}ms, keys: {key})"

@@ -37,11 +37,11 @@ _HINTS = {
     "MPICH": "mpirun -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 …",
 }
 
-_meetings: Counter[str] = Counter()
-"""How often this process has met the others in each scope or port: every meeting has keys of its own."""
+_meetings: Counter[tuple[str, int]] = Counter()
+"""How often a rank in this process has met the others in each scope or port: every meeting has keys of its own."""
 
-_standing: dict[tuple[str, int], TCPStore] = {}
-"""The stores at ports that were given."""
+_standing: dict[tuple[str, int, int], TCPStore] = {}
+"""The stores at ports that were given, by address, port and rank."""
 
 
 def round_scope(number: int) -> str:
@@ -85,8 +85,8 @@ def _lonely_store(timeout: timedelta) -> Store:
 
 def _published(place: Place, client: Post, timeout: timedelta) -> Store:
     scope = round_scope(place.round)
-    times = _meetings[scope]
-    _meetings[scope] += 1
+    times = _meetings[scope, place.rank]
+    _meetings[scope, place.rank] += 1
     key = f"store.{times}" if times else "store"
     if place.master_addr is None:
         raise _no_master(place)
@@ -141,11 +141,12 @@ def _at_master_port(place: Place, timeout: timedelta) -> Store:
     if place.master_addr is None or place.master_port is None:
         raise _no_master(place)
     where = place.master_addr, place.master_port
-    if where not in _standing:
-        _standing[where] = _open(place, *where, timeout)
-    times = _meetings[f"{where}"]
-    _meetings[f"{where}"] += 1
-    store = PrefixStore(f"meeting.{times}", _standing[where])
+    own = *where, place.rank
+    if own not in _standing:
+        _standing[own] = _open(place, *where, timeout)
+    times = _meetings[f"{where}", place.rank]
+    _meetings[f"{where}", place.rank] += 1
+    store = PrefixStore(f"meeting.{times}", _standing[own])
     store.set_timeout(timeout)
     return store
 

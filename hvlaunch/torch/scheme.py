@@ -14,7 +14,7 @@ from torch.distributed import Store, register_rendezvous_handler
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import NoRendezvous
-from hvlaunch.torch.group_errors import BadPlace
+from hvlaunch.torch.group_errors import BadParameter
 from hvlaunch.torch.http_store import HTTPStore
 from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
@@ -24,8 +24,8 @@ __all__ = ["handle", "register"]
 _OWN = {"rank", "world_size", "scope"}
 _SHAPE = "hvlaunch:// in a worker of hvlaunch, hvlaunch://HOST:PORT?rank=R&world_size=N elsewhere"
 
-_groups: Counter[tuple[str, str]] = Counter()
-"""How many groups this process has made in each scope of each rendezvous: keys stay, so every group has its own."""
+_groups: Counter[tuple[str, str, int]] = Counter()
+"""How many groups a rank in this process has made in each scope of each rendezvous: keys stay, so every group has its own."""
 
 
 def register() -> None:
@@ -43,29 +43,26 @@ def handle(
     through the rendezvous. `hvlaunch://HOST:PORT?rank=R&world_size=N` is any rendezvous; the store is then an
     HTTPStore, in the scope `torch`, or as `&scope=NAME` says.
 
-    Raises NoRendezvous and BadPlace, and what meeting the others raises.
+    Raises NoRendezvous, BadParameter and BadPlace, and what meeting the others raises.
     """
     parts = urlsplit(url)
     query = _query(parts.query)
     if parts.netloc:
-        rank, size = (_number(query, name) for name in ("rank", "world_size"))
-        yield _store(f"http://{parts.netloc}", query.get("scope", "torch"), timeout), rank, size
+        rank, size = _checked(_number(query, "rank"), _number(query, "world_size"))
+        yield _store(f"http://{parts.netloc}", query.get("scope", "torch"), rank, timeout), rank, size
         return
     place = Place.from_environment()
     if place.launcher not in ("", "hvlaunch"):
         raise NoRendezvous(f"this process was started by {place.launcher}", hint=_SHAPE)
-    place = replace(
-        place,
-        rank=_number(query, "rank", place.rank),
-        size=_number(query, "world_size", place.size),
-    )
+    rank, size = _checked(_number(query, "rank", place.rank), _number(query, "world_size", place.size))
+    place = replace(place, rank=rank, size=size)
     client = Client.from_environment()
     yield meet(place, timeout, client), place.rank, place.size
 
 
-def _store(url: str, scope: str, timeout: timedelta) -> HTTPStore:
-    times = _groups[url, scope]
-    _groups[url, scope] += 1
+def _store(url: str, scope: str, rank: int, timeout: timedelta) -> HTTPStore:
+    times = _groups[url, scope, rank]
+    _groups[url, scope, rank] += 1
     return HTTPStore(url, scope=f"{scope}.{times}" if times else scope, timeout=timeout)
 
 
@@ -86,7 +83,15 @@ def _number(query: dict[str, str], name: str, default: int | None = None) -> int
     if text is None and default is not None:
         return default
     if text is None:
-        raise BadPlace(name, "it is not given", hint=_SHAPE)
+        raise BadParameter(name, "missing", hint=_SHAPE)
     if not (text.isascii() and text.isdigit()):
-        raise BadPlace(name, f"{text!r} is not a whole number (0 or more)")
+        raise BadParameter(name, f"{text!r} is not a whole number (0 or more)")
     return int(text)
+
+
+def _checked(rank: int, size: int) -> tuple[int, int]:
+    if size < 1:
+        raise BadParameter("world_size", f"{size} is less than 1")
+    if rank >= size:
+        raise BadParameter("rank", f"{rank} is too high, since world_size is {size}")
+    return rank, size

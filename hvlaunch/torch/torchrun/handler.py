@@ -57,6 +57,7 @@ class Handler(RendezvousHandler):
         )
         self._place: NodePlace | None = None
         self._called_back = False
+        self._is_closed = False
         self._store: RoundStore | None = None
         self._workers_store: TCPStore | None = None
 
@@ -80,6 +81,8 @@ class Handler(RendezvousHandler):
         torchrun would fail on RendezvousGracefulExitError (pytorch issue 194710). Raises RendezvousTimeoutError and
         RendezvousConnectionError, too.
         """
+        if self._is_closed and self._keeper.state is None:
+            raise RendezvousClosedError(f"the job {self.get_run_id()} was closed before it began")
         failed_here = self._place is not None and not self._called_back
         self._called_back = False
         self._store = self._workers_store = None
@@ -98,10 +101,11 @@ class Handler(RendezvousHandler):
     def is_closed(self) -> bool:
         """Whether the job has ended, as far as this node knows."""
         state = self._keeper.state
-        return state is not None and bool(state.outcome)
+        return self._is_closed if state is None else bool(state.outcome)
 
     def set_closed(self) -> None:
-        """End the job: nobody gets a place any more."""
+        """End the job: nobody gets a place any more. Before any node came, that holds for this handler."""
+        self._is_closed = True
         self._keeper.change(lambda state: state and ended(state, "done", self._node))
 
     def num_nodes_waiting(self) -> int:

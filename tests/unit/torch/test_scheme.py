@@ -1,5 +1,6 @@
 """init_process_group(init_method="hvlaunch://…"), inside a job and from anywhere."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -8,7 +9,6 @@ from torch import distributed as dist
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import NoRendezvous
-from hvlaunch.torch.group_errors import BadPlace
 from tests.unit.torch.ranks import in_forks
 
 LONG = timedelta(seconds=60)
@@ -69,10 +69,19 @@ def test_from_anywhere_by_address_rank_and_size(rendezvous, monkeypatch):
     [
         (
             "hvlaunch://a:1?rank=0",
-            BadPlace,
-            "world_size: it is not given; try: hvlaunch:// in a worker of hvlaunch",
+            ValueError,
+            "world_size parameter missing; try: hvlaunch:// in a worker of hvlaunch",
         ),
-        ("hvlaunch://a:1?rank=x&world_size=1", BadPlace, "'x' is not a whole number"),
+        ("hvlaunch://a:1?world_size=1", ValueError, "rank parameter missing"),
+        ("hvlaunch://a:1?rank=x&world_size=1", ValueError, "rank parameter 'x' is not a whole number"),
+        ("hvlaunch://a:1?rank=-1&world_size=1", ValueError, "rank parameter '-1' is not a whole number"),
+        (
+            "hvlaunch://a:1?rank=2&world_size=2",
+            ValueError,
+            "rank parameter 2 is too high, since world_size is 2",
+        ),
+        ("hvlaunch://a:1?rank=0&world_size=0", ValueError, "world_size parameter 0 is less than 1"),
+        ("hvlaunch://?rank=1", ValueError, "rank parameter 1 is too high, since world_size is 1"),
         ("hvlaunch://a:1?rank=0&world_size=1&token=t", NoRendezvous, "a token is a secret"),
         ("hvlaunch://a:1?rank=0&world_size=1&scop=t", NoRendezvous, "does not know scop"),
         (
@@ -87,6 +96,38 @@ def test_what_is_wrong_is_said(monkeypatch, url, kind, text):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(kind, match=text):
         dist.init_process_group("gloo", init_method=url)
+
+
+def test_two_ranks_in_one_process(rendezvous, monkeypatch):
+    url, token = rendezvous
+    address = url.replace("http", "hvlaunch")
+    monkeypatch.setenv("HVLAUNCH_TOKEN", token)
+    for _ in range(2):  # the second group does not find the first one's keys
+        where = f"{address}?scope=two&world_size=2"
+        (one, *_), (other, *_) = (next(dist.rendezvous(f"{where}&rank={rank}")) for rank in range(2))
+        assert one.num_keys() == 0
+        one.set("key", "value")
+        assert other.get("key") == b"value"
+
+
+def test_two_ranks_in_two_threads_of_a_worker(rendezvous, monkeypatch):
+    url, token = rendezvous
+    place = {"HVLAUNCH_RANK": 0, "HVLAUNCH_SIZE": 2, "HVLAUNCH_LOCAL_RANK": 0, "HVLAUNCH_ROUND": 52}
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    environ = {"HVLAUNCH_RENDEZVOUS": url, "HVLAUNCH_TOKEN": token, "MASTER_ADDR": "127.0.0.1", **place}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, str(value))
+
+    def meet(rank):
+        return next(dist.rendezvous("hvlaunch://", rank, 2, timeout=LONG))
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(2):
+            found = list(threads.map(meet, range(2)))
+            assert [(rank, size) for _, rank, size in found] == [(0, 2), (1, 2)]
+            found[0][0].set("key", "value")
+            assert found[1][0].get("key") == b"value"
 
 
 def test_in_a_worker_of_another_launcher_it_needs_an_address(monkeypatch):

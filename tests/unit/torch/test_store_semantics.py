@@ -151,6 +151,31 @@ def test_a_clone_has_the_same_keys_and_the_timeout(store):
     assert copy.timeout == LONG
 
 
+@pytest.mark.parametrize("words", ["Wait timeout", "wait timeout after 200ms, keys: ", "[t -i]imeout"])
+def test_a_wait_in_vain_says_so_in_the_words_of_torchs_stores(rendezvous: tuple[str, str], words):
+    """Each of them has others, and torch's callers look for some: its own tests for the last."""
+    made = HTTPStore(*rendezvous, scope="in vain", timeout=SHORT)
+    for ask in (
+        lambda: made.get("none"),
+        lambda: made.wait(["none"]),
+        lambda: made.wait(["none"], SHORT),
+        lambda: made.multi_get(["none"]),
+        lambda: made.queue_pop("none"),
+        lambda: dist.PrefixStore("prefix", made).get("none"),
+    ):
+        with pytest.raises(dist.DistStoreError, match=words):
+            ask()
+
+
+@pytest.mark.parametrize("ask", ["list_keys", "queue_push", "queue_len"])
+def test_what_torch_lets_no_store_in_python_do_through_a_prefix_store(rendezvous: tuple[str, str], ask):
+    """docs/torch.md names it; where torch passes it on one day, this test fails, and the page can say less."""
+    prefixed = dist.PrefixStore("prefix", HTTPStore(*rendezvous, scope="prefixed"))
+    arguments = {"list_keys": (), "queue_push": ("q", "1"), "queue_len": ("q",)}[ask]
+    with pytest.raises(NotImplementedError):
+        getattr(prefixed, ask)(*arguments)
+
+
 @not_prefixed
 def test_the_extended_api_is_there(store):
     assert store.has_extended_api() is True

@@ -48,6 +48,15 @@ def test_the_nodes_of_a_round_agree_on_ranks_and_store(nodes):
     assert all(handler.use_agent_store for handler in handlers)
 
 
+def test_a_handler_that_is_closed_before_any_round_says_so(nodes):
+    handler = nodes.make()
+    assert not handler.is_closed()
+    handler.set_closed()
+    assert handler.is_closed()
+    with pytest.raises(RendezvousClosedError, match="was closed before it began"):
+        handler.next_rendezvous()
+
+
 def test_the_agents_store_does_what_torchrun_asks_of_it(nodes):
     one, two = (info.store for info in nodes.round(nodes.make(), nodes.make("127.0.0.2")))
     one.set("text", "a")
