@@ -4,7 +4,8 @@
     python benchmarks/culprit.py --only torch --hvlaunch "python -m hvlaunch"    # another version's, in its environment
 
 Local jobs whose workers repeat a collective, until one of them fails (culprit_worker.py). Counted are the jobs whose
-report names that worker, quotes its error if it had one, and whose exit code is its own.
+report names that worker, quotes its error if it had one, and whose exit code is its own. After an exception, torch and
+jaxlib may abort the process while Python ends; then its own code is that of SIGABRT.
 """
 
 import re
@@ -40,8 +41,8 @@ def is_right(hvlaunch: list[str], python: str, program: str, kind: str, culprit:
     named = NAMED.search(report)
     quotes = ERROR in report or not kind.startswith("exception")
     is_named = named is not None and int(named[1]) == culprit
-    code = ABORTED if program == "jax" and kind.startswith("exception") else KINDS[kind][1]
-    return is_named and quotes and done.returncode == code, report
+    codes = {KINDS[kind][1], *([ABORTED] if kind.startswith("exception") else [])}
+    return is_named and quotes and done.returncode in codes, report
 
 
 def has(python: str, module: str) -> bool:
@@ -78,9 +79,10 @@ def main() -> int:
                 right += good
                 right_of_all[good] += 1
                 if args.wrong and not good:
-                    print(f"{program}, {kind}, run {run}:\n{report}", flush=True)
+                    print(f"{program}, {kind}, run {run}:\n{report}", file=sys.stderr)
             name = "horovod (simulated)" if program == "horovod" else program
             rows.append([name, kind, f"{right} of {args.runs}"])
+            print(*rows[-1], sep=": ", file=sys.stderr, flush=True)
     print(heading("The report names the culprit"))
     print(table(["program", "how it fails", "right"], rows))
     return 1 if right_of_all[False] else 0

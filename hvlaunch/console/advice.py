@@ -168,7 +168,7 @@ def _advice(worker: WorkerExit, evidence: Evidence, exists: Callable[[str], bool
             "-x NCCL_DEBUG=INFO or -x TORCH_CPP_LOG_LEVEL=INFO to see its connections; and check the network between"
             " the hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)"
         )
-    if number == SIGABRT:
+    if number == SIGABRT and not evidence.has_traceback:
         return _SIGNALS[SIGABRT]
     if worker.code == 1 and not evidence.lines:
         return (

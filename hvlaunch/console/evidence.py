@@ -44,6 +44,10 @@ class Evidence:
     lines: tuple[str, ...]
 
     @property
+    def has_traceback(self) -> bool:
+        return bool(_tracebacks(self.lines))
+
+    @property
     def verdict(self) -> tuple[str, ...]:
         """The lines to judge by: of a traceback only the exception, not the code that it passed through."""
         starts = _tracebacks(self.lines)
