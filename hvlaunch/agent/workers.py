@@ -10,7 +10,6 @@ from hvlaunch.agent import reaper
 from hvlaunch.agent import worker as process
 from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import FRAME_COST, LAST_OUTPUT, LONGEST_TEXT, OUTPUT_CHUNK, BadFrame
-from hvlaunch.agent.listening import other_user_at
 from hvlaunch.agent.orders import PLAN
 from hvlaunch.agent.quick import loads, signal
 from hvlaunch.agent.selector import READ, WRITE, Selector
@@ -27,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["HostWorkers"]
 
 _CLEARING = 2.0
+_LOOKS = (1.0, 3.0)
+"""Seconds between looks at workers that may keep to themselves: of the first looks, and of the others."""
+_FIRST_LOOKS = 10.0
+_LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _F_GETPIPE_SZ = 1032  # fcntl(2); the module has the name since Python 3.10
 
 
@@ -52,6 +55,8 @@ class _Slot:
         """In the environment of the worker, and of its children unless they clear it."""
         self.store_port: Optional[int] = None
         """Where it is to open the store that all workers meet at: rank 0's MASTER_PORT."""
+        self.library: Optional[str] = None
+        """One for jobs of several processes, which it has loaded."""
         self.suspended_at: Optional[float] = None
         self.was_suspended = False
         self.steps: List[Step] = []
@@ -74,6 +79,9 @@ class HostWorkers:
         self._oom = process.OomWatch()
         self.suspension: Optional[float] = None
         """Seconds that a worker may be stopped (SIGSTOP) before the driver is told; None: it never is."""
+        self._began = 0.0
+        self._look_at: Optional[float] = None
+        """When to look whether the workers keep to themselves; None: that is of no interest, or they do not."""
         self.ranks: Optional[LocalRanks] = None
         """A launcher's other processes, which start the workers of their slots."""
 
@@ -104,6 +112,9 @@ class HostWorkers:
             for stream in worker.output:
                 self._watch(slot, stream)
             self._channel.send({"type": "started", "pid": worker.pid, "at": time.monotonic(), **about})
+            if self.suspension is None and own.get("HVLAUNCH_SIZE") != "1" and not _is_launched():
+                self._began = time.monotonic()
+                self._look_at = self._began + _LOOKS[0]
         if self.ranks is not None:
             self.ranks.catch_up()
 
@@ -160,7 +171,9 @@ class HostWorkers:
         ]
 
     def deadlines(self) -> Iterator[float]:
-        """When the next signals, and words about stopped workers, are due."""
+        """When the next signals, words about stopped workers, and looks at them are due."""
+        if self._look_at is not None and not self.all_ended:
+            yield self._look_at
         for slot in self._slots:
             if slot.steps:
                 yield slot.steps[0][1]
@@ -168,7 +181,9 @@ class HostWorkers:
                 yield slot.suspended_at + self.suspension
 
     def take_due_steps(self, now: float) -> None:
-        """Send the signals that are due, and tell of workers that have been stopped for long."""
+        """Send the signals that are due, tell of workers that have been stopped for long, and look at them."""
+        if self._look_at is not None and now >= self._look_at:
+            self._look(now)
         for slot in self._slots:
             while slot.steps and slot.steps[0][1] <= now:
                 number, _ = slot.steps.pop(0)
@@ -179,6 +194,27 @@ class HostWorkers:
                 if not slot.was_suspended:
                     slot.was_suspended = True
                     self._channel.send({"type": "suspended", **slot.about})
+
+    def _look(self, now: float) -> None:
+        """See which workers have met others by now. If one has, the job is no set of single ones."""
+        from hvlaunch.agent import alone  # noqa: PLC0415 (few jobs take so long without a connection)
+
+        self._look_at = now + _LOOKS[now > self._began + _FIRST_LOOKS]
+        for slot in self._slots:
+            if slot.end is None:
+                has_met, library = alone.look(slot.worker.pid)
+                slot.library = library or slot.library
+                if has_met and slot.library != alone.MPI:  # whose single processes have sockets too
+                    self._look_at = None
+                    return
+
+    def _kept_to_itself(self, slot: _Slot) -> bool:
+        """Whether the worker, which has ended, never met others, as far as was to be seen."""
+        if self._look_at is None or slot.library is None:
+            return False
+        from hvlaunch.agent import alone  # noqa: PLC0415 (as above)
+
+        return slot.store_port is None or not alone.was_used(slot.store_port)
 
     def reap(self) -> None:
         """Collect who has ended: workers, and orphans that were handed to the agent."""
@@ -209,10 +245,13 @@ class HostWorkers:
         slot.end["oom_killed"] = (
             slot.end["signal"] == signal.SIGKILL and not slot.worker.killed and self._oom.struck()
         )
-        is_failure = slot.end["code"] != 0 and not slot.worker.killed
-        slot.end["port_taken_by"] = (
-            other_user_at(slot.store_port) if is_failure and slot.store_port is not None else None
-        )
+        slot.end["port_taken_by"] = None
+        if slot.end["code"] != 0 and not slot.worker.killed and slot.store_port is not None:
+            from hvlaunch.agent.listening import other_user_at  # noqa: PLC0415 (hopefully never)
+
+            slot.end["port_taken_by"] = other_user_at(slot.store_port)
+        elif slot.end["code"] == 0 and self._kept_to_itself(slot):
+            self._channel.send({"type": "alone", "library": slot.library, **slot.about})
         slot.steps = []
         slot.suspended_at = None
         self._drop_stdin(slot)
@@ -352,6 +391,11 @@ class HostWorkers:
         if fd in self._selector:
             self._selector.unregister(fd)
         os.close(fd)
+
+
+def _is_launched() -> bool:
+    """Whether MPI's own launcher is around us."""
+    return any(name in os.environ for name in _LAUNCHED)
 
 
 def _store_port(env: Dict[str, str]) -> Optional[int]:

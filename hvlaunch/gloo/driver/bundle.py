@@ -33,6 +33,7 @@ _MODULES = (
     "scratch",
     "facts",
     "proof",
+    "alone",
     "probe",
     "channel",
     "group",
@@ -46,6 +47,8 @@ _MODULES = (
 )
 _OF_RANKS = ("local_ranks", "starter")
 """Needed where a launcher has started a process for each rank."""
+_RARE = ("alone", "group", "listening", "relay")
+"""What few jobs import goes as text alone."""
 _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
 _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
 # Reads exactly its own size from stdin, whose next bytes are frames: buffered by 1, nothing is read ahead.
@@ -74,7 +77,11 @@ def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False
     texts = {name: file.read_text(encoding="ascii") for name, file in files.items()}
     packed = {b"": _packed({"hvlaunch.__init__": "", **texts})}
     if is_near:
-        code = {name: SourceFileLoader(name, str(file)).get_code(name) for name, file in files.items()}
+        rare = {f"hvlaunch.agent.{name}" for name in _RARE}
+        code = {
+            name: texts[name] if name in rare else SourceFileLoader(name, str(file)).get_code(name)
+            for name, file in files.items()
+        }
         packed[MAGIC_NUMBER] = _packed({"hvlaunch.__init__": "", **code})
     boot = (root / "boot.py").read_text(encoding="ascii")
     return zlib.compress(f"{boot}\nboot({packed!r}, {dict(config)!r})\n".encode(), 1)

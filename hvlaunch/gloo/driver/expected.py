@@ -13,7 +13,7 @@ from hvlaunch.gloo.driver.relay_rules import RelayRules
 __all__ = ["Expected"]
 
 _LOOPBACK = "127.0.0.1"
-_OF_WORKERS = ("started", "not_started", "output", "exited", "suspended")
+_OF_WORKERS = ("started", "not_started", "output", "exited", "suspended", "alone")
 _STREAMS = 2
 _CHUNK_COST = OUTPUT_CHUNK + FRAME_COST
 _NOT_ASKED: tuple[frozenset[str], int] = frozenset(), 0
@@ -165,6 +165,8 @@ class Expected:
             raise BadFrame("a frame of type exited with a code and a signal, or with neither")
         if kind == "suspended" and self._asked["elastic"] is None:
             raise BadFrame("a frame of type suspended that was not asked for")
+        if kind == "alone" and self._asked["elastic"] is not None:
+            raise BadFrame("a frame of type alone that was not asked for")
 
     def _check_output(self, header: Mapping[str, Any], body: bytes) -> None:
         slot, start, stream = header["slot"], header["start"], header["stream"]

@@ -228,6 +228,9 @@ class HostLink:
                 self._post(self._exited(header, body))
             case "suspended":
                 self._post(on.WorkerSuspended(name, header["round"], header["slot"], header["start"]))
+            case "alone":
+                where = header["round"], header["slot"], header["library"], header["start"]
+                self._post(on.WorkerAlone(name, *where))
             case "master_port":
                 self._post(on.MasterPort(name, header["port"]))
             case "stdin_taken":

@@ -136,6 +136,8 @@ class Driver:
             return on.Tick()
 
     def _handle(self, event: on.Event) -> None:
+        if isinstance(event, on.WorkerAlone) and self._rendezvous.was_asked:
+            return
         now = self._clock()
         actions = self._engine.handle_or_end(event, now)
         places = [launch.place for launch in self._ranks.see(actions)]

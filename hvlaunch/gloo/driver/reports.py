@@ -87,6 +87,7 @@ REPORTS: Mapping[str, Form | Choice] = {
         port_taken_by=or_null(whole(0, (1 << 32) - 1)),
     ),
     "suspended": Form(fields=_WORKER),
+    "alone": Form(fields=_WORKER, library=of("torch", "tensorflow", "mpi4py")),
     "master_port": Form(port=PORT),
     "stdin_taken": Form(slot=_COUNT, bytes=whole(1, 1 << 53)),
     "relay": Choice(

@@ -161,7 +161,11 @@ class Course:
         if self.phase is not Phase.CLOSING or self._pool.open:
             return []
         self.phase = Phase.DONE
-        return [do.Finish(self._result())]
+        result, last = self._result(), self._rounds.round
+        actions: list[Action] = []
+        if result.exit_code == 0 and last is not None and 1 < last.size == len(last.alone):
+            actions = [tell.WorkersAlone(last.size, tuple(sorted(set(last.alone.values()))))]
+        return [*actions, do.Finish(result)]
 
     def _result(self) -> JobResult:
         began_at = self._rounds.workers.began_at

@@ -65,7 +65,7 @@ class Engine:
 
     def handle(self, event: on.Event, now: float) -> list[Action]:
         """What to do about `event` at `now` (seconds of the driver's clock)."""
-        if isinstance(event, on.WorkerBeat | on.WorkerStarted):
+        if isinstance(event, on.WorkerBeat | on.WorkerStarted | on.WorkerAlone):
             return self._life_sign(event, now)
         actions = self._handle(event, now)
         if self.deadline is not None and now >= self.deadline:
@@ -258,13 +258,17 @@ class Engine:
 
     # Workers
 
-    def _life_sign(self, event: on.WorkerBeat | on.WorkerStarted, now: float) -> list[Action]:
+    def _life_sign(
+        self, event: on.WorkerBeat | on.WorkerStarted | on.WorkerAlone, now: float
+    ) -> list[Action]:
         """There are thousands of these, and nothing is to be done about them."""
         worker = self._rounds.workers.find((event.host, event.slot), event.start)
         if worker is None:
             return []
         if isinstance(event, on.WorkerStarted):
             self._rounds.started(worker)
+        elif isinstance(event, on.WorkerAlone):
+            self._rounds.is_alone(worker, event.library)
         elif self._health is not None and self.phase in AT_WORK:
             due = self._health.beat(worker, event.commit, now, is_last=event.is_last)
             self.deadline = due if self.deadline is None else min(self.deadline, due)

@@ -30,6 +30,7 @@ __all__ = [
     "ThreadFailed",
     "Tick",
     "UserSignal",
+    "WorkerAlone",
     "WorkerAsked",
     "WorkerBeat",
     "WorkerExited",
@@ -195,6 +196,16 @@ class WorkerExited(NamedTuple):
     """What its end looks like, by what it wrote last."""
 
 
+class WorkerAlone(NamedTuple):
+    """The worker is about to end well, and was never seen to meet others, for which it has a library."""
+
+    host: str
+    round: int
+    slot: int
+    library: str
+    start: int = 0
+
+
 class WorkerSuspended(NamedTuple):
     """The worker is stopped (SIGSTOP, a debugger), and has been for --worker-timeout."""
 
@@ -268,6 +279,7 @@ Event = (
     | WorkerNotStarted
     | WorkerExited
     | WorkerSuspended
+    | WorkerAlone
     | WorkerAsked
     | WorkerBeat
     | Interrupted

@@ -29,6 +29,7 @@ __all__ = [
     "SlotsLacking",
     "WorkerKilled",
     "WorkerStartFailed",
+    "WorkersAlone",
 ]
 
 
@@ -169,6 +170,14 @@ class WorkerStartFailed(NamedTuple):
 # The job
 
 
+class WorkersAlone(NamedTuple):
+    """All workers have ended well, and none was seen to meet another: they may have been as many single jobs."""
+
+    workers: int
+    libraries: tuple[str, ...]
+    """Those that they had loaded."""
+
+
 class Interrupting(NamedTuple):
     """A signal ends the job; workers have `grace` seconds."""
 
@@ -200,6 +209,7 @@ Fact = (
     | RoundEnding
     | WorkerKilled
     | WorkerStartFailed
+    | WorkersAlone
     | Interrupting
     | JobEnding
 )

@@ -73,6 +73,8 @@ class Round:
         """By rank."""
         self.started: set[int] = set()
         """The ranks that are known to have been started."""
+        self.alone: dict[int, str] = {}
+        """The ranks that never met others, and the library of each."""
         self.hosts = list(dict.fromkeys(launch.host for launch in launches))
         """In order of rank."""
         self.commit_at = now

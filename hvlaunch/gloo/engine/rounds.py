@@ -113,6 +113,11 @@ class Rounds:
         if self.round is not None and self.is_member(worker):
             self.round.started.add(worker.rank)
 
+    def is_alone(self, worker: Worker, library: str) -> None:
+        """The worker never met others, though it has this library."""
+        if self.round is not None and self.is_member(worker):
+            self.round.alone[worker.rank] = library
+
     def is_member(self, worker: Worker) -> bool:
         """Whether the worker is in the round that there is, or was when it was told to end."""
         return self.round is not None and worker.round == self.round.number

@@ -13,6 +13,8 @@ __all__ = ["Narrator"]
 
 _ERRORS = (tell.HostLostAtEnd, tell.HostNotClosing, tell.HostLeftOver)
 """Facts that are told even where the user asked for quiet."""
+_LAUNCHERS = ("run", "exec", "accelerate", "deepspeed")
+"""How names of commands end that may be launchers themselves."""
 
 
 class Narrator:
@@ -27,6 +29,7 @@ class Narrator:
         self._verbose = spec.verbose
         self._quiet = spec.console.quiet
         self._shown = spec.console.ranks
+        self._command = spec.command
         self._say = say
         self._status = status
         self._began = 0.0
@@ -64,15 +67,24 @@ class Narrator:
         if self._to_start is None:
             self._to_start = 0 if self._all_at_once else size
         self._to_start -= len(start.launches)
-        if not self._ranks and not self._quiet and self._shown is not None:
-            first = min(part.start for part in self._shown)
-            if first >= size:
-                self._say(f"--ranks: the job has only ranks 0-{size - 1}, so no output is shown")
+        if not self._ranks and not self._quiet:
+            self._warn(size)
         self._ranks[start.host] = [launch.place.rank for launch in start.launches]
         if self._verbose:
             from hvlaunch.gloo.watch.sentences import start_detail  # noqa: PLC0415 (as above)
 
             self._say(start_detail(start))
+
+    def _warn(self, size: int) -> None:
+        """Of what looks like a mistake, when the number of workers is known."""
+        if self._shown is not None and min(part.start for part in self._shown) >= size:
+            self._say(f"--ranks: the job has only ranks 0-{size - 1}, so no output is shown")
+        if size > 1 and (self._command[0].endswith(_LAUNCHERS) or self._command[1:2] == ("-m",)):
+            from hvlaunch.gloo.watch.launchers import launcher_advice  # noqa: PLC0415 (few commands are launchers)
+
+            advice = launcher_advice(self._command)
+            if advice is not None:
+                self._say(advice)
 
     def _fact(self, fact: tell.Fact) -> None:
         is_detail = isinstance(fact, tell.RoundStarting) and not fact.round

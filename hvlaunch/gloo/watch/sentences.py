@@ -14,6 +14,14 @@ from hvlaunch.hosts.fold import fold_hosts
 __all__ = ["because", "detail", "sentence", "span", "start_detail"]
 
 
+_ALONE = {
+    "torch": "does the script call init_process_group()? (transformers on a CPU: use_cpu=True in TrainingArguments)",
+    "mpi4py": "MPI's processes meet only if mpirun starts them (--mpi)",
+    "tensorflow": "TensorFlow's strategies take their cluster from TF_CONFIG (docs/environment.md)",
+}
+"""What it may mean, by library."""
+
+
 def _count(number: int, noun: str) -> str:
     """`1 worker`, `2 workers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -34,6 +42,8 @@ def sentence(fact: tell.Fact) -> str:
             return _of_round(fact)
         case tell.Interrupting(number, grace):
             return _interrupted(number, grace)
+        case tell.WorkersAlone(workers, libraries):
+            return f"{_alone(workers)}: {'; '.join(_ALONE[library] for library in libraries)}"
         case tell.JobEnding(cause):
             return f"the job ends: {because(cause)}"
         case _:
@@ -120,6 +130,13 @@ def _of_round(
             return f"{because(cause)}: it is killed"
         case tell.WorkerStartFailed(end, _, retry_in):
             return f"{because(end)} before it asked for a rank; the next worker in its slot starts in {retry_in:g} s"
+
+
+def _alone(workers: int) -> str:
+    return (
+        f"none of the {workers} workers was seen to meet another, neither at MASTER_PORT nor at the rendezvous, so they may"
+        f" have been {workers} single jobs"
+    )
 
 
 def _interrupted(number: int, grace: float) -> str:

@@ -215,6 +215,11 @@ class RendezvousServer:
             self._call(call_off)
             return found.result() if found.done() else None
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether any client ever came, be it a stranger."""
+        return self._loop is not None
+
     def stats(self) -> Stats:
         """The server's numbers now. Raises RendezvousClosed."""
         return self._call(self._count)

@@ -75,6 +75,8 @@ class _Agent:
         yield {"type": "output", **self._about, "stream": "stderr"}, b"x" * 3000
         if self._job().is_elastic:
             yield {"type": "suspended", **self._about}, b""
+        else:
+            yield {"type": "alone", **self._about, "library": "torch"}, b""
         yield {"type": "output", **self._about, "stream": "stdout"}, b""
 
     def _exited(self) -> dict[str, Any]:
@@ -109,6 +111,7 @@ class _Agent:
             ({"type": "output", **about, "stream": "stdout"}, b"more\n"),
             ({"type": "started", **about, "pid": 7, "at": 1.0}, b""),
             ({"type": "suspended", **about}, b""),
+            ({"type": "alone", **about, "library": "mpi4py"}, b""),
             ({"type": "master_port", "port": 5}, b""),
             ({"type": "bye", "left": 0}, b""),
             ({"type": "parting", "cause": "got SIGTERM"}, b""),

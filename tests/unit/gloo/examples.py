@@ -123,6 +123,11 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
     ),
 ]
 
+_ALONE = (
+    "none of the 2 workers was seen to meet another, neither at MASTER_PORT nor at the rendezvous, so they may have been 2"
+    " single jobs: MPI's processes meet only if mpirun starts them (--mpi)"
+)
+
 FACTS: list[tuple[tell.Fact, str]] = [
     (
         tell.HostNotUsable(LOST, 5.0, goes_on=False),
@@ -199,6 +204,10 @@ FACTS: list[tuple[tell.Fact, str]] = [
     (
         tell.Interrupting(signal.SIGPIPE, 10.0),
         "nobody reads the output any more: workers have 10 s to end",
+    ),
+    (
+        tell.WorkersAlone(2, ("mpi4py",)),
+        _ALONE,
     ),
     (tell.JobEnding(why.RestartsUsedUp(0)), "the job ends: no restart is left (--max-restarts 0)"),
 ]

@@ -111,6 +111,27 @@ def test_workers_of_whose_start_nothing_was_heard_never_started() -> None:
     assert job.result.never_started == (2,)
 
 
+@pytest.mark.parametrize(
+    ("alone", "code", "told"),
+    [
+        ({0: "torch", 1: "torch"}, 0, [tell.WorkersAlone(2, ("torch",))]),
+        ({0: "torch"}, 0, []),
+        ({0: "torch", 1: "torch"}, 1, []),
+    ],
+)
+def test_workers_that_never_met_may_have_been_single_jobs(
+    alone: dict[int, str], code: int, told: list[tell.WorkersAlone]
+) -> None:
+    job = History(spec("a:2")).start()
+    for slot, library in alone.items():
+        job.play(on.WorkerAlone("a", 0, slot, library))
+    job.exit("a", 0, code)
+    job.exit("a", 1, 0)
+    job.close()
+    assert job.of(tell.WorkersAlone) == told
+    assert isinstance(job.actions[-1], do.Finish)
+
+
 def test_a_worker_that_fails_because_its_peers_are_gone_is_not_the_cause() -> None:
     job = History(spec("a:1,b:1")).start()
     job.play(lost("b"))

@@ -1,0 +1,59 @@
+"""Commands that are launchers themselves: what is said of them at the start."""
+
+from dataclasses import replace
+
+import pytest
+
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.watch.launchers import launcher_advice
+from hvlaunch.gloo.watch.narrator import Narrator
+from hvlaunch.job import ConsoleOptions
+from tests.unit.gloo.history import History, spec
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("torchrun --nproc-per-node 2 train.py --lr 1", "hvlaunch … python train.py --lr 1"),
+        ("/opt/venv/bin/torchrun train.py", "hvlaunch … python train.py"),
+        ("python3 -m torch.distributed.run --standalone train.py", "hvlaunch … python train.py"),
+        ("accelerate launch --num_processes 2 run.py", "hvlaunch … python run.py"),
+        ("deepspeed train.py --deepspeed", "hvlaunch … python train.py --deepspeed"),
+        ("mpirun -np 4 python train.py", "hvlaunch … --mpi python train.py"),
+        ("mpiexec ./solver", "hvlaunch … --mpi python train.py"),
+        ("horovodrun -np 2 python train.py", "hvlaunch … --horovod python train.py"),
+        ("srun -N 2 python train.py", "hvlaunch … --srun python train.py"),
+    ],
+)
+def test_a_launcher_is_told_what_to_write(command: str, advice: str) -> None:
+    text = launcher_advice(tuple(command.split()))
+    assert text is not None
+    assert text.endswith(advice)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nnodes 2 --node-rank 1 train.py",
+        "torchrun --rdzv-backend=c10d train.py",
+        "accelerate launch --num_machines 2 run.py",
+        "accelerate test",
+        "python train.py",
+        "python -m train",
+        "./run",
+    ],
+)
+def test_others_and_those_that_are_meant_so_are_not(command: str) -> None:
+    assert launcher_advice(tuple(command.split())) is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "quiet", "is_told"), [("a:2", False, 1), ("a:1", False, 0), ("a:2", True, 0)]
+)
+def test_it_is_said_once_of_several_workers(hosts: str, quiet: bool, is_told: int) -> None:
+    job = replace(spec(hosts, console=ConsoleOptions(quiet=quiet)), command=("torchrun", "x.py"))
+    said: list[str] = []
+    narrator = Narrator(job, said.append, lambda _: None)
+    for action in History(job).start().actions:
+        narrator.see(on.Tick(), [action], 0.0)
+    assert sum("starts a job of its own" in text for text in said) == is_told
