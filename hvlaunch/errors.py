@@ -71,6 +71,8 @@ class Problem(NamedTuple):
     path: str | None = None
     errors: tuple[Problem, ...] = ()
     """One for each host, where several failed."""
+    host_key: tuple[str, str] | None = None
+    """Its type and its fingerprint, where nobody knows whether it is the host's."""
 
     def __str__(self) -> str:
         where = f"host {self.host}: " if self.host else ""
@@ -218,6 +220,11 @@ class HostKeyUnknown(HostError):
         super().__init__(cause, host=host, hint=hint)
         self.key_type = key_type
         self.fingerprint = fingerprint
+
+    @property
+    def problem(self) -> Problem:
+        known = (self.key_type, self.fingerprint) if self.fingerprint else None
+        return super().problem._replace(host_key=known if type(self) is HostKeyUnknown else None)
 
 
 class HostKeyChanged(HostKeyUnknown):

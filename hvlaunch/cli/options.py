@@ -277,7 +277,7 @@ _OUTPUT = Group(
             ("--quiet",),
             "print only output, errors and failure report",
             field="console.quiet",
-            more="Other messages of hvlaunch are left out.",
+            more="Other messages of hvlaunch are left out, such as the lines at the start and at the end of a job.",
             excludes="loudness",
         ),
         Option(

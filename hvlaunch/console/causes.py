@@ -17,38 +17,71 @@ _ADDRESS = re.compile(
 
 
 def describe(problem: Problem) -> list[str]:
-    """The lines that a person reads; the first begins with `hvlaunch: `, the others are indented."""
+    """The lines that a person reads; the first begins with `hvlaunch: `, the others are indented.
+
+    What to try stands on a line of its own.
+    """
     if not problem.errors:
-        first, *more = str(problem).split("\n")
-        return [f"hvlaunch: {first}", *(f"  {line}" for line in more)]
+        return _first(_lines([problem], problem.cause, problem.hint))
     of_hosts = [error for error in problem.errors if error.host is not None]
-    others = [f"hvlaunch: {error}" for error in problem.errors if error.host is None]
-    groups = _alike(of_hosts)
-    if len(groups) == 1:
-        return [f"hvlaunch: {groups[0]}", *others]
-    return [f"hvlaunch: {len(of_hosts)} hosts failed:", *(f"  {line}" for line in groups), *others]
+    blocks = [_lines(group, *texts) for texts, group in _alike(of_hosts).items()]
+    others = [
+        _first(_lines([error], error.cause, error.hint)) for error in problem.errors if error.host is None
+    ]
+    if len(blocks) == 1:
+        lines = _first(blocks[0])
+    else:
+        lines = [
+            f"hvlaunch: {len(of_hosts)} hosts failed:",
+            *(f"  {line}" for block in blocks for line in block),
+        ]
+    return [*lines, *(line for block in others for line in block)]
 
 
-def _alike(problems: Sequence[Problem]) -> list[str]:
-    """A line for each cause, in the order of the hosts. Texts that differ only in its name or address are alike."""
+def _first(lines: Sequence[str]) -> list[str]:
+    """The lines of the only cause, or of one that is of no host."""
+    return [f"hvlaunch: {lines[0]}", *lines[1:]]
+
+
+def _alike(problems: Sequence[Problem]) -> dict[tuple[str, str | None], list[Problem]]:
+    """By cause and hint, in the order of the hosts. Texts that differ only in its name, address or key are alike."""
     exact = Counter((problem.cause, problem.hint) for problem in problems)
     groups: dict[tuple[str, str | None], list[Problem]] = {}
     for problem in problems:
         key = (problem.cause, problem.hint)
         if exact[key] == 1:
             key = (
-                _without_name(problem.cause, problem),
+                _without_name(_without_key(problem), problem),
                 problem.hint and _without_name(problem.hint, problem),
             )
         groups.setdefault(key, []).append(problem)
-    return [_line(group, *texts) for texts, group in groups.items()]
+    return groups
 
 
-def _line(group: list[Problem], cause: str, hint: str | None) -> str:
+def _lines(group: Sequence[Problem], cause: str, hint: str | None) -> list[str]:
+    """The cause, the hosts' keys where it is about them, and what to try."""
+    keys: list[str] = []
     if len(group) == 1:
-        return str(group[0])
-    names = fold_hosts(str(problem.host) for problem in group)
-    return f"{names}: {cause}" + (f"; try: {hint}" if hint else "")
+        cause, hint = group[0].cause, group[0].hint
+    elif all(problem.host_key for problem in group):
+        cause = cause.replace("its host key is", "their host keys are", 1)
+        keys = _table([(problem.host or "", *(problem.host_key or ())) for problem in group])
+    names = [problem.host for problem in group if problem.host is not None]
+    where = f"{fold_hosts(names)}: " if names else ""
+    first, *more = f"{where}{cause}".split("\n")
+    return [first, *(f"  {line}" for line in [*more, *keys]), *([f"  Try: {hint}"] if hint else [])]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _without_key(problem: Problem) -> str:
+    key = " ".join(problem.host_key or ())
+    return problem.cause.replace(f": {key}", "", 1) if key else problem.cause
 
 
 def _without_name(text: str, problem: Problem) -> str:

@@ -3,13 +3,13 @@
 import signal
 from collections.abc import Collection, Iterable, Sequence
 
+from hvlaunch.console.duration import duration
 from hvlaunch.hosts.fold import fold_hosts, fold_ranks
 from hvlaunch.job import WorkerExit
 
-__all__ = ["delta", "duration", "end", "endings", "failed_itself", "signal_name"]
+__all__ = ["delta", "end", "endings", "failed_itself", "signal_name"]
 
 _MOST_LINES = 12
-_MINUTE, _HOUR = 60, 3600
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # POSIX, Shell Command Language, 2.8.2
 _SAME_TIME = 0.05
 
@@ -68,18 +68,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def duration(seconds: float) -> str:
-    """`0.04 s`, `12.4 s`, `3 min 12 s`, `2 h 14 min`."""
-    if seconds < 1:
-        return f"{seconds:.2f} s"
-    if seconds < _MINUTE:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < _HOUR:
-        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
-    return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE} min"
 
 
 def _kind(worker: WorkerExit) -> tuple[int, str]:

@@ -7,7 +7,8 @@ from signal import SIGKILL, SIGPIPE
 from hvlaunch.console.advice import advice, start_advice
 from hvlaunch.console.causes import describe
 from hvlaunch.console.consequences import lost_connection
-from hvlaunch.console.endings import delta, duration, end, endings, signal_name
+from hvlaunch.console.duration import duration
+from hvlaunch.console.endings import delta, end, endings, signal_name
 from hvlaunch.console.evidence import Evidence, find_evidence
 from hvlaunch.console.files import rank_directory
 from hvlaunch.hosts.fold import fold_hosts, fold_ranks
@@ -48,8 +49,9 @@ def _not_started(exits: Iterable[WorkerExit]) -> list[str]:
         if worker.not_started is not None:
             hosts.setdefault((worker.not_started, start_advice(worker)), []).append(worker.host)
     return [
-        f"hvlaunch: {fold_hosts(names)}: {cause}" + (f"; try: {hint}" if hint else "")
+        line
         for (cause, hint), names in hosts.items()
+        for line in (f"hvlaunch: {fold_hosts(names)}: {cause}", *([f"  Try: {hint}"] if hint else []))
     ]
 
 

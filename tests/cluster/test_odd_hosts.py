@@ -237,7 +237,7 @@ CASES: list[tuple[Case, tuple[str, ...]]] = [
     ],
 )
 def test_true_runs_on(site: Site, case: Case, client: str) -> None:
-    job = site.run("--ssh-client", client, "--cwd", "/", *case(site), "true")
+    job = site.run("--quiet", "--ssh-client", client, "--cwd", "/", *case(site), "true")
     assert job.code() == 0, job.stderr
     assert job.stderr == ""
 

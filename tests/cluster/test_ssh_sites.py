@@ -34,11 +34,12 @@ def site(whole_site: Site) -> Iterator[Site]:
 
 
 def complaint(job: Job) -> str:
-    """The line that it said, before that no worker was started."""
+    """The cause that it gave, on one line; what to try, and that no worker was started, follow."""
     assert job.code() == 69, job.stdout + job.stderr
-    line, end = job.stderr.splitlines()
+    line, *more, end = job.stderr.splitlines()
+    assert [text[:7] for text in more] in ([], ["  Try: "])
     assert end == "  The job ends: no worker was started."
-    return line
+    return "; ".join([line, *more])
 
 
 # What hosts share
@@ -84,9 +85,9 @@ def test_no_more_than_the_limit_at_once(site: Site) -> None:
 
 def test_two_names_of_one_machine_are_told_once(site: Site) -> None:
     site.config("Host twin", "  HostName n1", "  HostKeyAlias n1")
-    job = site.run("-H", "n1,twin,n2", "true")
+    job = site.run("-H", "n1:1,twin:1,n2:1", "true")
     assert job.code() == 0
-    (line,) = job.stderr.splitlines()
+    line, *_ = job.stderr.splitlines()
     assert "hosts n1,twin are the same machine" in line
 
 

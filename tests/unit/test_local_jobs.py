@@ -80,7 +80,7 @@ def test_the_ports_are_those_that_a_firewall_lets_through() -> None:
 
 
 def test_output_is_prefixed_and_kept_apart() -> None:
-    done = run("-np", 2, "sh", "-c", "echo out $RANK; echo err $RANK >&2; printf unfinished")
+    done = run("--quiet", "-np", 2, "sh", "-c", "echo out $RANK; echo err $RANK >&2; printf unfinished")
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == [
         "[0]<stdout>: out 0",
@@ -91,8 +91,8 @@ def test_output_is_prefixed_and_kept_apart() -> None:
     assert sorted(done.stderr.splitlines()) == ["[0]<stderr>: err 0", "[1]<stderr>: err 1"]
 
 
-def test_a_silent_job_prints_nothing() -> None:
-    done = run("-np", 2, "true")
+def test_a_silent_and_quiet_job_prints_nothing() -> None:
+    done = run("--quiet", "-np", 2, "true")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -158,7 +158,7 @@ def test_the_exit_code_is_the_workers(script: str, code: int) -> None:
 
 def test_a_failure_stops_the_rest_and_is_reported_last(mark: str) -> None:
     script = '[ $RANK = 2 ] || exec sleep 3600; echo "it broke" >&2; exit 3'
-    done = run("-np", 3, "sh", "-c", script, mark)
+    done = run("--quiet", "-np", 3, "sh", "-c", script, mark)
     assert done.returncode == 3
     report = done.stderr.splitlines()
     assert report[0] == "[2]<stderr>: it broke"

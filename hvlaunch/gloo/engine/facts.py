@@ -26,6 +26,7 @@ __all__ = [
     "RoundFormed",
     "RoundStarting",
     "SharedMachine",
+    "SlotsAssumed",
     "SlotsLacking",
     "WorkerKilled",
     "WorkerStartFailed",
@@ -126,6 +127,12 @@ class SlotsLacking(NamedTuple):
 # Rounds
 
 
+class SlotsAssumed(NamedTuple):
+    """These hosts get one worker each, because nobody has given a number of slots, and they have no GPU."""
+
+    hosts: tuple[str, ...]
+
+
 class RoundStarting(NamedTuple):
     """All workers of a round are started."""
 
@@ -204,6 +211,7 @@ Fact = (
     | PoolEmpty
     | KeepingHosts
     | SlotsLacking
+    | SlotsAssumed
     | RoundStarting
     | RoundFormed
     | RoundEnding

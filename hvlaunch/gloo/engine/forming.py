@@ -224,9 +224,18 @@ class FreshWorkers(Forming):
         return -1
 
     def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
-        is_static = self._elastic is None
-        skipped: list[Action] = [tell.HostSkipped(why) for why in self._pool.failures] if is_static else []
-        return skipped + self._starter.start(plan, current, now)
+        told: list[Action] = []
+        if self._elastic is None:
+            told += [tell.HostSkipped(problem) for problem in self._pool.failures]
+        if self._spec.np is None and not current.number and (assumed := self._assumed(plan)):
+            told.append(tell.SlotsAssumed(assumed))
+        return told + self._starter.start(plan, current, now)
+
+    def _assumed(self, plan: Plan) -> tuple[str, ...]:
+        """The hosts whose number of slots nobody has given or found."""
+        if self._spec.slots_per_host is not None:
+            return ()
+        return tuple(host.name for host in plan.hosts if host.host.slots is None and not host.gpus)
 
     def gain(self, current: Round, now: float) -> int:
         able = self._pool.capacity([host for host in self._pool if host.is_usable(now)])

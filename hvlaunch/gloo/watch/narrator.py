@@ -6,6 +6,7 @@ from functools import partial
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.gloo.watch.milestones import ended_well, starting
 from hvlaunch.hosts.fold import host_set
 from hvlaunch.job import JobSpec
 
@@ -59,6 +60,8 @@ class Narrator:
                 self._start(action)
             elif isinstance(action, tell.Fact):
                 self._fact(action)
+            elif isinstance(action, do.Finish) and action.result.exit_code == 0 and not self._quiet:
+                self._say(ended_well(action.result))
         if self._connecting and not self._quiet:
             self._wait(event, actions)
 
@@ -87,8 +90,11 @@ class Narrator:
                 self._say(advice)
 
     def _fact(self, fact: tell.Fact) -> None:
-        is_detail = isinstance(fact, tell.RoundStarting) and not fact.round
-        if self._verbose or isinstance(fact, _ERRORS) or not (is_detail or self._quiet):
+        if self._quiet and not isinstance(fact, _ERRORS):
+            return
+        if isinstance(fact, tell.RoundStarting):
+            self._say(starting(fact))
+        else:
             from hvlaunch.gloo.watch.sentences import sentence  # noqa: PLC0415 (most jobs have nothing to tell)
 
             self._say(sentence(fact))

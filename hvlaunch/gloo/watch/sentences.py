@@ -9,6 +9,7 @@ from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.gloo.watch.milestones import assumed, count, starting
 from hvlaunch.hosts.fold import fold_hosts
 
 __all__ = ["because", "detail", "sentence", "span", "start_detail"]
@@ -22,16 +23,13 @@ _ALONE = {
 """What it may mean, by library."""
 
 
-def _count(number: int, noun: str) -> str:
-    """`1 worker`, `2 workers`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def sentence(fact: tell.Fact) -> str:
     """What the user is told."""
     match fact:
         case tell.PoolEmpty() | tell.KeepingHosts() | tell.SlotsLacking():
             return _of_pool(fact)
+        case tell.SlotsAssumed():
+            return assumed(fact)
         case (
             tell.RoundStarting()
             | tell.RoundFormed()
@@ -104,7 +102,7 @@ def _of_pool(fact: tell.PoolEmpty | tell.KeepingHosts | tell.SlotsLacking) -> st
             cause, colon, its_words = str(problem).partition(":\n")
             return f"{cause}; keeping the current hosts{colon}{its_words}"
         case tell.SlotsLacking(least, available, seconds):
-            needs = f"{_count(least, 'slot')} (--min-np)"
+            needs = f"{count(least, 'slot')} (--min-np)"
             are = "there is" if available == 1 else "there are"
             return f"waiting for {needs}, for {seconds:g} s at most: {are} {available}"
 
@@ -117,13 +115,11 @@ def _of_round(
     | tell.WorkerStartFailed,
 ) -> str:
     match fact:
-        case tell.RoundStarting(number, workers, hosts, address, port):
-            again = f"round {number}: " if number else ""
-            where = f"{_count(workers, 'worker')} on {_count(len(hosts), 'host')}"
-            return f"{again}starting {where}; rank 0 is at {address}:{port}"
+        case tell.RoundStarting():
+            return starting(fact)
         case tell.RoundFormed(number, workers, hosts, cause):
             after = "" if cause is None else f" ({because(cause)})"
-            return f"round {number}: {_count(workers, 'worker')} on {_count(len(hosts), 'host')}{after}"
+            return f"round {number}: {count(workers, 'worker')} on {count(len(hosts), 'host')}{after}"
         case tell.RoundEnding(number, cause):
             return f"round {number} ends: {because(cause)}"
         case tell.WorkerKilled(cause):
@@ -206,8 +202,8 @@ def detail(event: on.Event, elapsed: float) -> str | None:
         case on.HostConnected(host):
             return f"host {host}: connected after {elapsed:.2f} s"
         case on.HostReady(host, facts):
-            gpus = "" if facts.gpus is None else f", {_count(facts.gpus, 'GPU')}"
-            has = f"Python {facts.python}, {_count(facts.cpus, 'CPU')}{gpus}"
+            gpus = "" if facts.gpus is None else f", {count(facts.gpus, 'GPU')}"
+            has = f"Python {facts.python}, {count(facts.cpus, 'CPU')}{gpus}"
             return f"host {host}: ready after {elapsed:.2f} s: {has}"
         case on.RendezvousReached(host, address, tried, relay_port) if relay_port is not None:
             reason = f" (can't reach it at {', '.join(tried)})" if tried else ""

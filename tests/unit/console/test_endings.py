@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from hvlaunch.console.endings import duration, end, endings, signal_name
+from hvlaunch.console.duration import duration
+from hvlaunch.console.endings import end, endings, signal_name
 from hvlaunch.hosts.fold import fold_hosts, fold_ranks
 from hvlaunch.job import WorkerExit
 

@@ -8,7 +8,16 @@ from textwrap import dedent
 import pytest
 
 from hvlaunch.console.report import failure_report
-from hvlaunch.errors import AgentFailed, ConnectFailed, HostLost, HostsFailed, PermissionDenied, UnknownHost
+from hvlaunch.errors import (
+    AgentFailed,
+    ConnectFailed,
+    HostKeyUnknown,
+    HostLost,
+    HostsFailed,
+    NotEnoughSlots,
+    PermissionDenied,
+    UnknownHost,
+)
 from hvlaunch.job import JobResult, WorkerExit
 
 GIB = 1 << 30
@@ -164,7 +173,8 @@ def test_a_command_that_is_nowhere():
         ended(*(worker(rank, host, code=127, not_started=cause) for rank, host in enumerate("aabb"))),
         4,
         """
-        hvlaunch: hosts a,b: trainer: command not found (PATH=/usr/bin:/bin); try: its full path (./train if it is in the working directory), or a PATH that has it (-x PATH=…)
+        hvlaunch: hosts a,b: trainer: command not found (PATH=/usr/bin:/bin)
+          Try: its full path (./train if it is in the working directory), or a PATH that has it (-x PATH=…)
         """,
     )
 
@@ -189,7 +199,8 @@ def test_a_script_that_is_not_executable():
         ended(worker(0, "b", code=126, not_started=cause), *stopped(1)),
         2,
         """
-        hvlaunch: host b: train.py: permission denied; try: chmod +x, or put the interpreter before it (python train.py)
+        hvlaunch: host b: train.py: permission denied
+          Try: chmod +x, or put the interpreter before it (python train.py)
         """,
     )
 
@@ -294,7 +305,8 @@ def test_a_lost_host():
         ),
         6,
         """
-        hvlaunch: host b: lost: silent for 30 s (--lease); try: ping b: the host is down
+        hvlaunch: host b: lost: silent for 30 s (--lease)
+          Try: ping b: the host is down
           The workers, after 13.2 s:
             ranks 3-4 on host a: exit code 1, after 12.0 s to 14.5 s
             2 stopped by hvlaunch (SIGTERM): ranks 0-1
@@ -306,7 +318,7 @@ def test_a_lost_host():
 def test_an_error_before_any_worker():
     error = UnknownHost("no address for this name", host="gpu9", hint="its spelling")
     result = JobResult(exit_code=69, elapsed=0.0, error=error.problem)
-    check(result, 0, f"hvlaunch: host gpu9: no address for this name; try: its spelling\n{ENDS}")
+    check(result, 0, f"hvlaunch: host gpu9: no address for this name\n  Try: its spelling\n{ENDS}")
 
 
 def test_workers_that_never_started():
@@ -362,7 +374,60 @@ def test_all_hosts_fail_alike():
     check(
         result,
         0,
-        f"hvlaunch: hosts gpu[01-07]: permission denied (publickey); tried 2 keys; try: ssh -p 22 HOST\n{ENDS}",
+        f"hvlaunch: hosts gpu[01-07]: permission denied (publickey); tried 2 keys\n  Try: ssh -p 22 HOST\n{ENDS}",
+    )
+
+
+def unknown_key(host, fingerprint):
+    cause = (
+        f"its host key is not known: ssh-ed25519 {fingerprint} (looked for {host} in /root/.ssh/known_hosts)"
+    )
+    hint = f"compare it, then run `ssh {host}` once on this machine; or --host-keys accept-new"
+    return HostKeyUnknown(cause, host=host, hint=hint, key_type="ssh-ed25519", fingerprint=fingerprint)
+
+
+def test_unknown_host_keys_are_one_table():
+    errors = [unknown_key(host, f"SHA256:{host}") for host in ("a", "login", "b")]
+    check(
+        JobResult(exit_code=69, elapsed=0.0, error=HostsFailed([error.problem for error in errors]).problem),
+        0,
+        """
+        hvlaunch: hosts a,b,login: their host keys are not known (looked for HOST in /root/.ssh/known_hosts)
+          a      ssh-ed25519  SHA256:a
+          login  ssh-ed25519  SHA256:login
+          b      ssh-ed25519  SHA256:b
+          Try: compare it, then run `ssh HOST` once on this machine; or --host-keys accept-new
+          The job ends: no worker was started.
+        """,
+    )
+
+
+def test_an_unknown_host_key_among_other_errors_keeps_its_cause():
+    errors = [unknown_key("a", "SHA256:a"), UnknownHost("no address", host="b")]
+    check(
+        JobResult(exit_code=69, elapsed=0.0, error=HostsFailed([error.problem for error in errors]).problem),
+        0,
+        """
+        hvlaunch: 2 hosts failed:
+          host a: its host key is not known: ssh-ed25519 SHA256:a (looked for a in /root/.ssh/known_hosts)
+            Try: compare it, then run `ssh a` once on this machine; or --host-keys accept-new
+          host b: no address
+          The job ends: no worker was started.
+        """,
+    )
+
+
+def test_what_is_of_no_host_has_its_own_line():
+    errors = [UnknownHost("no address", host="b"), NotEnoughSlots(4, 2)]
+    check(
+        JobResult(exit_code=69, elapsed=0.0, error=HostsFailed([error.problem for error in errors]).problem),
+        0,
+        """
+        hvlaunch: host b: no address
+        hvlaunch: 4 workers were asked for, but the hosts have only 2 slots
+          Try: -np 2, or more slots (host:N)
+          The job ends: no worker was started.
+        """,
     )
 
 
@@ -379,7 +444,8 @@ def test_hosts_fail_for_several_reasons():
         0,
         """
         hvlaunch: 5 hosts failed:
-          hosts a,b: permission denied (publickey); tried 2 keys; try: ssh -p 22 HOST
+          hosts a,b: permission denied (publickey); tried 2 keys
+            Try: ssh -p 22 HOST
           hosts a2,c: is no host for a job
           host gpu03: no address
           The job ends: no worker was started.
@@ -449,5 +515,5 @@ def test_hosts_that_differ_in_name_and_address_alone_are_one_line(addresses):
         exit_code=69, elapsed=0.0, error=HostsFailed([error.problem for error in errors]).problem
     )
     assert failure_report(result, {}, 2) == (
-        f"hvlaunch: hosts gpu[0-1]: no connection to HOST port 22: ADDRESS: refused; try: ping HOST\n{ENDS}"
+        f"hvlaunch: hosts gpu[0-1]: no connection to HOST port 22: ADDRESS: refused\n  Try: ping HOST\n{ENDS}"
     )

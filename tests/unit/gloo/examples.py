@@ -137,6 +137,14 @@ FACTS: list[tuple[tell.Fact, str]] = [
         tell.HostNotUsable(LOST, None, goes_on=True),
         "host b: lost: silent; try: ping b; the job goes on without it",
     ),
+    (
+        tell.SlotsAssumed(("a", "b")),
+        "hosts a,b have 1 slot each: no number was given, and no GPU was found; try: -H a:4",
+    ),
+    (
+        tell.SlotsAssumed(("localhost",)),
+        "host localhost has 1 slot: no number was given, and no GPU was found; try: -np 4",
+    ),
     (tell.HostSkipped(LOST), "host b is skipped: lost: silent; try: ping b"),
     (tell.JobEnding(why.RankDone(0, "a")), "the job ends: rank 0 on host a is done (--end-with-rank)"),
     (tell.HostExcluded("b", 4.0, why.HostProblem(LOST)), "host b is excluded for 4 s: lost: silent"),
@@ -183,11 +191,11 @@ FACTS: list[tuple[tell.Fact, str]] = [
     (tell.SlotsLacking(1, 0, 60.0), "waiting for 1 slot (--min-np), for 60 s at most: there are 0"),
     (
         tell.RoundStarting(0, 4, ("a", "b"), "10.0.0.1", 20001),
-        "starting 4 workers on 2 hosts; rank 0 is at 10.0.0.1:20001",
+        "4 workers on 2 hosts; rank 0 is at 10.0.0.1:20001",
     ),
     (
         tell.RoundStarting(2, 1, ("a",), "10.0.0.1", 20001),
-        "round 2: starting 1 worker on 1 host; rank 0 is at 10.0.0.1:20001",
+        "round 2: 1 worker on host a; rank 0 is at 10.0.0.1:20001",
     ),
     (tell.RoundFormed(0, 4, ("a", "b"), None), "round 0: 4 workers on 2 hosts"),
     (tell.RoundFormed(1, 1, ("a",), why.MoreWorkers(1)), "round 1: 1 worker on 1 host (1 more worker)"),

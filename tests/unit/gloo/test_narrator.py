@@ -39,15 +39,34 @@ class Told(History):
             self.play(on.HostProbed(probe.host, probe.target, probe.addresses[0]))
 
 
-def test_a_job_that_goes_well_is_not_talked_about():
-    told = Told().start()
-    told.exit("a", 0)
-    told.exit("a", 1)
-    told.exit("b", 0)
-    told.exit("b", 1)
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_job_that_goes_well_has_a_line_at_its_start_and_one_at_its_end(quiet):
+    told = Told(console=ConsoleOptions(quiet=quiet)).start()
+    began = ["4 workers on 2 hosts; rank 0 is at 10.0.0.1:20001"]
+    assert told.texts == ([] if quiet else began)
+    told.now += 75.0
+    for host in "ab":
+        told.exit(host, 0)
+        told.exit(host, 1)
     told.close()
     assert told.result.exit_code == 0
-    assert told.texts == []
+    assert told.texts == ([] if quiet else [*began, "done after 1 min 15 s, exit code 0"])
+
+
+def test_a_job_that_fails_has_its_report_at_the_end():
+    told = Told("a:1").start()
+    told.exit("a", 0, 3)
+    told.close()
+    assert len(told.texts) == 1
+
+
+def test_slots_that_nobody_has_given_are_told():
+    told = Told("a,b").start()
+    assert (
+        told.texts[0] == "hosts a,b have 1 slot each: no number was given, and no GPU was found; try: -H a:4"
+    )
+    told = Told("a,b:1").start({"a": facts(1, gpus=2)})
+    assert not [text for text in told.texts if "slot" in text]
 
 
 def test_who_is_waited_for():
@@ -130,7 +149,7 @@ def test_details():
         "host b: MASTER_ADDR=10.0.0.1 MASTER_PORT=20001 on eth0, rendezvous at 10.0.0.100:4711",
     ]
     assert any(text.startswith("host b: reaches host a at 10.0.0.1") for text in told.texts)
-    assert any(text.startswith("starting 4 workers") for text in told.texts)
+    assert any(text.startswith("4 workers on 2 hosts") for text in told.texts)
 
 
 def test_a_host_that_relays_is_told_as_a_detail():
@@ -184,5 +203,5 @@ def test_ranks_that_the_job_does_not_have(ranks, quiet, count):
 def test_noise_on_a_host_is_told_unless_quiet(quiet):
     told = Told(console=ConsoleOptions(quiet=quiet)).start()
     told.play(on.HostNoise("b", "backup: 1 of 5"))
-    assert len(told.texts) == (not quiet)
-    assert all(text.startswith("host b: ") and text.endswith(": backup: 1 of 5") for text in told.texts)
+    noise = [text for text in told.texts if text.startswith("host b: ") and text.endswith(": backup: 1 of 5")]
+    assert len(noise) == (not quiet)

@@ -68,7 +68,12 @@ def test_a_job(line, tmp_path):
     done = run(line(ALL, *words))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>: {rank} {rank} b c" for rank in range(3)]
-    assert done.stderr == "hvlaunch: mpirun: a word of mpirun's\n"
+    said = done.stderr.splitlines()
+    assert said[0] == "hvlaunch: mpirun: a word of mpirun's"
+    assert [line.partition(";")[0] for line in said[1:]] == [
+        "hvlaunch: 3 workers on host localhost",
+        said[-1],
+    ]
     assert [(files / "latest" / f"rank.{rank}" / "stdout").read_text() for rank in range(3)] == [
         "0 0 b c\n",
         "1 1 b c\n",
