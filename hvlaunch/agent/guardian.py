@@ -61,6 +61,7 @@ def watch_over(
         os.setsid()  # who kills the guardian's process group, as Hydra does, must not kill both
         work(alive_read)
     os.close(alive_read)
+    signal.setitimer(signal.ITIMER_REAL, 0)  # that of the start, which fork did not hand on
     status = _wait(child, patience)
     left = reaper.kill_descendants(_KILL_PATIENCE)
     clean_up()

@@ -14,27 +14,33 @@ __all__ = ["caller_command"]
 
 # Of the programs, which are $0 and $1, a launcher and its shells see letters, digits, + / and = alone. They hand the
 # other words on as they are, the interpreters to try, too.
-_UNPACK = "import sys,zlib,binascii;exec(zlib.decompress(binascii.a2b_base64(sys.argv[1])))"
+# As on ssh's command line, a timer ends what is no agent, with its lease, in time.
+_UNPACK = (
+    "import sys,zlib,binascii,_signal;_signal.setitimer(0,{limit:g});"
+    "exec(zlib.decompress(binascii.a2b_base64(sys.argv[1])))"
+)
 _NAME = "hvlaunch-agent"
 """For those who read the list of processes."""
 _SHELL = (
     'r=$1; shift; for p; do case "$p" in /*/python3.[89]|/*/python3.[1-9][0-9]) [ -x "$p" ];; '
     f'*) case "$("$p" -V </dev/null 2>/dev/null)" in {NEW_ENOUGH}) ;; *) false;; esac;; esac && '
-    f'exec "$p" -I -S -X utf8 -c "{_UNPACK}" "$0" "$r" {_NAME}; done; '
+    f'exec "$p" -I -S -X utf8 -c "%s" "$0" "$r" {_NAME}; done; '
     'echo "hvlaunch: host $(uname -n): no Python >= 3.8 among $*" >&2; exit 127'
 )
 
 
-def caller_command(names: Sequence[Names], python: str | None = None) -> tuple[str, ...]:
+def caller_command(
+    names: Sequence[Names], python: str | None = None, *, limit: float = 90.0
+) -> tuple[str, ...]:
     """The words for the launcher, whose variables are `names`.
 
     `python` is the interpreter; None tries this one's path, python3 and python. One that is named python3.N needs
-    not be asked for its version.
+    not be asked for its version. The driver has `limit` seconds to send it the agent's program.
     """
     pairs = [(each.rank, each.local_rank) for each in names if each.local_rank]
     first = _packed(rank.__file__, f"import sys\nmain({pairs!r}, sys.argv[2])")
     second = _packed(caller.__file__, f"main({sorted(ALL_NAMES)!r}, ranks)")
-    return ("/bin/sh", "-c", _SHELL, first, second, *python_candidates(python))
+    return ("/bin/sh", "-c", _SHELL % _UNPACK.format(limit=limit), first, second, *python_candidates(python))
 
 
 def _packed(file: str, call: str) -> str:

@@ -71,7 +71,7 @@ def _ways(
 
     `whole` is the job with all hosts that were named: `spec` has those that it needs.
     """
-    caller = caller_command(names_of(launcher.kind), python)
+    caller = caller_command(names_of(launcher.kind), python, limit=spec.start_timeout + spec.lease)
     request = request_of(whole, options, launcher, caller, (ENTRY, CERTIFICATE, ADDRESSES))
     request = replace(request, ssh_words=(*request.ssh_words, *_quick_words(whole, request, launcher)))
     arrivals = Arrivals(request.hosts, launcher.kind)

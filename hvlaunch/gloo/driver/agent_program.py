@@ -50,4 +50,4 @@ class AgentProgram:
         if is_here and python is None:
             return local_agent_command(self._config), b""
         program = self.packed(is_near=is_near)
-        return agent_command(python_candidates(python), len(program)), program
+        return agent_command(python_candidates(python), len(program), self._config["lease"]), program

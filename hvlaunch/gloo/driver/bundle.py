@@ -52,7 +52,11 @@ _RARE = ("alone", "group", "listening", "relay")
 _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
 _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
 # Reads exactly its own size from stdin, whose next bytes are frames: buffered by 1, nothing is read ahead.
-_BOOT = "import io,zlib;exec(zlib.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
+# Until the agent's own loop, which has the lease, a timer ends it: the rest may never come.
+_BOOT = (
+    "import io,zlib,_signal;_signal.setitimer(0,{limit:g});"
+    "exec(zlib.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
+)
 NEW_ENOUGH = '*"Python 3."[89]*|*"Python 3."[1-9][0-9]*'
 """What `python -V` prints, which is four times as quick as to start it, as the patterns of a shell's `case`.
 
@@ -103,8 +107,10 @@ def python_candidates(chosen: str | None) -> list[str]:
     return [chosen]
 
 
-def agent_command(candidates: Sequence[str], size: int) -> str:
+def agent_command(candidates: Sequence[str], size: int, limit: float) -> str:
     """Start the first candidate that is a Python >= 3.8 with a bundle of `size` bytes on its stdin.
+
+    The bundle has to come within `limit` seconds: a process whose driver is gone, and that has no lease yet, ends so.
 
     Written so that bash, zsh, dash, fish, csh and tcsh read it alike: one exec, one pair of single
     quotes. Nothing secret is in it.
@@ -113,7 +119,7 @@ def agent_command(candidates: Sequence[str], size: int) -> str:
     named = list(takewhile(_SAYS_ITS_VERSION.fullmatch, usable))
     others = usable[len(named) :]
     script = (
-        f'set -- -I -S -X utf8 -c "{_BOOT.format(size=size)}"; '
+        f'set -- -I -S -X utf8 -c "{_BOOT.format(size=size, limit=limit)}"; '
         f'for p in {_words(named)}; do [ -f "$p" ] && [ -x "$p" ] && exec "$p" "$@"; done; '
         f'l="timeout {_VERSION_LIMIT}"; command -v timeout >/dev/null && $l true || l=; '
         f"for p in {_words(others)}; do "

@@ -40,6 +40,8 @@ _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
 _EXIT_STATUS_WAIT = 2.0
 _NOT_FOUND = 127
+_TIMED_OUT = 128 + 14
+"""By SIGALRM, of the timer on its command line."""
 _MOST_PARTINGS = 4  # that are passed on, of an agent that says so again and again
 _LONGEST_LINE = 500  # of what a host says, where it is quoted
 _LOST_HINT = "look at the system log of that host, if nobody killed its agent"
@@ -374,6 +376,11 @@ class HostLink:
                 f"no Python >= 3.8 was found (tried {tried})",
                 host=name,
                 hint="--remote-python PATH, or python=PATH in the hostfile",
+            )
+        if status == _TIMED_OUT:
+            cause = "its agent's program did not arrive within the lease"
+            return AgentFailed(
+                cause, host=name, hint="a longer --lease: the way to that host is slow, or was cut"
             )
         noise = bytes(self._noise).decode("utf-8", "replace").strip()
         lines = (stderr or noise).splitlines() or [broken or "nothing"]

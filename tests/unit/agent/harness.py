@@ -135,7 +135,7 @@ class AgentProcess:
         self._decoder = Decoder()
         self._reader = PieceReader(self._hear)
         self._bundle = bundle({"grace": grace, "lease": lease, "window": window}, is_near=True)
-        command = before + agent_command(candidates, len(self._bundle))
+        command = before + agent_command(candidates, len(self._bundle), PATIENCE)
         self.process = subprocess.Popen(
             [*shell, command],
             stdin=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -72,7 +73,7 @@ def test_every_login_shell_starts_the_agent(
 def test_no_candidate_is_one_line_and_127(shell: str, tmp_path: Path, new_user: dict[str, str]) -> None:
     candidates = ["/no/such dir/python", old_python(tmp_path), "no-such-python", str(tmp_path)]
     done = subprocess.run(
-        [*shell_command(shell), agent_command(candidates, 1)],
+        [*shell_command(shell), agent_command(candidates, 1, 60)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
@@ -102,7 +103,7 @@ def test_a_python_that_is_too_old_is_passed_over(launch: Launch, tmp_path: Path)
 def test_the_version_test_of_the_command_tells_old_from_new(
     tmp_path: Path, version: str, taken: bool
 ) -> None:
-    command = agent_command([old_python(tmp_path, version=version)], 1)
+    command = agent_command([old_python(tmp_path, version=version)], 1, 60)
     done = subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.stdout == f"Python {version}\n".encode()) is taken
     assert (NO_PYTHON.encode() in done.stderr) is not taken
@@ -173,13 +174,13 @@ def test_a_path_that_no_quoting_suits_all_shells_is_bad_usage(path: str) -> None
 
 
 def test_nothing_secret_and_nothing_long_is_on_the_command_line() -> None:
-    assert len(agent_command(python_candidates(None), 20_000)) < 700
+    assert len(agent_command(python_candidates(None), 20_000, 60)) < 700
 
 
 def fault(data: bytes) -> str:
     """What an agent of the bundle says of a frame that no driver sends: a traceback."""
     done = subprocess.run(
-        ["/bin/sh", "-c", agent_command([sys.executable], len(data))],
+        ["/bin/sh", "-c", agent_command([sys.executable], len(data), 60)],
         input=data + encode({"type": "hello"}),
         capture_output=True,
         check=False,
@@ -215,7 +216,7 @@ def test_frames_right_behind_the_bundle_are_not_swallowed(launch: Launch) -> Non
     """One write has the bundle and the hello; the boot may read only its own part."""
     data = bundle(CONFIG, is_near=True)
     process = subprocess.Popen(
-        ["/bin/sh", "-c", agent_command([sys.executable], len(data))],
+        ["/bin/sh", "-c", agent_command([sys.executable], len(data), 60)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -228,7 +229,7 @@ def test_frames_right_behind_the_bundle_are_not_swallowed(launch: Launch) -> Non
 def test_a_bundle_that_comes_in_drops_is_read_whole() -> None:
     data = bundle(CONFIG, is_near=True) + encode({"type": "bye"})
     process = subprocess.Popen(
-        ["/bin/sh", "-c", agent_command([sys.executable], len(data) - len(encode({"type": "bye"})))],
+        ["/bin/sh", "-c", agent_command([sys.executable], len(data) - len(encode({"type": "bye"})), 60)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -239,6 +240,33 @@ def test_a_bundle_that_comes_in_drops_is_read_whole() -> None:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert b'"bye"' in out
+
+
+@pytest.mark.parametrize("sent", [0, 1000])
+def test_a_start_that_is_cut_ends_by_itself(sent: int) -> None:
+    """No lease is known before the bundle is there, and of a network that is cut nothing is heard."""
+    data = bundle(CONFIG, is_near=False)
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", agent_command([sys.executable], len(data), 0.3)], stdin=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    with process.stdin:
+        process.stdin.write(data[:sent])
+        process.stdin.flush()
+        assert process.wait(60) == -signal.SIGALRM
+
+
+def test_the_timer_of_the_start_ends_where_the_agent_begins() -> None:
+    code = (
+        "import os, signal\nfrom hvlaunch.agent.guardian import watch_over\n"
+        "signal.setitimer(signal.ITIMER_REAL, 3600)\n"
+        "def timer(): os.write(1, b'%g ' % signal.getitimer(signal.ITIMER_REAL)[0])\n"
+        "watch_over(lambda _: timer() or os._exit(0), 1.0, timer)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True
+    )
+    assert done.stdout == b"0 0 "
 
 
 def test_the_hosts_own_modules_are_not_imported(launch: Launch, tmp_path: Path) -> None:
@@ -255,7 +283,7 @@ def test_the_hosts_own_modules_are_not_imported(launch: Launch, tmp_path: Path) 
 def test_the_start_imports_little() -> None:
     """What an import costs is paid on every host before its workers can start."""
     data = bundle(CONFIG, is_near=True)
-    command = agent_command([sys.executable], len(data)).replace("set -- -I", "set -- -X importtime -I")
+    command = agent_command([sys.executable], len(data), 60).replace("set -- -I", "set -- -X importtime -I")
     nobody = {"candidates": [("127.0.0.1", 1)], "key": "k", "relay": "never"}
     hello = {
         "type": "hello",

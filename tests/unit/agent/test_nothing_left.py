@@ -235,7 +235,7 @@ def test_over_a_socket_as_some_ssh_servers_give_it(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
-            ["/bin/sh", "-c", agent_command([sys.executable], len(data))],
+            ["/bin/sh", "-c", agent_command([sys.executable], len(data), 60)],
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
         )

@@ -1,5 +1,6 @@
 """A link: from the bytes of a host to events and output, and why it ended."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
@@ -273,6 +274,12 @@ def test_no_python_and_nothing_behind_it(rig: Rig) -> None:
     rig.event()
     rig.channel.end(127, NO_PYTHON.encode())
     assert rig.event().problem.kind == "NoPython"
+
+
+def test_an_agent_whose_program_did_not_arrive_in_time(rig: Rig) -> None:
+    rig.event()
+    rig.channel.end(128 + signal.SIGALRM)
+    assert "did not arrive within the lease; try: a longer --lease" in str(rig.event().problem)
 
 
 def test_an_agent_that_does_not_start_is_quoted(rig: Rig) -> None:

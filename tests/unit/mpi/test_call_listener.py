@@ -3,6 +3,7 @@
 import binascii
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -29,7 +30,7 @@ os._exit(5)
 """
 
 
-def boot(entry, addresses, python=sys.executable, certificate=KEY, **more):
+def boot(entry, addresses, python=sys.executable, certificate=KEY, limit=60, **more):
     env = {
         **os.environ,
         ENTRY: entry,
@@ -38,7 +39,7 @@ def boot(entry, addresses, python=sys.executable, certificate=KEY, **more):
         "OMPI_COMM_WORLD_RANK": "3",
         "HOME": "/x",
     }
-    words = caller_command(NAMES, python)
+    words = caller_command(NAMES, python, limit=limit)
     return subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
 
 
@@ -107,6 +108,13 @@ def test_an_agent_that_is_sent_away_ends_quietly(listener, callers):
     callers.get(timeout=60).connection.socket.close()
     assert process.communicate(timeout=60) == (b"", b"")
     assert process.returncode == 1
+
+
+def test_a_caller_that_gets_no_program_ends_by_itself(listener, callers):
+    process = boot("the word", f"127.0.0.1 {listener.port}", limit=2)
+    with closing(callers.get(timeout=60).connection.socket):
+        assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == -signal.SIGALRM
 
 
 def test_a_host_without_a_python_is_told_of():
