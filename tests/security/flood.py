@@ -1,4 +1,4 @@
-"""A stranger's connections, many at a time, to a server on this machine: `flood.py KIND PORT COUNT SOURCE…`.
+"""A stranger's connections, many at a time, to a server: `flood.py KIND [ADDRESS:]PORT COUNT SOURCE…`.
 
 It says `there` once each of its connections has begun, and goes on until its stdin ends. What is closed is opened again.
 """
@@ -13,6 +13,7 @@ import time
 REQUEST = b"GET /s/k HTTP/1.1\r\nHost: x\r\n\r\n"
 SENT = {
     "half-open": b"",
+    "half": REQUEST[:20],
     "pipeline": REQUEST * 2000,
     "drip": b"x",
     "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -24,9 +25,9 @@ SENT = {
 class Flood:
     """`count` connections from each address."""
 
-    def __init__(self, kind: str, port: int, count: int, sources: list[str]) -> None:
+    def __init__(self, kind: str, target: tuple[str, int], count: int, sources: list[str]) -> None:
         self._kind = kind
-        self._port = port
+        self._target = target
         self._selector = selectors.DefaultSelector()
         self._stdin = sys.stdin.fileno()
         self._selector.register(self._stdin, selectors.EVENT_READ)
@@ -40,7 +41,7 @@ class Flood:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT: thousands from one address
         connection.bind((source, 0))
-        connection.connect_ex(("127.0.0.1", self._port))
+        connection.connect_ex(self._target)
         self._selector.register(connection, selectors.EVENT_WRITE, self._begin)
 
     def _begin(self, connection: socket.socket) -> None:
@@ -92,5 +93,6 @@ class Flood:
 
 
 if __name__ == "__main__":
-    kind, port, count, *sources = sys.argv[1:]
-    Flood(kind, int(port), int(count), sources).run()
+    kind, target, count, *sources = sys.argv[1:]
+    address, _, port = target.rpartition(":")
+    Flood(kind, (address or "127.0.0.1", int(port)), int(count), sources).run()
