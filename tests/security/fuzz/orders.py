@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any
 from unittest import mock
 
-from hvlaunch.agent import facts, greeting, group, probe, reaper, worker, workers
+from hvlaunch.agent import alone, facts, greeting, group, listening, probe, reaper, worker
 from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import BadFrame, Decoder, encode
 from hvlaunch.agent.main import Agent
@@ -216,7 +216,9 @@ def _on(host: _Host) -> ExitStack:
         (greeting, "_cannot_enter", lambda _: None),
         (greeting, "_gpus", list),
         (group, "programs_of", lambda _: []),
-        (workers, "other_user_at", lambda _: host.chance.choice((None, 4242))),
+        (alone, "look", lambda _: host.chance.choice(((True, None), (False, "torch"), (False, "mpi4py")))),
+        (alone, "was_used", lambda _: host.chance.random() < 0.5),
+        (listening, "other_user_at", lambda _: host.chance.choice((None, 4242))),
         (reaper, "kill_descendants", lambda _: 0),
         (reaper, "kill_marked", lambda _: None),
     ):
