@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PIP_INSTALL := $(PIP) install --constraint constraints.txt
+PIP_INSTALL := $(PIP) install --quiet --constraint constraints.txt
 # pip compiles thousands of files one by one; this takes all processors. Some packages have files that are no Python.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
@@ -12,6 +12,9 @@ CAN_APT := test "$$(id -u)" = 0 && command -v apt-get >/dev/null
 
 # Not raised by `make lock`: a new torch is a download of gigabytes for everyone.
 TORCH := 2.13.0
+# Its builds for processors alone: the default index has those for NVIDIA GPUs, which are ten times as large.
+CPU_TORCH ?= https://download.pytorch.org/whl/cpu
+HAS_GPU := command -v nvidia-smi >/dev/null || test -e /proc/driver/nvidia/version
 
 # What the wheel is made of. A directory is newer when a file of it was removed.
 SOURCES := setup.py pyproject.toml README.md LICENSE $(shell find hvlaunch -name __pycache__ -prune -o -print)
@@ -43,6 +46,10 @@ help: ## list the targets
 
 demo: $(VENV)/.extras-examples $(VENV)/.wheel ## train the digits example with 2 workers on this machine
 	PATH="$(abspath $(BIN)):$$PATH" hvlaunch -np 2 python examples/ddp_digits.py
+	@echo
+	@echo 'make demo: that was hvlaunch with 2 workers on this machine. Next:'
+	@echo '  your own script       . $(BIN)/activate && hvlaunch -np 2 python train.py'
+	@echo '  two machines          docs/getting-started.md, from step 2 on'
 
 test: system-packages $(VENV)/.extras-dev $(VENV)/.wheel pythons ## install what the tests need, then lint and run all tests
 	@echo 'make test: $(CHECKS) run at once, and each shows its output when it is done'
@@ -128,8 +135,21 @@ $(VENV)/.setuptools: constraints.txt $(VENV)/.made
 	$(PIP_INSTALL) setuptools
 	@touch $@
 
+# The rest is some 0.1 GB. `torch==2.13.0` in constraints.txt takes either build.
+$(VENV)/.torch: $(VENV)/.made
+	@if $(BIN)/python -c 'from importlib.metadata import version; assert version("torch").split("+")[0] == "$(TORCH)"' 2>/dev/null; \
+	then touch $@; exit; fi; \
+	if [ "$$(uname -s)" = Linux ] && ! { $(HAS_GPU); }; then \
+	    echo 'make: there is no NVIDIA GPU here: torch $(TORCH) for processors, about 0.3 GB to download with all else, 1.5 GB on disk'; \
+	    if $(PIP_INSTALL) --no-deps --no-compile --retries 1 --timeout 15 --index-url $(CPU_TORCH) torch==$(TORCH) >$(VENV)/torch.log 2>&1; \
+	    then touch $@; exit; fi; \
+	    echo 'make: it can'"'"'t be had from $(CPU_TORCH) ($(VENV)/torch.log says why; CPU_TORCH=URL is another place)'; \
+	fi; \
+	echo 'make: torch $(TORCH) from the default index, on Linux with all for NVIDIA GPUs: about 3 GB to download, 7 GB on disk'; \
+	$(PIP_INSTALL) --no-deps --no-compile torch==$(TORCH) && touch $@
+
 # What an extra brings, beside hvlaunch itself, which is installed again after it: as a wheel, or as the working tree.
-$(VENV)/.extras-%: pyproject.toml constraints.txt $(VENV)/.made
+$(VENV)/.extras-%: pyproject.toml constraints.txt $(VENV)/.made $(VENV)/.torch
 	@$(MAKE) --no-print-directory $(WHEEL)
 	$(PIP_INSTALL) --no-compile '$(WHEEL)[$*]'
 	$(COMPILE)

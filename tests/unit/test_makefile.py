@@ -1,0 +1,80 @@
+"""Which build of torch `make demo` takes, and what it says before; with stand-ins for Python and its pip."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCH = next(
+    line.split()[-1] for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("TORCH :=")
+)
+# Fails where it is asked for torch's version, and for an index that can't be reached.
+PYTHON = """\
+#!/bin/sh
+echo "$*" >> "$0.log"
+case "$*" in
+    -c*version*) [ -n "$HAS_TORCH" ];;
+    *--index-url\\ http://nowhere*) echo 'no route to host'; exit 1;;
+esac
+"""
+
+
+@pytest.fixture
+def make(tmp_path):
+    bin_ = tmp_path / "venv" / "bin"
+    bin_.mkdir(parents=True)
+    (bin_.parent / ".made").touch()
+    tools = tmp_path / "tools"
+    tools.mkdir()
+
+    def program(path, text):
+        path.write_text(text)
+        path.chmod(0o755)
+
+    program(bin_ / "python", PYTHON)
+
+    def run(*words, system="Linux", has_gpu=False, **env):
+        program(tools / "uname", f"#!/bin/sh\necho {system}\n")
+        if has_gpu:
+            program(tools / "nvidia-smi", "#!/bin/sh\n")
+        target = f"{tmp_path}/venv/.torch"
+        line = ["make", "-s", "-C", ROOT, f"VENV={tmp_path}/venv", *words, target]
+        if not has_gpu:
+            line.append("HAS_GPU=false")
+        env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "MAKEFLAGS": "", **env}
+        done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        asked = (bin_ / "python.log").read_text().splitlines()
+        return done.stdout.splitlines(), [line for line in asked if " install " in line]
+
+    return run
+
+
+def test_without_a_gpu_it_is_the_build_for_processors_and_the_size_is_said_first(make):
+    said, (asked,) = make()
+    assert f"--index-url https://download.pytorch.org/whl/cpu torch=={TORCH}" in asked
+    assert said == [
+        f"make: there is no NVIDIA GPU here: torch {TORCH} for processors, about 0.3 GB to download with all else, 1.5 GB on disk"
+    ]
+
+
+def test_where_that_can_not_be_had_it_is_the_default_and_its_size_is_said(make):
+    said, (_, asked) = make("CPU_TORCH=http://nowhere")
+    assert "--index-url" not in asked
+    assert asked.endswith(f"torch=={TORCH}")
+    assert "it can't be had from http://nowhere" in said[1]
+    assert "about 3 GB to download" in said[2]
+
+
+@pytest.mark.parametrize("where", [{"has_gpu": True}, {"system": "Darwin"}])
+def test_with_a_gpu_or_elsewhere_it_is_the_default(make, where):
+    said, (asked,) = make(**where)
+    assert "--index-url" not in asked
+    assert "about 3 GB to download" in said[0]
+
+
+def test_what_is_there_stays(make):
+    said, asked = make(HAS_TORCH="1")
+    assert (said, asked) == ([], [])
