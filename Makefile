@@ -128,11 +128,11 @@ $(VENV)/.made:
 	    if $(CAN_APT); then apt-get update -qq && $(APT_INSTALL) "$$package"; \
 	    else echo "make: $(PYTHON) can't make virtual environments; try: apt-get install $$package"; exit 1; fi; \
 	fi
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 $(VENV)/.setuptools: constraints.txt $(VENV)/.made
-	$(PIP_INSTALL) setuptools
+	@$(PIP_INSTALL) setuptools
 	@touch $@
 
 # The rest is some 0.1 GB. `torch==2.13.0` in constraints.txt takes either build.
@@ -151,18 +151,19 @@ $(VENV)/.torch: $(VENV)/.made
 # What an extra brings, beside hvlaunch itself, which is installed again after it: as a wheel, or as the working tree.
 $(VENV)/.extras-%: pyproject.toml constraints.txt $(VENV)/.made $(VENV)/.torch
 	@$(MAKE) --no-print-directory $(WHEEL)
-	$(PIP_INSTALL) --no-compile '$(WHEEL)[$*]'
-	$(COMPILE)
+	@echo 'make: installing the packages of pyproject.toml, [$*]'
+	@$(PIP_INSTALL) --no-compile '$(WHEEL)[$*]'
+	@$(COMPILE)
 	@rm -f $(VENV)/.wheel $(VENV)/.editable
 	@touch $@
 
 # build/ has to go first: what was removed from the working tree would be there still.
 $(WHEEL): $(SOURCES) $(VENV)/.setuptools
-	rm -rf build/lib build/bdist.*
-	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@rm -rf build/lib build/bdist.*
+	@$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 $(VENV)/.wheel: $(WHEEL) $(VENV)/.made
-	$(PIP) install --quiet --no-deps --force-reinstall $(WHEEL)
+	@$(PIP) install --quiet --no-deps --force-reinstall $(WHEEL)
 	@rm -f $(VENV)/.editable
 	@touch $@
 

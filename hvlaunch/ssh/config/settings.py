@@ -65,6 +65,8 @@ class HostSettings:
     hash_known_hosts: bool
     """New entries hide the host's name."""
     host_key_alias: str | None
+    given_name: str | None
+    """What the user calls the host whose address was given with it (`address=`); known_hosts may have either."""
     address_family: socket.AddressFamily
     connect_timeout: float | None
     """Seconds for one address to answer, on top of the limit for all of connecting."""
@@ -90,7 +92,15 @@ class HostSettings:
         """The host's name in known_hosts files: `name`, `[name]:port` for another port than 22, or the alias."""
         if self.host_key_alias is not None:
             return self.host_key_alias
-        return self.hostname if self.port == _SSH_PORT else f"[{self.hostname}]:{self.port}"
+        return self._with_port(self.hostname)
+
+    @property
+    def other_key_name(self) -> str | None:
+        """Another one, where `address=` is not the name that the user calls it by."""
+        return None if self.given_name is None else self._with_port(self.given_name)
+
+    def _with_port(self, name: str) -> str:
+        return name if self.port == _SSH_PORT else f"[{name}]:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +277,7 @@ def _settings(
         revoked_host_keys=_expand(revoked, tokens) if (revoked := first("revokedhostkeys")) else None,
         hash_known_hosts=first("hashknownhosts") in ("yes", "true"),
         host_key_alias=alias,
+        given_name=host.name if host.address is not None and alias is None else None,
         address_family=_FAMILIES.get(first("addressfamily") or "any", socket.AF_UNSPEC),
         connect_timeout=connect_timeout or None,
         certificate_files=tuple(

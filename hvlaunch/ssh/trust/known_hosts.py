@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -161,6 +161,9 @@ class KnownHosts:
                 return
             if certificate is not None and any(entry.marker == _AUTHORITY for entry in vouching):
                 problem = certificate.problem(_certified_name(settings), self._now())
+                if problem is not None and settings.given_name is not None:
+                    named_problem = certificate.problem(settings.given_name.lower(), self._now())
+                    problem = problem if named_problem is not None else None
                 if problem is None:
                     return
             if problem is not None:
@@ -174,15 +177,16 @@ class KnownHosts:
                 self._record(key, host, settings)
 
     def _find(self, settings: HostSettings) -> tuple[list[_Entry], list[_Entry]]:
-        """Entries for the host's name with its port, and for the bare name where that is another.
+        """Entries for the host's names with its port, and for its bare names where those are others.
 
         As in OpenSSH, a key that is known for the bare name will do, but a different one proves nothing.
         """
         files = [self._file(path) for path in settings.known_hosts_files]
-        name = settings.host_key_name.lower()
-        bare = (settings.host_key_alias or settings.hostname).lower()
-        named = [entry for file in files for entry in file.find(name)]
-        return named, [] if bare == name else [entry for file in files for entry in file.find(bare)]
+        named = [settings.host_key_name, settings.other_key_name]
+        bare = [settings.host_key_alias or settings.hostname, settings.given_name]
+        others = [name for name in bare if name not in named]
+        first, second = ([name.lower() for name in names if name is not None] for names in (named, others))
+        return _found(files, first), _found(files, second)
 
     def _file(self, path: str) -> _File:
         if path not in self._files:
@@ -264,6 +268,10 @@ def _certificate(key: HostKey) -> tuple[HostCertificate | None, str | None]:
         return None, error.cause
 
 
+def _found(files: Sequence[_File], names: Sequence[str]) -> list[_Entry]:
+    return [entry for name in names for file in files for entry in file.find(name)]
+
+
 def _certified_name(settings: HostSettings) -> str:
     return (settings.host_key_alias or settings.hostname).lower()
 
@@ -290,7 +298,7 @@ def _unknown(key: HostKey, host: str, settings: HostSettings, by_hand: str) -> H
     files = ", ".join(there or settings.known_hosts_files[:1]) or "no file"
     cause = (
         f"its host key is not known: {key.type} {key.fingerprint}"
-        f" (looked for {settings.host_key_name} in {files})"
+        f" (looked for {_searched(settings)} in {files})"
     )
     kind = key.type.removeprefix("ssh-").partition("-")[0]
     hint = (
@@ -300,6 +308,11 @@ def _unknown(key: HostKey, host: str, settings: HostSettings, by_hand: str) -> H
     if other := [setting for setting in settings.beyond if setting.startswith(_OTHER_SOURCES)]:
         hint = f"{OPENSSH}, which supports {', '.join(other)}"
     return HostKeyUnknown(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
+
+
+def _searched(settings: HostSettings) -> str:
+    names = [name for name in (settings.host_key_name, settings.other_key_name) if name is not None]
+    return " and ".join(names)
 
 
 def _with_trouble(path: str) -> str:
@@ -320,7 +333,9 @@ def _changed(key: HostKey, host: str, settings: HostSettings, known: _Entry) -> 
         f"its host key {key.type} {key.fingerprint} is not the one in {known.path}:{known.line}"
         f" ({known.key.type} {known.key.fingerprint}): the host was reinstalled, or another machine answers under its name"
     )
-    hint = f"if it was reinstalled, `ssh-keygen -f {known.path} -R '{settings.host_key_name}'`"
+    names = [name for name in (settings.host_key_name, settings.other_key_name) if name is not None]
+    remove = " && ".join(f"ssh-keygen -f {known.path} -R '{name}'" for name in names)
+    hint = f"if it was reinstalled, `{remove}`"
     return HostKeyChanged(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
 
 

@@ -83,6 +83,44 @@ def test_found(settings, names):
     check(settings)
 
 
+@pytest.fixture
+def by_address(settings):
+    """Of the same host, which a hostfile gives the address 10.0.0.7."""
+    config = Path(settings.user_known_hosts_files[0]).parents[2] / "config"
+    host = Host("node.example", port=2222, address="10.0.0.7")
+    return resolve(host, SSHOptions(config=config), ask=no_ssh)
+
+
+@pytest.mark.parametrize("names", ["[10.0.0.7]:2222", "10.0.0.7", NAME, "node.example"])
+def test_a_host_with_an_address_of_its_own_is_found_by_that_and_by_its_name(by_address, names):
+    write(by_address.user_known_hosts_files[0], f"{names} {text(OURS)}")
+    check(by_address)
+
+
+def test_another_key_of_its_name_is_a_change_also_at_another_address(by_address):
+    write(by_address.user_known_hosts_files[0], f"{NAME} {text(OTHER)}")
+    for policy in ("strict", "accept-new"):
+        with pytest.raises(HostKeyChanged, match=r"-R '\[10.0.0.7\]:2222' && ssh-keygen .* -R '\[node"):
+            check(by_address, policy)
+
+
+def test_a_key_that_neither_has_is_unknown_and_both_are_named(by_address):
+    with pytest.raises(HostKeyUnknown, match=r"looked for \[10.0.0.7\]:2222 and \[node.example\]:2222 in"):
+        check(by_address)
+
+
+def test_a_host_key_alias_stands_for_name_and_address(settings):
+    config = Path(settings.user_known_hosts_files[0]).parents[2] / "config"
+    with config.open("a") as file:
+        file.write("HostKeyAlias the-node\n")
+    aliased = resolve(Host("node.example", address="10.0.0.7"), SSHOptions(config=config), ask=no_ssh)
+    write(aliased.user_known_hosts_files[0], f"node.example {text(OURS)}")
+    with pytest.raises(HostKeyUnknown, match="looked for the-node in"):
+        check(aliased)
+    write(aliased.user_known_hosts_files[0], f"the-node {text(OURS)}")
+    check(aliased)
+
+
 @pytest.mark.parametrize(
     "line",
     [
