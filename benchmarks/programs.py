@@ -211,7 +211,7 @@ def ran(program: Program, python: str, folder: Path, limit: float) -> str:
 
 def mpi_tests(folder: Path) -> tuple[Path, str]:
     """mpi4py's own tests, which are in its source."""
-    fetch = [
+    fetch: list[str | Path] = [
         sys.executable,
         "-m",
         "pip",

@@ -4,7 +4,7 @@ import json
 import os
 
 rank, first = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
-workers = []
+workers: list[str] = []
 for host in os.environ["HVLAUNCH_HOSTS"].split(","):
     address, _, slots = host.partition("=")[2].rpartition(":")
     workers += [f"{address}:{first + len(workers) + slot}" for slot in range(int(slots))]
