@@ -21,6 +21,8 @@ Page = list[tuple[RawFile, list[bytes]]]
 """Parts for each file, one after the other."""
 
 _OWN = b"hvlaunch: "
+_PATIENCE = 5.0
+"""Seconds before a pipe or a file is told what hvlaunch waits for."""
 
 
 def _new_merger() -> "Merger":
@@ -61,6 +63,8 @@ class Display:
         self._live = _new_live_rows() if live_rows > 0 else None
         self._prompts = _new_prompts() if live_rows > 0 else None
         self._page: Page = []
+        self._waited_for: Callable[[], str] | None = None
+        self._patience = self._status_at = 0.0
 
     def read_by(self, ranks: Iterable[int]) -> None:
         """Learn which ranks read what the user types on this terminal."""
@@ -125,22 +129,41 @@ class Display:
         self._own(b"", paint_report(report) if self._color else report)
 
     def status(self, text: Callable[[], str] | None, now: float) -> None:
-        """What hvlaunch waits for; None: for nothing any more. Only a terminal shows it."""
-        if self._live is None:
+        """What hvlaunch waits for: a line, perhaps with more lines; None: for nothing any more.
+
+        A terminal shows it below all else. Elsewhere it is one line, and only where hvlaunch waits long.
+        """
+        if self._live is not None:
+            self._live.status(None if text is None else lambda: self._status_rows(text()), now)
             return
-        row = None if text is None else lambda: self._own_prefix + visible(text()).encode(errors="replace")
-        self._live.status(row, now)
+        if text is None or self._waited_for is None:
+            self._patience, self._status_at = _PATIENCE, now + _PATIENCE
+        self._waited_for = text
+
+    def _status_rows(self, text: str) -> list[bytes]:
+        first, *more = (visible(line).encode(errors="replace") for line in text.split("\n"))
+        return [self._own_prefix + first, *(b"  " + line for line in more)]
+
+    def _say_status(self, now: float) -> None:
+        """In a pipe or a file: once it has lasted some seconds, and then each time that it has lasted twice as long."""
+        if self._waited_for is not None and now >= self._status_at:
+            first, *more = self._waited_for().split("\n")
+            self.say(f"{first}: {'; '.join(more)}" if more else first)
+            self._status_at = now + self._patience
+            self._patience *= 2
 
     @property
     def deadline(self) -> float | None:
         """When to ask for a page, even if nothing is put in until then."""
         known = [self._bars.deadline, self._merger.deadline if self._merger is not None else None]
+        known.append(self._status_at if self._waited_for is not None else None)
         if self._live is not None and self._prompts is not None and self._screen.is_whole:
             known += [self._live.deadline, None if self._live.is_asking else self._prompts.deadline]
         return min((time for time in known if time is not None), default=None)
 
     def page(self, now: float) -> Page:
         """What is to be written now, in order."""
+        self._say_status(now)
         for key, line in self._bars.due(now):
             self._lines(key, line, now)
         self._place_merged(now)

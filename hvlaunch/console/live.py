@@ -11,6 +11,8 @@ _FRAME = 0.1
 """Seconds between two pictures."""
 _STATUS_DELAY = 1.0
 """Seconds before a status is shown: a quick start shows none."""
+_TICK = 1.0
+"""Seconds after which a status is asked again: it tells how long hvlaunch has waited."""
 _RESET = b"\x1b[0m"
 _BACK, _UP, _CLEAR_BELOW = b"\r", b"\x1b[%dA", b"\x1b[J"
 
@@ -28,20 +30,24 @@ class LiveRows:
         self._shown = False
         self._stale = False
         self._next_frame = 0.0
-        self._status: Callable[[], bytes] | None = None
+        self._status: Callable[[], list[bytes]] | None = None
         self._status_from = 0.0
-        self._status_row: bytes | None = None
+        self._status_rows: list[bytes] | None = None
+        self._status_due = 0.0
         self._prompt: bytes | None = None
         self.is_asking = False
         """Whether the prompt is shown, alone, with the cursor behind it."""
 
-    def status(self, text: Callable[[], bytes] | None, now: float) -> None:
-        """Show what hvlaunch waits for, as the last row, once it has waited for a second; None: it waits no more."""
-        if text is not None and self._status is None:
+    def status(self, rows: Callable[[], list[bytes]] | None, now: float) -> None:
+        """Show what hvlaunch waits for, as the last rows, once it has waited for a second; None: it waits no more.
+
+        It is asked again each second.
+        """
+        if rows is not None and self._status is None:
             self._status_from = now + _STATUS_DELAY
-        if text is None:
+        if rows is None:
             self._next_frame = now
-        self._status, self._status_row, self._stale = text, None, True
+        self._status, self._status_rows, self._stale = rows, None, True
 
     def prompt(self, row: bytes | None, now: float) -> None:
         """Show this row alone, for the user to type behind it; None: the others again.
@@ -63,9 +69,9 @@ class LiveRows:
             return None
         if self._stale:
             return self._next_frame
-        if self._status is not None and self._status_row is None:
-            return self._status_from
-        return None
+        if self._status is None:
+            return None
+        return self._status_from if self._status_rows is None else self._status_due
 
     def erase(self) -> bytes:
         """The bytes that remove the rows; other text may follow."""
@@ -80,9 +86,9 @@ class LiveRows:
             return _NO_WRAP + _printable(self._prompt) + _RESET + _WRAP
         rows = list(bars)
         if self._status is not None and now >= self._status_from:
-            if self._status_row is None:
-                self._status_row = self._status()
-            rows.append(self._status_row)
+            if self._status_rows is None or now >= self._status_due:
+                self._status_rows, self._status_due = self._status(), now + _TICK
+            rows += self._status_rows
         self._shown = bool(rows)
         if not rows:
             return b""

@@ -74,7 +74,7 @@ class Driver:
         self._clock = clock
         self._engine = Engine(spec, rendezvous.port)
         self._ranks = Ranks()
-        self._watchers = [*watchers, Narrator(spec, printer.say, printer.status).see]
+        self._watchers = [*watchers, Narrator(spec, printer.say, printer.status, clock).see]
         if record is not None:
             from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (few jobs have one)
 

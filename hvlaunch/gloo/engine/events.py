@@ -23,6 +23,7 @@ __all__ = [
     "HostParting",
     "HostProbed",
     "HostReady",
+    "HostStep",
     "HostsDiscovered",
     "Interrupted",
     "MasterPort",
@@ -80,6 +81,14 @@ class DiscoveryFailed(NamedTuple):
     """Nobody knows which hosts there are now."""
 
     problem: Problem
+
+
+class HostStep(NamedTuple):
+    """How far the connection to a host is."""
+
+    host: str
+    step: str
+    """resolve, connect, log in, passphrase"""
 
 
 class HostConnected(NamedTuple):
@@ -265,6 +274,7 @@ Event = (
     Began
     | HostsDiscovered
     | DiscoveryFailed
+    | HostStep
     | HostConnected
     | HostReady
     | HostFailed

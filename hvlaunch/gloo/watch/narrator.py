@@ -1,7 +1,7 @@
 """What the user is told on the way: messages, details with --verbose, and what hvlaunch waits for."""
 
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
@@ -18,6 +18,10 @@ _LAUNCHERS = ("run", "exec", "accelerate", "deepspeed")
 """How names of commands end that may be launchers themselves."""
 
 
+_STEPS = ("start", "resolve", "connect", "passphrase", "log in", "agent")
+"""Of a host on its way, in their order."""
+
+
 class Narrator:
     """Tells of events and actions as they pass, and changes nothing.
 
@@ -25,7 +29,11 @@ class Narrator:
     """
 
     def __init__(
-        self, spec: JobSpec, say: Callable[[str], None], status: Callable[[Callable[[], str] | None], None]
+        self,
+        spec: JobSpec,
+        say: Callable[[str], None],
+        status: Callable[[Callable[[], str] | None], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._verbose = spec.verbose
         self._quiet = spec.console.quiet
@@ -35,12 +43,11 @@ class Narrator:
         self._status = status
         self._began = 0.0
         self._hosts = 0
-        self._waiting: dict[str, None] = {}
+        self._clock = clock
+        self._waiting: dict[str, str] = {}
+        """How far the hosts are that are waited for."""
         self._failed = 0
         self._connecting = True
-        self._all_at_once = spec.elastic is not None
-        self._to_start: int | None = None
-        """How many workers of the first round are still to be started, once it is known."""
         self._ranks: dict[str, list[int]] = {}
         self._pids: dict[str, list[int]] = {}
 
@@ -67,9 +74,6 @@ class Narrator:
 
     def _start(self, start: do.Start) -> None:
         size = start.launches[0].place.size
-        if self._to_start is None:
-            self._to_start = 0 if self._all_at_once else size
-        self._to_start -= len(start.launches)
         if not self._ranks and not self._quiet:
             self._warn(size)
         self._ranks[start.host] = [launch.place.rank for launch in start.launches]
@@ -100,19 +104,21 @@ class Narrator:
             self._say(sentence(fact))
 
     def _wait(self, event: on.Event, actions: Sequence[do.Action]) -> None:
-        """Show who is waited for, until all workers are started or the job ends; some may start before."""
+        """Show who is waited for, until workers are started or the job ends."""
         for action in actions:
             match action:
                 case do.Connect(host):
-                    self._waiting[host.name] = None
-                case do.Start() if self._to_start is not None and self._to_start > 0:
-                    pass
+                    self._waiting[host.name] = "start"
                 case do.Start() | do.Stop() | do.Finish():
                     self._connecting = False
                     self._status(None)
                     return
         self._hosts = max(self._hosts, len(self._waiting))
         match event:
+            case on.HostStep() if event.host in self._waiting:
+                self._waiting[event.host] = event.step
+            case on.HostConnected() if event.host in self._waiting:
+                self._waiting[event.host] = "agent"
             case on.HostReady():
                 self._waiting.pop(event.host, None)
             case on.HostFailed() | on.HostGone() | on.HostParting() if event.host in self._waiting:
@@ -122,7 +128,23 @@ class Narrator:
                 pass
             case _:
                 return
-        self._status(partial(_waiting, tuple(self._waiting), self._hosts, self._failed))
+        self._status(self._progress)
+
+    def _progress(self) -> str:
+        """How far the hosts are, in a line; and a line for each step that some are at. The printer asks, in its thread."""
+        steps: dict[str, list[str]] = {}
+        for host, step in list(self._waiting.items()):
+            steps.setdefault(step, []).append(host)
+        missing = sum(map(len, steps.values()))
+        ready = self._hosts - missing - self._failed
+        lost = f", {self._failed} failed" if self._failed else ""
+        so_far = f"{ready}/{self._hosts}{lost}, {self._clock() - self._began:.0f} s"
+        if not self._hosts:
+            return "waiting for the first hosts of the pool"
+        if not steps:
+            return f"connected {so_far}: finding addresses by which the hosts reach each other"
+        rows = (f"{step}: {host_set(steps[step])}" for step in _STEPS if step in steps)
+        return "\n".join([f"connecting {so_far}", *rows])
 
     def _details(self, event: on.Event, now: float) -> None:
         from hvlaunch.gloo.watch.sentences import detail, span  # noqa: PLC0415 (as above)
@@ -136,13 +158,3 @@ class Narrator:
                 self._pids[host] = []
         elif (text := detail(event, now - self._began)) is not None:
             self._say(text)
-
-
-def _waiting(hosts: Sequence[str], size: int, failed: int) -> str:
-    ready = size - len(hosts) - failed
-    lost = f", {failed} failed" if failed else ""
-    if not size:
-        return "waiting for the first hosts of the pool"
-    if not hosts:
-        return f"connected {ready}/{size}{lost}: finding addresses by which the hosts reach each other"
-    return f"connecting {ready}/{size}{lost}: waiting for {host_set(hosts)}"

@@ -47,11 +47,22 @@ class Place:
 def test_in_a_pipe_there_are_lines_only():
     pipe = Place()
     pipe.output(0, b"one\n")
-    pipe.display.status(lambda: "waiting", 0.0)
     pipe.output(1, b"\r10%\r20%")
     pipe.display.say("message")
     assert pipe.flush(5) == b"[0] one\nhvlaunch: message\n[1] 20%\n"
     assert b"\x1b" not in pipe.written
+    assert pipe.display.deadline is None
+
+
+def test_a_pipe_is_told_what_is_waited_for_only_if_it_takes_long():
+    pipe = Place()
+    pipe.display.status(lambda: f"connecting 0/2, {pipe.now:.0f} s\nlog in: a\nagent: b", 0.0)
+    assert pipe.flush(4.9) == b""
+    pipe.display.status(lambda: f"connecting 1/2, {pipe.now:.0f} s\nlog in: a", pipe.now)
+    told = b"hvlaunch: connecting 1/2, %d s: log in: a\n"
+    assert pipe.flush(60) == b"".join(told % seconds for seconds in (5, 10, 20, 40))
+    pipe.display.status(None, pipe.now)
+    assert pipe.flush(600) == b""
     assert pipe.display.deadline is None
 
 
@@ -126,6 +137,23 @@ def test_the_end_of_all_leaves_no_live_row(terminal):
     terminal.feed(place.flush())
     assert terminal.shown == "[0] 50%"
     assert (terminal.row, terminal.column) == (1, 0)
+
+
+def test_a_status_of_several_lines_is_asked_again_each_second(terminal):
+    place = Place(live_rows=8)
+    place.display.status(lambda: f"connecting 0/2, {place.now:.0f} s\nlog in: a\nagent: b", 0.0)
+    terminal.feed(place.flush(1))
+    assert terminal.shown.splitlines() == ["hvlaunch: connecting 0/2, 1 s", "  log in: a", "  agent: b"]
+    assert terminal.row == 0, "the cursor waits above, where a question for a passphrase begins"
+    terminal.feed(b"Enter passphrase for key 'k': \n")
+    terminal.feed(place.flush(2))
+    assert terminal.shown.splitlines()[:2] == [
+        "Enter passphrase for key 'k':",
+        "hvlaunch: connecting 0/2, 3 s",
+    ]
+    place.display.status(None, place.now)
+    terminal.feed(place.flush())
+    assert terminal.shown == "Enter passphrase for key 'k':"
 
 
 def test_a_status_that_goes_leaves_nothing(terminal):

@@ -41,7 +41,7 @@ def test_a_status_is_shown_after_a_second_and_only_then_asked_for(terminal):
 
     def status():
         asked.append(True)
-        return b"waiting for b"
+        return [b"waiting for b", b"  and c"]
 
     assert live.deadline is None
     live.status(status, 5.0)
@@ -50,21 +50,23 @@ def test_a_status_is_shown_after_a_second_and_only_then_asked_for(terminal):
     assert live.deadline == 6.0
     assert redraw(live, terminal, [b"bar"], 5.9) == "bar"
     assert not asked
-    assert redraw(live, terminal, [b"bar"], 6.0) == "bar\nwaiting for b"
-    assert live.deadline is None
-    redraw(live, terminal, [b"bar"], 7.0)
+    assert redraw(live, terminal, [b"bar"], 6.0) == "bar\nwaiting for b\n  and c"
+    assert live.deadline == 7.0
+    redraw(live, terminal, [b"bar"], 6.9)
     assert asked == [True]
+    redraw(live, terminal, [b"bar"], 7.0)
+    assert asked == [True, True]
 
 
 def test_a_second_is_counted_from_the_first_status(terminal):
     live = LiveRows()
-    live.status(lambda: b"one", 0.0)
-    live.status(lambda: b"two", 0.9)
+    live.status(lambda: [b"one"], 0.0)
+    live.status(lambda: [b"two"], 0.9)
     assert redraw(live, terminal, [], 1.0) == "two"
     live.status(None, 1.05)
     assert live.deadline == 1.05
     assert redraw(live, terminal, [], 1.05) == ""
-    live.status(lambda: b"three", 2.0)
+    live.status(lambda: [b"three"], 2.0)
     assert redraw(live, terminal, [], 2.5) == ""
     assert redraw(live, terminal, [], 3.0) == "three"
 

@@ -23,7 +23,9 @@ class Told(History):
         super().__init__(job)
         self.texts: list[str] = []
         self.status: list[Any] = []
-        self.narrator = Narrator(job, self.texts.append, lambda text: self.status.append(text and text()))
+        self.narrator = Narrator(
+            job, self.texts.append, lambda text: self.status.append(text and text()), lambda: self.now
+        )
 
     def play(self, *events):
         new: list[do.Action] = []
@@ -72,13 +74,21 @@ def test_slots_that_nobody_has_given_are_told():
 def test_who_is_waited_for():
     told = Told("gpu01:1,gpu02:1,gpu03:1,gpu04:1")
     told.play(on.Began(), on.HostConnected("gpu03"))
-    assert told.status == ["connecting 0/4: waiting for gpu[01-04]"]
+    assert told.status == [
+        "connecting 0/4, 0 s\nstart: gpu[01-04]",
+        "connecting 0/4, 0 s\nstart: gpu[01-02,04]\nagent: gpu03",
+    ]
+    told.now += 12.3
+    steps = {"gpu01": "log in", "gpu02": "resolve", "gpu04": "connect"}
+    told.play(*(on.HostStep(host, step) for host, step in steps.items()), on.HostStep("stranger", "connect"))
+    rows = ["connecting 0/4, 12 s", "resolve: gpu02", "connect: gpu04", "log in: gpu01", "agent: gpu03"]
+    assert told.status[-1] == "\n".join(rows)
     told.play(on.HostReady("gpu03", facts(3)), on.HostReady("gpu01", facts(1)))
-    assert told.status[-1] == "connecting 2/4: waiting for gpu[02,04]"
+    assert told.status[-1] == "connecting 2/4, 12 s\nresolve: gpu02\nconnect: gpu04"
     told.play(on.HostFailed("gpu04", BAD))
-    assert told.status[-1] == "connecting 2/4, 1 failed: waiting for gpu02"
+    assert told.status[-1] == "connecting 2/4, 1 failed, 12 s\nresolve: gpu02"
     told.play(on.HostReady("gpu02", facts(2)))
-    assert told.status[-1] != "connecting 3/4, 1 failed: waiting for "
+    assert "resolve" not in (told.status[-1] or "")
     assert told.engine.phase.name in ("CLOSING", "DONE")
     told.close()
     assert told.status[-1] is None
@@ -87,7 +97,7 @@ def test_who_is_waited_for():
 def test_nobody_is_waited_for_once_the_workers_start():
     told = Told()
     told.connect()
-    assert told.status[-1] == "connected 2/2: finding addresses by which the hosts reach each other"
+    assert told.status[-1] == "connected 2/2, 0 s: finding addresses by which the hosts reach each other"
     told.wire()
     assert told.status[-1] is None
     seen = len(told.status)

@@ -23,6 +23,7 @@ from hvlaunch.errors import (
 )
 from hvlaunch.job import Host
 from hvlaunch.ssh.by_paramiko.client import ParamikoClient
+from hvlaunch.ssh.steps import listen
 from hvlaunch.ssh.streams.connect_limit import ConnectLimit
 from hvlaunch.ssh.trust.keyring import Keyring
 
@@ -54,6 +55,20 @@ CAT = (
 
 
 # Getting in
+
+
+def test_who_listens_is_told_the_steps_of_its_own_connection(sshd):
+    told: list[str] = []
+
+    def connect_and_listen():
+        listen(told.append)
+        answer(sshd)
+
+    for target in (connect_and_listen, lambda: answer(sshd)):
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join(PATIENCE)
+    assert told == ["resolve", "connect", "log in"]
 
 
 def test_a_command_runs(sshd):

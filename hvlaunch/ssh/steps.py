@@ -1,0 +1,23 @@
+"""How far a connection is, for those who wait for it: a thread that makes one may have a listener."""
+
+import threading
+from collections.abc import Callable
+from typing import Literal
+
+__all__ = ["Step", "listen", "step"]
+
+Step = Literal["resolve", "connect", "log in", "passphrase"]
+
+_of_thread = threading.local()
+
+
+def listen(listener: Callable[[Step], None]) -> None:
+    """Be told of the steps of all connections that this thread makes."""
+    _of_thread.listener = listener
+
+
+def step(name: Step) -> None:
+    """Tell who listens what the thread does now."""
+    listener = getattr(_of_thread, "listener", None)
+    if listener is not None:
+        listener(name)
