@@ -58,6 +58,8 @@ class Rig:
         hosts = tuple(Host(name, slots=1) for name in self.agents)
         self.spec = JobSpec(command=("train",), hosts=hosts, cwd="/", lease=LEASE)
         self.watchers: list[Watcher] = []
+        self.was_asked = False
+        """Whether the rendezvous has had a client."""
         self.events = Events()
         self.stderr = BytesIO()
         self._printer = Printer(BytesIO(), self.stderr)
@@ -65,7 +67,9 @@ class Rig:
         self.connect: Callable[[Host], Any] = lambda host: CommandConnection(self.agents[host.name])
 
     def begin(self) -> None:
-        rendezvous: Any = SimpleNamespace(port=4711, expect=lambda _: None, listen_at=lambda _: None)
+        rendezvous: Any = SimpleNamespace(
+            port=4711, expect=lambda _: None, listen_at=lambda _: None, was_asked=self.was_asked
+        )
         self.driver = Driver(
             self.spec,
             self.events,  # type: ignore[arg-type]
@@ -241,3 +245,16 @@ def test_a_journal_is_written_ahead_replays_and_has_no_key(rig: Rig, tmp_path: P
     assert KEYS.token not in text
     assert KEYS.probe_key not in text
     assert KEYS.beacons not in text
+
+
+@pytest.mark.parametrize("was_asked", [False, True])
+def test_workers_that_never_met_are_told_at_the_end_unless_anybody_asked_the_rendezvous(
+    was_asked: bool, rig: Rig
+) -> None:
+    rig.was_asked = was_asked
+    rig.started()
+    for agent in rig.agents.values():
+        agent.say({"type": "alone", "round": 0, "slot": 0, "start": 0, "library": "torch"})
+        agent.end_worker(0)
+    assert rig.end().exit_code == 0
+    assert (b"may have been 2 single jobs" in rig.stderr.getvalue()) is not was_asked
