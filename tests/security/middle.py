@@ -1,7 +1,8 @@
-"""One in the middle, who reads and changes: `middle.py PORT HOW MARK`.
+"""One in the middle, who reads and changes: `middle.py PORT HOW MARK FIRST`.
 
 Takes connections that the kernel has turned aside to PORT, and passes them on to where they wanted to go, with sockets
-that have MARK. HOW: `change` turns one bit of what the client sends after its handshake, `answer` one of what the server does.
+that have MARK. HOW: `change` turns one bit of what the client sends after its handshake, `answer` one of what the server does. Only
+connections on which the client's first bytes are FIRST are changed.
 """
 
 import os
@@ -14,11 +15,23 @@ ORIGINAL = 80  # SO_ORIGINAL_DST
 SPARED = 2000  # bytes: a handshake is shorter
 
 
-def pump(source: socket.socket, target: socket.socket, bad: bool) -> None:
+class Connection:
+    """What is known of one; nothing is changed before the client has spoken."""
+
+    def __init__(self, how: str, first: bytes) -> None:
+        self.how = how
+        self.first = first
+        self.is_chosen = False
+
+
+def pump(source: socket.socket, target: socket.socket, side: str, connection: Connection) -> None:
     passed = 0
     try:
         while data := bytearray(source.recv(1 << 16)):
-            if bad and passed + len(data) > SPARED:
+            if side == "change" and not passed and data.startswith(connection.first):
+                connection.is_chosen = True
+                print("met", flush=True)  # noqa: T201 (for who started it)
+            if connection.is_chosen and connection.how == side and passed + len(data) > SPARED:
                 data[-1] ^= 1
             passed += len(data)
             target.sendall(data)
@@ -28,14 +41,14 @@ def pump(source: socket.socket, target: socket.socket, bad: bool) -> None:
         target.close()
 
 
-def meet(client: socket.socket, how: str, mark: int) -> None:
+def meet(client: socket.socket, how: str, mark: int, first: bytes) -> None:
     _, port, packed = struct.unpack("!HH4s8x", client.getsockopt(socket.SOL_IP, ORIGINAL, 16))
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
     server.connect((socket.inet_ntoa(packed), port))
-    print("met", flush=True)  # noqa: T201 (for who started it)
-    threading.Thread(target=pump, args=(client, server, how == "change"), daemon=True).start()
-    pump(server, client, how == "answer")
+    connection = Connection(how, first)
+    threading.Thread(target=pump, args=(client, server, "change", connection), daemon=True).start()
+    pump(server, client, "answer", connection)
 
 
 def end_with_stdin() -> None:
@@ -43,14 +56,14 @@ def end_with_stdin() -> None:
     os._exit(0)
 
 
-def main(port: int, how: str, mark: int) -> None:
+def main(port: int, how: str, mark: int, first: bytes) -> None:
     threading.Thread(target=end_with_stdin, daemon=True).start()
     with socket.create_server(("", port)) as listener:
         print("listening", flush=True)  # noqa: T201 (as above)
         while True:
             client, _ = listener.accept()
-            threading.Thread(target=meet, args=(client, how, mark), daemon=True).start()
+            threading.Thread(target=meet, args=(client, how, mark, first), daemon=True).start()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4].encode("latin-1"))

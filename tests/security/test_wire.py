@@ -13,9 +13,10 @@ import pytest
 
 from tests.cluster.conftest import cluster, session_hosts
 from tests.cluster.jobs import HVLAUNCH, Job
+from tests.cluster.places import Place
 from tests.cluster.slurm_site import MUNGED, SLURMCTLD, SlurmSite
 from tests.cluster.test_torchrun import TOKEN_FILE
-from tests.cluster.testhosts import Host, TestHosts, missing, wait_until
+from tests.cluster.testhosts import TestHosts, missing, wait_until
 from tests.cluster.torchrun_agents import Agent, rendezvous, tell_to_stop, wait_for_round
 
 __all__ = ["cluster", "session_hosts"]
@@ -27,6 +28,7 @@ pytestmark = [
 ]
 HERE = Path(__file__).parent
 MARK, PORT = 77, 7777
+TLS, SSH = "\x16", "SSH-"
 
 WORKER = """
 import os, socket, sys
@@ -142,12 +144,12 @@ def test_torchrun(cluster: TestHosts, tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def in_the_middle(host: Host, how: str) -> Iterator["subprocess.Popen[str]"]:
-    """Of all connections that begin on the host; what it prints is read from the process."""
+def in_the_middle(place: Place, how: str, first: str = TLS) -> Iterator["subprocess.Popen[str]"]:
+    """Of all connections that begin in the place; what it prints is read from the process."""
     rule = ["OUTPUT", "-p", "tcp", "-m", "mark", "!", "--mark", str(MARK), "!", "-o", "lo"]
     aside = ["-j", "REDIRECT", "--to-ports", str(PORT)]
-    process = host.popen(
-        [sys.executable, str(HERE / "middle.py"), str(PORT), how, str(MARK)],
+    process = place.popen(
+        [sys.executable, str(HERE / "middle.py"), str(PORT), how, str(MARK), first],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -155,10 +157,10 @@ def in_the_middle(host: Host, how: str) -> Iterator["subprocess.Popen[str]"]:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "listening\n"
-        host.run(["iptables", "-t", "nat", "-A", *rule, *aside], check=True)
+        place.run(["iptables", "-t", "nat", "-A", *rule, *aside], check=True)
         yield process
     finally:
-        host.run(["iptables", "-t", "nat", "-D", *rule, *aside])
+        place.run(["iptables", "-t", "nat", "-D", *rule, *aside])
         process.communicate()  # it ends with its stdin: to kill what entered the host's namespaces would leave it there
 
 
@@ -183,3 +185,30 @@ def test_nothing_that_was_changed_on_its_way_is_taken(cluster: TestHosts, how: s
     assert "GOT False" not in job.stdout
     assert code != 0
     assert "RendezvousUnreachable" in job.stderr
+
+
+@pytest.mark.parametrize("how", ["change", "answer"])
+def test_ssh_that_was_changed_on_its_way_runs_nothing(cluster: TestHosts, how: str) -> None:
+    with in_the_middle(cluster.driver, how, SSH) as middle:
+        job = Job(cluster, ["-H", "a:1", "touch", "/run/home/root/ran"])
+        assert job.code() == 69
+        assert middle.stdout is not None
+        assert middle.stdout.readline() == "met\n"
+    assert "hvlaunch: host a: " in job.stderr
+    assert not (cluster["a"].home / "root" / "ran").exists()
+
+
+@pytest.mark.parametrize("how", ["change", "answer"])
+def test_a_launchers_agent_whose_call_was_changed(cluster: TestHosts, how: str) -> None:
+    """What it says is not believed, and what it is told is not done."""
+    if shutil.which("mpirun.openmpi") is None:
+        pytest.skip("no mpirun.openmpi")
+    with in_the_middle(cluster["a"], how) as middle:
+        flags = ["--mpi", "--mpirun", "mpirun.openmpi", "-H", "a:1"]
+        script = f"touch /run/home/root/told-{how}; head -c 100000 /dev/zero"
+        job = Job(cluster, [*flags, "sh", "-c", script])
+        assert job.code() != 0
+        assert middle.stdout is not None
+        assert middle.stdout.readline() == "met\n"
+    assert "hvlaunch: host a: " in job.stderr
+    assert not (cluster["a"].home / "root" / "told-answer").exists()
