@@ -66,10 +66,14 @@ class Notice(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """The worker lives, and has made `commit` commits. After its `last` one it is done, and silent."""
+    """The worker lives, and has made `commit` commits. After its `last` one it is silent."""
 
     commit: int
     last: bool = False
+    round: int = -1
+    """The newest round in which it has met the others (-1: none)."""
+    done: bool = False
+    """Whether its training has come to its end."""
 
 
 _LONGEST = 1 << 16

@@ -35,6 +35,8 @@ class Process:
     round: int | None = None
     place: Placement | None = None
     last_round: int = -1
+    met: int = -1
+    """The newest round in which it has met the others."""
     commit: int = -1
     is_waiting: bool = False
     is_silent: bool = False
@@ -138,7 +140,7 @@ class Workers:
     def _beat(self, one: Process) -> None:
         if self._world.kind == "in-process" and one.live and self._world.result is None:
             if not one.is_silent:
-                event = on.WorkerBeat(one.host.name, one.slot, one.start, one.commit)
+                event = on.WorkerBeat(one.host.name, one.slot, one.start, one.commit, round=one.met)
                 if one.host.reachable:
                     self._world.tell(event)
             self._world.at(BEAT, lambda: self._beat(one))
@@ -193,7 +195,8 @@ class Workers:
             return
         newest = max(one.commit for one in members)
         for one in members:
-            one.commit = newest
+            one.commit, one.met = newest, number
+            self._say(one, number)
         self._world.at(STEP * self._world.random.random(), lambda: self._train(number))
 
     def _train(self, number: int) -> None:
@@ -206,9 +209,8 @@ class Workers:
         for one in members:
             one.commit += 1
         self.checkpoint = max(self.checkpoint, members[0].commit)
-        if self._world.kind == "in-process":
-            for one in members:
-                self._world.tell(on.WorkerBeat(one.host.name, one.slot, one.start, one.commit))
+        for one in members:
+            self._say(one, number)
         if members[0].commit >= self.goal:
             for one in members:
                 self._world.at(self._world.delay(1), lambda one=one: self._finished(one))  # type: ignore[misc]
@@ -219,9 +221,17 @@ class Workers:
         else:
             self._world.at(STEP * (0.5 + self._world.random.random()), lambda: self._train(number))
 
+    def _say(self, one: Process, number: int, *, is_done: bool = False) -> None:
+        """A beat that is news."""
+        if self._world.kind == "in-process":
+            self._world.tell(
+                on.WorkerBeat(one.host.name, one.slot, one.start, one.commit, is_done, number, is_done)
+            )
+
     def _finished(self, one: Process) -> None:
         if one.live and not one.is_silent:
             self.ended_well += 1
+            self._say(one, one.last_round, is_done=True)
             self.end(one, 0)
 
     def _leave(self, one: Process, number: int, cause: str | None = "a peer is gone") -> None:

@@ -86,7 +86,7 @@ class WorkerMessages:
         with suppress(ValueError):
             if value is not None:
                 beat = decode(Beat, value)
-                self._post(on.WorkerBeat(*self._worker(key), beat.commit, beat.last))
+                self._post(on.WorkerBeat(*self._worker(key), beat.commit, beat.last, beat.round, beat.done))
 
     def _worker(self, key: str) -> tuple[str, int, int]:
         """Raises ValueError where there is no such worker."""

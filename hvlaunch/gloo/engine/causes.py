@@ -14,6 +14,7 @@ __all__ = [
     "NewTraining",
     "NoCommit",
     "NoProgress",
+    "NotMet",
     "RankDone",
     "RestartsUsedUp",
     "SlotGone",
@@ -60,6 +61,14 @@ class WorkerLeft(NamedTuple):
 class NoCommit(NamedTuple):
     """No worker of the round has committed anything for so long."""
 
+    seconds: float
+
+
+class NotMet(NamedTuple):
+    """These workers of a round have not met the others within so many seconds."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
     seconds: float
 
 
@@ -131,6 +140,7 @@ Cause = (
     | WorkerHangs
     | WorkerLeft
     | NoCommit
+    | NotMet
     | HostProblem
     | WorkersFail
     | RankDone

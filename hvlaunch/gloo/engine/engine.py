@@ -271,6 +271,7 @@ class Engine:
             self._rounds.is_alone(worker, event.library)
         elif self._health is not None and self.phase in AT_WORK:
             due = self._health.beat(worker, event.commit, now, is_last=event.is_last)
+            self._rounds.beat(worker, event)
             self.deadline = due if self.deadline is None else min(self.deadline, due)
         return []
 
@@ -381,6 +382,8 @@ class Engine:
         if self.phase is Phase.RUNNING and self._elastic is not None:
             for worker in health.silent(now):
                 decision = decision.also(self._policy.hangs(worker, "silent", now))
+            if absent := health.absent(now):
+                decision = decision.also(self._policy.not_met(absent, now))
             if health.is_without_commit(now):
                 decision = decision.also(self._policy.no_commit(now))
             for worker in health.stragglers(now):

@@ -245,7 +245,11 @@ class WorkerBeat(NamedTuple):
     start: int
     commit: int
     is_last: bool = False
-    """It will be silent from here on: it is done with its training."""
+    """It will be silent from here on."""
+    round: int = -1
+    """The newest round in which it has met the others (-1: none)."""
+    is_done: bool = False
+    """Whether its training has come to its end."""
 
 
 class Interrupted(NamedTuple):

@@ -28,6 +28,7 @@ __all__ = [
     "SharedMachine",
     "SlotsAssumed",
     "SlotsLacking",
+    "WorkerEndedEarly",
     "WorkerKilled",
     "WorkerStartFailed",
     "WorkersAlone",
@@ -166,6 +167,13 @@ class WorkerKilled(NamedTuple):
     cause: WorkerHangs
 
 
+class WorkerEndedEarly(NamedTuple):
+    """A worker ended with 0, which ends the training, and had not come to the end of its own."""
+
+    rank: int
+    host: str
+
+
 class WorkerStartFailed(NamedTuple):
     """A worker ended before it asked for a place; the slot gets the next one in so many seconds."""
 
@@ -215,6 +223,7 @@ Fact = (
     | RoundStarting
     | RoundFormed
     | RoundEnding
+    | WorkerEndedEarly
     | WorkerKilled
     | WorkerStartFailed
     | WorkersAlone

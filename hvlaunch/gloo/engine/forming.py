@@ -320,6 +320,7 @@ class AskingWorkers(Forming):
 
     def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
         current.started.update(range(current.size))  # since they have asked
+        current.meet_by = now + self._options.reset_timeout
         return self._starter.place(plan, current, self._newest(plan), now)
 
     def fill(self, current: Round | None, number: int, now: float) -> list[Action]:

@@ -59,6 +59,22 @@ class Health:
     def _may_lack_commits(self, current: Round) -> bool:
         return self._rounds.forming.sees_commits and current.state is not RoundState.BROKEN
 
+    def absent(self, now: float) -> list[Worker]:
+        """Those of the round who have not met the others in time."""
+        current = self._rounds.round
+        if current is None or current.meet_by is None or now < current.meet_by:
+            return []
+        if now > current.meet_by + _LATE:
+            current.meet_by = (
+                now + self._options.reset_timeout
+            )  # what they sent meanwhile is still to be read
+        if now < current.meet_by or current.state is RoundState.BROKEN:
+            return []
+        absent = [worker for worker in self._rounds.workers.working if worker.rank not in current.met]
+        if not absent:
+            current.meet_by = None
+        return absent
+
     def stragglers(self, now: float) -> list[Worker]:
         """Those that have not left the round in time."""
         current = self._rounds.round
@@ -82,6 +98,8 @@ class Health:
         if current is not None:
             if current.leave_by is not None and self._rounds.workers.count(State.WORKING):
                 yield current.leave_by
+            if current.meet_by is not None and current.state is not RoundState.BROKEN:
+                yield current.meet_by
             if self._options.commit_timeout is not None and self._may_lack_commits(current):
                 yield current.commit_at + self._options.commit_timeout
         for worker in self._rounds.workers.draining:

@@ -92,10 +92,12 @@ class Network:
     All others try the first host, which has rank 0; each tries the next one, in a ring without the
     last step. A connection counts where the right host answers. `only` are interfaces that the user
     named: they are taken as they are, and nothing is tried. One host alone needs nobody, and uses its
-    loopback.
+    loopback. With `each_other`, every host tries every other one.
     """
 
-    def __init__(self, facts: Mapping[str, HostFacts], only: Sequence[str] = ()) -> None:
+    def __init__(
+        self, facts: Mapping[str, HostFacts], only: Sequence[str] = (), *, each_other: bool = False
+    ) -> None:
         self._facts = facts
         self._only = only
         self.first, *others = facts
@@ -104,6 +106,8 @@ class Network:
             previous = dict(zip(others, [self.first, *others], strict=False))
             for target in facts:
                 hosts = others if target == self.first else [previous[target]]
+                if each_other:
+                    hosts = [host for host in facts if host != target]
                 self._targets[target] = _Target(candidates(facts[target]), hosts)
         self._may_improve = list(self._targets.values())
         self._lack = list(self._targets.values())
@@ -186,6 +190,8 @@ def _unreachable(host: str, target: str, addresses: Sequence[str]) -> Problem:
 
 
 _PROBING_TIME = 8.0
+_MOST_IN_DOUBT = 32
+"""Hosts that all try each other: that grows with the square of their number."""
 _SETTLE = 0.3
 """Seconds that a better address may still take when each host can be reached at some."""
 
@@ -198,6 +204,7 @@ class Wiring:
         self._findings: dict[str, dict[str, list[str | None]]] = {}
         """By who tries, then by whom; a pair without findings has been asked for."""
         self._hosts: tuple[str, ...] = ()
+        self._in_doubt = False
         self.network: Network | None = None
         self.deadline: float | None = None
 
@@ -206,7 +213,8 @@ class Wiring:
         if self.network is not None and tuple(facts) == self._hosts:
             return []
         self._hosts = tuple(facts)
-        self.network = Network(facts, self._only)
+        each_other = self._in_doubt and len(facts) <= _MOST_IN_DOUBT
+        self.network = Network(facts, self._only, each_other=each_other)
         self.deadline = now + _PROBING_TIME
         probes: list[Action] = []
         for host, target, addresses in self.network.tries():
@@ -236,6 +244,14 @@ class Wiring:
         self._findings.pop(host, None)
         for targets in self._findings.values():
             targets.pop(host, None)
+        self.network, self._hosts, self.deadline = None, (), None
+
+    def doubt(self) -> None:
+        """A round failed, and nobody knows why: who reached whom may do so no more. From now on all try each other."""
+        self._in_doubt = True
+        for targets in self._findings.values():
+            for target in [target for target, found in targets.items() if None in found]:
+                del targets[target]  # who is still trying is not asked twice
         self.network, self._hosts, self.deadline = None, (), None
 
     def is_settled(self, now: float, *, others: bool) -> bool:

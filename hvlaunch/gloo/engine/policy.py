@@ -106,7 +106,9 @@ class Policy:
         if exit_.stopped or (is_ending and not exit_.ok):
             return Decision(self._find_culprit(now))
         if exit_.ok and self._rounds.forming.has_trained(worker, is_member=is_member):
-            return self.settle(now).also(self._finish(self._elastic, now))
+            is_early = self._rounds.forming.sees_commits and is_member and not worker.is_done
+            early = [tell.WorkerEndedEarly(exit_.rank, exit_.host)] if is_early else []
+            return self.settle(now).also(Decision(early)).also(self._finish(self._elastic, now))
         if is_member:
             return self._member_failed(exit_, now)
         return Decision() if worker.has_state else self._start_failed(worker, exit_, now)
@@ -163,6 +165,7 @@ class Policy:
         cause = _ended(current.failure)
         if cause == current.suspect and not is_over:
             return []
+        current.is_unexplained = cause == current.suspect
         current.culprit, current.suspect = cause.host, None
         actions = self._strike(cause.host, cause, now, fruitful=current.is_fruitful(now))
         if actions:
@@ -239,6 +242,14 @@ class Policy:
         seconds = None if self._elastic is None else self._elastic.commit_timeout
         return Decision() if seconds is None else self._fail(why.NoCommit(seconds), now)
 
+    def not_met(self, absent: Sequence[Worker], now: float) -> Decision:
+        """The round has begun, and not all of its workers have come together."""
+        seconds = 0.0 if self._elastic is None else self._elastic.reset_timeout
+        ranks = tuple(worker.rank for worker in absent)
+        return self._fail(
+            why.NotMet(ranks, tuple(dict.fromkeys(worker.host for worker in absent)), seconds), now
+        )
+
     def dismiss(self, workers: Sequence[Worker], cause: why.Cause, now: float) -> list[Action]:
         """Tell workers that wait for a place that there is none, and end those that don't mind."""
         leaves = [do.Leave(worker.host, worker.slot, worker.start, cause) for worker in workers]
@@ -257,9 +268,12 @@ class Policy:
         is_news = current.state is not RoundState.BROKEN
         fruitful = None if problem is not None else current.is_fruitful(now)
         current.is_unknown = current.is_unknown or problem is not None
+        is_told_by_victim = isinstance(cause, why.WorkerLeft | why.NotMet | why.NoCommit)
+        current.is_unexplained = current.is_unexplained or (is_news and host is None and is_told_by_victim)
         excluded: list[Action] = []
         if host is not None and current.culprit is None:
             current.culprit = host
+            current.is_unexplained = False
             current.cause = cause  # its peers may have left before, for what they saw of it
             if isinstance(cause, why.WorkerEnded | why.WorkerHangs):
                 excluded = self._strike(host, cause, now, fruitful=bool(fruitful))
@@ -307,9 +321,12 @@ class Policy:
             slots += self._pool.slots(host)
         return needed
 
-    def exclude(self, host: PoolHost, cause: why.Cause, now: float) -> list[Action]:
-        """Use the host no more until its cool-down is over."""
-        bounds = None if self._elastic is None else self._elastic.cooldown
+    def exclude(
+        self, host: PoolHost, cause: why.Cause, now: float, bounds: tuple[float, float] | None = None
+    ) -> list[Action]:
+        """Use the host no more until its cool-down is over, which the options give, or else `bounds`."""
+        own = None if self._elastic is None else self._elastic.cooldown
+        bounds = own or bounds
         seconds = self._pool.exclude(host, now, bounds)
         host.strikes = _STRIKES - 1  # one more when it is back, and it is excluded for longer
         self._workers.forget_waits(host.name, now)
@@ -323,12 +340,11 @@ class Policy:
         if self._elastic is None:
             return []
         bounds = self._elastic.cooldown
-        if bounds is None and self._elastic.discovers:
+        is_missed = host.was_ready and not self._can_do_without(host, now)
+        if bounds is None and (self._elastic.discovers or is_missed):
             bounds = _CONNECT_COOLDOWN
         retry_in = self._pool.exclude(host, now, bounds)
-        others = [other for other in self._pool if other.listed and not other.cooldown.is_for_good]
-        left = self._pool.capacity([other for other in others if other is not host])
-        return [tell.HostNotUsable(problem, retry_in, left >= self._rounds.bounds.least)]
+        return [tell.HostNotUsable(problem, retry_in, self._others_do(host))]
 
     def host_lost(self, host: PoolHost, problem: Problem, now: float) -> Decision:
         """The host is gone, or going, with all its workers; in the end its agent hears nobody, and stops them itself."""
@@ -337,11 +353,32 @@ class Policy:
             self._workers.lose(host.name, now)
         self.agent_ends(host.name, now)
         cause = why.HostProblem(problem)
-        excluded = self.exclude(host, cause, now)[:1] if self._elastic is not None else []
+        excluded = self._exclude_lost(host, cause, now) if self._elastic is not None else []
         self._rounds.lost(host.name)
         if not has_members:
             return Decision(excluded)
         return Decision(excluded).also(self._fail(cause, now, problem=problem))
+
+    def _exclude_lost(self, host: PoolHost, cause: why.HostProblem, now: float) -> list[Action]:
+        """A lost host without which the job can't go on is tried again: it may be our own network that was away.
+
+        So are those that were lost before it, when the others still seemed to be enough.
+        """
+        host.was_lost = True
+        if self._can_do_without(host, now):
+            return self.exclude(host, cause, now)[:1]
+        excluded = self.exclude(host, cause, now, _CONNECT_COOLDOWN)[:1]
+        for other in self._pool:
+            problem = self._pool.errors.get(other.name)
+            if other.was_lost and other.cooldown.is_for_good and problem is not None:
+                excluded += self.exclude(other, why.HostProblem(problem), now, _CONNECT_COOLDOWN)[:1]
+        return excluded
+
+    def _others_do(self, host: PoolHost) -> bool:
+        """Whether the other hosts have enough slots, those in a cool-down included that will end."""
+        others = [other for other in self._pool if other.listed and not other.cooldown.is_for_good]
+        left = self._pool.capacity([other for other in others if other is not host])
+        return left >= self._rounds.bounds.least
 
     def agent_ends(self, host: str, now: float) -> None:
         """Note that the host's agent ends its workers on its own account."""

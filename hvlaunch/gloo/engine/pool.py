@@ -31,6 +31,9 @@ class PoolHost:
         self.cooldown = Cooldown()
         self.strikes = 0
         """How often in a row its workers ended a round that had not got anywhere."""
+        self.was_ready = False
+        self.was_lost = False
+        """Whether the last that went wrong with it was that it was lost."""
         self.gpus = 0
         """As its agent counted them, the last time."""
         self.disconnect()
@@ -119,6 +122,7 @@ class Pool:
 
     def ready(self, host: PoolHost, facts: HostFacts) -> None:
         host.state, host.facts, host.gpus = HostState.READY, facts, facts.gpus or 0
+        host.was_ready, host.was_lost = True, False
         self.connecting.pop(host.name, None)
         self.errors.pop(host.name, None)
 

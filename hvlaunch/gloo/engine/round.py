@@ -65,10 +65,16 @@ class Round:
         """While a failure that looks like a consequence waits for its cause: until when."""
         self.suspect: WorkerEnded | None = None
         """Whose failure ended it, if no other turns out to be the cause."""
+        self.is_unexplained = False
+        """Whether it failed, and no worker or host is known to be the cause."""
         self.is_unknown = False
         """Whether what became of some of its workers will never be known."""
         self.leave_by: float | None = None
         """When all must have left it."""
+        self.meet_by: float | None = None
+        """When all must have met; None: they have, or nothing is heard of that."""
+        self.met: set[int] = set()
+        """The ranks that have met the others."""
         self.exits: dict[int, WorkerExit] = {}
         """By rank."""
         self.started: set[int] = set()
@@ -86,6 +92,12 @@ class Round:
         """Note how a worker of this round ended."""
         self.exits[end.rank] = end
         self.started.add(end.rank)
+
+    def has_met(self, rank: int) -> None:
+        """The worker has met the others."""
+        self.met.add(rank)
+        if len(self.met) == self.size:
+            self.meet_by = None
 
     def committed(self, commit: int, now: float) -> None:
         """A worker has this commit."""

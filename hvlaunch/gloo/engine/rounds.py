@@ -7,7 +7,9 @@ from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime, Problem
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action
+from hvlaunch.gloo.engine.events import WorkerBeat
 from hvlaunch.gloo.engine.forming import AskingWorkers, Bounds, Forming, FreshWorkers, Patience
+from hvlaunch.gloo.engine.hold import Hold
 from hvlaunch.gloo.engine.network import Wiring, shared_machines
 from hvlaunch.gloo.engine.pool import Pool
 from hvlaunch.gloo.engine.round import Round, RoundState
@@ -42,6 +44,7 @@ class Rounds:
         self.wiring = Wiring(spec.network_interfaces)
         self._starter = Starter(self.workers, self.wiring)
         self._patience = Patience()
+        self._hold = Hold()
         self.forming: Forming = FreshWorkers(spec, pool, self.workers, self._starter, self._patience)
         self.round: Round | None = None
         self._number = 0
@@ -118,6 +121,12 @@ class Rounds:
         if self.round is not None and self.is_member(worker):
             self.round.alone[worker.rank] = library
 
+    def beat(self, worker: Worker, event: WorkerBeat) -> None:
+        """What the worker says of its round, and of its training."""
+        worker.is_done = event.is_done
+        if self.round is not None and event.round == self.round.number and self.is_member(worker):
+            self.round.has_met(worker.rank)
+
     def is_member(self, worker: Worker) -> bool:
         """Whether the worker is in the round that there is, or was when it was told to end."""
         return self.round is not None and worker.round == self.round.number
@@ -142,6 +151,7 @@ class Rounds:
     def _form(self, now: float) -> Settled:
         actions: list[Action] = []
         if self._plan is None:
+            self._ask_again()
             try:
                 self._plan = self.forming.choose(self.round, now)
             except HvlaunchError as error:
@@ -162,6 +172,13 @@ class Rounds:
         self._plan = self._short_since = None
         self._patience.end()
         return Settled(actions + self._enter(plan, now))
+
+    def _ask_again(self) -> None:
+        """Where the last round failed and nobody is the cause, the ways between its hosts are looked at once more."""
+        last = self.round
+        if last is not None and last.is_unexplained and len(last.hosts) > 1:
+            last.is_unexplained = False
+            self.wiring.doubt()
 
     @property
     def _is_beginning(self) -> bool:
@@ -212,7 +229,7 @@ class Rounds:
     def _grow(self, now: float) -> list[Action]:
         """Let the running round end where a larger one, or one without those that are to leave, can follow."""
         current = self.round
-        if current is None:
+        if current is None or self._hold.keeps(current, now, is_costly=self.forming.stops_at_failure):
             return []
         members = self.workers.working
         leaving = [worker for worker in members if not self._pool.has_slot(worker.seat, now)]
@@ -234,6 +251,7 @@ class Rounds:
         self._patience.end()
         if self.round is None:
             return []
+        self._hold.change(self.round, now)
         self.round.state, self.round.cause = RoundState.CHANGING, cause
         return self.forming.change(self.round, cause, now)
 
@@ -253,6 +271,8 @@ class Rounds:
         until = self._patience.until
         found = [] if until is None or until <= now else [until]
         found += self._pool.wake_ups(now)
+        if self.round is not None and self._is_running and self.forming.stops_at_failure:
+            found += self._hold.deadlines(self.round, now)
         found += self.forming.deadlines(now)
         if self._plan is not None and self.wiring.deadline is not None and self.wiring.deadline > now:
             found.append(self.wiring.deadline)

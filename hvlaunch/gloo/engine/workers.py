@@ -30,6 +30,8 @@ class Worker:
         """The last that it was in, as it says."""
         self.commit = -1
         self.beat_at: float | None = None
+        self.is_done = False
+        """Whether its training has come to its end, as it says."""
         self.drain_until: float | None = None
         """When it must have left its round, which it may do at its next commit; None: it may stay."""
         self.orders = Orders()

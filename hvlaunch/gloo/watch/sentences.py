@@ -34,6 +34,7 @@ def sentence(fact: tell.Fact) -> str:
             tell.RoundStarting()
             | tell.RoundFormed()
             | tell.RoundEnding()
+            | tell.WorkerEndedEarly()
             | tell.WorkerKilled()
             | tell.WorkerStartFailed()
         ):
@@ -111,6 +112,7 @@ def _of_round(
     fact: tell.RoundStarting
     | tell.RoundFormed
     | tell.RoundEnding
+    | tell.WorkerEndedEarly
     | tell.WorkerKilled
     | tell.WorkerStartFailed,
 ) -> str:
@@ -122,6 +124,8 @@ def _of_round(
             return f"round {number}: {count(workers, 'worker')} on {count(len(hosts), 'host')}{after}"
         case tell.RoundEnding(number, cause):
             return f"round {number} ends: {because(cause)}"
+        case tell.WorkerEndedEarly(rank, host):
+            return f"rank {rank} on host {host} ended with 0 before its training had come to its end: the job ends with it"
         case tell.WorkerKilled(cause):
             return f"{because(cause)}: it is killed"
         case tell.WorkerStartFailed(end, _, retry_in):
@@ -151,6 +155,9 @@ def because(cause: why.Cause) -> str:
             return f"its workers fail ({because(last)})"
         case why.NoCommit(seconds):
             return f"no commit for {seconds:g} s"
+        case why.NotMet(ranks, hosts, seconds):
+            who = f"{span('rank', ranks)} on {fold_hosts(hosts)}"
+            return f"{who} did not meet the other workers of the round within {seconds:g} s"
         case why.HostProblem(problem):
             where = f"host {problem.host}: " if problem.host is not None else ""
             return f"{where}{problem.cause}"

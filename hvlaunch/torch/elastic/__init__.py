@@ -67,13 +67,16 @@ def run(train: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]
         state.forget()
         client, membership = _job()
         membership.start()
+        is_done = False
         try:
-            return Training(client, membership, state).run(lambda: train(state, *args, **kwargs))
+            result = Training(client, membership, state).run(lambda: train(state, *args, **kwargs))
+            is_done = True
         except Dismissed:
             let_go()
             raise SystemExit(0) from None
         finally:
-            membership.finish()
+            membership.finish(is_done=is_done)
+        return result
 
     return wrapper
 

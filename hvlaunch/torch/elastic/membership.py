@@ -45,6 +45,7 @@ class Membership:
         self.last_round = -1
         """The last round that this process was placed in."""
         self._commits = -1
+        self._met = -1
         self._beat_now = threading.Event()
         self._ended = threading.Event()
         self._changed = threading.Condition()
@@ -61,12 +62,14 @@ class Membership:
                 target=work, args=(self._ended,), name=f"hvlaunch {work.__name__}", daemon=True
             ).start()
 
-    def finish(self) -> None:
-        """Tell the driver that training is done, and that it will hear no more; what is left to do may take its time."""
+    def finish(self, *, is_done: bool = False) -> None:
+        """Tell the driver that it will hear no more, and whether training is done; what is left to do may take its time."""
         self._ended.set()
         self._beat_now.set()
         with suppress(RendezvousError):
-            self._client.put(BEATS, self._worker, encode(Beat(self._commits, last=True)))
+            self._client.put(
+                BEATS, self._worker, encode(Beat(self._commits, last=True, round=self._met, done=is_done))
+            )
 
     def ask(self, commit: int, cause: str | None) -> None:
         """Tell the driver that this worker is ready for a place (see Ask). Raises RendezvousError."""
@@ -123,10 +126,15 @@ class Membership:
         self._commits = commits
         self._beat_now.set()
 
+    def met(self) -> None:
+        """The workers of the round have all come together: let the driver know."""
+        self._met = self.last_round
+        self._beat_now.set()
+
     def _send_beats(self, ended: threading.Event) -> None:
         while not ended.is_set():
             try:
-                self._client.put(BEATS, self._worker, encode(Beat(self._commits)))
+                self._client.put(BEATS, self._worker, encode(Beat(self._commits, round=self._met)))
             except RendezvousClosed:
                 return
             except RendezvousError:

@@ -111,6 +111,7 @@ class Training:
         try:
             with self._sockets.watch():
                 current.enter(World.form(self._place(grant), self._meet))
+            self._membership.met()
             self._state.attach(_TrainedRound(self._membership))
             if not first:
                 self._state.on_reset()

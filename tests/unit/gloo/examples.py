@@ -68,6 +68,11 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
     ),
     (why.NoCommit(20.0), "no commit for 20 s", {"kind": "no_commit", "seconds": 20.0}),
     (
+        why.NotMet((1, 3), ("a", "b"), 60.0),
+        "ranks 1,3 on hosts a,b did not meet the other workers of the round within 60 s",
+        {"kind": "not_met", "ranks": [1, 3], "hosts": ["a", "b"], "seconds": 60.0},
+    ),
+    (
         why.HostProblem(LOST),
         "host b: lost: silent",
         {
@@ -200,6 +205,10 @@ FACTS: list[tuple[tell.Fact, str]] = [
     (tell.RoundFormed(0, 4, ("a", "b"), None), "round 0: 4 workers on 2 hosts"),
     (tell.RoundFormed(1, 1, ("a",), why.MoreWorkers(1)), "round 1: 1 worker on 1 host (1 more worker)"),
     (tell.RoundEnding(1, why.NoCommit(20.0)), "round 1 ends: no commit for 20 s"),
+    (
+        tell.WorkerEndedEarly(1, "a"),
+        "rank 1 on host a ended with 0 before its training had come to its end: the job ends with it",
+    ),
     (tell.WorkerKilled(STOPPED), "rank 0 on host a is stopped: it is killed"),
     (
         tell.WorkerStartFailed(_ENDED, 2, 4.0),

@@ -111,7 +111,16 @@ def test_the_number_of_an_enum_is_a_number():
     assert type(through_json(do.Step, do.Step(9, 1)).after) is float
 
 
-BEAT = {"is": "WorkerBeat", "host": "a", "slot": 0, "start": 0, "commit": 5, "is_last": False}
+BEAT = {
+    "is": "WorkerBeat",
+    "host": "a",
+    "slot": 0,
+    "start": 0,
+    "commit": 5,
+    "is_last": False,
+    "round": -1,
+    "is_done": False,
+}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from hvlaunch.rendezvous import Client
-from hvlaunch.rendezvous.round_messages import ROUNDS, Notice, encode
+from hvlaunch.rendezvous.round_messages import BEATS, ROUNDS, Beat, Notice, decode, encode
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.torch.elastic.membership import Membership
 
@@ -47,3 +47,21 @@ def test_a_malformed_value_ends_no_watch(server, membership, key, value):
     assert membership.is_changing
     assert membership.broken(2, 0.0) is None
     assert membership.broken(3, 0.0) == Notice("broken", "host b is lost")
+
+
+def test_the_driver_hears_of_the_meeting_at_once_and_of_the_end(server, membership):
+    beats = []
+    has_met = threading.Event()
+
+    def hear(_key, value):
+        beats.append(decode(Beat, value))
+        if beats[-1].round == 4:
+            has_met.set()
+
+    server.subscribe(BEATS, hear)
+    membership.start()
+    membership.last_round = 4
+    membership.met()
+    assert has_met.wait(LONG)
+    membership.finish(is_done=True)
+    assert beats[-1] == Beat(-1, last=True, round=4, done=True)

@@ -1,0 +1,190 @@
+"""The engine with an elastic job, by histories of events: each wait has an end, and no host is lost for a blip."""
+
+import itertools
+import signal
+
+from hvlaunch.errors import ConnectFailed
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.job import ElasticOptions
+from tests.unit.gloo.elastic_history import (
+    arrive,
+    discovered,
+    elastic,
+    everyone,
+    excluded,
+    places,
+    started,
+    training,
+    wire,
+)
+from tests.unit.gloo.history import AT_ONCE, History, lost, spec
+
+# Workers that never meet
+
+
+def met(job: History, number: int, *hosts: str) -> None:
+    for host in hosts:
+        job.play(on.WorkerBeat(host, 0, job.born(host, 0)[1], 0, round=number))
+
+
+def pass_time(job: History, seconds: float) -> list[do.Action]:
+    until = job.now + seconds
+    new: list[do.Action] = []
+    while job.engine.deadline is not None and job.engine.deadline <= until:
+        for host, slot in everyone(job):
+            job.beat(host, slot, 5)
+        new += job.wait()
+    job.now = until
+    return new
+
+
+def test_a_round_whose_workers_never_meet_is_broken_and_who_stays_in_it_is_killed() -> None:
+    job = training("a:1,b:1,c:1", reset_timeout=30.0, worker_timeout=8.0)
+    met(job, 0, "a", "b")
+    actions = pass_time(job, 60.0)
+    cause = why.NotMet((2,), ("c",), 30.0)
+    assert job.of(do.Break, actions) == [do.Break(0, cause)]
+    late = [why.WorkerHangs(rank, host, "late", None) for rank, host in enumerate("abc")]
+    assert job.of(tell.WorkerKilled, actions) == [tell.WorkerKilled(hangs) for hangs in late]
+    assert job.of(do.Stop, actions) == [do.Stop(host, AT_ONCE, (0,)) for host in "abc"]
+
+
+def test_a_round_whose_workers_have_met_goes_on() -> None:
+    job = training("a:1,b:1", reset_timeout=30.0, worker_timeout=8.0)
+    met(job, 0, "a", "b")
+    assert not job.of(do.Break, pass_time(job, 600.0))
+
+
+def test_a_driver_that_was_stopped_gives_the_workers_words_time() -> None:
+    job = training("a:1,b:1", reset_timeout=30.0, worker_timeout=600.0)
+    job.now += 100.0
+    assert not job.of(do.Break, job.play(on.Tick()))
+    met(job, 0, "a", "b")
+    assert not job.of(do.Break, pass_time(job, 100.0))
+
+
+# Hosts that are all lost at once
+
+
+def test_hosts_that_the_job_cannot_do_without_are_tried_again() -> None:
+    job = History(spec("a", elastic=ElasticOptions(min_np=2, discovery_script="x")))
+    job.play(on.Began(), discovered("a:1,b:1,c:1"))
+    arrive(job, *"abc")
+    job.play(lost("a"))
+    assert excluded(job) == [("a", None, "HostProblem")]
+    job.play(lost("b"))
+    assert excluded(job)[1:] == [("b", 5.0, "HostProblem"), ("a", 5.0, "HostProblem")]
+    actions = job.play(lost("c"))
+    assert not job.of(do.Connect, actions)
+    while not (connects := [one.host.name for one in job.of(do.Connect, job.wait())]):
+        pass
+    assert connects == ["a", "b", "c"]
+    assert started(arrive(job, *"abc"))
+
+
+def test_so_they_are_in_a_fixed_pool_until_time_is_up() -> None:
+    job = training("a:1,b:1", cooldown=None, min_np=2, elastic_timeout=60.0, worker_timeout=1e6)
+    job.play(lost("b"))
+    job.ask("a", 0, 0, 5)
+    while job.of(do.Finish) == [] and job.engine.deadline is not None:
+        for connect in job.of(do.Connect, job.wait()):
+            assert connect.host.name == "b"
+            job.play(on.HostFailed("b", ConnectFailed("no route", host="b").problem))
+        if job.of(do.Stop):
+            job.exit("a", 0, None, signal.SIGTERM, after=0.1)
+            break
+    assert len([one for one in job.of(do.Connect) if one.host.name == "b"]) >= 3
+    job.close()
+    assert job.problem.kind == "NotEnoughSlotsInTime"
+
+
+# A pool that flaps
+
+
+def rounds_of_a_flapping_pool(seconds: int) -> list[float]:
+    """When the workers of unmodified scripts are started, where host b comes and goes each second."""
+    job = History(spec("a", elastic=ElasticOptions(min_np=1, discovery_script="x", drain_timeout=30.0)))
+    job.play(on.Began(), discovered("a:1,b:1"))
+    arrive(job, *"ab")
+    times = [job.now]
+    for second in range(seconds):
+        job.now += 1.0
+        actions: list[do.Action] = job.play(discovered("a:1" if second % 2 == 0 else "a:1,b:1"))
+        for _ in range(5):
+            new: list[do.Action] = []
+            for action in actions:
+                if isinstance(action, do.Connect):
+                    new += arrive(job, action.host.name)
+                elif isinstance(action, do.Stop):
+                    new += job.exit(action.host, 0, None, signal.SIGTERM, after=0.1)
+                elif isinstance(action, do.Release):
+                    new += job.play(on.HostClosed(action.host))
+                elif isinstance(action, tell.RoundStarting):
+                    times.append(job.now)
+            actions = new + wire(job)
+    return times
+
+
+def test_a_pool_that_flaps_does_not_restart_all_for_ever() -> None:
+    times = rounds_of_a_flapping_pool(120)
+    spans = [after - before for before, after in itertools.pairwise(times)]
+    assert len(spans) < 8, spans
+    assert max(spans) > 30.0, spans
+
+
+# Who ends well in the middle
+
+
+def test_an_early_end_is_told() -> None:
+    job = training("a:1,b:1")
+    assert job.of(tell.WorkerEndedEarly, job.exit("b", 0, 0)) == [tell.WorkerEndedEarly(1, "b")]
+
+
+def test_the_end_of_a_training_is_no_early_one() -> None:
+    job = training("a:1,b:1")
+    job.play(on.WorkerBeat("b", 0, 0, 6, is_last=True, is_done=True))
+    assert not job.of(tell.WorkerEndedEarly, job.exit("b", 0, 0))
+
+
+# Two hosts that can't reach each other any more
+
+
+def test_hosts_of_a_round_that_failed_without_a_cause_try_each_other_again_and_one_is_left_out() -> None:
+    job = training("a:1,b:1,c:1,d:1")
+    job.play(*(on.HostProbed(probe.host, probe.target, None) for probe in job.of(do.Probe)))
+    probes = len(job.of(do.Probe))
+    job.play(on.WorkerAsked("b", 0, 0, 0, 5, "Connection timed out"))
+    for host in "acd":
+        job.ask(host, 0, 0, 5)
+    again = job.of(do.Probe)[probes:]
+    assert {(one.host, one.target) for one in again} == {(x, y) for x in "abcd" for y in "abcd" if x != y}
+    actions: list[do.Action] = []
+    for probe in again:
+        if {probe.host, probe.target} != {"b", "d"}:
+            actions += job.play(on.HostProbed(probe.host, probe.target, probe.addresses[0]))
+        actions += job.play(on.HostProbed(probe.host, probe.target, None))
+    assert [host for host, *_ in excluded(job)] == ["d"]
+    assert places(actions) == {"a/0": 0, "b/0": 1, "c/0": 2}
+
+
+def test_a_round_that_failed_for_a_known_cause_costs_no_probes() -> None:
+    job = training("a:1,b:1")
+    job.play(*(on.HostProbed(probe.host, probe.target, None) for probe in job.of(do.Probe)))
+    probes = len(job.of(do.Probe))
+    job.play(on.WorkerAsked("b", 0, 0, 0, 5, "Connection closed by peer"))
+    job.exit("a", 0, 1)
+    assert len(job.of(do.Probe)) == probes
+
+
+def test_hosts_that_have_no_cause_against_them_are_kept() -> None:
+    job = elastic("a:1,b:1,c:1", min_np=2)
+    arrive(job, *"abc")
+    for name in "abc":
+        job.ask(name, 0)
+    job.play(*(on.HostProbed(probe.host, probe.target, None) for probe in job.of(do.Probe)))
+    job.play(on.WorkerAsked("b", 0, 0, 0, 5, "Connection timed out"))
+    job.ask("a", 0, 0, 5)
+    assert places(job.ask("c", 0, 0, 5) + wire(job)) == {"a/0": 0, "b/0": 1, "c/0": 2}
