@@ -20,7 +20,7 @@ from hvlaunch.ssh.config.questions import Questions
 from hvlaunch.ssh.config.settings import HostSettings, by_hand, resolve, ssh_words
 from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.pipes import PipeChannel, start_piped
-from hvlaunch.ssh.steps import step
+from hvlaunch.ssh.stages import stage
 from hvlaunch.ssh.streams.connect_limit import ConnectLimit
 from hvlaunch.ssh.streams.tcp import addresses_toward
 
@@ -145,7 +145,7 @@ class OpenSSHConnection:
             channel.close()
 
     def _start(self, command: str, deadline: float) -> "OpenSSHChannel":
-        step("connect")
+        stage("connect")
         try:
             process = start_piped([*self._words, command], {**os.environ, **_ENVIRONMENT})
         except (OSError, ValueError) as error:

@@ -13,10 +13,15 @@ from hvlaunch.gloo.engine import replay
 from hvlaunch.gloo.watch.journal import entries
 from tests.cluster.testhosts import Process, TestHosts, wait_until
 
-__all__ = ["HVLAUNCH", "PROGRAMS", "Job", "agents", "guardians", "pids"]
+__all__ = ["HVLAUNCH", "PROGRAMS", "Job", "agents", "guardians", "pids", "without_progress"]
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 PROGRAMS = Path(__file__).parent / "programs"
+
+
+def without_progress(stderr: str) -> list[str]:
+    """The lines, without those that tell on a busy machine what hvlaunch waits for."""
+    return [line for line in stderr.splitlines() if not line.startswith("hvlaunch: connect")]
 
 
 class Job:

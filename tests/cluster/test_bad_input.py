@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.jobs import Job
+from tests.cluster.jobs import Job, without_progress
 from tests.cluster.testhosts import TestHosts
 
 ENDS = "  The job ends: no worker was started."
@@ -16,7 +16,7 @@ def complaint(job: Job, code: int) -> str:
     """The cause that it gave, on one line, without a traceback; what to try, and that no worker was started, may follow."""
     assert job.code() == code, job.stdout + job.stderr
     assert "Traceback" not in job.stderr
-    lines = [line for line in job.stderr.splitlines() if line != ENDS]
+    lines = [line for line in without_progress(job.stderr) if line != ENDS]
     assert len(lines) == 1 or (len(lines) == 2 and lines[1].startswith("  Try: ")), job.stderr
     assert lines[0].startswith("hvlaunch: ")
     return "; ".join(lines)
@@ -148,7 +148,7 @@ def test_every_host_that_failed_is_named_with_its_cause(cluster: TestHosts) -> N
     cluster["c"].new_host_key()
     job = Job(cluster, ["-H", "a:1,b:1,c:1,nosuch:1", "true"])
     assert job.code() == 69
-    lines = job.stderr.splitlines()
+    lines = without_progress(job.stderr)
     assert lines[0] == "hvlaunch: 3 hosts failed:"
     hosts = [line.split(":")[0].strip() for line in lines[1:-1] if "Try: " not in line]
     assert hosts == ["host b", "host c", "host nosuch"]

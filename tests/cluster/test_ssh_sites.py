@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.jobs import Job, agents
+from tests.cluster.jobs import Job, agents, without_progress
 from tests.cluster.ssh_sites import Site, Typist, keygen, sign
 from tests.cluster.testhosts import wait_until
 
@@ -36,10 +36,10 @@ def site(whole_site: Site) -> Iterator[Site]:
 def complaint(job: Job) -> str:
     """The cause that it gave, on one line; what to try, and that no worker was started, follow."""
     assert job.code() == 69, job.stdout + job.stderr
-    line, *more, end = job.stderr.splitlines()
+    line, *more, end = without_progress(job.stderr)
     assert [text[:7] for text in more] in ([], ["  Try: "])
     assert end == "  The job ends: no worker was started."
-    return "; ".join([line, *more])
+    return line + "".join(text.replace("  Try: ", "; try: ") for text in more)
 
 
 # What hosts share
@@ -87,7 +87,7 @@ def test_two_names_of_one_machine_are_told_once(site: Site) -> None:
     site.config("Host twin", "  HostName n1", "  HostKeyAlias n1")
     job = site.run("-H", "n1:1,twin:1,n2:1", "true")
     assert job.code() == 0
-    line, *_ = job.stderr.splitlines()
+    line, *_ = without_progress(job.stderr)
     assert "hosts n1,twin are the same machine" in line
 
 

@@ -29,7 +29,7 @@ from hvlaunch.gloo.driver.expected import Expected
 from hvlaunch.gloo.driver.outgoing import Outgoing
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host, Look
-from hvlaunch.ssh.steps import listen
+from hvlaunch.ssh.stages import listen
 
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
@@ -164,7 +164,7 @@ class HostLink:
             self._relay.close()
 
     def _serve(self) -> on.Event:
-        listen(lambda step: self._post(on.HostStep(self.host.name, step)))
+        listen(lambda stage: self._post(on.HostStage(self.host.name, stage)))
         connection = self._opening.connect(self.host)
         self._connection = connection
         if self._closed.is_set():

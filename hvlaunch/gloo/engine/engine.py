@@ -86,7 +86,7 @@ class Engine:
 
     def _handle(self, event: on.Event, now: float) -> list[Action]:
         match event:
-            case on.Tick() | on.HostStep():
+            case on.Tick() | on.HostStage():
                 return []
             case on.Interrupted(number):
                 return self._course.interrupt(number, now)

@@ -23,7 +23,7 @@ __all__ = [
     "HostParting",
     "HostProbed",
     "HostReady",
-    "HostStep",
+    "HostStage",
     "HostsDiscovered",
     "Interrupted",
     "MasterPort",
@@ -83,11 +83,11 @@ class DiscoveryFailed(NamedTuple):
     problem: Problem
 
 
-class HostStep(NamedTuple):
+class HostStage(NamedTuple):
     """How far the connection to a host is."""
 
     host: str
-    step: str
+    stage: str
     """resolve, connect, log in, passphrase"""
 
 
@@ -278,7 +278,7 @@ Event = (
     Began
     | HostsDiscovered
     | DiscoveryFailed
-    | HostStep
+    | HostStage
     | HostConnected
     | HostReady
     | HostFailed

@@ -18,7 +18,7 @@ _LAUNCHERS = ("run", "exec", "accelerate", "deepspeed")
 """How names of commands end that may be launchers themselves."""
 
 
-_STEPS = ("start", "resolve", "connect", "passphrase", "log in", "agent")
+_STAGES = ("start", "resolve", "connect", "passphrase", "log in", "agent")
 """Of a host on its way, in their order."""
 
 
@@ -115,8 +115,8 @@ class Narrator:
                     return
         self._hosts = max(self._hosts, len(self._waiting))
         match event:
-            case on.HostStep() if event.host in self._waiting:
-                self._waiting[event.host] = event.step
+            case on.HostStage() if event.host in self._waiting:
+                self._waiting[event.host] = event.stage
             case on.HostConnected() if event.host in self._waiting:
                 self._waiting[event.host] = "agent"
             case on.HostReady():
@@ -131,19 +131,19 @@ class Narrator:
         self._status(self._progress)
 
     def _progress(self) -> str:
-        """How far the hosts are, in a line; and a line for each step that some are at. The printer asks, in its thread."""
-        steps: dict[str, list[str]] = {}
-        for host, step in list(self._waiting.items()):
-            steps.setdefault(step, []).append(host)
-        missing = sum(map(len, steps.values()))
+        """How far the hosts are, in a line; and a line for each stage that some are at. The printer asks, in its thread."""
+        stages: dict[str, list[str]] = {}
+        for host, stage in list(self._waiting.items()):
+            stages.setdefault(stage, []).append(host)
+        missing = sum(map(len, stages.values()))
         ready = self._hosts - missing - self._failed
         lost = f", {self._failed} failed" if self._failed else ""
         so_far = f"{ready}/{self._hosts}{lost}, {self._clock() - self._began:.0f} s"
         if not self._hosts:
             return "waiting for the first hosts of the pool"
-        if not steps:
+        if not stages:
             return f"connected {so_far}: finding addresses by which the hosts reach each other"
-        rows = (f"{step}: {host_set(steps[step])}" for step in _STEPS if step in steps)
+        rows = (f"{stage}: {host_set(stages[stage])}" for stage in _STAGES if stage in stages)
         return "\n".join([f"connecting {so_far}", *rows])
 
     def _details(self, event: on.Event, now: float) -> None:

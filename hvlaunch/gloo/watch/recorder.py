@@ -94,7 +94,7 @@ class Recorder:
                 yield {"type": "thread_failed", **_error(problem)}
             case on.UserSignal(number):
                 yield {"type": "user_signal", "signal": signal_name(number)}
-            case on.Tick() | on.HostStep():
+            case on.Tick() | on.HostStage():
                 pass
 
     def _of_worker(

@@ -21,7 +21,7 @@ from hvlaunch.ssh.by_paramiko.transport import ClientTransport
 from hvlaunch.ssh.complaints import TOO_MANY_KEYS, was_sent_away
 from hvlaunch.ssh.config.algorithms import allowed
 from hvlaunch.ssh.config.settings import OPENSSH, Target
-from hvlaunch.ssh.steps import step
+from hvlaunch.ssh.stages import stage
 from hvlaunch.ssh.streams.stream import Stream
 from hvlaunch.ssh.trust.keyring import Keyring, Locked, Offers
 from hvlaunch.ssh.trust.known_hosts import HostKey, preferred_algorithms
@@ -61,7 +61,7 @@ class Login:
 
     def over(self, stream: Stream) -> ParamikoConnection:
         """Shake hands and authenticate; the stream is closed where that fails. Raises as ParamikoClient.connect()."""
-        step("log in")
+        stage("log in")
         transport = ClientTransport(stream, name=f"ssh {self._name}")
         try:
             offers = self._keyring.offers(self._name, self._settings, self._deadline - _LAST_STEPS)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hvlaunch.errors import ConnectFailed, StartTimeout, UnknownHost
 from hvlaunch.ssh.config.settings import HostSettings
-from hvlaunch.ssh.steps import step
+from hvlaunch.ssh.stages import stage
 from hvlaunch.ssh.streams.stream import GreetingSocket
 
 __all__ = ["QuickSocket", "addresses_toward", "dial", "is_near"]
@@ -62,7 +62,7 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
     Raises UnknownHost, ConnectFailed, StartTimeout.
     """
     name, port = settings.hostname, settings.port
-    step("resolve")
+    stage("resolve")
     try:
         found = socket.getaddrinfo(name, port, settings.address_family, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -71,7 +71,7 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
             "check the spelling, or give its address as HostName in ~/.ssh/config or address= in a hostfile"
         )
         raise UnknownHost(cause, host=host, hint=hint) from None
-    step("connect")
+    stage("connect")
     failures: list[str] = []
     silent = refused = True
     for index, (family, _, protocol, _, address) in enumerate(found):

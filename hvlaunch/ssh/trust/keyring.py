@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hvlaunch.errors import HostError
 from hvlaunch.ssh.config.settings import HostSettings
-from hvlaunch.ssh.steps import step
+from hvlaunch.ssh.stages import stage
 from hvlaunch.ssh.trust.known_hosts import KnownHosts
 from hvlaunch.ssh.trust.passphrase import Terminal
 
@@ -166,9 +166,9 @@ class Keyring:
                 question = f"Enter passphrase for key '{path}': "
                 for _ in range(_PASSPHRASES):
                     try:
-                        step("passphrase")
+                        stage("passphrase")
                         passphrase = self._asker.ask(question, deadline)
-                        step("log in")
+                        stage("log in")
                     except TimeoutError:
                         identity = replace(
                             identity, problem="it is encrypted, and no passphrase was entered in time"

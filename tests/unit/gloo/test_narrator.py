@@ -79,8 +79,10 @@ def test_who_is_waited_for():
         "connecting 0/4, 0 s\nstart: gpu[01-02,04]\nagent: gpu03",
     ]
     told.now += 12.3
-    steps = {"gpu01": "log in", "gpu02": "resolve", "gpu04": "connect"}
-    told.play(*(on.HostStep(host, step) for host, step in steps.items()), on.HostStep("stranger", "connect"))
+    stages = {"gpu01": "log in", "gpu02": "resolve", "gpu04": "connect"}
+    told.play(
+        *(on.HostStage(host, stage) for host, stage in stages.items()), on.HostStage("stranger", "connect")
+    )
     rows = ["connecting 0/4, 12 s", "resolve: gpu02", "connect: gpu04", "log in: gpu01", "agent: gpu03"]
     assert told.status[-1] == "\n".join(rows)
     told.play(on.HostReady("gpu03", facts(3)), on.HostReady("gpu01", facts(1)))

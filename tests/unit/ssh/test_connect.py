@@ -23,7 +23,7 @@ from hvlaunch.errors import (
 )
 from hvlaunch.job import Host
 from hvlaunch.ssh.by_paramiko.client import ParamikoClient
-from hvlaunch.ssh.steps import listen
+from hvlaunch.ssh.stages import listen
 from hvlaunch.ssh.streams.connect_limit import ConnectLimit
 from hvlaunch.ssh.trust.keyring import Keyring
 
@@ -57,7 +57,7 @@ CAT = (
 # Getting in
 
 
-def test_who_listens_is_told_the_steps_of_its_own_connection(sshd):
+def test_who_listens_is_told_the_stages_of_its_own_connection(sshd):
     told: list[str] = []
 
     def connect_and_listen():

@@ -4,19 +4,19 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
-__all__ = ["Step", "listen", "step"]
+__all__ = ["Stage", "listen", "stage"]
 
-Step = Literal["resolve", "connect", "log in", "passphrase"]
+Stage = Literal["resolve", "connect", "log in", "passphrase"]
 
 _of_thread = threading.local()
 
 
-def listen(listener: Callable[[Step], None]) -> None:
-    """Be told of the steps of all connections that this thread makes."""
+def listen(listener: Callable[[Stage], None]) -> None:
+    """Be told of the stages of all connections that this thread makes."""
     _of_thread.listener = listener
 
 
-def step(name: Step) -> None:
+def stage(name: Stage) -> None:
     """Tell who listens what the thread does now."""
     listener = getattr(_of_thread, "listener", None)
     if listener is not None:
