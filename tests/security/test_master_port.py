@@ -59,4 +59,4 @@ def test_an_elastic_job_begins_again_at_another_port() -> None:
     done = run("-np", "1", "--min-np", "1", sys.executable, "-c", program, "1")
     assert done.returncode == 0, done.stderr
     assert "taken" in done.stdout
-    assert "round 1: starting 1 worker" in done.stderr
+    assert "round 1: 1 worker on host" in done.stderr
