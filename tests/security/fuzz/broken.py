@@ -125,7 +125,10 @@ def broken_bytes(chance: random.Random, frames: Sequence[Valid], likely: Valid) 
         header, body = likely if chance.random() < 0.5 else chance.choice(frames)
         valid = encode(header, body)
         try:
-            data = encode(*broken_frame(chance, header, body)) if chance.random() < 0.85 else valid
+            how = chance.random()
+            data = encode(*broken_frame(chance, header, body)) if how < 0.85 else valid
+            if how > 0.98:
+                data = encode(_any_value(chance), body)  # a header that is no object
         except (TypeError, ValueError, OverflowError):  # no JSON, in some Pythons
             continue
         if data is valid or chance.random() < 0.03:

@@ -218,7 +218,7 @@ class Job:
                 for launch in launches:
                     self.abouts[launch.slot] = {"round": number, "slot": launch.slot, "start": launch.start}
             case do.Finish(result):
-                assert result.exit_code != 0 or self._is_done
+                assert 0 < result.exit_code < 256 or (self._is_done and not result.exit_code), result
                 assert result.failure is None or result.failure.host == "a", result
             case tell.HostNotUsable() | tell.HostLostAtEnd() | tell.KeepingHosts():
                 check_problem(action.problem)
