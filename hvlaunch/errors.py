@@ -49,6 +49,8 @@ __all__ = [
 EXIT_USAGE = 2
 EXIT_HOSTS = 69
 EXIT_INTERNAL = 70
+EXIT_NOT_WRITTEN = 74
+"""EX_IOERR of sysexits.h."""
 EXIT_TOO_FEW = 75
 
 _SHOWN = 100

@@ -262,18 +262,17 @@ class HostWorkers:
     def _measure(slot: _Slot) -> None:
         """All that the pipes can hold is to be drained, and the end of the stream behind it."""
         for stream, fd in slot.worker.output.items():
-            slot.to_drain[stream] = fcntl.fcntl(fd, _F_GETPIPE_SZ) + 1
+            slot.to_drain[stream] = min(fcntl.fcntl(fd, _F_GETPIPE_SZ), LAST_OUTPUT) + 1
 
     def _drain(self, slot: _Slot) -> None:
         """Read what the ended worker left in its pipes, then tell of its end.
 
-        Its descendants may hold the pipes open: no more is read than a pipe can hold.
+        Its descendants may hold the pipes open: no more is read than a pipe can hold. The end waits for no credit:
+        the others' may depend on it, and nobody may be reading.
         """
         for stream in list(slot.worker.output):
             while slot.to_drain[stream] > 0:
-                if not self._has_credit:
-                    return
-                size = self._read(slot, stream)
+                size = self._read(slot, stream, is_last=True)
                 slot.to_drain[stream] = slot.to_drain[stream] - size if size else 0
         if not slot.is_told and slot.end is not None:
             slot.is_told = True
@@ -289,10 +288,10 @@ class HostWorkers:
             fd = slot.worker.output[stream]
             self._selector.register(fd, READ, lambda: self._read(slot, stream))
 
-    def _read(self, slot: _Slot, stream: str) -> int:
-        """Pass one chunk on; its size, 0 where there is none now or no more."""
+    def _read(self, slot: _Slot, stream: str, *, is_last: bool = False) -> int:
+        """Pass one chunk on; its size, 0 where there is none now or no more. What `is_last` needs no credit."""
         fd = slot.worker.output.get(stream)
-        if fd is None or not self._has_credit:
+        if fd is None or not (self._has_credit or is_last):
             return 0
         try:
             data = os.read(fd, OUTPUT_CHUNK)
@@ -327,8 +326,6 @@ class HostWorkers:
 
     def _read_on(self) -> None:
         for slot in list(self._slots):
-            if slot.end is not None and not slot.is_told:
-                self._drain(slot)
             for stream in list(slot.worker.output):
                 if self._has_credit and slot.worker.output[stream] not in self._selector:
                     self._watch(slot, stream)
@@ -340,11 +337,8 @@ class HostWorkers:
 
     def read_the_rest(self) -> None:
         """At the end, when no process is left that could write: pass on what the pipes still hold."""
-        self._credit = 1 << 40
         for slot in self._slots:
             self._measure(slot)
-            for stream, size in slot.to_drain.items():
-                slot.to_drain[stream] = min(size, LAST_OUTPUT + 1)
             self._drain(slot)
 
     def _feed(self, number: int, data: bytes) -> None:

@@ -14,7 +14,7 @@ from hvlaunch.cli.environment import left_out, proxies_with_password
 from hvlaunch.cli.own_argv import hide_values
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.console.visible import visible
-from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
+from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, HvlaunchError
 from hvlaunch.hosts.local import only_local
 from hvlaunch.job import JobResult, JobSpec
 
@@ -24,7 +24,6 @@ _STDERR = 2
 _OBJECTS_PER_COLLECTION = 20_000  # imports make many that stay: looking through them all takes 10 ms
 _INTERRUPTED = 130  # 128 + SIGINT
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
-_NOT_WRITTEN = 74  # EX_IOERR of sysexits.h
 
 
 class Run(Protocol):
@@ -134,7 +133,7 @@ def _print(text: str) -> int:
         if isinstance(error, BrokenPipeError):
             return _BROKEN_PIPE
         _complain(f"stdout: {os.strerror(error.errno or errno.EIO).lower()}")
-        return _NOT_WRITTEN
+        return EXIT_NOT_WRITTEN
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import select
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from hvlaunch.console.color import can_redraw, colored
 from hvlaunch.console.display import Display
 from hvlaunch.console.files import OutputFiles
 from hvlaunch.console.lines import Stream
+from hvlaunch.console.outlet import Outlet
 from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.raw_file import RawFile, same_place
 from hvlaunch.job import ConsoleOptions
@@ -25,6 +27,9 @@ TAIL = 16384
 
 _BATCH = 1 << 18
 _MOST_LIVE_ROWS = 8
+_READ_SIZE = 4096
+_UNWOKEN = 0.05
+"""Seconds between looks at the queue where no descriptor was left to be woken by."""
 
 
 class _Output(NamedTuple):
@@ -49,7 +54,7 @@ _Item = _Output | _End | _Task
 
 
 class Printer:
-    """Prints workers' output, line by line, and hvlaunch's own messages.
+    """Prints workers' output, line by line, and hvlaunch's own messages. A reader who takes nothing holds up no other.
 
     Every method may be called from any thread, and none but close() blocks: what bounds the queue are the credit
     windows of those who call output(), which open again with `done`. `done` and `on_broken` are called in the
@@ -73,39 +78,48 @@ class Printer:
         options = options or ConsoleOptions()
         self._prefix = Prefix(options.prefix)
         self._shown = options.ranks
-        self._displays = _displays(
+        displays = _displays(
             RawFile(stdout, "stdout"), RawFile(stderr, "stderr"), self._prefix, options, environ
         )
+        outlets = {id(display): Outlet(display, self._not_written) for display in displays.values()}
+        self._outlets = {stream: outlets[id(display)] for stream, display in displays.items()}
+        self._each = list(outlets.values())
         self._clock = clock
         self._on_broken = on_broken
         self._files: OutputFiles | None = None
         self._tails: dict[int, bytes] = {}
         self._ended: set[int] = set()
-        self._broken: set[RawFile] = set()
         self._reported: set[object] = set()
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
         self._has_ended = False
         self._is_whole = False
+        self._has_lost = False
+        self._is_taken = True
+        self._patience: float | None = None
+        self._taken = 0
+        """How many times something was written. It tells that readers take what they get."""
+        self._waits = False
+        self._bell: tuple[int, int] | None = None
         self._thread = Thread(target=self._run, name="printer", daemon=True)
         self._thread.start()
 
     def keep(self, files: OutputFiles) -> None:
         """Write all output to `files` too, from here on, in place of those before; these are closed."""
-        self._queue.put(_Task(lambda: self._keep(files)))
+        self._put(_Task(lambda: self._keep(files)))
 
     def place(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Learn host and local_rank of these ranks, whose workers will be started."""
-        self._queue.put(_Task(lambda: self._place(places)))
+        self._put(_Task(lambda: self._place(places)))
 
     def read_by(self, ranks: Iterable[int]) -> None:
         """Learn which ranks read what the user types: their unfinished lines are prompts, and shown on a terminal."""
-        for display in set(self._displays.values()):
-            self._queue.put(_Task(partial(display.read_by, ranks)))
+        for outlet in self._each:
+            self._put(_Task(partial(outlet.display.read_by, ranks)))
 
     def answered(self) -> None:
         """The user has typed a line, which the terminal has echoed."""
-        for display in set(self._displays.values()):
-            self._queue.put(_Task(lambda display=display: display.answered(self._clock())))  # type: ignore[misc]
+        for outlet in self._each:
+            self._put(_Task(lambda outlet=outlet: outlet.display.answered(self._clock())))  # type: ignore[misc]
 
     def output(self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None]) -> None:
         """Print what a worker wrote; `done(len(data))` when that was written.
@@ -117,7 +131,7 @@ class Printer:
             before = b"" if rank in self._ended else self._tails.get(rank, b"")
             self._ended.discard(rank)
             self._tails[rank] = (before + data[-TAIL:])[-TAIL:]
-        self._queue.put(_Output(rank, stream, data, done))
+        self._put(_Output(rank, stream, data, done))
         if self._has_ended:
             self._let_go()
 
@@ -125,37 +139,55 @@ class Printer:
         """The stream has ended: print its unfinished line. What comes next is another worker's, of this rank."""
         if stream == "stderr":
             self._ended.add(rank)
-        self._queue.put(_End(rank, stream))
+        self._put(_End(rank, stream))
 
     def say(self, text: str) -> None:
         """Print hvlaunch's own message to stderr, each of its lines as `hvlaunch: …`."""
-        self._queue.put(_Task(lambda: self._displays["stderr"].say(text)))
+        self._put(_Task(lambda: self._outlets["stderr"].display.say(text)))
 
     def show(self, text: str) -> None:
         """Print text to stderr as it is: the failure report. Nothing where it is empty."""
-        self._queue.put(_Task(lambda: self._displays["stderr"].show(text)))
+        self._put(_Task(lambda: self._outlets["stderr"].display.show(text)))
 
     def status(self, text: Callable[[], str] | None) -> None:
         """What hvlaunch waits for, shown on a terminal until the next status; None: it waits for nothing."""
-        self._queue.put(_Task(lambda: self._displays["stderr"].status(text, self._clock())))
+        self._put(_Task(lambda: self._outlets["stderr"].display.status(text, self._clock())))
 
     @property
     def is_whole(self) -> bool:
-        """Whether all was printed that was to be, after close(); else the thread has ended before that."""
+        """Whether the thread has come to its end, after close(); else it has failed before."""
         return self._is_whole
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether some output could not be written, to stdout, stderr or a file, or was not taken. It was said."""
+        return self._has_lost or not self._is_taken
 
     def tail(self, rank: int) -> bytes:
         """The last bytes, at most TAIL, that the rank's worker sent to stderr; printed or not."""
         return self._tails.get(rank, b"")
 
-    def close(self, timeout: float | None = None) -> bool:
-        """Print all that is left and end; False where it took more than `timeout` seconds (a stopped terminal).
+    def close(self, patience: float | None = None) -> bool:
+        """Print all that is left and end; False where not all of it was taken.
 
-        May be called again. What comes after it is not printed.
+        What readers have not taken is dropped, with a word, once they have taken nothing for `patience` seconds;
+        None: it never is. May be called again. What comes after it is not printed.
         """
-        self._queue.put(None)
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        self._patience = patience
+        self._put(None)
+        while self._thread.is_alive():
+            taken = self._taken
+            self._thread.join(None if patience is None else 2 * patience + 1)
+            if self._thread.is_alive() and self._taken == taken:  # in a write that does not return
+                self._is_taken = False
+                break
+        return self._is_taken
+
+    def _put(self, item: "_Item | None") -> None:
+        self._queue.put(item)
+        if self._waits and self._bell is not None:
+            with suppress(BlockingIOError):  # then it rings already
+                os.write(self._bell[1], b"\0")
 
     def _run(self) -> None:
         try:
@@ -183,16 +215,37 @@ class Printer:
             if closing:
                 self._finish(now)
             self._write(now)
-            for item in batch:
-                if isinstance(item, _Output):
-                    item.done(len(item.data))
+        self._write_the_rest()
+
+    def _write_the_rest(self) -> None:
+        last = self._clock()
+        while held := [outlet for outlet in self._each if outlet.waits_at is not None]:
+            patience = None if self._patience is None else last + self._patience - self._clock()
+            if patience is not None and patience <= 0:
+                self._drop(held, self._patience or 0.0)
+                return
+            self._wait(patience)
+            if self._write(self._clock()):
+                last = self._clock()
+
+    def _drop(self, held: list[Outlet], patience: float) -> None:
+        self._is_taken = False
+        for outlet in held:
+            name = outlet.waits_for
+            outlet.drop(self._clock())
+            self._report(outlet, f"{name}: nobody has read it for {patience:g} s; some output is lost")
+        self._write(self._clock())
 
     def _take(self) -> tuple[list[_Item], bool]:
         """What is there now, at least one item unless something else is due; whether it is the last."""
         batch: list[_Item] = []
         size = 0
+        timeout = self._until_due()
         try:
-            item = self._queue.get(timeout=self._patience())
+            if any(outlet.waits_at is not None for outlet in self._each):
+                self._wait(timeout, is_woken=True)
+                timeout = 0.0
+            item = self._queue.get(timeout=timeout)
             while item is not None:
                 batch.append(item)
                 size += len(item.data) if isinstance(item, _Output) else 0
@@ -203,9 +256,28 @@ class Printer:
             return batch, False
         return batch, True
 
-    def _patience(self) -> float | None:
-        times = [display.deadline for display in self._displays.values()]
-        known = [time for time in times if time is not None]
+    def _wait(self, timeout: float | None, *, is_woken: bool = False) -> None:
+        """Until a reader takes more, or, if `is_woken`, something is put."""
+        poll = select.poll()
+        for outlet in self._each:
+            if (descriptor := outlet.waits_at) is not None:
+                poll.register(descriptor, select.POLLOUT)
+        if is_woken:
+            self._bell = self._bell or _new_bell()
+            if self._bell is None:
+                timeout = _UNWOKEN if timeout is None else min(timeout, _UNWOKEN)
+            else:
+                poll.register(self._bell[0], select.POLLIN)
+        self._waits = is_woken  # before the look at the queue: what is put from now on rings
+        if not is_woken or self._queue.empty():
+            poll.poll(None if timeout is None else timeout * 1000)
+        self._waits = False
+        if self._bell is not None:
+            with suppress(BlockingIOError):
+                os.read(self._bell[0], _READ_SIZE)
+
+    def _until_due(self) -> float | None:
+        known = [time for outlet in self._each if (time := outlet.deadline) is not None]
         return max(0.0, min(known) - self._clock()) if known else None
 
     def _handle(self, item: _Item, now: float) -> None:
@@ -215,12 +287,15 @@ class Printer:
         key = (item.rank, item.stream)
         if isinstance(item, _Output) and self._files is not None:
             self._file(self._files, item)
-        if not self._shows(item.rank):
-            return
-        if isinstance(item, _Output):
-            self._displays[item.stream].output(key, item.data, now)
+        outlet = self._outlets[item.stream]
+        if isinstance(item, _End):
+            if self._shows(item.rank):
+                outlet.display.end(key, now)
+        elif self._shows(item.rank):
+            outlet.display.output(key, item.data, now)
+            outlet.then(partial(item.done, len(item.data)))
         else:
-            self._displays[item.stream].end(key, now)
+            item.done(len(item.data))
 
     def _shows(self, rank: int) -> bool:
         return self._shown is None or any(rank in part for part in self._shown)
@@ -232,12 +307,12 @@ class Printer:
 
     def _place(self, places: Mapping[int, tuple[str, int]]) -> None:
         self._prefix.place(places)
-        for display in set(self._displays.values()):
-            display.expect(rank for rank in places if self._shows(rank))
+        for outlet in self._each:
+            outlet.display.expect(rank for rank in places if self._shows(rank))
 
     def _finish(self, now: float) -> None:
-        for display in self._displays.values():
-            display.end_all(now)
+        for outlet in self._each:
+            outlet.display.end_all(now)
         if self._files is not None:
             self._files.close()
 
@@ -245,33 +320,30 @@ class Printer:
         try:
             files.write(item.rank, item.stream, item.data)
         except OSError as error:
+            self._has_lost = True
             self._report(
                 files, f"{error.filename}: {_reason(error)}; the files of --output-filename are not complete"
             )
 
-    def _write(self, now: float) -> None:
-        for display in self._displays.values():
-            while page := display.page(now):
-                for file, parts in page:
-                    if file not in self._broken:
-                        self._write_to(file, parts)
+    def _write(self, now: float) -> bool:
+        """Write what is taken at once; whether that was anything."""
+        has_written = [outlet.write(now) for outlet in self._each]
+        self._taken += any(has_written)
+        return any(has_written)
 
-    def _write_to(self, file: RawFile, parts: list[bytes]) -> None:
-        try:
-            file.write(*parts)
-        except BrokenPipeError:
-            self._broken.add(file)
-            if self._on_broken is not None:
-                on_broken, self._on_broken = self._on_broken, None
-                on_broken()
-        except OSError as error:
+    def _not_written(self, file: RawFile, error: OSError) -> None:
+        if not isinstance(error, BrokenPipeError):
+            self._has_lost = True
             self._report(file, f"{file.name}: {_reason(error)}; some output is lost")
+        elif self._on_broken is not None:
+            on_broken, self._on_broken = self._on_broken, None
+            on_broken()
 
     def _report(self, culprit: object, text: str) -> None:
         """Say once what is wrong with `culprit`; with the next page written."""
         if culprit not in self._reported:
             self._reported.add(culprit)
-            self._displays["stderr"].say(text)
+            self._outlets["stderr"].display.say(text)
 
 
 def _displays(
@@ -297,6 +369,14 @@ def _displays(
         "stdout": display({"stdout": out}, 1 if err.is_pipe else _MOST_LIVE_ROWS),
         "stderr": display({"stderr": err}, 1 if out.is_pipe else _MOST_LIVE_ROWS),
     }
+
+
+def _new_bell() -> tuple[int, int] | None:
+    """A pipe whose one end wakes who waits at the other; None where no descriptor is left."""
+    try:
+        return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def _reason(error: OSError) -> str:

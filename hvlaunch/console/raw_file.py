@@ -1,9 +1,9 @@
-"""A file, pipe or terminal that is written without a buffer."""
+"""A file, pipe or terminal that is written without a buffer, and without waiting for who reads it."""
 
 import os
 import select
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 __all__ = ["RawFile", "same_place"]
@@ -26,6 +26,8 @@ class RawFile:
             self.descriptor: int | None = file.fileno()
         except OSError:  # io.UnsupportedOperation: in memory
             self.descriptor = None
+        self._writes_to: int | None = None
+        """Where a write never blocks; -1 where there is no such descriptor. None before the first."""
 
     @property
     def is_terminal(self) -> bool:
@@ -35,6 +37,11 @@ class RawFile:
     def is_pipe(self) -> bool:
         return self.descriptor is not None and stat.S_ISFIFO(os.fstat(self.descriptor).st_mode)
 
+    @property
+    def waits_at(self) -> int | None:
+        """The descriptor that becomes writable, where write() has left something."""
+        return self.descriptor if self._writes_to == -1 else self._writes_to
+
     def height(self) -> int:
         """Rows of the terminal; 24 where it does not tell."""
         try:
@@ -42,24 +49,53 @@ class RawFile:
         except OSError:
             return 24
 
-    def write(self, *parts: bytes) -> None:
-        """Write all of `parts`; blocks while the reader does not take it. Raises OSError."""
+    def write(self, parts: "Sequence[bytes | memoryview]") -> list[memoryview]:
+        """Write what the reader takes at once; what is left. Raises OSError."""
         if self.descriptor is None:
             self._file.write(b"".join(parts))
             self._file.flush()
-            return
-        if len(parts) > _MOST_PARTS:
-            parts = (b"".join(parts),)
+            return []
+        if self._writes_to is None:
+            self._writes_to = _never_blocking(self.descriptor)
         rest = [memoryview(part) for part in parts if part]
-        while rest:
-            try:
-                written = os.writev(self.descriptor, rest)
-            except BlockingIOError:  # noqa: PERF203 - another process on this terminal made it non-blocking
-                poll = select.poll()
-                poll.register(self.descriptor, select.POLLOUT)
-                poll.poll()
-            else:
+        if len(rest) > _MOST_PARTS:
+            rest = [memoryview(b"".join(rest))]
+        try:
+            while rest:
+                if self._writes_to >= 0:
+                    written = os.writev(self._writes_to, rest)
+                elif _takes_some(self.descriptor):
+                    written = os.write(self.descriptor, rest[0][: select.PIPE_BUF])
+                else:
+                    break
                 rest = list(_without(rest, written))
+        except BlockingIOError:
+            pass
+        return rest
+
+
+def _never_blocking(descriptor: int) -> int:
+    """A descriptor for the same file, whose writes don't wait for a reader; -1 where there is none.
+
+    A pipe or terminal is opened once more: O_NONBLOCK of the descriptor itself would be that of other processes, too.
+    """
+    if not (
+        os.isatty(descriptor) or stat.S_IFMT(os.fstat(descriptor).st_mode) in (stat.S_IFIFO, stat.S_IFSOCK)
+    ):
+        return descriptor
+    try:
+        return os.open(
+            f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        )
+    except OSError:  # a socket, another user's terminal, a pipe whose reader is gone, no /proc
+        return -1
+
+
+def _takes_some(descriptor: int) -> bool:
+    """Whether PIPE_BUF bytes are taken without waiting, as far as that is known."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def _without(parts: list[memoryview], size: int) -> Iterator[memoryview]:

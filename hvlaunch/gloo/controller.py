@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.visible import visible
-from hvlaunch.errors import EXIT_INTERNAL, BadUsage, HostError, HvlaunchError
+from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError, HvlaunchError
 from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.watch.journal import Journal
 
 __all__ = ["WaysToHosts", "run"]
+
+_PAGER_PATIENCE = 600.0
+"""Seconds for somebody who reads the output of a job that went well page by page."""
 
 WaysToHosts = Callable[
     [JobSpec, Keys, Callable[[str], None]], AbstractContextManager[Callable[[Host], AgentConnection]]
@@ -105,6 +108,7 @@ def run(
     with failures_as_events(events.put) as failures:
         broken = on.Interrupted(signal.SIGPIPE)
         printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
+        patience = spec.grace
         try:
             try:
                 result, last = _run(spec, events, printer, stdin, ways)
@@ -117,8 +121,9 @@ def run(
                 result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
             if result.exit_code != 0:
                 printer.show(_report(result, printer, last))
+            patience = _PAGER_PATIENCE if result.exit_code == 0 else spec.grace
         finally:
-            printer.close()
+            printer.close(patience)
     if failures.first is not None:
         # The printer may be what failed, in the end still; its thread is no more, and stderr is free.
         is_told = printer.is_whole and result.error is failures.first
@@ -126,6 +131,8 @@ def run(
         told = "" if is_told else _report(result, printer, last)
         story = failures.traceback() if spec.verbose else ""
         _write_last(stderr, visible(story + told))
+    if result.exit_code == 0 and printer.has_lost:
+        return result._replace(exit_code=EXIT_NOT_WRITTEN)
     return result
 
 

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.frames import OUTPUT_CHUNK, RELAY_WINDOW
+from hvlaunch.agent.frames import FRAME_COST, LAST_OUTPUT, OUTPUT_CHUNK, RELAY_WINDOW
 from hvlaunch.gloo.engine import events as on
 from tests.unit.gloo.fakes import FACTS, HELLO
 from tests.unit.gloo.test_link import WINDOW, Rig
 
 ABOUT = {"round": 0, "slot": 0, "start": 0}
+LAST = 2 * (LAST_OUTPUT + 2 * OUTPUT_CHUNK)
+"""What the pipes of one worker may bring at its end."""
 OUTPUT = {"type": "output", **ABOUT, "stream": "stdout"}
 EXITED = {
     "type": "exited",
@@ -140,17 +142,17 @@ def test_facts_that_no_host_has_end_it(changes: dict[str, Any]) -> None:
 
 
 def test_output_beyond_its_credit_ends_the_host(rig: Rig) -> None:
-    for _ in range(2 + WINDOW // OUTPUT_CHUNK):
+    for _ in range(2 + (WINDOW + LAST) // OUTPUT_CHUNK):
         rig.channel.frame(OUTPUT, b"x" * OUTPUT_CHUNK)
     assert "output beyond its credit" in lost(rig)
 
 
 def test_small_frames_take_credit_as_well(rig: Rig) -> None:
     """Each byte alone is kept in a frame of its own, until it is printed."""
-    for _ in range(1000):
+    for _ in range(2 + (WINDOW + LAST + OUTPUT_CHUNK) // FRAME_COST):
         rig.channel.frame(OUTPUT, b"x")
     assert "output beyond its credit" in lost(rig)
-    assert len(rig.sink.got) < 300
+    assert len(rig.sink.got) < (WINDOW + LAST + OUTPUT_CHUNK) // FRAME_COST
 
 
 def test_output_behind_the_end_of_its_stream_ends_the_host(rig: Rig) -> None:

@@ -4,10 +4,12 @@ import json
 import os
 import pty
 import re
+import select
 import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,43 @@ def on_a_terminal(*arguments, env=None, awaited=None, then=None):
             job.terminate()
             raise
     return seen, job.wait(DEADLINE)
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit 5", 5), ("sleep 600", 143), ("exit 0", 74)])
+def test_a_job_whose_output_nobody_reads_ends(end, code):
+    """What is not taken within the grace is dropped, with a word."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * select.PIPE_BUF)
+    os.set_blocking(write, True)
+    program = "import hvlaunch.gloo.controller as c; c._PAGER_PATIENCE = 0.2; from hvlaunch.cli.main import script; script()"
+    with os.fdopen(read), os.fdopen(write, "wb") as stdout:
+        command = [sys.executable, "-c", program, "-np", "1", "--quiet", "--grace", "0.2"]
+        command += ["sh", "-c", f"echo words; echo going >&2; {end}"]
+        job = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE)
+        assert job.stderr is not None
+        assert job.stderr.readline() == b"[0]<stderr>: going\n"
+        if end == "sleep 600":
+            job.terminate()
+        _, stderr = job.communicate(timeout=DEADLINE)
+    assert job.returncode == code
+    assert b"hvlaunch: stdout: nobody has read it for 0.2 s; some output is lost\n" in stderr
+
+
+@pytest.mark.parametrize(("command", "code"), [("echo words", 74), ("echo words; exit 3", 3)])
+def test_a_job_whose_output_has_no_room_does_not_end_with_0(command, code):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*HVLAUNCH, "--quiet", "-np", "1", "sh", "-c", command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=DEADLINE,
+            check=False,
+        )
+    assert done.returncode == code
+    assert b"hvlaunch: stdout: no space left on device; some output is lost\n" in done.stderr
 
 
 def test_a_prefix_with_places():

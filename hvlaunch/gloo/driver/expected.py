@@ -184,7 +184,7 @@ class Expected:
             self._check_last_output(over)
 
     def _check_last_output(self, over: int) -> None:
-        """At its end the agent sends what the pipes hold, whatever its credit is."""
+        """At a worker's end, and at its own, the agent sends what the pipes hold, whatever its credit is."""
         chunks = LAST_OUTPUT // OUTPUT_CHUNK + 1
-        if not self._is_ending or over > self._workers * _STREAMS * chunks * _CHUNK_COST:
+        if over > self._workers * _STREAMS * chunks * _CHUNK_COST:
             raise BadFrame("output beyond its credit")

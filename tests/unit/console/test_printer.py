@@ -1,6 +1,7 @@
 import errno
 import io
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -203,16 +204,64 @@ def test_a_slow_reader_holds_done_back(pipe):
     assert printer.close(WAIT)
 
 
-def test_close_can_give_up_a_terminal_that_is_held(pipe):
+class Told(io.BytesIO):
+    """A sink that tells when it has this text, in any order of lines."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text = text
+        self.event = threading.Event()
+
+    def write(self, data):
+        size = super().write(data)
+        if len(self.getvalue()) >= len(self.text):
+            self.event.set()
+        return size
+
+
+def test_close_gives_up_what_nobody_takes(pipe):
     read, write = pipe
-    printer = Printer(write, io.BytesIO())
+    stderr = io.BytesIO()
+    printer = Printer(write, stderr)
     printer.output(0, "stdout", b"x\n" * (1 << 20), lambda _: None)
     assert not printer.close(0.01)
-    drain = threading.Thread(target=lambda: [None for _ in iter(lambda: read.read1(1 << 20), b"")])
-    drain.start()
+    assert printer.is_whole
+    assert printer.has_lost
+    assert stderr.getvalue() == b"hvlaunch: stdout: nobody has read it for 0.01 s; some output is lost\n"
+    assert len(read.read1(1 << 20)) >= select.PIPE_BUF
+
+
+def test_words_and_the_other_stream_pass_output_that_nobody_reads(pipe):
+    _, write = pipe
+    said = Told(b"the end of rank 1\n[0]<stderr>: why\n")
+    done: list[int] = []
+    printer = Printer(write, said)
+    printer.output(0, "stdout", b"x\n" * (1 << 20), done.append)
+    printer.output(0, "stderr", b"why\n", done.append)
+    printer.say("the end of rank 1")
+    assert said.event.wait(WAIT)
+    assert done == [4]
+    assert not printer.close(0.01)
+    assert done == [4, 2 << 20]
+
+
+def test_a_reader_who_takes_a_little_at_a_time_gets_all(pipe):
+    """What is dropped in the end is what nobody has begun to take."""
+    read, write = pipe
+    printer = Printer(write, io.BytesIO())
+    lines = b"".join(b"%d\n" % number for number in range(50_000))
+    printer.output(0, "stdout", lines, lambda _: None)
+    got: list[bytes] = []
+
+    def read_on():
+        while sum(map(len, got)) < len(lines) + 50_000 * len("[0]<stdout>: "):
+            got.append(read.read1(1 << 14))
+
+    reader = threading.Thread(target=read_on)
+    reader.start()
     assert printer.close(WAIT)
-    write.close()
-    drain.join()
+    reader.join(WAIT)
+    assert b"".join(got).replace(b"[0]<stdout>: ", b"") == lines
 
 
 def test_a_gone_reader_is_told_of_once_and_all_else_goes_on(pipe, tmp_path):

@@ -1,9 +1,11 @@
 import fcntl
 import io
 import os
+import select
+import socket
 import struct
 import termios
-import threading
+import tty
 
 import pytest
 
@@ -12,36 +14,53 @@ from hvlaunch.console.raw_file import RawFile, same_place
 
 def test_a_file_in_memory():
     file = io.BytesIO()
-    RawFile(file, "stdout").write(b"text")
+    RawFile(file, "stdout").write([b"text"])
     assert file.getvalue() == b"text"
 
 
 def test_what_was_buffered_comes_first(pipe):
     read, write = pipe
     write.write(b"before ")
-    RawFile(write, "stdout").write(b"after\n")
+    RawFile(write, "stdout").write([b"after\n"])
     assert read.readline() == b"before after\n"
 
 
-@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "non-blocking"])
-def test_all_is_written_to_a_slow_reader(pipe, blocking):
-    read, write = pipe
-    os.set_blocking(write.fileno(), blocking)
-    data = os.urandom(1 << 20)
-    writer = threading.Thread(target=RawFile(write, "stdout").write, args=[data])
-    writer.start()
-    assert read.read(len(data)) == data
-    writer.join()
+@pytest.fixture
+def socket_pair():
+    ours, theirs = socket.socketpair()
+    with ours.makefile("rb") as read, theirs.makefile("wb") as write:
+        ours.close()
+        theirs.close()
+        yield read, write
 
 
+@pytest.fixture
+def screen():
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    with os.fdopen(ours, "rb") as read, os.fdopen(theirs, "wb") as write:
+        yield read, write
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "socket_pair", "screen"])
 @pytest.mark.parametrize("count", [1, 7, 5000])
-def test_many_parts_arrive_in_order(pipe, count):
-    read, write = pipe
-    parts = [os.urandom(index % 5 * 100) for index in range(count)]
-    writer = threading.Thread(target=RawFile(write, "stdout").write, args=parts)
-    writer.start()
-    assert read.read(sum(map(len, parts))) == b"".join(parts)
-    writer.join()
+def test_what_is_not_taken_at_once_is_left_and_arrives_in_order(request, kind, count):
+    """Nothing waits in it, and the descriptor stays as it is for others."""
+    read, write = request.getfixturevalue(kind)
+    file = RawFile(write, "stdout")
+    parts = [os.urandom(index % 5 * 100) for index in range(count)] + [b"x" * 500_000]
+    whole = b"".join(parts)
+    got = b""
+    while parts := file.write(parts):
+        left = sum(map(len, parts))
+        while len(got) < len(whole) - left:
+            got += read.read1(len(whole))
+        assert select.select([], [file.waits_at], [], 30)[1]
+    while len(got) < len(whole):
+        got += read.read1(len(whole))
+    assert got == whole
+    assert os.get_blocking(write.fileno())
 
 
 def test_what_it_is(pipe, tmp_path):
@@ -60,7 +79,7 @@ def test_a_gone_reader_leaves_nothing_that_fails_again(pipe):
     file = RawFile(write, "stdout")
     read.close()
     with pytest.raises(BrokenPipeError):
-        file.write(b"text")
+        file.write([b"text"])
     write.flush()
 
 
