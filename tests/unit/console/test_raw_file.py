@@ -52,11 +52,14 @@ def test_what_is_not_taken_at_once_is_left_and_arrives_in_order(request, kind, c
     parts = [os.urandom(index % 5 * 100) for index in range(count)] + [b"x" * 500_000]
     whole = b"".join(parts)
     got = b""
-    while parts := file.write(parts):
-        left = sum(map(len, parts))
+    rest: list[bytes] | list[memoryview] = parts
+    while rest := file.write(rest):
+        left = sum(map(len, rest))
         while len(got) < len(whole) - left:
             got += read.read1(len(whole))
-        assert select.select([], [file.waits_at], [], 30)[1]
+        poll = select.poll()
+        poll.register(file.waits_at or -1, select.POLLOUT)
+        assert poll.poll(30_000)
     while len(got) < len(whole):
         got += read.read1(len(whole))
     assert got == whole
