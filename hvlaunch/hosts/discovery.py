@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Protocol
 
 from hvlaunch.errors import BadUsage, DiscoveryFailed, HvlaunchError
-from hvlaunch.hosts.hostfile import MAX_TEXT, parse_hostfile, read_hostfile
+from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
 from hvlaunch.job import Host
 
 __all__ = ["Discovery", "HostFile", "HostScript", "Source", "is_open_to_all"]
@@ -23,6 +23,12 @@ __all__ = ["Discovery", "HostFile", "HostScript", "Source", "is_open_to_all"]
 _SHOWN = 2000
 """Characters of a failed script's stderr that are shown."""
 _READ_SIZE = 1 << 16
+_MOST = 1 << 18
+"""Bytes that a script may print."""
+_PAUSE = 0.05
+"""Seconds between looks whether a script has ended, where the kernel can't tell (Linux before 5.3)."""
+_MINDER = "g=0; while read -r n; do g=$n; done; [ $g = 0 ] || kill -9 -$g"
+"""Reads which process group runs, 0 for none; when we are gone, however that came, it ends the group."""
 
 
 class Source(Protocol):
@@ -41,7 +47,8 @@ class HostScript:
     """An executable, with arguments perhaps, that prints lines as in a hostfile.
 
     `limit` is in seconds. The script gets no input, and a process group of its own, all of which is
-    killed when it has ended or takes too long: processes that it leaves would add up with every look.
+    killed when it has ended or takes too long: processes that it leaves would add up with every look. A shell of
+    ours kills it when this process is gone.
     """
 
     def __init__(self, command: str, limit: float) -> None:
@@ -52,6 +59,7 @@ class HostScript:
             self._argv[0] = str(Path(self._argv[0]).absolute())  # in the current directory, as `discover.sh`
         self._lock = threading.Lock()
         self._running: Popen[bytes] | None = None
+        self._minder: Popen[bytes] | None = None
         self._stopped = False
 
     def look(self) -> list[Host]:
@@ -61,8 +69,8 @@ class HostScript:
             out, err = _read(script, time.monotonic() + self.limit)
             if out is None:
                 raise self._failed(f"took longer than {self.limit:g} s", err)
-            if len(out) > MAX_TEXT:
-                raise self._failed(f"printed more than {MAX_TEXT >> 20} MiB", err)
+            if len(out) > _MOST:
+                raise self._failed(f"prints too much, more than {_MOST >> 10} KiB", err)
         finally:
             self._end(script)
         if script.returncode != 0:
@@ -78,6 +86,20 @@ class HostScript:
             self._stopped = True
             if self._running is not None:
                 _kill_group(self._running)
+            minder, self._minder = self._minder, None
+        if minder is not None:
+            minder.communicate()
+
+    def _mind(self, group: int) -> None:
+        """Have the group killed when we are gone; 0: none."""
+        if self._minder is None:
+            self._minder = Popen(
+                ["/bin/sh", "-c", _MINDER], stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
+            )
+        if self._minder.stdin is not None:
+            with suppress(OSError):  # somebody has killed it
+                self._minder.stdin.write(b"%d\n" % group)
+                self._minder.stdin.flush()
 
     def _start(self) -> Popen[bytes]:
         if is_open_to_all(self._argv[0]):
@@ -100,12 +122,16 @@ class HostScript:
                     else None
                 )
                 raise BadUsage(f"{self.command}: {error.strerror}", hint=hint) from None
+            with suppress(OSError):  # no process or descriptor is left for it
+                self._mind(self._running.pid)
             return self._running
 
     def _end(self, script: Popen[bytes]) -> None:
+        _kill_group(script)
         with self._lock:
             self._running = None
-        _kill_group(script)
+            if self._minder is not None:
+                self._mind(0)
         script.wait()
         for pipe in (script.stdout, script.stderr):
             if pipe is not None:
@@ -167,9 +193,9 @@ class Discovery:
         while not self._stopped.is_set():
             try:
                 hosts = self._source.look()
-            except HvlaunchError as error:
+            except Exception as error:  # noqa: BLE001 (the next look may do better, whatever it is)
                 if not self._stopped.is_set():
-                    self._failed(error)
+                    self._failed(_as_failure(error))
             else:
                 if hosts != known and not self._stopped.is_set():
                     known = hosts
@@ -185,32 +211,55 @@ def is_open_to_all(path: str) -> bool:
     return False
 
 
-def _read(script: Popen[bytes], deadline: float) -> tuple[bytes | None, bytes]:
-    """What the script prints: stdout up to a little more than MAX_TEXT, and the end of stderr.
+def _as_failure(error: Exception) -> HvlaunchError:
+    if isinstance(error, HvlaunchError):
+        return error
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return DiscoveryFailed(f"the hosts could not be read: {what}")
 
-    stdout is None where the script goes on beyond `deadline`.
+
+def _read(script: Popen[bytes], deadline: float) -> tuple[bytes | None, bytes]:
+    """What the script prints until it ends: stdout up to a little more than _MOST, and the end of stderr.
+
+    stdout is None where the script goes on beyond `deadline`. Its children may hold both open for longer.
     """
     out, err = bytearray(), bytearray()
+    end = _end_of(script.pid)
     with DefaultSelector() as selector:
         for pipe, data in ((script.stdout, out), (script.stderr, err)):
             if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
                 selector.register(pipe, EVENT_READ, data)
-        while selector.get_map() and len(out) <= MAX_TEXT:
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready:
-                return None, bytes(err)
-            for key, _ in ready:
-                piece = os.read(key.fd, _READ_SIZE)
-                key.data.extend(piece)
-                if not piece:
-                    selector.unregister(key.fileobj)
-            del err[:-_SHOWN]
-    if len(out) <= MAX_TEXT:
+        if end is not None:
+            selector.register(end, EVENT_READ)
         try:
-            script.wait(max(0.0, deadline - time.monotonic()))
-        except TimeoutExpired:
-            return None, bytes(err)
+            while len(out) <= _MOST:
+                has_ended = script.poll() is not None
+                timeout = 0.0 if has_ended else max(0.0, deadline - time.monotonic())
+                ready = selector.select(timeout if end is not None else min(timeout, _PAUSE))
+                pipes = [key for key, _ in ready if key.fileobj != end]
+                for key in pipes:
+                    piece = os.read(key.fd, _READ_SIZE)
+                    key.data.extend(piece)
+                    if not piece:
+                        selector.unregister(key.fileobj)
+                del err[:-_SHOWN]
+                if has_ended and not pipes:
+                    break
+                if time.monotonic() >= deadline:
+                    return None, bytes(err)
+        finally:
+            if end is not None:
+                os.close(end)
     return bytes(out), bytes(err)
+
+
+def _end_of(pid: int) -> int | None:
+    """A descriptor that can be read from when the process has ended; None where there is no such thing."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
 
 
 def _kill_group(script: Popen[bytes]) -> None:

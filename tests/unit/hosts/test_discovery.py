@@ -2,6 +2,8 @@
 
 import os
 import queue
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -131,12 +133,58 @@ def test_a_script_that_hangs_is_killed_with_its_children(script, tmp_path):
 
 def test_a_daemon_that_holds_the_pipes_does_not_hang_us(script, tmp_path):
     pid_file = tmp_path / "pid"
-    source = script(f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 100' & echo a:1", limit=1.0)
-    with pytest.raises(DiscoveryFailed):
-        source.look()
+    source = script(f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 100' & echo a:1")
+    assert source.look() == [Host("a", 1)]
     daemon = pid_in(pid_file)
     if daemon is not None:
         os.kill(daemon, 9)
+
+
+@pytest.mark.timeout(60)
+def test_a_script_that_prints_without_end(script):
+    with pytest.raises(DiscoveryFailed, match="prints too much, more than 256 KiB"):
+        script("exec yes host:1").look()
+
+
+DRIVER = """if True:
+    import sys
+    from hvlaunch.hosts.discovery import HostScript
+    HostScript(sys.argv[1], 1000.0).look()
+"""
+
+
+def test_a_script_ends_with_a_driver_that_is_killed(script, tmp_path):
+    pids = tmp_path / "pids"
+    source = script(f"sleep 1000 & echo $$ $! > {str(pids)!r}.new; mv {str(pids)!r}.new {str(pids)!r}; wait")
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, source.command])
+    wait_for(pids.exists)
+    [minder] = [child for child in psutil.Process(driver.pid).children() if "kill -9" in child.cmdline()[-1]]
+    driver.kill()
+    driver.wait()
+    for pid in (*map(int, pids.read_text().split()), minder.pid):
+        wait_for(lambda pid=pid: is_gone(pid))
+
+
+def test_an_exception_does_not_end_discovery():
+    class Odd:
+        def __init__(self):
+            self.looks = 0
+
+        def look(self):
+            self.looks += 1
+            if self.looks == 1:
+                raise MemoryError("no room")
+            return [Host("a", 1)]
+
+        def stop(self):
+            pass
+
+    told: queue.Queue[Sequence[Host] | HvlaunchError] = queue.Queue()
+    discovery = Discovery(Odd(), told.put, told.put, interval=0.01)
+    discovery.start()
+    assert str(told.get(timeout=LONG)) == "the hosts could not be read: MemoryError: no room"
+    assert told.get(timeout=LONG) == [Host("a", 1)]
+    discovery.stop()
 
 
 def test_changes_are_told_once_and_failures_each_time(tmp_path):
