@@ -55,7 +55,11 @@ def watch_over(
     prctl(_PR_SET_DUMPABLE, 0)
     reaper.adopt_descendants()
     alive_read, alive_write = os.pipe()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:
+        clean_up()
+        sys.exit("hvlaunch agent: it can't start a process: %s" % os.strerror(error.errno or 0))
     if child == 0:
         os.close(alive_write)
         os.setsid()  # who kills the guardian's process group, as Hydra does, must not kill both

@@ -3,6 +3,7 @@
 import errno
 import gc
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,13 +15,14 @@ from hvlaunch.cli.environment import left_out, proxies_with_password
 from hvlaunch.cli.own_argv import hide_values
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.console.visible import visible
-from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, HvlaunchError
+from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, EXIT_USAGE, BadUsage, HvlaunchError
 from hvlaunch.hosts.local import only_local
 from hvlaunch.job import JobResult, JobSpec
 
 __all__ = ["Run", "main", "script"]
 
 _STDERR = 2
+_FEWEST_DESCRIPTORS = 32  # that a job of one host gets by with
 _OBJECTS_PER_COLLECTION = 20_000  # imports make many that stay: looking through them all takes 10 ms
 _INTERRUPTED = 130  # 128 + SIGINT
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -46,6 +48,9 @@ def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception as error:  # noqa: BLE001 (ours to explain, whatever it is)
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            _complain(str(_too_few_descriptors()))
+            return EXIT_USAGE
         _explain(error, verbose=not {"-v", "--verbose"}.isdisjoint(argv))
         return EXIT_INTERNAL
 
@@ -92,9 +97,18 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         return _print(_plan(spec, names, show_secrets=options.show_secrets) + "\n")
     if spec.verbose and names:
         _complain(f"set here, and not passed on to the workers: {', '.join(names)}")
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEWEST_DESCRIPTORS:
+        raise _too_few_descriptors()
     if run is None:
         run = _controller(spec)
     return run(spec, stdout=_binary(sys.stdout), stderr=_binary(sys.stderr)).exit_code
+
+
+def _too_few_descriptors() -> BadUsage:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return BadUsage(
+        f"hvlaunch may not open as many files as it needs: the limit is {limit}", hint="ulimit -n 1024"
+    )
 
 
 def _plan(spec: JobSpec, names: Sequence[str], *, show_secrets: bool) -> str:

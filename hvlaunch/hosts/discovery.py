@@ -17,6 +17,7 @@ from typing import Protocol
 from hvlaunch.errors import BadUsage, DiscoveryFailed, HvlaunchError
 from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
 from hvlaunch.job import Host
+from hvlaunch.minder import Minder
 
 __all__ = ["Discovery", "HostFile", "HostScript", "Source", "is_open_to_all"]
 
@@ -27,8 +28,6 @@ _MOST = 1 << 18
 """Bytes that a script may print."""
 _PAUSE = 0.05
 """Seconds between looks whether a script has ended, where the kernel can't tell (Linux before 5.3)."""
-_MINDER = "g=0; while read -r n; do g=$n; done; [ $g = 0 ] || kill -9 -$g"
-"""Reads which process group runs, 0 for none; when we are gone, however that came, it ends the group."""
 
 
 class Source(Protocol):
@@ -47,8 +46,8 @@ class HostScript:
     """An executable, with arguments perhaps, that prints lines as in a hostfile.
 
     `limit` is in seconds. The script gets no input, and a process group of its own, all of which is
-    killed when it has ended or takes too long: processes that it leaves would add up with every look. A shell of
-    ours kills it when this process is gone.
+    killed when it has ended or takes too long: processes that it leaves would add up with every look. It
+    does not outlive this process.
     """
 
     def __init__(self, command: str, limit: float) -> None:
@@ -59,7 +58,7 @@ class HostScript:
             self._argv[0] = str(Path(self._argv[0]).absolute())  # in the current directory, as `discover.sh`
         self._lock = threading.Lock()
         self._running: Popen[bytes] | None = None
-        self._minder: Popen[bytes] | None = None
+        self._minder = Minder()
         self._stopped = False
 
     def look(self) -> list[Host]:
@@ -86,20 +85,7 @@ class HostScript:
             self._stopped = True
             if self._running is not None:
                 _kill_group(self._running)
-            minder, self._minder = self._minder, None
-        if minder is not None:
-            minder.communicate()
-
-    def _mind(self, group: int) -> None:
-        """Have the group killed when we are gone; 0: none."""
-        if self._minder is None:
-            self._minder = Popen(
-                ["/bin/sh", "-c", _MINDER], stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
-            )
-        if self._minder.stdin is not None:
-            with suppress(OSError):  # somebody has killed it
-                self._minder.stdin.write(b"%d\n" % group)
-                self._minder.stdin.flush()
+        self._minder.close()
 
     def _start(self) -> Popen[bytes]:
         if is_open_to_all(self._argv[0]):
@@ -122,16 +108,14 @@ class HostScript:
                     else None
                 )
                 raise BadUsage(f"{self.command}: {error.strerror}", hint=hint) from None
-            with suppress(OSError):  # no process or descriptor is left for it
-                self._mind(self._running.pid)
+            self._minder.mind(self._running.pid)
             return self._running
 
     def _end(self, script: Popen[bytes]) -> None:
-        _kill_group(script)
         with self._lock:
             self._running = None
-            if self._minder is not None:
-                self._mind(0)
+        _kill_group(script)
+        self._minder.forget(script.pid)
         script.wait()
         for pipe in (script.stdout, script.stderr):
             if pipe is not None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, HostKeyPolicy, SSHOptions
+from hvlaunch.minder import Minder
 from hvlaunch.ssh.complaints import FAILED, explain, lost
 from hvlaunch.ssh.config.ask_ssh import AskSSH
 from hvlaunch.ssh.config.hops import Hops
@@ -66,6 +67,7 @@ class OpenSSHClient:
         self._timeout = timeout
         self._connect_limit = connect_limit
         self._asker = AskSSH()
+        self._minder = Minder()
         self._ask = Questions(self._asker)
         self._hops = Hops(options, timeout=timeout, ask=self._asker)
 
@@ -92,12 +94,14 @@ class OpenSSHClient:
             run_limited,
             self._timeout,
             hint,
+            self._minder,
             is_ssh_alone=first.proxy_command is None,
         )
 
     def close(self) -> None:
-        """End questions; may be repeated."""
+        """End questions, and every ssh; may be repeated."""
         self._asker.close()
+        self._minder.close()
 
 
 class OpenSSHConnection:
@@ -115,6 +119,7 @@ class OpenSSHConnection:
         run_limited: _RunLimited,
         timeout: float,
         by_hand: str,
+        minder: Minder,
         *,
         is_ssh_alone: bool,
     ) -> None:
@@ -123,6 +128,7 @@ class OpenSSHConnection:
         self._run_limited = run_limited
         self._timeout = timeout
         self._by_hand = by_hand
+        self._minder = minder
         self._is_ssh_alone = is_ssh_alone
         is_direct = settings.proxy_jump is None and settings.proxy_command is None
         ours, theirs = addresses_toward(settings) if is_direct else ("", "")
@@ -153,7 +159,7 @@ class OpenSSHConnection:
             if isinstance(error, FileNotFoundError):
                 hint = "install OpenSSH's client (Debian: apt-get install openssh-client), or --ssh-client paramiko"
             raise HostError(f"ssh can't be started: {error}", host=self._host, hint=hint) from None
-        channel = OpenSSHChannel(process)
+        channel = OpenSSHChannel(process, self._minder)
         self._channels.append(channel)
         if self._closed:
             channel.close()
@@ -183,8 +189,10 @@ class OpenSSHChannel:
     The exit status of a command that a signal ended is 255, since ssh does not tell which it was.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", minder: Minder) -> None:
         self._process = process
+        self._minder = minder
+        minder.mind(process.pid)
         self._pipes = PipeChannel(process)
         self._early = b""
 
@@ -231,3 +239,4 @@ class OpenSSHChannel:
                 with contextlib.suppress(OSError):
                     os.killpg(self._process.pid, number)
                 self._pipes.exit_status(_END_PATIENCE)
+        self._minder.forget(self._process.pid)

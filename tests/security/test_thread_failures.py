@@ -48,7 +48,7 @@ FAULTS = {
     "rendezvous": "hvlaunch.rendezvous.serving.server:RendezvousServer:_run_loop",
     "event file": "hvlaunch.console.event_file:EventFile:_run",
     "a host's stderr": "hvlaunch.ssh.pipes:PipeChannel:_drain_stderr",
-    "discovery": "hvlaunch.hosts.discovery:HostFile:look",
+    "discovery": "hvlaunch.hosts.discovery:Discovery:_run",
 }
 
 

@@ -72,7 +72,7 @@ def test_its_version_is_the_packages_and_has_an_entry_in_the_changelog(metadata:
 def test_its_commands_and_torchruns_way_to_it(wheel: dict[str, bytes]) -> None:
     assert about(wheel, "entry_points.txt").decode().split() == [
         *["[console_scripts]"],
-        *["hvlaunch", "=", "hvlaunch.cli.main:script"],
+        *["hvlaunch", "=", "hvlaunch.__main__:script"],
         *["hvlaunch-rendezvous", "=", "hvlaunch.cli.rendezvous:script"],
         *["[torchrun.handlers]"],
         *["hvlaunch", "=", "hvlaunch.torchrun:handler"],

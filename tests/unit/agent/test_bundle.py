@@ -269,6 +269,19 @@ def test_the_timer_of_the_start_ends_where_the_agent_begins() -> None:
     assert done.stdout == b"0 0 "
 
 
+def test_a_guardian_that_may_not_fork_leaves_no_directory(tmp_path: Path) -> None:
+    code = (
+        "import errno, os\nfrom hvlaunch.agent import guardian\n"
+        "def fork(): raise BlockingIOError(errno.EAGAIN, '')\n"
+        f"os.fork = fork; guardian.main({CONFIG!r})"
+    )
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"hvlaunch agent: it can't start a process: Resource temporarily unavailable\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_hosts_own_modules_are_not_imported(launch: Launch, tmp_path: Path) -> None:
     """Neither PYTHONPATH, nor the working directory, nor site-packages come before the standard library."""
     for name in ("json", "select", "selectors", "sitecustomize", "usercustomize", "hvlaunch"):

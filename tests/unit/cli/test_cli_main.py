@@ -150,6 +150,30 @@ def test_with_verbose_a_defect_shows_its_traceback(capsys):
     assert "--check-build" in err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("module", ["hvlaunch.cli.main", "hvlaunch.errors", "hvlaunch.gloo.controller"])
+def test_an_interrupt_while_a_module_is_imported_is_130_and_quiet(module):
+    program = f"""if True:
+        import runpy, signal, sys
+        class Interrupts:
+            def find_spec(self, name, path=None, target=None):
+                if name == {module!r}:
+                    signal.raise_signal(signal.SIGINT)
+        sys.meta_path.insert(0, Interrupts())
+        sys.argv = ["hvlaunch", "-np", "1", "true"]
+        runpy.run_module("hvlaunch", run_name="__main__")
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("limit", [10, 16, 24])
+def test_too_few_descriptors_are_one_message(limit):
+    command = f"ulimit -n {limit}; exec {sys.executable} -m hvlaunch -np 1 true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    message = f"hvlaunch may not open as many files as it needs: the limit is {limit}; try: ulimit -n 1024"
+    assert (done.returncode, done.stderr) == (2, f"hvlaunch: {message}\n")
+
+
 def test_an_interrupt_while_the_line_is_read_is_130(capsys):
     assert main(["true"], run=FakeDriver(error=KeyboardInterrupt())) == 130
 

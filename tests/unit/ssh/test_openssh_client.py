@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 from contextlib import closing
 from typing import Any
 
@@ -44,6 +46,31 @@ def reach(
     connect_limit = ConnectLimit(8, sleep=lambda _: None)
     client = OpenSSHClient(sshd.options(**options), timeout=timeout, connect_limit=connect_limit)
     return client.connect(sshd.host(**host or {}))
+
+
+def test_no_ssh_outlives_a_driver_that_is_killed():
+    """Not even one that does not see the end of its stdin, as while it connects."""
+    program = """if True:
+        import sys
+        from hvlaunch.minder import Minder
+        from hvlaunch.ssh.by_openssh import OpenSSHChannel
+        from hvlaunch.ssh.pipes import start_piped
+        processes = [start_piped(["sleep", "1000"]) for _ in range(3)]
+        channels = [OpenSSHChannel(process, minder) for minder in [Minder()] for process in processes]
+        channels[1].close()
+        print(*[process.pid for process in processes], flush=True)
+        sys.stdin.read()
+    """
+    driver = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with driver:
+        assert driver.stdout is not None
+        pids = [int(word) for word in driver.stdout.readline().split()]
+        assert [psutil.pid_exists(pid) for pid in pids] == [True, False, True]
+        driver.kill()
+    for pid in pids:
+        until(lambda pid=pid: not psutil.pid_exists(pid) or gone(psutil.Process(pid)), "its end")
 
 
 @pytest.fixture
