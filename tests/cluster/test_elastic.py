@@ -207,7 +207,11 @@ def test_too_few_slots_healed_in_time(start: Starter, cluster: TestHosts) -> Non
 
 def test_too_few_slots_for_too_long(start: Starter) -> None:
     timeout = 20 if start.work.trains else 1  # a new worker's import counts too
-    cooldown = ("--blacklist-cooldown-range", "300", "300")  # else b, which is needed, is tried again after 5 s
+    cooldown = (
+        "--blacklist-cooldown-range",
+        "300",
+        "300",
+    )  # else b, which is needed, is tried again after 5 s
     job = start("a:1,b:1", "--min-np", 2, "--elastic-timeout", timeout, *cooldown)
     job.goes_on_with("a:1,b:1")
     job.kill_agent("b")
