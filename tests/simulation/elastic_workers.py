@@ -43,6 +43,8 @@ class Process:
     """Stopped: it does nothing, and only SIGKILL ends it."""
     is_stuck: bool = False
     """Lives, and does not leave its round."""
+    is_stray: bool = False
+    """Lives and beats, and comes to no meeting."""
     orders: int = 0
     """How often it was told to end; only the last orders count."""
 
@@ -171,7 +173,7 @@ class Workers:
         one.place, one.last_round = action.launch.place, action.round
 
         def told(one: Process) -> None:
-            if one.last_round == action.round and one.is_waiting:
+            if one.last_round == action.round and one.is_waiting and not one.is_stray:
                 one.is_waiting = False
                 one.round = action.round
                 self._arrived(action.round)
@@ -191,7 +193,7 @@ class Workers:
             waiting_for = [one for one in members if one.round != number]
         elif any(not one.is_waiting for one in members):
             return
-        if waiting_for or any(not one.live for one in members):
+        if waiting_for or any(not one.live for one in members) or self._is_split(members, number):
             return
         newest = max(one.commit for one in members)
         for one in members:
@@ -199,12 +201,24 @@ class Workers:
             self._say(one, number)
         self._world.at(STEP * self._world.random.random(), lambda: self._train(number))
 
+    def _is_split(self, members: list[Process], number: int) -> bool:
+        """Whether two of their hosts can't reach each other; then they leave after a while, one after the other."""
+        hosts = {one.host.name for one in members}
+        if not any(pair <= hosts for pair in self._world.cut_pairs):
+            return False
+        for one in members:
+            seconds = 3.0 + self._world.random.random()
+            self._world.at(seconds, lambda one=one: self._leave(one, number, "Connection timed out"))  # type: ignore[misc]
+        return True
+
     def _train(self, number: int) -> None:
         members = self.rounds[number]
         if any(not one.live or one.is_silent or one.round != number for one in members):
             return
         if any(not one.host.reachable for one in members):
             self._world.at(1.0, lambda: self._train(number))
+            return
+        if self._is_split(members, number):
             return
         for one in members:
             one.commit += 1

@@ -16,7 +16,9 @@ from hvlaunch.job import ElasticOptions, Host, JobSpec
 from tests.simulation.elastic_workers import Process, Workers
 from tests.simulation.faults import LEASE, plan_faults
 from tests.simulation.invariants import Invariants
-from tests.simulation.play import Play, facts
+from tests.simulation.laws import LAWS
+from tests.simulation.ledger import Ledger
+from tests.simulation.play import QUIET, Play, facts
 
 __all__ = ["ElasticWorld", "SimHost"]
 
@@ -39,6 +41,10 @@ class SimHost:
     agent: int = 0
     """Counts the connections."""
     heard_until: float = 0.0
+    queue: list[on.Event] = field(default_factory=list)
+    """What its agent has sent, and the driver has not read."""
+    is_full: bool = False
+    """Nobody takes the output there, and what comes after it."""
     refusals: int = 0
     """How many workers will not be started."""
     processes: list[Process] = field(default_factory=list)
@@ -83,8 +89,16 @@ class ElasticWorld(Play):
         self.is_catching_up = False
         """Whether the driver has yet to read what is long true."""
         self._missed: list[tuple[on.Event, SimHost | None, int]] = []
+        self.cut_pairs: set[frozenset[str]] = set()
+        """Hosts that can't reach each other."""
+        self.faulty: set[str] = set()
+        """Hosts that had a fault."""
         self.engine = Engine(self.spec, 4711)
         self.invariants = Invariants(self)
+        self.ledger = Ledger(self.kind)
+        if not self.options.discovers:
+            self.ledger.list_all([(host.name, host.slots or 0) for host in self.spec.hosts])
+        self.laws = [law(self) for law in LAWS]
 
     def _options(self) -> ElasticOptions:
         rng = self.random
@@ -130,17 +144,38 @@ class ElasticWorld(Play):
     def tell(self, event: on.Event) -> None:
         if self.result is not None:
             return
-        if self.now < self.asleep_until:
+        if self.is_asleep:
             host = self.hosts.get(getattr(event, "host", ""))
             self._missed.append((event, host, host.agent if host is not None else 0))
             return
         super().tell(event)
-        self.invariants.after()
+        if not isinstance(event, on.WorkerBeat):
+            self.invariants.after()
 
     def handle(self, event: on.Event) -> list[do.Action]:
         wanted = super().handle(event)
         self.invariants.before(wanted)
+        self.ledger.hear(event, self.now)
+        if wanted or not isinstance(event, QUIET):
+            for law in self.laws:
+                law.turn(event, wanted)
+            self.ledger.note(wanted)
+            for law in self.laws:
+                law.after()
+            finish = next((action for action in wanted if isinstance(action, do.Finish)), None)
+            if finish is not None:
+                for law in self.laws:
+                    law.end(finish.result)
         return wanted
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.now < self.asleep_until
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the driver has yet to read what is long true."""
+        return self.is_catching_up or self.is_asleep
 
     def wake_up(self) -> None:
         """Read what came while the driver was stopped."""
@@ -170,23 +205,22 @@ class ElasticWorld(Play):
         """The agent's frames come in order, as long as the connection lasts."""
         agent = host.agent
         host.heard_until = max(host.heard_until, self.now + self.delay())
-
-        def again() -> None:
-            if host.agent == agent:
-                self.tell(event)
+        host.queue.append(event)
 
         def deliver() -> None:
             if host.agent != agent or host.link == "none" or not host.is_up:
                 return
-            if host.is_cut:
+            event = host.queue[0]
+            if host.is_cut or (host.is_full and isinstance(event, on.WorkerExited | on.HostClosed)):
                 self.at(0.5, deliver)
                 return
+            host.queue.pop(0)
             if isinstance(event, on.HostClosed):
                 self.all_die(host, agent)
                 host.link = "none"
             self.tell(event)
             if self.random.random() < 0.05:
-                self.at(self.delay(2), again)
+                self.at(self.delay(2), lambda: self.tell(event) if host.agent == agent else None)
 
         self.at(host.heard_until - self.now, deliver)
 
@@ -194,6 +228,7 @@ class ElasticWorld(Play):
         assert host.link == "none", f"{host.name} is connected twice"
         host.link = "connecting"
         host.agent += 1
+        host.queue = []
         agent = host.agent
         host.heard_until = self.now
 
@@ -213,7 +248,7 @@ class ElasticWorld(Play):
 
     def _probe(self, host: SimHost, target: SimHost, addresses: list[str]) -> None:
         assert target.name != host.name
-        if target.reachable:
+        if target.reachable and frozenset((host.name, target.name)) not in self.cut_pairs:
             for address in addresses:
                 self.hear(host, on.HostProbed(host.name, target.name, address))
         self.hear(host, on.HostProbed(host.name, target.name, None))

@@ -21,14 +21,17 @@ HEALED = 50.0
 def plan_faults(world: "ElasticWorld") -> None:
     """Choose the faults, and when they come; everything is healed in the end."""
     kinds = [kill, kill, fail, hang, stick, lose_agent, part, power_off, cut, spoil, slow]
-    kinds += [kill_while_placing, fall_asleep, refuse_start]
+    kinds += [kill_while_placing, fall_asleep, refuse_start, cut_own_link, cut_pair, fill, leave_early, stray]
     if world.options.discovers:
         kinds += [remove, add, resize, reorder, flap, empty, fail_discovery]
     for _ in range(world.random.randint(0, MOST)):
         fault = world.random.choice(kinds)
         world.at(world.random.random() * HEALED * 0.8, lambda fault=fault: note(world, fault))  # type: ignore[misc]
     if world.random.random() < 0.04:
-        world.at(world.random.random() * HEALED, lambda: interrupt(world))
+        when = world.random.random() * HEALED
+        for _ in range(world.random.randint(1, 3)):
+            world.at(when, lambda: interrupt(world))
+            when += world.random.random() * 3
     world.at(HEALED, lambda: heal(world))
 
 
@@ -94,8 +97,19 @@ def stick(world: "ElasticWorld") -> bool:
     return True
 
 
+def stray(world: "ElasticWorld") -> bool:
+    """A worker lives and beats, and gets stuck before it meets the others of its next round."""
+    one = a_worker(world)
+    if one is None or world.kind == "unmodified":
+        return False
+    one.is_stray = True
+    world.workers.codes.add(128 + signal.SIGKILL)
+    return True
+
+
 def lose_agent(world: "ElasticWorld") -> bool:
     host = a_host(world)
+    world.faulty.add(host.name)
     world.all_die(host)
     agent = host.agent
     world.at(world.delay(), lambda: world.gone(host, agent))
@@ -105,6 +119,7 @@ def lose_agent(world: "ElasticWorld") -> bool:
 def part(world: "ElasticWorld") -> bool:
     """Somebody ends the agent; it stops its workers, tells of it, and closes."""
     host = a_host(world)
+    world.faulty.add(host.name)
     if host.link != "ready" or not host.reachable:
         return False
     agent = host.agent
@@ -133,6 +148,7 @@ def kill_while_placing(world: "ElasticWorld") -> bool:
 def fall_asleep(world: "ElasticWorld") -> bool:
     """This process is stopped for a while, and finds all that has happened when it wakes up."""
     world.faults_detail = ""
+    world.faulty.update(world.hosts)
     world.asleep_until = world.now + world.random.choice([3.0, 30.0])
     world.at(world.asleep_until - world.now, world.wake_up)
     return True
@@ -148,6 +164,7 @@ def refuse_start(world: "ElasticWorld") -> bool:
 
 def power_off(world: "ElasticWorld") -> bool:
     host = a_host(world)
+    world.faulty.add(host.name)
     host.is_up = False
     world.all_die(host)
     agent = host.agent
@@ -159,11 +176,54 @@ def power_off(world: "ElasticWorld") -> bool:
 def cut(world: "ElasticWorld") -> bool:
     """For less than the lease, or for more."""
     host = a_host(world)
+    return cut_off(world, host, world.random.choice([2.0, 12.0]))
+
+
+def cut_own_link(world: "ElasticWorld") -> bool:
+    """The driver's: it hears of no host any more."""
+    world.faults_detail = ""
+    seconds = world.random.choice([2.0, 12.0])
+    cut_hosts = [host for host in world.hosts.values() if cut_off(world, host, seconds)]
+    return bool(cut_hosts)
+
+
+def cut_pair(world: "ElasticWorld") -> bool:
+    """Two hosts can't reach each other, though both reach the driver."""
+    if len(world.hosts) < 2:
+        return False
+    pair = frozenset(world.random.sample(sorted(world.hosts), 2))
+    world.faults_detail = ",".join(sorted(pair))
+    world.cut_pairs.add(pair)
+    world.faulty |= pair
+    world.workers.codes.add(1)
+    return True
+
+
+def fill(world: "ElasticWorld") -> bool:
+    """Nobody takes the output of a host for a while, and its workers' ends come after it."""
+    host = a_host(world)
+    host.is_full = True
+    world.faulty.add(host.name)
+    world.at(world.random.choice([4.0, 40.0]), lambda: setattr(host, "is_full", False))
+    return True
+
+
+def leave_early(world: "ElasticWorld") -> bool:
+    """A worker ends with 0 in the middle of its training."""
+    one = a_worker(world)
+    if one is None or one.is_silent or one.round is None or world.random.random() < 0.8:
+        return False
+    world.workers.ended_well += 1
+    world.workers.end(one, 0)
+    return True
+
+
+def cut_off(world: "ElasticWorld", host: "SimHost", seconds: float) -> bool:
     if host.is_cut:
         return False
     host.is_cut = True
+    world.faulty.add(host.name)
     agent = host.agent
-    seconds = world.random.choice([2.0, 12.0])
 
     def lease_is_over() -> None:
         world.at(2.0, lambda: world.all_die(host, agent))
@@ -220,8 +280,14 @@ def reorder(world: "ElasticWorld") -> bool:
 
 
 def flap(world: "ElasticWorld") -> bool:
-    if not remove(world):
+    """A host leaves the list for a moment; one that is excluded, if there is any."""
+    excluded = [name for name in world.listing if world.ledger.host(name).until > world.now]
+    if len(world.listing) == 1 or (not excluded and not remove(world)):
         return False
+    if excluded:
+        world.faults_detail = world.random.choice(excluded)
+        world.listing.remove(world.faults_detail)
+        world.discover()
     name = world.faults_detail
 
     def back() -> None:
@@ -252,8 +318,9 @@ def interrupt(world: "ElasticWorld") -> None:
 def heal(world: "ElasticWorld") -> None:
     """From here on nothing goes wrong any more, and all hosts are there."""
     world.history.append(f"{world.now:7.2f} *** healed")
+    world.cut_pairs.clear()
     for host in world.hosts.values():
-        host.slots = host.had
+        host.slots, host.is_full = host.had, False
         host.is_up, host.is_cut, host.is_bad, host.is_slow = True, False, False, False
     if world.options.discovers:
         world.listing = [*world.listing, *(name for name in world.hosts if name not in world.listing)]

@@ -10,11 +10,11 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.job import JobResult, JobSpec
 
-__all__ = ["Play", "facts"]
+__all__ = ["QUIET", "Play", "facts"]
 
 MOST_TICKS = 5
 """In a row, all at the same time."""
-_QUIET = (on.WorkerBeat, on.Tick, on.HostProbed, on.RendezvousReached)
+QUIET = (on.WorkerBeat, on.Tick, on.HostProbed, on.RendezvousReached)
 
 
 class Play(ABC):
@@ -93,7 +93,7 @@ class Play(ABC):
         """What the engine wants now. A subclass may raise AssertionError where it must not want that."""
         wanted = self.engine.handle(event, self.now)
         self.turns.append((self.now, event, wanted))
-        if wanted or not isinstance(event, _QUIET):
+        if wanted or not isinstance(event, QUIET):
             self.history.append(f"{self.now:7.2f} {event}")
         return wanted
 

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from hvlaunch.gloo.engine.life import TRANSITIONS, InvalidTransition, State, Tri
 from hvlaunch.gloo.engine.policy import Policy
 from hvlaunch.gloo.engine.rounds import Rounds
 from hvlaunch.hosts.placement import seats
+from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.elastic_world import ElasticWorld
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +23,8 @@ SEEDS = 10_000
 SHARDS = 40
 SHOWN = 120
 ENOUGH_FOR_A_MUTANT = 500
+MOST_SEEDS = 2000
+NEXT_FEW = 3
 
 
 def play(seed: int) -> ElasticWorld:
@@ -88,8 +91,8 @@ def test_there_are_good_ends_and_bad_ones_of_both_kinds() -> None:
 # Bugs planted by hand: each is found, and named
 
 
-def first_found(most: int = ENOUGH_FOR_A_MUTANT) -> str:
-    for seed in range(most):
+def first_found(seeds: Iterable[int] = range(ENOUGH_FOR_A_MUTANT)) -> str:
+    for seed in seeds:
         try:
             ElasticWorld(seed).run()
         except (AssertionError, InvalidTransition) as error:
@@ -143,23 +146,31 @@ def test_a_planted_bug_is_found(
     assert found in first_found()
 
 
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.plant.__name__)
+def test_a_bug_of_behaviour_over_time_is_found_by_its_law(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begins with a seed just before the first that finds it, which is below 2,000."""
+    assert bug.seed < MOST_SEEDS
+    bug.plant(monkeypatch)
+    assert bug.found in first_found(range(bug.seed, bug.seed + NEXT_FEW))
+
+
 # Bugs planted in the table of a worker's life
 
 
 @pytest.mark.parametrize(
     ("state", "cause", "after", "found"),
     [
-        (State.STARTING, Trigger.ASKED, State.STARTING, "there were enough slots"),
+        (State.STARTING, Trigger.ASKED, State.STARTING, "enough workers wait for 41 s"),
         (State.STARTING, Trigger.STOPPED, State.WAITING, "has its orders, and is WAITING"),
         (State.WAITING, Trigger.PLACED, None, "is WAITING, where PLACED can't come"),
         (State.WAITING, Trigger.PLACED, State.WAITING, "is in round 0, and WAITING"),
         (State.WAITING, Trigger.DISMISSED, State.WAITING, "has its orders, and is WAITING"),
-        (State.WORKING, Trigger.ASKED, State.STARTING, "there were enough slots"),
+        (State.WORKING, Trigger.ASKED, State.STARTING, "enough workers wait for 41 s"),
         (State.WORKING, Trigger.TAKEN_BACK, State.WORKING, "is in no round, and WORKING"),
         (State.WORKING, Trigger.STOPPED, State.WORKING, "has its orders, and is WORKING"),
         (State.WORKING, Trigger.STOPPED, State.HANGING, "no worker ended so"),
         (State.WORKING, Trigger.HANGS, State.WORKING, "has its orders, and is WORKING"),
-        (State.STOPPING, Trigger.ENDED, State.STOPPING, "was abandoned and has no connection"),
+        (State.STOPPING, Trigger.ENDED, State.STOPPING, "has no fault, and is named"),
         (State.STOPPING, Trigger.LOST, None, "is STOPPING, where LOST can't come"),
     ],
 )

@@ -1,16 +1,16 @@
 """Thousands of static jobs in which things go wrong: each ends, rightly, and leaves no worker."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from hvlaunch.gloo.engine import outcome as outcome_module
-from hvlaunch.gloo.engine.blame import first_failed
+from hvlaunch.gloo.engine.blame import cause_of, first_failed
 from hvlaunch.gloo.engine.forming import FreshWorkers
 from hvlaunch.gloo.engine.outcome import outcome
 from hvlaunch.gloo.engine.policy import Policy
-from hvlaunch.job import JobResult
+from hvlaunch.job import JobResult, WorkerExit
 from tests.simulation.world import World
 
 SEEDS = 2000
@@ -70,6 +70,7 @@ def check_cause(world: World, result: JobResult) -> None:
     assert named is not None
     if own:
         assert named.look in ("cause", "silent"), "a victim is named, and there was a cause"
+        assert named.when <= min(end.when for end in own), "a later failure is named"
     if result.first_victim is not None:
         assert named.look != "consequence", "a victim is named in another's place"
     assert world.failed_at is not None
@@ -98,11 +99,22 @@ def test_the_cause_is_named_in_time() -> None:
         play(seed, 0.0, 0.5)
 
 
+def lowest_rank(ends: Iterable[WorkerExit]) -> WorkerExit | None:
+    """Whatever the time of its end."""
+    ends = tuple(ends)
+    cause = cause_of(ends)
+    same = [
+        end for end in ends if cause is not None and end.look == cause.look and not (end.ok or end.stopped)
+    ]
+    return min(same, key=lambda end: end.rank, default=cause)
+
+
 @pytest.mark.parametrize(
     ("plant", "found"),
     [
         (lambda patch: patch.setattr(Policy, "settle_by", None), "a failure waits without end"),
         (lambda patch: patch.setattr(outcome_module, "cause_of", first_failed), "a victim is named"),
+        (lambda patch: patch.setattr(outcome_module, "cause_of", lowest_rank), "a later failure is named"),
     ],
 )
 def test_a_bug_planted_in_who_is_named_is_found(

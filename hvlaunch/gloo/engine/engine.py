@@ -321,6 +321,7 @@ class Engine:
             if problem is None:
                 break
             decision = decision.also(self._policy.blame(problem, now))
+            is_minor = False
         actions = [*decision.actions]
         if decision.ending is not None:
             return actions + self._course.end(decision.ending, now)
@@ -336,7 +337,7 @@ class Engine:
             return Decision([*settled.actions, *self._note_start(now)]), settled.problem
         if not self._is_pool_known:
             return Decision(), None
-        actions = [] if is_minor else self._policy.drain(now)
+        actions = [] if is_minor else [*self._policy.pardon(now), *self._policy.drain(now)]
         settled = self._rounds.settle(now)
         actions += [*settled.actions, *self._note_start(now)]
         if is_minor:

@@ -224,6 +224,8 @@ class Policy:
 
     def hangs(self, worker: Worker, how: Literal["silent", "stopped", "late"], now: float) -> Decision:
         """A worker does not do what it should: it is killed, and counts as failed."""
+        if worker.is_ending:  # its host was excluded for another one a moment ago
+            return Decision()
         seconds = None if how == "late" or self._elastic is None else self._elastic.worker_timeout
         cause = why.WorkerHangs(worker.rank, worker.host, how, seconds)
         kill = self._workers.stop([worker], AT_ONCE, now, Trigger.HANGS)
@@ -298,9 +300,10 @@ class Policy:
         return self.exclude(host, why.WorkersFail(cause), now)
 
     def _can_do_without(self, host: PoolHost, now: float) -> bool:
-        """Whether the other hosts have enough slots."""
+        """Whether the other hosts have enough slots, and not only this one's workers have what the others need."""
         others = [other for other in self._pool if other is not host and other.is_usable(now)]
-        return self._pool.capacity(others) >= self._rounds.bounds.least
+        holders = {worker.host for worker in self._workers.living if worker.has_state}
+        return self._pool.capacity(others) >= self._rounds.bounds.least and holders != {host.name}
 
     def needed_hosts(self, now: float) -> list[PoolHost]:
         """Those to be connected: where workers are, then those that are ready, then others, until the slots will do."""
@@ -360,19 +363,21 @@ class Policy:
         return Decision(excluded).also(self._fail(cause, now, problem=problem))
 
     def _exclude_lost(self, host: PoolHost, cause: why.HostProblem, now: float) -> list[Action]:
-        """A lost host without which the job can't go on is tried again: it may be our own network that was away.
-
-        So are those that were lost before it, when the others still seemed to be enough.
-        """
+        """A lost host without which the job can't go on is tried again: it may be our own network that was away."""
         host.was_lost = True
-        if self._can_do_without(host, now):
-            return self.exclude(host, cause, now)[:1]
-        excluded = self.exclude(host, cause, now, _CONNECT_COOLDOWN)[:1]
-        for other in self._pool:
-            problem = self._pool.errors.get(other.name)
-            if other.was_lost and other.cooldown.is_for_good and problem is not None:
-                excluded += self.exclude(other, why.HostProblem(problem), now, _CONNECT_COOLDOWN)[:1]
-        return excluded
+        bounds = None if self._can_do_without(host, now) else _CONNECT_COOLDOWN
+        return self.exclude(host, cause, now, bounds)[:1]
+
+    def pardon(self, now: float) -> list[Action]:
+        """Lost hosts are tried again as soon as the others are too few, though they were enough before."""
+        lost = [host for host in self._pool if host.listed and host.was_lost and host.cooldown.is_for_good]
+        if not lost or self._can_do_without(lost[0], now):
+            return []
+        pardoned: list[Action] = []
+        for host in lost:
+            cause = why.HostProblem(self._pool.errors[host.name])
+            pardoned += self.exclude(host, cause, now, _CONNECT_COOLDOWN)[:1]
+        return pardoned
 
     def _others_do(self, host: PoolHost) -> bool:
         """Whether the other hosts have enough slots, those in a cool-down included that will end."""

@@ -56,21 +56,21 @@ def hand_over(new: list[Worker], leaving: list[Worker]) -> list[Worker]:
     return [newest, *new, *(worker for worker in leaving if worker is not newest)]
 
 
+def _seniority(worker: Worker) -> tuple[bool, int]:
+    return (False, worker.rank) if worker.has_state else (True, worker.slot)
+
+
 def seated(hosts: Sequence[PoolHost], chosen: Sequence[Worker]) -> tuple[list[PoolHost], list[Launch]]:
     """The hosts in use and who sits where on them, in order of rank.
 
-    Hosts with survivors come first, else in the order given, and each host's workers slot by slot; but
-    rank 0 is a survivor, if there is one.
+    Hosts with survivors come first, else in the order given; so do survivors on each host, in the order of their
+    ranks, and then the others slot by slot. So rank 0 is the oldest survivor, if there is one.
     """
     on: dict[str, list[Worker]] = {}
-    for worker in sorted(chosen, key=lambda worker: worker.slot):
+    for worker in sorted(chosen, key=_seniority):
         on.setdefault(worker.host, []).append(worker)
     used = [host for host in hosts if host.name in on]
     used.sort(key=lambda host: not any(worker.has_state for worker in on[host.name]))
-    first = on[used[0].name]
-    survivor = next((worker for worker in first if worker.has_state), first[0])
-    if not first[0].has_state:
-        first.sort(key=lambda worker: worker is not survivor)
     starts = {worker.seat: worker.start for worker in chosen}
     places = seats((host.name, [worker.slot for worker in on[host.name]]) for host in used)
     return used, [Launch(seat[1], starts[seat], place) for seat, place in places.items()]

@@ -106,6 +106,17 @@ def test_rank_0_is_a_survivor_and_the_root_has_the_newest_commit() -> None:
     assert by_slot == {0: 0, 1: 1}
 
 
+def test_survivors_keep_their_order_when_a_replaced_worker_has_become_one() -> None:
+    job = training("a:2,b:1")
+    job.exit("a", 0, 1)
+    job.ask("a", 0)
+    job.ask("b", 0, 0, 5)
+    assert places(job.ask("a", 1, 0, 5)) == {"a/1": 0, "a/0": 1, "b/0": 2}
+    job.exit("b", 0, 1)
+    job.ask("a", 0, 1, 6)
+    assert places(job.ask("a", 1, 1, 6)) == {"a/1": 0, "a/0": 1}
+
+
 def test_hosts_without_a_survivor_come_last() -> None:
     job = training("a:1,b:1,c:1")
     job.exit("a", 0, 1)

@@ -20,7 +20,7 @@ from tests.unit.gloo.elastic_history import (
     training,
     wire,
 )
-from tests.unit.gloo.history import AT_ONCE, History, lost, spec
+from tests.unit.gloo.history import AT_ONCE, History, lost, ready, spec
 
 # Workers that never meet
 
@@ -99,6 +99,62 @@ def test_so_they_are_in_a_fixed_pool_until_time_is_up() -> None:
     assert len([one for one in job.of(do.Connect) if one.host.name == "b"]) >= 3
     job.close()
     assert job.problem.kind == "NotEnoughSlotsInTime"
+
+
+def test_a_lost_host_is_tried_again_when_others_leave_later() -> None:
+    job = History(spec("a", elastic=ElasticOptions(min_np=2, discovery_script="x")))
+    job.play(on.Began(), discovered("a:1,b:1,c:1"))
+    arrive(job, *"abc")
+    job.play(lost("a"))
+    assert excluded(job) == [("a", None, "HostProblem")]
+    job.play(discovered("a:1,b:1"))
+    assert excluded(job)[1:] == [("a", 5.0, "HostProblem")]
+
+
+def test_a_host_is_kept_that_alone_has_the_state() -> None:
+    job = training("a:2,b:2", reset_timeout=6.0, worker_timeout=1e6)
+    job.exit("a", 0, 1)
+    job.ask("a", 0)
+    job.play(lost("b"))
+    job.ask("a", 1, 0, 5)
+    job.now += 4.0
+    job.play(on.Tick())
+    arrive(job, "b")
+    job.ask("b", 0)
+    job.ask("b", 1)
+    job.ask("a", 1, 1, 5)
+    job.now += 6.0
+    actions = job.play(on.Tick())
+    assert job.of(tell.WorkerKilled, actions)
+    assert [host for host, *_ in excluded(job)] == ["b"]
+    assert "a/1" in places(actions + wire(job))
+
+
+def test_a_host_that_is_left_out_for_others_is_replaced_at_once() -> None:
+    job = elastic("a:1,b:1,c:1", np=2, max_np=2, min_np=1)
+    for number, name in enumerate("ab", 1):
+        job.play(*ready(name, number))
+    for probe in job.of(do.Probe):
+        job.play(on.HostProbed(probe.host, probe.target, None))
+    assert [host for host, *_ in excluded(job)] == ["b"]
+    assert [one.host.name for one in job.of(do.Connect)] == ["a", "b", "c"]
+
+
+def test_two_late_workers_of_a_host_that_is_excluded_for_the_first() -> None:
+    job = training("a:2,b:2", reset_timeout=6.0, worker_timeout=1e6)
+    job.exit("a", 0, 1)
+    job.ask("a", 0)
+    everybody = [("a", 1), ("b", 0), ("b", 1)]
+    for host, slot in everybody:
+        job.ask(host, slot, 0, 5)
+    for host, slot in [("a", 0), *everybody]:
+        job.ask(host, slot, 1, 5)
+    job.ask("b", 0, 2, 5, "a peer is gone")
+    job.ask("b", 1, 2, 5)
+    job.now += 6.0
+    actions = job.play(on.Tick())
+    assert job.of(tell.WorkerKilled, actions)
+    assert [host for host, *_ in excluded(job)] == ["a"]
 
 
 # A pool that flaps

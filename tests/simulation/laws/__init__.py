@@ -1,0 +1,34 @@
+"""What must be true of an elastic job over time: a law for each noun, which looks on at every turn of the engine."""
+
+from tests.simulation.laws.bounds import Bounds
+from tests.simulation.laws.breaks import Breaks
+from tests.simulation.laws.causes import Causes
+from tests.simulation.laws.commits import Commits
+from tests.simulation.laws.cooldowns import Cooldowns
+from tests.simulation.laws.failures import Failures
+from tests.simulation.laws.law import Law
+from tests.simulation.laws.names import Names
+from tests.simulation.laws.proofs import Proofs
+from tests.simulation.laws.restarts import Restarts
+from tests.simulation.laws.seniority import Seniority
+from tests.simulation.laws.spares import Spares
+from tests.simulation.laws.stops import Stops
+from tests.simulation.laws.strikes import Strikes
+
+__all__ = ["LAWS", "Law"]
+
+LAWS: tuple[type[Law], ...] = (
+    Bounds,
+    Breaks,
+    Causes,
+    Commits,
+    Cooldowns,
+    Failures,
+    Names,
+    Proofs,
+    Restarts,
+    Seniority,
+    Spares,
+    Stops,
+    Strikes,
+)

@@ -1,0 +1,135 @@
+"""Bounds: how long it takes from a cause to its effect, at most."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.gloo.engine.course import AT_WORK, Phase
+from tests.simulation.laws.law import Law
+from tests.simulation.ledger import Round, Worker
+
+if TYPE_CHECKING:
+    from tests.simulation.elastic_world import ElasticWorld
+
+__all__ = ["Bounds"]
+
+_SLACK = 1.0
+_PROBING = 8.0
+_PATIENCE = 30.0
+_KILLING = 15.0
+"""From SIGKILL until a host is given up whose worker lives on."""
+_CLOSING = 25.0
+
+Check = Callable[[], bool]
+
+
+class Bounds(Law):
+    """`_due` has what must be so by when, if it is not so before."""
+
+    def __init__(self, world: "ElasticWorld") -> None:
+        super().__init__(world)
+        self._due: list[tuple[float, float, str, Check]] = []
+        self._next = float("inf")
+        self._is_ending = False
+        self._stands_since: float | None = None
+
+    def _want(self, seconds: float, text: str, check: Check) -> None:
+        due = self.ledger.now + seconds + _SLACK
+        self._due.append((due, seconds + _SLACK, text, check))
+        self._next = min(self._next, due)
+
+    def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
+        options, ledger = self.world.options, self.ledger
+        for action in actions:
+            if isinstance(action, do.Break):
+                ended = ledger.rounds[action.round]
+                self._want(options.reset_timeout, "a broken round is not left", partial(self._is_left, ended))
+            elif isinstance(action, tell.RoundFormed):
+                self._want(
+                    2 * options.reset_timeout + _SLACK,
+                    "a round begins, and its workers never meet",
+                    partial(self._has_met, action.round),
+                )
+            elif isinstance(action, do.Stop):
+                last = action.steps[-1].after
+                ordered = [
+                    one
+                    for one in ledger.workers.values()
+                    if one.host == action.host and (action.slots is None or one.slot in action.slots)
+                ]
+                self._want(
+                    last + _KILLING,
+                    f"a worker of {action.host} does not end, and the host is kept",
+                    partial(self._are_gone, ordered),
+                )
+        if isinstance(event, on.WorkerExited) and ledger.ends and ledger.current is not None:
+            end, current = ledger.ends[-1], ledger.current
+            if end.is_failure and end.was_member and end.heard_at == ledger.now:
+                self._want(
+                    self.world.spec.settle,
+                    "a worker's failure leads to nothing",
+                    lambda: current.is_broken or current is not ledger.current or not ledger.workers,
+                )
+
+    def _are_gone(self, workers: Sequence[Worker]) -> bool:
+        return not any(self._is_there(one) for one in workers)
+
+    def _is_there(self, worker: Worker) -> bool:
+        return self.ledger.workers.get((worker.host, worker.slot)) is worker
+
+    def _is_left(self, ended: Round) -> bool:
+        members = (one for one in ended.members if self._is_there(one) and not one.is_told)
+        return not any(one.round == ended.number for one in members)
+
+    def _has_met(self, number: int) -> bool:
+        current = self.ledger.current
+        if current is None or current.number != number or current.is_broken:
+            return True
+        members = self.world.workers.rounds.get(number, [])
+        return all(one.met >= number or not one.live for one in members)
+
+    def after(self) -> None:
+        world, ledger = self.world, self.ledger
+        phase = world.engine.phase
+        if phase not in AT_WORK and phase is not Phase.DONE and not self._is_ending:
+            self._is_ending = True
+            grace = world.options.exit_grace if phase is Phase.FINISHING else 0.0
+            self._want(grace + world.spec.grace + _KILLING + _CLOSING, "the job does not end", lambda: False)
+        self._check_standstill()
+        if ledger.now < self._next or world.is_late:
+            return
+        rest: list[tuple[float, float, str, Check]] = []
+        for due, seconds, text, check in self._due:
+            if ledger.now < due:
+                rest.append((due, seconds, text, check))
+            elif ledger.now - seconds < world.asleep_until:  # the driver was stopped: from then on
+                rest.append((world.asleep_until + seconds, seconds, text, check))
+            elif phase in AT_WORK or text == "the job does not end":
+                assert check(), f"{text} within {seconds:g} s"
+        self._due = rest
+        self._next = min((due for due, *_ in rest), default=float("inf"))
+
+    def _check_standstill(self) -> None:
+        """Enough who may be in a round, and none there is."""
+        world, ledger = self.world, self.ledger
+        if world.engine.phase not in AT_WORK or world.is_late:
+            self._stands_since = None
+            return
+        usable = {host.name: host.slots for host in ledger.usable()}
+        if ledger.is_asking:
+            living = list(ledger.living())
+            able = sum(one.has_asked and one.slot < usable.get(one.host, 0) for one in living)
+            stands = able >= world.options.min_np and all(one.round is None for one in living)
+        else:
+            stands = sum(usable.values()) >= world.options.min_np and not ledger.workers
+        if not stands:
+            self._stands_since = None
+        elif self._stands_since is None:
+            self._stands_since = ledger.now
+        else:
+            most = _PATIENCE + _PROBING + 3 * _SLACK
+            since = max(self._stands_since, world.asleep_until)
+            assert ledger.now <= since + most, f"enough workers wait for {most:g} s, and no round begins"

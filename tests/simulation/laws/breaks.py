@@ -1,0 +1,26 @@
+"""Breaks: a round that has ended is over for all of its workers before the next one begins."""
+
+from collections.abc import Sequence
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+from tests.simulation.laws.law import Law
+
+__all__ = ["Breaks"]
+
+
+class Breaks(Law):
+    def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
+        stopped: set[tuple[str, int]] = set()
+        for action in actions:
+            if isinstance(action, do.Stop) and action.slots is not None:
+                stopped.update((action.host, slot) for slot in action.slots)
+            elif isinstance(action, tell.RoundFormed):
+                living = (one for one in self.ledger.living() if (one.host, one.slot) not in stopped)
+                late = [one for one in living if one.round is not None]
+                assert not late, f"round {action.round} begins, and {late[0]} is still in its round"
+            elif isinstance(action, tell.RoundStarting):
+                given_up = {one.host for one in actions if isinstance(one, do.Abandon)}
+                late = [one for one in self.ledger.workers.values() if one.host not in given_up]
+                assert not late, f"round {action.round} begins, and {late[0]} lives"

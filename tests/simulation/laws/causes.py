@@ -1,0 +1,76 @@
+"""Causes: no round ends without one, and what is told is true."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+from tests.simulation.laws.law import Law
+
+if TYPE_CHECKING:
+    from tests.simulation.elastic_world import ElasticWorld
+
+__all__ = ["Causes"]
+
+_EPSILON = 1e-6
+
+
+class Causes(Law):
+    def __init__(self, world: "ElasticWorld") -> None:
+        super().__init__(world)
+        self._formed = 0
+
+    def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
+        for action in actions:
+            if isinstance(action, do.Break | do.Change | tell.RoundEnding):
+                given_up = {one.host for one in actions if isinstance(one, do.Abandon)}
+                self._check(action.cause, event, given_up)
+            elif isinstance(action, tell.RoundFormed):
+                assert action.cause is not None or not self._formed, "a round without a cause"
+                self._formed += 1
+
+    def _check(self, cause: why.Cause, event: on.Event, given_up: set[str]) -> None:
+        ledger, options = self.ledger, self.world.options
+        match cause:
+            case why.MoreWorkers(more):
+                assert more >= 1
+                usable = {host.name: host.slots for host in ledger.usable()}
+                waiting = [
+                    one for one in ledger.living() if one.has_asked and one.slot < usable.get(one.host, 0)
+                ]
+                members = 0 if ledger.current is None else len(ledger.current.members)
+                is_room = len(waiting) >= more if ledger.is_asking else sum(usable.values()) >= members + more
+                assert is_room, f"there are no {more} more workers"
+            case why.WorkersToLeave(names):
+                for name in names:
+                    host = ledger.host(name)
+                    slots = host.slots if host.is_usable(ledger.now) else 0
+                    leaving = [one for one in ledger.living() if one.host == name and one.slot >= slots]
+                    assert leaving, f"no worker of {name} has to leave"
+            case why.SlotGone(name):
+                host = ledger.host(name)
+                is_small = any(one.slot >= host.slots for one in ledger.workers.values() if one.host == name)
+                assert is_small or not host.is_usable(ledger.now), f"{name} has its slots"
+            case why.WorkerEnded(_, name, code, signal, _):
+                same = [
+                    one for one in ledger.ends if (one.host, one.code, one.signal) == (name, code, signal)
+                ]
+                assert same, f"no worker of {name} ended with {code or signal}"
+            case why.HostProblem(problem):
+                assert problem.host is not None
+                assert problem.host in given_up or ledger.host(problem.host).problems, (
+                    f"{problem.host} is well"
+                )
+            case why.NoCommit(seconds):
+                current = ledger.current
+                assert current is not None
+                assert current.began_at + seconds <= ledger.now + _EPSILON, (
+                    "the round had no time for a commit"
+                )
+            case why.NotMet(_, _, seconds):
+                assert seconds == options.reset_timeout
+            case why.WorkerLeft():
+                assert isinstance(event, on.WorkerAsked)
+                assert event.cause is not None, "it was told to leave"

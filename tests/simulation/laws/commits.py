@@ -1,0 +1,44 @@
+"""Commits: no more is lost than the work of a round, as long as anybody lives who has it."""
+
+from collections.abc import Sequence
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+from tests.simulation.laws.law import Law
+
+__all__ = ["Commits"]
+
+
+class Commits(Law):
+    def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
+        leaves = [one for one in actions if isinstance(one, do.Leave) and isinstance(one.cause, why.SlotGone)]
+        if leaves:
+            self._check_leaves({(one.host, one.slot) for one in leaves})
+        if not any(isinstance(action, tell.RoundFormed) for action in actions):
+            return
+        ledger = self.ledger
+        members = [ledger.workers[one.launch.seat] for one in actions if isinstance(one, do.Assign)]
+        newest = max(worker.commit for worker in members)
+        kept = [
+            min(worker.commit, ledger.rounds[worker.last_round].base)
+            for worker in ledger.living()
+            if worker.has_asked and worker.last_round in ledger.rounds
+        ]
+        assert newest >= max(kept, default=-1), f"training goes back to commit {newest}, from {max(kept)}"
+
+    def _check_leaves(self, seats: set[tuple[str, int]]) -> None:
+        """Who has what others need is kept, until its time is over."""
+        ledger = self.ledger
+        holders = [one for one in ledger.living() if one.last_round >= 0]
+        left = [one for one in holders if (one.host, one.slot) not in seats]
+        gone = [one for one in holders if (one.host, one.slot) in seats]
+        if not gone or left:
+            return
+        options = self.world.options
+        since = [self.world.hosts[one.host].unlisted_since for one in gone]
+        due = [at is not None and ledger.now >= at + options.drain_timeout - 1e-6 for at in since]
+        is_small = any(one.slot >= ledger.host(one.host).slots for one in gone)
+        is_excluded = any(ledger.now < ledger.host(one.host).until for one in gone)
+        assert all(due) or is_small or is_excluded, "the last worker that has the state is dismissed"

@@ -1,0 +1,64 @@
+"""Cool-downs: no connection before one is over, one after it where the slots are needed, and each as long as it should be."""
+
+import math
+from collections.abc import Sequence
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.gloo.engine.course import AT_WORK
+from tests.simulation.laws.law import Law
+
+__all__ = ["Cooldowns"]
+
+_EPSILON = 1e-6
+_SOON = 0.5
+_FOR_NEEDED = (5.0, 300.0)
+
+
+class Cooldowns(Law):
+    def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
+        for action in actions:
+            if isinstance(action, do.Connect):
+                until = self.ledger.host(action.host.name).until
+                assert self.ledger.now >= until - _EPSILON, (
+                    f"{action.host.name} is connected in its cool-down"
+                )
+            elif isinstance(action, tell.HostExcluded):
+                self._check_length(action.seconds)
+
+    def _check_length(self, seconds: float | None) -> None:
+        bounds = self.world.options.cooldown
+        if bounds is None:
+            assert seconds is None or _FOR_NEEDED[0] <= seconds <= _FOR_NEEDED[1], f"excluded for {seconds} s"
+            return
+        assert seconds is not None, "excluded for good"
+        assert bounds[0] <= seconds <= bounds[1], f"excluded for {seconds} s"
+
+    def _check_lost(self) -> None:
+        """A host that was lost is not excluded for good while the job can't do without it."""
+        listed = [host for host in self.ledger.hosts.values() if host.is_listed]
+        lost = [host.name for host in listed if host.is_lost_for_good]
+        slots = sum(host.slots for host in listed if host.until < math.inf)
+        assert not lost or slots >= self.world.options.min_np, f"{lost[0]} is needed, and excluded for good"
+
+    def after(self) -> None:
+        world, ledger = self.world, self.ledger
+        if world.engine.phase not in AT_WORK or not ledger.is_pool_known or world.is_late:
+            return
+        self._check_lost()
+        idle = [
+            host
+            for host in ledger.hosts.values()
+            if host.is_listed
+            and host.link == "none"
+            and ledger.now > max(host.until, host.idle_since, world.asleep_until) + _SOON
+        ]
+        if not idle:
+            return
+        most = world.options.max_np
+        room = math.inf if most is None else most + world.options.spares
+        there = [host for host in ledger.hosts.values() if host.link in ("connecting", "ready")]
+        slots = sum(host.slots for host in there if host.is_listed and ledger.now >= host.until)
+        others = sum(host.link == "connecting" and ledger.now < host.until for host in there)
+        assert slots >= room or others, f"nobody connects to {idle[0].name}, whose cool-down is over"

@@ -1,0 +1,31 @@
+"""Failures: the code is that of the failure which was first by time, as the hosts' own clocks had it."""
+
+from hvlaunch.job import JobResult
+from tests.simulation.laws.law import Law
+
+__all__ = ["Failures"]
+
+_EPSILON = 1e-6
+
+
+class Failures(Law):
+    def end(self, result: JobResult) -> None:
+        began = self.ledger.began_at or 0.0
+        heard = {(end.host, end.code, end.signal) for end in self.ledger.ends}
+        times = {(end.host, round(end.at - began, 6)) for end in self.ledger.ends}
+        for end in result.exits:
+            if end.not_started is None:
+                assert (end.host, end.code, end.signal) in heard, f"nobody ended like {end}"
+                assert (end.host, round(end.when, 6)) in times, f"{end} has a wrong time"
+        named = result.failure
+        if named is None or result.error is not None or result.interrupted is not None:
+            return
+        own = [
+            end
+            for end in result.exits
+            if not (end.ok or end.stopped or end.was_told) and end.look in ("cause", "silent")
+        ]
+        if own:
+            first = min(end.when for end in own)
+            assert named.when <= first + _EPSILON, f"{named} was not the first failure: {own}"
+            assert result.exit_code == named.exit_code

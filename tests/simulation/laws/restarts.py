@@ -1,0 +1,52 @@
+"""Restarts: exactly --max-restarts failures are made up for, and no more."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+from tests.simulation.laws.law import Law
+
+if TYPE_CHECKING:
+    from tests.simulation.elastic_world import ElasticWorld
+
+__all__ = ["Restarts"]
+
+_FAILURES = (why.WorkerEnded, why.WorkerHangs, why.WorkerLeft, why.NoCommit, why.NotMet, why.HostProblem)
+
+
+class Restarts(Law):
+    def __init__(self, world: "ElasticWorld") -> None:
+        super().__init__(world)
+        self._failed: set[int] = set()
+        self._unclear: set[int] = set()
+        self._ended: set[int] = set()
+        self._total = 0
+
+    def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
+        limit = self.world.options.max_restarts
+        for action in actions:
+            if isinstance(action, do.Break | tell.RoundEnding):
+                self._ended.add(action.round)
+                if isinstance(action.cause, _FAILURES):
+                    self._failed.add(action.round)
+                elif action.round not in self._failed:
+                    self._unclear.add(action.round)
+            elif isinstance(action, tell.RoundStarting) and self.ledger.current is not None:
+                before = self.ledger.current.number
+                if before not in self._ended:  # all had ended of themselves
+                    self._failed.add(before)
+            elif isinstance(action, tell.JobEnding) and isinstance(action.cause, why.RestartsUsedUp):
+                assert limit is not None, "there is no limit"
+                assert action.cause.limit == limit, f"{action.cause.limit} restarts, and {limit} were allowed"
+                least, most = len(self._failed), len(self._failed | self._unclear) + self._doubtful
+                assert least <= limit <= most, f"{least} restarts, and {limit} were allowed"
+        if limit is not None:
+            assert len(self._failed) <= limit, f"{len(self._failed)} failures are made up for, of {limit}"
+
+    @property
+    def _doubtful(self) -> int:
+        """Failures that no action told of: a round that had changed already, or had no workers left."""
+        return sum(number not in self._ended for number in self.ledger.rounds) - 1

@@ -1,0 +1,45 @@
+"""Strikes: two failures without progress exclude a host, since it was listed anew; progress forgives."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+from tests.simulation.laws.law import Law
+
+if TYPE_CHECKING:
+    from tests.simulation.elastic_world import ElasticWorld
+
+__all__ = ["Strikes"]
+
+
+class Strikes(Law):
+    def __init__(self, world: "ElasticWorld") -> None:
+        super().__init__(world)
+        self._excluded: set[str] = set()
+        """Those that are on probation: one failure is enough."""
+
+    def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
+        ledger = self.ledger
+        if isinstance(event, on.HostsDiscovered):
+            self._excluded = {name for name in self._excluded if ledger.host(name).is_listed}
+        for action in actions:
+            if isinstance(action, tell.HostExcluded):
+                if isinstance(action.cause, why.WorkersFail):
+                    self._check(action.host, action.cause.cause, actions)
+                self._excluded.add(action.host)
+
+    def _check(
+        self, name: str, last: why.WorkerEnded | why.WorkerHangs, actions: Sequence[do.Action]
+    ) -> None:
+        host, current = self.ledger.host(name), self.ledger.current
+        killed = sum(isinstance(one, tell.WorkerKilled) and one.cause.host == name for one in actions)
+        failures = host.failures + killed + (name in self._excluded)
+        assert failures > 1, f"{name} is excluded for {failures} failures since it was listed"
+        is_start = any(isinstance(one, tell.WorkerStartFailed) for one in actions)
+        failed = [end for end in self.ledger.ends if end.host == name and end.is_failure]
+        was_member = isinstance(last, why.WorkerHangs) or (bool(failed) and failed[-1].was_member)
+        if current is not None and was_member and not is_start and not self.world.is_late:
+            assert not current.is_fruitful(self.ledger.now), f"{name} is excluded in spite of progress"

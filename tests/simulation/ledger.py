@@ -1,0 +1,336 @@
+"""What the driver has heard of a job, and what it has ordered: the laws' own account of it, apart from the engine's."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+
+__all__ = ["End", "Host", "Ledger", "Round", "Worker"]
+
+Seat = tuple[str, int]
+
+
+@dataclass(eq=False)
+class Host:
+    name: str
+    link: str = "none"
+    idle_since: float = 0.0
+    """When its link came to nothing, or it was listed."""
+    is_listed: bool = False
+    slots: int = 0
+    is_parting: bool = False
+    has_rendezvous: bool = False
+    until: float = -math.inf
+    """When its cool-down is over."""
+    is_lost_for_good: bool = False
+    """Whether it is excluded for the rest of the job because it was lost."""
+    failures: int = 0
+    """Of its workers, since it was listed anew."""
+    problems: int = 0
+    """Of its own: lost, not connected, late."""
+    proofs: set[tuple[str, str]] = field(default_factory=set)
+    """Whom it reached, and where."""
+
+    def is_usable(self, now: float) -> bool:
+        return self.link == "ready" and self.is_listed and not self.is_parting and now >= self.until
+
+
+@dataclass(eq=False)
+class Worker:
+    host: str
+    slot: int
+    start: int
+    born: int
+    round: int | None
+    rank: int
+    last_round: int = -1
+    commit: int = -1
+    has_asked: bool = False
+    is_told: bool = False
+    """That it is to end."""
+    beat_at: float | None = None
+
+
+@dataclass(eq=False)
+class Round:
+    number: int
+    began_at: float
+    members: list[Worker]
+    base: int = -1
+    best: int = -1
+    hosts: tuple[str, ...] = ()
+    is_broken: bool = False
+    is_changing: bool = False
+
+    def is_fruitful(self, now: float) -> bool:
+        return self.best > self.base or now - self.began_at >= 15.0
+
+
+@dataclass(frozen=True)
+class End:
+    """How a worker ended; `is_failure` is whether nobody had told it to."""
+
+    host: str
+    slot: int
+    start: int
+    code: int | None
+    signal: int | None
+    at: float
+    heard_at: float
+    is_failure: bool
+    was_member: bool
+
+
+class Ledger:
+    """Times are seconds of the driver's clock."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.now = 0.0
+        self.hosts: dict[str, Host] = {}
+        self.workers: dict[Seat, Worker] = {}
+        self.rounds: dict[int, Round] = {}
+        self.current: Round | None = None
+        self.is_asking = False
+        self.is_pool_known = False
+        self.began_at: float | None = None
+        self.ends: list[End] = []
+        self.slot_waits: dict[Seat, float] = {}
+        self._hearers: dict[type, Callable[[Any], None]] = {
+            on.HostsDiscovered: self._discovered,
+            on.HostReady: self._ready,
+            on.HostFailed: self._gone,
+            on.HostGone: self._gone,
+            on.HostClosed: self._closed,
+            on.HostParting: self._parting,
+            on.RendezvousReached: self._reached,
+            on.HostProbed: self._probed,
+            on.WorkerExited: self._ended,
+            on.WorkerNotStarted: self._ended,
+            on.WorkerAsked: self._asked,
+            on.WorkerBeat: self._beat,
+        }
+        self._noters: dict[type, Callable[[Any], None]] = {
+            do.Connect: self._connect,
+            do.Abandon: self._abandon,
+            do.Release: self._release,
+            do.Start: self._start,
+            do.Assign: self._assign,
+            do.Stop: self._stop,
+            do.Leave: self._leave,
+            do.Break: self._break,
+            do.Change: self._change,
+            tell.RoundEnding: self._break,
+            tell.RoundStarting: self._begin,
+            tell.RoundFormed: self._begin,
+            tell.HostExcluded: self._excluded,
+            tell.HostNotUsable: self._not_usable,
+            tell.WorkerStartFailed: self._start_failed,
+            tell.WorkerKilled: self._killed,
+        }
+
+    def host(self, name: str) -> Host:
+        return self.hosts.setdefault(name, Host(name))
+
+    def living(self) -> Iterator[Worker]:
+        """Workers that nobody told to end."""
+        return (worker for worker in self.workers.values() if not worker.is_told)
+
+    def usable(self) -> list[Host]:
+        return [host for host in self.hosts.values() if host.is_usable(self.now)]
+
+    def hear(self, event: on.Event, now: float) -> None:
+        self.now = now
+        hearer = self._hearers.get(type(event))
+        if hearer is not None:
+            hearer(event)
+
+    def note(self, actions: Sequence[do.Action]) -> None:
+        for action in actions:
+            noter = self._noters.get(type(action))
+            if noter is not None:
+                noter(action)
+
+    # Heard
+
+    def _discovered(self, event: on.HostsDiscovered) -> None:
+        if not event.hosts and self.is_pool_known:
+            return
+        self.is_pool_known = True
+        slots = {host.name: host.slots or 0 for host in event.hosts}
+        for name in slots:
+            self.host(name)
+        for host in self.hosts.values():
+            was_listed, host.is_listed = host.is_listed, host.name in slots
+            host.slots = slots.get(host.name, host.slots)
+            if host.is_listed and not was_listed:
+                host.idle_since = self.now
+            if not host.is_listed:
+                host.failures, host.is_lost_for_good = 0, False
+                host.until = -math.inf if host.until == math.inf else host.until
+
+    def list_all(self, hosts: Sequence[tuple[str, int]]) -> None:
+        """The pool is fixed."""
+        self.is_pool_known = True
+        for name, slots in hosts:
+            host = self.host(name)
+            host.is_listed, host.slots = True, slots
+
+    def _ready(self, event: on.HostReady) -> None:
+        host = self.host(event.host)
+        if host.link == "connecting":
+            host.link = "ready"
+
+    def _gone(self, event: on.HostFailed | on.HostGone) -> None:
+        host = self.host(event.host)
+        if host.link != "none":
+            host.problems += 1
+        self._lose(host)
+
+    def _closed(self, event: on.HostClosed) -> None:
+        self._lose(self.host(event.host))
+
+    def _parting(self, event: on.HostParting) -> None:
+        host = self.host(event.host)
+        if host.link == "ready":
+            host.is_parting = True
+            host.problems += 1
+            for worker in self.workers.values():
+                worker.is_told = worker.is_told or worker.host == event.host
+
+    def _lose(self, host: Host) -> None:
+        if host.link != "none":
+            host.idle_since = self.now
+        host.link, host.is_parting, host.has_rendezvous = "none", False, False
+        host.proofs.clear()
+        for other in self.hosts.values():
+            other.proofs = {(name, at) for name, at in other.proofs if name != host.name}
+        self.workers = {seat: worker for seat, worker in self.workers.items() if worker.host != host.name}
+
+    def _reached(self, event: on.RendezvousReached) -> None:
+        self.host(event.host).has_rendezvous = True
+
+    def _probed(self, event: on.HostProbed) -> None:
+        if event.address is not None:
+            self.host(event.host).proofs.add((event.target, event.address))
+
+    def find(self, event: Any) -> Worker | None:
+        worker = self.workers.get((event.host, event.slot))
+        return worker if worker is not None and worker.start == event.start else None
+
+    def _ended(self, event: on.WorkerExited | on.WorkerNotStarted) -> None:
+        worker = self.find(event)
+        if worker is None or worker.born != event.round:
+            return
+        del self.workers[event.host, event.slot]
+        signal = event.signal if isinstance(event, on.WorkerExited) else None
+        at = event.at if isinstance(event, on.WorkerExited) else self.now
+        is_failure = event.code != 0 and not worker.is_told
+        was_member = worker.round is not None
+        self.ends.append(
+            End(event.host, event.slot, event.start, event.code, signal, at, self.now, is_failure, was_member)
+        )
+        self.host(event.host).failures += event.code != 0
+
+    def _asked(self, event: on.WorkerAsked) -> None:
+        worker = self.find(event)
+        if worker is None or worker.is_told:
+            return
+        if not self.is_asking:
+            self.is_asking = True
+            for other in self.workers.values():
+                other.round = None
+            self.rounds.clear()
+            self.current = None
+        if worker.round is not None and event.round != worker.round:
+            return
+        worker.round, worker.has_asked = None, True
+        worker.last_round = max(worker.last_round, event.round)
+        worker.commit = max(worker.commit, event.commit)
+        worker.beat_at = self.now
+
+    def _beat(self, event: on.WorkerBeat) -> None:
+        worker = self.find(event)
+        if worker is None:
+            return
+        worker.beat_at = None if event.is_last else self.now
+        if event.commit > worker.commit:
+            worker.commit = event.commit
+            if worker.round is not None and self.current is not None:
+                self.current.best = max(self.current.best, event.commit)
+
+    # Ordered
+
+    def _connect(self, action: do.Connect) -> None:
+        self.host(action.host.name).link = "connecting"
+
+    def _abandon(self, action: do.Abandon) -> None:
+        host = self.host(action.host)
+        host.problems += 1
+        self._lose(host)
+
+    def _release(self, action: do.Release) -> None:
+        self.host(action.host).link = "closing"
+
+    def _start(self, action: do.Start) -> None:
+        self.began_at = self.now if self.began_at is None else self.began_at
+        number = None if self.is_asking else action.round
+        for launch in action.launches:
+            worker = Worker(action.host, launch.slot, launch.start, action.round, number, launch.place.rank)
+            self.workers[launch.seat] = worker
+            if number is not None and self.current is not None:
+                self.current.members.append(worker)
+
+    def _assign(self, action: do.Assign) -> None:
+        worker = self.workers.get(action.launch.seat)
+        if worker is None or self.current is None:
+            return
+        worker.round = worker.last_round = action.round
+        worker.rank, worker.has_asked = action.launch.place.rank, False
+        self.current.members.append(worker)
+        self.current.base = self.current.best = max(self.current.base, worker.commit)
+        self.slot_waits.pop(action.launch.seat, None)
+
+    def _stop(self, action: do.Stop) -> None:
+        for worker in self.workers.values():
+            if worker.host == action.host and (action.slots is None or worker.slot in action.slots):
+                worker.is_told = True
+
+    def _leave(self, action: do.Leave) -> None:
+        worker = self.find(action)
+        if worker is not None:
+            worker.is_told = True
+
+    def _break(self, action: do.Break | tell.RoundEnding) -> None:
+        self.rounds[action.round].is_broken = True
+
+    def _change(self, action: do.Change) -> None:
+        self.rounds[action.round].is_changing = True
+
+    def _begin(self, fact: tell.RoundStarting | tell.RoundFormed) -> None:
+        self.current = self.rounds[fact.round] = Round(fact.round, self.now, [], hosts=fact.hosts)
+
+    def _excluded(self, fact: tell.HostExcluded) -> None:
+        host = self.host(fact.host)
+        host.until = math.inf if fact.seconds is None else self.now + fact.seconds
+        is_lost = isinstance(fact.cause, why.HostProblem) and fact.cause.problem.kind == "HostLost"
+        host.is_lost_for_good = is_lost and fact.seconds is None
+        for seat in [seat for seat in self.slot_waits if seat[0] == fact.host]:
+            del self.slot_waits[seat]
+
+    def _not_usable(self, fact: tell.HostNotUsable) -> None:
+        name = fact.problem.host
+        if name is not None:
+            host = self.host(name)
+            host.until = math.inf if fact.retry_in is None else self.now + fact.retry_in
+
+    def _start_failed(self, fact: tell.WorkerStartFailed) -> None:
+        self.slot_waits[fact.end.host, fact.slot] = self.now + fact.retry_in
+
+    def _killed(self, fact: tell.WorkerKilled) -> None:
+        self.host(fact.cause.host).failures += 1
