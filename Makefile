@@ -135,8 +135,9 @@ $(VENV)/.setuptools: constraints.txt $(VENV)/.made
 	@$(PIP_INSTALL) setuptools
 	@touch $@
 
-# The rest is some 0.1 GB. `torch==2.13.0` in constraints.txt takes either build.
-$(VENV)/.torch: $(VENV)/.made
+# The rest is some 0.1 GB. `torch==2.13.0` in constraints.txt takes either build. Behind setuptools: pip complains as long as
+# what torch needs is not there, which comes with the extras.
+$(VENV)/.torch: $(VENV)/.setuptools
 	@if $(BIN)/python -c 'from importlib.metadata import version; assert version("torch").split("+")[0] == "$(TORCH)"' 2>/dev/null; \
 	then touch $@; exit; fi; \
 	if [ "$$(uname -s)" = Linux ] && ! { $(HAS_GPU); }; then \

@@ -26,6 +26,7 @@ def make(tmp_path):
     bin_ = tmp_path / "venv" / "bin"
     bin_.mkdir(parents=True)
     (bin_.parent / ".made").touch()
+    (bin_.parent / ".setuptools").touch()
     tools = tmp_path / "tools"
     tools.mkdir()
 
