@@ -16,7 +16,7 @@ from hvlaunch.job import ElasticOptions, Host, JobSpec
 from tests.simulation.elastic_workers import Process, Workers
 from tests.simulation.faults import LEASE, plan_faults
 from tests.simulation.invariants import Invariants
-from tests.simulation.laws import LAWS
+from tests.simulation.laws import LAWS, Law
 from tests.simulation.ledger import Ledger
 from tests.simulation.play import QUIET, Play, facts
 
@@ -99,6 +99,8 @@ class ElasticWorld(Play):
         if not self.options.discovers:
             self.ledger.list_all([(host.name, host.slots or 0) for host in self.spec.hosts])
         self.laws = [law(self) for law in LAWS]
+        self._turns = [law.turn for law in self.laws if type(law).turn is not Law.turn]
+        self._afters = [law.after for law in self.laws if type(law).after is not Law.after]
 
     def _options(self) -> ElasticOptions:
         rng = self.random
@@ -157,11 +159,12 @@ class ElasticWorld(Play):
         self.invariants.before(wanted)
         self.ledger.hear(event, self.now)
         if wanted or not isinstance(event, QUIET):
-            for law in self.laws:
-                law.turn(event, wanted)
-            self.ledger.note(wanted)
-            for law in self.laws:
-                law.after()
+            if wanted or isinstance(event, on.HostsDiscovered | on.WorkerExited):
+                for turn in self._turns:
+                    turn(event, wanted)
+                self.ledger.note(wanted)
+            for after in self._afters:
+                after()
             finish = next((action for action in wanted if isinstance(action, do.Finish)), None)
             if finish is not None:
                 for law in self.laws:
