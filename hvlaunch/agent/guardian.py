@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "watch_over"]
 
-_KILL_PATIENCE = 20.0
+_KILL_PATIENCE = 7.0  # the agent takes this time twice, and the driver waits for 25 s
 _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
@@ -67,7 +67,7 @@ def watch_over(
     os.close(alive_read)
     signal.setitimer(signal.ITIMER_REAL, 0)  # that of the start, which fork did not hand on
     status = _wait(child, patience)
-    left = reaper.kill_descendants(_KILL_PATIENCE)
+    left = len(reaper.kill_descendants(min(_KILL_PATIENCE, patience)))
     clean_up()
     _exit_as(status, left)
 

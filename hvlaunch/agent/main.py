@@ -20,17 +20,20 @@ from hvlaunch.agent.workers import HostWorkers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Deque, Dict, NoReturn, Optional
+    from typing import Any, Callable, Deque, Dict, NoReturn, Optional, Sequence
 
     from hvlaunch.agent.caller import Sealed
     from hvlaunch.agent.frames import Frame
     from hvlaunch.agent.local_ranks import Meeting
     from hvlaunch.agent.relay import RelayListener
+    from hvlaunch.agent.workers import Step
 
 __all__ = ["Agent", "main"]
 
 _SIGNALS_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-_KILL_PATIENCE = 20.0
+_KILL_PATIENCE = 7.0  # see guardian.py
+_LEASE_SHARE = 3
+_MOST_PIDS = 16
 _LAST_WORDS = 1.0
 _LAST_MOMENT = 0.2
 
@@ -76,7 +79,10 @@ class Agent:
         self._scratch = directory
         self._guardian_fd = guardian_fd
         self._trouble = trouble
+        self._patience = min(_KILL_PATIENCE, self._lease / _LEASE_SHARE)
         self._ending = False
+        self._end_by = float("inf")
+        """When workers that still live can't be killed."""
         self._alone = False
         self._greeted = False
         self._last_heard = time.monotonic()
@@ -115,7 +121,7 @@ class Agent:
 
     def run(self) -> int:
         """Work until there is nothing left to do and nobody left to do it for; the exit code."""
-        while not (self._ending and self._workers.all_ended):
+        while not (self._ending and (self._workers.all_ended or time.monotonic() >= self._end_by)):
             self._watch_writing()
             for call, _ in self._selector.select(self._timeout()):
                 call()
@@ -125,21 +131,28 @@ class Agent:
             self._workers.take_due_steps(now)
             if now >= self._last_heard + self._lease and not self._ending:
                 self._give_up("heard nothing from the driver for %g seconds" % self._lease)
-        left = reaper.kill_descendants(_KILL_PATIENCE)
+        pids = reaper.kill_descendants(self._patience)
+        left = len(pids)
         if self._workers.ranks is not None:
             left += self._workers.ranks.finish()
         self._workers.read_the_rest()
+        if pids:
+            self._channel.send({"type": "remaining", "pids": pids[:_MOST_PIDS]})
         self._channel.send({"type": "bye", "left": left})
         self._channel.flush_all(_LAST_WORDS if self._alone else self._lease)
         if self._guardian_fd >= 0:
+            try:
+                os.kill(os.getppid(), signal.SIGCONT)  # whoever has stopped it: it ends with us
+            except OSError:
+                pass
             return 0
         scratch.remove(self._scratch)
         return 1
 
-    def _timeout(self) -> Optional[float]:
-        deadlines = [] if self._ending else [self._last_heard + self._lease]
+    def _timeout(self) -> float:
+        deadlines = [self._end_by if self._ending else self._last_heard + self._lease]
         deadlines.extend(self._workers.deadlines())
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        return max(0.0, min(deadlines) - time.monotonic())
 
     def _watch_writing(self) -> None:
         if self._channel.blocked == self._writing:
@@ -184,8 +197,7 @@ class Agent:
         elif kind == "relay" and self._relay is not None:
             self._relay.obey(header, body)
         elif kind == "bye":
-            self._ending = True
-            self._workers.stop(None, [(signal.SIGKILL, 0.0)])
+            self._end_workers([(signal.SIGKILL, 0.0)])
         else:
             self._workers.obey(header, body)
 
@@ -220,18 +232,23 @@ class Agent:
         self._channel.send({"type": "parting", "cause": "its guardian was killed"})
         self._selector.unregister(self._guardian_fd)
         self._guardian_fd = -1
-        self._ending = self._alone = True
-        self._workers.stop(None, [(signal.SIGKILL, _LAST_MOMENT)])
+        self._alone = True
+        self._end_workers([(signal.SIGKILL, _LAST_MOMENT)])
+
+    def _end_workers(self, steps: Sequence[Step]) -> None:
+        """And then ourselves, whether they can be ended or not."""
+        self._ending = True
+        self._end_by = time.monotonic() + steps[-1][1] + self._patience
+        self._workers.stop(None, steps)
 
     def _give_up(self, cause: str, *, alone: bool = True) -> None:
         """End the workers and then ourselves; `alone` is when nobody is there to report to."""
         if self._ending:
             return
         self._channel.send({"type": "parting", "cause": cause})
-        self._ending = True
         self._alone = alone
         if alone:
             if self._relay is not None:
                 self._relay.close()
             self._workers.discard_output()
-        self._workers.stop(None, [(signal.SIGTERM, 0.0), (signal.SIGKILL, self._grace)])
+        self._end_workers([(signal.SIGTERM, 0.0), (signal.SIGKILL, self._grace)])

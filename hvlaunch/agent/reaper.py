@@ -22,6 +22,8 @@ __all__ = ["adopt_descendants", "children", "kill_descendants", "kill_marked"]
 _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_PAUSE = 0.0005
 _LONGEST_PAUSE = 0.05
+_MOST_PIDS = 1 << 22
+_MOST_REAPED = 1000
 
 
 def adopt_descendants() -> Optional[str]:
@@ -38,7 +40,9 @@ def children() -> List[int]:
             with open("/proc/self/task/%s/children" % thread) as listing:
                 found.extend(int(pid) for pid in listing.read().split())
     except OSError:
-        return _children_by_parent(os.getpid())
+        if os.path.exists("/proc/self/stat"):
+            return _children_by_parent(os.getpid())
+        return _children_without_proc()
     return found
 
 
@@ -47,24 +51,50 @@ def _children_by_parent(parent: int) -> List[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent_of(name) == parent]
 
 
-def kill_descendants(patience: float) -> int:
-    """SIGKILL every descendant and reap it; how many could not be ended within `patience` seconds.
+def _children_without_proc() -> List[int]:
+    """Where /proc is empty or not mounted: waitid tells of each number whether it is a child's."""
+    try:
+        newest = os.fork()  # whose number is the highest, where they have not begun again
+        if newest == 0:
+            os._exit(0)
+        os.waitpid(newest, 0)
+    except OSError:
+        newest = _MOST_PIDS
+    return _children_among(os.getpid() + 1, newest) or _children_among(2, _MOST_PIDS)
 
-    What remains can't be killed by us (another user's, by sudo) or sits in the kernel (state D).
+
+def _children_among(first: int, end: int) -> List[int]:
+    found = []
+    for pid in range(first, end):
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            continue
+        found.append(pid)
+    return found
+
+
+def kill_descendants(patience: float) -> List[int]:
+    """SIGKILL every descendant and reap it; those that could not be ended within `patience` seconds.
+
+    What remains can't be killed by us (another user's, by sudo, or in a cgroup that is frozen) or sits in the kernel
+    (state D).
     """
     deadline = time.monotonic() + patience
     pause = _FIRST_PAUSE
     while True:
+        if _reap() is None:
+            return []
         for pid in children():
             _kill(pid)
         reaped = _reap()
         if reaped is None:
-            return 0
+            return []
+        if time.monotonic() > deadline:
+            return children()
         if reaped:
             pause = _FIRST_PAUSE
             continue
-        if time.monotonic() > deadline:
-            return len(children())
         time.sleep(pause)
         pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -83,7 +113,7 @@ def kill_marked(marks: Sequence[bytes]) -> None:
 
 def _descendants() -> List[int]:
     parents: Dict[int, List[int]] = {}
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
             parent = _parent_of(name)
             if parent is not None:
@@ -112,9 +142,12 @@ def _kill(pid: int) -> None:
 
 
 def _reap() -> Optional[int]:
-    """Reap what has ended; how many, or None when there is no child at all."""
+    """Reap what has ended; how many, or None when there is no child at all.
+
+    No more than some at a time: others may end faster than they are reaped.
+    """
     reaped = 0
-    while True:
+    while reaped < _MOST_REAPED:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
@@ -122,3 +155,4 @@ def _reap() -> Optional[int]:
         if pid == 0:
             return reaped
         reaped += 1
+    return reaped

@@ -90,7 +90,7 @@ class Starter:
             elif header["type"] == "signal" and self._worker is not None:
                 self._worker.send_signal(header["signal"], group=header["group"])
             elif header["type"] == "bye":
-                self._tell({"type": "bye", "left": reaper.kill_descendants(_KILL_PATIENCE)})
+                self._tell({"type": "bye", "left": len(reaper.kill_descendants(_KILL_PATIENCE))})
                 os._exit(0)
 
     def _start(self, slot: int, plan: Dict[str, Any]) -> None:

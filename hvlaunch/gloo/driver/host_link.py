@@ -113,6 +113,7 @@ class HostLink:
         self._parting: str | None = None
         self._partings = 0
         self._bye: int | None = None
+        self._remaining: tuple[int, ...] = ()
         self._noise = bytearray()
         self._noise_told = False
         self._has_stopped = False
@@ -125,6 +126,11 @@ class HostLink:
     @property
     def is_closed(self) -> bool:
         return self._closed.is_set()
+
+    @property
+    def has_parted(self) -> bool:
+        """Whether its agent has said its last word: only its guardian is there."""
+        return self._bye is not None
 
     def open(self) -> None:
         """Begin to connect, in a thread of its own; what comes of it arrives as events."""
@@ -243,6 +249,8 @@ class HostLink:
                 self._tell_time(header["at"])
             case "parting" | "fault":
                 self._part(header["cause"], _lines(body))
+            case "remaining":
+                self._remaining = tuple(header["pids"])
             case "bye":
                 self._bye = header["left"]
 
@@ -338,7 +346,7 @@ class HostLink:
         """Why there are no more frames."""
         name = self.host.name
         if self._bye is not None:
-            return on.HostClosed(name, self._bye)
+            return on.HostClosed(name, self._bye, self._remaining)
         status = channel.exit_status(_EXIT_STATUS_WAIT) if broken is None else None
         stderr = channel.stderr().decode("utf-8", "replace").strip()
         if self.last_heard is None:

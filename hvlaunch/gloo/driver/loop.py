@@ -158,7 +158,7 @@ class Driver:
         now = self._clock()
         if now < self._lease.deadline:
             return
-        links = {name: link for name, link in self._links.items() if not link.is_closed}
+        links = {name: link for name, link in self._links.items() if not (link.is_closed or link.has_parted)}
         heard = {name: link.last_heard for name, link in links.items() if link.last_heard is not None}
         is_due, silent = self._lease.look(heard, now)
         for name in silent:

@@ -101,6 +101,7 @@ REPORTS: Mapping[str, Form | Choice] = {
     "pong": Form(at=_TIME),
     "parting": Form(cause=_CAUSE),
     "fault": Form(LONGEST_TRACEBACK, cause=_CAUSE),
+    "remaining": Form(pids=several(whole(1, 1 << 22), 16)),
     "bye": Form(left=_COUNT),
 }
 

@@ -185,8 +185,8 @@ class Engine:
                 return self._host_failed(host, problem, now)
             case on.HostParting(_, problem) if host.state is HostState.READY and not host.is_parting:
                 return self._parting(host, problem, now)
-            case on.HostClosed(_, left):
-                actions = [tell.HostLeftOver(host.name, left)] if left else []
+            case on.HostClosed(_, left, pids):
+                actions = [tell.HostLeftOver(host.name, left, pids)] if left else []
                 self._gone(host, now)
                 return actions + self._proceed(now)
             case _:

@@ -132,6 +132,8 @@ class HostClosed(NamedTuple):
 
     host: str
     left: int = 0
+    pids: tuple[int, ...] = ()
+    """Of some of them."""
 
 
 class HostNoise(NamedTuple):

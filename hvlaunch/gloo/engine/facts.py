@@ -79,6 +79,8 @@ class HostLeftOver(NamedTuple):
 
     host: str
     left: int
+    pids: tuple[int, ...] = ()
+    """Of some of them."""
 
 
 class KernelLacks(NamedTuple):

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -221,6 +222,73 @@ def test_after_a_worker_that_ended_and_left_daemons(launch: Launch, hunt: Hunt) 
     hunt.wait_for("sleep")
     assert agent.bye() == ({"type": "bye", "left": 0}, 0)
     assert hunt.pids() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root, and unshare")
+@pytest.mark.parametrize("ending", ["bye", "agent"])
+def test_where_proc_is_empty(launch: Launch, hunt: Hunt, ending: str) -> None:
+    shell = ["unshare", "-m", "/bin/sh", "-c", 'mount -t tmpfs none /proc && exec /bin/sh -c "$0"']
+    agent = launch(shell=shell)
+    agent.hello()
+    agent.start(["/bin/sh", "-c", "setsid sleep $0 & sleep $0", hunt.mark])
+    hunt.wait_for("sh", "sleep", "sleep")
+    if ending == "bye":
+        assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    else:
+        agent.agent.kill()
+        assert agent.status() == 128 + signal.SIGKILL
+    assert hunt.pids() == []
+
+
+def test_a_guardian_that_is_stopped_ends_with_its_agent(launch: Launch, hunt: Hunt) -> None:
+    agent = launch()
+    agent.hello()
+    agent.start(["/bin/sh", "-c", "setsid sleep $0 & sleep $0", hunt.mark])
+    hunt.wait_for("sh", "sleep", "sleep")
+    agent.guardian.suspend()
+    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert hunt.pids() == []
+
+
+@pytest.mark.timeout(60)
+def test_processes_that_end_as_fast_as_they_are_reaped_hold_nobody_up() -> None:
+    code = """if True:
+        import contextlib, os, signal
+        from hvlaunch.agent import reaper
+        reaper.adopt_descendants()
+        ready, tell = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            os.write(tell, b"%10d" % os.getpid())
+            for _ in range(7):
+                if os.fork() == 0:
+                    break
+            while True:
+                if os.fork():
+                    os._exit(0)
+        group = int(os.read(ready, 10))
+        reaper.kill_descendants(0.5)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        print(reaper.kill_descendants(30.0))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=50, check=True, start_new_session=True
+    )
+    assert done.stdout == b"[]\n"
+
+
+def test_what_cannot_be_killed_is_named() -> None:
+    code = """if True:
+        import subprocess
+        from hvlaunch.agent import reaper
+        child = subprocess.Popen(["sleep", "1000"])
+        kill, reaper._kill = reaper._kill, lambda pid, number=0: None
+        assert reaper.kill_descendants(0.1) == [child.pid]
+        kill(child.pid)
+        assert reaper.kill_descendants(10.0) == []
+    """
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
 def test_before_the_hello(launch: Launch) -> None:

@@ -168,8 +168,8 @@ FACTS: list[tuple[tell.Fact, str]] = [
         "host a: 2 processes of the job can't be killed (they belong to another user, or are stuck in the kernel)",
     ),
     (
-        tell.HostLeftOver("a", 1),
-        "host a: 1 process of the job can't be killed (it belongs to another user, or is stuck in the kernel)",
+        tell.HostLeftOver("a", 1, (4711,)),
+        "host a: 1 process of the job can't be killed (it belongs to another user, or is stuck in the kernel): 4711",
     ),
     (
         tell.KernelLacks("a", "no subreaper"),

@@ -139,7 +139,7 @@ BEAT = {
         (None, "None is none of Began"),
         ([], r"\[\] is none of Began"),
         ({"is": "HostsDiscovered", "hosts": {}}, r"hosts: \{\} is no list"),
-        ({"is": "HostClosed", "host": "a", "left": None}, "left: None is no int"),
+        ({"is": "HostClosed", "host": "a", "left": None, "pids": []}, "left: None is no int"),
     ],
 )
 def test_what_is_no_event_is_refused(data: object, text: str) -> None:

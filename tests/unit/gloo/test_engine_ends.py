@@ -191,7 +191,7 @@ def test_a_host_that_does_not_close_is_abandoned_and_said() -> None:
 def test_processes_that_cannot_be_killed_are_said() -> None:
     job = History(spec("a:1")).start()
     job.exit("a", 0)
-    assert tell.HostLeftOver("a", 2) in job.play(on.HostClosed("a", left=2))
+    assert tell.HostLeftOver("a", 2, (7, 8)) in job.play(on.HostClosed("a", 2, (7, 8)))
 
 
 # Interrupts
