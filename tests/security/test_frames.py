@@ -87,7 +87,7 @@ BREACHES: list[tuple[str, dict[str, Any], bytes]] = [
     ("a relay elsewhere", REACHED | {"address": "6.6.6.6", "relay_port": 1}, b""),
     ("a probe that nobody asked for", {"type": "probed", "target": "b", "address": None}, b""),
     ("a suspension in a static job", {"type": "suspended", **ABOUT}, b""),
-    ("a port in a static job", {"type": "master_port", "port": 5}, b""),
+    ("a port before any worker was started", {"type": "master_port", "port": 5}, b""),
     ("a port that is none", {"type": "master_port", "port": 65536}, b""),
     ("stdin that nobody sent", {"type": "stdin_taken", "slot": 0, "bytes": 1}, b""),
     ("stdin given back", {"type": "stdin_taken", "slot": 0, "bytes": -5}, b""),

@@ -1,7 +1,10 @@
 """Other users' programs that want MASTER_PORT before rank 0 listens there."""
 
 import os
+import re
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +53,42 @@ def test_who_takes_it_on_purpose_is_named_in_the_report() -> None:
     assert "taken" in done.stdout
     assert f"its MASTER_PORT was taken by a program of another user, uid {BOB} (exit code 1)" in done.stderr
     assert "hvlaunch.torch" in done.stderr
+    assert "the job ends: this was its second try" in done.stderr
+
+
+def test_a_static_job_begins_once_more(tmp_path: Path) -> None:
+    """Rank 1 works until it is stopped; in the second try nobody takes the port, and stdin is at its end again.
+
+    The files of output have both.
+    """
+    program = f"""
+import os, sys, time
+if os.environ["HVLAUNCH_ROUND"] == "0":
+    if os.environ["RANK"] == "1":
+        time.sleep(1000)
+{textwrap.indent(RANK_ZERO, "    ")}
+print("port", os.environ["MASTER_PORT"], repr(sys.stdin.read()))
+"""
+    options = ("-np", "2", "--stdin", "all", "--output-filename", tmp_path)
+    done = run(*options, sys.executable, "-c", program, "1")
+    assert done.returncode == 0, done.stderr
+    assert "taken" in done.stdout
+    (first,) = re.findall(f"MASTER_PORT (\\d+) on host localhost was taken by .* uid {BOB}", done.stderr)
+    assert "the job begins once more, at another port" in done.stderr
+    ports = re.findall(r"port (\d+) ''", done.stdout)
+    assert len(ports) == 2
+    assert first not in ports
+    kept = (tmp_path / "latest" / "rank.0" / "stdout").read_text()
+    assert kept.startswith("taken")
+    assert f"port {ports[0]}" in kept
+
+
+def test_a_static_job_whose_input_was_given_ends() -> None:
+    program = "import sys; sys.stdin.readline()" + RANK_ZERO
+    done = run("-np", "1", sys.executable, "-c", program, "1", input="only once\n")
+    assert done.returncode == 1
+    assert f"uid {BOB}" in done.stderr
+    assert "once more" not in done.stderr
 
 
 def test_an_elastic_job_begins_again_at_another_port() -> None:

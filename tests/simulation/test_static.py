@@ -10,6 +10,7 @@ from hvlaunch.gloo.engine.blame import cause_of, first_failed
 from hvlaunch.gloo.engine.forming import FreshWorkers
 from hvlaunch.gloo.engine.outcome import outcome
 from hvlaunch.gloo.engine.policy import Policy
+from hvlaunch.gloo.engine.round import Round, SecondTry
 from hvlaunch.job import JobResult, WorkerExit
 from tests.simulation.world import World
 
@@ -125,6 +126,13 @@ def test_a_bug_planted_in_who_is_named_is_found(
         test_the_cause_is_named_in_time()
 
 
+def test_jobs_begin_again() -> None:
+    """The world has what the second try needs: it is made, goes well, and fails."""
+    worlds = [World(seed, faults=0.0, failures=0.1) for seed in range(SEEDS // 2)]
+    codes = [result.exit_code for world in worlds if (result := world.run()) and world.round]
+    assert min(codes.count(0), sum(map(bool, codes))) > 4
+
+
 def test_the_same_seed_is_the_same_history() -> None:
     first, second = World(7, faults=0.3), World(7, faults=0.3)
     first.run()
@@ -155,9 +163,22 @@ def what_others_do_after_the_last_rank_counts(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("hvlaunch.gloo.engine.course.outcome", wrong)
 
 
+def it_begins_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SecondTry, "begin", lambda self: setattr(self, "is_due", False))
+
+
+def what_was_done_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self):
+        return self.failure is not None and self.failure.port_taken_by is not None
+
+    monkeypatch.setattr(Round, "has_lost_only_its_port", property(wrong))
+
+
 @pytest.mark.parametrize(
     "plant",
     [
+        it_begins_again_and_again,
+        what_was_done_is_done_again,
         a_bad_host_is_waited_for,
         the_last_rank_is_any_rank,
         what_others_do_after_the_last_rank_counts,

@@ -33,6 +33,8 @@ class WorldHost:
     """Slots whose worker lives."""
     orders: int = 0
     """How often they were told to end; only the last orders count."""
+    starts: dict[int, int] = field(default_factory=dict)
+    """Which of its slot's workers the newest is, by slot."""
     ends: dict[int, tuple[int | None, int | None]] = field(default_factory=dict)
     pending: list[on.Event] = field(default_factory=list)
     """What the agent has sent and the driver has not yet read; in order."""
@@ -68,6 +70,13 @@ class World(Play):
         """Ranks."""
         self.broken: list[str] = []
         """What went wrong in this world, in order: the causes that the result may name."""
+        self.has_thief = self.random.random() < 0.2
+        """Whether somebody wants the MASTER_PORT."""
+        self.round = 0
+        self.thieves: list[int] = []
+        """Those who took MASTER_PORT, by uid, one for each time."""
+        self.well_at: list[float] = []
+        """When workers of the round ended well."""
         self.failed_at: float | None = None
         """When the engine heard of the first failure."""
         self.stopped_at: float | None = None
@@ -104,6 +113,8 @@ class World(Play):
             if host.link == "connected":
                 found.append(lambda host=host: self.greet(host))  # type: ignore[misc]
             found += [lambda host=host, slot=slot: self.exit(host, slot) for slot in sorted(host.live)]  # type: ignore[misc]
+            if self.has_thief and (slot := self.slot_of_first(host)) is not None:
+                found += [lambda host=host, slot=slot: self.take_port(host, slot)] * 5  # type: ignore[misc]
             if host.link in ("connected", "ready") and self.random.random() < self.faults:
                 found.append(lambda host=host: self.lose(host))  # type: ignore[misc]
         if self.interrupts < 3 and self.random.random() < self.faults:
@@ -121,6 +132,8 @@ class World(Play):
                     self.send(name, on.HostProbed(name, target, address))
                 self.send(name, on.HostProbed(name, target, None))
             case do.Start():
+                if action.round != self.round:
+                    self.begin_again(action.round)
                 self.sizes.append(action.launches[0].place.size)
                 self.ranks |= {
                     (action.host, launch.place.local_rank): launch.place.rank for launch in action.launches
@@ -157,8 +170,25 @@ class World(Play):
         self.send(host.name, on.HostReady(host.name, facts(host.number)))
         self.send(host.name, on.RendezvousReached(host.name, "10.0.0.100"))
 
+    def begin_again(self, number: int) -> None:
+        """What went wrong in the round before counts no more."""
+        assert number == 1, "a third try"
+        assert self.thieves, "nobody has taken the port"
+        stopped_at = self.now if self.stopped_at is None else self.stopped_at
+        assert all(at >= stopped_at for at in self.well_at), "what a worker has done is lost"
+        assert not self.interrupts, "an interrupted job begins again"
+        self.round = number
+        self.ended_well.clear()
+        self.broken.clear()
+        self.failed_at = self.stopped_at = None
+        for host in self.hosts.values():
+            assert not host.live, "workers are left"
+            host.orders += 1
+            host.ends.clear()
+
     def start(self, start: do.Start) -> None:
         host = self.hosts[start.host]
+        host.starts = {launch.slot: launch.start for launch in start.launches}
         assert not host.live, "workers were started twice"
         assert not host.ends
         if host.link == "ready":
@@ -170,15 +200,43 @@ class World(Play):
             self.broken.append(f"exit {code}")
         self.end(host, slot, code, None, self.random.choice(get_args(Look)) if code else "silent")
 
+    def slot_of_first(self, host: WorldHost) -> int | None:
+        """Where rank 0 lives, if it does on this host."""
+        return next((slot for slot in host.live if not self.ranks[host.name, slot]), None)
+
+    def take_port(self, host: WorldHost, slot: int) -> None:
+        """Rank 0 fails because somebody listens at its MASTER_PORT; its agent keeps another, if one is free."""
+        self.broken.append("exit 1")
+        self.has_thief = self.random.random() < 0.3
+        self.thieves.append(1000 + len(self.thieves))
+        if self.random.random() < 0.9:
+            self.send(host.name, on.MasterPort(host.name, 2 + len(self.thieves)))
+        self.end(host, slot, 1, None, "cause", self.thieves[-1])
+
     def end(
-        self, host: WorldHost, slot: int, code: int | None, number: int | None, look: Look = "silent"
+        self,
+        host: WorldHost,
+        slot: int,
+        code: int | None,
+        number: int | None,
+        look: Look = "silent",
+        thief: int | None = None,
     ) -> None:
         host.live.remove(slot)
         if code == 0:
             self.ended_well.add(self.ranks[host.name, slot])
+            self.well_at.append(self.now)
         host.ends[slot] = (code, number)
         event = on.WorkerExited(
-            host=host.name, round=0, slot=slot, code=code, signal=number, at=self.now, look=look
+            host=host.name,
+            round=self.round,
+            slot=slot,
+            code=code,
+            signal=number,
+            at=self.now,
+            look=look,
+            start=host.starts[slot],
+            port_taken_by=thief,
         )
         self.send(host.name, event)
 

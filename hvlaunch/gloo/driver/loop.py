@@ -87,7 +87,7 @@ class Driver:
         self._beacon_keys: dict[str, str] = {}
         self._opened = 0
         """How many connections to hosts there have been."""
-        self._started = 0
+        self._stdin_pump: StdinPump | None = None
         self._readers: list[tuple[HostLink, int, int]] = []
         """The workers that read our stdin: link, slot and rank."""
         self._job_folder: JobFolder | None = None
@@ -150,7 +150,7 @@ class Driver:
             self._open_to_horovod(starts)
         for action in actions:
             self._carry_out(action)
-        if starts and self._started == self.size:
+        if starts and self._readers:
             self._feed_stdin()
 
     def _keep_alive(self) -> None:
@@ -191,6 +191,9 @@ class Driver:
                     self._links[host].close()
             case do.Assign() | do.Leave() | do.Break() | do.Change():
                 self._tell(action)
+            case do.GiveInput():
+                if self._stdin_pump is not None:
+                    self._stdin_pump.go_on()
             case do.Finish(result):
                 self._result = result
             case _:
@@ -275,10 +278,9 @@ class Driver:
     def _start(self, start: do.Start) -> None:
         self._keep_files(start.round, start.launches[0].place.size)
         self._rendezvous.expect([address for own in start.facts.addresses.values() for address in own])
-        self._started += len(start.launches)
         link = self._links[start.host]
         for launch in start.launches:
-            if gets_stdin(launch.place, self._spec):
+            if self._stdin_pump is None and gets_stdin(launch.place, self._spec):
                 self._readers.append((link, launch.slot, launch.place.rank))
         link.send(*start_frame(start, self._spec, job_id=self._keys.job_id, keys=self._keys))
 
@@ -292,6 +294,7 @@ class Driver:
     def _keep_files(self, number: int, size: int) -> None:
         """From here on output goes to files of this round. Raises BadUsage where those of the first can't be made."""
         self.size = size
+        number = number if self._spec.elastic is not None else 0  # its second try goes on in the same files
         if self._spec.output_dir is None or self._files_of == number:
             return
         try:
@@ -307,9 +310,10 @@ class Driver:
         self._files_of = number
 
     def _feed_stdin(self) -> None:
-        """Pass stdin on to the workers that get it."""
+        """Pass stdin on to the workers that get it; those of a second try have the slots of the first."""
         readers = self._readers
-        if not readers:
+        if self._stdin_pump is not None:
+            self._stdin_pump.begin_again()
             return
 
         def sender(link: HostLink, slot: int) -> Callable[[bytes], None]:
@@ -318,11 +322,14 @@ class Driver:
         if os.isatty(self._stdin):
             self._printer.read_by([rank for _, _, rank in readers])
         targets = [sender(link, slot) for link, slot, _ in readers]
-        pump = StdinPump(self._stdin, targets, self._printer.answered)
+        pump = StdinPump(
+            self._stdin, targets, self._printer.answered, lambda: self._events.put(on.InputRead())
+        )
         index = {(link.host.name, slot): number for number, (link, slot, _) in enumerate(readers)}
         for link, _, _ in readers:
             name = link.host.name
             link.stdin_taken = lambda slot, size, name=name: pump.taken(index[name, slot], size)  # type: ignore[misc]
+        self._stdin_pump = pump
         pump.start()
 
 

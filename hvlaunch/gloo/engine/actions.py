@@ -16,6 +16,7 @@ __all__ = [
     "Change",
     "Connect",
     "Finish",
+    "GiveInput",
     "GroupState",
     "HostAddress",
     "HostNetwork",
@@ -142,6 +143,10 @@ class Abandon(NamedTuple):
     host: str
 
 
+class GiveInput(NamedTuple):
+    """Pass on to the workers what was read from stdin, and all that follows."""
+
+
 class GroupState(NamedTuple):
     """How the workers of an elastic job are, all together, in torch.distributed.elastic's words."""
 
@@ -167,6 +172,7 @@ Action = (
     | Signal
     | Stop
     | Release
+    | GiveInput
     | Abandon
     | GroupState
     | Finish

@@ -17,6 +17,7 @@ __all__ = [
     "NotMet",
     "RankDone",
     "RestartsUsedUp",
+    "SecondTryFailed",
     "SlotGone",
     "StartsFailed",
     "TrainingDone",
@@ -129,6 +130,10 @@ class NoProgress(NamedTuple):
     times: int
 
 
+class SecondTryFailed(NamedTuple):
+    """A static job was begun once more already."""
+
+
 class StartsFailed(NamedTuple):
     """So many workers in a row ended in one slot before they asked for a place."""
 
@@ -152,4 +157,5 @@ Cause = (
     | RestartsUsedUp
     | NoProgress
     | StartsFailed
+    | SecondTryFailed
 )

@@ -25,6 +25,7 @@ __all__ = [
     "HostReady",
     "HostStage",
     "HostsDiscovered",
+    "InputRead",
     "Interrupted",
     "MasterPort",
     "RendezvousReached",
@@ -266,6 +267,10 @@ class UserSignal(NamedTuple):
     signal: int
 
 
+class InputRead(NamedTuple):
+    """Something was read from stdin that is for the workers; it waits."""
+
+
 class ThreadFailed(NamedTuple):
     """A thread of the driver has ended for a defect of hvlaunch."""
 
@@ -300,6 +305,7 @@ Event = (
     | WorkerBeat
     | Interrupted
     | UserSignal
+    | InputRead
     | ThreadFailed
     | Tick
 )

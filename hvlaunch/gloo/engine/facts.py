@@ -9,6 +9,7 @@ from hvlaunch.errors import Problem
 from hvlaunch.gloo.engine.causes import Cause, WorkerEnded, WorkerHangs
 
 __all__ = [
+    "BeginningAgain",
     "Fact",
     "HostExcluded",
     "HostLeftOver",
@@ -195,6 +196,14 @@ class WorkersAlone(NamedTuple):
     """Those that they had loaded."""
 
 
+class BeginningAgain(NamedTuple):
+    """A program of another user took rank 0's MASTER_PORT: a static job begins once more, at another port."""
+
+    host: str
+    port: int
+    uid: int
+
+
 class Interrupting(NamedTuple):
     """A signal ends the job; workers have `grace` seconds."""
 
@@ -229,6 +238,7 @@ Fact = (
     | WorkerKilled
     | WorkerStartFailed
     | WorkersAlone
+    | BeginningAgain
     | Interrupting
     | JobEnding
 )

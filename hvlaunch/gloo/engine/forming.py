@@ -146,7 +146,7 @@ class Forming(ABC):
 class FreshWorkers(Forming):
     """Workers that never ask: all are started anew for each round, with what they need in their environment.
 
-    A static job is of this kind; it has one round, and needs all of its hosts.
+    A static job is of this kind; it needs all of its hosts, and has one round, or a second in the same places.
     """
 
     sees_commits = False
@@ -156,11 +156,15 @@ class FreshWorkers(Forming):
         return current is not None and self._workers.size > 0
 
     def choose(self, current: Round | None, now: float) -> Plan | None:
-        return self._choose_all(now) if self._elastic is None else self._choose_slots(current, now)
+        return self._choose_all(current, now) if self._elastic is None else self._choose_slots(current, now)
 
-    def _choose_all(self, now: float) -> Plan | None:
-        """A static job's only round: every host must have got ready, or as many as it needs."""
+    def _choose_all(self, current: Round | None, now: float) -> Plan | None:
+        """A round of a static job: every host must have got ready, or as many as it needs; all of the first for a second."""
         hosts = self._enough(now) if self._spec.skip_bad_hosts else self._all(now)
+        if current is not None:
+            hosts = [host for host in hosts or () if host.name in current.hosts]
+            if len(hosts) < len(current.hosts):
+                raise self._too_few(NotEnoughSlots(current.size, self._pool.capacity(hosts)))
         if hosts is None:
             return None
         places = place([(host.name, self._pool.slots(host)) for host in hosts], self._spec.np)
@@ -225,7 +229,7 @@ class FreshWorkers(Forming):
 
     def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
         told: list[Action] = []
-        if self._elastic is None:
+        if self._elastic is None and not current.number:
             told += [tell.HostSkipped(problem) for problem in self._pool.failures]
         if self._spec.np is None and not current.number and (assumed := self._assumed(plan)):
             told.append(tell.SlotsAssumed(assumed))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime, Problem
+from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action
@@ -12,9 +13,10 @@ from hvlaunch.gloo.engine.forming import AskingWorkers, Bounds, Forming, FreshWo
 from hvlaunch.gloo.engine.hold import Hold
 from hvlaunch.gloo.engine.network import Wiring, shared_machines
 from hvlaunch.gloo.engine.pool import Pool
-from hvlaunch.gloo.engine.round import Round, RoundState
+from hvlaunch.gloo.engine.round import Round, RoundState, SecondTry
 from hvlaunch.gloo.engine.seating import Plan
 from hvlaunch.gloo.engine.starting import Starter
+from hvlaunch.gloo.engine.stopping import gently
 from hvlaunch.gloo.engine.workers import Worker, Workers
 from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import JobSpec
@@ -47,6 +49,7 @@ class Rounds:
         self._hold = Hold()
         self.forming: Forming = FreshWorkers(spec, pool, self.workers, self._starter, self._patience)
         self.round: Round | None = None
+        self.second_try = SecondTry(spec)
         self._number = 0
         self._plan: Plan | None = None
         self._short_since: float | None = None
@@ -218,7 +221,8 @@ class Rounds:
     def _enter(self, plan: Plan, now: float) -> list[Action]:
         """The planned round begins."""
         current = self._begin(plan.launches, now, self.forming.newest_commit(plan))
-        return self.forming.enter(plan, current, now)
+        waits = self.second_try.begin()
+        return [*self.forming.enter(plan, current, now), *([do.GiveInput()] if waits else [])]
 
     # Its end
 
@@ -263,6 +267,14 @@ class Rounds:
         current.state, current.cause = RoundState.BROKEN, cause
         self.changed()
         return self.forming.break_off(current, cause, now)
+
+    def begin_again(self, cause: why.Cause, now: float) -> list[Action]:
+        """Stop the workers of a static job, which begins once more when they have ended."""
+        if self.round is not None:
+            self.round.state, self.round.cause = RoundState.BROKEN, cause
+        self.second_try.is_due = True
+        self.changed()
+        return [*self.workers.stop(self.workers.living, gently(self._spec.grace), now)]
 
     # Times
 

@@ -94,7 +94,7 @@ class Recorder:
                 yield {"type": "thread_failed", **_error(problem)}
             case on.UserSignal(number):
                 yield {"type": "user_signal", "signal": signal_name(number)}
-            case on.Tick() | on.HostStage():
+            case on.Tick() | on.HostStage() | on.InputRead():
                 pass
 
     def _of_worker(
@@ -160,7 +160,7 @@ class Recorder:
                 yield {"type": "workers_stopping", "host": host, "slots": which, "steps": orders}
             case do.Finish(result):
                 yield {"type": "job_ended", **_result(result)}
-            case do.Connect() | do.Probe() | do.Signal() | do.Release() | do.Abandon():
+            case do.Connect() | do.Probe() | do.Signal() | do.Release() | do.Abandon() | do.GiveInput():
                 pass
             case _:
                 yield {"type": _name(action), **_fields(action), "text": sentence(action)}

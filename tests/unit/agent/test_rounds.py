@@ -6,9 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.agent.harness import AgentProcess, until
+from tests.unit.agent.harness import AgentProcess, python, until
 
 DETACH = "setsid sh -c 'echo $$ > {pid}; exec sleep 1000' & while ! [ -s {pid} ]; do :; done; echo here; exec sleep 1000"
+
+
+TAKEN = """
+import os, signal, socket, sys
+reader, writer = os.pipe()
+if os.fork() == 0:
+    os.setuid(int(sys.argv[1]))
+    listener = socket.create_server(("", int(os.environ["MASTER_PORT"])))
+    os.write(writer, b"x")
+    signal.pause()
+os.read(reader, 1)
+raise SystemExit(1)
+"""
+"""A worker whose port its child takes, as another user."""
 
 
 def state_of(pid: int) -> str:
@@ -101,6 +115,19 @@ def test_in_a_static_job_nobody_is_told_of_a_stopped_worker(agent):
     agent.expect("pong")
     kill(agent, 0, 0)
     assert not [one for one, _ in agent.seen if one["type"] == "suspended"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user's program takes root")
+@pytest.mark.parametrize("uid", [0, 4242])
+def test_a_static_job_has_another_port_only_where_another_user_took_the_first(
+    agent: AgentProcess, uid: int
+) -> None:
+    port = agent.hello()["master_port"]
+    agent.start(python(TAKEN, str(uid)), env={"MASTER_PORT": str(port), "HVLAUNCH_RANK": "0"})
+    assert agent.expect("exited")[0]["port_taken_by"] == (uid or None)
+    others = [header["port"] for header, _ in agent.seen if header["type"] == "master_port"]
+    assert len(others) == bool(uid)
+    assert port not in others
 
 
 def test_each_round_has_another_port_for_rank_0(agent):

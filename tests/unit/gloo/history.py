@@ -143,6 +143,7 @@ class History:
         signal: int | None = None,
         after: float = 0.0,
         look: Look = "silent",
+        port_taken_by: int | None = None,
     ) -> Wanted:
         """A slot's newest worker ends, `after` seconds from now by its host's clock, and the news comes at once."""
         number, start = self.born(host, slot)
@@ -157,6 +158,7 @@ class History:
                 at=at,
                 start=start,
                 look=look,
+                port_taken_by=port_taken_by,
             )
         )
 
