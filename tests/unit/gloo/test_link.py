@@ -244,6 +244,15 @@ def test_a_clean_end(rig: Rig) -> None:
     assert rig.event() == on.HostClosed("a", 0)
 
 
+def test_an_end_with_processes_that_cannot_be_killed(rig: Rig) -> None:
+    rig.ready()
+    rig.channel.frame({"type": "remaining", "pids": [7, 8]})
+    rig.channel.frame({"type": "bye", "left": 2})
+    rig.channel.end()
+    assert rig.event() == on.HostClosed("a", 2, (7, 8))
+    assert rig.link.has_parted
+
+
 def test_no_way_to_the_host() -> None:
     def refuse(_host: Host) -> Any:
         raise ConnectFailed("connection refused", host="a")
