@@ -61,7 +61,7 @@ def test_other_actions_than_before_are_told() -> None:
     with pytest.raises(journal.Diverged) as caught:
         replay(changed(job, actions=[]))
     assert caught.value.number == len(job.journal) - 2
-    assert "HostClosed(host='b', left=0): the journal has None, and now it is Finish(result=" in str(
+    assert "HostClosed(host='b', left=0, pids=()): the journal has None, and now it is Finish(result=" in str(
         caught.value
     )
     assert not caught.value.turn.actions
