@@ -9,7 +9,7 @@ import pytest
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine import seating
 from hvlaunch.gloo.engine.cooldown import Cooldown
-from hvlaunch.gloo.engine.course import Course
+from hvlaunch.gloo.engine.course import Course, Phase
 from hvlaunch.gloo.engine.forming import AskingWorkers, FreshWorkers
 from hvlaunch.gloo.engine.health import Health
 from hvlaunch.gloo.engine.network import Network, Wiring
@@ -268,6 +268,15 @@ def a_change_is_not_followed(patch: Patch) -> None:
     )
 
 
+def a_second_interrupt_is_not_heard(patch: Patch) -> None:
+    interrupt = Course.interrupt
+    patch.setattr(
+        Course,
+        "interrupt",
+        lambda self, number, now: [] if self.phase is Phase.STOPPING else interrupt(self, number, now),
+    )
+
+
 def the_others_are_not_stopped_at_the_end(patch: Patch) -> None:
     patch.setattr(Course, "hosts_with_workers", lambda self: [])
 
@@ -302,5 +311,6 @@ BUGS: Sequence[Bug] = (
     Bug(hosts_never_try_each_other_again, "failures are to be made up for", 335),
     Bug(an_early_end_is_not_told, "has no fault, and is named", 55),
     Bug(a_change_is_not_followed, "no round begins", 14),
+    Bug(a_second_interrupt_is_not_heard, "leaves the workers of", 152),
     Bug(the_others_are_not_stopped_at_the_end, "was not told that the job ends", 1),
 )

@@ -159,7 +159,7 @@ class ElasticWorld(Play):
         self.invariants.before(wanted)
         self.ledger.hear(event, self.now)
         if wanted or not isinstance(event, QUIET):
-            if wanted or isinstance(event, on.HostsDiscovered | on.WorkerExited):
+            if wanted or isinstance(event, on.HostsDiscovered | on.WorkerExited | on.Interrupted):
                 for turn in self._turns:
                     turn(event, wanted)
                 self.ledger.note(wanted)

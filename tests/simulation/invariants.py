@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine.course import Phase
+from hvlaunch.gloo.engine.course import AT_WORK, Phase
 from hvlaunch.gloo.engine.life import State
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobResult
@@ -117,7 +117,12 @@ class Invariants:
     def check_drained(self, name: str) -> None:
         """A host that has left the pool long ago has no worker, and no connection."""
         host = self.world.hosts[name]
-        if host.unlisted_since is None or host.is_cut or self.world.result is not None:
+        if (
+            host.unlisted_since is None
+            or host.is_cut
+            or host.is_full
+            or self.world.engine.phase not in AT_WORK
+        ):
             return
         options = self.world.options
         bound = options.drain_timeout + 2 * self.world.spec.grace + _DRAIN_MARGIN

@@ -71,7 +71,7 @@ class Bounds(Law):
                 self._want(
                     self.world.spec.settle,
                     "a worker's failure leads to nothing",
-                    lambda: current.is_broken or current is not ledger.current or not ledger.workers,
+                    lambda: current.is_broken or current is not ledger.current or not any(ledger.living()),
                 )
 
     def _are_gone(self, workers: Sequence[Worker]) -> bool:

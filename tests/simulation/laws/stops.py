@@ -1,13 +1,40 @@
-"""Stops: when a job ends, every worker that lives is told to, those too that are still starting."""
+"""Stops: when a job ends, every worker that lives is told to, those too that are still starting; who insists is heard."""
 
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.course import Phase
 from tests.simulation.laws.law import Law
+
+if TYPE_CHECKING:
+    from tests.simulation.elastic_world import ElasticWorld
 
 __all__ = ["Stops"]
 
 
 class Stops(Law):
+    def __init__(self, world: "ElasticWorld") -> None:
+        super().__init__(world)
+        self._phase = Phase.CONNECTING
+
+    def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
+        if not isinstance(event, on.Interrupted) or self._phase is not Phase.STOPPING:
+            return
+        if self.world.engine.phase is Phase.STOPPING:
+            killed = {one.host for one in actions if isinstance(one, do.Stop) and _kills(one)}
+            there = {one.host for one in self.ledger.workers.values()}
+            left = {name for name in there - killed if self.ledger.host(name).link == "ready"}
+            assert not left, f"an interrupt leaves the workers of {left} their grace"
+
     def after(self) -> None:
-        if self.world.engine.phase in (Phase.FINISHING, Phase.STOPPING):
+        self._phase = self.world.engine.phase
+        if self._phase in (Phase.FINISHING, Phase.STOPPING):
             left = next(self.ledger.living(), None)
             assert left is None, f"{left} was not told that the job ends"
+
+
+def _kills(stop: do.Stop) -> bool:
+    return stop.steps[0].signal == signal.SIGKILL and stop.steps[0].after == 0.0
