@@ -305,7 +305,7 @@ BUGS: Sequence[Bug] = (
     Bug(who_stays_in_a_broken_round_is_let_be, "a broken round is not left", 112),
     Bug(a_meeting_has_no_bound, "its workers never meet", 303),
     Bug(who_is_silent_is_let_be, "the job never ends", 86),
-    Bug(who_outlives_sigkill_is_waited_for, "is drained, and ready", 298),
+    Bug(who_outlives_sigkill_is_waited_for, "does not end, and the host is kept", 571),
     Bug(a_failure_waits_for_ever, "nothing can ever happen again", 68),
     Bug(lost_hosts_are_never_tried_again, "is needed, and excluded for good", 23),
     Bug(hosts_never_try_each_other_again, "failures are to be made up for", 335),
