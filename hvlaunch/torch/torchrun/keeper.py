@@ -35,7 +35,7 @@ class Keeper:
     """What this node knows of the job, kept up to date by one long poll; signs of life go on beside it.
 
     Where the rendezvous can't be reached, what is known stands, nobody is lost, and it is tried again. The one
-    who waits for an answer gives up after `read_timeout` seconds.
+    who waits for an answer, or for the state to change, gives up after `read_timeout` seconds.
     """
 
     def __init__(
@@ -59,6 +59,8 @@ class Keeper:
         self._signs = count()
         self._state: JobState | None = None
         self._token: object = None
+        self._failing_since: float | None = None
+        self._lost: Exception | None = None
         self._talk = threading.Lock()  # an older answer must not overtake a newer one
         self._changed = threading.Condition()
         self._stopped = threading.Event()
@@ -87,9 +89,16 @@ class Keeper:
             self._forget([self._node])
 
     def wait(self, known: JobState | None, seconds: float) -> None:
-        """Return when the state is no longer `known`, or after so many seconds."""
+        """Return when the state is no longer `known`, or after so many seconds.
+
+        Raises RendezvousConnectionError where nobody could reach the rendezvous for `read_timeout` seconds.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._state is not known, seconds)
+            self._changed.wait_for(lambda: self._state is not known or self._lost is not None, seconds)
+            if self._lost is not None and self._state is known:
+                raise RendezvousConnectionError(
+                    f"{self._lost}; it could not be reached for {self._read_timeout:g} s"
+                ) from self._lost
 
     def change(
         self, transition: Callable[[JobState | None], JobState | None], *, once: bool = False
@@ -133,6 +142,7 @@ class Keeper:
         except ValueError as error:
             raise RendezvousStateError(str(error)) from error
         with self._changed:
+            self._failing_since = self._lost = None
             self._token = None if answer is None else answer[1]
             if state != self._state:
                 self._state = state
@@ -163,6 +173,7 @@ class Keeper:
                     self._refresh()
                     self._stopped.wait(self._pace)
                 reached = True
+                self._failing_since = self._lost = None
             except (  # noqa: PERF203 (each is tried again)
                 RendezvousError,
                 RendezvousConnectionError,
@@ -171,8 +182,18 @@ class Keeper:
                 if reached and not self._stopped.is_set():
                     _LOG.warning("%s; the workers go on, and the rendezvous is tried again", error)
                 reached = False
+                self._note(error)
                 self._stopped.wait(self._interval)
         self._client.close()
+
+    def _note(self, error: Exception) -> None:
+        """The rendezvous was not reached, and is lost where that has lasted."""
+        with self._changed:
+            if self._failing_since is None:
+                self._failing_since = self._clock()
+            if self._clock() >= self._failing_since + self._read_timeout:
+                self._lost = error
+                self._changed.notify_all()
 
     def _give_a_sign(self) -> None:
         with self._talk:  # no sign may follow stop()

@@ -249,6 +249,18 @@ def test_training_goes_on_without_the_rendezvous_and_all_meet_again_when_it_is_b
         nodes.close()
 
 
+def test_a_spare_does_not_wait_for_a_rendezvous_that_is_lost():
+    with serve() as server:
+        nodes = Nodes(server.port)
+        futures = [nodes.begin(nodes.make(f"127.0.0.{n}", most=1, read_timeout=0.3)) for n in (1, 2)]
+        until(lambda: any(future.done() for future in futures))
+        (spare,) = [future for future in futures if not future.done()]
+        until(lambda: all(len(node._keeper.state.nodes) == 2 for node in nodes._made))
+    with pytest.raises(RendezvousConnectionError, match=r"could not be reached for 0\.3 s"):
+        spare.result(PATIENCE)
+    nodes.close()
+
+
 class TestRoundOver:
     """What agents find that are in the middle of something when a node is lost."""
 
