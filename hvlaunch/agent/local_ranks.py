@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import marshal
 import os
+import stat
 import struct
 import time
 
-from hvlaunch.agent.frames import BadFrame, Decoder, encode
+from hvlaunch.agent.frames import LONGEST_TEXT, BadFrame, Decoder, encode
 from hvlaunch.agent.quick import accept, deque, dumps, signal, socket
 from hvlaunch.agent.selector import READ, Selector
+from hvlaunch.agent.shapes import Form, text, whole
 from hvlaunch.agent.worker import CannotStart, WorkerProcess
 
 TYPE_CHECKING = False
@@ -33,36 +35,89 @@ _HELLO = 20
 """Bytes: rank among all, rank on this host, and the number that this Python's compiled files begin with."""
 
 
+_CAUSE, _STATUS = text(LONGEST_TEXT), whole(0, 0xFFFF)
+_LAST_SIGNAL = 64
+_REPORTS = {
+    "started": Form(pid=whole(1, 1 << 22)),
+    "not_started": Form(code=whole(126, 127), cause=_CAUSE),
+    "ended": Form(
+        status=lambda value: _STATUS(value) and value & 0x7F <= _LAST_SIGNAL, max_rss=whole(0, 1 << 43)
+    ),
+    "parting": Form(cause=_CAUSE),
+    "bye": Form(left=whole(0, 1 << 31)),
+}
+"""The frames that they may send."""
+
+
 class _Rank:
     """One of them."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.decoder = Decoder()
+        self.decoder = Decoder(_REPORTS, 0)
         self.frames: Deque[Frame] = deque()
         self.fds: List[int] = []
+        self.awaited = 0
+        """Descriptors that are to come: those of a worker that it was told to start."""
+        self.deadline = 0.0
+        """For them."""
         self.runs = False
         self.has_left = False
+        self.trouble = "is gone"
 
     def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
         """One that is gone is found so when it is read from."""
         try:
+            self.connection.settimeout(_PATIENCE)
             self.connection.sendall(encode(header, body))
         except OSError:
             pass
 
-    def read(self) -> bool:
-        """Take what has come; False where nothing will any more."""
-        try:
-            data, rights, _, _ = self.connection.recvmsg(1 << 16, socket.CMSG_SPACE(_FDS.size))
-            if not data:
-                return False
-            for _, _, fds in rights:
-                self.fds.extend(fd for (fd,) in struct.iter_unpack("i", fds[: len(fds) // 4 * 4]))
-            self.frames.extend(self.decoder.feed(data))
-        except (OSError, BadFrame):
+    def read(self, deadline: float) -> bool:
+        """Take what has come; False where nothing will any more, nor by the deadline: `trouble` says why."""
+        left = deadline - time.monotonic()
+        if left <= 0.0:
+            self.trouble = "does not answer"
             return False
-        return True
+        try:
+            self.connection.settimeout(left)
+            size = socket.CMSG_SPACE(_FDS.size)
+            data, rights, _, _ = self.connection.recvmsg(1 << 16, size, socket.MSG_CMSG_CLOEXEC)
+            self._take(data, rights)
+        except BadFrame as error:
+            self.trouble = "sent %s" % error
+            return False
+        except OSError:
+            return False
+        return bool(data)
+
+    def _take(self, data: bytes, rights: Sequence[Tuple[int, int, bytes]]) -> None:
+        """Raises BadFrame."""
+        for _, _, fds in rights:
+            self.fds.extend(fd for (fd,) in struct.iter_unpack("i", fds[: len(fds) // 4 * 4]))
+        if len(self.fds) > self.awaited:
+            raise BadFrame("descriptors that nobody asked for")
+        self.frames.extend(self.decoder.feed(data))
+
+    def pipes(self, header: Dict[str, Any]) -> List[int]:
+        """Of the worker that it has started, as its frame should say. Raises BadFrame."""
+        if header["type"] != "started":
+            raise BadFrame("a frame of type %s, unasked" % header["type"])
+        fds = self.fds
+        if len(fds) != self.awaited or not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in fds):
+            raise BadFrame("a worker without its pipes")
+        self.fds, self.awaited = [], 0
+        for fd in fds:
+            os.set_blocking(fd, False)
+        return fds
+
+    def close(self) -> None:
+        """It ends its worker thereby, if it still can."""
+        self.has_left = True
+        self.connection.close()
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = []
 
 
 class _Worker(WorkerProcess):
@@ -111,8 +166,33 @@ class LocalRanks:
         if _FDS.unpack(peer)[1] != os.geteuid():
             connection.close()
             return
-        connection.settimeout(_PATIENCE)
-        slot = self._greet(connection)
+        connection.setblocking(False)
+        hello = bytearray()
+        self._selector.register(connection, READ, lambda: self._hear(connection, hello))
+
+    def _hear(self, connection: socket.socket, hello: bytearray) -> None:
+        """Who has come says who it is; nobody is waited for, so that none holds up the others."""
+        try:
+            part = connection.recv(_HELLO - len(hello))
+        except OSError:
+            part = b""
+        hello += part
+        if part and len(hello) < _HELLO:
+            return
+        self._selector.unregister(connection)
+        try:
+            connection.settimeout(_PATIENCE)
+            slot = self._greet(connection, bytes(hello))
+        except BadFrame as error:
+            self._parted(str(error))
+            connection.close()
+            return
+        except (
+            OSError,
+            ValueError,
+        ):  # it has ended, which its launcher will notice, or is no process of the job
+            connection.close()
+            return
         self._ranks[slot] = rank = _Rank(connection)
         self._selector.register(connection, READ, lambda: self._receive(slot, rank))
         self._missing -= 1
@@ -121,14 +201,16 @@ class LocalRanks:
             self._listener.close()
             self._then()
 
-    def _greet(self, connection: socket.socket) -> int:
-        """The slot of a process that has come; it gets its program. Raises BadFrame for one that should not be here."""
+    def _greet(self, connection: socket.socket, hello: bytes) -> int:
+        """The slot of a process that has come; it gets its program.
+
+        Raises BadFrame for one that should not be here, ValueError for what is none, OSError.
+        """
         from _frozen_importlib_external import MAGIC_NUMBER  # noqa: PLC0415 (as in boot.py)
 
-        hello = connection.recv(_HELLO, socket.MSG_WAITALL)
-        if len(hello) < _HELLO or hello[16:] != MAGIC_NUMBER:
-            raise BadFrame("a process of this host's that runs another Python than the first")
         slot = int(hello[8:16])
+        if hello[16:] != MAGIC_NUMBER:
+            raise BadFrame("a process of this host's that runs another Python than the first")
         if slot in self._ranks or not 0 < slot <= len(self._ranks) + self._missing:
             raise BadFrame("a process too many on this host, of rank %d there" % slot)
         names = ["hvlaunch.agent." + name for name in _STARTERS]
@@ -144,29 +226,39 @@ class LocalRanks:
     def order(self, slot: int, argv: Sequence[str], defaults: Any, env: Any, with_stdin: bool) -> None:
         """Have the slot's worker started; started() is to follow."""
         plan = {"argv": argv, "defaults": defaults, "env": env, "stdin": with_stdin, "cwd": os.getcwd()}
-        self._ranks[slot].send({"type": "start", "slot": slot}, dumps(plan).encode("ascii"))
+        rank = self._ranks[slot]
+        rank.awaited = 3 if with_stdin else 2
+        rank.deadline = time.monotonic() + _PATIENCE
+        rank.send({"type": "start", "slot": slot}, dumps(plan).encode("ascii"))
 
     def started(self, slot: int, error_file: str) -> WorkerProcess:
         """The worker that was ordered. Raises CannotStart."""
         rank = self._ranks[slot]
-        while True:
-            while not rank.frames:
-                if not rank.read():
-                    raise CannotStart(_CANNOT, self._lose(slot, rank))
-            header, _ = rank.frames.popleft()
-            if header["type"] != "parting":
-                break
-            self._parted(header["cause"])
+        header = self._answer(slot, rank)
         if header["type"] == "not_started":
+            rank.awaited = 0
             raise CannotStart(header["code"], header["cause"])
-        for fd in rank.fds:
-            os.set_blocking(fd, False)
-        stdout, stderr, *stdin = rank.fds
+        try:
+            stdout, stderr, *stdin = rank.pipes(header)
+        except BadFrame as error:
+            rank.trouble = "sent %s" % error
+            raise CannotStart(_CANNOT, self._lose(slot, rank)) from None
         output = {"stdout": stdout, "stderr": stderr}
         worker = _Worker(slot, header["pid"], output, stdin[0] if stdin else None, error_file)
         worker.rank = rank
         rank.runs = True
         return worker
+
+    def _answer(self, slot: int, rank: _Rank) -> Dict[str, Any]:
+        """To an order. Raises CannotStart."""
+        while True:
+            while not rank.frames:
+                if not rank.read(rank.deadline):
+                    raise CannotStart(_CANNOT, self._lose(slot, rank))
+            header, _ = rank.frames.popleft()
+            if header["type"] != "parting":
+                return header
+            self._parted(header["cause"])
 
     def catch_up(self) -> None:
         """Take what came together with the start of their workers."""
@@ -174,7 +266,7 @@ class LocalRanks:
             self._obey(slot, rank)
 
     def _receive(self, slot: int, rank: _Rank) -> None:
-        is_there = rank.read()
+        is_there = rank.read(time.monotonic() + _PATIENCE)
         self._obey(slot, rank)
         if not is_there:
             self._lose(slot, rank)
@@ -189,10 +281,12 @@ class LocalRanks:
                 self._parted(header["cause"])
 
     def _lose(self, slot: int, rank: _Rank) -> str:
-        """It is gone, and its guardian has ended its worker; the cause."""
-        cause = "the launcher's process of its slot %d is gone" % slot
-        rank.has_left = True
+        """It is gone, or is to go, and its guardian ends its worker; the cause."""
+        cause = "the launcher's process of its slot %d %s" % (slot, rank.trouble)
+        if rank.has_left:
+            return cause
         self._selector.unregister(rank.connection)
+        rank.close()
         self._parted(cause)
         if rank.runs:
             rank.runs = False
@@ -204,16 +298,16 @@ class LocalRanks:
         there = [rank for rank in self._ranks.values() if not rank.has_left]
         for rank in there:
             rank.send({"type": "bye"})
-        return sum(_left(rank, time.monotonic() + _PATIENCE) for rank in there)
+        deadline = time.monotonic() + _PATIENCE
+        return sum(_left(rank, deadline) for rank in there)
 
 
 def _left(rank: _Rank, deadline: float) -> int:
-    while time.monotonic() < deadline:
+    while True:
         while rank.frames:
             header, _ = rank.frames.popleft()
             if header["type"] == "bye":
                 found: int = header["left"]
                 return found
-        if not rank.read():
-            break
-    return 0
+        if not rank.read(deadline):
+            return 0

@@ -1,7 +1,8 @@
 """The first code that runs where a launcher (mpirun, srun) starts a process: who of a host's processes is its agent.
 
 The host's first process is. Each of the others asks it, at a Unix socket, for the program of a starter, and becomes
-that. The socket's name is in no file system, so that nothing can be left behind; both sides look whose the other is.
+that. The socket's name is in no file system, so that nothing can be left behind; no other user can know it before it is
+taken, and both sides look whose the other is.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def main(pairs: Sequence[Tuple[str, str]], caller: str) -> None:
     program of an agent, agent/caller.py, packed.
     """
     rank, local = _ranks(pairs)
-    where = "\0hvlaunch %s %d" % (os.environ["HVLAUNCH_DRIVER_CERT"], rank - local)
+    mark = zlib.crc32(
+        os.environ["HVLAUNCH_ENTRY"].encode("ascii")
+    )  # so few of its bits help nobody to guess it
+    where = "\0hvlaunch %s %08x %d" % (os.environ["HVLAUNCH_DRIVER_CERT"], mark, rank - local)
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if local > 0:
         for name in ("HVLAUNCH_ENTRY", "HVLAUNCH_DRIVER_CERT", "HVLAUNCH_DRIVER"):

@@ -12,8 +12,9 @@ import sys
 
 from hvlaunch.agent import guardian, reaper
 from hvlaunch.agent import worker as process
-from hvlaunch.agent.frames import Decoder, encode
+from hvlaunch.agent.frames import LONGEST_TEXT, Decoder, encode
 from hvlaunch.agent.quick import loads, signal, signal_name, socket
+from hvlaunch.agent.shapes import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Starter:
                 raise process.CannotStart(_CANNOT_ENTER, cause) from None
             worker = process.start(slot, plan["argv"], env, plan["stdin"])
         except process.CannotStart as error:
-            self._tell({"type": "not_started", "code": error.code, "cause": error.cause})
+            self._tell({"type": "not_started", "code": error.code, "cause": plain(error.cause, LONGEST_TEXT)})
             return
         self._worker = worker
         fds = [*worker.output.values(), *(() if worker.stdin is None else (worker.stdin,))]

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from contextlib import closing
+from zlib import crc32
 
 import pytest
 
@@ -25,7 +26,9 @@ CONNECT = "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF
 def test_another_user_in_the_agents_place_gets_nothing_from_a_rank():
     fingerprint = f"sha256:{os.urandom(8).hex()}"
     with subprocess.Popen(
-        [sys.executable, "-c", LISTEN, f"hvlaunch {fingerprint} 4"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LISTEN, f"hvlaunch {fingerprint} {crc32(b'w'):08x} 4"],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as stranger:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == "\n"

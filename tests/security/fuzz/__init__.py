@@ -8,6 +8,7 @@ broken frames cost little more than one. Only frames that were changed are count
 
 from tests.security.fuzz.door import call_session, door_session, stranger_session
 from tests.security.fuzz.orders import order_session
+from tests.security.fuzz.ranks import rank_session
 from tests.security.fuzz.reports import driver_session, launched_session
 
 __all__ = ["SESSIONS"]
@@ -16,6 +17,7 @@ SESSIONS = {
     "an agent to a driver": driver_session,
     "an agent of a launcher to a driver": launched_session,
     "a driver to an agent": order_session,
+    "a launcher's process to its agent": rank_session,
     "a caller behind the door's handshake": door_session,
     "a stranger at the door": stranger_session,
     "a stranger whom an agent calls": call_session,
