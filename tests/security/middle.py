@@ -1,8 +1,9 @@
-"""One in the middle, who reads and changes: `middle.py PORT HOW MARK FIRST`.
+"""One in the middle, who reads and changes: `middle.py PORT HOW MARK FIRST SPARED`.
 
 Takes connections that the kernel has turned aside to PORT, and passes them on to where they wanted to go, with sockets
-that have MARK. HOW: `change` turns one bit of what the client sends after its handshake, `answer` one of what the server does. Only
-connections on which the client's first bytes are FIRST are changed.
+that have MARK. HOW: `change` turns one bit of what the client sends after its first SPARED bytes, `answer` one of what the server does,
+`change and answer` both, `repeat` sends twice what the client sends. Only connections on which the client's first bytes are FIRST are
+changed.
 """
 
 import os
@@ -12,16 +13,26 @@ import sys
 import threading
 
 ORIGINAL = 80  # SO_ORIGINAL_DST
-SPARED = 2000  # bytes: a handshake is shorter
 
 
 class Connection:
     """What is known of one; nothing is changed before the client has spoken."""
 
-    def __init__(self, how: str, first: bytes) -> None:
+    def __init__(self, how: str, first: bytes, spared: int) -> None:
         self.how = how
         self.first = first
+        self.spared = spared
         self.is_chosen = False
+
+    def changed(self, data: bytearray, side: str, passed: int) -> bytearray:
+        """What goes on of what has come from a side, behind so many bytes."""
+        if not self.is_chosen or passed + len(data) <= self.spared:
+            return data
+        if self.how == "repeat" and side == "change":
+            return data + data
+        if side in self.how:
+            data[-1] ^= 1
+        return data
 
 
 def pump(source: socket.socket, target: socket.socket, side: str, connection: Connection) -> None:
@@ -31,22 +42,19 @@ def pump(source: socket.socket, target: socket.socket, side: str, connection: Co
             if side == "change" and not passed and data.startswith(connection.first):
                 connection.is_chosen = True
                 print("met", flush=True)  # noqa: T201 (for who started it)
-            if connection.is_chosen and connection.how == side and passed + len(data) > SPARED:
-                data[-1] ^= 1
+            target.sendall(connection.changed(data, side, passed))
             passed += len(data)
-            target.sendall(data)
         target.shutdown(socket.SHUT_WR)
     except OSError:
         source.close()
         target.close()
 
 
-def meet(client: socket.socket, how: str, mark: int, first: bytes) -> None:
+def meet(client: socket.socket, mark: int, connection: Connection) -> None:
     _, port, packed = struct.unpack("!HH4s8x", client.getsockopt(socket.SOL_IP, ORIGINAL, 16))
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
     server.connect((socket.inet_ntoa(packed), port))
-    connection = Connection(how, first)
     threading.Thread(target=pump, args=(client, server, "change", connection), daemon=True).start()
     pump(server, client, "answer", connection)
 
@@ -56,14 +64,15 @@ def end_with_stdin() -> None:
     os._exit(0)
 
 
-def main(port: int, how: str, mark: int, first: bytes) -> None:
+def main(port: int, how: str, mark: int, first: bytes, spared: int) -> None:
     threading.Thread(target=end_with_stdin, daemon=True).start()
     with socket.create_server(("", port)) as listener:
         print("listening", flush=True)  # noqa: T201 (as above)
         while True:
             client, _ = listener.accept()
-            threading.Thread(target=meet, args=(client, how, mark, first), daemon=True).start()
+            connection = Connection(how, first, spared)
+            threading.Thread(target=meet, args=(client, mark, connection), daemon=True).start()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4].encode("latin-1"))
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4].encode("latin-1"), int(sys.argv[5]))

@@ -29,6 +29,7 @@ pytestmark = [
 HERE = Path(__file__).parent
 MARK, PORT = 77, 7777
 TLS, SSH = "\x16", "SSH-"
+HANDSHAKE = 2000  # bytes: it is shorter
 
 WORKER = """
 import os, socket, sys
@@ -144,12 +145,14 @@ def test_torchrun(cluster: TestHosts, tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def in_the_middle(place: Place, how: str, first: str = TLS) -> Iterator["subprocess.Popen[str]"]:
+def in_the_middle(
+    place: Place, how: str, first: str = TLS, spared: int = HANDSHAKE
+) -> Iterator["subprocess.Popen[str]"]:
     """Of all connections that begin in the place; what it prints is read from the process."""
     rule = ["OUTPUT", "-p", "tcp", "-m", "mark", "!", "--mark", str(MARK), "!", "-o", "lo"]
     aside = ["-j", "REDIRECT", "--to-ports", str(PORT)]
     process = place.popen(
-        [sys.executable, str(HERE / "middle.py"), str(PORT), how, str(MARK), first],
+        [sys.executable, str(HERE / "middle.py"), str(PORT), how, str(MARK), first, str(spared)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -212,3 +215,26 @@ def test_a_launchers_agent_whose_call_was_changed(cluster: TestHosts, how: str) 
         assert middle.stdout.readline() == "met\n"
     assert "hvlaunch: host a: " in job.stderr
     assert not (cluster["a"].home / "root" / "told-answer").exists()
+
+
+@pytest.mark.xdist_group("torch")
+def test_torchruns_nodes_whose_requests_are_changed(cluster: TestHosts, tmp_path: Path) -> None:
+    """What was changed is not taken: a node gets through by other connections, or ends with one clear error."""
+    with contextlib.ExitStack() as stack:
+        options = stack.enter_context(rendezvous(cluster, tmp_path / "token"))
+        agents, middles = [], []
+        for name, how, spared in (("a", "change and answer", HANDSHAKE), ("b", "repeat", 0)):
+            middles.append(stack.enter_context(in_the_middle(cluster[name], how, spared=spared)))
+            words = ["--nnodes=1", f"--rdzv-id={name}", *options]
+            agents.append(Agent(cluster[name], [*words, f"--rdzv-conf={TOKEN_FILE},read_timeout=3"]))
+        other, refused = agents
+        for middle in middles:
+            assert middle.stdout is not None
+            assert [middle.stdout.readline() for _ in range(3)] == ["met\n"] * 3  # the third connection
+        assert refused.code() == 1
+        assert "RendezvousConnectionError: rendezvous https://" in refused.output
+        assert "TLS failed" in refused.output
+        assert refused.reports() == []
+        wait_for_round([other], 1)
+        tell_to_stop(cluster)
+        assert other.code() == 0
