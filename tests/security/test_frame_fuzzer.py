@@ -14,10 +14,10 @@ from tests.security.fuzz.orders import orders
 from tests.unit.agent.harness import AgentProcess
 
 SHARES = {
-    "an agent to a driver": 39_000,
+    "an agent to a driver": 36_000,
     "an agent of a launcher to a driver": 14_000,
     "a driver to an agent": 32_000,
-    "a launcher's process to its agent": 3_000,
+    "a launcher's process to its agent": 6_000,
     "a caller behind the door's handshake": 9_000,
     "a stranger at the door": 2_400,
     "a stranger whom an agent calls": 600,
