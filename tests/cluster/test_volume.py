@@ -52,7 +52,7 @@ _PREFIX = re.compile(rb"\[(\d+)\]<(\w+)>: (.*\n)", re.DOTALL)
 
 
 def start(cluster: TestHosts, *options: object, stdout: object, stderr: object) -> "subprocess.Popen[bytes]":
-    words = [*options, "-H", PLACED, sys.executable, "-c", PROGRAM]
+    words = ["--quiet", *options, "-H", PLACED, sys.executable, "-c", PROGRAM]
     process: subprocess.Popen[bytes] = cluster.driver.popen(
         [*HVLAUNCH, *map(str, words)], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
     )
@@ -176,7 +176,7 @@ def test_what_start_up_files_left_running_prints_into_the_channel_all_the_time(
         startup.unlink()
     lines = job.stderr.encode().splitlines(keepends=True)
     own = [line for line in lines if line.startswith(b"hvlaunch: ")]
-    assert len(own) == 1, own
+    assert sum(b"prints" in line for line in own) == 1, own
     assert (
         b"host a: a program that its start-up files left running prints; from now on its output is skipped"
         in own[0]

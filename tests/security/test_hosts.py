@@ -154,7 +154,9 @@ def test_a_script_that_prints_without_an_end(tmp_path: Path, stream: str) -> Non
     """All of it would be kept; only what is needed is."""
     flooding = script(tmp_path, f"head -c 300000000 /dev/zero {stream}; exit 3")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(DiscoveryFailed, match="ended with status 3" if stream else "printed more than 4 MiB"):
+    with pytest.raises(
+        DiscoveryFailed, match="ended with status 3" if stream else "prints too much, more than 256 KiB"
+    ):
         flooding.look()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 

@@ -190,10 +190,11 @@ def test_nothing_that_was_changed_on_its_way_is_taken(cluster: TestHosts, how: s
     assert "RendezvousUnreachable" in job.stderr
 
 
+# What a changed length makes the host wait for never comes, and only the time tells.
 @pytest.mark.parametrize("how", ["change", "answer"])
 def test_ssh_that_was_changed_on_its_way_runs_nothing(cluster: TestHosts, how: str) -> None:
     with in_the_middle(cluster.driver, how, SSH) as middle:
-        job = Job(cluster, ["-H", "a:1", "touch", "/run/home/root/ran"])
+        job = Job(cluster, ["--start-timeout", 10, "-H", "a:1", "touch", "/run/home/root/ran"])
         assert job.code() == 69
         assert middle.stdout is not None
         assert middle.stdout.readline() == "met\n"

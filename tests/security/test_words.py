@@ -118,9 +118,10 @@ def test_a_worker_can_not_speak_as_hvlaunch(tmp_path: Path) -> None:
         result = run(spec, stdout=out, stderr=err, stdin=nothing.fileno())
     assert result.exit_code == 3
     own = [line for line in (tmp_path / "err").read_text().split("\n") if line.startswith("hvlaunch:")]
-    assert len(own) == 1
-    assert "failed" in own[0]
-    report = (tmp_path / "err").read_text().partition(own[0])[2]
+    assert len(own) == 2
+    assert "1 worker on host localhost" in own[0]
+    assert "failed" in own[1]
+    report = (tmp_path / "err").read_text().partition(own[1])[2]
     assert "\x1b" not in report
     assert "\u202e" not in report
     assert "hvlaunch:" not in [line[:9] for line in (tmp_path / "out").read_text().split("\n")]

@@ -75,6 +75,15 @@ class ClientTransport(HookedTransport):
         self.close()
         self.sock.close()
 
+    def get_exception(self) -> Exception | None:
+        """What ended the connection. Whatever paramiko stumbled over, the host sent it, or who changed it on its way."""
+        error = super().get_exception()
+        if error is None or isinstance(error, EOFError | OSError | SSHException):
+            return error
+        unreadable = SSHException(f"what the host sent can't be read ({type(error).__name__})")
+        unreadable.__cause__ = error
+        return unreadable
+
     def on_request(self, channel: Channel, message: Message) -> bool:
         """Note a command's end by a signal, of which paramiko knows nothing (RFC 4254, section 6.10)."""
         start = message.packet.tell()
