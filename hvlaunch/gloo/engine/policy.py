@@ -325,7 +325,7 @@ class Policy:
     def _can_do_without(self, host: PoolHost, now: float) -> bool:
         """Whether the other hosts have enough slots, and not only this one's workers have what the others need."""
         others = [other for other in self._pool if other is not host and other.is_usable(now)]
-        holders = {worker.host for worker in self._workers.living if worker.has_state}
+        holders = {worker.host for worker in self._workers.living if worker.commit >= 0}
         return self._pool.capacity(others) >= self._rounds.bounds.least and holders != {host.name}
 
     def needed_hosts(self, now: float) -> list[PoolHost]:
