@@ -130,6 +130,27 @@ def test_a_host_is_kept_that_alone_has_the_state() -> None:
     assert "a/1" in places(actions + wire(job))
 
 
+def test_a_host_is_kept_that_alone_has_the_state_also_where_others_were_in_a_round() -> None:
+    job = training("a:2,b:2", reset_timeout=6.0, worker_timeout=1e6)
+    job.exit("a", 0, 1)
+    job.ask("a", 0)
+    job.play(lost("b"))
+    job.ask("a", 1, 0, 5)
+    job.now += 4.0
+    job.play(on.Tick())
+    arrive(job, "b")
+    job.ask("b", 0)
+    job.ask("b", 1)
+    job.ask("a", 1, 1, 5)
+    wire(job)
+    job.ask("b", 0, 1, -1, "a peer is gone")
+    job.ask("b", 1, 1, -1)
+    job.now += 6.0
+    actions = job.play(on.Tick())
+    assert job.of(tell.WorkerKilled, actions)
+    assert [host for host, *_ in excluded(job)] == ["b"]
+
+
 def test_a_host_that_is_left_out_for_others_is_replaced_at_once() -> None:
     job = elastic("a:1,b:1,c:1", np=2, max_np=2, min_np=1)
     for number, name in enumerate("ab", 1):
