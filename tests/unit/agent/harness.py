@@ -247,14 +247,14 @@ class AgentProcess:
 
     def receive(self, timeout: float) -> None:
         """Take in what the agent sends within the time."""
-        assert self.process.stdout is not None
+        assert self.process.stdout is not None and self.process.stdin is not None
         if not select.select([self.process.stdout], [], [], timeout)[0]:
             return
         data = self.process.stdout.read(1 << 16)
         self.ended = not data
         for header, body in self._decoder.feed(self._reader.feed(data)):
             self.seen.append((header, body))
-            if self.acks and header["type"] == "output" and body:
+            if self.acks and header["type"] == "output" and body and not self.process.stdin.closed:
                 with suppress(BrokenPipeError):  # it may have ended since
                     self.send("ack", bytes=len(body) + FRAME_COST)
 
