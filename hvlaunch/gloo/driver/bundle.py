@@ -50,6 +50,8 @@ _OF_RANKS = ("local_ranks", "starter")
 _RARE = ("alone", "group", "listening", "relay")
 """What few jobs import goes as text alone."""
 _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
+_DOCSTRING = re.compile(r'^( *)"""[^"]*(?:"(?!"")[^"]*)*"""$', re.MULTILINE)
+_COMMENT = re.compile(r"^ *#.*|  # .*$", re.MULTILINE)
 _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
 # Reads exactly its own size from stdin, whose next bytes are frames: buffered by 1, nothing is read ahead.
 # Until the agent's own loop, which has the lease, a timer ends it: the rest may never come.
@@ -78,7 +80,7 @@ def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False
     root = Path(agent.__file__).parent
     names = _MODULES + (_OF_RANKS if with_ranks else ())
     files = {f"hvlaunch.agent.{name}": root / f"{name}.py" for name in names}
-    texts = {name: file.read_text(encoding="ascii") for name, file in files.items()}
+    texts = {name: _without_words(file.read_text(encoding="ascii")) for name, file in files.items()}
     packed = {b"": _packed({"hvlaunch.__init__": "", **texts})}
     if is_near:
         rare = {f"hvlaunch.agent.{name}" for name in _RARE}
@@ -87,8 +89,13 @@ def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False
             for name, file in files.items()
         }
         packed[MAGIC_NUMBER] = _packed({"hvlaunch.__init__": "", **code})
-    boot = (root / "boot.py").read_text(encoding="ascii")
+    boot = _without_words((root / "boot.py").read_text(encoding="ascii"))
     return zlib.compress(f"{boot}\nboot({packed!r}, {dict(config)!r})\n".encode(), 1)
+
+
+def _without_words(text: str) -> str:
+    """The module less its docstrings and comments, a quarter of what is sent. Its lines keep their numbers."""
+    return _COMMENT.sub("", _DOCSTRING.sub(lambda found: f'{found[1]}""' + "\n" * found[0].count("\n"), text))
 
 
 def _packed(modules: Mapping[str, CodeType | str | None]) -> bytes:
