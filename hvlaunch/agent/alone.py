@@ -1,4 +1,4 @@
-"""Whether a worker keeps to itself: it has a library for jobs of several processes, and no connection."""
+"""Whether a worker keeps to itself: it has a library for jobs of several processes, and no connection but to the web."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ __all__ = ["MPI", "look", "was_used"]
 
 MPI = "mpi4py"
 _LIBRARIES = (("libtorch_cpu", "torch"), ("libtensorflow_framework", "tensorflow"), ("mpi4py/MPI.", MPI))
+_WEB = (":0050", ":01BB")
+"""The ports of http and https: models, data sets and reports come and go there, and no worker is met."""
 
 
 def look(pid: int) -> Tuple[bool, Optional[str]]:
@@ -26,7 +28,9 @@ def look(pid: int) -> Tuple[bool, Optional[str]]:
                 if target.startswith("socket:["):
                     sockets.add(target[8:-1])
             library = library or _library(one)
-        return bool(sockets) and not sockets.isdisjoint(_tcp(9)), library
+        if not sockets:
+            return False, library
+        return any(inode in sockets and not peer.endswith(_WEB) for _, peer, inode in _tcp()), library
     except OSError:
         return True, library
 
@@ -34,16 +38,17 @@ def look(pid: int) -> Tuple[bool, Optional[str]]:
 def was_used(port: int) -> bool:
     """Whether any connection to the port, or from it, is there, or was a moment ago; or somebody listens on it."""
     end = ":%04X" % port
-    return any(address.endswith(end) for column in (1, 2) for address in _tcp(column))
+    return any(own.endswith(end) or peer.endswith(end) for own, peer, _ in _tcp())
 
 
-def _tcp(column: int) -> List[str]:
-    """Of all TCP sockets of this host: 1 is their own address, 2 their peer's, 9 their inode."""
-    found: List[str] = []
+def _tcp() -> List[Tuple[str, str, str]]:
+    """All TCP sockets of this host: their own address, their peer's, their inode."""
+    found: List[Tuple[str, str, str]] = []
     for table in ("tcp", "tcp6"):
         try:
             with open("/proc/self/net/" + table) as listing:
-                found.extend(line.split()[column] for line in listing.readlines()[1:])
+                rows = [line.split() for line in listing.readlines()[1:]]
+                found.extend((row[1], row[2], row[9]) for row in rows)
         except OSError:  # noqa: PERF203 (two turns)
             continue  # a kernel without IPv6
     return found

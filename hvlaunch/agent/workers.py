@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["HostWorkers"]
 
 _CLEARING = 2.0
-_LOOKS = (1.0, 3.0)
-"""Seconds between looks at workers that may keep to themselves: of the first looks, and of the others."""
-_FIRST_LOOKS = 10.0
+_LOOKS = ((0.0, 0.2), (1.0, 1.0), (10.0, 3.0))
+"""Since when there are so many seconds between looks at workers that may keep to themselves: the shortest of MPI take 0.4 s."""
 _LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _F_GETPIPE_SZ = 1032  # fcntl(2); the module has the name since Python 3.10
 
@@ -116,7 +115,7 @@ class HostWorkers:
             self._channel.send({"type": "started", "pid": worker.pid, "at": time.monotonic(), **about})
             if self.suspension is None and own.get("HVLAUNCH_SIZE") != "1" and not _is_launched():
                 self._began = time.monotonic()
-                self._look_at = self._began + _LOOKS[0]
+                self._look_at = self._began + _LOOKS[0][1]
         if self.ranks is not None:
             self.ranks.catch_up()
 
@@ -201,7 +200,7 @@ class HostWorkers:
         """See which workers have met others by now. If one has, the job is no set of single ones."""
         from hvlaunch.agent import alone  # noqa: PLC0415 (few jobs take so long without a connection)
 
-        self._look_at = now + _LOOKS[now > self._began + _FIRST_LOOKS]
+        self._look_at = now + [pause for since, pause in _LOOKS if now - self._began >= since][-1]
         for slot in self._slots:
             if slot.end is None:
                 has_met, library = alone.look(slot.worker.pid)

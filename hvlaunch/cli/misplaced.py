@@ -11,11 +11,15 @@ __all__ = ["NAMES", "misplaced"]
 
 NAMES = {
     "-np": "np",
+    "--np": "np",
     "--num-proc": "np",
     "-H": "hosts",
+    "-hosts": "hosts",
     "--hosts": "hosts",
     "-hostfile": "hostfile",
     "--hostfile": "hostfile",
+    "-machinefile": "hostfile",
+    "--machinefile": "hostfile",
 }
 """Options that programs rarely have themselves, and what they are called."""
 
@@ -24,15 +28,21 @@ _LAUNCHERS = {"horovodrun", "hvlaunch", "mpiexec", "mpiexec.hydra", "mpirun", "o
 
 def misplaced(command: Sequence[str], given: Container[str]) -> list[str]:
     """The warning for such an option with its value, if it was not given before the command too."""
-    for index, (flag, value) in enumerate(pairwise(command)):
-        if PurePath(flag).name in _LAUNCHERS:
+    for index, (word, following) in enumerate(pairwise((*command, ""))):
+        if PurePath(word).name in _LAUNCHERS:
             break
+        flag, equals, value = word.partition("=")
         name = NAMES.get(flag)
-        if index > 0 and name is not None and not _is_given(name, given) and _LIKELY[name](value):
+        if (
+            index > 0
+            and name
+            and not _is_given(name, given)
+            and _LIKELY[name](value if equals else following)
+        ):
             program = PurePath(command[0]).name
-            right = f"hvlaunch {flag} {value} {program} ..."
+            typed = word if equals else f"{flag} {following}"
             where = "since it stands behind the command; options of hvlaunch come before"
-            return [f"{flag} {value} belongs to {program}, {where}: {right}"]
+            return [f"{typed} belongs to {program}, {where}: hvlaunch {typed} {program} ..."]
     return []
 
 

@@ -21,7 +21,20 @@ from hvlaunch.job import ConsoleOptions, Host, JobSpec, MPIOptions, SSHOptions
 
 __all__ = ["current_directory", "job_spec"]
 
-_OFTEN_MISPLACED = frozenset(("-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile"))
+_OFTEN_MISPLACED = frozenset(
+    [
+        "-np",
+        "--np",
+        "--num-proc",
+        "-H",
+        "-hosts",
+        "--hosts",
+        "-hostfile",
+        "--hostfile",
+        "-machinefile",
+        "--machinefile",
+    ]
+)
 """Those of `misplaced`, which is loaded for commands that have one of them."""
 
 
@@ -40,7 +53,9 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         chosen=options.x,
         more=("HOROVOD_*",) if options.horovod else (),
     )
-    if not options.is_marked and not _OFTEN_MISPLACED.isdisjoint(options.command):
+    if not options.is_marked and not _OFTEN_MISPLACED.isdisjoint(
+        word.partition("=")[0] for word in options.command
+    ):
         from hvlaunch.cli.misplaced import misplaced  # noqa: PLC0415 (few commands have such words)
 
         warnings += misplaced(options.command, options.given)

@@ -6,7 +6,7 @@ __all__ = ["ACCELERATE"]
 
 _PLUGINS = """
 fsdp: version offload_params min_num_params sharding_strategy reshard_after_forward auto_wrap_policy backward_prefetch
-state_dict_type forward_prefetch use_orig_params cpu_ram_efficient_loading sync_module_states activation_checkpointing
+backward_prefetch_policy state_dict_type forward_prefetch use_orig_params cpu_ram_efficient_loading sync_module_states activation_checkpointing
 activation_checkpointing_offload
 
 megatron_lm: tp_degree use_custom_fsdp no_load_optim eod_mask_loss overlap_cpu_optimizer_d2h_h2d no_save_optim
@@ -27,6 +27,9 @@ _VARIABLES = {
     "--enable_cpu_affinity": "ACCELERATE_CPU_AFFINITY=1",
     "--gpu_ids IDS": "CUDA_VISIBLE_DEVICES={}",
     "--cpu": "ACCELERATE_USE_CPU=true",
+    "--ipex": "ACCELERATE_USE_IPEX=true",
+    "--use_xpu": "ACCELERATE_USE_XPU=true",
+    "--mpirun_ccl N": "CCL_WORKER_COUNT={}",
     "--debug": "ACCELERATE_DEBUG_MODE=true",
     "--dynamo_backend NAME": "ACCELERATE_DYNAMO_BACKEND={}",
     "--dynamo_mode MODE": "ACCELERATE_DYNAMO_MODE={}",

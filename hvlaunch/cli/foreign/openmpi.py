@@ -23,7 +23,7 @@ OPENMPI = (
     *other("the files are DIR/latest/rank.N/stdout and stderr", "--output-filename DIR"),
     *other("the text before each line; where Open MPI is: -x PATH -x LD_LIBRARY_PATH", "--prefix DIR"),
     *other("--max-restarts is for all workers of an elastic job", "--max-restarts N"),
-    *word("-np N", "-c N"),
+    *word("-np {}", "-c N"),
     *word("--slots-per-host {}", "-N, -npernode, --npernode N"),
     *word("--slots-per-host 1", "-pernode, --pernode"),
     *word("--slots-per-host N", "--ppr PATTERN"),

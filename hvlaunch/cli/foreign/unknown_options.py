@@ -24,7 +24,7 @@ class _Found(NamedTuple):
 
     name: str
     value: str
-    """Its values, quoted; what stands for them where there are none."""
+    """Its values, quoted; empty where there are none."""
     typed: str
     length: int
     """How many words it is."""
@@ -66,7 +66,7 @@ def _found(words: Sequence[str]) -> _Found | None:
     typed = f"{name}={shown[0]}" if equals else " ".join([name, *shown])
     return _Found(
         name,
-        " ".join(map(shlex.quote, shown) if shown else metavars),
+        " ".join(map(shlex.quote, shown)),
         typed,
         count,
         tuple(rows),
@@ -93,8 +93,9 @@ def _sentence(found: _Found) -> str:
 
 
 def _meaning(option: ForeignOption, found: _Found) -> str:
-    here = option.here.replace("{option}", found.typed).replace("{=}", found.value.replace(" ", "=", 1))
-    here = here.replace("{}", found.value)
+    value = found.value or " ".join(option.metavars)  # of the same name, one launcher's may have no value
+    here = option.here.replace("{option}", found.typed).replace("{=}", value.replace(" ", "=", 1))
+    here = here.replace("{}", value)
     match option.becomes:
         case "another word":
             return f": here write {here}"

@@ -65,6 +65,16 @@ def test_a_connection_of_the_worker_or_its_child_is_seen(begin: Begin, code: str
     assert alone.look(begin(code)) == (has_met, "torch")
 
 
+def test_a_connection_to_the_web_meets_no_worker(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [int(end[1:], 16) for end in alone._WEB] == [80, 443]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        pid = begin(f"client = socket.create_connection(('127.0.0.1', {port}))")
+        assert alone.look(pid) == (True, "torch")
+        monkeypatch.setattr(alone, "_WEB", (f":{port:04X}",))
+        assert alone.look(pid) == (False, "torch")
+
+
 def test_a_process_without_such_a_library(begin: Begin, tmp_path: Path) -> None:
     other = tmp_path / "libother.so"
     other.write_bytes(b"x")
@@ -91,18 +101,19 @@ def test_a_port_is_remembered_for_a_moment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "own", "is_told"),
+    ("code", "seconds", "size", "is_told"),
     [
-        ("", {"HVLAUNCH_SIZE": "2"}, True),
-        ("", {"HVLAUNCH_SIZE": "1"}, False),
-        ("server = socket.create_server(('127.0.0.1', 0))", {"HVLAUNCH_SIZE": "2"}, False),
+        ("", 2.5, "2", True),
+        pytest.param("", 0.8, "2", True, marks=pytest.mark.timing),  # as long as a small program of MPI takes
+        ("", 2.5, "1", False),
+        ("server = socket.create_server(('127.0.0.1', 0))", 2.5, "2", False),
     ],
 )
 def test_the_driver_is_told_when_it_ends_well(
-    agent: AgentProcess, library: str, code: str, own: dict[str, str], is_told: bool
+    agent: AgentProcess, library: str, code: str, seconds: float, size: str, is_told: bool
 ) -> None:
-    command = python(f"{MAPS}{code}\nimport time; time.sleep(2.5)", library)
-    agent.start(command, own=own)
+    command = python(f"{MAPS}{code}\nimport time; time.sleep({seconds})", library)
+    agent.start(command, own={"HVLAUNCH_SIZE": size})
     agent.expect("exited", code=0)
     told = [header["library"] for header, _ in agent.seen if header["type"] == "alone"]
     assert told == (["torch"] if is_told else [])

@@ -93,6 +93,10 @@ def answer(line):
         ("--fusion-threshold-mb 64 true", ": here write -x HOROVOD_FUSION_THRESHOLD=$((64 * 1048576))"),
         ("--timeline-filename 'a true", "-x HOROVOD_TIMELINE=''\"'\"'a'"),
         ("--timeline-filename", "-x HOROVOD_TIMELINE=FILE"),
+        ("-c 4 true", "-c is mpirun's: here write -np 4; or srun's: "),
+        ("-l -w a true", "or pdsh's and clush's: here write --ssh-user USER"),
+        ("-u true", "here write timeout SECONDS hvlaunch ..."),
+        ("--ipex true", "--ipex is accelerate's: here write -x ACCELERATE_USE_IPEX=true"),
         (
             "-g gpu -w a,b uptime",
             "-g is pdsh's and clush's, and hvlaunch has nothing like it: hosts have no groups; -H \"$(nodeset ",

@@ -174,6 +174,9 @@ MISPLACED = [
     ("-np 2 /usr/bin/python train.py -H a:2,b", "-H a:2,b belongs to python, "),
     ("python train.py --num-proc 4", "hvlaunch --num-proc 4 python ..."),
     ("python train.py -hostfile hosts", "-hostfile hosts belongs"),
+    ("python train.py --np=2", "--np=2 belongs to python, "),
+    ("-np 2 python train.py --hosts=a:1,b:1", "hvlaunch --hosts=a:1,b:1 python ..."),
+    ("python train.py -machinefile hosts", "-machinefile hosts belongs"),
 ]
 
 
@@ -195,6 +198,8 @@ def test_options_behind_the_command_are_a_warning(here, line, part):
         "-np 2 python train.py -np 2",
         "-- python train.py -np 2",
         "python train.py -np two",
+        "python train.py --np=",
+        "python serve.py --host 0.0.0.0:80",
         "python train.py --verbose -x A",
         "curl -H 'Accept: text/html' a",
         "curl -H a b",
