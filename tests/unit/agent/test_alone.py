@@ -100,20 +100,34 @@ def test_a_port_is_remembered_for_a_moment() -> None:
         assert not alone.was_used(bound.getsockname()[1])
 
 
+SERVER = "server = socket.create_server(('127.0.0.1', 0))"
+
+
+def told_at_the_end(agent: AgentProcess, code: str, library: str, seconds: float, size: str) -> list[str]:
+    """The libraries that the driver is told of when a worker that did this has ended well."""
+    command = python(f"{MAPS}{code}\nimport time; time.sleep({seconds})", library)
+    agent.start(command, own={"HVLAUNCH_SIZE": size})
+    agent.expect("exited", code=0)
+    return [header["library"] for header, _ in agent.seen if header["type"] == "alone"]
+
+
 @pytest.mark.parametrize(
     ("code", "seconds", "size", "is_told"),
     [
         ("", 2.5, "2", True),
         pytest.param("", 0.8, "2", True, marks=pytest.mark.timing),  # as long as a small program of MPI takes
         ("", 2.5, "1", False),
-        ("server = socket.create_server(('127.0.0.1', 0))", 2.5, "2", False),
+        (SERVER, 2.5, "2", False),
     ],
 )
 def test_the_driver_is_told_when_it_ends_well(
     agent: AgentProcess, library: str, code: str, seconds: float, size: str, is_told: bool
 ) -> None:
-    command = python(f"{MAPS}{code}\nimport time; time.sleep({seconds})", library)
-    agent.start(command, own={"HVLAUNCH_SIZE": size})
-    agent.expect("exited", code=0)
-    told = [header["library"] for header, _ in agent.seen if header["type"] == "alone"]
-    assert told == (["torch"] if is_told else [])
+    assert told_at_the_end(agent, code, library, seconds, size) == (["torch"] if is_told else [])
+
+
+def test_a_single_process_of_mpi_listens_too(agent: AgentProcess, tmp_path: Path) -> None:
+    library = tmp_path / "mpi4py" / "MPI.abi3.so"
+    library.parent.mkdir()
+    library.write_bytes(b"x")
+    assert told_at_the_end(agent, SERVER, str(library), 2.5, "2") == ["mpi4py"]

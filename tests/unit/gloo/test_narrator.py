@@ -89,8 +89,10 @@ def test_who_is_waited_for():
     assert told.status[-1] == "connecting 2/4, 12 s\nresolve: gpu02\nconnect: gpu04"
     told.play(on.HostFailed("gpu04", BAD))
     assert told.status[-1] == "connecting 2/4, 1 failed, 12 s\nresolve: gpu02"
+    told.play(on.HostStage("gpu02", "passphrase"))
+    assert told.status[-1] == "connecting 2/4, 1 failed, 12 s\npassphrase: gpu02"
     told.play(on.HostReady("gpu02", facts(2)))
-    assert "resolve" not in (told.status[-1] or "")
+    assert "gpu02" not in (told.status[-1] or "")
     assert told.engine.phase.name in ("CLOSING", "DONE")
     told.close()
     assert told.status[-1] is None
