@@ -97,6 +97,8 @@ class Expected:
                 self._is_ending = True
             case "bye":
                 self._once("bye", kind)
+                if not self._is_ending:
+                    raise BadFrame("a frame of type bye that was not asked for")
 
     def _once(self, what: object, kind: str) -> None:
         if what in self._had:

@@ -239,6 +239,7 @@ def test_the_time_of_an_end_is_told_by_our_clock(rig: Rig) -> None:
 
 def test_a_clean_end(rig: Rig) -> None:
     rig.ready()
+    rig.link.send({"type": "bye"})
     rig.channel.frame({"type": "bye", "left": 0})
     rig.channel.end()
     assert rig.event() == on.HostClosed("a", 0)
@@ -246,11 +247,21 @@ def test_a_clean_end(rig: Rig) -> None:
 
 def test_an_end_with_processes_that_cannot_be_killed(rig: Rig) -> None:
     rig.ready()
+    rig.link.send({"type": "bye"})
     rig.channel.frame({"type": "remaining", "pids": [7, 8]})
     rig.channel.frame({"type": "bye", "left": 2})
     rig.channel.end()
     assert rig.event() == on.HostClosed("a", 2, (7, 8))
     assert rig.link.has_parted
+
+
+def test_an_agent_that_takes_its_leave_unasked_is_lost(rig: Rig) -> None:
+    """Else its workers would count as ended, and a job whose workers have all ended has ended well."""
+    rig.ready()
+    rig.channel.frame({"type": "bye", "left": 0})
+    event = rig.event()
+    assert isinstance(event, on.HostGone)
+    assert "bye that was not asked for" in str(event.problem)
 
 
 def test_no_way_to_the_host() -> None:
