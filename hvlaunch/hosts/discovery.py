@@ -26,6 +26,8 @@ _SHOWN = 2000
 _READ_SIZE = 1 << 16
 _MOST = 1 << 18
 """Bytes that a script may print."""
+_STOPPING_TIME = 5.0
+"""Seconds that a look has to end when it is to; what is stuck in the kernel (a file system that hangs) is left there."""
 _PAUSE = 0.05
 """Seconds between looks whether a script has ended, where the kernel can't tell (Linux before 5.3)."""
 
@@ -170,7 +172,7 @@ class Discovery:
         """No call comes after this one, which ends a look that takes its time."""
         self._stopped.set()
         self._source.stop()
-        self._thread.join()
+        self._thread.join(_STOPPING_TIME)
 
     def _run(self) -> None:
         known: list[Host] | None = None

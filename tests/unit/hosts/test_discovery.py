@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from hvlaunch.errors import BadHost, BadUsage, DiscoveryFailed, HvlaunchError
+from hvlaunch.hosts import discovery as discovery_module
 from hvlaunch.hosts.discovery import Discovery, HostFile, HostScript
 from hvlaunch.job import Host
 
@@ -206,6 +207,31 @@ def test_changes_are_told_once_and_failures_each_time(tmp_path):
     while (now := told.get(timeout=LONG)) != [Host("b", 1), Host("a", 1)]:
         assert isinstance(now, BadUsage)
     discovery.stop()
+    assert told.empty()
+
+
+def test_stop_does_not_wait_for_a_look_that_is_stuck_in_the_kernel(monkeypatch):
+    class Stuck:
+        def __init__(self) -> None:
+            self.began, self.goes_on = threading.Event(), threading.Event()
+
+        def look(self) -> list[Host]:
+            self.began.set()
+            self.goes_on.wait(LONG)
+            return [Host("a")]
+
+        def stop(self) -> None:
+            """Nothing ends it."""
+
+    monkeypatch.setattr(discovery_module, "_STOPPING_TIME", 0.01)
+    source = Stuck()
+    told: queue.SimpleQueue[object] = queue.SimpleQueue()
+    discovery = Discovery(source, told.put, told.put, interval=1000.0)
+    discovery.start()
+    source.began.wait(LONG)
+    discovery.stop()
+    source.goes_on.set()
+    discovery._thread.join(LONG)
     assert told.empty()
 
 
