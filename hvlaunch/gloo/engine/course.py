@@ -20,6 +20,7 @@ __all__ = ["AT_WORK", "WITH_WORKERS", "Course", "Phase"]
 _KILLING_TIME = 2.0
 """Seconds that SIGKILL has before the user may have enough of waiting."""
 _CLOSING_TIME = 25.0
+"""Seconds in which an agent that has nothing more to do has killed what is left, and is gone."""
 
 
 class Phase(Enum):
@@ -58,11 +59,16 @@ class Course:
         self._rounds.changed()
         return [do.Release(host.name)]
 
+    def parting(self, host: PoolHost, now: float) -> None:
+        """The host's agent ends on its own account: first its workers, who have their grace."""
+        self._pool.parts(host, now + self._spec.grace + _CLOSING_TIME)
+        self._rounds.changed()
+
     def let_go(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
         """Release the hosts; those that never got ready are just dropped."""
         actions: list[Action] = []
         for host in hosts:
-            if host.state is HostState.READY:
+            if host.has_agent:
                 actions += self.release(host, now)
             elif host.state is HostState.CONNECTING:
                 self._pool.gone(host)
@@ -85,7 +91,7 @@ class Course:
             return []
         current = self._rounds.round
         names = dict.fromkeys([*(current.hosts if current is not None else ()), *self._rounds.workers.hosts])
-        return [name for name in names if self._pool[name].state is HostState.READY]
+        return [name for name in names if self._pool[name].has_agent]
 
     def end(self, ending: Ending, now: float) -> list[Action]:
         """The job ends before its time."""
@@ -146,7 +152,7 @@ class Course:
             self._pool.gone(self._pool[name])
         released: list[Action] = []
         for name in sorted(self._pool.open):
-            if self._pool[name].state is HostState.READY:
+            if self._pool[name].has_agent:
                 released += self.release(self._pool[name], now)
         return dropped + released + self.finish_if_closed()
 

@@ -13,8 +13,9 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action
 from hvlaunch.gloo.engine.course import AT_WORK, WITH_WORKERS, Course, Phase
-from hvlaunch.gloo.engine.health import Health
-from hvlaunch.gloo.engine.host_errors import no_directory, no_start, stuck
+from hvlaunch.gloo.engine.draining import Draining
+from hvlaunch.gloo.engine.health import Health, Overdue
+from hvlaunch.gloo.engine.host_errors import no_directory, no_list, no_start, stuck
 from hvlaunch.gloo.engine.life import InvalidTransition
 from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.gloo.engine.outcome import group_state
@@ -29,6 +30,8 @@ __all__ = ["Engine"]
 
 _START_MARGIN = 0.5
 """Seconds that a host's own, better explained, timeout has before ours."""
+_LIST_MARGIN = 5.0
+"""The same for a script that finds hosts."""
 
 
 class Engine:
@@ -46,8 +49,12 @@ class Engine:
         self._rounds = Rounds(spec, self._pool)
         self._policy = Policy(spec, self._pool, self._rounds)
         self._health = Health(spec.elastic, self._rounds) if spec.elastic is not None else None
+        self._overdue = Overdue(self._rounds.workers, is_static=spec.elastic is None)
+        self._draining = Draining(spec, self._pool, self._rounds)
         self._course = Course(spec, self._pool, self._rounds)
         self._is_pool_known = spec.elastic is None or not spec.elastic.discovers
+        self._list_by: float | None = None
+        """When the first list of hosts must be there."""
         self._discovery_error = ""
         self._has_released = False
         self._group: tuple[str, int | None] = ("", None)
@@ -118,7 +125,11 @@ class Engine:
     ) -> list[Action]:
         match event:
             case on.Began():
-                return self._connect(self._pool, now) if self._elastic is None else self._proceed(now)
+                if self._elastic is None:
+                    return self._connect(self._pool, now)
+                if not self._is_pool_known:
+                    self._list_by = now + self._elastic.discovery_timeout + _LIST_MARGIN
+                return self._proceed(now)
             case on.HostsDiscovered(hosts):
                 return self._discovered(hosts, now)
             case on.DiscoveryFailed(problem):
@@ -129,12 +140,13 @@ class Engine:
         if not hosts and self._is_pool_known:
             return [tell.PoolEmpty(keeps_hosts=True)]
         actions: list[Action] = [] if hosts else [tell.PoolEmpty(keeps_hosts=False)]
-        self._is_pool_known = True
+        self._is_pool_known, self._list_by = True, None
         self._pool.update(hosts)
         self._rounds.changed()
         return actions + self._proceed(now)
 
     def _discovery_failed(self, problem: Problem, now: float) -> list[Action]:
+        self._list_by = None
         if not self._is_pool_known:
             return self._course.end(Ending(error=problem), now) if self.phase in AT_WORK else []
         if str(problem) == self._discovery_error:
@@ -156,7 +168,7 @@ class Engine:
         actions = self._connect([host for host in usable if host.state is HostState.NONE], now)
         names = {host.name for host in usable}
         for host in self._pool:
-            if host.state is not HostState.READY or host.is_parting or self._rounds.workers.on(host.name):
+            if host.state is not HostState.READY or self._rounds.workers.on(host.name):
                 continue
             if host.name not in names and (self.phase is Phase.RUNNING or not host.is_usable(now)):
                 actions += self._course.release(host, now)
@@ -185,7 +197,7 @@ class Engine:
                 return self._proceed(now, is_minor=True)
             case on.HostFailed(_, problem) | on.HostGone(_, problem):
                 return self._host_failed(host, problem, now)
-            case on.HostParting(_, problem) if host.state is HostState.READY and not host.is_parting:
+            case on.HostParting(_, problem) if host.state is HostState.READY:
                 return self._parting(host, problem, now)
             case on.HostClosed(_, left, pids):
                 actions = [tell.HostLeftOver(host.name, left, pids)] if left else []
@@ -225,7 +237,7 @@ class Engine:
             self._pool.errors[host.name] = problem
         if self.phase in (Phase.CLOSING, Phase.DONE) or before is HostState.CLOSING:
             decision = Decision([tell.HostLostAtEnd(problem)])
-        elif before is HostState.READY:
+        elif host.has_agent:
             decision = self._lost(host, problem, now)
         else:
             decision = Decision(self._policy.host_failed(host, problem, now))
@@ -240,12 +252,12 @@ class Engine:
             self._rounds.lost(host.name)
 
     def _lost(self, host: PoolHost, problem: Problem, now: float) -> Decision:
-        if self.phase in AT_WORK and not host.is_parting:
+        if self.phase in AT_WORK and host.state is not HostState.PARTING:
             return self._policy.host_lost(host, problem, now)
         return Decision([tell.HostLostAtEnd(problem)] if self._course.ending.error is None else [])
 
     def _parting(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
-        host.is_parting = True
+        self._course.parting(host, now)
         self._pool.errors[host.name] = problem
         if self.phase in AT_WORK:
             return self._follow(self._policy.host_lost(host, problem, now), now)
@@ -339,7 +351,7 @@ class Engine:
             return Decision([*settled.actions, *self._note_start(now)]), settled.problem
         if not self._is_pool_known:
             return Decision(), None
-        actions = [] if is_minor else [*self._policy.pardon(now), *self._policy.drain(now)]
+        actions = [] if is_minor else [*self._policy.pardon(now), *self._draining.go_on(now)]
         settled = self._rounds.settle(now)
         actions += [*settled.actions, *self._note_start(now)]
         if is_minor:
@@ -369,15 +381,18 @@ class Engine:
         actions: list[Action] = []
         for host in self._pool.late(self._pool.connecting, now):
             actions += self._start_timed_out(host, now)
-        late = [host.name for host in self._pool.late(self._pool.closing, now)]
-        if late:
-            actions += self._course.give_up_closing(late)
+        late = [*self._pool.late(self._pool.parting, now), *self._pool.late(self._pool.closing, now)]
+        for host in late:
+            self._gone(host, now)
+        actions += self._course.give_up_closing([host.name for host in late]) if late else []
+        if self._list_by is not None and now >= self._list_by:
+            actions += self._discovery_failed(no_list(), now)
         decision = Decision(actions)
         if self.phase is Phase.RUNNING and (due := self._policy.settle_by) is not None and now >= due:
             decision = decision.also(self._policy.settle(now))
         if self._health is not None:
             decision = decision.also(self._watch(self._health, now))
-        return self._follow(decision, now)
+        return self._follow(decision.also(Decision(self._give_up_stuck(now))), now)
 
     def _watch(self, health: Health, now: float) -> Decision:
         """Find the workers that hang."""
@@ -391,26 +406,31 @@ class Engine:
                 decision = decision.also(self._policy.no_commit(now))
             for worker in health.stragglers(now):
                 decision = decision.also(self._policy.hangs(worker, "late", now))
-        if self.phase in WITH_WORKERS:
-            for name in health.stuck(now):
-                lost = self._host_failed(self._pool[name], stuck(name), now)
-                decision = decision.also(Decision([do.Abandon(name), *lost]))
         return decision
+
+    def _give_up_stuck(self, now: float) -> list[Action]:
+        """Wait no longer for workers that live on after SIGKILL: their hosts are lost, or tell of them when they close."""
+        actions: list[Action] = []
+        for name in self._overdue.hosts(now) if self.phase in WITH_WORKERS else ():
+            if self.phase in AT_WORK:
+                actions += [do.Abandon(name), *self._host_failed(self._pool[name], stuck(name), now)]
+            else:
+                self._rounds.workers.lose(name, now)
+                actions.append(tell.HostLostAtEnd(stuck(name)))
+        return actions
 
     def _next_deadline(self, now: float) -> float | None:
         if self.phase is Phase.DONE:
             return None
-        waits = (self._pool.connecting, self._pool.closing)
+        waits = (self._pool.connecting, self._pool.parting, self._pool.closing)
         found = [next(iter(dues.values())) for dues in waits if dues]
+        others = [self._overdue.deadline(now)]
         if self.phase in AT_WORK:
             found += self._rounds.deadlines(now)
-            found += [] if (due := self._policy.settle_by) is None else [due]
-        if self._health is not None:
-            ends = self._health.end_deadline(now)
-            found += [] if ends is None else [ends]
-            if self.phase in AT_WORK:
+            others += [self._list_by, self._policy.settle_by]
+            if self._health is not None:
                 found += self._health.deadlines()
-        return min(found, default=None)
+        return min([*found, *(due for due in others if due is not None)], default=None)
 
     def _tell_group_state(self, actions: list[Action]) -> None:
         """Add to what is actions how the workers are, if that has changed. Finish stays the last."""

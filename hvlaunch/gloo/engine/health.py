@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from hvlaunch.gloo.engine.life import ENDING, State
 from hvlaunch.gloo.engine.round import Round, RoundState
 from hvlaunch.gloo.engine.rounds import Rounds
-from hvlaunch.gloo.engine.workers import Worker
+from hvlaunch.gloo.engine.workers import Worker, Workers
 from hvlaunch.job import ElasticOptions
 
-__all__ = ["Health"]
+__all__ = ["Health", "Overdue"]
 
 _CHECKS_PER_TIMEOUT = 8
 _END_CHECK = 5.0
+_STATIC_MARGIN = 15.0
 _LATE = 1.0
 """Seconds after which a check that comes late means that this process was stopped itself."""
 
@@ -23,7 +24,6 @@ class Health:
         self._options = options
         self._rounds = rounds
         self._next_check: float | None = None
-        self._next_end_check: float | None = None
 
     def beat(self, worker: Worker, commit: int, now: float, *, is_last: bool = False) -> float:
         """The worker lives; after its last beat nobody expects another. When to look after those that may not."""
@@ -57,7 +57,9 @@ class Health:
         return now >= current.commit_at + timeout
 
     def _may_lack_commits(self, current: Round) -> bool:
-        return self._rounds.forming.sees_commits and current.state is not RoundState.BROKEN
+        """Not where nobody is left in it: who waits for the next round can't commit."""
+        sees_commits = self._rounds.forming.sees_commits and current.state is not RoundState.BROKEN
+        return sees_commits and self._rounds.workers.count(State.WORKING) > 0
 
     def absent(self, now: float) -> list[Worker]:
         """Those of the round who have not met the others in time."""
@@ -82,14 +84,6 @@ class Health:
             return []
         return self._rounds.workers.working
 
-    def stuck(self, now: float) -> list[str]:
-        """Hosts where workers do not end, whatever they are sent."""
-        ending = self._rounds.workers.within(*ENDING)
-        late = (
-            worker for worker in ending if worker.orders.ends_by is not None and now >= worker.orders.ends_by
-        )
-        return sorted({worker.host for worker in late})
-
     def deadlines(self) -> Iterator[float]:
         """When to look again, while there are rounds."""
         if self._next_check is not None:
@@ -106,10 +100,24 @@ class Health:
             if worker.drain_until is not None:
                 yield worker.drain_until
 
-    def end_deadline(self, now: float) -> float | None:
-        """When to look for workers that were told to end, and should have."""
-        if not any(self._rounds.workers.count(state) for state in ENDING):
-            self._next_end_check = None
-        elif self._next_end_check is None or self._next_end_check <= now:
-            self._next_end_check = now + _END_CHECK
-        return self._next_end_check
+
+class Overdue:
+    """Watches the workers that were told to end, of a job of any kind. A static one has more time: nothing waits for it."""
+
+    def __init__(self, workers: Workers, *, is_static: bool) -> None:
+        self._workers = workers
+        self._margin = _STATIC_MARGIN if is_static else 0.0
+        self._next_check: float | None = None
+
+    def hosts(self, now: float) -> list[str]:
+        """Those where workers do not end, whatever they are sent."""
+        ends = ((worker.host, worker.orders.ends_by) for worker in self._workers.within(*ENDING))
+        return sorted({host for host, due in ends if due is not None and now >= due + self._margin})
+
+    def deadline(self, now: float) -> float | None:
+        """When to look again."""
+        if not any(self._workers.count(state) for state in ENDING):
+            self._next_check = None
+        elif self._next_check is None or self._next_check <= now:
+            self._next_check = now + _END_CHECK
+        return self._next_check

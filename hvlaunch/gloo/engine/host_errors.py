@@ -1,8 +1,16 @@
 """What is wrong with hosts that the engine finds wanting."""
 
-from hvlaunch.errors import HostLost, Problem, StartTimeout, WorkingDirectoryMissing
+from hvlaunch.errors import DiscoveryFailed, HostLost, Problem, StartTimeout, WorkingDirectoryMissing
 
-__all__ = ["no_directory", "no_start", "stuck"]
+__all__ = ["no_directory", "no_list", "no_start", "stuck"]
+
+
+def no_list() -> Problem:
+    """Nobody says which hosts there are, not even that it can't be found out."""
+    return DiscoveryFailed(
+        "what finds the hosts does not answer",
+        hint="look whether the hostfile or the script is on a file system that hangs",
+    ).problem
 
 
 def no_directory(host: str, path: str, cause: str) -> Problem:

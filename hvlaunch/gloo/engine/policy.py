@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from hvlaunch.errors import NotEnoughSlots, Problem
-from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action
 from hvlaunch.gloo.engine.blame import may_be_consequence
 from hvlaunch.gloo.engine.cooldown import Cooldown
-from hvlaunch.gloo.engine.life import State, Trigger
+from hvlaunch.gloo.engine.life import Trigger
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.gloo.engine.round import FRUITLESS_IN_A_ROW, Restarts, Round, RoundState
 from hvlaunch.gloo.engine.rounds import Rounds
@@ -199,7 +198,7 @@ class Policy:
         starting = [worker for worker in self._workers.living if worker not in known]
         grace = self._spec.grace
         actions = [
-            *self.dismiss(waiting, why.TrainingDone(), now),
+            *self._workers.dismiss(waiting, why.TrainingDone(), grace, now),
             *self._workers.stop(starting, gently(grace), now),
             *self._workers.stop(members, gently(grace, elastic.exit_grace), now),
         ]
@@ -248,6 +247,7 @@ class Policy:
         seconds = None if how == "late" or self._elastic is None else self._elastic.worker_timeout
         cause = why.WorkerHangs(worker.rank, worker.host, how, seconds)
         kill = self._workers.stop([worker], AT_ONCE, now, Trigger.HANGS)
+        self._rounds.changed()
         failed = Decision()
         if self._rounds.is_member(worker):
             failed = self._fail(cause, now, host=worker.host)
@@ -270,12 +270,6 @@ class Policy:
         return self._fail(
             why.NotMet(ranks, tuple(dict.fromkeys(worker.host for worker in absent)), seconds), now
         )
-
-    def dismiss(self, workers: Sequence[Worker], cause: why.Cause, now: float) -> list[Action]:
-        """Tell workers that wait for a place that there is none, and end those that don't mind."""
-        leaves = [do.Leave(worker.host, worker.slot, worker.start, cause) for worker in workers]
-        steps = gently(self._spec.grace, self._spec.grace)
-        return [*leaves, *self._workers.stop(workers, steps, now, Trigger.DISMISSED)]
 
     # Rounds
 
@@ -326,7 +320,7 @@ class Policy:
         """Whether the other hosts have enough slots, and not only this one's workers have what the others need."""
         others = [other for other in self._pool if other is not host and other.is_usable(now)]
         holders = {worker.host for worker in self._workers.living if worker.commit >= 0}
-        return self._pool.capacity(others) >= self._rounds.bounds.least and holders != {host.name}
+        return self._have_enough(others) and holders != {host.name}
 
     def needed_hosts(self, now: float) -> list[PoolHost]:
         """Those to be connected: where workers are, then those that are ready, then others, until the slots will do."""
@@ -335,7 +329,9 @@ class Policy:
         able = [
             host
             for host in in_order(self._pool, self._round)
-            if host.listed and not host.cooldown.holds(now) and host.state is not HostState.CLOSING
+            if host.listed
+            and not host.cooldown.holds(now)
+            and host.state not in (HostState.PARTING, HostState.CLOSING)
         ]
         able.sort(key=lambda host: 0 if self._workers.on(host.name) else ranks.get(host.state, 3))
         needed: list[PoolHost] = []
@@ -375,7 +371,7 @@ class Policy:
     def host_lost(self, host: PoolHost, problem: Problem, now: float) -> Decision:
         """The host is gone, or going, with all its workers; in the end its agent hears nobody, and stops them itself."""
         has_members = any(self._rounds.is_member(worker) for worker in self._workers.on(host.name))
-        if not host.is_parting:
+        if host.state is not HostState.PARTING:
             self._workers.lose(host.name, now)
         self.agent_ends(host.name, now)
         cause = why.HostProblem(problem)
@@ -407,8 +403,11 @@ class Policy:
     def _others_do(self, host: PoolHost) -> bool:
         """Whether the other hosts have enough slots, those in a cool-down included that will end."""
         others = [other for other in self._pool if other.listed and not other.cooldown.is_for_good]
-        left = self._pool.capacity([other for other in others if other is not host])
-        return left >= self._rounds.bounds.least
+        return self._have_enough([other for other in others if other is not host])
+
+    def _have_enough(self, hosts: Sequence[PoolHost]) -> bool:
+        """Whether these have slots for a round."""
+        return self._pool.capacity(hosts) >= self._rounds.bounds.least
 
     def agent_ends(self, host: str, now: float) -> None:
         """Note that the host's agent ends its workers on its own account."""
@@ -428,42 +427,6 @@ class Policy:
             self._rounds.changed()
             return Decision()
         return Decision(self.exclude(host, why.HostProblem(problem), now))
-
-    def drain(self, now: float) -> list[Action]:
-        """Workers whose slot has left the pool: those of a round get some time to reach a commit."""
-        if self._elastic is None:
-            return []
-        actions: list[Action] = []
-        for worker in list(self._workers):
-            if worker.is_ending or self._pool.has_slot(worker.seat, now):
-                if worker.drain_until is not None:
-                    self._workers.drain(worker, None)
-                continue
-            if worker.drain_until is None:
-                self._workers.drain(worker, now + self._elastic.drain_timeout)
-            is_due = worker.drain_until is not None and now >= worker.drain_until
-            actions += self._drain(worker, now, is_due=is_due)
-        return actions
-
-    def _drain(self, worker: Worker, now: float, *, is_due: bool) -> list[Action]:
-        """Let the worker go, if nothing is lost by it or its time is over."""
-        cause = why.SlotGone(worker.host)
-        if worker.state is State.WAITING:
-            if not (is_due or not worker.has_state or self._has_survivors(now)):
-                return []
-            self._rounds.changed()
-            return self.dismiss([worker], cause, now)
-        is_member = self._rounds.is_member(worker)
-        if is_member and not is_due:
-            return []
-        actions = self._rounds.break_off(cause, now) if is_member else []
-        if not worker.is_ending:
-            actions += self._workers.stop([worker], gently(self._spec.grace), now)
-        return actions
-
-    def _has_survivors(self, now: float) -> bool:
-        """Whether any worker that may stay has what new ones need."""
-        return any(worker.has_state and self._pool.has_slot(worker.seat, now) for worker in self._workers)
 
     def hopeless(self) -> Ending | None:
         """Where there will never be enough slots again: how the job ends."""

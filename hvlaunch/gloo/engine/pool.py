@@ -18,6 +18,8 @@ class HostState(Enum):
     NONE = "none"
     CONNECTING = "connecting"
     READY = "ready"
+    PARTING = "parting"
+    """Its agent ends on its own account."""
     CLOSING = "closing"
 
 
@@ -42,7 +44,6 @@ class PoolHost:
         """Nothing that was true of the connection is true any more."""
         self.state = HostState.NONE
         self.is_connected = False
-        self.is_parting = False
         self.facts: HostFacts | None = None
         self.rendezvous: tuple[str, int] | None = None
         self.has_tried_rendezvous = False
@@ -51,14 +52,14 @@ class PoolHost:
     def name(self) -> str:
         return self.host.name
 
+    @property
+    def has_agent(self) -> bool:
+        """Whether an agent is there, though it may be about to end."""
+        return self.state in (HostState.READY, HostState.PARTING)
+
     def is_usable(self, now: float) -> bool:
         """Whether workers may be started there."""
-        return (
-            self.state is HostState.READY
-            and self.listed
-            and not self.is_parting
-            and not self.cooldown.holds(now)
-        )
+        return self.state is HostState.READY and self.listed and not self.cooldown.holds(now)
 
 
 class Pool:
@@ -69,8 +70,10 @@ class Pool:
         self._hosts = {host.name: PoolHost(host) for host in hosts}
         self.connecting: dict[str, float] = {}
         """When each must be ready; the first is the most urgent."""
+        self.parting: dict[str, float] = {}
+        """When each must be gone; likewise."""
         self.closing: dict[str, float] = {}
-        """When each must be closed."""
+        """When each must be closed; likewise."""
         self.open: dict[str, None] = {}
         """All that are connected, or are to be, in the order in which that began."""
         self._resting: set[PoolHost] = set()
@@ -126,16 +129,19 @@ class Pool:
         self.connecting.pop(host.name, None)
         self.errors.pop(host.name, None)
 
+    def parts(self, host: PoolHost, due: float) -> None:
+        host.state = HostState.PARTING
+        self.parting[host.name] = due
+
     def closes(self, host: PoolHost, due: float) -> None:
         host.state = HostState.CLOSING
-        self.connecting.pop(host.name, None)
+        self.parting.pop(host.name, None)
         self.closing[host.name] = due
 
     def gone(self, host: PoolHost) -> None:
         host.disconnect()
-        self.connecting.pop(host.name, None)
-        self.closing.pop(host.name, None)
-        self.open.pop(host.name, None)
+        for names in (self.connecting, self.parting, self.closing, self.open):
+            names.pop(host.name, None)
 
     @property
     def has_newcomers(self) -> bool:
@@ -172,5 +178,5 @@ class Pool:
         return [host.cooldown.until for host in self._resting if host.listed]
 
     def late(self, dues: dict[str, float], now: float) -> list[PoolHost]:
-        """Those of `connecting` or `closing` whose time is over."""
+        """Those of `connecting`, `parting` or `closing` whose time is over."""
         return [self._hosts[name] for name, due in dues.items() if due <= now]

@@ -31,7 +31,7 @@ class Orders:
 
     def __init__(self) -> None:
         self.ends_by: float | None = None
-        """When it must have ended."""
+        """When it must have ended. Who was sent SIGKILL gets no more time by later orders."""
         self.is_by_agent = False
         """Whether its agent stops it on its own account, and began with that before we heard of it."""
         self._first_at: float | None = None
@@ -42,11 +42,12 @@ class Orders:
     def add(self, steps: Sequence[Step], now: float) -> None:
         """These steps were ordered now; they replace those of an earlier order."""
         first, last = now + steps[0].after, now + steps[-1].after
+        if self._killed_at is None or now < self._killed_at:
+            self.ends_by = last + _PATIENCE
         self._first_at = first if self._first_at is None else min(self._first_at, first)
         self._signals.update(step.signal for step in steps)
         kills = [now + step.after for step in steps if step.signal == signal.SIGKILL]
         self._killed_at = min((at for at in (self._killed_at, *kills) if at is not None), default=None)
-        self.ends_by = last + _PATIENCE
 
     def had_begun(self, at: float) -> bool:
         """Whether the worker was sent anything by then."""

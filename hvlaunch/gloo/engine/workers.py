@@ -1,13 +1,14 @@
 """The workers that live, whether they are in a round or not. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from hvlaunch.gloo.engine.actions import Step, Stop
+from hvlaunch.gloo.engine.actions import Leave, Step, Stop
+from hvlaunch.gloo.engine.causes import Cause
 from hvlaunch.gloo.engine.cooldown import Cooldown
 from hvlaunch.gloo.engine.events import WorkerExited, WorkerNotStarted
 from hvlaunch.gloo.engine.life import ENDING, Life, State, Trigger
-from hvlaunch.gloo.engine.stopping import Orders
+from hvlaunch.gloo.engine.stopping import Orders, gently
 from hvlaunch.hosts.placement import Launch, Placement, Seat
 from hvlaunch.job import WorkerExit
 
@@ -218,6 +219,13 @@ class Workers:
             worker.orders.add(steps, now)
             slots.setdefault(worker.host, []).append(worker.slot)
         return [Stop(host, steps, tuple(numbers)) for host, numbers in slots.items()]
+
+    def dismiss(
+        self, workers: Sequence[Worker], cause: Cause, grace: float, now: float
+    ) -> list[Leave | Stop]:
+        """Tell workers that wait for a place that there is none, and end those that don't mind."""
+        leaves = [Leave(worker.host, worker.slot, worker.start, cause) for worker in workers]
+        return [*leaves, *self.stop(workers, gently(grace, grace), now, Trigger.DISMISSED)]
 
     def stop_by_agent(self, host: str, steps: tuple[Step, ...], now: float) -> None:
         """Note that the host's agent ends its workers on its own account, by these steps."""

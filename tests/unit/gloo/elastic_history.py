@@ -78,7 +78,8 @@ def everyone(job: History) -> list[tuple[str, int]]:
 
 def pool(text: str, **options: Any) -> History:
     """As training(), with a pool that a script finds."""
-    job = History(spec("a", elastic=ElasticOptions(min_np=1, discovery_script="x", **options)))
+    values: dict[str, Any] = {"min_np": 1, "discovery_script": "x"} | options
+    job = History(spec("a", elastic=ElasticOptions(**values)))
     job.play(on.Began(), discovered(text))
     arrive(job, *(host.name for host in hosts(text)))
     for name, slot in everyone(job):

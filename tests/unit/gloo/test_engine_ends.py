@@ -194,6 +194,22 @@ def test_processes_that_cannot_be_killed_are_said() -> None:
     assert tell.HostLeftOver("a", 2, (7, 8)) in job.play(on.HostClosed("a", 2, (7, 8)))
 
 
+def test_a_worker_that_outlives_sigkill_is_waited_for_a_while_and_told_when_its_host_closes() -> None:
+    job = History(spec("a:1,b:1,c:1")).start()
+    job.exit("a", 0, 7)
+    job.exit("c", 0, None, signal.SIGTERM)
+    began = job.now
+    while not job.of(do.Release):
+        job.wait()
+    assert job.now - began < 10.0 + 30.0 + 6.0
+    assert [str(end.problem) for end in job.of(tell.HostLostAtEnd)] == [
+        "host b: lost: its workers do not end, even after SIGKILL"
+    ]
+    job.play(on.HostClosed("a"), on.HostClosed("c"))
+    assert tell.HostLeftOver("b", 1, (7,)) in job.play(on.HostClosed("b", 1, (7,)))
+    assert job.result.exit_code == 7
+
+
 # Interrupts
 
 

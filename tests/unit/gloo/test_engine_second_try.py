@@ -27,6 +27,17 @@ def is_over(job: History) -> bool:
     return job.engine.phase in (Phase.STOPPING, Phase.CLOSING)
 
 
+def test_a_second_try_does_not_wait_for_ever_for_the_end_of_the_first() -> None:
+    job = History(spec("a:2,b:2")).start()
+    taken(job)
+    for host, slot in (("a", 1), ("b", 0)):
+        job.exit(host, slot, None, signal.SIGTERM)
+    while not job.of(do.Finish):
+        job.wait()
+    assert job.problem.host == "b"
+    assert job.result.exit_code == 69
+
+
 def test_the_job_begins_once_more_in_the_same_places_at_another_port() -> None:
     job = History(spec("a:2,b:2")).start()
     first = job.of(do.Start)

@@ -2,8 +2,9 @@
 
 import itertools
 import signal
+from pathlib import Path
 
-from hvlaunch.errors import ConnectFailed
+from hvlaunch.errors import ConnectFailed, HostLost
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
@@ -16,6 +17,7 @@ from tests.unit.gloo.elastic_history import (
     everyone,
     excluded,
     places,
+    pool,
     started,
     training,
     wire,
@@ -111,7 +113,8 @@ def test_a_lost_host_is_tried_again_when_others_leave_later() -> None:
     assert excluded(job)[1:] == [("a", 5.0, "HostProblem")]
 
 
-def test_a_host_is_kept_that_alone_has_the_state() -> None:
+def where_one_has_the_state() -> History:
+    """Host b was lost and is back with new workers; those of a have asked, of whom one was in round 0."""
     job = training("a:2,b:2", reset_timeout=6.0, worker_timeout=1e6)
     job.exit("a", 0, 1)
     job.ask("a", 0)
@@ -123,6 +126,11 @@ def test_a_host_is_kept_that_alone_has_the_state() -> None:
     job.ask("b", 0)
     job.ask("b", 1)
     job.ask("a", 1, 1, 5)
+    return job
+
+
+def test_a_host_is_kept_that_alone_has_the_state() -> None:
+    job = where_one_has_the_state()
     job.now += 6.0
     actions = job.play(on.Tick())
     assert job.of(tell.WorkerKilled, actions)
@@ -131,17 +139,7 @@ def test_a_host_is_kept_that_alone_has_the_state() -> None:
 
 
 def test_a_host_is_kept_that_alone_has_the_state_also_where_others_were_in_a_round() -> None:
-    job = training("a:2,b:2", reset_timeout=6.0, worker_timeout=1e6)
-    job.exit("a", 0, 1)
-    job.ask("a", 0)
-    job.play(lost("b"))
-    job.ask("a", 1, 0, 5)
-    job.now += 4.0
-    job.play(on.Tick())
-    arrive(job, "b")
-    job.ask("b", 0)
-    job.ask("b", 1)
-    job.ask("a", 1, 1, 5)
+    job = where_one_has_the_state()
     wire(job)
     job.ask("b", 0, 1, -1, "a peer is gone")
     job.ask("b", 1, 1, -1)
@@ -176,6 +174,105 @@ def test_two_late_workers_of_a_host_that_is_excluded_for_the_first() -> None:
     actions = job.play(on.Tick())
     assert job.of(tell.WorkerKilled, actions)
     assert [host for host, *_ in excluded(job)] == ["a"]
+
+
+# Agents that end, and do not
+
+
+def parting(host: str) -> on.HostParting:
+    return on.HostParting(host, HostLost("lost: got SIGTERM", host=host).problem)
+
+
+def test_an_agent_that_says_it_ends_and_does_not_is_given_up_and_the_host_used_again() -> None:
+    job = training("a:1,b:1", worker_timeout=1e6)
+    job.play(parting("b"))
+    began = job.now
+    job.exit("b", 0, None, signal.SIGTERM)
+    job.ask("a", 0, 0, 5)
+    while not (actions := job.of(do.Abandon, pass_time(job, 1.0))):
+        assert job.now <= began + 10.0 + 25.0 + 1.0
+    assert actions == [do.Abandon("b")]
+    assert tell.HostNotClosing("b") in job.actions
+    assert job.of(do.Connect)[-1].host.name == "b"
+
+
+def test_so_it_is_when_the_driver_was_stopped_meanwhile_and_its_workers_live() -> None:
+    job = training("a:1,b:1", worker_timeout=1e6, reset_timeout=1e6)
+    job.play(parting("b"))
+    job.now += 100.0
+    actions = job.play(on.Tick())
+    assert job.of(do.Abandon, actions) == [do.Abandon("b")]
+    assert [host for host, *_ in excluded(job)] == ["b"]
+    assert places(job.ask("a", 0, 0, 5)) == {"a/0": 0}
+
+
+def test_who_outlives_sigkill_gets_no_more_time_because_its_agent_ends() -> None:
+    job = training("a:1,b:2", worker_timeout=1e6)
+    job.play(on.WorkerSuspended("b", 0, 0))
+    job.now += 9.0
+    job.play(parting("b"))
+    assert do.Abandon("b") in pass_time(job, 7.0)
+
+
+def test_hosts_that_did_not_close_are_tried_anew_when_they_are_back() -> None:
+    job = pool("a:1,b:1", drain_timeout=1.0)
+    job.play(discovered("a:1"))
+    job.ask("a", 0, 0, 6)
+    job.ask("b", 0, 0, 6)
+    assert do.Release("b") in job.exit("b", 0, 0)
+    assert do.Abandon("b") in pass_time(job, 30.0)
+    probes = len(job.of(do.Probe))
+    job.play(discovered("a:1,b:1"), *ready("b", 2))
+    job.ask("b", 0)
+    job.ask("a", 0, 1, 7)
+    assert {one.target for one in job.of(do.Probe)[probes:]} == {"a", "b"}
+
+
+# The first list of hosts
+
+
+def test_a_job_whose_hosts_nobody_names_ends() -> None:
+    job = History(spec("a", elastic=ElasticOptions(min_np=1, hostfile=Path("hosts"), discovery_timeout=30.0)))
+    job.play(on.Began())
+    began = job.now
+    job.wait()
+    assert job.problem.kind == "DiscoveryFailed"
+    assert 30.0 <= job.now - began <= 40.0
+
+
+# Workers that hang while they wait, and take long to end
+
+
+def test_a_worker_that_hangs_while_the_next_round_is_planned_is_not_in_it() -> None:
+    job = training("a:1,b:1,c:1", min_np=2)
+    job.play(lost("c"))
+    job.ask("a", 0, 0, 5)
+    job.ask("b", 0, 0, 5)
+    job.now += 4.0
+    job.play(on.Tick(), *ready("c", 3))
+    job.ask("c", 0)
+    job.ask("a", 0, 1, 6)
+    job.ask("b", 0, 1, 6)
+    job.play(on.WorkerSuspended("b", 0, 0))
+    assert places(wire(job)) == {"a/0": 0, "c/0": 1}
+
+
+def test_who_is_killed_and_has_not_ended_has_no_state_to_hand_over() -> None:
+    job = pool("a:1,b:1", worker_timeout=1e6)
+    job.play(discovered("b:1"))
+    job.play(on.WorkerSuspended("b", 0, 0))
+    assert not job.of(do.Leave, job.ask("a", 0, 0, 6))
+
+
+# Rounds that all have left
+
+
+def test_a_round_that_all_have_left_is_not_broken_for_lack_of_commits() -> None:
+    job = pool("a:1,b:1", min_np=2, commit_timeout=15.0, worker_timeout=1e6)
+    job.play(discovered("a:1"))
+    job.ask("a", 0, 0, 6)
+    job.ask("b", 0, 0, 6)
+    assert not job.of(do.Break, pass_time(job, 100.0))
 
 
 # A pool that flaps
