@@ -45,6 +45,7 @@ class Process:
     """Lives, and does not leave its round."""
     is_stray: bool = False
     """Lives and beats, and comes to no meeting."""
+    outlives_kill: bool = False
     orders: int = 0
     """How often it was told to end; only the last orders count."""
 
@@ -66,6 +67,8 @@ class Workers:
         self.kills_while_placing = 0
         self.codes: set[int] = set()
         """With which workers failed, of themselves or by a fault."""
+        self.hung: set[str] = set()
+        """Those that were stopped, or fell silent, by name."""
         self.ended_well = 0
 
     def carry_out(self, action: do.Action) -> None:
@@ -188,6 +191,8 @@ class Workers:
     def _arrived(self, number: int) -> None:
         """When all are there, they take the newest state and train."""
         members = self.rounds[number]
+        if any(one.place is not None and len(members) < one.place.size for one in members):
+            return  # one had ended before it was told its place
         waiting_for = [one for one in members if one.round != number or one.commit < self.checkpoint]
         if self._world.kind == "in-process":
             waiting_for = [one for one in members if one.round != number]
@@ -281,17 +286,23 @@ class Workers:
                     self._world.at(self._world.delay(), lambda peer=peer: self._leave(peer, one.round or 0))  # type: ignore[misc]
 
     def _stop(self, host: SimHost, steps: list[do.Step], slots: object) -> None:
-        if host.link != "ready" or not host.reachable:
+        if host.link == "ready" and host.is_up:
+            there = [one for one in host.processes if one.agent == host.agent]
+            self._order(host, [one for one in there if slots is None or one.slot in slots], steps)  # type: ignore[operator]
+
+    def _order(self, host: SimHost, workers: list[Process], steps: list[do.Step]) -> None:
+        """As late as the host is cut off."""
+        if host.is_cut:
+            self._world.at(0.5, lambda: self._order(host, workers, steps))
             return
-        for one in list(host.processes):
-            if one.agent == host.agent and (slots is None or one.slot in slots):  # type: ignore[operator]
-                one.orders += 1
-                for step in steps:
-                    call = partial(self._signal, one, step.signal, one.orders)
-                    self._world.at(step.after, call) if step.after else call()
+        for one in workers:
+            one.orders += 1
+            for step in steps:
+                call = partial(self._signal, one, step.signal, one.orders)
+                self._world.at(step.after, call) if step.after else call()
 
     def _signal(self, one: Process, number: int, orders: int) -> None:
-        if not one.live or one.orders != orders or not one.host.is_up:
+        if not one.live or one.orders != orders or not one.host.is_up or one.outlives_kill:
             return
         if number == signal.SIGKILL or (not one.is_silent and self._world.random.random() < 0.8):
             self.end(one, None, number)

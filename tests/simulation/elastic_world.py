@@ -43,6 +43,8 @@ class SimHost:
     heard_until: float = 0.0
     queue: list[on.Event] = field(default_factory=list)
     """What its agent has sent, and the driver has not read."""
+    staying: int = -1
+    """The agent that answers pings, and neither ends nor does anything else."""
     is_full: bool = False
     """Nobody takes the output there, and what comes after it."""
     refusals: int = 0
@@ -66,6 +68,8 @@ class ElasticWorld(Play):
     def __init__(self, seed: int) -> None:
         super().__init__(seed, most_steps=MOST_STEPS)
         self._begins_empty = seed % 8 == 0
+        self.is_mute = seed % 64 == 1
+        """Whether nobody ever says which hosts there are."""
         rng = self.random
         self.kind: Kind = "in-process" if rng.random() < 0.7 else "unmodified"
         self.hosts = {
@@ -156,8 +160,8 @@ class ElasticWorld(Play):
 
     def handle(self, event: on.Event) -> list[do.Action]:
         wanted = super().handle(event)
-        self.invariants.before(wanted)
         self.ledger.hear(event, self.now)
+        self.invariants.before(wanted)
         if wanted or not isinstance(event, QUIET):
             if wanted or isinstance(event, on.HostsDiscovered | on.WorkerExited | on.Interrupted):
                 for turn in self._turns:
@@ -263,7 +267,8 @@ class ElasticWorld(Play):
         if host.reachable:
             self.all_die(host)
         host.link = "closing"
-        self.hear(host, on.HostClosed(host.name))
+        if host.staying != host.agent:
+            self.hear(host, on.HostClosed(host.name))
 
     def _abandon(self, host: SimHost) -> None:
         assert host.link != "none" or self.is_catching_up, f"{host.name} was abandoned and has no connection"
@@ -295,7 +300,8 @@ class ElasticWorld(Play):
                 host.unlisted_since = None
             elif host.unlisted_since is None:
                 host.unlisted_since = self.now
-        self.tell(on.HostsDiscovered(tuple(self._hosts())))
+        if not self.is_mute:
+            self.tell(on.HostsDiscovered(tuple(self._hosts())))
 
     def fail_discovery(self) -> None:
         self.tell(on.DiscoveryFailed(DiscoveryFailed("discover: ended with status 1").problem))

@@ -22,8 +22,9 @@ def plan_faults(world: "ElasticWorld") -> None:
     """Choose the faults, and when they come; everything is healed in the end."""
     kinds = [kill, kill, fail, hang, stick, lose_agent, part, power_off, cut, spoil, slow]
     kinds += [kill_while_placing, fall_asleep, refuse_start, cut_own_link, cut_pair, fill, leave_early, stray]
+    kinds += [stay, outlive]
     if world.options.discovers:
-        kinds += [remove, add, resize, reorder, flap, empty, fail_discovery]
+        kinds += [remove, add, resize, reorder, flap, flap, empty, fail_discovery]
     for _ in range(world.random.randint(0, MOST)):
         fault = world.random.choice(kinds)
         world.at(world.random.random() * HEALED * 0.8, lambda fault=fault: note(world, fault))  # type: ignore[misc]
@@ -74,9 +75,25 @@ def fail(world: "ElasticWorld") -> bool:
 def hang(world: "ElasticWorld") -> bool:
     """SIGSTOP, of which the agent tells; or the worker's own fault, which can be heard once it has beaten."""
     one = a_worker(world)
+    if one is not None:
+        _stops(world, one)
+    return one is not None
+
+
+def outlive(world: "ElasticWorld") -> bool:
+    """Its cgroup is frozen, and no signal ends it."""
+    one = a_worker(world)
     if one is None:
         return False
+    one.outlives_kill = True
+    world.faulty.add(one.host.name)
+    _stops(world, one)
+    return True
+
+
+def _stops(world: "ElasticWorld", one: "Process") -> None:
     one.is_silent = True
+    world.workers.hung.add(str(one))
     world.workers.codes.add(128 + signal.SIGKILL)
 
     def told() -> None:
@@ -85,7 +102,6 @@ def hang(world: "ElasticWorld") -> bool:
 
     if world.kind == "unmodified" or one.last_round < 0 or world.random.random() < 0.5:
         world.at(world.options.worker_timeout, told)
-    return True
 
 
 def stick(world: "ElasticWorld") -> bool:
@@ -119,14 +135,9 @@ def lose_agent(world: "ElasticWorld") -> bool:
 def part(world: "ElasticWorld") -> bool:
     """Somebody ends the agent; it stops its workers, tells of it, and closes."""
     host = a_host(world)
-    world.faulty.add(host.name)
-    if host.link != "ready" or not host.reachable:
-        return False
     agent = host.agent
-    world.hear(host, on.HostParting(host.name, HostLost("lost: got SIGTERM", host=host.name).problem))
-    for one in list(host.processes):
-        if one.agent == agent:
-            world.at(world.delay(), lambda one=one: world.workers.end(one, None, signal.SIGTERM))  # type: ignore[misc]
+    if not _parts(world, host):
+        return False
 
     def close() -> None:
         if host.agent == agent and host.link == "ready":
@@ -134,6 +145,27 @@ def part(world: "ElasticWorld") -> bool:
             world.hear(host, on.HostClosed(host.name))
 
     world.at(3.0, close)
+    return True
+
+
+def stay(world: "ElasticWorld") -> bool:
+    """So does this one; but it does not close, and answers pings as long as anybody sends them."""
+    host = a_host(world)
+    if not _parts(world, host):
+        return False
+    host.staying = host.agent
+    return True
+
+
+def _parts(world: "ElasticWorld", host: "SimHost") -> bool:
+    """Whether there is an agent that does."""
+    world.faulty.add(host.name)
+    if host.link != "ready" or not host.reachable:
+        return False
+    world.hear(host, on.HostParting(host.name, HostLost("lost: got SIGTERM", host=host.name).problem))
+    for one in list(host.processes):
+        if one.agent == host.agent:
+            world.at(world.delay(), lambda one=one: world.workers.end(one, None, signal.SIGTERM))  # type: ignore[misc]
     return True
 
 
@@ -243,7 +275,9 @@ def spoil(world: "ElasticWorld") -> bool:
 
 
 def slow(world: "ElasticWorld") -> bool:
-    a_host(world).is_slow = True
+    host = a_host(world)
+    host.is_slow = True
+    world.faulty.add(host.name)
     return True
 
 
@@ -280,7 +314,7 @@ def reorder(world: "ElasticWorld") -> bool:
 
 
 def flap(world: "ElasticWorld") -> bool:
-    """A host leaves the list for a moment; one that is excluded, if there is any."""
+    """A host leaves the list for a moment, one that is excluded if there is any; a worker fails when it is back."""
     excluded = [name for name in world.listing if world.ledger.host(name).until > world.now]
     if len(world.listing) == 1 or (not excluded and not remove(world)):
         return False
@@ -294,13 +328,21 @@ def flap(world: "ElasticWorld") -> bool:
         if name not in world.listing:
             world.listing.append(name)
             world.discover()
+        world.at(3.0, lambda: _end_one(world, world.hosts[name]))
 
     world.at(1.0, back)
     return True
 
 
+def _end_one(world: "ElasticWorld", host: "SimHost") -> None:
+    world.workers.codes.add(1)
+    for one in host.processes[:1]:
+        world.workers.end(one, 1)
+
+
 def empty(world: "ElasticWorld") -> bool:
-    world.tell(on.HostsDiscovered(()))
+    if not world.is_mute:
+        world.tell(on.HostsDiscovered(()))
     return True
 
 

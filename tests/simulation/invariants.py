@@ -42,10 +42,9 @@ class Invariants:
                 )
 
     def check_start(self, start: do.Start) -> None:
-        host = self.world.hosts[start.host]
-        assert host.link == "ready" or self.world.is_catching_up, (
-            f"workers start on {host.name}, which is {host.link}"
-        )
+        host, known = self.world.hosts[start.host], self.world.ledger.host(start.host)
+        assert known.link == "ready", f"workers start on {host.name}, which is {known.link}"
+        assert known.parted_at is None, f"workers start on {host.name}, whose agent ends"
         busy = {one.slot for one in host.processes if one.live and one.agent == host.agent}
         slots = [launch.slot for launch in start.launches]
         assert not busy & set(slots), f"slots {busy & set(slots)} of {host.name} have workers already"
@@ -121,6 +120,8 @@ class Invariants:
             host.unlisted_since is None
             or host.is_cut
             or host.is_full
+            or host.staying == host.agent
+            or any(one.outlives_kill for one in host.processes)
             or self.world.engine.phase not in AT_WORK
         ):
             return
@@ -159,7 +160,7 @@ class Invariants:
         """Whether something that happened is a reason for the job to end with a worker's failure."""
         world = self.world
         bad = {"spoil", "kill", "fail", "hang", "stick", "kill_while_placing", "refuse_start"}
-        bad |= {"stray", "cut_pair", "leave_early"}
+        bad |= {"flap", "outlive", "stray", "cut_pair", "leave_early"}
         return (
             world.options.max_restarts is not None
             or world.workers.ended_well > 0
@@ -178,7 +179,7 @@ class Invariants:
             case "GaveUp":
                 assert self.may_fail, "failures are to be made up for"
             case "DiscoveryFailed":
-                assert "fail_discovery" in world.faults
+                assert "fail_discovery" in world.faults or world.is_mute
             case _ if error.host is not None or error.errors:
                 assert options.max_restarts is not None or not options.discovers
                 assert for_good or options.max_restarts is not None, "hosts come back"

@@ -23,7 +23,8 @@ class Host:
     """When its link came to nothing, or it was listed."""
     is_listed: bool = False
     slots: int = 0
-    is_parting: bool = False
+    parted_at: float | None = None
+    """When its agent said that it ends."""
     has_rendezvous: bool = False
     until: float = -math.inf
     """When its cool-down is over."""
@@ -37,7 +38,7 @@ class Host:
     """Whom it reached, and where."""
 
     def is_usable(self, now: float) -> bool:
-        return self.link == "ready" and self.is_listed and not self.is_parting and now >= self.until
+        return self.link == "ready" and self.is_listed and self.parted_at is None and now >= self.until
 
 
 @dataclass(eq=False)
@@ -54,6 +55,9 @@ class Worker:
     is_told: bool = False
     """That it is to end."""
     beat_at: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.host}/{self.slot}/{self.start}"
 
 
 @dataclass(eq=False)
@@ -198,7 +202,7 @@ class Ledger:
     def _parting(self, event: on.HostParting) -> None:
         host = self.host(event.host)
         if host.link == "ready":
-            host.is_parting = True
+            host.parted_at = self.now
             host.problems += 1
             for worker in self.workers.values():
                 worker.is_told = worker.is_told or worker.host == event.host
@@ -206,7 +210,7 @@ class Ledger:
     def _lose(self, host: Host) -> None:
         if host.link != "none":
             host.idle_since = self.now
-        host.link, host.is_parting, host.has_rendezvous = "none", False, False
+        host.link, host.parted_at, host.has_rendezvous = "none", None, False
         host.proofs.clear()
         for other in self.hosts.values():
             other.proofs = {(name, at) for name, at in other.proofs if name != host.name}

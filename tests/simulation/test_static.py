@@ -33,9 +33,9 @@ def check(world: World, result: JobResult) -> None:
         assert "interrupt" in world.broken
     elif result.error is not None:
         assert result.exit_code == 69
-        assert any(cause.startswith(("lose", "connect")) for cause in world.broken)
+        assert any(cause.startswith(("lose", "connect", "stick")) for cause in world.broken)
         if world.spec.skip_bad_hosts and not world.sizes:
-            bad = {cause.split()[1] for cause in world.broken if cause != "interrupt"}
+            bad = {cause.split()[1] for cause in world.broken if cause.startswith(("lose", "connect"))}
             left = sum(host.slots or 0 for host in world.spec.hosts if host.name not in bad)
             least = max(world.spec.np or 1, (world.spec.end_with_rank or 0) + 1)
             assert left < least, "the good hosts have slots enough"

@@ -36,6 +36,10 @@ class WorldHost:
     starts: dict[int, int] = field(default_factory=dict)
     """Which of its slot's workers the newest is, by slot."""
     ends: dict[int, tuple[int | None, int | None]] = field(default_factory=dict)
+    outliving: set[int] = field(default_factory=set)
+    """Slots whose worker nothing ends that is ordered."""
+    stays: bool = False
+    """Whether its agent answers pings, and does not end."""
     pending: list[on.Event] = field(default_factory=list)
     """What the agent has sent and the driver has not yet read; in order."""
 
@@ -112,11 +116,12 @@ class World(Play):
                 found.append(lambda host=host: self.connect(host))  # type: ignore[misc]
             if host.link == "connected":
                 found.append(lambda host=host: self.greet(host))  # type: ignore[misc]
-            found += [lambda host=host, slot=slot: self.exit(host, slot) for slot in sorted(host.live)]  # type: ignore[misc]
+            able = sorted(host.live if self.stopped_at is None else host.live - host.outliving)
+            found += [lambda host=host, slot=slot: self.exit(host, slot) for slot in able]  # type: ignore[misc]
             if self.has_thief and (slot := self.slot_of_first(host)) is not None:
                 found += [lambda host=host, slot=slot: self.take_port(host, slot)] * 5  # type: ignore[misc]
             if host.link in ("connected", "ready") and self.random.random() < self.faults:
-                found.append(lambda host=host: self.lose(host))  # type: ignore[misc]
+                found += [lambda host=host: self.lose(host), lambda host=host: self.stick(host)]  # type: ignore[misc]
         if self.interrupts < 3 and self.random.random() < self.faults:
             found.append(self.interrupt)
         return found
@@ -191,6 +196,7 @@ class World(Play):
         host.starts = {launch.slot: launch.start for launch in start.launches}
         assert not host.live, "workers were started twice"
         assert not host.ends
+        host.outliving.clear()
         if host.link == "ready":
             host.live = {launch.place.local_rank for launch in start.launches}
 
@@ -243,14 +249,21 @@ class World(Play):
     def deliver(self, host: WorldHost, number: int, orders: int) -> None:
         """A signal that the host's workers get: they end by TERM mostly, by KILL always."""
         if host.orders == orders:
-            for slot in sorted(host.live):
+            for slot in sorted(host.live - host.outliving):
                 if number == signal.SIGKILL or self.random.random() < 0.7:
                     self.end(host, slot, None, number)
 
     def release(self, host: WorldHost) -> None:
         assert host.link in ("ready", "closed"), f"{host.name} was released and is {host.link}"
         host.live.clear()
-        self.send(host.name, on.HostClosed(host.name))
+        if not host.stays:
+            self.send(host.name, on.HostClosed(host.name))
+
+    def stick(self, host: WorldHost) -> None:
+        """Something there stays as it is: a worker in the kernel, or the agent."""
+        self.broken.append(f"stick {host.name}")
+        host.outliving = set(host.live)
+        host.stays = self.random.random() < 0.5
 
     def lose(self, host: WorldHost) -> None:
         self.broken.append(f"lose {host.name}")

@@ -9,7 +9,7 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.course import AT_WORK, Phase
 from tests.simulation.laws.law import Law
-from tests.simulation.ledger import Round, Worker
+from tests.simulation.ledger import Worker
 
 if TYPE_CHECKING:
     from tests.simulation.elastic_world import ElasticWorld
@@ -45,8 +45,8 @@ class Bounds(Law):
         options, ledger = self.world.options, self.ledger
         for action in actions:
             if isinstance(action, do.Break):
-                ended = ledger.rounds[action.round]
-                self._want(options.reset_timeout, "a broken round is not left", partial(self._is_left, ended))
+                is_left = partial(self._is_left, action.round)
+                self._want(options.reset_timeout, "a broken round is not left", is_left)
             elif isinstance(action, tell.RoundFormed):
                 self._want(
                     2 * options.reset_timeout + _SLACK,
@@ -65,6 +65,16 @@ class Bounds(Law):
                     f"a worker of {action.host} does not end, and the host is kept",
                     partial(self._are_gone, ordered),
                 )
+        if (
+            isinstance(event, on.HostParting)
+            and (parted_at := ledger.host(event.host).parted_at) == ledger.now
+        ):
+            host = ledger.host(event.host)
+            self._want(
+                self.world.spec.grace + _CLOSING,
+                f"the agent of {host.name} ends, and is waited for",
+                lambda: host.parted_at != parted_at or host.link != "ready",
+            )
         if isinstance(event, on.WorkerExited) and ledger.ends and ledger.current is not None:
             end, current = ledger.ends[-1], ledger.current
             if end.is_failure and end.was_member and end.heard_at == ledger.now:
@@ -80,16 +90,17 @@ class Bounds(Law):
     def _is_there(self, worker: Worker) -> bool:
         return self.ledger.workers.get((worker.host, worker.slot)) is worker
 
-    def _is_left(self, ended: Round) -> bool:
-        members = (one for one in ended.members if self._is_there(one) and not one.is_told)
-        return not any(one.round == ended.number for one in members)
+    def _is_left(self, number: int) -> bool:
+        living = (one for one in self.ledger.workers.values() if not one.is_told)
+        return not any(one.round == number for one in living)
 
     def _has_met(self, number: int) -> bool:
         current = self.ledger.current
         if current is None or current.number != number or current.is_broken:
             return True
-        members = self.world.workers.rounds.get(number, [])
-        return all(one.met >= number or not one.live for one in members)
+        members = [one for one in current.members if one.round == number and self._is_there(one)]
+        found = [self.world.workers.find(one.host, one.slot, one.start) for one in members]
+        return all(one is None or one.met >= number for one in found)
 
     def after(self) -> None:
         world, ledger = self.world, self.ledger

@@ -13,14 +13,14 @@ __all__ = ["Breaks"]
 class Breaks(Law):
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         stopped: set[tuple[str, int]] = set()
+        given_up = {action.host for action in actions if isinstance(action, do.Abandon)}
         for action in actions:
             if isinstance(action, do.Stop) and action.slots is not None:
                 stopped.update((action.host, slot) for slot in action.slots)
             elif isinstance(action, tell.RoundFormed):
                 living = (one for one in self.ledger.living() if (one.host, one.slot) not in stopped)
-                late = [one for one in living if one.round is not None]
+                late = [one for one in living if one.round is not None and one.host not in given_up]
                 assert not late, f"round {action.round} begins, and {late[0]} is still in its round"
             elif isinstance(action, tell.RoundStarting):
-                given_up = {one.host for one in actions if isinstance(one, do.Abandon)}
                 late = [one for one in self.ledger.workers.values() if one.host not in given_up]
                 assert not late, f"round {action.round} begins, and {late[0]} lives"

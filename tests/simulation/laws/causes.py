@@ -66,6 +66,8 @@ class Causes(Law):
             case why.NoCommit(seconds):
                 current = ledger.current
                 assert current is not None
+                left_in_it = [one for one in ledger.living() if one.round == current.number]
+                assert left_in_it, "who has left the round could not commit"
                 assert current.began_at + seconds <= ledger.now + _EPSILON, (
                     "the round had no time for a commit"
                 )

@@ -14,8 +14,9 @@ __all__ = ["Commits"]
 class Commits(Law):
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         leaves = [one for one in actions if isinstance(one, do.Leave) and isinstance(one.cause, why.SlotGone)]
-        if leaves:
-            self._check_leaves({(one.host, one.slot) for one in leaves})
+        left = {(one.host, one.slot) for one in leaves}
+        if left:
+            self._check_leaves(left)
         if not any(isinstance(action, tell.RoundFormed) for action in actions):
             return
         ledger = self.ledger
@@ -24,7 +25,9 @@ class Commits(Law):
         kept = [
             min(worker.commit, ledger.rounds[worker.last_round].base)
             for worker in ledger.living()
-            if worker.has_asked and worker.last_round in ledger.rounds
+            if worker.has_asked
+            and worker.last_round in ledger.rounds
+            and (worker.host, worker.slot) not in left
         ]
         assert newest >= max(kept, default=-1), f"training goes back to commit {newest}, from {max(kept)}"
 

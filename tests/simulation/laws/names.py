@@ -23,10 +23,9 @@ class Names(Law):
                 case tell.HostNotClosing(name) if not isinstance(event, on.Interrupted):
                     self._check_faulty(name)
                 case tell.WorkerKilled(why.WorkerHangs(_, name, "silent" | "stopped")):
-                    is_stopped = any(one.is_silent for one in self.world.hosts[name].processes)
-                    assert is_stopped or name in self.world.faulty, (
-                        f"a worker of {name} is killed for nothing"
-                    )
+                    known = (one for one in self.ledger.workers.values() if one.host == name)
+                    has_hung = any(str(one) in self.world.workers.hung for one in known)
+                    assert has_hung or name in self.world.faulty, f"a worker of {name} is killed for nothing"
                 case tell.WorkerStartFailed(end):
                     same = [one for one in self.ledger.ends if (one.host, one.code) == (end.host, end.code)]
                     assert same, f"no worker of {end.host} ended so"
@@ -37,9 +36,7 @@ class Names(Law):
         elif isinstance(cause, why.HostProblem):
             pair = {cause.problem.host, cause.problem.other or cause.problem.host}
             assert name in pair, f"{name} is excluded for {pair}"
-            slow = {host.name for host in self.world.hosts.values() if host.is_slow}
-            assert pair & (self.world.faulty | slow), f"{name} has no fault, and is named"
+            assert pair & self.world.faulty, f"{name} has no fault, and is named"
 
     def _check_faulty(self, name: str) -> None:
-        faulty = self.world.faulty
-        assert name in faulty or self.world.hosts[name].is_slow, f"{name} has no fault, and is named"
+        assert name in self.world.faulty, f"{name} has no fault, and is named"

@@ -1,0 +1,60 @@
+"""Which planted bug is found by what: python -m tests.simulation.planted prints the table.
+
+Each is searched for from the first seed on, so it takes some minutes.
+"""
+
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hvlaunch.gloo.engine.life import InvalidTransition
+from tests.simulation.bugs import BUGS
+from tests.simulation.elastic_world import ElasticWorld
+
+__all__ = ["MOST_SEEDS", "Found", "first_found"]
+
+MOST_SEEDS = 2000
+_WIDTH = 60
+
+
+class Found(NamedTuple):
+    """The first seed that finds something, the module with what was broken, and its words."""
+
+    seed: int
+    law: str
+    words: str
+
+
+def first_found(seeds: Iterable[int], words: str = "") -> Found | None:
+    """The first history in which something is found, that has these words."""
+    for seed in seeds:
+        try:
+            ElasticWorld(seed).run()
+        except (AssertionError, InvalidTransition) as error:
+            if words in str(error):
+                where = traceback.extract_tb(error.__traceback__)[-1].filename
+                return Found(seed, Path(where).stem, str(error))
+    return None
+
+
+def main() -> int:
+    """Print the table; the number of bugs that no seed finds."""
+    missed = 0
+    for bug in BUGS:
+        with pytest.MonkeyPatch.context() as patch:
+            bug.plant(patch)
+            found = first_found(range(MOST_SEEDS), bug.found)
+        missed += found is None
+        row = ("-", "nothing", "") if found is None else (found.seed, found.law, found.words[:_WIDTH])
+        sys.stdout.write(f"| {bug.plant.__name__} | {row[1]} | {row[0]} | {row[2]} |\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{len(BUGS) - missed} of {len(BUGS)}\n")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
