@@ -79,3 +79,22 @@ def test_with_a_gpu_or_elsewhere_it_is_the_default(make, where):
 def test_what_is_there_stays(make):
     said, asked = make(HAS_TORCH="1")
     assert (said, asked) == ([], [])
+
+
+def test_the_demo_ends_with_the_next_step(tmp_path):
+    hvlaunch = tmp_path / "bin" / "hvlaunch"
+    hvlaunch.parent.mkdir()
+    hvlaunch.write_text('#!/bin/sh\necho "ran $*"\n')
+    hvlaunch.chmod(0o755)
+    made = [word for name in (".extras-examples", ".wheel") for word in ("-o", f"{tmp_path}/{name}")]
+    done = subprocess.run(
+        ["make", "-s", "-C", ROOT, f"VENV={tmp_path}", *made, "demo"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    first, *_, script, machines = done.stdout.splitlines()
+    assert first == "ran -np 2 python examples/ddp_digits.py"
+    assert "hvlaunch -np 2 python train.py" in script
+    page = machines.split()[2].rstrip(",")
+    assert (ROOT / page).is_file()
