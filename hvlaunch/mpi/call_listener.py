@@ -17,6 +17,7 @@ from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from hvlaunch.rendezvous.serving.listeners import Listeners
 from hvlaunch.rendezvous.serving.strangers import StrangerLimits, Strangers
 from hvlaunch.rendezvous.serving.traffic import plain_address
+from hvlaunch.ssh.streams.tcp import persist
 
 __all__ = ["CallLimits", "CallListener", "Caller"]
 
@@ -153,6 +154,7 @@ class CallListener:
     def _check(self, sock: socket.socket) -> Caller:
         """Raises OSError and ValueError."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        persist(sock)
         caller = Sealed(sock, self._context, server_side=True)
         caller.shake_hands()
         if not hmac.compare_digest(_part(caller, LONGEST_ENTRY), self._entry):

@@ -15,7 +15,7 @@ from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.reports import report_decoder
 from hvlaunch.job import Host
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
-from hvlaunch.ssh.streams.tcp import is_near
+from hvlaunch.ssh.streams.tcp import is_near, silence
 
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
@@ -106,6 +106,9 @@ class LaunchedAgent:
         status = self._launcher_end(_PATIENCE)
         how = "" if status is None else f", and then ended with exit code {status}"
         return EndedByLauncher(f"the launcher ended its processes{how}", host=self._host, status=status)
+
+    def silence(self) -> float | None:
+        return silence(self._sealed.socket)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -145,6 +145,9 @@ class OpenSSHConnection:
         deadline = time.monotonic() + self._timeout
         return self._run_limited(partial(self._start, command, deadline), host=self._host, deadline=deadline)
 
+    def silence(self) -> None:
+        return None
+
     def close(self) -> None:
         self._closed = True
         for channel in self._channels:

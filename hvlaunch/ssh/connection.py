@@ -51,5 +51,8 @@ class Connection(Protocol):
         Raises HostError.
         """
 
+    def silence(self) -> float | None:
+        """Seconds since the first machine on the way acknowledged something; None where that is not known."""
+
     def close(self) -> None:
         """Close it and its channels; unblocks threads in them. Never raises, may be repeated."""

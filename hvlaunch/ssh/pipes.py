@@ -87,6 +87,9 @@ class PipeConnection:
         self._channels.append(channel)
         return channel
 
+    def silence(self) -> None:
+        return None
+
     def close(self) -> None:
         for channel in self._channels:
             channel.close()

@@ -92,6 +92,8 @@ class Place:
         self.address6 = f"fd77::{number:x}"
         if number == 0:
             self.address, self.address6 = "10.77.0.1", "fd77::1:0"
+        self.touched = False
+        """Whether it was changed (cut, delay, kill, host key, sshd) since it was made or repaired."""
         self.folder = keeper.state / name
         self.mounts: Mounts = ()
         self._started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
@@ -164,6 +166,15 @@ class Place:
             done.check_returncode()
         return done
 
+    def cut(self) -> None:
+        """Lose every packet to and from the place from now on, silently; its link stays up."""
+        self.touched = True
+        self.keeper.ask("link", self.name, False)
+
+    def heal(self) -> None:
+        """Undo cut()."""
+        self.keeper.ask("link", self.name, True)
+
     def end_commands(self) -> None:
         for process in list(self._started):
             if process.poll() is None:
@@ -217,8 +228,6 @@ class Host(Place):
         self.home = self.folder / "home"
         self.sshd = self.folder / "sshd"
         self.aliases = (name, self.address, f"{name}-ipv6", self.address6)
-        self.touched = False
-        """Whether it was changed (cut, delay, kill, host key, sshd) since it was made or repaired."""
         self._first_key: dict[Path, bytes] = {}
 
     @property
@@ -252,14 +261,12 @@ class Host(Place):
         """What sshd logged since the host's last boot."""
         return (self.sshd / "log").read_text(errors="replace")
 
-    def cut(self) -> None:
-        """Lose every packet to and from the host from now on, silently; its link stays up."""
+    def part(self, other: "Host") -> None:
+        """Lose every packet between the two hosts from now on, silently; others reach both. repair() ends it."""
         self.touched = True
-        self.keeper.ask("link", self.name, False)
-
-    def heal(self) -> None:
-        """Undo cut()."""
-        self.keeper.ask("link", self.name, True)
+        for tool, address in (("iptables", other.address), ("ip6tables", other.address6)):
+            for chain, end in (("INPUT", "-s"), ("OUTPUT", "-d")):
+                self.run([tool, "-A", chain, end, address, "-j", "DROP"], check=True)
 
     def delay(self, ms: float) -> None:
         """Make every packet to and from the host `ms` milliseconds late (a round trip: twice that); 0 ends it."""

@@ -135,7 +135,9 @@ class TestHosts:
         return iter(self._hosts.values())
 
     def repair(self) -> None:
-        """Bring every host that was changed back to how it was made."""
+        """Bring every host that was changed back to how it was made, and the driver's link."""
+        if self.driver.touched:
+            self.driver.heal()
         for host in self:
             host.repair()
 

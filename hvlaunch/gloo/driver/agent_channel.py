@@ -61,6 +61,9 @@ class AgentConnection(Protocol):
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
         """Raises HostError."""
 
+    def silence(self) -> float | None:
+        """Seconds since the first machine on the way acknowledged something; None where that is not known."""
+
     def close(self) -> None:
         """Close it and its channel; unblocks threads in them. Never raises, may be repeated."""
 
@@ -78,6 +81,9 @@ class CommandConnection:
         is_here = self.remote_address is None
         command, data = program.command(host, is_here=is_here, is_near=self._connection.is_near)
         return CommandChannel(self._connection.run(command), data, listener)
+
+    def silence(self) -> float | None:
+        return self._connection.silence()
 
     def close(self) -> None:
         self._connection.close()

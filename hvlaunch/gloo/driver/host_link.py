@@ -132,6 +132,12 @@ class HostLink:
         """Whether its agent has said its last word: only its guardian is there."""
         return self._bye is not None
 
+    @property
+    def last_acknowledged(self) -> float | None:
+        """When the first machine on the way to the agent last acknowledged something; None where it is not known."""
+        silence = None if self._connection is None else self._connection.silence()
+        return None if silence is None else self._clock() - silence
+
     def open(self) -> None:
         """Begin to connect, in a thread of its own; what comes of it arrives as events."""
         threading.Thread(target=self._run, name=f"host {self.host.name}", daemon=True).start()

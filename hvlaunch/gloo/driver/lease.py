@@ -1,29 +1,88 @@
 """When agents are to hear from the driver, and which of them were silent for too long. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
 
-__all__ = ["Lease"]
+__all__ = ["Lease", "agents_lease"]
 
 _LONGEST_PULSE = 5.0
 _PULSES_PER_LEASE = 4
+_RESENT = 1.0
+"""Seconds between two of TCP's attempts (see streams/tcp.py in ssh): what was sent in a cut arrives that long after it."""
+
+
+def agents_lease(seconds: float) -> float:
+    """The silence after which an agent gives up: the last sign of life may have come a pulse before a cut of `seconds`."""
+    return seconds + _pulse(seconds) + _RESENT
 
 
 class Lease:
-    """Silence of `seconds` ends it. Times are seconds of the driver's clock; `deadline` is when look() is to be called."""
+    """Ends when a host has not answered a sign of life for `seconds`, and the second in which TCP tries again.
+
+    Times are seconds of the driver's clock; `deadline` is when look() is to be called.
+    """
 
     def __init__(self, seconds: float, now: float) -> None:
         self._seconds = seconds
-        self._pulse = min(_LONGEST_PULSE, seconds / _PULSES_PER_LEASE)
+        self._pulse = _pulse(seconds)
         self._next_pulse = self._awake_since = now
+        self._silences: dict[str, _Silence] = {}
         self.deadline = now
 
-    def look(self, heard: Mapping[str, float], now: float) -> tuple[bool, list[str]]:
-        """Whether to send all hosts a sign of life, and which were silent for the lease; `heard` is when each was last heard."""
+    def look(
+        self, heard: Mapping[str, float], acknowledged: Callable[[str], float | None], now: float
+    ) -> tuple[bool, list[str]]:
+        """Whether to send all hosts a sign of life, and which have not answered for the lease.
+
+        `heard` is when each was last heard, `acknowledged` when its kernel last acknowledged something; None if not known.
+        """
         if now > self._next_pulse + self._pulse:
             self._awake_since = now  # we were stopped ourselves: what the hosts sent is still to be read
         is_due = now >= self._next_pulse
         if is_due:
             self._next_pulse = now + self._pulse
-        ends = {host: max(when, self._awake_since) + self._seconds for host, when in heard.items()}
+        known = self._silences
+        self._silences = {
+            host: known[host] if host in known and known[host].heard == when else _Silence(when, when)
+            for host, when in heard.items()
+        }
+        ends: dict[str, float] = {}
+        for host, silence in self._silences.items():
+            if silence.asked < inf:
+                silence.see(acknowledged(host), self._seconds)
+            elif is_due:
+                silence.asked = now
+            ends[host] = silence.end(self._seconds, self._awake_since)
         self.deadline = min([self._next_pulse, *(end for end in ends.values() if end > now)])
         return is_due, [host for host, end in ends.items() if end <= now]
+
+
+@dataclass
+class _Silence:
+    """Of one host: since when, and when it was first sent a sign of life that it has not answered.
+
+    What the host itself has sent in a cut is sent again by its sshd's TCP, whose pauses double. So the pause in which
+    a cut heals may go on for as long as the cut was. That it has healed is seen before: the host acknowledges again.
+    """
+
+    heard: float
+    acknowledged: float
+    asked: float = inf
+    until: float = 0.0
+
+    def see(self, acknowledged: float | None, seconds: float) -> None:
+        """Its kernel's newest sign of life; only a cut of more than half the lease has later consequences."""
+        if acknowledged is not None and acknowledged > self.acknowledged:
+            cut = acknowledged - self.acknowledged
+            if cut > seconds / 2:
+                self.until = min(acknowledged + cut, self.asked + 2 * seconds)
+            self.acknowledged = acknowledged
+
+    def end(self, seconds: float, awake_since: float) -> float:
+        """When the host is given up."""
+        return max(max(self.asked, awake_since) + seconds, self.until) + _RESENT
+
+
+def _pulse(seconds: float) -> float:
+    return min(_LONGEST_PULSE, seconds / _PULSES_PER_LEASE)

@@ -15,7 +15,7 @@ from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.host_link import HostLink, Opening
 from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.lease import Lease
+from hvlaunch.gloo.driver.lease import Lease, agents_lease
 from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.driver.start_frame import gets_stdin, start_frame
 from hvlaunch.gloo.driver.stdin import StdinPump
@@ -98,7 +98,7 @@ class Driver:
         """How many workers the last round had."""
         self._lease = Lease(spec.lease, clock())
         self._result: JobResult | None = None
-        config = {"lease": spec.lease, "grace": spec.grace, "window": self._window()}
+        config = {"lease": agents_lease(spec.lease), "grace": spec.grace, "window": self._window()}
         own_pythons = frozenset(host.python for host in spec.hosts if host.python is not None)
         self._program = AgentProgram(config, spec.remote_python, own_pythons)
 
@@ -160,7 +160,7 @@ class Driver:
             return
         links = {name: link for name, link in self._links.items() if not (link.is_closed or link.has_parted)}
         heard = {name: link.last_heard for name, link in links.items() if link.last_heard is not None}
-        is_due, silent = self._lease.look(heard, now)
+        is_due, silent = self._lease.look(heard, lambda name: links[name].last_acknowledged, now)
         for name in silent:
             cause = f"lost: silent for {self._spec.lease:g} s (--lease)"
             hint = f"ping {name}: the host is down, or the network is cut"

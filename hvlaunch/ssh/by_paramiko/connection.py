@@ -108,6 +108,7 @@ class ParamikoConnection:
         self.local_address: str | None = stream.local_address
         self.remote_address: str | None = stream.remote_address
         self.is_near = stream.is_near
+        self.silence = stream.silence
         self._host = host
         self._transport = transport
         self._timeout = timeout

@@ -46,6 +46,9 @@ class JumpStream:
         """What tells the jump host of the close."""
         transport.streams[channel.get_id()] = self
 
+    def silence(self) -> float | None:
+        return self._transport.silence()
+
     def recv(self, size: int, /) -> bytes:
         data = self._channel.recv(size)
         self.greeting = greeting_with(self.greeting, data)

@@ -62,6 +62,10 @@ class ClientTransport(HookedTransport):
         self.streams: WeakValueDictionary[int, _ChannelStream] = WeakValueDictionary()
         """The channels that other connections go through, by their numbers."""
 
+    def silence(self) -> float | None:
+        """See Connection."""
+        return cast("Stream", self.sock).silence()
+
     def hang_up(self) -> None:
         """Close the connection and wait for its thread; unblocks every thread in it. May be repeated.
 

@@ -32,6 +32,9 @@ class ProxySocket(GreetingSocket):
         self._drain = threading.Thread(target=self._drain_stderr, name="ProxyCommand stderr", daemon=True)
         self._drain.start()
 
+    def silence(self) -> None:
+        return None
+
     def problem(self) -> str | None:
         self._drain.join(_STDERR_PATIENCE)
         complaint = self._tail.get().decode("utf-8", "replace").strip().rpartition("\n")[2]

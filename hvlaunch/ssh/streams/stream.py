@@ -26,6 +26,9 @@ class Stream(Protocol):
     def is_near(self) -> bool:
         """See Connection."""
 
+    def silence(self) -> float | None:
+        """See Connection."""
+
     def recv(self, size: int, /) -> bytes: ...
 
     def send(self, data: bytes, /) -> int: ...

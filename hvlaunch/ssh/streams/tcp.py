@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import struct
+import sys
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ from hvlaunch.ssh.config.settings import HostSettings
 from hvlaunch.ssh.stages import stage
 from hvlaunch.ssh.streams.stream import GreetingSocket
 
-__all__ = ["QuickSocket", "addresses_toward", "dial", "is_near"]
+__all__ = ["QuickSocket", "addresses_toward", "dial", "is_near", "persist", "silence"]
 
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 """Linux has it."""
@@ -19,6 +20,13 @@ _READ_SIZE = 1 << 18
 _MIN_RTT = struct.Struct("=148xI")
 """Linux' struct tcp_info, up to tcpi_min_rtt: microseconds, of the quickest round trip so far."""
 _NEAR = 2000
+_LAST_ACK_RECV = struct.Struct("=56xI")
+"""The same, up to tcpi_last_ack_recv: milliseconds."""
+_RTO_MAX_MS = 44
+"""Linux 6.15."""
+_LONGEST_PAUSE = 1000
+_USER_TIMEOUT = 900_000
+"""What Linux has by its own rules, where pauses between attempts are as long as they like."""
 
 
 class QuickSocket(GreetingSocket):
@@ -42,6 +50,9 @@ class QuickSocket(GreetingSocket):
     @property
     def is_near(self) -> bool:
         return is_near(self)
+
+    def silence(self) -> float | None:
+        return silence(self)
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         if not self._ahead:
@@ -102,10 +113,30 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
 
 def is_near(sock: socket.socket) -> bool:
     """Whether a packet goes there and back within 2 ms, as in one room or on one campus; False where it is not known."""
-    if not hasattr(socket, "TCP_INFO"):
+    rtt = _info(sock, _MIN_RTT)
+    return rtt is not None and rtt < _NEAR
+
+
+def silence(sock: socket.socket) -> float | None:
+    """Seconds since the other side's kernel acknowledged something; None where that is not known."""
+    milliseconds = _info(sock, _LAST_ACK_RECV)
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def persist(sock: socket.socket) -> bool:
+    """Send again each second what is not acknowledged. Else the pauses double: after a cut, it takes as long again.
+
+    False where the kernel has no such option (before Linux 6.15), and nothing changes. The pauses being short, Linux would give the
+    connection up after 14 s.
+    """
+    if sys.platform != "linux":
         return False
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
-    return len(info) == _MIN_RTT.size and _MIN_RTT.unpack(info)[0] < _NEAR
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, _RTO_MAX_MS, _LONGEST_PAUSE)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT)
+    except OSError:
+        return False
+    return True
 
 
 def addresses_toward(settings: HostSettings) -> tuple[str, str]:
@@ -127,10 +158,21 @@ def _connect(family: socket.AddressFamily, protocol: int, address: Any, limit: f
         sock.settimeout(limit)
         sock.connect(address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        persist(sock)
     except OSError:
         sock.close()
         raise
     return sock
+
+
+def _info(sock: socket.socket, field: struct.Struct) -> int | None:
+    if not hasattr(socket, "TCP_INFO"):
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, field.size)
+    except OSError:  # closed meanwhile
+        return None
+    return int(field.unpack(info)[0]) if len(info) == field.size else None
 
 
 def _reason(error: Exception) -> str:

@@ -19,10 +19,10 @@ from orders import Orders
 
 import hvlaunch
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import WaitTimeout
+from hvlaunch.rendezvous.client_errors import RendezvousUnreachable, WaitTimeout
 
 COMMIT_EVERY = 4
-STEP = 0.01
+STEP = float(os.environ.get("STEP", "0.01"))
 LOOK = 0.3
 
 
@@ -48,15 +48,17 @@ class Group:
         """Every worker's value, by rank. Raises Broken."""
         self._count += 1
         keys = [f"{self._count}/{rank}" for rank in range(self.size)]
-        self._client.put(self._scope, keys[self.rank], json.dumps(value).encode())
         while True:
             if self.broken.is_set():
                 raise Broken
             try:
+                self._client.put(self._scope, keys[self.rank], json.dumps(value).encode())
                 self._client.wait_all(self._scope, keys, LOOK)
+                return [json.loads(one or b"null") for one in self._client.get_many(self._scope, keys)]
             except WaitTimeout:
-                continue
-            return [json.loads(one or b"null") for one in self._client.get_many(self._scope, keys)]
+                pass
+            except RendezvousUnreachable:
+                time.sleep(LOOK)  # a cut, which may heal
 
 
 class Training:
@@ -130,6 +132,7 @@ def in_process(client: Client, training: Training) -> None:
         member.enter(grant.round, group.broken.set)
 
         def committed() -> bool:
+            member.met()
             member.committed(training.commits)
             return bool(member.is_changing)
 

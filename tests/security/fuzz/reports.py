@@ -238,6 +238,9 @@ class _Command:
     def run(self, _command: str) -> "_Command":
         return self
 
+    def silence(self) -> None:
+        return None
+
     def read(self) -> bytes:
         return next(self._parts, b"")
 

@@ -113,6 +113,9 @@ class FakeConnection:
         self.command = command
         return self.channel
 
+    def silence(self) -> None:
+        return None
+
     def close(self) -> None:
         self.channel.close()
 

@@ -51,6 +51,9 @@ class PlayedAgent:
 
     # The connection and its channel
 
+    def silence(self) -> None:
+        return None
+
     def run(self, command: str) -> "PlayedAgent":
         found = _BUNDLE_SIZE.search(command)
         self._bundle_left = int(found[1]) if found else 0

@@ -103,10 +103,10 @@ class Rig:
         until(lambda: all(map(answered, alive)), "pings and their answers")
 
     def silence(self, name: str) -> None:
-        """The host says nothing for its lease; the others do."""
+        """The host does not answer a sign of life for its lease, nor a second longer; the others do."""
         self.agents[name].is_silent = True
         others = self.agents.keys() - {name}
-        for _ in range(int(LEASE / PULSE)):
+        for _ in range(int(LEASE / PULSE) + 2):
             self.pulse(*others)
         until(self.agents[name].closed.is_set, f"the end of the connection to {name}")
 

@@ -1,38 +1,90 @@
-from hvlaunch.gloo.driver.lease import Lease
+from hvlaunch.gloo.driver.lease import Lease, agents_lease
+
+
+def unknown(_: str) -> None:
+    """Nobody's kernel is asked."""
+
+
+class Silent:
+    """Host a, which was last heard at the time 10, and a driver with a lease of 8 seconds, which looks whenever it is to."""
+
+    def __init__(self) -> None:
+        self.lease = Lease(8.0, 10.0)
+        self.acknowledged: float | None = 10.0
+
+    def look(self, heard: float, now: float) -> list[str]:
+        return self.lease.look({"a": heard}, lambda _: self.acknowledged, now)[1]
+
+    def until(self, end: float) -> list[str]:
+        """Look until then; who is lost at that time, and nobody before."""
+        while (now := self.lease.deadline) < end:
+            assert self.look(10.0, now) == []
+        return self.look(10.0, end)
 
 
 def test_signs_of_life_are_due_four_times_in_a_lease() -> None:
     lease = Lease(8.0, 100.0)
-    assert lease.look({}, 100.0) == (True, [])
+    assert lease.look({}, unknown, 100.0) == (True, [])
     assert lease.deadline == 102.0
-    assert lease.look({}, 101.0) == (False, [])
-    assert lease.look({}, 102.0) == (True, [])
+    assert lease.look({}, unknown, 101.0) == (False, [])
+    assert lease.look({}, unknown, 102.0) == (True, [])
 
 
 def test_they_are_never_further_apart_than_five_seconds() -> None:
     lease = Lease(3600.0, 0.0)
-    lease.look({}, 0.0)
+    lease.look({}, unknown, 0.0)
     assert lease.deadline == 5.0
 
 
-def test_a_host_is_silent_as_soon_as_the_lease_is_over() -> None:
-    lease = Lease(5.0, 0.0)
-    heard = {"a": 0.3, "b": 0.3}
-    now = 0.0
-    while now < 5.0:
-        _, silent = lease.look(heard, now)
-        assert silent == []
-        heard["b"] = now = lease.deadline
-    assert now == 5.0  # a sign of life is due; the next thing to happen is the end of a's lease
-    lease.look(heard, now)
-    assert lease.deadline == 5.3
-    assert lease.look(heard, 5.3) == (False, ["a"])
+def test_a_host_is_lost_when_a_sign_of_life_was_not_answered_for_the_lease_and_a_second() -> None:
+    assert Silent().until(10.0 + 8.0 + 1.0) == ["a"]
+
+
+def test_a_host_that_answers_is_not_silent() -> None:
+    silent = Silent()
+    silent.until(18.9)
+    assert silent.look(18.9, 19.0) == []
+    assert silent.look(18.9, 26.9) == []
+
+
+def test_a_host_whose_kernel_alone_lives_is_lost_as_soon() -> None:
+    silent = Silent()
+    for now in (12.0, 14.0, 16.0, 18.0):
+        silent.until(now)
+        silent.acknowledged = now + 0.001
+    assert silent.until(19.0) == ["a"]
+
+
+def test_a_cut_that_has_healed_gives_the_host_as_long_again() -> None:
+    silent = Silent()
+    silent.until(18.0)
+    silent.acknowledged = 17.2  # the cut was 7.2 s long
+    assert silent.until(17.2 + 7.2 + 1.0) == ["a"]
+
+
+def test_a_link_that_heals_again_and_again_has_twice_the_lease() -> None:
+    silent = Silent()
+    for acknowledged in (15.0, 20.0, 25.0):
+        silent.until(acknowledged + 0.5)
+        silent.acknowledged = acknowledged
+    assert silent.until(10.0 + 2 * 8.0 + 1.0) == ["a"]
+
+
+def test_nothing_is_known_of_the_hosts_kernel() -> None:
+    silent = Silent()
+    silent.acknowledged = None
+    assert silent.until(19.0) == ["a"]
+
+
+def test_an_agent_waits_longer_than_a_cut_of_the_lease_is() -> None:
+    assert [agents_lease(seconds) for seconds in (4.0, 8.0, 30.0)] == [6.0, 11.0, 36.0]
 
 
 def test_a_driver_that_was_stopped_blames_no_host_for_it() -> None:
     lease = Lease(4.0, 0.0)
-    lease.look({"a": 0.0}, 0.0)
-    assert lease.look({"a": 0.0}, 60.0) == (True, [])
-    for now in (61.0, 62.0, 63.0):
-        assert lease.look({"a": 0.0}, now) == (True, [])
-    assert lease.look({"a": 0.0}, 64.0) == (True, ["a"])
+    heard = {"a": 0.0}
+    lease.look(heard, unknown, 0.0)
+    assert lease.look(heard, lambda _: 59.9, 60.0) == (True, [])
+    for now in (61.0, 62.0, 63.0, 64.0):
+        assert lease.look(heard, unknown, now) == (True, [])
+    assert lease.look(heard, unknown, 65.0) == (True, ["a"])

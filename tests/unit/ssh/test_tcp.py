@@ -9,7 +9,7 @@ import pytest
 from hvlaunch.errors import ConnectFailed, StartTimeout, UnknownHost
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.config.settings import resolve
-from hvlaunch.ssh.streams.tcp import QuickSocket, dial
+from hvlaunch.ssh.streams.tcp import QuickSocket, dial, persist, silence
 
 from .conftest import PATIENCE, free_port
 
@@ -122,3 +122,24 @@ def test_no_answer_within_the_configured_time(settings, full_port):
 def test_no_time_left(settings):
     with pytest.raises(StartTimeout, match="no time was left of --start-timeout"):
         dial("node", settings(hostname="127.0.0.1"), time.monotonic())
+
+
+def test_what_is_not_acknowledged_is_sent_again_each_second_and_given_up_as_late_as_ever() -> None:
+    with socket.socket() as sock:
+        if not persist(sock):
+            pytest.skip("TCP_RTO_MAX_MS: Linux 6.15")
+        found = [sock.getsockopt(socket.IPPROTO_TCP, option) for option in (44, socket.TCP_USER_TIMEOUT)]
+    assert found == [1000, 900_000]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="a kernel that does not tell")
+def test_how_long_the_other_side_has_acknowledged_nothing(settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with dial("a", settings(hostname="127.0.0.1", port=port), soon()) as sock, server.accept()[0]:
+            while (before := silence(sock) or 0.0) < 0.05:
+                time.sleep(0.01)
+            sock.sendall(b"x")
+            while (silence(sock) or 0.0) >= before:
+                time.sleep(0.001)
+        assert silence(sock) is None  # closed
