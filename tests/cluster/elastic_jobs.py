@@ -46,12 +46,20 @@ class Work:
 
 
 class ElasticJob(Job):
-    """A job on hosts from a discovery script. `directory` is one that all hosts see; close() removes it.
+    """A job on hosts from a discovery script, or from -H. `directory` is one that all hosts see; close() removes it.
 
     `events_file` is where the driver writes its event log, which stays.
     """
 
-    def __init__(self, hosts: TestHosts, work: Work, events_file: Path, pool: str, *options: object) -> None:
+    def __init__(
+        self,
+        hosts: TestHosts,
+        work: Work,
+        events_file: Path,
+        pool: str,
+        *options: object,
+        is_fixed: bool = False,
+    ) -> None:
         self.hosts = hosts
         self.work = work
         self.directory = Path(tempfile.mkdtemp(prefix="hvlaunch-elastic-", dir="/var/tmp"))
@@ -61,8 +69,9 @@ class ElasticJob(Job):
         self._read_to = 0
         self._known: list[Event] = []
         self._seen = 0
+        script = ("--host-discovery-script", f"cat {self.directory / 'pool'}", "--discovery-interval", 0.2)
         arguments = [
-            *("--host-discovery-script", f"cat {self.directory / 'pool'}", "--discovery-interval", 0.2),
+            *(("-H", pool) if is_fixed else script),
             *("--grace", 30, "--events", self._events_file),
             *("-x", "OMP_NUM_THREADS=1", *options),
             *(work.python, PROGRAMS / work.program, self.directory),

@@ -35,8 +35,8 @@ class Starter:
         self.events_file = events_file
         self.job: ElasticJob | None = None
 
-    def __call__(self, pool: str, *options: object) -> ElasticJob:
-        self.job = ElasticJob(self.cluster, self.work, self.events_file, pool, *options)
+    def __call__(self, pool: str, *options: object, is_fixed: bool = False) -> ElasticJob:
+        self.job = ElasticJob(self.cluster, self.work, self.events_file, pool, *options, is_fixed=is_fixed)
         return self.job
 
 
@@ -146,6 +146,39 @@ def test_hosts_fail_one_by_one(start: Starter, cluster: TestHosts) -> None:
     number = job.goes_on_with("b:1", after=number)
     report = job.finish()
     assert report["rounds"][-1][2] == 1
+
+
+def test_two_hosts_that_never_reach_each_other(start: Starter, cluster: TestHosts) -> None:
+    cluster["b"].part(cluster["c"])
+    job = start("a:1,b:1,c:1,d:1", "--min-np", 1)
+    other = left_over(job)
+    job.goes_on_with(f"a:1,{other}:1,d:1")
+    job.finish()
+    assert left_over(job) == other
+
+
+def left_over(job: ElasticJob) -> str:
+    """Of the hosts b and c, which do not reach each other, one is excluded, and what hvlaunch says of it names both."""
+    job.until(lambda: " is excluded" in job.stderr and job.events("host_excluded"), "one is excluded")
+    (left_out,) = (event["host"] for event in job.events("host_excluded"))
+    other = {"b": "c", "c": "b"}[left_out]
+    (line,) = (line for line in job.stderr.splitlines() if f"host {left_out} is excluded" in line)
+    assert f"can't connect to host {other} (tried " in line
+    return other
+
+
+@pytest.mark.parametrize("is_fixed", [False, True], ids=["script", "fixed"])
+def test_the_drivers_own_link_is_away_for_longer_than_the_lease(
+    start: Starter, cluster: TestHosts, is_fixed: bool
+) -> None:
+    job = start("a:1,b:1", "--min-np", 2, "--lease", start.work.lease, is_fixed=is_fixed)
+    number = job.goes_on_with("a:1,b:1")
+    cluster.driver.cut()
+    job.until(lambda: len(job.events("host_lost")) == 2, "both hosts are lost")
+    wait_until(lambda: not any(map(job.left_on, "ab")), "nothing is left on hosts that nobody reaches")
+    cluster.driver.heal()
+    job.goes_on_with("a:1,b:1", after=number)
+    job.finish()
 
 
 def test_changes_while_a_round_is_being_placed(start: Starter) -> None:
@@ -282,6 +315,19 @@ def test_workers_that_stay(start: Starter, cluster: TestHosts) -> None:
     job.pool("b:1")
     report = job.finish()
     assert [size for _, _, size in report["rounds"]] == [2, 3, 2, 1]
+
+
+@pytest.mark.xdist_group("torch")
+@pytest.mark.parametrize("start", TRAINING[:1], ids=str, indirect=True)
+def test_two_hosts_that_reach_each_other_no_more(start: Starter, cluster: TestHosts) -> None:
+    """Gloo waits for ever; that nothing is committed tells that something is wrong."""
+    job = start("a:1,b:1,c:1", "--min-np", 1, "--commit-timeout", 10)
+    number = job.goes_on_with("a:1,b:1,c:1")
+    cluster["b"].part(cluster["c"])
+    other = left_over(job)
+    job.goes_on_with(f"a:1,{other}:1", after=number)
+    job.finish()
+    assert left_over(job) == other
 
 
 @pytest.mark.xdist_group("torch")

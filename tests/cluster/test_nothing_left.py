@@ -155,6 +155,19 @@ def test_a_link_is_cut(scene: Scene) -> None:
     scene.is_clean()
 
 
+def test_the_drivers_own_link_is_cut(scene: Scene) -> None:
+    job = scene.start(options=("--lease", LEASE)).saw("ready", 8)
+    scene.hosts.driver.cut()
+    assert job.code() == 69
+    assert f"lost: silent for {LEASE} s (--lease)" in job.stderr
+    names = scene.hosts.names
+    wait_until(
+        lambda: not any(map(scene.of_the_job, names)), "nothing is left on hosts that nobody reaches", LIMIT
+    )
+    scene.hosts.driver.heal()
+    scene.is_clean()
+
+
 def test_a_host_is_powered_off(cluster: TestHosts) -> None:
     arguments = ["-H", "a:2,b:2", "--lease", LEASE, "--grace", GRACE, sys.executable, PROGRAMS / "detach.py"]
     job = Job(cluster, arguments).saw("ready", 4)
