@@ -12,6 +12,10 @@ from hvlaunch.gloo.engine.outcome import outcome
 from hvlaunch.gloo.engine.policy import Policy
 from hvlaunch.gloo.engine.round import Round, SecondTry
 from hvlaunch.job import JobResult, WorkerExit
+from tests.simulation.bugs import (
+    an_agent_that_does_not_close_is_waited_for,
+    who_outlives_sigkill_is_waited_for,
+)
 from tests.simulation.world import World
 
 SEEDS = 2000
@@ -177,6 +181,8 @@ def what_was_done_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
+        who_outlives_sigkill_is_waited_for,
+        an_agent_that_does_not_close_is_waited_for,
         it_begins_again_and_again,
         what_was_done_is_done_again,
         a_bad_host_is_waited_for,

@@ -120,7 +120,8 @@ class World(Play):
             found += [lambda host=host, slot=slot: self.exit(host, slot) for slot in able]  # type: ignore[misc]
             if self.has_thief and (slot := self.slot_of_first(host)) is not None:
                 found += [lambda host=host, slot=slot: self.take_port(host, slot)] * 5  # type: ignore[misc]
-            if host.link in ("connected", "ready") and self.random.random() < self.faults:
+            is_well = host.link in ("connected", "ready") and not host.outliving
+            if is_well and self.random.random() < self.faults:
                 found += [lambda host=host: self.lose(host), lambda host=host: self.stick(host)]  # type: ignore[misc]
         if self.interrupts < 3 and self.random.random() < self.faults:
             found.append(self.interrupt)
