@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -22,8 +23,9 @@ from hvlaunch.ssh.config.settings import HostSettings, by_hand, resolve, ssh_wor
 from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.pipes import PipeChannel, start_piped
 from hvlaunch.ssh.stages import stage
+from hvlaunch.ssh.streams.borrowed import borrow
 from hvlaunch.ssh.streams.connect_limit import ConnectLimit
-from hvlaunch.ssh.streams.tcp import addresses_toward
+from hvlaunch.ssh.streams.tcp import addresses_toward, persist, silence
 
 __all__ = ["OpenSSHChannel", "OpenSSHClient", "OpenSSHConnection"]
 
@@ -145,8 +147,8 @@ class OpenSSHConnection:
         deadline = time.monotonic() + self._timeout
         return self._run_limited(partial(self._start, command, deadline), host=self._host, deadline=deadline)
 
-    def silence(self) -> None:
-        return None
+    def silence(self) -> float | None:
+        return next((channel.silence() for channel in self._channels), None)
 
     def close(self) -> None:
         self._closed = True
@@ -196,6 +198,8 @@ class OpenSSHChannel:
         self._process = process
         self._minder = minder
         minder.mind(process.pid)
+        self._socket: socket.socket | None = None
+        """Another descriptor of ssh's own."""
         self._pipes = PipeChannel(process)
         self._early = b""
 
@@ -210,7 +214,13 @@ class OpenSSHChannel:
         except OSError:  # closed meanwhile
             return False
         self._early = seen.replace(_MARK, b"", 1)
+        self._socket = borrow(self._process.pid)
+        if self._socket is not None:
+            persist(self._socket)
         return True
+
+    def silence(self) -> float | None:
+        return None if self._socket is None else silence(self._socket)
 
     def read(self) -> bytes:
         if self._early:
@@ -236,6 +246,8 @@ class OpenSSHChannel:
         return self._pipes.exit_status(timeout)
 
     def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
         self._pipes.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is None:

@@ -19,12 +19,23 @@ def may_persist() -> bool:
 
 
 @pytest.mark.skipif(not may_persist(), reason="TCP_RTO_MAX_MS: Linux 6.15")
+@pytest.mark.parametrize("client", ["paramiko", "openssh"])
 @pytest.mark.parametrize("each", ["echo tick", "[ ! -e /tmp/healed ] || echo tick"], ids=["prints", "silent"])
-def test_the_drivers_link_is_away_for_most_of_the_lease(cluster: TestHosts, each: str) -> None:
+def test_the_drivers_link_is_away_for_most_of_the_lease(cluster: TestHosts, client: str, each: str) -> None:
     """For which there is no condition to wait for: that it is long is the point."""
     job = Job(
         cluster,
-        ["-H", "a:1,b:1", "--lease", LEASE, "sh", "-c", f"echo ready; while :; do {each}; sleep 0.2; done"],
+        [
+            "-H",
+            "a:1,b:1",
+            "--lease",
+            LEASE,
+            "--ssh-client",
+            client,
+            "sh",
+            "-c",
+            f"echo ready; while :; do {each}; sleep 0.2; done",
+        ],
     )
     job.saw("ready", 2)
     cluster.driver.cut()
