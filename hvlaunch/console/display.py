@@ -77,10 +77,11 @@ class Display:
             for key in self._prompts.answered(now):
                 self._splitters[key].forget()
 
-    def expect(self, ranks: Iterable[int]) -> None:
-        """Learn of ranks that will write here."""
+    def place(self, places: Mapping[int, tuple[str, int]]) -> None:
+        """Learn of ranks that will write here, with host and local_rank of each."""
+        self._prefix.place(places)
         if self._merger is not None:
-            self._merger.expect(ranks)
+            self._merger.expect(places)
 
     def output(self, key: Key, data: bytes, now: float) -> None:
         """What a worker wrote."""

@@ -1,33 +1,48 @@
 """What a display shows, on its way to readers who may take their time."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from hvlaunch.console.display import Display
+from hvlaunch.console.lines import Stream
 from hvlaunch.console.raw_file import RawFile
 
-__all__ = ["Outlet"]
+__all__ = ["BATCH", "Outlet", "Output"]
+
+BATCH = 1 << 18
+"""Bytes of output for one page, and at most one item more."""
+
+
+class Output(NamedTuple):
+    """What a rank wrote; `done(len(data))` is called when that is written."""
+
+    rank: int
+    stream: Stream
+    data: bytes
+    done: Callable[[int], None]
 
 
 class Outlet:
     """Writes a display's pages, as far as they are taken at once. `failed` is called with what can't be written.
 
-    While a page is not all taken, no further page is made: what the display gets meanwhile waits in it.
+    While a page is not all taken, no further page is made. What is put meanwhile waits, in its order, as it came: as
+    lines of pages it would take several times the memory.
     """
 
     def __init__(self, display: Display, failed: Callable[[RawFile, OSError], None]) -> None:
         self.display = display
         self._failed = failed
+        self._waiting: deque[Output | Callable[[float], None]] = deque()
         self._page: list[tuple[RawFile, Sequence[bytes | memoryview]]] = []
+        self._owed: list[Output] = []
+        """What the display got for this page."""
         self._is_dropped = False
         self._broken: set[RawFile] = set()
-        self._owed: list[Callable[[], None]] = []
-        """To be called when the page is written."""
-        self._next: list[Callable[[], None]] = []
-        """To be called when the page after it is."""
 
-    def then(self, call: Callable[[], None]) -> None:
-        """Have `call` called when what the display has now is written."""
-        self._next.append(call)
+    def put(self, item: Output | Callable[[float], None]) -> None:
+        """Show output, or do to the display what is called with the time then; with the next write(), in its turn."""
+        self._waiting.append(item)
 
     @property
     def waits_at(self) -> int | None:
@@ -57,16 +72,28 @@ class Outlet:
                     return has_written
                 del self._page[0]
             self._settle()
-            self._owed, self._next = self._next, []
+            self._feed(now)
             self._page.extend(self.display.page(now))
-            if not self._page:
+            if not self._page and not self._waiting:
                 self._settle()
                 return has_written
 
     def _settle(self) -> None:
         owed, self._owed = self._owed, []
-        for call in owed:
-            call()
+        for output in owed:
+            output.done(len(output.data))
+
+    def _feed(self, now: float) -> None:
+        """Give the display what waits, as much as one page shall have."""
+        size = 0
+        while self._waiting and size < BATCH:
+            item = self._waiting.popleft()
+            if isinstance(item, Output):
+                self.display.output((item.rank, item.stream), item.data, now)
+                self._owed.append(item)
+                size += len(item.data)
+            else:
+                item(now)
 
     def _write_to(
         self, file: RawFile, parts: "Sequence[bytes | memoryview]"

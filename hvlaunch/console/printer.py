@@ -15,7 +15,7 @@ from hvlaunch.console.color import can_redraw, colored
 from hvlaunch.console.display import Display
 from hvlaunch.console.files import OutputFiles
 from hvlaunch.console.lines import Stream
-from hvlaunch.console.outlet import Outlet
+from hvlaunch.console.outlet import BATCH, Outlet, Output
 from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.raw_file import RawFile, same_place
 from hvlaunch.job import ConsoleOptions
@@ -25,23 +25,17 @@ __all__ = ["TAIL", "Printer"]
 TAIL = 16384
 """Bytes of each rank's stderr that are kept for the failure report."""
 
-_BATCH = 1 << 18
 _MOST_LIVE_ROWS = 8
 _READ_SIZE = 4096
 _UNWOKEN = 0.05
 """Seconds between looks at the queue where no descriptor was left to be woken by."""
 
 
-class _Output(NamedTuple):
-    rank: int
-    stream: Stream
-    data: bytes
-    done: Callable[[int], None]
+class _Word(NamedTuple):
+    """What a display is told besides output, with the time then."""
 
-
-class _End(NamedTuple):
-    rank: int
-    stream: Stream
+    outlet: Outlet
+    tell: Callable[[float], None]
 
 
 class _Task(NamedTuple):
@@ -50,7 +44,7 @@ class _Task(NamedTuple):
     run: Callable[[], None]
 
 
-_Item = _Output | _End | _Task
+_Item = Output | _Word | _Task
 
 
 class Printer:
@@ -76,11 +70,8 @@ class Printer:
         `environ` tells what the terminal can do. Raises BadUsage where the prefix is not valid.
         """
         options = options or ConsoleOptions()
-        self._prefix = Prefix(options.prefix)
         self._shown = options.ranks
-        displays = _displays(
-            RawFile(stdout, "stdout"), RawFile(stderr, "stderr"), self._prefix, options, environ
-        )
+        displays = _displays(RawFile(stdout, "stdout"), RawFile(stderr, "stderr"), options, environ)
         outlets = {id(display): Outlet(display, self._not_written) for display in displays.values()}
         self._outlets = {stream: outlets[id(display)] for stream, display in displays.items()}
         self._each = list(outlets.values())
@@ -109,17 +100,16 @@ class Printer:
 
     def place(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Learn host and local_rank of these ranks, whose workers will be started."""
-        self._put(_Task(lambda: self._place(places)))
+        shown = {rank: place for rank, place in places.items() if self._shows(rank)}
+        self._tell_each(lambda display, _: display.place(shown))
 
     def read_by(self, ranks: Iterable[int]) -> None:
         """Learn which ranks read what the user types: their unfinished lines are prompts, and shown on a terminal."""
-        for outlet in self._each:
-            self._put(_Task(partial(outlet.display.read_by, ranks)))
+        self._tell_each(lambda display, _: display.read_by(ranks))
 
     def answered(self) -> None:
         """The user has typed a line, which the terminal has echoed."""
-        for outlet in self._each:
-            self._put(_Task(lambda outlet=outlet: outlet.display.answered(self._clock())))  # type: ignore[misc]
+        self._tell_each(Display.answered)
 
     def output(self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None]) -> None:
         """Print what a worker wrote; `done(len(data))` when that was written.
@@ -131,7 +121,7 @@ class Printer:
             before = b"" if rank in self._ended else self._tails.get(rank, b"")
             self._ended.discard(rank)
             self._tails[rank] = (before + data[-TAIL:])[-TAIL:]
-        self._put(_Output(rank, stream, data, done))
+        self._put(Output(rank, stream, data, done))
         if self._has_ended:
             self._let_go()
 
@@ -139,19 +129,23 @@ class Printer:
         """The stream has ended: print its unfinished line. What comes next is another worker's, of this rank."""
         if stream == "stderr":
             self._ended.add(rank)
-        self._put(_End(rank, stream))
+        if self._shows(rank):
+            outlet = self._outlets[stream]
+            self._put(_Word(outlet, partial(outlet.display.end, (rank, stream))))
 
     def say(self, text: str) -> None:
         """Print hvlaunch's own message to stderr, each of its lines as `hvlaunch: …`."""
-        self._put(_Task(lambda: self._outlets["stderr"].display.say(text)))
+        self._put(self._said(text))
 
     def show(self, text: str) -> None:
         """Print text to stderr as it is: the failure report. Nothing where it is empty."""
-        self._put(_Task(lambda: self._outlets["stderr"].display.show(text)))
+        outlet = self._outlets["stderr"]
+        self._put(_Word(outlet, lambda _: outlet.display.show(text)))
 
     def status(self, text: Callable[[], str] | None) -> None:
         """What hvlaunch waits for, shown on a terminal until the next status; None: it waits for nothing."""
-        self._put(_Task(lambda: self._outlets["stderr"].display.status(text, self._clock())))
+        outlet = self._outlets["stderr"]
+        self._put(_Word(outlet, partial(outlet.display.status, text)))
 
     @property
     def is_whole(self) -> bool:
@@ -183,6 +177,14 @@ class Printer:
                 break
         return self._is_taken
 
+    def _tell_each(self, tell: Callable[[Display, float], None]) -> None:
+        for outlet in self._each:
+            self._put(_Word(outlet, partial(tell, outlet.display)))
+
+    def _said(self, text: str) -> _Word:
+        outlet = self._outlets["stderr"]
+        return _Word(outlet, lambda _: outlet.display.say(text))
+
     def _put(self, item: "_Item | None") -> None:
         self._queue.put(item)
         if self._waits and self._bell is not None:
@@ -202,19 +204,18 @@ class Printer:
         with suppress(Empty):
             while True:
                 item = self._queue.get_nowait()
-                if isinstance(item, _Output):
+                if isinstance(item, Output):
                     item.done(len(item.data))
 
     def _print(self) -> None:
         closing = False
         while not closing:
             batch, closing = self._take()
-            now = self._clock()
             for item in batch:
-                self._handle(item, now)
+                self._handle(item)
             if closing:
-                self._finish(now)
-            self._write(now)
+                self._finish()
+            self._write(self._clock())
         self._write_the_rest()
 
     def _write_the_rest(self) -> None:
@@ -248,8 +249,8 @@ class Printer:
             item = self._queue.get(timeout=timeout)
             while item is not None:
                 batch.append(item)
-                size += len(item.data) if isinstance(item, _Output) else 0
-                if size >= _BATCH:
+                size += len(item.data) if isinstance(item, Output) else 0
+                if size >= BATCH:
                     return batch, False
                 item = self._queue.get_nowait()
         except Empty:
@@ -280,22 +281,18 @@ class Printer:
         known = [time for outlet in self._each if (time := outlet.deadline) is not None]
         return max(0.0, min(known) - self._clock()) if known else None
 
-    def _handle(self, item: _Item, now: float) -> None:
+    def _handle(self, item: _Item) -> None:
         if isinstance(item, _Task):
             item.run()
-            return
-        key = (item.rank, item.stream)
-        if isinstance(item, _Output) and self._files is not None:
-            self._file(self._files, item)
-        outlet = self._outlets[item.stream]
-        if isinstance(item, _End):
-            if self._shows(item.rank):
-                outlet.display.end(key, now)
-        elif self._shows(item.rank):
-            outlet.display.output(key, item.data, now)
-            outlet.then(partial(item.done, len(item.data)))
+        elif isinstance(item, _Word):
+            item.outlet.put(item.tell)
         else:
-            item.done(len(item.data))
+            if self._files is not None:
+                self._file(self._files, item)
+            if self._shows(item.rank):
+                self._outlets[item.stream].put(item)
+            else:
+                item.done(len(item.data))
 
     def _shows(self, rank: int) -> bool:
         return self._shown is None or any(rank in part for part in self._shown)
@@ -305,18 +302,13 @@ class Printer:
             self._files.close()
         self._files = files
 
-    def _place(self, places: Mapping[int, tuple[str, int]]) -> None:
-        self._prefix.place(places)
+    def _finish(self) -> None:
         for outlet in self._each:
-            outlet.display.expect(rank for rank in places if self._shows(rank))
-
-    def _finish(self, now: float) -> None:
-        for outlet in self._each:
-            outlet.display.end_all(now)
+            outlet.put(outlet.display.end_all)
         if self._files is not None:
             self._files.close()
 
-    def _file(self, files: OutputFiles, item: _Output) -> None:
+    def _file(self, files: OutputFiles, item: Output) -> None:
         try:
             files.write(item.rank, item.stream, item.data)
         except OSError as error:
@@ -343,11 +335,11 @@ class Printer:
         """Say once what is wrong with `culprit`; with the next page written."""
         if culprit not in self._reported:
             self._reported.add(culprit)
-            self._outlets["stderr"].display.say(text)
+            self._handle(self._said(text))
 
 
 def _displays(
-    out: RawFile, err: RawFile, prefix: Prefix, options: ConsoleOptions, environ: Mapping[str, str]
+    out: RawFile, err: RawFile, options: ConsoleOptions, environ: Mapping[str, str]
 ) -> dict[Stream, Display]:
     """Where each stream goes, stderr last; one display where both end in the same place."""
 
@@ -355,7 +347,7 @@ def _displays(
         is_terminal = next(iter(files.values())).is_terminal
         return Display(
             files,
-            prefix,
+            Prefix(options.prefix),
             color=colored(options.color, terminal=is_terminal, environ=environ),
             live_rows=rows if can_redraw(terminal=is_terminal, environ=environ) else 0,
             merge=options.merge,

@@ -17,6 +17,9 @@ from hvlaunch.ssh.streams.stream import Stream
 __all__ = ["ParamikoChannel", "ParamikoConnection"]
 
 _CHUNK = 32 * 1024
+_MOST_READ = 1 << 18
+"""Bytes that read() gives at once: who cuts frames out of them has them several times."""
+
 _CLOSE_PATIENCE = 1.0
 _STDERR_PATIENCE = 1.0
 
@@ -36,7 +39,7 @@ class ParamikoChannel:
 
     def read(self) -> bytes:
         try:
-            data = self._session.recv(WINDOW)
+            data = self._session.recv(_MOST_READ)
         except (EOFError, SSHException) as error:
             raise self._lost() from error
         # The host says that stdout ended, or that the command did; silence means that the host is gone.

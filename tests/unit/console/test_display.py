@@ -19,10 +19,8 @@ class Place:
 
     def __init__(self, *, color=False, live_rows=0, merge=False, template="[{rank}] "):
         memory = RawFile(io.BytesIO(), "memory")
-        prefix = Prefix(template)
-        prefix.place({rank: (f"gpu{rank // 2}", rank % 2) for rank in range(100)})
         self.display = Display(
-            {OUT: memory, ERR: memory}, prefix, color=color, live_rows=live_rows, merge=merge
+            {OUT: memory, ERR: memory}, Prefix(template), color=color, live_rows=live_rows, merge=merge
         )
         self.written = b""
         self.now = 0.0
@@ -39,6 +37,9 @@ class Place:
             self.now = max(self.now, deadline)
         self.now = end
         return self.written[before:]
+
+    def expect(self, ranks):
+        self.display.place({rank: (f"gpu{rank // 2}", rank % 2) for rank in ranks})
 
     def output(self, rank, data, stream=OUT):
         self.display.output((rank, stream), data, self.now)
@@ -193,7 +194,7 @@ def test_messages_and_reports_can_do_nothing_to_the_terminal():
 
 def test_merged_lines_have_their_set():
     place = Place(merge=True, template="[{rank} {host}]<{stream}>: ")
-    place.display.expect(range(8))
+    place.expect(range(8))
     for rank in range(8):
         place.output(rank, b"loading\nshard %d\n" % (rank // 4))
         place.output(rank, b"warning\n", ERR)
@@ -206,7 +207,7 @@ def test_merged_lines_have_their_set():
 
 def test_merging_waits_a_moment_for_a_twin_and_no_longer():
     place = Place(merge=True)
-    place.display.expect(range(2))
+    place.expect(range(2))
     place.output(0, b"a\n")
     assert place.flush(0.1) == b""
     place.output(1, b"a\n")
@@ -218,7 +219,7 @@ def test_merging_waits_a_moment_for_a_twin_and_no_longer():
 
 def test_merged_colours_are_of_no_rank():
     place = Place(merge=True, color=True)
-    place.display.expect(range(2))
+    place.expect(range(2))
     for rank in range(2):
         place.output(rank, b"a\n")
     assert place.flush() == b"\x1b[0;1m[0-1] \x1b[0ma\n"
@@ -226,7 +227,7 @@ def test_merged_colours_are_of_no_rank():
 
 def test_a_long_line_is_not_merged_and_disturbs_no_order():
     place = Place(merge=True)
-    place.display.expect(range(2))
+    place.expect(range(2))
     long = b"x" * (1 << 20)
     place.output(0, b"before\n")
     place.output(0, long)
@@ -240,7 +241,7 @@ def test_a_long_line_is_not_merged_and_disturbs_no_order():
 @pytest.mark.parametrize("merge", [False, True])
 def test_what_waits_at_the_end_is_printed(merge):
     place = Place(merge=merge)
-    place.display.expect(range(3))
+    place.expect(range(3))
     place.output(2, b"half")
     place.output(0, b"whole\n\r50%")
     place.output(1, b"\r10%\r")

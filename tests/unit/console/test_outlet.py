@@ -1,0 +1,72 @@
+"""An outlet whose reader takes nothing for a while."""
+
+from hvlaunch.console.display import Display
+from hvlaunch.console.outlet import BATCH, Outlet, Output
+from hvlaunch.console.prefix import Prefix
+from hvlaunch.console.raw_file import RawFile
+
+LINES = b"x" * 99 + b"\n"
+SOME = LINES * 500
+MANY = 40 * BATCH // len(SOME)
+
+
+class Counting(Display):
+    """Counts the bytes of output that it was given."""
+
+    given = 0
+
+    def output(self, key, data, now):
+        self.given += len(data)
+        super().output(key, data, now)
+
+
+def outlet_of(write):
+    file = RawFile(write, "stdout")
+    display = Counting(
+        {"stdout": file, "stderr": file}, Prefix("{rank} {host}: "), color=False, live_rows=0, merge=False
+    )
+    return Outlet(display, lambda _, error: None)
+
+
+def read_all(read, outlet, done):
+    """All that the outlet writes until `done` has every output; the most that the display was given beyond."""
+    text, most = b"", 0
+    while len(done) < MANY:
+        text += read.read1(1 << 16)
+        outlet.write(0.0)
+        most = max(most, outlet.display.given - sum(done))
+    return text, most
+
+
+def test_what_nobody_takes_waits_as_it_came_and_the_display_has_one_page(pipe):
+    read, write = pipe
+    outlet = outlet_of(write)
+    done: list[int] = []
+    for _ in range(MANY):
+        outlet.put(Output(0, "stdout", SOME, done.append))
+    outlet.write(0.0)
+    assert done == []
+    assert outlet.waits_at is not None
+    _, most = read_all(read, outlet, done)
+    assert done == [len(SOME)] * MANY
+    assert BATCH <= most < BATCH + len(SOME)
+
+
+def test_what_the_display_is_told_keeps_its_turn(pipe):
+    """Output of a rank that waits has the host from which it came, though the rank has another since."""
+    read, write = pipe
+    outlet = outlet_of(write)
+    done: list[int] = []
+    for number in range(MANY):
+        place = {0: (f"host{number % 2}", 0)}
+        outlet.put(lambda _, place=place: outlet.display.place(place))
+        outlet.put(Output(0, "stdout", SOME, done.append))
+        outlet.write(0.0)
+    text, _ = read_all(read, outlet, done)
+    outlet.write(0.0)
+    lines = text.splitlines()
+    assert len(lines) >= 1000
+    assert lines[:1000:500] == [b"0 host0: " + LINES[:-1], b"0 host1: " + LINES[:-1]]
+    assert lines[499][:9] == b"0 host0: "
+    hosts = [line[2:7] for line in lines[:-1]]
+    assert hosts == [b"host%d" % (number // 500 % 2) for number in range(len(hosts))]
