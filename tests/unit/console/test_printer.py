@@ -1,9 +1,7 @@
-import errno
+"""What the printer prints of output and messages, in which order, and what it keeps."""
+
 import io
 import os
-import select
-import subprocess
-import sys
 import threading
 from collections import defaultdict
 
@@ -12,52 +10,7 @@ import pytest
 from hvlaunch.console.files import OutputFiles
 from hvlaunch.console.printer import TAIL, Printer
 from hvlaunch.job import ConsoleOptions
-
-WAIT = 20
-
-
-class Console:
-    """A printer on two sinks in memory, and what it acknowledged."""
-
-    def __init__(self, stdout=None, stderr=None, **options):
-        self.stdout = stdout or io.BytesIO()
-        self.stderr = stderr or io.BytesIO()
-        self.done = []
-        self.printer = Printer(self.stdout, self.stderr, **options)
-
-    def output(self, rank, data, stream="stdout"):
-        self.printer.output(rank, stream, data, self.done.append)
-
-    def close(self):
-        assert self.printer.close(WAIT)
-        return self.stdout.getvalue(), self.stderr.getvalue()
-
-
-class Gate(io.BytesIO):
-    """A sink that takes nothing until it is opened."""
-
-    def __init__(self):
-        super().__init__()
-        self.open = threading.Event()
-        self.entered = threading.Event()
-        self.writes = []
-
-    def write(self, data):
-        self.entered.set()
-        assert self.open.wait(WAIT)
-        self.writes.append(bytes(data))
-        return super().write(data)
-
-
-class Failing(io.BytesIO):
-    def __init__(self, code):
-        super().__init__()
-        self.code = code
-        self.tries = 0
-
-    def write(self, data):
-        self.tries += 1
-        raise OSError(self.code, os.strerror(self.code))
+from tests.unit.console.consoles import WAIT, Console
 
 
 def test_whose_line_is_whose():
@@ -165,161 +118,6 @@ def test_many_ranks_from_many_threads_keep_their_lines_whole_and_in_order():
     }
 
 
-def test_done_is_called_after_the_bytes_were_written():
-    gate = Gate()
-    console = Console(stdout=gate)
-    console.output(0, b"one\n")
-    assert gate.entered.wait(WAIT)
-    console.output(0, b"two\n")
-    assert console.done == []
-    gate.open.set()
-    console.close()
-    assert console.done == [4, 4]
-
-
-def test_what_waited_together_is_written_together():
-    gate = Gate()
-    console = Console(stdout=gate)
-    console.output(0, b"first\n")
-    assert gate.entered.wait(WAIT)
-    for rank in range(100):
-        console.output(rank, b"later\n")
-    gate.open.set()
-    console.close()
-    assert len(gate.writes) == 2
-
-
-def test_a_slow_reader_holds_done_back(pipe):
-    read, write = pipe
-    acknowledged = threading.Event()
-    printer = Printer(write, io.BytesIO())
-    line = b"x" * 99 + b"\n"
-    text = line * 3000  # more than a pipe takes
-    printer.output(0, "stdout", text, lambda _: acknowledged.set())
-    start = read.read(1000)
-    assert not acknowledged.is_set()
-    rest = read.read(3000 * len(b"[0]<stdout>: " + line) - 1000)
-    assert acknowledged.wait(WAIT)
-    assert start + rest == (b"[0]<stdout>: " + line) * 3000
-    assert printer.close(WAIT)
-
-
-class Told(io.BytesIO):
-    """A sink that tells when it has this text, in any order of lines."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.text = text
-        self.event = threading.Event()
-
-    def write(self, data):
-        size = super().write(data)
-        if len(self.getvalue()) >= len(self.text):
-            self.event.set()
-        return size
-
-
-def test_close_gives_up_what_nobody_takes(pipe):
-    read, write = pipe
-    stderr = io.BytesIO()
-    printer = Printer(write, stderr)
-    printer.output(0, "stdout", b"x\n" * (1 << 20), lambda _: None)
-    assert not printer.close(0.01)
-    assert printer.is_whole
-    assert printer.has_lost
-    assert stderr.getvalue() == b"hvlaunch: stdout: nobody has read it for 0.01 s; some output is lost\n"
-    assert len(read.read1(1 << 20)) >= select.PIPE_BUF
-
-
-def test_words_and_the_other_stream_pass_output_that_nobody_reads(pipe):
-    _, write = pipe
-    said = Told(b"the end of rank 1\n[0]<stderr>: why\n")
-    done: list[int] = []
-    printer = Printer(write, said)
-    printer.output(0, "stdout", b"x\n" * (1 << 20), done.append)
-    printer.output(0, "stderr", b"why\n", done.append)
-    printer.say("the end of rank 1")
-    assert said.event.wait(WAIT)
-    assert done == [4]
-    assert not printer.close(0.01)
-    assert done == [4, 2 << 20]
-
-
-def test_a_reader_who_takes_a_little_at_a_time_gets_all(pipe):
-    """What is dropped in the end is what nobody has begun to take."""
-    read, write = pipe
-    printer = Printer(write, io.BytesIO())
-    lines = b"".join(b"%d\n" % number for number in range(50_000))
-    printer.output(0, "stdout", lines, lambda _: None)
-    got: list[bytes] = []
-
-    def read_on():
-        while sum(map(len, got)) < len(lines) + 50_000 * len("[0]<stdout>: "):
-            got.append(read.read1(1 << 14))
-
-    reader = threading.Thread(target=read_on)
-    reader.start()
-    assert printer.close(WAIT)
-    reader.join(WAIT)
-    assert b"".join(got).replace(b"[0]<stdout>: ", b"") == lines
-
-
-def test_a_gone_reader_is_told_of_once_and_all_else_goes_on(pipe, tmp_path):
-    read, write = pipe
-    read.close()
-    broken: list[bool] = []
-    done: list[int] = []
-    stderr = io.BytesIO()
-    printer = Printer(write, stderr, on_broken=lambda: broken.append(True))
-    printer.keep(OutputFiles(tmp_path, 1))
-    for _ in range(3):
-        printer.output(0, "stdout", b"out\n", done.append)
-        printer.output(0, "stderr", b"err\n", done.append)
-    assert printer.close(WAIT)
-    assert broken == [True]
-    assert done == [4] * 6
-    assert (tmp_path / "rank.0" / "stdout").read_bytes() == b"out\n" * 3
-    assert stderr.getvalue() == b"[0]<stderr>: err\n" * 3
-    assert printer.tail(0) == b"err\n" * 3
-
-
-def test_both_readers_gone_are_told_of_once():
-    broken = []
-    console = Console(Failing(errno.EPIPE), Failing(errno.EPIPE), on_broken=lambda: broken.append(True))
-    console.output(0, b"out\n")
-    console.output(0, b"err\n", "stderr")
-    console.close()
-    assert broken == [True]
-    assert console.done == [4, 4]
-
-
-def test_a_gone_reader_without_anyone_to_tell():
-    console = Console(Failing(errno.EPIPE))
-    console.output(0, b"out\n")
-    console.close()
-    assert console.done == [4]
-
-
-def test_another_write_error_is_said_once_and_writing_goes_on():
-    full = Failing(errno.ENOSPC)
-    acknowledged = threading.Semaphore(0)
-    console = Console(full)
-    for _ in range(3):
-        console.printer.output(0, "stdout", b"out\n", lambda _: acknowledged.release())
-        assert acknowledged.acquire(timeout=WAIT)
-    _, stderr = console.close()
-    assert stderr == b"hvlaunch: stdout: no space left on device; some output is lost\n"
-    assert full.tries == 3
-
-
-def test_a_stderr_that_fails_cannot_say_so_and_harms_nothing():
-    console = Console(stderr=Failing(errno.EIO))
-    console.output(0, b"err\n", "stderr")
-    console.output(0, b"out\n")
-    assert console.close()[0] == b"[0]<stdout>: out\n"
-    assert console.done == [4, 4]
-
-
 def test_files_get_the_raw_bytes_before_done(tmp_path):
     console = Console()
     console.printer.keep(OutputFiles(tmp_path, 2))
@@ -368,32 +166,6 @@ def test_the_next_worker_of_a_rank_begins_a_new_tail():
     console.output(0, b"more\n", "stderr")
     assert console.printer.tail(0) == b"new\nmore\n"
     console.close()
-
-
-def test_a_tail_is_there_before_it_is_printed():
-    gate = Gate()
-    console = Console(stderr=gate)
-    console.output(0, b"why\n", "stderr")
-    assert console.printer.tail(0) == b"why\n"
-    gate.open.set()
-    console.close()
-
-
-def test_a_failure_to_write_leaves_no_trace_at_the_end_of_the_interpreter():
-    script = (
-        "import sys\n"
-        "from hvlaunch.console.printer import Printer\n"
-        "printer = Printer(sys.stdout.buffer, sys.stderr.buffer)\n"
-        "for _ in range(5):\n"
-        "    printer.output(0, 'stdout', b'x' * 1000 + b'\\n', lambda _: None)\n"
-        "printer.close()\n"
-    )
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-c", script]
-    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
-    os.close(writer)
-    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_a_terminal_shows_both_streams_in_the_order_they_came():
