@@ -187,10 +187,8 @@ class LocalRanks:
             self._parted(str(error))
             connection.close()
             return
-        except (
-            OSError,
-            ValueError,
-        ):  # it has ended, which its launcher will notice, or is no process of the job
+        except (OSError, ValueError):
+            # It has ended, which its launcher will notice, or is no process of the job.
             connection.close()
             return
         self._ranks[slot] = rank = _Rank(connection)
