@@ -18,7 +18,7 @@ _SYNOPSIS = """\
 .IR N ]
 .RB [ \\-H
 .IR HOSTS " |"
-.B \\-hostfile
+.B \\-\\-hostfile
 .IR FILE ]
 .RI [ options ]
 .I COMMAND

@@ -35,12 +35,12 @@ _HOSTS = Group(
         ),
         Option(
             "hostfile",
-            ("-hostfile", "--hostfile"),
+            ("--hostfile", "-hostfile"),
             "file with one host on each line",
             Value(("FILE",), completion="file"),
             more="A line may also say the slots of the host and how it is reached. In an elastic job the file is read "
             "again when it changes.",
-            example="hvlaunch -hostfile hosts python train.py",
+            example="hvlaunch --hostfile hosts python train.py",
             aliases=("-machinefile", "--machinefile"),
             excludes="hosts",
             is_everyday=True,
@@ -65,7 +65,7 @@ _HOSTS = Group(
             ("--no-scheduler",),
             "ignore the scheduler's job around hvlaunch",
             more="Inside a job of Slurm, LSF, PBS, Grid Engine or the MPI operator, its hosts are used where neither `-H` "
-            "nor `-hostfile` names others.",
+            "nor `--hostfile` names others.",
         ),
         Option(
             "skip_bad_hosts",
@@ -236,7 +236,7 @@ _OUTPUT = Group(
         ),
         Option(
             "prefix_timestamp",
-            ("-prefix-timestamp", "--prefix-output-with-timestamp"),
+            ("--prefix-output-with-timestamp", "-prefix-timestamp"),
             "put the time before the prefix",
         ),
         Option(

@@ -19,7 +19,7 @@ ELASTIC = Group(
             field="elastic.min_np",
             default="`-np`, else 1",
             more="With fewer slots the job waits, for `--elastic-timeout`.",
-            example="hvlaunch -np 4 --min-np 2 --max-np 8 -hostfile hosts python train.py",
+            example="hvlaunch -np 4 --min-np 2 --max-np 8 --hostfile hosts python train.py",
             is_everyday=True,
         ),
         Option(
@@ -64,7 +64,7 @@ ELASTIC = Group(
             field="elastic.cooldown",
             default="for good",
             more="In seconds: MIN at first, then twice as long with each failure, up to MAX.",
-            example="hvlaunch --min-np 2 -hostfile hosts --blacklist-cooldown-range 10 300 python train.py",
+            example="hvlaunch --min-np 2 --hostfile hosts --blacklist-cooldown-range 10 300 python train.py",
             convert=values.rising,
         ),
         Option(

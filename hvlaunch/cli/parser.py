@@ -11,7 +11,7 @@ __all__ = ["DESCRIPTION", "HELP_HINT", "Parser", "Question", "make_parser"]
 
 HELP_HINT = "hvlaunch --help"
 
-_USAGE = "hvlaunch [-np N] [-H HOSTS | -hostfile FILE] [options] COMMAND [ARG ...]"
+_USAGE = "hvlaunch [-np N] [-H HOSTS | --hostfile FILE] [options] COMMAND [ARG ...]"
 DESCRIPTION = (
     "Start COMMAND as N workers on the hosts, over ssh, with all that torch.distributed needs to find the "
     "others. Options come before COMMAND; whatever follows its first word belongs to it."

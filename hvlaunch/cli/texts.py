@@ -25,7 +25,7 @@ EXAMPLES = (
     ),
     (
         "hosts from a file, secrets from another, NCCL's log on",
-        "hvlaunch -hostfile hosts --env-file keys -x NCCL_DEBUG=INFO \\\n    python train.py",
+        "hvlaunch --hostfile hosts --env-file keys -x NCCL_DEBUG=INFO \\\n    python train.py",
     ),
     (
         "two to eight workers on hosts that come and go",

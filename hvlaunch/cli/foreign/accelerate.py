@@ -91,8 +91,8 @@ ACCELERATE = (
     *word("--output-filename DIR, which shows the output too", "-t, --tee STREAMS"),
     *absent("workers have no roles; a script can read its RANK", "--role NAME"),
     *word("-x ACCELERATE_NAME=VALUE for its settings; hvlaunch starts the workers", "--config_file FILE"),
-    *word("--mpi -hostfile {}", "--mpirun_hostfile FILE"),
-    *word("-hostfile {}", "--deepspeed_hostfile FILE"),
+    *word("--mpi --hostfile {}", "--mpirun_hostfile FILE"),
+    *word("--hostfile {}", "--deepspeed_hostfile FILE"),
     *word("-H with the hosts to use", "--deepspeed_inclusion_filter, --deepspeed_exclusion_filter SPEC"),
     *word("--mpi, --srun or --gloo", "--deepspeed_multinode_launcher NAME"),
     *word(

@@ -19,7 +19,7 @@ MPICH = (
     *word("--verbose", "-verbose"),
     *word("--version", "-version"),
     *word("--help", "-help"),
-    *word("-hostfile {}", "-f FILE"),
+    *word("--hostfile {}", "-f FILE"),
     *word("--slots-per-host {}", "-ppn, -perhost N"),
     *word("--slots-per-host 1", "-rr"),
     *word("--cwd {}", "-wdir DIR"),

@@ -26,8 +26,8 @@ PDSH = (
     *needless("stdout and stderr are always apart", "-s"),
     *needless("a second Ctrl-C kills the job", "-b"),
     *absent(_GROUPS, "-g, -X GROUP"),
-    *absent("name the hosts: -H or -hostfile", "-a, -A"),
-    *word("-hostfile {}", "-F FILE"),
+    *absent("name the hosts: -H or --hostfile", "-a, -A"),
+    *word("--hostfile {}", "-F FILE"),
     *needless("in a job of Slurm its hosts are used", "-j JOB"),
     *absent("a partition is for salloc or sbatch", "-P PARTITION"),
     *absent("there are no modules", "-M NAMES"),
@@ -78,7 +78,7 @@ CLUSH = (
     *absent(_GROUPS, "-g, --group, -X GROUP"),
     *absent(_GROUPS, "-s, --groupsource NAME"),
     *absent("hosts have no groups", "-G, --groupbase", "--groupsconf FILE"),
-    *absent("name the hosts: -H or -hostfile", "-a, --all"),
+    *absent("name the hosts: -H or --hostfile", "-a, --all"),
     *absent("hosts are used in the order that you name them", "--pick N", "--axis RANGE"),
     *absent(
         "files are not copied to hosts; use clush or rsync before", "-c, --copy, --rcopy FILES", "--dest DIR"

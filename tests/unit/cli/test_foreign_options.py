@@ -74,10 +74,10 @@ def answer(line):
         ("--include a@b true", "--include is deepspeed's: here write -H a:4,b:4 with the hosts to use"),
         (
             "--exclude a true",
-            "--exclude is srun's: here write -H or -hostfile without them; or deepspeed's: ",
+            "--exclude is srun's: here write -H or --hostfile without them; or deepspeed's: ",
         ),
         ("--num_gpus 8 true", "--num_gpus is deepspeed's: here write --slots-per-host 8"),
-        ("--num_nodes=2 true", "--num_nodes is deepspeed's: here write -H or -hostfile with so many hosts"),
+        ("--num_nodes=2 true", "--num_nodes is deepspeed's: here write -H or --hostfile with so many hosts"),
         ("--num-processes 4 true", "--num-processes is accelerate's: here write -np 4"),
         ("--ntasks=8 true", "--ntasks is srun's: here write -np 8"),
         ("-w a,b true", "-w is srun's: here write -H a,b; or pdsh's and clush's: here write -H a,b, and "),

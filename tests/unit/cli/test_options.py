@@ -57,6 +57,11 @@ def answer(*words, groups=WITH_EXTRA):
     return caught.value.text
 
 
+def test_a_long_name_with_one_dash_stands_behind_that_with_two():
+    first = [option.flags[0] for option in OPTIONS]
+    assert [flag for flag in first if re.fullmatch(r"-\w[\w-]{2,}", flag)] == []
+
+
 def fields_of_job_spec():
     names = {field.name for field in dataclasses.fields(JobSpec)} - PARTS.keys()
     return names | {
