@@ -20,6 +20,7 @@ class Commits(Law):
         if not any(isinstance(action, tell.RoundFormed) for action in actions):
             return
         ledger = self.ledger
+        given_up = {one.host for one in actions if isinstance(one, do.Abandon)}
         members = [ledger.workers[one.launch.seat] for one in actions if isinstance(one, do.Assign)]
         newest = max(worker.commit for worker in members)
         kept = [
@@ -28,6 +29,7 @@ class Commits(Law):
             if worker.has_asked
             and worker.last_round in ledger.rounds
             and (worker.host, worker.slot) not in left
+            and worker.host not in given_up
         ]
         assert newest >= max(kept, default=-1), f"training goes back to commit {newest}, from {max(kept)}"
 
