@@ -50,9 +50,9 @@ class BadParameter(GroupError, ValueError):
     """
 
     def __init__(self, name: str, cause: str, *, hint: str | None = None) -> None:
+        what = "port number" if name == "port" else f"{name} parameter"
         super().__init__(
-            f"Error initializing torch.distributed using hvlaunch:// rendezvous: {name} parameter {cause}",
-            hint=hint,
+            f"Error initializing torch.distributed using hvlaunch:// rendezvous: {what} {cause}", hint=hint
         )
         self.name = name
 

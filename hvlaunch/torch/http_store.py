@@ -263,13 +263,11 @@ def _as_torchs() -> Iterator[None]:
     except (RendezvousUnreachable, RendezvousClosed, TooManyConnections) as error:
         raise DistNetworkError(str(error)) from error
     except WaitTimeout as error:
-        raise DistStoreError(
-            _wait_timeout(str(error), error.seconds, f"{error.scope}/{error.key}")
-        ) from error
+        raise DistStoreError(_wait_timeout(str(error), error.seconds, error.key)) from error
     except RendezvousError as error:
         raise DistStoreError(str(error)) from error
 
 
 def _wait_timeout(cause: str, seconds: float, key: str) -> str:
     """In the words of torch's own stores, which its callers look for, and each of which has others."""
-    return f"Wait timeout: {cause} (wait timeout after {1000 * seconds:.0f}ms, keys: {key})"
+    return f"Wait timeout: {cause} (wait timeout after {1000 * seconds:.0f}ms, keys: /{key})"

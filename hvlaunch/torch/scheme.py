@@ -48,6 +48,8 @@ def handle(
     parts = urlsplit(url)
     query = _query(parts.query)
     if parts.netloc:
+        if parts.port is None:
+            raise BadParameter("port", "missing", hint=_SHAPE)
         rank, size = _checked(_number(query, "rank"), _number(query, "world_size"))
         yield _store(f"http://{parts.netloc}", query.get("scope", "torch"), rank, timeout), rank, size
         return

@@ -80,6 +80,7 @@ def test_from_anywhere_by_address_rank_and_size(rendezvous, monkeypatch):
             ValueError,
             "rank parameter 2 is too high, since world_size is 2",
         ),
+        ("hvlaunch://a?rank=0&world_size=1", ValueError, "port number missing"),
         ("hvlaunch://a:1?rank=0&world_size=0", ValueError, "world_size parameter 0 is less than 1"),
         ("hvlaunch://?rank=1", ValueError, "rank parameter 1 is too high, since world_size is 1"),
         ("hvlaunch://a:1?rank=0&world_size=1&token=t", NoRendezvous, "a token is a secret"),
