@@ -50,7 +50,9 @@ class Backend(RendezvousBackend):
                 if now.value is not None:
                     return now.value, now.version, False
                 token = now.version
-            elif not isinstance(token, str):  # torch may hand over any object: no version of ours
+            elif not (
+                isinstance(token, str) and token.isascii() and token.isdigit()
+            ):  # torch may hand over any object: no version of ours
                 found = self.get_state()
                 return None if found is None else (*found, False)
             was_set, now = self._client.compare_and_set(self.scope, self.key, state, token)

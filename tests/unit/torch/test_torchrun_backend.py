@@ -43,6 +43,7 @@ def test_what_is_no_token_of_ours_sets_nothing(backend):
     assert backend.set_state(b"x", object()) is None
     _, token, _ = backend.set_state(b"one")
     assert backend.set_state(b"x", object()) == (b"one", token, False)
+    assert backend.set_state(b"x", "invalid") == (b"one", token, False)
 
 
 def test_without_the_server_or_its_token_there_is_no_connection(server):
