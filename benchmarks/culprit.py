@@ -22,7 +22,8 @@ from benchmarks.culprit_worker import ERROR, KINDS, PROGRAMS
 from benchmarks.measure import heading, table
 
 WORKER = str(Path(__file__).with_name("culprit_worker.py"))
-WORKERS = {"torch": 2, "horovod": 4, "jax": 2}
+WORKERS = {"torch": 2, "horovod-like": 4, "horovod": 4, "jax": 2}
+FLAGS = {"horovod": ["--horovod"]}
 NAMED = re.compile(r"^hvlaunch: rank (\d+) of \d+ ", re.MULTILINE)
 ABORTED = 134
 LIMIT = 120
@@ -32,7 +33,7 @@ LIMIT = 120
 def is_right(hvlaunch: list[str], python: str, program: str, kind: str, culprit: int) -> tuple[bool, str]:
     """Whether one job's report is; and the report."""
     size = WORKERS[program]
-    argv = [*hvlaunch, "-np", str(size), python, WORKER, program, kind, str(culprit)]
+    argv = [*hvlaunch, *FLAGS.get(program, []), "-np", str(size), python, WORKER, program, kind, str(culprit)]
     done = subprocess.run(
         argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LIMIT, check=False
     )
@@ -46,8 +47,8 @@ def is_right(hvlaunch: list[str], python: str, program: str, kind: str, culprit:
 
 
 def has(python: str, module: str) -> bool:
-    """Whether this interpreter has the module; the simulated one needs none."""
-    if module == "horovod":
+    """Whether this interpreter has the module; what plays Horovod's workers needs none."""
+    if module == "horovod-like":
         return True
     return (
         subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
@@ -60,7 +61,10 @@ def main() -> int:
     parser.add_argument("--only", choices=list(PROGRAMS), help="this program alone")
     parser.add_argument("--hvlaunch", default=f"{sys.executable} -m hvlaunch", metavar="COMMAND")
     parser.add_argument(
-        "--python", default=sys.executable, metavar="PATH", help="the workers' interpreter; for JAX, perhaps"
+        "--python",
+        default=sys.executable,
+        metavar="PATH",
+        help="the workers' interpreter; for JAX and Horovod, perhaps",
     )
     parser.add_argument("--wrong", action="store_true", help="print the reports that are wrong")
     args = parser.parse_args()
@@ -80,8 +84,7 @@ def main() -> int:
                 right_of_all[good] += 1
                 if args.wrong and not good:
                     print(f"{program}, {kind}, run {run}:\n{report}", file=sys.stderr)
-            name = "horovod (simulated)" if program == "horovod" else program
-            rows.append([name, kind, f"{right} of {args.runs}"])
+            rows.append([program, kind, f"{right} of {args.runs}"])
             print(*rows[-1], sep=": ", file=sys.stderr, flush=True)
     print(heading("The report names the culprit"))
     print(table(["program", "how it fails", "right"], rows))

@@ -2,7 +2,7 @@
 
 All workers repeat a collective until the one with that rank fails by KIND: an exception; an exception, after which it
 closes its group and takes another second to end; os._exit(7); a segmentation fault. PROGRAM is torch (Gloo), jax
-(Gloo), or horovod, whose client is simulated: see HorovodLike.
+(Gloo), horovod, or horovod-like, which plays its workers where it is not installed: see HorovodLike.
 """
 
 import atexit
@@ -73,6 +73,23 @@ class Jax:
 
     def close(self) -> None:
         """Python's end does it."""
+
+
+class Horovod:
+    def __init__(self, _rank: int, _size: int) -> None:
+        import horovod.torch as hvd  # noqa: PLC0415 (only this program needs it)
+        import torch  # noqa: PLC0415 (only this program needs it)
+
+        torch.set_num_threads(1)
+        hvd.init()
+        self._value = torch.ones(1)
+        self._hvd = hvd
+
+    def step(self) -> None:
+        self._hvd.allreduce(self._value, name="value")
+
+    def close(self) -> None:
+        self._hvd.shutdown()
 
 
 class HorovodInternalError(RuntimeError):
@@ -161,7 +178,12 @@ def crash(_: Program) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-PROGRAMS: dict[str, Callable[[int, int], Program]] = {"torch": Torch, "horovod": HorovodLike, "jax": Jax}
+PROGRAMS: dict[str, Callable[[int, int], Program]] = {
+    "torch": Torch,
+    "horovod-like": HorovodLike,
+    "horovod": Horovod,
+    "jax": Jax,
+}
 KINDS: dict[str, tuple[Callable[[Program], None], int]] = {
     "exception": (raise_error, 1),
     "exception, slow end": (raise_and_close, 1),

@@ -1,6 +1,7 @@
 """How long it takes to start a program on many hosts, wait for it and be done, next to others who do that.
 
     python benchmarks/launch.py --runs 5
+    python benchmarks/launch.py --mpi          # `hvlaunch --mpi` beside each mpirun
     python benchmarks/launch.py --profile      # where hvlaunch's own time goes
 
 `true` with 2 slots per host, on hosts made of namespaces on this machine (root, iproute2, sshd), and on
@@ -63,6 +64,23 @@ def on_hosts(hosts: TestHosts, count: int) -> list[Contender]:
     ]
 
 
+def by_mpi(hosts: TestHosts, count: int, mpirun: str) -> list[Contender]:
+    """hvlaunch with this mpirun, and that alone."""
+    names = hosts.names[:count]
+    where = ["-H", ",".join(f"{name}:{SLOTS}" for name in names)]
+    alone = [*MPIRUN, *where]
+    if mpirun != OPEN_MPI:
+        alone = [mpirun, "-launcher", "ssh", "-hosts", where[1]]
+    np = ["-np", str(SLOTS * count), "true"]
+    popen = hosts.driver.popen
+    package = "apt-get install openmpi-bin mpich"
+    ours = [*HVLAUNCH, "--mpi", "--mpirun", mpirun, *where, *np] if shutil.which(mpirun) else [mpirun]
+    return [
+        contender(f"hvlaunch --mpi --mpirun {mpirun}", popen, ours, package),
+        contender(mpirun, popen, [*alone, *np], package),
+    ]
+
+
 def on_localhost() -> list[Contender]:
     torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent)) or "torchrun"
     words = ["--standalone", "--nproc-per-node", str(SLOTS), "--no-python", "true"]
@@ -76,6 +94,8 @@ def on_localhost() -> list[Contender]:
 
 def rows(where: str, contenders: Sequence[Contender]) -> list[list[str]]:
     """hvlaunch, the first, is compared with each."""
+    if not contenders[0].samples:
+        return [[where, one.name, one.absent, "", ""] for one in contenders]
     ours = contenders[0].median("wall")
     found = []
     for one in contenders:
@@ -129,6 +149,9 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=int, default=5, help="turns that count (default 5)")
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 8, 32], help="numbers of hosts (1 8 32)")
+    parser.add_argument(
+        "--mpi", action="store_true", help="measure --mpi instead, with Open MPI and MPICH, beside mpirun"
+    )
     parser.add_argument("--profile", action="store_true", help="tell where hvlaunch's own time goes instead")
     options = parser.parse_args()
     need_hosts()
@@ -144,12 +167,17 @@ def main() -> int:
         print(heading(f"`true`, {SLOTS} per host; median (least-most) of {options.runs} runs"))
         found = []
         for count in options.hosts:
-            contenders = on_hosts(hosts, count)
-            in_turns(contenders, options.runs)
-            found += rows(str(count), contenders)
-    contenders = on_localhost()
-    in_turns(contenders, options.runs)
-    found += rows("localhost", contenders)
+            for contenders in (
+                [by_mpi(hosts, count, mpirun) for mpirun in (OPEN_MPI, "mpirun.mpich")]
+                if options.mpi
+                else [on_hosts(hosts, count)]
+            ):
+                in_turns(contenders, options.runs)
+                found += rows(str(count), contenders)
+    if not options.mpi:
+        contenders = on_localhost()
+        in_turns(contenders, options.runs)
+        found += rows("localhost", contenders)
     print(table(["hosts", "program", "wall s", "its CPU s", "hvlaunch's wall / its"], found))
     return 0
 

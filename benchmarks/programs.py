@@ -3,6 +3,7 @@
     python benchmarks/programs.py                      # all, as a table
     python benchmarks/programs.py --only Ray Hydra     # some
     python benchmarks/programs.py --write              # the table of docs/programs.md anew
+    python benchmarks/programs.py --only Horovod --python venv/bin/python    # one that was built before
 
 torch is this environment's own; whatever else a program needs comes from the package index, without changing torch.
 What can't be installed is said not to have run, and why. One at a time; gigabytes of downloads, and an hour.
@@ -29,6 +30,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE / "foreign"
 PAGE = HERE.parent / "docs" / "programs.md"
 MARK = "<!-- made by benchmarks/programs.py -->"
+PIP = [sys.executable, "-m", "pip"]
 SIZE = 2
 MPI_TESTS = "attributes cco_obj errhandler exceptions group info msgspec objmodel p2p_obj request status test_comm test_op"
 """Parts of mpi4py's suite. The others do not end soon with two ranks on two busy processors, under mpirun alone, either."""
@@ -47,8 +49,8 @@ class Program(NamedTuple):
     """Behind the script."""
     mpirun: str = ""
     """Runs tests of mpi4py's own with it instead."""
-    why_not: str = ""
-    """Why it is not even tried."""
+    standards: Sequence[str] = ()
+    """Files of its source that ask for C++14, where torch's headers need C++20: it is built from source, for long."""
 
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -111,8 +113,19 @@ PROGRAMS = (
     Program("mpi4py's own tests, MPICH", ("mpi4py",), needs="`--mpi`", mpirun="mpirun.mpich"),
     Program(
         "Horovod",
-        needs="`--horovod`",
-        why_not="it is source alone, whose build needs cmake and takes long; horovod_workers.py plays its workers",
+        ("horovod",),
+        "horovod_training.py",
+        "`--horovod`; [how to build it](horovod.md#building-horovod)",
+        ("--horovod",),
+        env={
+            "HOROVOD_WITH_PYTORCH": "1",
+            "HOROVOD_WITH_GLOO": "1",
+            "HOROVOD_WITHOUT_MPI": "1",
+            "HOROVOD_WITHOUT_TENSORFLOW": "1",
+            "HOROVOD_WITHOUT_MXNET": "1",
+            "MAKEFLAGS": "-j2",
+        },
+        standards=("CMakeLists.txt", "horovod/torch/CMakeLists.txt"),
     ),
 )
 
@@ -124,12 +137,10 @@ class Outcome(NamedTuple):
     how: str
 
 
-def outcome(program: Program, limit: float) -> Outcome:
-    """Install, run, take away."""
+def outcome(program: Program, limit: float, has_it: str | None) -> Outcome:
+    """Install, run, take away. `has_it` is an interpreter that needs nothing to be installed."""
     with tempfile.TemporaryDirectory(prefix="program-") as folder:
-        if program.why_not:
-            return Outcome("", f"not run: {program.why_not}")
-        python, trouble = installed(program, Path(folder))
+        python, trouble = (has_it, "") if has_it else installed(program, Path(folder))
         if trouble:
             return Outcome("", f"not run: {trouble}")
         asked = [
@@ -153,21 +164,19 @@ def installed(program: Program, folder: Path) -> tuple[str, str]:
     Path(own, "zz_below.pth").write_text("\n".join(dict.fromkeys(paths)) + "\n")
     constraint = folder / "constraint"
     constraint.write_text(f"torch=={version('torch')}\n")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-cache-dir",
-    ]
-    env = {**os.environ, **program.env}
+    pip = [*PIP, "--python", python, "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]
+    what: list[str | Path] = ["--constraint", constraint, *program.packages]
+    if program.standards:
+        source, trouble = source_of(program.packages[0], folder)
+        if trouble:
+            return python, trouble
+        for file in program.standards:
+            text = (source / file).read_text()
+            (source / file).write_text(text.replace("CMAKE_CXX_STANDARD 14", "CMAKE_CXX_STANDARD 20"))
+        what = ["--no-deps", "--no-build-isolation", source]
     done = subprocess.run(
-        [*pip, "--constraint", constraint, *program.packages],
-        env=env,
+        [*pip, *what],
+        env={**os.environ, **program.env},
         capture_output=True,
         text=True,
         check=False,
@@ -214,26 +223,21 @@ def ran(program: Program, python: str, folder: Path, limit: float) -> str:
 
 def mpi_tests(folder: Path) -> tuple[Path, str]:
     """mpi4py's own tests, which are in its source."""
-    fetch: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--no-binary",
-        "mpi4py",
-        "-d",
-        folder,
-        f"mpi4py=={version('mpi4py')}",
-    ]
-    done = subprocess.run(fetch, capture_output=True, text=True, check=False)
-    archives = [*folder.glob("mpi4py-*.tar.gz")]
+    source, trouble = source_of(f"mpi4py=={version('mpi4py')}", folder)
+    return source / "test" / "main.py", trouble
+
+
+def source_of(package: str, folder: Path) -> tuple[Path, str]:
+    """Where the package's source is now; or why it can't be had."""
+    name = package.partition("=")[0]
+    words: list[str | Path] = ["download", "--quiet", "--no-deps", "--no-binary", name, "-d", folder]
+    done = subprocess.run([*PIP, *words, package], capture_output=True, text=True, check=False)
+    archives = [*folder.glob(f"{name}-*.tar.gz")]
     if done.returncode != 0 or not archives:
         return folder, "its source can't be had here: " + last_line(done.stderr)
     with tarfile.open(archives[0]) as archive:
         archive.extractall(folder, filter="data")
-    return next(folder.glob("mpi4py-*/test/main.py")), ""
+    return archives[0].with_name(archives[0].name.removesuffix(".tar.gz")), ""
 
 
 def library(mpirun: str, folder: Path) -> Mapping[str, str]:
@@ -256,6 +260,9 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", metavar="WORD", help="programs whose names have one of these words"
     )
+    parser.add_argument(
+        "--python", metavar="PATH", help="an interpreter that has these programs: nothing is installed"
+    )
     parser.add_argument("--limit", type=float, default=300, help="seconds for each (default 300)")
     parser.add_argument("--write", action="store_true", help="put the table into docs/programs.md")
     options = parser.parse_args()
@@ -263,7 +270,7 @@ def main() -> int:
     for program in PROGRAMS:
         if options.only and not any(word.lower() in program.name.lower() for word in options.only):
             continue
-        found = outcome(program, options.limit)
+        found = outcome(program, options.limit, options.python)
         rows.append([program.name, found.version, found.how, program.needs])
         print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     text = table(["program", "version", f"{SIZE} workers", "what it needs"], rows)
