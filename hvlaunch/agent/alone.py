@@ -15,6 +15,9 @@ _LIBRARIES = (("libtorch_cpu", "torch"), ("libtensorflow_framework", "tensorflow
 _WEB = (":0050", ":01BB")
 """The ports of http and https: models, data sets and reports come and go there, and no worker is met."""
 
+_MOST = 100
+"""Processes of a worker: of more, perhaps of a fork bomb, each look would hold the agent up."""
+
 
 def look(pid: int) -> Tuple[bool, Optional[str]]:
     """Whether the worker or a descendant has a TCP socket, or can't be seen; and the library that one has loaded."""
@@ -57,6 +60,8 @@ def _tcp() -> List[Tuple[str, str, str]]:
 def _tree(pid: int) -> List[int]:
     found = [pid]
     for one in found:  # grows meanwhile
+        if len(found) > _MOST:
+            raise OSError("too many to look at")
         for thread in os.listdir("/proc/%d/task" % one):
             with open("/proc/%d/task/%s/children" % (one, thread)) as listing:
                 found.extend(int(child) for child in listing.read().split())

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "watch_over"]
 
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KILL_PATIENCE = 7.0  # the agent takes this time twice, and the driver waits for 25 s
-_PR_SET_DUMPABLE = 4  # prctl(2)
+_PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15  # prctl(2)
 
 
 def main(
@@ -41,18 +42,25 @@ def main(
         agent_main.main(config, directory, alive, sealed, meeting)
 
     patience = float(config["grace"]) + float(config["lease"])
-    watch_over(be_agent, patience, lambda: scratch.remove(directory))
+    watch_over(b"hvl-agent", be_agent, patience, lambda: scratch.remove(directory))
 
 
 def watch_over(
-    work: Callable[[int], NoReturn], patience: float, clean_up: Callable[[], None] = lambda: None
+    name: bytes,
+    work: Callable[[int], NoReturn],
+    patience: float,
+    clean_up: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Do `work` in a child, which is told a descriptor that ends with us. When it ends, kill what it left, and exit as it did.
+
+    `name` is the child's in lists of processes. Neither it nor ours has `python` or `hvlaunch` in it: killall or
+    pkill of these would end both of us at once, and nobody would be left to end the workers.
 
     Neither of the two can be opened by other processes of their user, workers above all: whoever writes into the
     agent's channel or memory could speak in its name. exec makes workers what all processes are.
     """
     prctl(_PR_SET_DUMPABLE, 0)
+    prctl(_PR_SET_NAME, name)
     reaper.adopt_descendants()
     alive_read, alive_write = os.pipe()
     try:
@@ -65,6 +73,7 @@ def watch_over(
         os.setsid()  # who kills the guardian's process group, as Hydra does, must not kill both
         work(alive_read)
     os.close(alive_read)
+    prctl(_PR_SET_NAME, b"hvl-guardian")
     signal.setitimer(signal.ITIMER_REAL, 0)  # that of the start, which fork did not hand on
     status = _wait(child, patience)
     left = len(reaper.kill_descendants(min(_KILL_PATIENCE, patience)))
@@ -78,7 +87,7 @@ def _wait(agent: int, patience: float) -> int:
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in _ENDING:
         signal.signal(number, lambda number, _: _forward(agent, number))
     poll = select.poll()
     poll.register(wake_read, select.POLLIN)
@@ -87,6 +96,8 @@ def _wait(agent: int, patience: float) -> int:
     while True:
         ended, status = os.waitpid(agent, os.WNOHANG)
         if ended:
+            for number in _ENDING:
+                signal.signal(number, signal.SIG_IGN)  # its number may be another's by now
             return status
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
         for fd, _ in poll.poll(timeout):
@@ -110,7 +121,7 @@ def _forward(agent: int, number: int) -> None:
 def _exit_as(status: int, left: int) -> NoReturn:
     code, cause = _explain(status)
     if left:
-        cause = "%d processes can't be killed (another user's, or stuck in the kernel)" % left
+        cause = "%d processes can't be killed (another user's, frozen, or stuck in the kernel)" % left
         code = code or 1
     if cause:
         try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import signal
     import socket
     from collections import deque
-    from typing import Any, Dict, Optional
+    from typing import Any, Dict, Optional, Union
 
 else:
     try:
@@ -46,7 +46,7 @@ def accept(listener: socket.socket) -> socket.socket:
     return socket.socket(fileno=fd)
 
 
-def prctl(option: int, value: int) -> Optional[str]:
+def prctl(option: int, value: Union[int, bytes]) -> Optional[str]:
     """Why it failed, if it did."""
     try:
         import _ctypes  # noqa: PLC0415 (the module above it, which tells errors too, takes 2 ms more on every host)

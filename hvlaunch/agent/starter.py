@@ -29,7 +29,7 @@ _CANNOT_ENTER = 126
 
 def main() -> NoReturn:
     """Serve the agent at descriptor 0 until it has no more use for us, or is gone. Never returns."""
-    guardian.watch_over(lambda alive: Starter(alive).run(), _KILL_PATIENCE)
+    guardian.watch_over(b"hvl-starter", lambda alive: Starter(alive).run(), _KILL_PATIENCE)
 
 
 class Starter:

@@ -79,8 +79,8 @@ def _of_host(
         case tell.HostLeftOver(host, left, pids):
             which = f": {', '.join(map(str, pids))}" if pids else ""
             if left == 1:
-                return f"host {host}: 1 process of the job can't be killed (it belongs to another user, or is stuck in the kernel){which}"
-            return f"host {host}: {left} processes of the job can't be killed (they belong to another user, or are stuck in the kernel){which}"
+                return f"host {host}: 1 process of the job can't be killed (it belongs to another user, is frozen, or is stuck in the kernel){which}"
+            return f"host {host}: {left} processes of the job can't be killed (they belong to another user, are frozen, or are stuck in the kernel){which}"
         case tell.KernelLacks(host, what):
             return f"host {host}: {what}: processes that a worker detaches on it may outlive the job"
         case tell.RendezvousUnreachable(host, tried, port):

@@ -220,7 +220,7 @@ def _on(host: _Host) -> ExitStack:
         (alone, "was_used", lambda _: host.chance.random() < 0.5),
         (listening, "other_user_at", lambda _: host.chance.choice((None, 4242))),
         (reaper, "kill_descendants", lambda _: []),
-        (reaper, "kill_marked", lambda _: None),
+        (reaper, "kill_marked", lambda *_: None),
     ):
         stack.enter_context(mock.patch.object(where, name, what))
     return stack

@@ -283,9 +283,9 @@ def test_what_cannot_be_killed_is_named() -> None:
         import subprocess
         from hvlaunch.agent import reaper
         child = subprocess.Popen(["sleep", "1000"])
-        kill, reaper._kill = reaper._kill, lambda pid, number=0: None
+        reaper._kill = lambda pid, number: None
         assert reaper.kill_descendants(0.1) == [child.pid]
-        kill(child.pid)
+        child.kill()
         assert reaper.kill_descendants(10.0) == []
     """
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)

@@ -177,11 +177,11 @@ FACTS: list[tuple[tell.Fact, str]] = [
     (tell.HostNotClosing("a"), "host a: does not answer; its agent still ends what is left on it"),
     (
         tell.HostLeftOver("a", 2),
-        "host a: 2 processes of the job can't be killed (they belong to another user, or are stuck in the kernel)",
+        "host a: 2 processes of the job can't be killed (they belong to another user, are frozen, or are stuck in the kernel)",
     ),
     (
         tell.HostLeftOver("a", 1, (4711,)),
-        "host a: 1 process of the job can't be killed (it belongs to another user, or is stuck in the kernel): 4711",
+        "host a: 1 process of the job can't be killed (it belongs to another user, is frozen, or is stuck in the kernel): 4711",
     ),
     (
         tell.KernelLacks("a", "no subreaper"),
