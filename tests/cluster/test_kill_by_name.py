@@ -17,7 +17,9 @@ def test_nothing_is_left(cluster: TestHosts, command: list[str]) -> None:
         pytest.skip(f"no {command[0]} here")
     family = "import subprocess, sys; subprocess.run(['sh', '-c', 'setsid sleep 3600 & echo ready; wait'])"
     cluster["a"].run(["ln", "-sf", sys.executable, "/tmp/python3"], check=True)
-    job = Job(cluster, ["-H", "a:2", "--grace", 1, "/tmp/python3", "-c", family]).saw("ready", 2)
+    job = Job(
+        cluster, ["-H", "a:2", "--grace", 1, "--remote-python", "/tmp/python3", "/tmp/python3", "-c", family]
+    ).saw("ready", 2)
     cluster["a"].run(command)
     if command[-1] == "hvlaunch":
         assert (
