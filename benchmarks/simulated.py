@@ -6,6 +6,7 @@ from queue import SimpleQueue
 
 from hvlaunch.console.printer import Printer
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
+from hvlaunch.gloo.driver.control import Inquiry
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver
 from hvlaunch.gloo.engine import events as on
@@ -32,7 +33,7 @@ class SimulatedHosts:
 
     def run(self) -> JobResult:
         """The whole job, with its output to nowhere."""
-        events: SimpleQueue[on.Event] = SimpleQueue()
+        events: SimpleQueue[on.Event | Inquiry] = SimpleQueue()
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
             printer = Printer(nowhere, nowhere)
             keys = Keys.new()

@@ -148,6 +148,8 @@ class JobSpec:
     hosts: tuple[Host, ...]
     cwd: str
     """The workers' working directory, on every host."""
+    name: str | None = None
+    """The user's word for the job, for `hvlaunch jobs` and its like."""
     allocation: str | None = None
     """The scheduler's job that the hosts are from: `Slurm job 123`; None where the user named them."""
     np: int | None = None

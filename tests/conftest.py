@@ -44,6 +44,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         measuring.cov_controller.cov.stop()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _jobs_of_tests_are_not_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    yield
+    del os.environ["XDG_STATE_HOME"]
+    if before is not None:
+        os.environ["XDG_STATE_HOME"] = before
+
+
 def pytest_report_header() -> str:
     import hvlaunch
 

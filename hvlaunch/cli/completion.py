@@ -7,6 +7,7 @@ from typing import Any
 import shtab
 
 from hvlaunch.cli.fish_completion import fish_completion
+from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.option import Group
 from hvlaunch.cli.parser import make_parser
 
@@ -19,17 +20,19 @@ _WAYS: dict[str, dict[str, str]] = {
 }
 """What is offered, beyond shtab's own files and directories."""
 
-_BASH = """\
-_hvlaunch_hosts() {
+_WORDS = " ".join(JOB_WORDS)
+_BASH = f"""\
+_hvlaunch_hosts() {{
   compgen -A hostname -- "$1"
-}
-_hvlaunch_variables() {
+}}
+_hvlaunch_variables() {{
   compgen -e -- "$1"
-}
-_hvlaunch_command_or_files() {
+}}
+_hvlaunch_command_or_files() {{
+  [ "$COMP_CWORD" != 1 ] || compgen -W "{_WORDS}" -- "$1"
   compgen -c -- "$1"
   compgen -f -- "$1"
-}
+}}
 """
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.option import Group, Option
 
 __all__ = ["fish_completion"]
@@ -55,8 +56,12 @@ _WAYS = {
 def fish_completion(groups: Sequence[Group]) -> str:
     """The script."""
     options = [option for group in groups for option in group.options]
+    words = "".join(
+        f"complete -c hvlaunch -n __fish_is_first_token -a {word.name} -d {_quoted(word.help)}\n"
+        for word in JOB_WORDS.values()
+    )
     script = _SCRIPT.replace("PAIRS", _names(options, 2)).replace("VALUES", _names(options, 1))
-    return script + "".join(f"{line}\n" for option in options for line in _lines(option))
+    return script + words + "".join(f"{line}\n" for option in options for line in _lines(option))
 
 
 def _names(options: Sequence[Option], count: int) -> str:
@@ -70,9 +75,14 @@ def _names(options: Sequence[Option], count: int) -> str:
 
 
 def _lines(option: Option) -> Iterator[str]:
-    help_text = option.help.replace("`", "").replace("\\", "\\\\").replace("'", "\\'")
     names = " ".join(map(_named, option.flags))
-    yield f"complete -c hvlaunch -n __hvlaunch_in_options {names}{_taken(option)} -d '{help_text}'"
+    yield f"complete -c hvlaunch -n __hvlaunch_in_options {names}{_taken(option)} -d {_quoted(option.help)}"
+
+
+def _quoted(text: str) -> str:
+    """A word of fish."""
+    escaped = text.replace("`", "").replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _named(flag: str) -> str:

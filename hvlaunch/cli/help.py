@@ -7,6 +7,7 @@ from functools import partial
 from rich.text import Text
 from rich_argparse import RichHelpFormatter
 
+from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.option import Group, Option
 from hvlaunch.cli.parser import make_parser
 from hvlaunch.cli.texts import EXAMPLES, EXIT_CODES, default_text, sentences
@@ -15,6 +16,7 @@ __all__ = ["help_text"]
 
 _SHORT_EPILOG = """\
 more:
+  hvlaunch jobs                 the jobs that run here; hvlaunch stop, and more
   hvlaunch --help               all {count} options, with examples and exit codes
   man hvlaunch                  the same, as a manual page
 """
@@ -38,7 +40,9 @@ def help_text(groups: Sequence[Group], *, is_long: bool) -> str:
 def _epilog() -> str:
     codes = [f"  {code:<10}{meaning}" for code, meaning in EXIT_CODES]
     examples = [f"  {what}\n" + textwrap.indent(line, " " * 4) for what, line in EXAMPLES]
-    return "\n".join(["exit codes:", *codes, "", "examples:", "\n\n".join(examples), ""])
+    words = [f"  hvlaunch {word.name} {word.usage}\n      {_plain(word.help)}" for word in JOB_WORDS.values()]
+    jobs = ["jobs that are there already:", *words, ""]
+    return "\n".join([*jobs, "exit codes:", *codes, "", "examples:", "\n\n".join(examples), ""])
 
 
 def _help(groups: Sequence[Group], describe: Callable[[Option], str], epilog: str, *, column: int) -> str:

@@ -10,12 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol, TextIO
 
+from hvlaunch.cli.answer import complain, print_answer
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.environment import left_out, proxies_with_password
+from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.own_argv import hide_values
 from hvlaunch.cli.spec import job_spec
-from hvlaunch.console.visible import visible
-from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, EXIT_USAGE, BadUsage, HvlaunchError
+from hvlaunch.errors import EXIT_INTERNAL, EXIT_USAGE, BadUsage, HvlaunchError
 from hvlaunch.hosts.local import only_local
 from hvlaunch.job import JobResult, JobSpec
 
@@ -25,7 +26,6 @@ _STDERR = 2
 _FEWEST_DESCRIPTORS = 32  # that a job of one host gets by with
 _OBJECTS_PER_COLLECTION = 20_000  # imports make many that stay: looking through them all takes 10 ms
 _INTERRUPTED = 130  # 128 + SIGINT
-_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 class Run(Protocol):
@@ -43,13 +43,13 @@ def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
     try:
         return _do(argv, run)
     except HvlaunchError as error:
-        _complain(str(error))
+        complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception as error:  # noqa: BLE001 (ours to explain, whatever it is)
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            _complain(str(_too_few_descriptors()))
+            complain(str(_too_few_descriptors()))
             return EXIT_USAGE
         _explain(error, verbose=not {"-v", "--verbose"}.isdisjoint(argv))
         return EXIT_INTERNAL
@@ -71,14 +71,18 @@ def script() -> NoReturn:
 
 
 def _do(argv: Sequence[str], run: Run | None) -> int:
+    if argv and argv[0] in JOB_WORDS:
+        from hvlaunch.cli.job_commands import run_job_command  # noqa: PLC0415 (as below: a new job needs none of it)
+
+        return run_job_command(argv, os.environ)
     try:
         options = parse(argv)
     except Answer as answer:
-        return _print(answer.text)
+        return print_answer(answer.text)
     if options.check_build:
         from hvlaunch.cli.check_build import check_build  # noqa: PLC0415 (as below: a job needs none of it)
 
-        return _print(check_build() + "\n")
+        return print_answer(check_build() + "\n")
     hide_values(options.x)
     spec, warnings = job_spec(options, os.environ)
     names = [] if only_local(spec) else left_out(os.environ, spec.env)
@@ -88,15 +92,15 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         if name in names
     ]
     for warning in () if options.quiet else warnings:
-        _complain(f"warning: {warning}")
+        complain(f"warning: {warning}")
     if spec.allocation is not None and not options.quiet:
         from hvlaunch.hosts.fold import host_set  # noqa: PLC0415
 
-        _complain(f"hosts of {spec.allocation}: {host_set(host.name for host in spec.hosts)}")
+        complain(f"hosts of {spec.allocation}: {host_set(host.name for host in spec.hosts)}")
     if options.dry_run:
-        return _print(_plan(spec, names, show_secrets=options.show_secrets) + "\n")
+        return print_answer(_plan(spec, names, show_secrets=options.show_secrets) + "\n")
     if spec.verbose and names:
-        _complain(f"set here, and not passed on to the workers: {', '.join(names)}")
+        complain(f"set here, and not passed on to the workers: {', '.join(names)}")
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEWEST_DESCRIPTORS:
         raise _too_few_descriptors()
     if run is None:
@@ -134,41 +138,17 @@ def _controller(spec: JobSpec) -> Run:
     return gloo_run
 
 
-def _print(text: str) -> int:
-    """Write to stdout and flush; the exit code that this leads to."""
-    if sys.stdout is None:  # closed before we started
-        return 0
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
-        if isinstance(error, BrokenPipeError):
-            return _BROKEN_PIPE
-        _complain(f"stdout: {os.strerror(error.errno or errno.EIO).lower()}")
-        return EXIT_NOT_WRITTEN
-    return 0
-
-
-def _complain(message: str) -> None:
-    """Write a message to stderr: one line, or one for each host; control characters, which may be a host's, escaped."""
-    with suppress(OSError):
-        for line in message.split("\n"):
-            print(f"hvlaunch: {visible(line)}", file=sys.stderr, flush=True)  # noqa: T201 (printing errors is done here)
-
-
 def _explain(error: Exception, *, verbose: bool) -> None:
     what = " ".join(f"{type(error).__name__}: {error}".split())
     if not verbose:
-        _complain(
+        complain(
             f"internal error: {what}; this is a defect of hvlaunch; try: the same with --verbose, and report it"
         )
         return
     import traceback  # noqa: PLC0415 (needed in this case only)
 
     traceback.print_exception(error)
-    _complain(
+    complain(
         f"internal error: {what}; please report it, with the above and the output of hvlaunch --check-build"
     )
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from hvlaunch import __version__
+from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.option import Group, Option
 from hvlaunch.cli.options import GROUPS
 from hvlaunch.cli.parser import DESCRIPTION
@@ -39,6 +40,11 @@ def man_page(groups: Sequence[Group]) -> str:
         f".SH DESCRIPTION\n{_text(DESCRIPTION)}\n",
         f".SH OPTIONS\n{_OPTIONS}",
         *(part for group in groups for part in _group(group)),
+        ".SH JOBS THAT ARE THERE ALREADY\nThese words have this meaning as the first of a command line alone.\n",
+        *(
+            f".TP\n\\fBhvlaunch {word.name}\\fR {_text(word.usage)}\n{_text(word.help)}\n"
+            for word in JOB_WORDS.values()
+        ),
         ".SH EXIT STATUS\n",
         *(f".TP\n.B {_text(code)}\n{_text(meaning)}\n" for code, meaning in EXIT_CODES),
         ".SH EXAMPLES\n",

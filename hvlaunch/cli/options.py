@@ -409,6 +409,14 @@ _GENERAL = Group(
     pages=(("Shell completion", "output.md#shell-completion"),),
     options=(
         Option(
+            "job_name",
+            ("--job-name",),
+            "the job's name, for `hvlaunch jobs` and its like",
+            Value(("NAME",)),
+            field="name",
+            example="hvlaunch --job-name baseline -np 8 -H a:4,b:4 python train.py",
+        ),
+        Option(
             "dry_run",
             ("--dry-run",),
             "print what would be started, and start nothing",

@@ -28,10 +28,14 @@ class Question(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but errors are ours."""
+    """argparse, but errors are ours; `hint` is where there is help."""
+
+    def __init__(self, *, hint: str = HELP_HINT, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._hint = hint
 
     def error(self, message: str) -> NoReturn:
-        raise BadUsage(message.removeprefix("argument "), hint=HELP_HINT)
+        raise BadUsage(message.removeprefix("argument "), hint=self._hint)
 
 
 def make_parser(groups: Sequence[Group], describe: Callable[[Option], str] | None = None) -> Parser:

@@ -3,22 +3,27 @@
 import errno
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
+from hvlaunch import __version__
 from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError, HvlaunchError
 from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection
+from hvlaunch.gloo.driver.control import Inquiry
 from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.loop import Driver
+from hvlaunch.gloo.driver.loop import Driver, Watcher
+from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.driver.signals import signals_as_events
 from hvlaunch.gloo.driver.thread_failures import failures_as_events
+from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.hosts.local import is_here_by_dns, is_local, only_local
@@ -30,6 +35,7 @@ from hvlaunch.ssh.ways import Ways
 
 if TYPE_CHECKING:
     from hvlaunch.gloo.watch.journal import Journal
+    from hvlaunch.jobs.directory import JobDirectory
 
 __all__ = ["WaysToHosts", "run"]
 
@@ -104,14 +110,31 @@ def run(
     """
     if spec.output_dir is not None:
         _make_output_directory(spec.output_dir)
-    events: SimpleQueue[on.Event] = SimpleQueue()
+    keys = Keys.new()
+    with _job_directory(spec, keys.job_id) as directory:
+        result = _run_and_report(spec, keys, directory, stdout, stderr, stdin, ways)
+        if directory is not None and result.exit_code != 0:
+            _keep(directory, result)
+    return result
+
+
+def _run_and_report(
+    spec: JobSpec,
+    keys: Keys,
+    directory: "JobDirectory | None",
+    stdout: BinaryIO,
+    stderr: BinaryIO,
+    stdin: int,
+    ways: WaysToHosts,
+) -> JobResult:
+    events: SimpleQueue[on.Event | Inquiry] = SimpleQueue()
     with failures_as_events(events.put) as failures:
         broken = on.Interrupted(signal.SIGPIPE)
         printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
         patience = spec.grace
         try:
             try:
-                result, last = _run(spec, events, printer, stdin, ways)
+                result, last = _run(spec, keys, directory, events, printer, stdin, ways)
             except HvlaunchError:
                 if failures.first is None:
                     raise
@@ -137,10 +160,15 @@ def run(
 
 
 def _run(
-    spec: JobSpec, events: SimpleQueue[on.Event], printer: Printer, stdin: int, ways: WaysToHosts
+    spec: JobSpec,
+    keys: Keys,
+    directory: "JobDirectory | None",
+    events: SimpleQueue[on.Event | Inquiry],
+    printer: Printer,
+    stdin: int,
+    ways: WaysToHosts,
 ) -> tuple[JobResult, _LastRound]:
     """The result, and what its report says of the last round."""
-    keys = Keys.new()
     server = RendezvousServer(
         keys.token,
         certificate=keys.certificate,
@@ -158,7 +186,9 @@ def _run(
     ):
         if spec.rendezvous_bind is not None:
             server.listen_at(spec.rendezvous_bind)
-        watchers = () if journal is None else (journal.see,)
+        watchers: list[Watcher] = [] if journal is None else [journal.see]
+        if directory is not None:
+            watchers += _serve_control(directory, server, spec, events.put)
         driver = Driver(
             spec, events, printer, server, keys, connect, stdin=stdin, record=record, watchers=watchers
         )
@@ -197,6 +227,73 @@ def _make_output_directory(path: Path) -> None:
             else "a directory that you may write to"
         )
         raise BadUsage(f"--output-filename {path}: {where}{cause}", hint=hint) from None
+
+
+@contextmanager
+def _job_directory(spec: JobSpec, job_id: str) -> Iterator["JobDirectory | None"]:
+    """The job's own directory; None where there can be none, which is no reason not to run it."""
+    from hvlaunch.jobs.directory import JobDirectory, NoJobDirectory, jobs_directory  # noqa: PLC0415 (errors come first)
+
+    about = {
+        "id": job_id,
+        "name": spec.name,
+        "command": spec.command,
+        "np": spec.np,
+        "is_elastic": spec.elastic is not None,
+        "began": time.time(),
+        "cwd": spec.cwd,
+        "machine": os.uname().nodename,
+        "pid": os.getpid(),
+        "version": __version__,
+    }
+    try:
+        directory = JobDirectory(jobs_directory(os.environ), job_id, about)
+    except NoJobDirectory:
+        yield None
+        return
+    with closing(directory):
+        yield directory
+
+
+def _keep(directory: "JobDirectory", result: JobResult) -> None:
+    from hvlaunch.gloo.watch.recorder import result_record  # noqa: PLC0415 (for jobs that failed)
+    from hvlaunch.jobs.known import prune  # noqa: PLC0415 (as above)
+
+    with suppress(OSError):  # a full disk: nobody will be told of this job
+        directory.keep(result_record(result))
+    prune(directory.path.parent)
+
+
+def _serve_control(
+    directory: "JobDirectory",
+    server: RendezvousServer,
+    spec: JobSpec,
+    post: Callable[[on.Event | Inquiry], None],
+) -> list[Watcher]:
+    """Let others of this user ask and order; what sees all that they may ask for."""
+    from hvlaunch.gloo.driver.control import Control  # noqa: PLC0415 (as the directory)
+    from hvlaunch.gloo.driver.history import History  # noqa: PLC0415 (as the directory)
+    from hvlaunch.jobs.directory import NoJobDirectory  # noqa: PLC0415 (as the directory)
+
+    def make_recorder(write: Callable[[Mapping[str, object]], None], wall: Callable[[], float]) -> Watcher:
+        from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (when somebody asks)
+
+        ranks = Ranks()
+        recorder = Recorder(spec, directory.about["id"], write, ranks.of, wall)
+
+        def see(event: on.Event, actions: Sequence[do.Action], now: float) -> None:
+            ranks.see(actions)
+            recorder.see(event, actions, now)
+
+        return see
+
+    try:
+        listener = directory.listen()
+    except NoJobDirectory:
+        return []
+    history = History(make_recorder)
+    server.serve_beside(listener, Control(directory.about, history, post))
+    return [history.see]
 
 
 @contextmanager

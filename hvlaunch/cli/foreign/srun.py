@@ -66,7 +66,9 @@ SRUN = (
     *word(_PASSED, "--exact, --overlap, --propagate"),
     *word(_PASSED, "-r, --relative, --het-group, --pack-group, --network, --slurmd-debug VALUE"),
     *word(_PASSED, "--acctg-freq, --profile, --cpu-freq, --gpu-freq, --tres-per-task, --stepmgr VALUE"),
-    *absent(_FOR_THE_JOB, "-A, --account, -q, --qos, -J, --job-name, --partition, --reservation NAME"),
+    *same("--job-name NAME"),
+    *word("--job-name NAME", "-J NAME"),
+    *absent(_FOR_THE_JOB, "-A, --account, -q, --qos, --partition, --reservation NAME"),
     *absent(
         _FOR_THE_JOB, "-C, --constraint, --cluster-constraint, -M, --clusters, -L, --licenses, --prefer LIST"
     ),

@@ -13,6 +13,7 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.control import Inquiry
 from hvlaunch.gloo.driver.host_link import HostLink, Opening
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.lease import Lease, agents_lease
@@ -24,6 +25,7 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.gloo.engine.network import is_usable
 from hvlaunch.gloo.watch.narrator import Narrator
+from hvlaunch.gloo.watch.overview import overview
 from hvlaunch.hosts.local import own_addresses
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
@@ -53,7 +55,7 @@ class Driver:
     def __init__(
         self,
         spec: JobSpec,
-        events: SimpleQueue[on.Event],
+        events: SimpleQueue[on.Event | Inquiry],
         printer: Printer,
         rendezvous: RendezvousServer,
         keys: Keys,
@@ -115,7 +117,11 @@ class Driver:
             if self._discovery is not None:
                 self._discovery.start()
             while self._result is None:
-                self._handle(self._next_event())
+                event = self._next_event()
+                if isinstance(event, Inquiry):
+                    event.answer(overview(self._engine, self._clock()))
+                else:
+                    self._handle(event)
                 self._keep_alive()
         finally:
             if self._discovery is not None:
@@ -126,7 +132,7 @@ class Driver:
                 self._job_folder.close()
         return self._result
 
-    def _next_event(self) -> on.Event:
+    def _next_event(self) -> on.Event | Inquiry:
         deadline = self._lease.deadline
         if self._engine.deadline is not None:
             deadline = min(deadline, self._engine.deadline)

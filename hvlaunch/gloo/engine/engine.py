@@ -21,6 +21,7 @@ from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.gloo.engine.outcome import group_state
 from hvlaunch.gloo.engine.policy import Decision, Ending, Policy
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
+from hvlaunch.gloo.engine.round import Round
 from hvlaunch.gloo.engine.rounds import Rounds
 from hvlaunch.gloo.engine.workers import Workers
 from hvlaunch.hosts.placement import needed, unlikely
@@ -69,6 +70,16 @@ class Engine:
     def workers(self) -> Workers:
         """All that live."""
         return self._rounds.workers
+
+    @property
+    def pool(self) -> Pool:
+        """The hosts."""
+        return self._pool
+
+    @property
+    def round(self) -> Round | None:
+        """The newest that began."""
+        return self._rounds.round
 
     def handle(self, event: on.Event, now: float) -> list[Action]:
         """What to do about `event` at `now` (seconds of the driver's clock)."""

@@ -15,7 +15,7 @@ from hvlaunch.gloo.engine.causes import Cause
 from hvlaunch.gloo.watch.sentences import because, sentence
 from hvlaunch.job import JobResult, JobSpec
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "result_record"]
 
 Record = dict[str, object]
 
@@ -159,14 +159,15 @@ class Recorder:
                 which = None if slots is None else list(slots)
                 yield {"type": "workers_stopping", "host": host, "slots": which, "steps": orders}
             case do.Finish(result):
-                yield {"type": "job_ended", **_result(result)}
+                yield {"type": "job_ended", **result_record(result)}
             case do.Connect() | do.Probe() | do.Signal() | do.Release() | do.Abandon() | do.GiveInput():
                 pass
             case _:
                 yield {"type": _name(action), **_fields(action), "text": sentence(action)}
 
 
-def _result(result: JobResult) -> Record:
+def result_record(result: JobResult) -> Record:
+    """How a job ended, as an object."""
     failure, victim, interrupted = result.failure, result.first_victim, result.interrupted
     return {
         "exit_code": result.exit_code,

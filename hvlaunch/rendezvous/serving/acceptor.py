@@ -5,7 +5,6 @@ import socket
 from collections.abc import Callable
 
 from hvlaunch.rendezvous.serving.descriptors import REST, is_shortage
-from hvlaunch.rendezvous.serving.traffic import plain_address
 
 __all__ = ["Acceptor"]
 
@@ -19,10 +18,10 @@ class Acceptor:
         self,
         listener: socket.socket,
         new_client: Callable[[], asyncio.Protocol],
-        is_welcome: Callable[[str], bool],
+        is_welcome: Callable[[socket.socket, object], bool],
         when_short: Callable[[], bool],
     ) -> None:
-        """is_welcome(address) tells whether a client from there gets a protocol at all.
+        """is_welcome(socket, name) tells whether a client gets a protocol at all; `name` is the socket's at its other end.
 
         Where there is no file descriptor for one, when_short() tells whether it has found one, and is asked again if not.
         """
@@ -55,7 +54,7 @@ class Acceptor:
                     self._loop.remove_reader(self._listener)
                     self._rest = self._loop.call_later(0.0 if self._when_short() else REST, self._open)
                 return  # else nobody is there, or gone again
-            if not self._is_welcome(plain_address(name)):
+            if not self._is_welcome(sock, name):
                 sock.close()
                 continue
             task = self._loop.create_task(self._admit(sock))

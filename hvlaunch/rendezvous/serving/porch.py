@@ -27,6 +27,7 @@ class Answerer(Protocol):
 
 def wait_on_porch(
     listeners: Callable[[], Iterable[socket.socket]],
+    side_doors: Callable[[], Iterable[socket.socket]],
     bell: int,
     is_over: Callable[[], bool],
     answerer: Answerer | None,
@@ -34,7 +35,8 @@ def wait_on_porch(
 ) -> list[socket.socket]:
     """Answer questions until somebody comes with anything else, or is_over() is true after the bell was rung.
 
-    Returns the callers that are still there, none of whose bytes has been taken. `listeners` may be more after the bell, too.
+    Returns the callers that are still there, none of whose bytes has been taken; also when somebody is at one of the
+    `side_doors`, where nobody is let in here. There may be more `listeners` and `side_doors` after the bell, too.
     Where there is no file descriptor for a caller, when_short() tells whether it has found one, and is asked again if not.
     """
     poll = select.poll()
@@ -47,11 +49,16 @@ def wait_on_porch(
                 doors[door.fileno()] = door
                 door.setblocking(False)
                 poll.register(door, select.POLLIN)
+        beside = {door.fileno() for door in side_doors()}
+        for fd in beside:
+            poll.register(fd, select.POLLIN)
         for fd, _ in poll.poll():
             if fd == bell:
                 os.read(bell, 512)
                 if is_over():
                     return list(callers.values())
+            elif fd in beside:
+                return list(callers.values())
             elif fd in doors:
                 try:
                     caller, _ = doors[fd].accept()

@@ -15,7 +15,8 @@ from hvlaunch.rendezvous.serving.descriptors import KEPT, Shortage
 from hvlaunch.rendezvous.serving.horovod import HorovodScopes
 from hvlaunch.rendezvous.serving.listeners import Listeners
 from hvlaunch.rendezvous.serving.porch import Answerer, wait_on_porch
-from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits
+from hvlaunch.rendezvous.serving.side_doors import SideDoors
+from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits, plain_address
 from hvlaunch.rendezvous.store import Store, StoreLimits
 
 if (
@@ -28,7 +29,7 @@ if (
     from hvlaunch.rendezvous.serving.acceptor import Acceptor
     from hvlaunch.rendezvous.serving.certificate import Certificate
     from hvlaunch.rendezvous.serving.connection import ClientConnection
-    from hvlaunch.rendezvous.serving.http import HttpLimits
+    from hvlaunch.rendezvous.serving.http import Answer, Head, HttpLimits, Route
     from hvlaunch.rendezvous.serving.routes import Routes
 
 __all__ = ["RendezvousServer"]
@@ -80,6 +81,8 @@ class RendezvousServer:
         self._stop: asyncio.Event
         self._new_client: Callable[[], asyncio.Protocol]
         self._new_wire: Callable[[], asyncio.Protocol]
+        self._side_doors = SideDoors()
+        self._was_asked = False
         self._acceptors: list[Acceptor] = []
         self._thread: threading.Thread | None = None
         self._bell: tuple[int, int] | None = None
@@ -121,6 +124,20 @@ class RendezvousServer:
                 return
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._accept_at, listener)
+            else:
+                self._ring()
+
+    def serve_beside(self, listener: socket.socket, admit: Callable[[Head], Answer | Route]) -> None:
+        """Serve something else to programs of this user, who come by a Unix socket; it is closed with the server.
+
+        `admit` is asked for each request, as RequestReader says. Raises RendezvousClosed.
+        """
+        with self._lock:
+            if self._closing or self._thread is None:
+                raise RendezvousClosed("the rendezvous is not running")
+            self._side_doors.add(listener, admit)
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._accept_beside, listener)
             else:
                 self._ring()
 
@@ -217,8 +234,8 @@ class RendezvousServer:
 
     @property
     def was_asked(self) -> bool:
-        """Whether any client ever came, be it a stranger."""
-        return self._loop is not None
+        """Whether any client ever came to the rendezvous, be it a stranger."""
+        return self._was_asked
 
     def stats(self) -> Stats:
         """The server's numbers now. Raises RendezvousClosed."""
@@ -290,6 +307,7 @@ class RendezvousServer:
         try:
             callers = wait_on_porch(
                 lambda: list(self._listeners.sockets.values()),
+                lambda: self._side_doors.sockets,
                 bell,
                 lambda: self._closing or self._is_needed,
                 self._answerer,
@@ -306,6 +324,7 @@ class RendezvousServer:
             with self._lock:  # whoever asks from here on is told
                 self._closing, self._loop = True, None
             self._listeners.close()
+            self._side_doors.close()
             self._awake.set()
             for found in [*self._waits, *self._calls]:
                 if not found.done():
@@ -334,17 +353,22 @@ class RendezvousServer:
         from hvlaunch.rendezvous.serving.connection import ClientConnection  # noqa: PLC0415 (see the top)
         from hvlaunch.rendezvous.serving.http import (  # noqa: PLC0415 (see the top)
             Answer,
-            Head,
             HttpLimits,
-            Route,
         )
         from hvlaunch.rendezvous.serving.wire import Wire  # noqa: PLC0415 (see the top)
 
         routes = self._routes()
         limits = self._http_limits or HttpLimits(body=self._store.limits.value)
-        self._new_client = lambda: ClientConnection(routes, limits, self._traffic)
+
+        def new_client() -> ClientConnection:
+            self._was_asked = True
+            return ClientConnection(routes, limits, self._traffic)
+
+        self._new_client = new_client
 
         def connect(is_private: Callable[[], bool]) -> ClientConnection:
+            self._was_asked = True
+
             def admit(head: Head) -> Answer | Route:
                 return routes(head, is_private=is_private())
 
@@ -359,8 +383,11 @@ class RendezvousServer:
                 return
             self._loop = loop
             listeners = list(self._listeners.sockets.values())
+            side_doors = self._side_doors.sockets
         for listener in listeners:
             self._accept_at(listener)
+        for door in side_doors:
+            self._accept_beside(door)
         for caller in callers:
             with suppress(OSError):
                 await loop.connect_accepted_socket(self._new_wire, caller)
@@ -368,13 +395,12 @@ class RendezvousServer:
         await self._stop.wait()
         for acceptor in self._acceptors:
             acceptor.close()
-        connections = list(self._traffic.open)
+        connections = [*self._traffic.open, *self._side_doors.connections]
         for connection in connections:
             connection.close(Answer(503, b"the rendezvous has ended\n"))
         if connections:
             await asyncio.wait([connection.lost for connection in connections], timeout=_CLOSE_TIME)
-        if self._traffic.open:
-            stuck = list(self._traffic.open)
+        if stuck := [*self._traffic.open, *self._side_doors.connections]:
             for connection in stuck:
                 connection.abort()
             await asyncio.wait([connection.lost for connection in stuck])
@@ -382,7 +408,13 @@ class RendezvousServer:
     def _accept_at(self, listener: socket.socket) -> None:
         from hvlaunch.rendezvous.serving.acceptor import Acceptor  # noqa: PLC0415 (see the top)
 
-        self._acceptors.append(Acceptor(listener, self._new_wire, self._traffic.is_welcome, self._make_room))
+        def is_welcome(_sock: socket.socket, name: object) -> bool:
+            return self._traffic.is_welcome(plain_address(name))
+
+        self._acceptors.append(Acceptor(listener, self._new_wire, is_welcome, self._make_room))
+
+    def _accept_beside(self, listener: socket.socket) -> None:
+        self._acceptors.append(self._side_doors.open(listener, self._make_room))
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._context is None and self._certificate is not None:

@@ -37,7 +37,7 @@ def test_everything_said_arrives(here):
     for name in ("key", "config", "vars"):
         (here / name).write_text("FROM_FILE=1\n")
     line = (
-        "-np 3 -H a:2,u@b:1 --slots-per-host 4 --force-slots -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
+        "--job-name base -np 3 -H a:2,u@b:1 --slots-per-host 4 --force-slots -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
         "--ssh-user me -i key --ssh-config config --host-keys off --ssh-client openssh --connect-limit 3 --remote-python /py --start-timeout 1 --lease 2 "
         "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log "
         "--horovod --rendezvous-relay always --rendezvous-port 4711 --rendezvous-bind 10.0.0.9 --worker-port-range 29500-29599 "
@@ -49,6 +49,7 @@ def test_everything_said_arrives(here):
         command=("python", "-m", "train", "-np", "4"),
         hosts=(Host("a", slots=2), Host("b", slots=1, user="u")),
         cwd="/data",
+        name="base",
         np=3,
         end_with_rank=2,
         slots_per_host=4,

@@ -50,7 +50,16 @@ def test_every_option_is_in_it_with_all_that_help_says():
     assert words.startswith("HVLAUNCH(1) User Commands HVLAUNCH(1) NAME hvlaunch - start ")
     assert f"hvlaunch {__version__}" in words
     titles = re.findall(r"^[A-Z][A-Z ]+$", text, re.MULTILINE)
-    assert titles == ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXIT STATUS", "EXAMPLES", "SEE ALSO"]
+    assert titles == [
+        "NAME",
+        "SYNOPSIS",
+        "DESCRIPTION",
+        "OPTIONS",
+        "JOBS THAT ARE THERE ALREADY",
+        "EXIT STATUS",
+        "EXAMPLES",
+        "SEE ALSO",
+    ]
 
 
 def test_what_roff_would_take_for_its_own_is_text():

@@ -1,0 +1,157 @@
+"""What the words of job_words.py do: each asks one job's driver, or looks at what its directory has."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hvlaunch.cli.answer import complain, print_answer
+from hvlaunch.cli.job_words import JOB_WORDS
+from hvlaunch.cli.parser import Parser
+from hvlaunch.errors import BadUsage
+from hvlaunch.jobs.control import Control, ControlRefused, DriverGone
+from hvlaunch.jobs.directory import jobs_directory, remove
+from hvlaunch.jobs.known import KnownJob, await_end, choose, known_jobs, prune
+
+__all__ = ["run_job_command"]
+
+_EVENTS_WAIT = 30
+
+
+def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Do what a command line says that begins with one of the words; its exit code. Raises HvlaunchError."""
+    try:
+        options = _parser(argv[0]).parse_args(argv[1:])
+    except _Help as question:
+        return print_answer(str(question))
+    jobs = known_jobs(jobs_directory(environ))
+    return _ACTS[argv[0]](jobs, options)
+
+
+class _Help(Exception):
+    """The help was asked for; the text is it."""
+
+
+class _AskHelp(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        raise _Help(parser.format_help())
+
+
+def _parser(name: str) -> Parser:
+    word = JOB_WORDS[name]
+    parser = Parser(
+        prog=f"hvlaunch {name}",
+        usage=f"hvlaunch {name} {word.usage}",
+        description=f"{word.help[0].upper()}{word.help[1:].replace('`', '')}.",
+        add_help=False,
+        allow_abbrev=False,
+        hint=f"hvlaunch {name} --help",
+    )
+    parser.add_argument("-h", "--help", action=_AskHelp, nargs=0, help="show this")
+    if name == "signal":
+        parser.add_argument("signal", metavar="SIGNAL", help="such as USR1")
+    if name != "jobs":
+        count = None if name == "forget" else "?"
+        text = "id or name of the job, or the first letters of its id; not needed where one job runs"
+        parser.add_argument("job", metavar="JOB", nargs=count, help=text)
+    match name:
+        case "jobs":
+            parser.add_argument("--json", action="store_true", help="an object for each job, on its own line")
+        case "events":
+            parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+        case "stop":
+            parser.add_argument(
+                "--kill", action="store_true", help="kill the workers at once, as the second Ctrl-C does"
+            )
+    return parser
+
+
+def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.job_table import job_record, job_table  # noqa: PLC0415 (for this word alone)
+
+    if jobs:
+        prune(jobs[0].directory.parent)
+    states = [(job, _state(job)) for job in jobs]
+    if options.json:
+        return print_answer("".join(f"{json.dumps(job_record(job, state))}\n" for job, state in states))
+    return print_answer(job_table(states) if jobs else "no jobs\n")
+
+
+def _state(job: KnownJob) -> Mapping[str, Any] | None:
+    """What the job's driver says of it now; None where it says nothing."""
+    if not job.has_driver:
+        return None
+    try:
+        found: Mapping[str, Any] | None = Control(job).get("/job")
+    except (DriverGone, ControlRefused):
+        return None
+    return found
+
+
+def _events(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = choose(jobs, options.job)
+    control, number = Control(job), 0
+    wait = _EVENTS_WAIT if options.follow else 0
+    while True:
+        try:
+            page = control.get(f"/events?since={number}&wait={wait}", wait)
+        except DriverGone:
+            if not number:
+                raise
+            return 0
+        if page["missed"]:
+            complain(f"{page['missed']} events are not kept any more")
+        code = print_answer("".join(f"{json.dumps(event)}\n" for event in page["events"]))
+        is_over = any(event.get("type") == "job_ended" for event in page["events"])
+        if code or is_over or (not page["events"] and not options.follow):
+            return code
+        number = page["next"]
+
+
+def _signal(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    Control(_running(jobs, options.job)).post("/signal", {"signal": options.signal})
+    return 0
+
+
+def _stop(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = _running(jobs, options.job)
+    Control(job).post("/stop", {"kill": options.kill})
+    result = await_end(job)
+    code = "" if result is None else f", exit code {result['exit_code']}"
+    return print_answer(f"job {job.id} has ended{code}\n")
+
+
+def _wait(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = choose(jobs, options.job)
+    result = await_end(job)
+    if result is not None:
+        return int(result["exit_code"])
+    if job.directory.exists():
+        raise DriverGone(f"job {job.id}: its driver was killed", hint="the log of what started it")
+    return 0
+
+
+def _forget(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = choose(jobs, options.job)
+    if job.has_driver:
+        raise BadUsage(f"job {job.id} runs", hint=f"hvlaunch stop {job.id}")
+    remove(job.directory)
+    return 0
+
+
+def _running(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
+    """Raises BadUsage where the job has ended."""
+    job = choose(jobs, name)
+    if not job.has_driver:
+        raise BadUsage(f"job {job.id} has ended", hint="hvlaunch jobs")
+    return job
+
+
+_ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
+    "jobs": _jobs,
+    "events": _events,
+    "signal": _signal,
+    "stop": _stop,
+    "wait": _wait,
+    "forget": _forget,
+}

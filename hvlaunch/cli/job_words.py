@@ -1,0 +1,30 @@
+"""The words that ask for a job that is there already, as data: each is one only as the first of a command line."""
+
+from typing import NamedTuple
+
+__all__ = ["JOB_WORDS", "JobWord"]
+
+
+class JobWord(NamedTuple):
+    """A word, and what may follow it."""
+
+    name: str
+    usage: str
+    help: str
+    """One phrase. `code` is in backquotes."""
+
+
+JOB_WORDS = {
+    word.name: word
+    for word in (
+        JobWord(
+            "jobs", "[--json]", "list your jobs on this machine: those that run, and those that failed lately"
+        ),
+        JobWord("events", "[JOB] [-f]", "print what has happened in a job, an object on each line"),
+        JobWord("signal", "SIGNAL [JOB]", "send a signal to all workers of a job"),
+        JobWord("stop", "[JOB] [--kill]", "stop a job as Ctrl-C does, and wait for its end"),
+        JobWord("wait", "[JOB]", "wait for a job's end; its exit code is this command's"),
+        JobWord("forget", "JOB", "remove what is kept of a job that has ended"),
+    )
+}
+"""By name."""

@@ -1,0 +1,166 @@
+"""What the control socket of a job serves: its state, its events, its end, and orders to it. docs/control.md is for users."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+from hvlaunch.gloo.engine import events as on
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from hvlaunch.gloo.driver.history import History
+    from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route
+
+__all__ = ["Control", "Inquiry"]
+
+T = TypeVar("T")
+
+_MOST_WAIT = 60.0
+_PATIENCE = 15.0
+"""Seconds for the driver's loop to answer."""
+_SIGNALS = {number.name: number for number in signal.Signals}
+_QUERY = re.compile(rb"(?:since=(?P<since>[0-9]{1,12}))?&?(?:wait=(?P<wait>[0-9]{1,3}))?")
+
+
+class Inquiry(NamedTuple):
+    """Asked on the driver's queue, where its loop answers between two events: what the engine knows is the loop's alone."""
+
+    answer: Callable[[Mapping[str, Any]], None]
+
+
+class Control:
+    """The requests, one for each path. `about` is what the job was begun with; `post` reaches the driver's loop."""
+
+    def __init__(
+        self,
+        about: Mapping[str, Any],
+        history: History,
+        post: Callable[[on.Event | Inquiry], None],
+    ) -> None:
+        self._about = about
+        self._history = history
+        self._post = post
+
+    def __call__(self, head: Head) -> Answer | Route:
+        """What to do with a request's body; asked in the server's thread, as RequestReader says."""
+        from hvlaunch.rendezvous.serving.http import Answer  # noqa: PLC0415 (most jobs are never asked)
+
+        path, _, query = head.target.partition(b"?")
+        options = _QUERY.fullmatch(query)
+        if options is None:
+            return Answer(400, b"the query is not understood\n")
+        since, wait = int(options["since"] or 0), min(float(options["wait"] or 0), _MOST_WAIT)
+        routes: dict[bytes, tuple[str, Route]] = {
+            b"/job": ("GET", lambda _body: self._job()),
+            b"/events": ("GET", lambda _body: self._events(since, wait)),
+            b"/signal": ("POST", self._signal),
+            b"/stop": ("POST", self._stop),
+        }
+        if path not in routes:
+            return Answer(404, b"there is no such path\n")
+        method, route = routes[path]
+        if head.method != method:
+            return Answer(405, b"", b"Allow: %s\r\n" % method.encode())
+        return route
+
+    def _job(self) -> Later:
+        """What the loop knows now."""
+        from hvlaunch.rendezvous.serving.http import Answer, Later  # noqa: PLC0415 (as above)
+
+        def begin(give: Give) -> CallOff:
+            giver = _Giver(give)
+            self._post(Inquiry(lambda state: giver(Answer(200, _json({**self._about, **state})))))
+            return giver.call_off
+
+        return Later(begin, _PATIENCE, Answer(503, b"the driver is busy\n"))
+
+    def _events(self, number: int, wait: float) -> Answer | Later:
+        """The records from this number on; where there are none, those that come within `wait` seconds."""
+        from hvlaunch.rendezvous.serving.http import Answer, Later  # noqa: PLC0415 (as above)
+
+        def page() -> Answer:
+            found = self._history.since(number)
+            body = b'{"next": %d, "missed": %d, "events": [%s]}\n'
+            return Answer(200, body % (found.next, found.missed, b", ".join(found.records)))
+
+        def begin(give: Give) -> CallOff:
+            giver = _Giver(give)
+            forget = self._history.when_longer(number, lambda: giver(page()))
+
+            def call_off() -> None:
+                giver.call_off()
+                forget()
+
+            return call_off
+
+        return Later(begin, wait, page()) if wait else page()
+
+    def _signal(self, body: bytes) -> Answer:
+        name = _field(body, "signal", str)
+        number = None if name is None else _SIGNALS.get(name.upper()) or _SIGNALS.get(f"SIG{name.upper()}")
+        if number is None:
+            return _bad(b'the body is not {"signal": "USR1"}, or another signal\n')
+        self._post(on.UserSignal(number))
+        return _done()
+
+    def _stop(self, body: bytes) -> Answer:
+        is_kill = _field(body, "kill", bool)
+        if is_kill is None:
+            return _bad(b'the body is not {"kill": false}, or true\n')
+        for _ in range(1 + is_kill):  # as the second Ctrl-C kills
+            self._post(on.Interrupted(signal.SIGTERM))
+        return _done()
+
+
+class _Giver:
+    """Gives an answer from any thread, once."""
+
+    def __init__(self, give: Give) -> None:
+        import asyncio  # noqa: PLC0415 (as above)
+
+        self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self._give = give
+        self._is_over = False
+
+    def __call__(self, answer: Answer) -> None:
+        with suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._settle, answer)
+
+    def call_off(self) -> None:
+        self._is_over = True
+
+    def _settle(self, answer: Answer) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._give(answer)
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _done() -> Answer:
+    from hvlaunch.rendezvous.serving.http import Answer  # noqa: PLC0415 (as above)
+
+    return Answer(200, b"{}\n")
+
+
+def _bad(text: bytes) -> Answer:
+    from hvlaunch.rendezvous.serving.http import Answer  # noqa: PLC0415 (as above)
+
+    return Answer(400, text)
+
+
+def _field(body: bytes, name: str, kind: type[T]) -> T | None:
+    """The only field of an object; None where the body is no such thing."""
+    with suppress(ValueError):
+        value = json.loads(body)
+        if isinstance(value, dict) and value.keys() == {name} and isinstance(value[name], kind):
+            return cast("T", value[name])
+    return None

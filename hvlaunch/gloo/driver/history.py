@@ -1,0 +1,107 @@
+"""What has happened in a job, for those who ask while it runs: the newest records, with their numbers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from hvlaunch.gloo.engine.actions import Action
+    from hvlaunch.gloo.engine.events import Event
+
+    See = Callable[[Event, Sequence[Action], float], None]
+    MakeRecorder = Callable[[Callable[[Mapping[str, object]], None], Callable[[], float]], See]
+    """Makes what sees all and hands a record of it to the first function; the second has the time, as the epoch counts."""
+
+__all__ = ["History", "Page"]
+
+_KEPT = 10_000
+_UNREAD = 1_000
+_PAGE = 1_000
+
+
+class Page(NamedTuple):
+    """Some records in their order, as JSON, and the number of the one that comes next."""
+
+    records: tuple[bytes, ...]
+    next: int
+    missed: int
+    """How many that were asked for are not kept any more."""
+
+
+class History:
+    """Sees all in the driver's thread; any thread may read. The first record has number 0.
+
+    Records are made when somebody wants them, or when there would be too many to make: most jobs are asked by nobody.
+    """
+
+    def __init__(
+        self, make_recorder: MakeRecorder, kept: int = _KEPT, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._make_recorder = make_recorder
+        self._record: See | None = None
+        self._wall = wall
+        self._seen_at = 0.0
+        self._lock = threading.Lock()
+        self._unread: list[tuple[Event, Sequence[Action], float, float]] = []
+        self._records: deque[bytes] = deque(maxlen=kept)
+        self._count = 0
+        self._waiting: dict[object, Callable[[], None]] = {}
+
+    def see(self, event: Event, actions: Sequence[Action], now: float) -> None:
+        """An event at `now`, and what the engine made of it."""
+        waiting: list[Callable[[], None]] = []
+        with self._lock:
+            self._unread.append((event, actions, now, self._wall()))
+            if self._waiting or len(self._unread) > _UNREAD:
+                before = self._count
+                self._read()
+                if self._count > before:
+                    waiting = [*self._waiting.values()]
+                    self._waiting.clear()
+        for call in waiting:
+            call()
+
+    def since(self, number: int) -> Page:
+        """The records from this number on, a page of them at most."""
+        with self._lock:
+            self._read()
+            first = self._count - len(self._records)
+            begin = max(number, first)
+            records = list(self._records)[begin - first : begin - first + _PAGE]
+        return Page(tuple(records), begin + len(records), begin - number)
+
+    def when_longer(self, number: int, call: Callable[[], None]) -> Callable[[], None]:
+        """Call `call` once, from any thread, when there is a record that has this number or a later one; at once if there is.
+
+        Returns what calls that off.
+        """
+        key = object()
+        with self._lock:
+            self._read()
+            is_there = self._count > number
+            if not is_there:
+                self._waiting[key] = call
+        if is_there:
+            call()
+        return lambda: self._call_off(key)
+
+    def _call_off(self, key: object) -> None:
+        with self._lock:
+            self._waiting.pop(key, None)
+
+    def _read(self) -> None:
+        """Make the records of what was seen; under the lock."""
+        if self._record is None:
+            self._record = self._make_recorder(self._write, lambda: self._seen_at)
+        unread, self._unread = self._unread, []
+        for event, actions, now, self._seen_at in unread:
+            self._record(event, actions, now)
+
+    def _write(self, record: Mapping[str, object]) -> None:
+        self._records.append(json.dumps(record).encode())
+        self._count += 1

@@ -1,0 +1,54 @@
+"""A job at one moment, as data for those who ask: its phase, its round, its workers and hosts. docs/control.md has the fields."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hvlaunch.gloo.engine.engine import Engine
+from hvlaunch.gloo.engine.pool import PoolHost
+from hvlaunch.gloo.engine.round import Round
+from hvlaunch.gloo.engine.workers import Worker
+
+__all__ = ["overview"]
+
+
+def overview(engine: Engine, now: float) -> Mapping[str, Any]:
+    """What the engine knows at `now`, in seconds of the driver's clock."""
+    current = engine.round
+    return {
+        "phase": engine.phase.name.lower(),
+        "round": None if current is None else _round(current, now),
+        "workers": [_worker(worker) for worker in sorted(engine.workers, key=lambda worker: worker.rank)],
+        "hosts": [_host(host, now) for host in engine.pool],
+    }
+
+
+def _round(current: Round, now: float) -> Mapping[str, Any]:
+    return {
+        "number": current.number,
+        "size": current.size,
+        "state": current.state.name.lower(),
+        "elapsed": round(now - current.started_at, 3),
+        "ended": sorted(current.exits),
+    }
+
+
+def _worker(worker: Worker) -> Mapping[str, Any]:
+    place = worker.launch.place
+    return {
+        "rank": place.rank,
+        "local_rank": place.local_rank,
+        "host": worker.host,
+        "slot": worker.slot,
+        "start": worker.start,
+        "round": worker.round,
+        "state": worker.state.name.lower(),
+    }
+
+
+def _host(host: PoolHost, now: float) -> Mapping[str, Any]:
+    return {
+        "host": host.name,
+        "state": host.state.value,
+        "is_listed": host.listed,
+        "is_excluded": host.cooldown.holds(now),
+    }

@@ -1,0 +1,73 @@
+"""The way to a job's driver: HTTP over the socket in the job's directory (docs/control.md)."""
+
+import json
+import socket
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException
+from typing import Any
+
+from hvlaunch.errors import HvlaunchError
+from hvlaunch.jobs.directory import CONTROL, reachable
+from hvlaunch.jobs.known import KnownJob
+
+__all__ = ["Control", "ControlRefused", "DriverGone"]
+
+_PATIENCE = 20.0
+"""Seconds for an answer that the driver need not wait for."""
+
+
+class DriverGone(HvlaunchError):
+    """Nobody answers for the job: its driver has ended, or was killed."""
+
+
+class ControlRefused(HvlaunchError):
+    """The driver does not do what it was asked for; `cause` is its answer."""
+
+
+class Control:
+    """Asks the driver of one job. Each request has a connection of its own."""
+
+    def __init__(self, job: KnownJob) -> None:
+        self._job = job
+
+    def get(self, path: str, wait: float = 0.0) -> Any:
+        """What GET gives, as data; None is 404. The driver may take `wait` seconds longer. Raises DriverGone, ControlRefused."""
+        return self._ask("GET", path, None, wait)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """What POST gives. Raises as get()."""
+        return self._ask("POST", path, json.dumps(body).encode(), 0.0)
+
+    def _ask(self, method: str, path: str, body: bytes | None, wait: float) -> Any:
+        connection = _UnixConnection(self._job, timeout=_PATIENCE + wait)
+        try:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            data = answer.read()
+        except (OSError, HTTPException):
+            raise self._gone() from None
+        finally:
+            connection.close()
+        if answer.status == 503:  # noqa: PLR2004 (Service Unavailable)
+            raise self._gone()
+        if answer.status == 404:  # noqa: PLR2004 (Not Found)
+            return None
+        if answer.status != 200:  # noqa: PLR2004 (OK)
+            raise ControlRefused(f"job {self._job.id}: {data.decode(errors='replace').strip()}")
+        return json.loads(data) if data else None
+
+    def _gone(self) -> DriverGone:
+        hint = f"hvlaunch jobs, or the log of the driver (process {self._job.about.get('pid')})"
+        return DriverGone(f"job {self._job.id}: its driver does not answer", hint=hint)
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, job: KnownJob, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._directory = job.directory
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        with reachable(self._directory) as path:
+            self.sock.connect(f"{path}/{CONTROL}")

@@ -1,0 +1,130 @@
+"""A job's own directory: by it this user's other programs know the job, while it runs and afterwards."""
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from hvlaunch.errors import HvlaunchError
+from hvlaunch.owners import make_own_directory, writer_of_directory
+
+__all__ = [
+    "ABOUT",
+    "CONTROL",
+    "IN_MAKING",
+    "LOCK",
+    "RESULT",
+    "JobDirectory",
+    "NoJobDirectory",
+    "jobs_directory",
+    "reachable",
+    "remove",
+]
+
+LOCK, ABOUT, RESULT, CONTROL = "lock", "about.json", "result.json", "control"
+IN_MAKING = "."
+"""Names of directories that are not whole yet begin with it."""
+
+_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LONGEST = 100
+"""Bytes of a socket's path: less than Linux (107) and macOS (103) take."""
+
+
+class NoJobDirectory(HvlaunchError):
+    """A job can't have a directory of its own: `cause` says why. The job itself needs none."""
+
+
+def jobs_directory(environ: Mapping[str, str]) -> Path:
+    """Where the jobs' directories are: `$XDG_STATE_HOME/hvlaunch/jobs` (XDG Base Directory Specification 0.8).
+
+    Raises NoJobDirectory where the user has no home.
+    """
+    state = environ.get("XDG_STATE_HOME", "")
+    if not state.startswith("/"):  # a relative one is to be ignored, as the specification says
+        try:
+            state = str(Path.home() / ".local/state")
+        except RuntimeError:
+            raise NoJobDirectory("this user has no home directory", hint="XDG_STATE_HOME=DIRECTORY") from None
+    return Path(state) / "hvlaunch" / "jobs"
+
+
+class JobDirectory:
+    """The directory of a job of this process. Its lock is held until close(), or until the process ends, however it does."""
+
+    def __init__(self, root: Path, job_id: str, about: Mapping[str, Any]) -> None:
+        """Make it, with what is known of the job from the start. It appears whole. Raises NoJobDirectory."""
+        self.path = root / job_id
+        self.about = about
+        self._is_kept = False
+        making = root / f"{IN_MAKING}{job_id}"
+        try:
+            make_own_directory(str(root))
+            if (writer := writer_of_directory(str(root))) is not None:
+                raise NoJobDirectory(f"{root}: {writer}", hint=f"chmod go-w {root}")
+            making.mkdir(0o700)
+            self._lock = os.open(making / LOCK, _FILE, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write(making / ABOUT, about)
+            making.rename(self.path)
+        except OSError as error:
+            cause = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+            raise NoJobDirectory(str(cause).lower()) from None
+
+    def listen(self) -> socket.socket:
+        """The control socket, which listens. Raises NoJobDirectory."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with reachable(self.path) as path:
+                listener.bind(f"{path}/{CONTROL}")
+            (self.path / CONTROL).chmod(0o600)
+            listener.listen()
+        except OSError as error:
+            listener.close()
+            raise NoJobDirectory(f"{self.path / CONTROL}: {(error.strerror or str(error)).lower()}") from None
+        return listener
+
+    def keep(self, result: Mapping[str, Any]) -> None:
+        """The job has ended so that people may want to look at it: the directory stays. Raises OSError."""
+        _write(self.path / RESULT, result)
+        self._is_kept = True
+
+    def close(self) -> None:
+        """Nobody answers for the job any more; if the directory is not to be kept, it goes."""
+        with suppress(OSError):
+            (self.path / CONTROL).unlink(missing_ok=True)
+            if not self._is_kept:
+                remove(self.path)
+        os.close(self._lock)
+
+
+@contextmanager
+def reachable(directory: Path) -> Iterator[str]:
+    """A name of the directory that is short enough for a socket's address."""
+    if len(os.fsencode(directory / CONTROL)) <= _LONGEST:
+        yield str(directory)
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def remove(directory: Path) -> None:
+    """Remove a job's directory: the files in it, which has no directories. Raises OSError."""
+    for name in os.listdir(directory):  # noqa: PTH208 (names alone)
+        (directory / name).unlink(missing_ok=True)
+    directory.rmdir()
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    """All of it or nothing is there for a reader. Raises OSError."""
+    part = path.with_name(f"{path.name}.part")
+    descriptor = os.open(part, _FILE, 0o600)
+    with open(descriptor, "wb") as file:  # noqa: PTH123 (by its descriptor)
+        file.write(json.dumps(value).encode() + b"\n")
+    part.rename(path)

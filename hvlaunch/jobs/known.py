@@ -1,0 +1,134 @@
+"""The jobs that this user's machine knows of, by their directories: those that run, and those that ended badly lately."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvlaunch.errors import BadUsage
+from hvlaunch.jobs.directory import ABOUT, IN_MAKING, LOCK, RESULT, remove
+
+__all__ = ["KnownJob", "await_end", "choose", "known_jobs", "prune"]
+
+_KEPT = 20
+_KEPT_FOR = 7 * 86400.0
+_MAKING_TIME = 60.0
+"""Seconds after which a directory that is not whole will never be."""
+_SHORTEST = 4
+"""Letters of an id that may stand for all of it."""
+
+
+class KnownJob(NamedTuple):
+    """A job as its directory tells of it. `about` has what was known at its start; `result` how it ended, if it has."""
+
+    id: str
+    directory: Path
+    about: Mapping[str, Any]
+    result: Mapping[str, Any] | None
+    has_driver: bool
+    """Whether its driver lives. Without it and without a result, the driver was killed."""
+
+    @property
+    def began(self) -> float:
+        """Seconds since the epoch."""
+        began = self.about.get("began")
+        return float(began) if isinstance(began, int | float) else 0.0
+
+
+def known_jobs(root: Path) -> list[KnownJob]:
+    """All of them, the newest last. What is no job's directory is left out."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        names = [name for name in os.listdir(root) if not name.startswith(IN_MAKING)]  # noqa: PTH208 (names alone)
+        jobs = [job for name in names if (job := _known_job(root / name)) is not None]
+        return sorted(jobs, key=lambda job: job.began)
+    return []
+
+
+def choose(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
+    """The job of this id (four letters of it will do) or name; without one, the only job that runs. Raises BadUsage."""
+    running = [job for job in jobs if job.has_driver]
+    if name is None:
+        if len(running) == 1:
+            return running[0]
+        if not running:
+            raise BadUsage("no job runs here", hint="hvlaunch jobs")
+        raise BadUsage(f"{len(running)} jobs run here: {_ids(running)}", hint="name one of them")
+    found = [job for job in jobs if name == job.id]
+    # Of jobs with the same name those that run come first.
+    found = found or [job for job in running if name == job.about.get("name")]
+    found = found or [job for job in jobs if name == job.about.get("name")]
+    if not found and len(name) >= _SHORTEST:
+        found = [job for job in jobs if job.id.startswith(name)]
+    if not found:
+        raise BadUsage(f"there is no job {name}", hint="hvlaunch jobs")
+    if len(found) > 1:
+        raise BadUsage(f"{len(found)} jobs are called {name}: {_ids(found)}", hint="the id of one")
+    return found[0]
+
+
+def await_end(job: KnownJob) -> Mapping[str, Any] | None:
+    """Wait until the job's driver is no more. How the job ended; None where nothing tells, as after a good end."""
+    with suppress(FileNotFoundError):
+        descriptor = os.open(job.directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)  # the kernel lets go of the driver's, however that ends
+        finally:
+            os.close(descriptor)
+    return _read(job.directory / RESULT)
+
+
+def prune(root: Path, now: float | None = None) -> None:
+    """Remove what is left of jobs that ended: but for the newest 20, and none that is older than a week."""
+    now = time.time() if now is None else now
+    with suppress(OSError):
+        for name in os.listdir(root):  # noqa: PTH208 (names alone)
+            if name.startswith(IN_MAKING) and (root / name).stat().st_mtime < now - _MAKING_TIME:
+                _try_to_remove(root / name)
+    over = [job for job in known_jobs(root) if not job.has_driver]
+    old = [job for job in over if job.began < now - _KEPT_FOR]
+    for job in {job.id: job for job in (*over[:-_KEPT], *old)}.values():
+        _try_to_remove(job.directory)
+
+
+def _try_to_remove(directory: Path) -> None:
+    with suppress(OSError):  # another driver may do the same
+        remove(directory)
+
+
+def _known_job(directory: Path) -> KnownJob | None:
+    about = _read(directory / ABOUT)
+    if about is None:
+        return None
+    has_driver = _is_locked(directory / LOCK)
+    return KnownJob(directory.name, directory, about, _read(directory / RESULT), has_driver)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a driver holds it. It is not held meanwhile: a driver takes its lock before anybody can find it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _read(path: Path) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _ids(jobs: Iterable[KnownJob]) -> str:
+    return ", ".join(job.id for job in jobs)

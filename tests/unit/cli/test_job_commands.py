@@ -1,0 +1,201 @@
+"""The commands for jobs that are there already: with real jobs on this machine, as a user types them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvlaunch.cli.job_commands import run_job_command
+from hvlaunch.cli.job_words import JOB_WORDS
+from hvlaunch.cli.main import main
+from hvlaunch.errors import BadUsage
+from hvlaunch.jobs.control import DriverGone
+from hvlaunch.jobs.known import known_jobs
+
+DEADLINE = 100.0
+_WORKER = """\
+import signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: (print("got USR1", flush=True)))
+print("ready", flush=True)
+while True: signal.pause()
+"""
+
+
+class Site:
+    """A user's jobs, in a state directory of their own."""
+
+    def __init__(self, state: Path) -> None:
+        self.environ = {**os.environ, "XDG_STATE_HOME": str(state)}
+        self.root = state / "hvlaunch/jobs"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """A job of two workers, which both run."""
+        job = subprocess.Popen(
+            [sys.executable, "-m", "hvlaunch", "-np", "2", *arguments, sys.executable, "-c", _WORKER],
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(job)
+        assert job.stdout is not None
+        assert [job.stdout.readline().partition(">: ")[2] for _ in range(2)] == ["ready\n"] * 2
+        return job
+
+    def do(self, *words: str) -> int:
+        return run_job_command(words, self.environ)
+
+    def close(self) -> None:
+        for job in self.started:
+            job.terminate()
+            job.communicate(timeout=DEADLINE)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path / "state")
+    yield site
+    site.close()
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def test_a_job_from_its_start_to_its_end(site, capsys):
+    job = site.start("--job-name", "base")
+    site.do("jobs")
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split() == ["JOB", "NAME", "STATE", "ROUND", "WORKERS", "HOSTS", "BEGAN", "COMMAND"]
+    assert line.split()[1:6] == ["base", "running", "0", "2", "localhost"]
+    site.do("jobs", "--json")
+    record = json.loads(capsys.readouterr().out)
+    assert [worker["rank"] for worker in record["state"]["workers"]] == [0, 1]
+    site.do("signal", "USR1", "base")
+    assert {job.stdout.readline()[-9:-1] for _ in range(2)} == {"got USR1"}
+    assert site.do("stop") == 0
+    assert capsys.readouterr().out == f"job {record['id']} has ended, exit code 143\n"
+    assert job.wait(DEADLINE) == 143
+    site.do("jobs")
+    assert "exit code 143" in capsys.readouterr().out
+    assert site.do("wait", "base") == 143
+    site.do("forget", "base")
+    site.do("jobs")
+    assert capsys.readouterr().out == "no jobs\n"
+
+
+def test_a_job_that_ends_well_leaves_nothing(site, capsys):
+    command = [sys.executable, "-m", "hvlaunch", "--quiet", "-np", "2", "true"]
+    subprocess.run(command, env=site.environ, check=True)
+    assert list(site.root.iterdir()) == []
+
+
+def test_stop_kills_at_once_if_it_is_told_to(site):
+    job = site.start("--grace", "1000")
+    site.do("stop", "--kill")
+    assert job.wait(DEADLINE) == 143
+
+
+def test_events_so_far_and_until_the_end(site, capsys):
+    site.start()
+    site.do("events")
+    so_far = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
+    assert so_far[0] == "job_started"
+    assert so_far.count("worker_started") == 2
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "hvlaunch", "events", "-f"],
+        env=site.environ,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert follower.stdout is not None
+    assert json.loads(follower.stdout.readline())["type"] == "job_started"
+    site.do("stop")
+    rest = [json.loads(line) for line in follower.communicate(timeout=DEADLINE)[0].splitlines()]
+    assert rest[-1]["type"] == "job_ended"
+    assert rest[-1]["exit_code"] == 143
+    assert follower.returncode == 0
+
+
+def test_a_driver_that_was_killed(site, capsys):
+    job = site.start()
+    job.kill()
+    job.wait(DEADLINE)
+    site.do("jobs")
+    assert "driver killed" in capsys.readouterr().out
+    (known,) = known_jobs(site.root)
+    with pytest.raises(DriverGone, match="its driver was killed"):
+        site.do("wait", known.id)
+    with pytest.raises(BadUsage, match="has ended"):
+        site.do("stop", known.id)
+    site.do("forget", known.id)
+    assert not known.directory.exists()
+
+
+def test_wait_returns_what_the_job_did(site):
+    site.start("--job-name", "base")
+    waiter = subprocess.Popen([sys.executable, "-m", "hvlaunch", "wait"], env=site.environ)
+    wait_until(lambda: _waits_for_a_lock(waiter.pid), "it waits")
+    site.do("stop")
+    assert waiter.wait(DEADLINE) == 143
+
+
+def _waits_for_a_lock(pid: int) -> bool:
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and str(pid) in line.split() for line in lines)
+
+
+def test_a_job_that_runs_is_not_forgotten(site):
+    site.start("--job-name", "base")
+    with pytest.raises(BadUsage, match="runs; try: hvlaunch stop"):
+        site.do("forget", "base")
+
+
+def test_the_driver_of_a_stopped_process_does_not_answer(site, capsys, monkeypatch):
+    monkeypatch.setattr("hvlaunch.jobs.control._PATIENCE", 0.2)
+    job = site.start()
+    job.send_signal(signal.SIGSTOP)
+    site.do("jobs")
+    assert "no answer" in capsys.readouterr().out
+    job.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["stop"], "no job runs here; try: hvlaunch jobs"),
+        (["stop", "abcd"], "there is no job abcd; try: hvlaunch jobs"),
+        (["forget"], "the following arguments are required: JOB; try: hvlaunch forget --help"),
+        (["signal"], "the following arguments are required: SIGNAL; try: hvlaunch signal --help"),
+        (["jobs", "--jso"], "unrecognized arguments: --jso; try: hvlaunch jobs --help"),
+    ],
+)
+def test_a_wrong_line_has_one_message_and_code_2(words, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"hvlaunch: {told}\n"
+
+
+@pytest.mark.parametrize("word", JOB_WORDS)
+def test_each_has_help(word, capsys):
+    assert main([word, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: hvlaunch {word} ")
+
+
+def test_a_program_of_such_a_name_still_runs(tmp_path, capfd):
+    program = tmp_path / "stop"
+    program.write_text("#!/bin/sh\necho ran\n")
+    program.chmod(0o755)
+    assert main(["--quiet", "-np", "1", str(program)]) == 0
+    assert "ran" in capfd.readouterr().out

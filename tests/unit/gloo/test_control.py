@@ -1,0 +1,191 @@
+"""The control socket of a job, by its requests: with a real server, and a driver that this test plays."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from hvlaunch.gloo.driver.control import Control, Inquiry
+from hvlaunch.gloo.driver.history import History
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.jobs.control import Control as Client
+from hvlaunch.jobs.control import ControlRefused, DriverGone
+from hvlaunch.jobs.directory import CONTROL, JobDirectory
+from hvlaunch.jobs.known import KnownJob, known_jobs
+from hvlaunch.rendezvous.serving.server import RendezvousServer
+
+ID = "0123456789ab"
+ABOUT = {"id": ID, "command": ["train"], "pid": 4711}
+
+
+def recorder(write, wall):
+    return lambda event, actions, now: write({"type": type(event).__name__})
+
+
+class Job:
+    """A job's directory and server; its driver's queue is `events`."""
+
+    def __init__(self, root: Path) -> None:
+        self.directory = JobDirectory(root, ID, ABOUT)
+        self.events: SimpleQueue[on.Event | Inquiry] = SimpleQueue()
+        self.history = History(recorder)
+        self.server = RendezvousServer("token")
+        self.server.start()
+        control = Control(ABOUT, self.history, self.events.put)
+        self.server.serve_beside(self.directory.listen(), control)
+
+    @property
+    def known(self) -> KnownJob:
+        return known_jobs(self.directory.path.parent)[0]
+
+    @property
+    def client(self) -> Client:
+        return Client(self.known)
+
+    def answer(self, state: Mapping[str, Any]) -> threading.Thread:
+        """Answer the next inquiry, as the driver's loop does."""
+
+        def take() -> None:
+            inquiry = self.events.get(timeout=20)
+            assert isinstance(inquiry, Inquiry)
+            inquiry.answer(state)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        return thread
+
+    @property
+    def socket(self) -> Path:
+        return self.directory.path / CONTROL
+
+    def ask(self, request: bytes) -> bytes:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(str(self.socket))
+            caller.sendall(request)
+            caller.shutdown(socket.SHUT_WR)
+            return b"".join(iter(lambda: caller.recv(65536), b""))
+
+    def close(self) -> None:
+        self.server.close()
+        self.directory.close()
+
+
+@pytest.fixture
+def job(tmp_path):
+    job = Job(tmp_path / "jobs")
+    yield job
+    job.close()
+
+
+def test_the_job_is_what_the_driver_says_now(job):
+    driver = job.answer({"phase": "running"})
+    assert job.client.get("/job") == {**ABOUT, "phase": "running"}
+    driver.join()
+    assert not job.server.was_asked
+
+
+def test_events_are_there_or_are_waited_for(job):
+    job.history.see(on.HostConnected("a"), [], 0.0)
+    assert job.client.get("/events") == {"next": 1, "missed": 0, "events": [{"type": "HostConnected"}]}
+    assert job.client.get("/events?since=1") == {"next": 1, "missed": 0, "events": []}
+    late = threading.Timer(0.05, lambda: job.history.see(on.Interrupted(15), [], 0.0))
+    late.start()
+    assert job.client.get("/events?since=1&wait=60", 60)["events"] == [{"type": "Interrupted"}]
+    late.join()
+
+
+@pytest.mark.parametrize("word", ["USR1", "SIGUSR1", "usr1"])
+def test_a_signal_for_the_workers(job, word):
+    job.client.post("/signal", {"signal": word})
+    assert job.events.get(timeout=20) == on.UserSignal(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize(("kill", "times"), [(False, 1), (True, 2)])
+def test_a_stop(job, kill, times):
+    job.client.post("/stop", {"kill": kill})
+    assert [job.events.get(timeout=20) for _ in range(times)] == [on.Interrupted(signal.SIGTERM)] * times
+    assert job.events.empty()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/signal", {"signal": "NOSUCH"}),
+        ("/signal", {"signal": 10}),
+        ("/signal", {}),
+        ("/stop", {"kill": "yes"}),
+        ("/stop", {"kill": True, "more": 1}),
+    ],
+)
+def test_an_order_that_is_none(job, path, body):
+    with pytest.raises(ControlRefused, match="job 0123456789ab: the body is not"):
+        job.client.post(path, body)
+    assert job.events.empty()
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (b"GET /nowhere", b"404"),
+        (b"GET /s/k", b"404"),
+        (b"POST /job", b"405"),
+        (b"GET /stop", b"405"),
+        (b"GET /events?since=x", b"400"),
+        (b"GET /events?wait=1&since=1", b"400"),
+    ],
+)
+def test_a_request_that_is_none(job, request_line, status):
+    answer = job.ask(request_line + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+    assert answer.split()[1] == status
+
+
+def test_noise_harms_nobody(job):
+    assert job.ask(b"\x16\x03\x01nonsense\r\n\r\n").split()[1] == b"501"
+    driver = job.answer({})
+    assert job.client.get("/job") == ABOUT
+    driver.join()
+
+
+def test_the_end_of_the_job_ends_who_waits(job):
+    asker = threading.Timer(0.05, job.server.close)
+    asker.start()
+    with pytest.raises(DriverGone):
+        job.client.get("/events?wait=60", 60)
+    asker.join()
+    with pytest.raises(DriverGone, match="its driver does not answer"):
+        job.client.get("/job")
+
+
+_AS_NOBODY = """\
+import os, socket, sys
+caller = socket.socket(socket.AF_UNIX)
+os.setgid(65534), os.setuid(65534)
+caller.connect(sys.argv[1])
+try:
+    caller.sendall(b'POST /stop HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 15\\r\\n\\r\\n{"kill": false}')
+    print(caller.recv(100))
+except ConnectionError:
+    print(b"")
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_user_is_refused_even_where_the_files_let_him():
+    with tempfile.TemporaryDirectory() as open_to_all, closing(Job(Path(open_to_all))) as job:
+        for path, mode in ((Path(open_to_all), 0o755), (job.directory.path, 0o755), (job.socket, 0o666)):
+            path.chmod(mode)
+        other = subprocess.run(
+            [sys.executable, "-I", "-c", _AS_NOBODY, job.socket], capture_output=True, text=True, check=False
+        )
+        assert other.stdout.strip() == "b''", other
+        assert job.events.empty()

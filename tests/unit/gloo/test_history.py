@@ -1,0 +1,97 @@
+"""The records that can be asked for while a job runs."""
+
+import json
+
+import pytest
+
+from hvlaunch.gloo.driver.history import History
+from hvlaunch.gloo.engine import events as on
+
+
+class Made:
+    """A recorder that makes one record of each event, and counts how many there were."""
+
+    def __init__(self):
+        self.made = 0
+
+    def __call__(self, write, wall):
+        def see(event, actions, now):
+            self.made += 1
+            write({"host": event.host, "at": wall()})
+
+        return see
+
+
+@pytest.fixture
+def made():
+    return Made()
+
+
+@pytest.fixture
+def history(made):
+    times = iter(range(10_000))
+    return History(made, kept=5, wall=lambda: float(next(times)))
+
+
+def see(history, *hosts):
+    for host in hosts:
+        history.see(on.HostConnected(host), [], 0.0)
+
+
+def hosts(page):
+    return [json.loads(record)["host"] for record in page.records]
+
+
+def test_no_record_is_made_that_nobody_asks_for(history, made):
+    see(history, "a", "b")
+    assert made.made == 0
+    assert hosts(history.since(0)) == ["a", "b"]
+    assert made.made == 2
+
+
+def test_records_have_the_time_at_which_it_happened(history):
+    see(history, "a", "b")
+    assert [json.loads(record)["at"] for record in history.since(0).records] == [0.0, 1.0]
+
+
+def test_pages_go_on_where_the_last_one_ended(history):
+    see(history, "a", "b")
+    page = history.since(0)
+    assert (page.next, page.missed) == (2, 0)
+    assert history.since(2) == ((), 2, 0)
+    see(history, "c")
+    assert hosts(history.since(2)) == ["c"]
+
+
+def test_the_oldest_go_and_their_readers_learn_it(history):
+    see(history, *"abcdefg")
+    page = history.since(1)
+    assert (hosts(page), page.next, page.missed) == (list("cdefg"), 7, 1)
+
+
+def test_however_many_nobody_reads_they_are_not_kept_as_they_are(history, made):
+    see(history, *map(str, range(2_500)))
+    assert made.made >= 1_000
+
+
+def test_who_waits_is_called_once(history):
+    calls = []
+    see(history, "a")
+    history.when_longer(1, lambda: calls.append("waited"))
+    assert calls == []
+    see(history, "b", "c")
+    assert calls == ["waited"]
+
+
+def test_who_waits_for_what_is_there_is_called_at_once(history):
+    calls = []
+    see(history, "a")
+    history.when_longer(0, lambda: calls.append("there"))
+    assert calls == ["there"]
+
+
+def test_who_waits_no_longer_is_not_called(history):
+    calls = []
+    history.when_longer(0, lambda: calls.append("waited"))()
+    see(history, "a")
+    assert calls == []

@@ -1,0 +1,75 @@
+"""A job's own directory: who can use it, what it costs a job that can have none, and what stays of it."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from hvlaunch.jobs.directory import CONTROL, LOCK, JobDirectory, NoJobDirectory, jobs_directory
+
+ABOUT = {"id": "0123456789ab", "command": ["true"]}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "state/hvlaunch/jobs"
+
+
+def test_where_jobs_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    usual = Path("/home/ada/.local/state/hvlaunch/jobs")
+    assert jobs_directory({}) == usual
+    assert jobs_directory({"XDG_STATE_HOME": "relative"}) == usual
+    assert jobs_directory({"XDG_STATE_HOME": "/var/state"}) == Path("/var/state/hvlaunch/jobs")
+
+
+def test_it_is_for_this_user_alone_and_goes_with_the_job(root):
+    directory = JobDirectory(root, "0123456789ab", ABOUT)
+    directory.listen().close()
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (directory.path, *directory.path.iterdir())}
+    assert modes == {"0123456789ab": 0o700, LOCK: 0o600, "about.json": 0o600, CONTROL: 0o600}
+    directory.close()
+    assert not list(root.iterdir())
+
+
+def test_what_is_kept_has_no_socket(root):
+    directory = JobDirectory(root, "0123456789ab", ABOUT)
+    directory.listen().close()
+    directory.keep({"exit_code": 3})
+    directory.close()
+    assert sorted(path.name for path in directory.path.iterdir()) == ["about.json", "lock", "result.json"]
+
+
+def test_a_path_that_is_too_long_for_a_socket(tmp_path):
+    root = tmp_path / ("long" * 30) / "jobs"
+    directory = JobDirectory(root, "0123456789ab", ABOUT)
+    listener = directory.listen()
+    descriptor = os.open(directory.path, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(f"/proc/self/fd/{descriptor}/{CONTROL}")
+    os.close(descriptor)
+    listener.close()
+    directory.close()
+
+
+def _file_in_the_way(root: Path) -> None:
+    root.parent.mkdir(parents=True)
+    root.write_text("")
+
+
+def _everybodys(root: Path) -> None:
+    root.mkdir(parents=True)
+    root.chmod(0o777)
+
+
+def _same_job(root: Path) -> None:
+    (root / "0123456789ab").mkdir(parents=True)
+    (root / "0123456789ab/x").write_text("")
+
+
+@pytest.mark.parametrize("prepare", [_file_in_the_way, _everybodys, _same_job])
+def test_there_can_be_none(root, prepare):
+    prepare(root)
+    with pytest.raises(NoJobDirectory):
+        JobDirectory(root, "0123456789ab", ABOUT)
