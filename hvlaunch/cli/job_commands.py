@@ -24,8 +24,9 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         options = _parser(argv[0]).parse_args(argv[1:])
     except _Help as question:
         return print_answer(str(question))
-    jobs = known_jobs(jobs_directory(environ))
-    return _ACTS[argv[0]](jobs, options)
+    root = jobs_directory(environ)
+    prune(root)
+    return _ACTS[argv[0]](known_jobs(root), options)
 
 
 class _Help(Exception):
@@ -69,8 +70,6 @@ def _parser(name: str) -> Parser:
 def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     from hvlaunch.cli.job_table import job_record, job_table  # noqa: PLC0415 (for this word alone)
 
-    if jobs:
-        prune(jobs[0].directory.parent)
     states = [(job, _state(job)) for job in jobs]
     if options.json:
         return print_answer("".join(f"{json.dumps(job_record(job, state))}\n" for job, state in states))

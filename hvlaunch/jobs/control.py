@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
-from hvlaunch.errors import HvlaunchError
+from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, HvlaunchError
 from hvlaunch.jobs.directory import CONTROL, reachable
 from hvlaunch.jobs.known import KnownJob
 
@@ -19,9 +19,13 @@ _PATIENCE = 20.0
 class DriverGone(HvlaunchError):
     """Nobody answers for the job: its driver has ended, or was killed."""
 
+    exit_code = EXIT_HOSTS
+
 
 class ControlRefused(HvlaunchError):
     """The driver does not do what it was asked for; `cause` is its answer."""
+
+    exit_code = EXIT_USAGE
 
 
 class Control:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.errors import HvlaunchError
+from hvlaunch.errors import EXIT_USAGE, HvlaunchError
 from hvlaunch.owners import make_own_directory, writer_of_directory
 
 __all__ = [
@@ -36,6 +36,8 @@ _LONGEST = 100
 
 class NoJobDirectory(HvlaunchError):
     """A job can't have a directory of its own: `cause` says why. The job itself needs none."""
+
+    exit_code = EXIT_USAGE
 
 
 def jobs_directory(environ: Mapping[str, str]) -> Path:
@@ -66,10 +68,14 @@ class JobDirectory:
             if (writer := writer_of_directory(str(root))) is not None:
                 raise NoJobDirectory(f"{root}: {writer}", hint=f"chmod go-w {root}")
             making.mkdir(0o700)
-            self._lock = os.open(making / LOCK, _FILE, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write(making / ABOUT, about)
-            making.rename(self.path)
+            try:
+                self._lock = os.open(making / LOCK, _FILE, 0o600)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _write(making / ABOUT, about)
+                making.rename(self.path)
+            except OSError:
+                remove(making)
+                raise
         except OSError as error:
             cause = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
             raise NoJobDirectory(str(cause).lower()) from None

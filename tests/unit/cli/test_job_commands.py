@@ -187,6 +187,16 @@ def test_a_wrong_line_has_one_message_and_code_2(words, told, tmp_path, monkeypa
     assert capsys.readouterr().err == f"hvlaunch: {told}\n"
 
 
+def test_exit_codes_of_what_the_driver_does_not_do(site, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", site.environ["XDG_STATE_HOME"])
+    job = site.start("--job-name", "base")
+    assert main(["signal", "NOSUCH"]) == 2
+    job.kill()
+    job.wait(DEADLINE)
+    assert main(["wait", "base"]) == 69
+    assert "its driver was killed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("word", JOB_WORDS)
 def test_each_has_help(word, capsys):
     assert main([word, "--help"]) == 0

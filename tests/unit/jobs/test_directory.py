@@ -1,5 +1,6 @@
 """A job's own directory: who can use it, what it costs a job that can have none, and what stays of it."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -73,3 +74,13 @@ def test_there_can_be_none(root, prepare):
     prepare(root)
     with pytest.raises(NoJobDirectory):
         JobDirectory(root, "0123456789ab", ABOUT)
+
+
+def test_of_one_that_can_not_be_written_nothing_stays(root, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fcntl.flock", full)
+    with pytest.raises(NoJobDirectory, match="no space left"):
+        JobDirectory(root, "0123456789ab", ABOUT)
+    assert not list(root.iterdir())
