@@ -1,21 +1,35 @@
-"""Whether what the workers of faults.py told is right: no worker began a round with less than was saved, and what was lost."""
+"""Whether what the workers of soak.py told is right: how each round began, what was lost, and how long training stood still."""
 
+import bisect
+import itertools
 import json
-from collections.abc import Iterable, Iterator
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Soak", "Told"]
+__all__ = ["Fault", "Soak", "Stood", "Told", "standstills"]
+
+
+@dataclass(slots=True)
+class Fault:
+    """`began` is when it was done, `over` when it was no more; `done` is whether there was something to do it to."""
+
+    kind: str
+    host: str
+    began: float = 0.0
+    over: float = 0.0
+    done: bool = False
 
 
 @dataclass(slots=True)
 class Began:
-    """A round: the steps that its workers began with, and the most that one of them had saved before."""
+    """A round: the steps and states that its workers began with, and the most that one of them had saved before."""
 
     steps: set[int] = field(default_factory=set)
+    digests: set[str] = field(default_factory=set)
     saved: int = -1
-    workers: set[str] = field(default_factory=set)
     reached: int = -1
 
 
@@ -51,6 +65,9 @@ class Soak:
         self.newest = -1
         self.done = 0
         """Steps in all, those that were lost again included."""
+        self.saves = 0
+        self.steps: list[float] = []
+        """When each of them was done, in the order in which workers told of them."""
 
     def add(self, lines: Iterable[dict[str, Any]]) -> "Soak":
         for line in lines:
@@ -58,13 +75,16 @@ class Soak:
             began = self.rounds.setdefault(number, Began())
             if line["what"] == "began":
                 began.steps.add(step)
-                began.workers.add(worker)
+                began.digests.add(line["digest"])
                 began.saved = max(began.saved, self._saved.get(worker, -1))
                 self._saved[worker] = step
             elif line["what"] == "saved":
                 self._saved[worker] = step
+                self.saves += 1
             elif line["what"] == "step":
-                self.done += step > began.reached
+                if step > began.reached:
+                    self.done += 1
+                    self.steps.append(line["at"])
                 began.reached = max(began.reached, step)
                 if number >= self.newest:
                     self.newest, self.step, self.size = number, step, line["size"]
@@ -87,6 +107,8 @@ class Soak:
         for number, began in sorted(self.rounds.items()):
             if len(began.steps) > 1:
                 found.append(f"round {number} began at different steps: {sorted(began.steps)}")
+            if len(began.digests) > 1:
+                found.append(f"round {number} began with {len(began.digests)} different states")
             if began.steps and min(began.steps) < began.saved:
                 found.append(
                     f"round {number} began at step {min(began.steps)}, and one of it had saved {began.saved}"
@@ -97,3 +119,36 @@ class Soak:
         if min(self.lost(), default=0) < 0:
             found.append("a round began with steps that nobody had done")
         return found
+
+
+@dataclass(slots=True)
+class Stood:
+    """How long training stood still at the faults of a kind, in seconds: the whole, and what is beyond the fault's own time."""
+
+    whole: list[float] = field(default_factory=list)
+    beyond: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.whole)
+
+
+def standstills(steps: Sequence[float], faults: Sequence[Fault]) -> dict[str, Stood]:
+    """By kind of fault. A fault counts until the next one begins that was not done at the same time."""
+    times = sorted(steps)
+    starts = sorted(fault.began for fault in faults)
+    found: dict[str, Stood] = {}
+    for fault in faults:
+        later = starts[bisect.bisect_right(starts, max(fault.over, fault.began + 4.0)) :]
+        first = max(0, bisect.bisect_left(times, fault.began) - 1)
+        last = bisect.bisect_right(times, later[0]) if later else len(times)
+        gaps = list(itertools.pairwise(times[first : last + 1])) or [(fault.began, fault.began)]
+        stood = found.setdefault(fault.kind, Stood())
+        stood.whole.append(max(end - begin for begin, end in gaps))
+        stood.beyond.append(max(end - begin - _shared(fault, begin, end) for begin, end in gaps))
+    return found
+
+
+def _shared(fault: Fault, begin: float, end: float) -> float:
+    """Seconds of this time in which the fault was there."""
+    return max(0.0, min(end, fault.over) - max(begin, fault.began))
