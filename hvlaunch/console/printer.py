@@ -87,6 +87,7 @@ class Printer:
         self._has_lost = False
         self._is_taken = True
         self._patience: float | None = None
+        self._last: Callable[[bool], str] | None = None
         self._taken = 0
         """How many times something was written. It tells that readers take what they get."""
         self._waits = False
@@ -161,13 +162,15 @@ class Printer:
         """The last bytes, at most TAIL, that the rank's worker sent to stderr; printed or not."""
         return self._tails.get(rank, b"")
 
-    def close(self, patience: float | None = None) -> bool:
+    def close(self, patience: float | None = None, last: Callable[[bool], str] | None = None) -> bool:
         """Print all that is left and end; False where not all of it was taken.
+
+        `last` gives hvlaunch's last message; it gets whether any output was lost.
 
         What readers have not taken is dropped, with a word, once they have taken nothing for `patience` seconds;
         None: it never is. May be called again. What comes after it is not printed.
         """
-        self._patience = patience
+        self._patience, self._last = patience, last
         self._put(None)
         while self._thread.is_alive():
             taken = self._taken
@@ -217,6 +220,11 @@ class Printer:
                 self._finish()
             self._write(self._clock())
         self._write_the_rest()
+        if self._last is not None:
+            self._handle(self._said(self._last(self.has_lost)))
+            self._write(self._clock())
+            if self._is_taken:  # else its reader takes nothing, and was waited for
+                self._write_the_rest()
 
     def _write_the_rest(self) -> None:
         last = self._clock()

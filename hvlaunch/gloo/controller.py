@@ -26,6 +26,7 @@ from hvlaunch.gloo.driver.thread_failures import failures_as_events
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.network import LOOPBACK
+from hvlaunch.gloo.watch.milestones import ended_well
 from hvlaunch.hosts.local import is_here_by_dns, is_local, only_local
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
@@ -132,6 +133,7 @@ def _run_and_report(
         broken = on.Interrupted(signal.SIGPIPE)
         printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
         patience = spec.grace
+        last_words: Callable[[bool], str] | None = None
         try:
             try:
                 result, last = _run(spec, keys, directory, events, printer, stdin, ways)
@@ -144,9 +146,11 @@ def _run_and_report(
                 result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
             if result.exit_code != 0:
                 printer.show(_report(result, printer, last))
+            elif not spec.console.quiet:
+                last_words = partial(_ended_well, result)
             patience = _PAGER_PATIENCE if result.exit_code == 0 else spec.grace
         finally:
-            printer.close(patience)
+            printer.close(patience, last_words)
     if failures.first is not None:
         # The printer may be what failed, in the end still; its thread is no more, and stderr is free.
         is_told = printer.is_whole and result.error is failures.first
@@ -203,6 +207,10 @@ def _report(result: JobResult, printer: Printer, last: _LastRound) -> str:
 
     tails = {end.rank: printer.tail(end.rank) for end in result.exits}
     return failure_report(result, tails, last.size, output_dir=last.output_dir)
+
+
+def _ended_well(result: JobResult, has_lost: bool) -> str:
+    return ended_well(result, has_lost=has_lost)
 
 
 def _write_last(stderr: BinaryIO, text: str) -> None:

@@ -1,6 +1,7 @@
 """The two lines of every job: where its workers start, and that it has ended well. All else is in sentences.py, which most jobs do without."""
 
 from hvlaunch.console.duration import duration
+from hvlaunch.errors import EXIT_NOT_WRITTEN
 from hvlaunch.gloo.engine.facts import RoundStarting, SlotsAssumed
 from hvlaunch.hosts.fold import fold_hosts
 from hvlaunch.job import JobResult
@@ -30,5 +31,7 @@ def assumed(fact: SlotsAssumed) -> str:
     )
 
 
-def ended_well(result: JobResult) -> str:
-    return f"done after {duration(result.elapsed)}, exit code 0"
+def ended_well(result: JobResult, *, has_lost: bool) -> str:
+    """`done after 12.4 s, exit code 0`; `has_lost` tells whether some of the output is lost, which was said."""
+    lost = " but not all of the output was written," if has_lost else ""
+    return f"done after {duration(result.elapsed)},{lost} exit code {EXIT_NOT_WRITTEN if has_lost else 0}"

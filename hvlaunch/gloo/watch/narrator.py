@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.watch.milestones import ended_well, starting
+from hvlaunch.gloo.watch.milestones import starting
 from hvlaunch.hosts.fold import host_set
 from hvlaunch.job import JobSpec
 
@@ -67,8 +67,6 @@ class Narrator:
                 self._start(action)
             elif isinstance(action, tell.Fact):
                 self._fact(action)
-            elif isinstance(action, do.Finish) and action.result.exit_code == 0 and not self._quiet:
-                self._say(ended_well(action.result))
         if self._connecting and not self._quiet:
             self._wait(event, actions)
 

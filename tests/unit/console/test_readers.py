@@ -177,3 +177,20 @@ def test_a_failure_to_write_leaves_no_trace_at_the_end_of_the_interpreter():
     ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_the_last_message_comes_when_all_else_was_written_or_lost():
+    lost, kept = Console(stdout=Failing(errno.ENOSPC)), Console()
+    for console in (lost, kept):
+        console.output(0, b"words\n")
+        console.printer.close(WAIT, lambda has_lost: f"the end, {has_lost}")
+    assert lost.stderr.getvalue().splitlines()[-1] == b"hvlaunch: the end, True"
+    assert kept.stderr.getvalue() == b"hvlaunch: the end, False\n"
+
+
+def test_a_reader_that_takes_nothing_is_not_waited_for_again_for_the_last_message(pipe):
+    _, write = pipe
+    printer = Printer(io.BytesIO(), write)
+    printer.output(0, "stderr", b"x\n" * (1 << 20), lambda _: None)
+    assert not printer.close(0.01, lambda has_lost: f"the end, {has_lost}")
+    assert printer.is_whole

@@ -7,8 +7,9 @@ import pytest
 from hvlaunch.errors import ConnectFailed, HostLost
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.watch.milestones import ended_well
 from hvlaunch.gloo.watch.narrator import Narrator
-from hvlaunch.job import ConsoleOptions, ElasticOptions
+from hvlaunch.job import ConsoleOptions, ElasticOptions, JobResult
 
 from .history import History, facts, ready, spec
 
@@ -42,7 +43,7 @@ class Told(History):
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_job_that_goes_well_has_a_line_at_its_start_and_one_at_its_end(quiet):
+def test_a_job_that_goes_well_has_a_line_at_its_start(quiet):
     told = Told(console=ConsoleOptions(quiet=quiet)).start()
     began = ["4 workers on 2 hosts; rank 0 is at 10.0.0.1:20001"]
     assert told.texts == ([] if quiet else began)
@@ -52,7 +53,18 @@ def test_a_job_that_goes_well_has_a_line_at_its_start_and_one_at_its_end(quiet):
         told.exit(host, 1)
     told.close()
     assert told.result.exit_code == 0
-    assert told.texts == ([] if quiet else [*began, "done after 1 min 15 s, exit code 0"])
+    assert told.texts == ([] if quiet else began)
+
+
+@pytest.mark.parametrize(
+    ("has_lost", "line"),
+    [
+        (False, "done after 1 min 15 s, exit code 0"),
+        (True, "done after 1 min 15 s, but not all of the output was written, exit code 74"),
+    ],
+)
+def test_the_last_line_of_a_job_that_goes_well(has_lost, line):
+    assert ended_well(JobResult(exit_code=0, elapsed=75.0), has_lost=has_lost) == line
 
 
 def test_a_job_that_fails_has_its_report_at_the_end():
