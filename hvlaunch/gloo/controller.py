@@ -19,11 +19,8 @@ from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError
 from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection
 from hvlaunch.gloo.driver.control import Inquiry
 from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.loop import Driver, Watcher
-from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.driver.signals import signals_as_events
 from hvlaunch.gloo.driver.thread_failures import failures_as_events
-from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.gloo.watch.milestones import ended_well
@@ -35,6 +32,8 @@ from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
 
 if TYPE_CHECKING:
+    from hvlaunch.gloo.driver.loop import Watcher
+    from hvlaunch.gloo.engine import actions as do
     from hvlaunch.gloo.watch.journal import Journal
     from hvlaunch.jobs.directory import JobDirectory
 
@@ -188,9 +187,11 @@ def _run(
         signals_as_events(events.put),
         ways(spec, keys, printer.say) as connect,
     ):
+        from hvlaunch.gloo.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)
+
         if spec.rendezvous_bind is not None:
             server.listen_at(spec.rendezvous_bind)
-        watchers: list[Watcher] = [] if journal is None else [journal.see]
+        watchers: list["Watcher"] = [] if journal is None else [journal.see]
         if directory is not None:
             watchers += _serve_control(directory, server, spec, events.put)
         driver = Driver(
@@ -277,19 +278,20 @@ def _serve_control(
     server: RendezvousServer,
     spec: JobSpec,
     post: Callable[[on.Event | Inquiry], None],
-) -> list[Watcher]:
+) -> "list[Watcher]":
     """Let others of this user ask and order; what sees all that they may ask for."""
     from hvlaunch.gloo.driver.control import Control  # noqa: PLC0415 (as the directory)
     from hvlaunch.gloo.driver.history import History  # noqa: PLC0415 (as the directory)
     from hvlaunch.jobs.directory import NoJobDirectory  # noqa: PLC0415 (as the directory)
 
-    def make_recorder(write: Callable[[Mapping[str, object]], None], wall: Callable[[], float]) -> Watcher:
-        from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (when somebody asks)
+    def make_recorder(write: Callable[[Mapping[str, object]], None], wall: Callable[[], float]) -> "Watcher":
+        from hvlaunch.gloo.driver.ranks import Ranks  # noqa: PLC0415 (when somebody asks)
+        from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (as above)
 
         ranks = Ranks()
         recorder = Recorder(spec, directory.about["id"], write, ranks.of, wall)
 
-        def see(event: on.Event, actions: Sequence[do.Action], now: float) -> None:
+        def see(event: on.Event, actions: "Sequence[do.Action]", now: float) -> None:
             ranks.see(actions)
             recorder.see(event, actions, now)
 

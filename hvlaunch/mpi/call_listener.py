@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hvlaunch.agent.caller import LONGEST_ENTRY, Sealed
 from hvlaunch.agent.shapes import mapping, of, pair, plain, text
@@ -18,6 +18,9 @@ from hvlaunch.rendezvous.serving.listeners import Listeners
 from hvlaunch.rendezvous.serving.strangers import StrangerLimits, Strangers
 from hvlaunch.rendezvous.serving.traffic import plain_address
 from hvlaunch.ssh.streams.tcp import persist
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["CallLimits", "CallListener", "Caller"]
 
@@ -72,7 +75,7 @@ class CallListener:
         host: str = "",
     ) -> None:
         self._entry = entry.encode("ascii")
-        self._context = tls_context(certificate)
+        self._certificate = certificate
         self._admit = admit
         self._limits = limits or CallLimits()
         self._lock = threading.Lock()
@@ -91,6 +94,7 @@ class CallListener:
         self._listener.close()
 
     def _listen(self) -> None:
+        context = tls_context(self._certificate)  # here: a launcher starts meanwhile
         while not self._is_closed:
             try:
                 self._listener.settimeout(self._hang_up_on_late())
@@ -107,7 +111,7 @@ class CallListener:
                     sock.close()
                     continue
                 self._hang_up(self._strangers.enter(stranger, stranger.address))
-            threading.Thread(target=self._meet, args=(stranger,), daemon=True).start()
+            threading.Thread(target=self._meet, args=(stranger, context), daemon=True).start()
 
     def _make_room(self) -> None:
         with self._lock:
@@ -132,9 +136,9 @@ class CallListener:
             with contextlib.suppress(OSError):
                 stranger.socket.shutdown(socket.SHUT_RDWR)
 
-    def _meet(self, stranger: _Stranger) -> None:
+    def _meet(self, stranger: _Stranger, context: "ssl.SSLContext") -> None:
         try:
-            caller = self._check(stranger.socket)
+            caller = self._check(stranger.socket, context)
             self._trust(stranger)
         except (OSError, ValueError):
             with self._lock:  # a stranger indeed, or an agent by another address that won
@@ -151,11 +155,11 @@ class CallListener:
             self._strangers.leave(stranger)
             self._strangers.know([stranger.address])
 
-    def _check(self, sock: socket.socket) -> Caller:
+    def _check(self, sock: socket.socket, context: "ssl.SSLContext") -> Caller:
         """Raises OSError and ValueError."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         persist(sock)
-        caller = Sealed(sock, self._context, server_side=True)
+        caller = Sealed(sock, context, server_side=True)
         caller.shake_hands()
         if not hmac.compare_digest(_part(caller, LONGEST_ENTRY), self._entry):
             raise ValueError("a wrong word")

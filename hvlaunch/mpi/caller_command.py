@@ -1,13 +1,12 @@
 """What the launcher starts in place of the user's command: agent/rank.py and agent/caller.py, packed for its command line."""
 
-import ast
 import zlib
 from binascii import b2a_base64
 from collections.abc import Sequence
 from pathlib import Path
 
 from hvlaunch.agent import caller, rank
-from hvlaunch.gloo.driver.bundle import NEW_ENOUGH, python_candidates
+from hvlaunch.gloo.driver.bundle import NEW_ENOUGH, python_candidates, without_words
 from hvlaunch.mpi.process_ranks import ALL_NAMES, Names
 
 __all__ = ["caller_command"]
@@ -44,19 +43,5 @@ def caller_command(
 
 
 def _packed(file: str, call: str) -> str:
-    text = _without_words(Path(file).read_text(encoding="ascii"))
+    text = without_words(Path(file).read_text(encoding="ascii"))
     return b2a_base64(zlib.compress(f"{text}\n{call}\n".encode("ascii"), 9), newline=False).decode("ascii")
-
-
-def _without_words(text: str) -> str:
-    """The program less its docstrings and comments, which are a third of what is sent."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            rest = [statement for statement in node.body if not _is_docstring(statement)]
-            node.body = rest or [ast.Pass()]
-    return ast.unparse(tree)
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

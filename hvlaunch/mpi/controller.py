@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
 from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY
@@ -118,6 +117,8 @@ def _rankfile(launcher: Launcher, request: Request) -> Iterator[str | None]:
     if launcher.kind is not Kind.JSRUN:
         yield None
         return
+    from tempfile import NamedTemporaryFile  # noqa: PLC0415 (few launchers need one)
+
     with NamedTemporaryFile("w", prefix="hvlaunch-", suffix=".erf") as file:
         file.write(rankfile(request))
         file.flush()

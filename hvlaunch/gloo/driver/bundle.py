@@ -16,7 +16,15 @@ from typing import Any
 from hvlaunch import agent
 from hvlaunch.errors import BadUsage
 
-__all__ = ["NEW_ENOUGH", "NO_PYTHON", "agent_command", "bundle", "local_agent_command", "python_candidates"]
+__all__ = [
+    "NEW_ENOUGH",
+    "NO_PYTHON",
+    "agent_command",
+    "bundle",
+    "local_agent_command",
+    "python_candidates",
+    "without_words",
+]
 
 NO_PYTHON = "hvlaunch: no Python >= 3.8 among"
 """What the command prints where it finds no interpreter."""
@@ -80,7 +88,7 @@ def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False
     root = Path(agent.__file__).parent
     names = _MODULES + (_OF_RANKS if with_ranks else ())
     files = {f"hvlaunch.agent.{name}": root / f"{name}.py" for name in names}
-    texts = {name: _without_words(file.read_text(encoding="ascii")) for name, file in files.items()}
+    texts = {name: without_words(file.read_text(encoding="ascii")) for name, file in files.items()}
     packed = {b"": _packed({"hvlaunch.__init__": "", **texts})}
     if is_near:
         rare = {f"hvlaunch.agent.{name}" for name in _RARE}
@@ -89,11 +97,11 @@ def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False
             for name, file in files.items()
         }
         packed[MAGIC_NUMBER] = _packed({"hvlaunch.__init__": "", **code})
-    boot = _without_words((root / "boot.py").read_text(encoding="ascii"))
+    boot = without_words((root / "boot.py").read_text(encoding="ascii"))
     return zlib.compress(f"{boot}\nboot({packed!r}, {dict(config)!r})\n".encode(), 1)
 
 
-def _without_words(text: str) -> str:
+def without_words(text: str) -> str:
     """The module less its docstrings and comments, a quarter of what is sent. Its lines keep their numbers."""
     return _COMMENT.sub("", _DOCSTRING.sub(lambda found: f'{found[1]}""' + "\n" * found[0].count("\n"), text))
 

@@ -216,7 +216,7 @@ def shape(text: str) -> str:
 def test_what_travels_is_the_modules_less_their_words() -> None:
     for file in Path(agent_package.__file__).parent.glob("*.py"):
         text = file.read_text()
-        sent = bundles._without_words(text)
+        sent = bundles.without_words(text)
         assert shape(sent) == shape(text)
         assert "# noqa" not in sent
         assert not re.search(r'"""\w', sent)

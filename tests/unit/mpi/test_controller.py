@@ -87,6 +87,12 @@ def test_its_first_failure(line):
     assert "rank 1 of 2 on host localhost failed first" in done.stderr
 
 
+def test_the_launcher_starts_before_what_only_the_loop_needs_is_loaded():
+    script = "import sys, hvlaunch.mpi.controller; print('hvlaunch.gloo.driver.loop' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_a_launcher_that_ends_too_soon(line):
     body = "print('no such host', file=sys.stderr); started = [subprocess.Popen(['false'])]"
     done = run(line(body, "-np", "2", "true"))
