@@ -140,7 +140,7 @@ def _told(chance: random.Random, *, is_broken: bool) -> bytes:
 def _meet(sock: Any) -> Caller | None:
     """As the listener does; None where who called is refused. Raises AssertionError, and whatever is a defect."""
     try:
-        caller = _door()._check(sock)
+        caller = _door()._check(sock, _contexts()[0])
     except (OSError, ValueError):
         return None
     assert caller.hostname.isprintable()
