@@ -191,7 +191,7 @@ def _run(
 
         if spec.rendezvous_bind is not None:
             server.listen_at(spec.rendezvous_bind)
-        watchers: list["Watcher"] = [] if journal is None else [journal.see]
+        watchers: list[Watcher] = [] if journal is None else [journal.see]
         if directory is not None:
             watchers += _serve_control(directory, server, spec, events.put)
         driver = Driver(
