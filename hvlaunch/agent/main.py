@@ -146,9 +146,8 @@ class Agent:
                 os.kill(os.getppid(), signal.SIGCONT)  # whoever has stopped it: it ends with us
             except OSError:
                 pass
-            return 0
-        scratch.remove(self._scratch)
-        return 1
+        scratch.remove(self._scratch)  # the guardian may have been killed since we last looked
+        return int(self._guardian_fd < 0)
 
     def _timeout(self) -> float:
         deadlines = [self._end_by if self._ending else self._last_heard + self._lease]

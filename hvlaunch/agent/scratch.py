@@ -24,9 +24,11 @@ def make() -> str:
 
 
 def remove(path: str) -> None:
-    """Remove the directory and what is in it, as far as it goes."""
+    """Remove the directory and what is in it, as far as it goes, if it is there."""
     try:
         os.rmdir(path)
+    except FileNotFoundError:
+        pass
     except OSError:
         import shutil  # noqa: PLC0415 (costs 8 ms, and is needed only where a worker left a file)
 

@@ -12,61 +12,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.cgroups import BOMB, LIMIT, Group
 from tests.unit.agent.harness import AgentProcess, Hunt, has_ended, python, until
 
 Launch = Callable[..., AgentProcess]
 
-CGROUPS = Path("/sys/fs/cgroup")
-LIMIT = 150
 SOMEBODY = "54321"
-BOMB = """if True:
-    import os, sys, time
-    last = time.monotonic() + 120
-    os.write(1, b'going')
-    while os.path.exists(sys.argv[1]) and time.monotonic() < last:
-        try:
-            if os.fork() == 0:
-                os.setsid()
-        except OSError:
-            pass
-"""
-"""Forks without end, each in a session of its own, as long as a file is there."""
-
-
-class Group:
-    """A cgroup of version 1 or 2, for processes that are started by `shell`."""
-
-    def __init__(self, controller: str) -> None:
-        root = CGROUPS / controller
-        self.path = (root if root.is_dir() else CGROUPS) / f"hvlaunch-test-{os.getpid()}"
-        self.shell = ["/bin/sh", "-c", f'echo $$ >{self.path}/cgroup.procs && exec /bin/sh -c "$0"']
-        try:
-            self.path.mkdir()
-        except OSError as error:
-            pytest.skip(f"no cgroup can be made here: {error}")
-
-    def set(self, name: str, value: object) -> None:
-        if not (self.path / name).exists():
-            pytest.skip(f"this machine's cgroups have no {name}")
-        (self.path / name).write_text(str(value))
-
-    def pids(self) -> list[int]:
-        """Those that live; who has ended may not be reaped yet, where nobody is its parent but a machine's init."""
-        found = []
-        for pid in map(int, (self.path / "cgroup.procs").read_text().split()):
-            with suppress(OSError):
-                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-                found += [pid] if state not in "ZX" else []
-        return found
-
-    def close(self) -> None:
-        until(lambda: not self.pids(), "the group's processes end")
-        until(self._remove, "the group can be removed")
-
-    def _remove(self) -> bool:
-        with suppress(OSError):
-            self.path.rmdir()
-        return not self.path.exists()
 
 
 @pytest.fixture
@@ -95,7 +46,7 @@ def freezer(hunt: Hunt) -> Iterator[Group]:
         group.close()
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("ending", ["bye", "agent", "guardian"])
 def test_after_a_fork_bomb_under_a_limit_of_processes(
     launch: Launch, limited: Group, tmp_path: Path, ending: str
@@ -120,15 +71,36 @@ def test_after_a_fork_bomb_under_a_limit_of_processes(
     assert limited.pids() == []
 
 
+def test_who_loses_its_guardian_while_it_kills_leaves_no_files(
+    launch: Launch, freezer: Group, hunt: Hunt, tmp_path: Path
+) -> None:
+    agent = launch(lease=9.0, env={**os.environ, "TMPDIR": str(tmp_path)})
+    agent.hello()
+    guardian, process = agent.guardian, agent.agent
+    agent.start(["/bin/sh", "-c", "setsid sleep $0 & sleep $0", hunt.mark])
+    hunt.wait_for("sh", "sleep", "sleep", meanwhile=agent.settle)
+    freezer.freeze(hunt.pids())
+    agent.send("bye")
+    until(lambda: all(map(has_been_killed, hunt.pids())), "SIGKILL, by the one that ends all descendants")
+    guardian.kill()
+    assert agent.expect("bye")[0]["left"] == 3
+    until(lambda: has_ended(process), "the agent's end")
+    assert list(tmp_path.iterdir()) == []
+
+
+def has_been_killed(pid: int) -> bool:
+    """Though it is frozen."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(status["ShdPnd"], 16) & 1 << signal.SIGKILL - 1)
+
+
 def test_a_frozen_worker_is_told_of(launch: Launch, freezer: Group, hunt: Hunt) -> None:
     agent = launch(lease=3.0)
     agent.hello()
     agent.start(["/bin/sh", "-c", "setsid sleep $0 & sleep $0", hunt.mark])
     hunt.wait_for("sh", "sleep", "sleep", meanwhile=agent.settle)
     found = hunt.pids()
-    for pid in found:
-        freezer.set("cgroup.procs", pid)
-    freezer.set("freezer.state", "FROZEN")
+    freezer.freeze(found)
     agent.send("bye")
     assert sorted(agent.expect("remaining")[0]["pids"]) == sorted(found)
     assert agent.expect("bye")[0]["left"] == 3
