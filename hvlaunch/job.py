@@ -190,6 +190,10 @@ class JobSpec:
     """Seconds for all of connecting."""
     lease: float = 30.0
     """Seconds of silence after which driver and agent give each other up."""
+    reconnect_timeout: float = 5.0
+    """Seconds that an agent whose connection has ended waits for another, before it ends its workers; at most the lease."""
+    spill: int = 64 << 20
+    """Bytes of output that a host keeps in a file while its connection is lost."""
     grace: float = 10.0
     """Seconds between the first signal to a worker that must stop and SIGKILL."""
     settle: float = 2.0

@@ -46,9 +46,10 @@ class Greeting:
         self._master: Optional[socket.socket] = None
         self._lent: Optional[socket.socket] = None
         self._hello: Dict[str, Any] = {}
+        self._is_greeted = self._has_modules = False
 
     def greet(self, hello: Dict[str, Any], trouble: Optional[str]) -> None:
-        """Tell the facts (after counting GPUs, if asked to), then whether the rendezvous can be reached."""
+        """Tell the facts (after counting GPUs, if asked to)."""
         self._hello = hello
         beacon_port, master_port = self._take_ports(hello)
         answer = {
@@ -65,12 +66,22 @@ class Greeting:
             self._in_thread(lambda: self._tell_with_gpus(answer))
         else:
             self._channel.send(answer)
-        if not hello["rendezvous"]:
+        self._is_greeted = True
+        self._look_for_rendezvous()
+
+    def go_on(self) -> None:
+        """All modules are there, that of the relay too: see whether the rendezvous can be reached, once greeted."""
+        self._has_modules = True
+        self._look_for_rendezvous()
+
+    def _look_for_rendezvous(self) -> None:
+        rendezvous = self._hello.get("rendezvous")
+        if not (rendezvous and self._is_greeted and self._has_modules):
             return
-        if hello["rendezvous"]["relay"] == "always":
+        if rendezvous["relay"] == "always":
             self._tell_reached(None, [], relay=True)
         else:
-            self._in_thread(lambda: self._reach_rendezvous(hello["rendezvous"]))
+            self._in_thread(lambda: self._reach_rendezvous(rendezvous))
 
     def lend_ports(self) -> None:
         """The workers start now: the port that was kept for rank 0 is theirs.

@@ -8,7 +8,7 @@ import sys
 import time
 
 from hvlaunch.agent import reaper, scratch
-from hvlaunch.agent.quick import prctl, signal, signal_name
+from hvlaunch.agent.quick import prctl, signal, signal_name, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = ["main", "watch_over"]
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KILL_PATIENCE = 7.0  # the agent takes this time twice, and the driver waits for 25 s
+_MORE = 2.0  # seconds that the agent, which has the same lease, is late
 _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15  # prctl(2)
 
 
@@ -41,7 +42,7 @@ def main(
 
         agent_main.main(config, directory, alive, sealed, meeting)
 
-    patience = float(config["grace"]) + float(config["lease"])
+    patience = float(config["grace"]) + float(config["lease"]) + _MORE
     watch_over(b"hvl-agent", be_agent, patience, lambda: scratch.remove(directory))
 
 
@@ -51,7 +52,7 @@ def watch_over(
     patience: float,
     clean_up: Callable[[], None] = lambda: None,
 ) -> NoReturn:
-    """Do `work` in a child, which is told a descriptor that ends with us. When it ends, kill what it left, and exit as it did.
+    """Do `work` in a child, with a descriptor that ends with us; when the child ends, kill what it left, and exit as it did.
 
     `name` is the child's in lists of processes. Neither it nor ours has `python` or `hvlaunch` in it: killall or
     pkill of these would end both of us at once, and nobody would be left to end the workers.
@@ -62,27 +63,29 @@ def watch_over(
     prctl(_PR_SET_DUMPABLE, 0)
     prctl(_PR_SET_NAME, name)
     reaper.adopt_descendants()
-    alive_read, alive_write = os.pipe()
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    for fd in (ours, theirs):
+        os.set_blocking(fd, False)
     try:
         child = os.fork()
     except OSError as error:
         clean_up()
         sys.exit("hvlaunch agent: it can't start a process: %s" % os.strerror(error.errno or 0))
     if child == 0:
-        os.close(alive_write)
+        os.close(ours)
         os.setsid()  # who kills the guardian's process group, as Hydra does, must not kill both
-        work(alive_read)
-    os.close(alive_read)
+        work(theirs)
+    os.close(theirs)
     prctl(_PR_SET_NAME, b"hvl-guardian")
     signal.setitimer(signal.ITIMER_REAL, 0)  # that of the start, which fork did not hand on
-    status = _wait(child, patience)
+    status = _wait(child, ours, patience)
     left = len(reaper.kill_descendants(min(_KILL_PATIENCE, patience)))
     clean_up()
     _exit_as(status, left)
 
 
-def _wait(agent: int, patience: float) -> int:
-    """The agent's wait status. An agent that outlives its channel by more than `patience` seconds is killed."""
+def _wait(agent: int, life: int, patience: float) -> int:
+    """The agent's wait status. One is killed of which nothing is heard for `patience` seconds, at `life`, after its channel's end."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -103,8 +106,12 @@ def _wait(agent: int, patience: float) -> int:
         for fd, _ in poll.poll(timeout):
             if fd == wake_read:
                 os.read(wake_read, 512)
+            elif fd == life and not os.read(life, 512):
+                poll.unregister(life)
             else:
-                poll.unregister(0)
+                if fd == 0:
+                    poll.unregister(0)
+                    poll.register(life, select.POLLIN)
                 deadline = time.monotonic() + patience
         if deadline is not None and time.monotonic() >= deadline:
             os.kill(agent, signal.SIGKILL)

@@ -26,7 +26,20 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalRanks"]
 
-_STARTERS = ("quick", "shapes", "frames", "group", "reaper", "scratch", "worker", "guardian", "starter")
+_STARTERS = (
+    *(
+        "quick",
+        "shapes",
+        "frames",
+        "group",
+        "reaper",
+        "scratch",
+        "cannot_start",
+        "worker",
+        "guardian",
+        "starter",
+    ),
+)
 """Their modules, each behind those that it imports."""
 _PATIENCE = 20.0  # seconds for what they do at once
 _CANNOT = 126

@@ -1,12 +1,14 @@
 """The agent: starts, watches and stops this host's workers as the driver's frames say.
 
 One thread, one loop. The agent ends its workers and itself when the driver says so, when the
-channel closes, when the driver is silent for the lease, and when the guardian above it is gone.
+channel closes and no driver connects again in time, when the driver is silent for the lease, and when the guardian
+above it is gone.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from hvlaunch.agent import reaper, scratch
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from hvlaunch.agent.caller import Sealed
     from hvlaunch.agent.frames import Frame
     from hvlaunch.agent.local_ranks import Meeting
+    from hvlaunch.agent.quick import socket
+    from hvlaunch.agent.rejoin import Visitors
     from hvlaunch.agent.relay import RelayListener
     from hvlaunch.agent.workers import Step
 
@@ -86,9 +90,16 @@ class Agent:
         self._alone = False
         self._greeted = False
         self._last_heard = time.monotonic()
+        self._lost_at: Optional[float] = None
+        """When the connection was lost; None while there is one."""
+        self._reconnect = min(float(config["reconnect"]), self._lease)
+        self._key: str = ""
+        self._visitors: Optional[Visitors] = None
         self._calls: Deque[Callable[[], None]] = deque()
         self._selector = Selector()
-        self._workers = HostWorkers(channel, self._selector, int(config["window"]))
+        self._workers = HostWorkers(
+            channel, self._selector, int(config["window"]), directory, int(config["spill"])
+        )
         self._meeting = meeting
         self._relay: Optional[RelayListener] = None
         self._greeting = Greeting(channel, self._selector, self._call_soon, directory, self._listen)
@@ -130,7 +141,9 @@ class Agent:
                 self._relay.read_on()
             now = time.monotonic()
             self._workers.take_due_steps(now)
-            if now >= self._last_heard + self._lease and not self._ending:
+            if self._lost_at is not None and now >= self._lost_at + self._reconnect:
+                self._give_up("the driver is gone")
+            elif now >= self._last_heard + self._lease:
                 self._give_up("heard nothing from the driver for %g seconds" % self._lease)
         pids = reaper.kill_descendants(self._patience)
         left = len(pids)
@@ -151,6 +164,8 @@ class Agent:
 
     def _timeout(self) -> float:
         deadlines = [self._end_by if self._ending else self._last_heard + self._lease]
+        if self._lost_at is not None and not self._ending:
+            deadlines.append(self._lost_at + self._reconnect)
         deadlines.extend(self._workers.deadlines())
         return max(0.0, min(deadlines) - time.monotonic())
 
@@ -170,24 +185,71 @@ class Agent:
                 self._last_heard = time.monotonic()
                 for frame in frames:
                     self._obey(frame)
+                    self._channel.received(frame)
                 return
         except BadFrame as error:
             self._channel.send({"type": "fault", "cause": plain("the driver sent %s" % error, LONGEST_TEXT)})
+            self._selector.unregister(self._channel.read_fd)
+            self._give_up("the driver is gone")
+            return
         self._selector.unregister(self._channel.read_fd)
-        self._give_up("the driver is gone")
+        if not self._channel.can_rejoin:
+            self._give_up("the driver is gone")
+            return
+        self._channel.lose()
+        self._lost_at = time.monotonic()
+        self._workers.lose_driver()
+
+    def _let_in(self, listener: socket.socket) -> None:
+        """Somebody is at our socket: it may be a carrier."""
+        if self._visitors is None:
+            from hvlaunch.agent.rejoin import Visitors  # noqa: PLC0415 (few connections are lost)
+
+            self._visitors = Visitors(self._channel, self._selector, self._key, self._hang_up, self._go_on)
+        self._visitors.let_in(listener)
+
+    def _hang_up(self) -> None:
+        """Wait for nothing more of this connection."""
+        if self._lost_at is None:
+            self._selector.unregister(self._channel.read_fd)
+        if self._writing:
+            self._selector.unregister(self._channel.write_fd)
+            self._writing = False
+
+    def _go_on(self, is_new: bool) -> None:
+        """There is another connection, to the driver as before or to one that takes its place."""
+        self._lost_at = None
+        self._last_heard = time.monotonic()
+        self._selector.register(self._channel.read_fd, READ, self._receive)
+        if is_new and self._relay is not None:
+            self._relay.begin_epoch()
+        self._workers.find_driver(is_new=is_new)
 
     def _obey(self, frame: Frame) -> None:
         """Raises BadFrame for what may not come now."""
         header, body = frame
         kind = header["type"]
-        if not self._greeted and kind not in ("hello", "ping", "bye"):
+        if not self._greeted and kind not in ("hello", "ping", "leave", "bye"):
             raise BadFrame("a frame of type %s before hello" % kind)
         if kind == "ping":
             self._channel.send({"type": "pong", "at": time.monotonic()})
+            self._show_life()
+        elif kind == "have":
+            self._channel.session.taken(header["frames"])
+        elif kind == "leave":
+            self._give_up("the driver has left")
         elif kind == "hello":
             self._greeted = True
             self._workers.suspension = header["elastic"]
             self._greet(header)
+        elif kind == "modules":
+            try:
+                if body:
+                    sys.meta_path[0].add(body)  # type: ignore[attr-defined]
+            except Exception as error:  # noqa: BLE001 (zlib's and marshal's are of many kinds)
+                raise BadFrame("modules: %s" % error) from None
+            self._greeting.go_on()
+            self._open_door()
         elif kind == "probe":
             self._greeting.probe(header)
         elif kind == "start":
@@ -201,8 +263,27 @@ class Agent:
         else:
             self._workers.obey(header, body)
 
+    def _open_door(self) -> None:
+        """From now on another connection may take the place of this one, where whoever brings it has the key."""
+        if not self._key:
+            return
+        try:
+            listener = scratch.listen(self._scratch)
+        except OSError:
+            return  # then the session ends with its connection
+        self._selector.register(listener, READ, lambda: self._let_in(listener))
+        self._channel.can_rejoin = True
+
+    def _show_life(self) -> None:
+        """To the guardian, which sees our first connection alone."""
+        try:
+            os.write(self._guardian_fd, b"\0")
+        except OSError:
+            pass  # it is gone, or has seen enough
+
     def _greet(self, hello: Dict[str, Any]) -> None:
         """Answer, once all processes of a launcher's are there."""
+        self._key = hello["session"] or ""
         others = hello["processes"] - 1
         if self._meeting is None or not others:
             self._greeting.greet(hello, self._trouble)
@@ -239,6 +320,7 @@ class Agent:
         """And then ourselves, whether they can be ended or not."""
         self._ending = True
         self._end_by = time.monotonic() + steps[-1][1] + self._patience
+        self._show_life()
         self._workers.stop(None, steps)
 
     def _give_up(self, cause: str, *, alone: bool = True) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from hvlaunch.agent.session import STREAMS
 from hvlaunch.agent.shapes import (
     PORT,
     Choice,
     Form,
+    exactly,
     flag,
     mapping,
     number,
@@ -39,6 +41,7 @@ _RENDEZVOUS = {
     "relay": of("auto", "always", "never"),
 }
 _ID = whole(1, 1 << 53)
+_HAVE = exactly(_COUNT, STREAMS)
 
 ORDERS: Dict[str, Union[Form, Choice]] = {
     "hello": Form(
@@ -52,7 +55,9 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
         elastic=or_null(_SECONDS),
         processes=whole(1, 1 << 16),
         rendezvous=or_null(record(_RENDEZVOUS)),
+        session=or_null(_NAME),
     ),
+    "modules": Form(1 << 20),
     "probe": Form(target=_NAME, addresses=several(_NAME, 1 << 12), port=PORT, key=_NAME),
     "start": Form(_ALL, 1, round=_SLOT),
     "stdin": Form(1 << 20, slot=_SLOT),
@@ -67,6 +72,8 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
         credit=Form(id=_ID, bytes=_COUNT),
     ),
     "ping": Form(),
+    "have": Form(frames=_HAVE),
+    "leave": Form(),
     "bye": Form(),
 }
 

@@ -108,6 +108,14 @@ class RelayListener:
         self._most = self._room = 0
         self._shut_out()
         self._listener.close()
+        self._hang_up()
+
+    def begin_epoch(self) -> None:
+        """Another driver is there, which knows of none of these connections."""
+        self._hang_up()
+        self._opened = 0
+
+    def _hang_up(self) -> None:
         for connection in list(self._connections.values()):
             self._forget(connection)
 

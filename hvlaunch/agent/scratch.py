@@ -1,16 +1,21 @@
-"""The job's private directory on a host, for the workers' error files."""
+"""The job's private directory on a host: the workers' error files, and the agent's socket."""
+
+from __future__ import annotations
 
 import os
 import sys
 
-__all__ = ["make", "remove"]
+from hvlaunch.agent.quick import socket
 
+__all__ = ["SOCKET", "listen", "make", "remove"]
+
+SOCKET = "agent"
 
 _LONGEST = 4096
 
 
 def make() -> str:
-    """A private directory for the workers' error files, removed at the end."""
+    """A private directory, removed at the end."""
     refusals = []
     for base in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
         path = os.path.abspath(os.path.join(base or ".", "hvlaunch-" + os.urandom(8).hex()))
@@ -23,8 +28,21 @@ def make() -> str:
     sys.exit("hvlaunch agent: no place for temporary files (%s)" % ", ".join(refusals))
 
 
+def listen(directory: str) -> socket.socket:
+    """Let carriers come (agent/carrier.py). Raises OSError, also where the name is too long for a socket's (TMPDIR)."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(os.path.join(directory, SOCKET))
+    listener.listen(8)
+    listener.setblocking(False)
+    return listener
+
+
 def remove(path: str) -> None:
     """Remove the directory and what is in it, as far as it goes, if it is there."""
+    try:
+        os.unlink(os.path.join(path, SOCKET))
+    except OSError:
+        pass  # there was none
     try:
         os.rmdir(path)
     except FileNotFoundError:

@@ -19,6 +19,7 @@ __all__ = [
     "Choice",
     "Form",
     "address",
+    "exactly",
     "flag",
     "mapping",
     "misfit",
@@ -88,6 +89,11 @@ def pair(first: Shape, second: Shape) -> Shape:
     return lambda value: (
         type(value) is list and len(value) == len((first, second)) and first(value[0]) and second(value[1])
     )
+
+
+def exactly(shape: Shape, count: int) -> Shape:
+    """A list of so many."""
+    return lambda value: type(value) is list and len(value) == count and all(map(shape, value))
 
 
 def mapping(name: Shape, shape: Shape, most: int) -> Shape:

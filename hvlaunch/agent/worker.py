@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 __all__ = ["CannotStart", "OomWatch", "WorkerProcess", "exit_of", "start"]
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-_MAX_STRING_PAGES = 32
-"""execve(2): MAX_ARG_STRLEN, in pages."""
 _ERROR_FILE_LIMIT = 1 << 18
 
 
@@ -92,7 +90,9 @@ def start(slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool)
     except (OSError, ValueError) as error:
         for fd in fds:
             os.close(fd)
-        raise _reason(error, program, argv, env) from None
+        from hvlaunch.agent.cannot_start import reason  # noqa: PLC0415 (most can be started)
+
+        raise CannotStart(*reason(error, program, argv, env)) from None
     for fd in (their_stdin, their_stdout, their_stderr):
         os.close(fd)
     for fd in (stdout, stderr, *stdin):
@@ -131,36 +131,6 @@ def _find(name: str, path: str) -> str:
     if denied is not None:
         raise CannotStart(_NOT_EXECUTABLE, "%s: permission denied" % denied)
     raise CannotStart(_NOT_FOUND, "%s: command not found (PATH=%s)" % (name, path))
-
-
-def _reason(error: Exception, program: str, argv: Sequence[str], env: Dict[str, str]) -> CannotStart:
-    number = error.errno if isinstance(error, OSError) else None
-    if number is None:
-        return CannotStart(_NOT_EXECUTABLE, "%s: %s" % (program, error))
-    if number == errno.ENOENT and os.path.exists(program):
-        return CannotStart(_NOT_FOUND, "%s: its interpreter (first line) was not found" % program)
-    if number in (errno.ENOENT, errno.ENOTDIR):
-        return CannotStart(_NOT_FOUND, "%s: command not found" % program)
-    if number == errno.E2BIG:
-        return CannotStart(_NOT_EXECUTABLE, _too_big(argv, env))
-    if number == errno.EACCES and os.path.isdir(program):
-        return CannotStart(_NOT_EXECUTABLE, "%s: is a directory" % program)
-    return CannotStart(_NOT_EXECUTABLE, "%s: %s" % (program, os.strerror(number).lower()))
-
-
-def _too_big(argv: Sequence[str], env: Dict[str, str]) -> str:
-    """What of the command and its environment is more than the kernel takes, in bytes."""
-    limit = _MAX_STRING_PAGES * os.sysconf("SC_PAGE_SIZE")
-    words = [("argument %d" % number, word) for number, word in enumerate(argv)]
-    words.extend(("variable %s" % name, "%s=%s" % (name, value)) for name, value in env.items())
-    sizes = [(name, len(os.fsencode(word)) + 1) for name, word in words]
-    for name, size in sizes:
-        if size > limit:
-            return "%s has %d bytes; this kernel allows %d for one string (execve(2))" % (name, size, limit)
-    return (
-        "command and environment have %d bytes, more than this kernel allows "
-        "(execve(2): a quarter of the stack limit, ulimit -s)" % sum(size for _, size in sizes)
-    )
 
 
 def exit_of(status: int, max_rss_kib: int) -> Dict[str, Any]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
     from hvlaunch.agent.local_ranks import LocalRanks
+    from hvlaunch.agent.spill import Spill
 
     Step = Tuple[int, float]
 
@@ -69,10 +70,16 @@ class _Slot:
 class HostWorkers:
     """Starts and watches workers. At most `window` bytes of output are on their way to the driver at a time."""
 
-    def __init__(self, channel: DriverChannel, selector: Selector, window: int) -> None:
+    def __init__(
+        self, channel: DriverChannel, selector: Selector, window: int, scratch: str, spill: int
+    ) -> None:
+        """So many bytes may `spill` into a file in the `scratch` directory while the connection is lost."""
         self._channel = channel
         self._selector = selector
-        self._credit = window
+        self._window = self._credit = window
+        self._scratch = scratch
+        self._may_spill = spill
+        self._spill: Optional[Spill] = None
         self._discard = False
         self._slots: List[_Slot] = []
         self._oom = process.OomWatch()
@@ -280,21 +287,23 @@ class HostWorkers:
         if not slot.is_told and slot.end is not None:
             slot.is_told = True
             error = "" if slot.end["code"] == 0 else slot.worker.error_text()
-            self._channel.send({"type": "exited", **slot.about, **slot.end}, error.encode())
+            self._pass_on({"type": "exited", **slot.about, **slot.end}, error.encode())
 
     @property
-    def _has_credit(self) -> bool:
-        return self._credit > 0 or self._discard
+    def _may_read(self) -> bool:
+        if self._spill is not None:
+            return self._discard or (self._channel.is_away and self._spill.has_room)
+        return self._discard or self._credit > 0 or (self._channel.is_away and self._may_spill > 0)
 
     def _watch(self, slot: _Slot, stream: str) -> None:
-        if self._has_credit:
+        if self._may_read:
             fd = slot.worker.output[stream]
             self._selector.register(fd, READ, lambda: self._read(slot, stream))
 
     def _read(self, slot: _Slot, stream: str, *, is_last: bool = False) -> int:
         """Pass one chunk on; its size, 0 where there is none now or no more. What `is_last` needs no credit."""
         fd = slot.worker.output.get(stream)
-        if fd is None or not (self._has_credit or is_last):
+        if fd is None or not (self._may_read or is_last):
             return 0
         try:
             data = os.read(fd, OUTPUT_CHUNK)
@@ -308,11 +317,50 @@ class HostWorkers:
             os.close(fd)
             del slot.worker.output[stream]
         if not self._discard:
-            self._channel.send({"type": "output", "stream": stream, **slot.about}, data)
-            self._credit -= len(data) + FRAME_COST if data else 0
-            if self._credit <= 0:
+            self._pass_on({"type": "output", "stream": stream, **slot.about}, data)
+            if not self._may_read:
                 self._pause()
         return len(data)
+
+    def _pass_on(self, header: Dict[str, Any], body: bytes) -> None:
+        """Send a worker's output, or its end, or keep it behind what waits already."""
+        if self._spill is None and self._credit <= 0 and self._channel.is_away and self._may_spill:
+            from hvlaunch.agent.spill import Spill  # noqa: PLC0415 (few connections are lost for long)
+
+            self._spill = Spill(self._scratch, self._may_spill)
+        if self._spill is not None:
+            self._spill.put(header, body)
+            return
+        self._channel.send(header, body)
+        if body and header["type"] == "output":
+            self._credit -= len(body) + FRAME_COST
+
+    def _send_spilled(self, *, all_of_it: bool = False) -> None:
+        """Send what waits. What comes before a worker's end needs no credit, as the end does not."""
+        while self._spill is not None and (self._credit > 0 or all_of_it or self._spill.has_end):
+            header, body = self._spill.take()
+            if self._spill.is_empty:
+                self._spill.close()
+                self._spill = None
+            self._channel.send(header, body)
+            if header["type"] == "output":
+                self._credit -= len(body) + FRAME_COST if body else 0
+
+    def lose_driver(self) -> None:
+        """The connection is lost: read on, where output may wait in a file."""
+        self._read_on()
+
+    def find_driver(self, *, is_new: bool) -> None:
+        """There is a connection again, to the same driver or to one that takes its place."""
+        if is_new:
+            self._credit = self._window
+            for slot in self._slots:
+                slot.stdin_ended = True
+                if not slot.stdin_waiting:
+                    self._drop_stdin(slot)
+        self._send_spilled()
+        if not self._may_read:
+            self._pause()
 
     def _pause(self) -> None:
         """No credit: stop reading, so that the workers block in write(), as on a full pipe."""
@@ -322,27 +370,32 @@ class HostWorkers:
                     self._selector.unregister(fd)
 
     def _resume(self, credit: int) -> None:
-        had = self._has_credit
+        had = self._may_read
         self._credit += credit
-        if not had and self._has_credit:
+        self._send_spilled()
+        if not had and self._may_read:
             self._read_on()
 
     def _read_on(self) -> None:
         for slot in list(self._slots):
             for stream in list(slot.worker.output):
-                if self._has_credit and slot.worker.output[stream] not in self._selector:
+                if self._may_read and slot.worker.output[stream] not in self._selector:
                     self._watch(slot, stream)
 
     def discard_output(self) -> None:
         """Nobody wants it any more; the workers must still not block in write()."""
         self._discard = True
+        if self._spill is not None:
+            self._spill.close()
+            self._spill = None
         self._read_on()
 
     def read_the_rest(self) -> None:
-        """At the end, when no process is left that could write: pass on what the pipes still hold."""
+        """At the end, when no process is left that could write: pass on what the pipes still hold, and what waits."""
         for slot in self._slots:
             self._measure(slot)
             self._drain(slot)
+        self._send_spilled(all_of_it=True)
 
     def _feed(self, number: int, data: bytes) -> None:
         slot = next(iter(self._chosen([number])), None)

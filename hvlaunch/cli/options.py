@@ -322,6 +322,26 @@ _ENDING = Group(
             "elastic.",
         ),
         Option(
+            "reconnect_timeout",
+            ("--reconnect-timeout",),
+            "time that a host waits for a connection that was lost",
+            values.SECONDS,
+            field="reconnect_timeout",
+            more="hvlaunch connects again at once, and again and again; the workers go on meanwhile, and nothing is lost. When "
+            "the time is over, the host stops its workers: so this is also how long they outlive an hvlaunch that was killed. "
+            "It is at most --lease, which is what counts where a connection is only silent.",
+        ),
+        Option(
+            "spill",
+            ("--spill",),
+            "output that a host keeps while its connection is lost",
+            values.SIZE,
+            field="spill",
+            default="64M",
+            more="It is kept in a file in the job's private directory there, and sent later. When that is full, the workers wait "
+            "with their next line. With 0 there is no file.",
+        ),
+        Option(
             "end_with_rank",
             ("--end-with-rank",),
             "rank whose end is the end of the job",

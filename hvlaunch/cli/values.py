@@ -17,6 +17,7 @@ __all__ = [
     "NUMBER",
     "PORT",
     "SECONDS",
+    "SIZE",
     "WORDS",
     "address",
     "count",
@@ -31,6 +32,7 @@ __all__ = [
     "readable",
     "rising",
     "seconds",
+    "size",
     "slots",
     "user",
     "words",
@@ -40,6 +42,7 @@ _MOST_WORKERS = 1 << 20  # more is a slip of the finger, and would eat the memor
 _LAST_PORT = 65535
 _LONGEST = 1_000_000.0  # seconds; poll(2) counts milliseconds in 31 bits
 _RANKS = r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?"
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _Number = TypeVar("_Number", int, float)
 
 
@@ -100,6 +103,14 @@ def seconds(text: str) -> float:
     if number > _LONGEST:
         raise BadValue(f"{text} is more than {_LONGEST:.0f} seconds")
     return number
+
+
+def size(text: str) -> int:
+    """Bytes, or with K, M or G so many KiB, MiB, GiB."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
+    if not re.fullmatch("[0-9]{1,12}", number):
+        raise BadValue(f"{text!r} is not a size, such as 64M or 1G")
+    return int(number) * _UNITS.get(unit, 1)
 
 
 def _number(text: str, kind: Callable[[str], _Number], noun: str) -> _Number:
@@ -178,6 +189,7 @@ NUMBER = Value(("N",), positive)
 COUNT = Value(("N",), count)
 PORT = Value(("PORT",), port)
 SECONDS = Value(("SECONDS",), seconds, unit="s")
+SIZE = Value(("SIZE",), size)
 WORDS = Value(("OPTIONS",), words, has_options=True)
 FILE = Value(("FILE",), not_empty, completion="file")
 DIRECTORY = Value(("DIR",), not_empty, completion="directory")

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 from hvlaunch import __version__
 from hvlaunch.agent.proof import Prover
@@ -70,7 +70,11 @@ def _by_ssh(
         yield partial(_connect, spec, ways.connect)
 
 
-def _connect(spec: JobSpec, remote: Callable[[Host], Connection], host: Host) -> AgentConnection:
+class _Remote(Protocol):
+    def __call__(self, host: Host, timeout: float | None = None, /) -> Connection: ...
+
+
+def _connect(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
     """A way to the host: pipes where it is this machine itself, else `remote`. What is not used is not imported.
 
     Raises HostError.
@@ -80,7 +84,7 @@ def _connect(spec: JobSpec, remote: Callable[[Host], Connection], host: Host) ->
 
         return CommandConnection(connect_local(host, _host_environ(spec)))
     try:
-        return CommandConnection(remote(host))
+        return CommandConnection(remote(host), partial(remote, host))
     except HostError as error:
         if host.port is None and is_here_by_dns(host):
             name, otherwise = host.name, f"; else {error.hint}" if error.hint else ""

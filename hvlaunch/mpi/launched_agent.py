@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.caller import Sealed
 from hvlaunch.agent.frames import encode
-from hvlaunch.agent.pieces import PieceReader
-from hvlaunch.errors import AgentFailed, HostError, HvlaunchError
-from hvlaunch.gloo.driver.agent_channel import AgentChannel, Listener
+from hvlaunch.errors import AgentFailed, HostError, HostLost, HvlaunchError
+from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection, Listener
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.piece_reader import PieceReader
 from hvlaunch.gloo.driver.reports import report_decoder
 from hvlaunch.job import Host
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
@@ -84,6 +84,7 @@ class LaunchedAgent:
         self.local_address: str | None = plain(connection.socket.getsockname()[0])
         self.remote_address: str | None = plain(connection.socket.getpeername()[0])
         self.processes = processes
+        self.can_rejoin = False
 
     def start_agent(
         self,
@@ -95,6 +96,16 @@ class LaunchedAgent:
         with contextlib.suppress(OSError):  # who reads sees the end too
             self._sealed.sendall(len(data).to_bytes(4, "big") + data)  # in records of its own
         return _Channel(self._sealed, listener, LauncherEnd(self.processes), self._cause)
+
+    def rejoin(
+        self,
+        program: AgentProgram,  # noqa: ARG002 (as AgentConnection has it)
+        host: Host,
+        scratch: str,  # noqa: ARG002
+        listener: Listener,  # noqa: ARG002
+        timeout: float,  # noqa: ARG002
+    ) -> tuple[AgentConnection, AgentChannel]:
+        raise HostLost("its agent can't be called", host=host.name)
 
     def _cause(self, is_launchers: bool) -> HostError | None:
         """Of the connection's end, where it is not the agent's own: we have hung up, or it `is_launchers`."""

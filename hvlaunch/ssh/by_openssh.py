@@ -73,12 +73,15 @@ class OpenSSHClient:
         self._ask = Questions(self._asker)
         self._hops = Hops(options, timeout=timeout, ask=self._asker)
 
-    def connect(self, host: Host) -> "OpenSSHConnection":
+    def connect(self, host: Host, timeout: float | None = None) -> "OpenSSHConnection":
         """A connection that comes about with its first command, since each is an ssh of its own.
+
+        `timeout` is its own, in place of that of all.
 
         Raises HostError for settings that can't be used.
         """
-        settings = resolve(host, self._options, timeout=self._timeout, ask=self._ask)
+        limit = self._timeout if timeout is None else timeout
+        settings = resolve(host, self._options, timeout=limit, ask=self._ask)
         hops = self._hops.before(host.name, settings.proxy_jump)  # in a circle, ssh would start ssh for ever
         first = self._hops.settings(hops[0].host) if hops else settings
         words = ["ssh", "-T", *ssh_words(host, self._options)]
@@ -94,7 +97,7 @@ class OpenSSHClient:
             words,
             settings,
             run_limited,
-            self._timeout,
+            limit,
             hint,
             self._minder,
             is_ssh_alone=first.proxy_command is None,

@@ -14,7 +14,7 @@ __all__ = ["agent_words", "connect_by_agent"]
 _EXEC_WITHOUT_STDIN = re.compile(r"(kubectl[^\n]*? exec )(?![^\n]*(?:-i\b|--stdin\b))")
 
 
-def connect_by_agent(agent: str, host: Host) -> PipeConnection:
+def connect_by_agent(agent: str, host: Host, timeout: float | None = None) -> PipeConnection:  # noqa: ARG001 (as ways to hosts have it)
     """The connection to `host` by way of `agent`, a program and perhaps words of its own. Addresses are not known.
 
     Raises ConnectFailed where there is no such program.

@@ -13,7 +13,7 @@ __all__ = ["Ways"]
 
 
 class _Client(Protocol):
-    def connect(self, host: Host) -> Connection: ...
+    def connect(self, host: Host, timeout: float | None = None) -> Connection: ...
 
     def close(self) -> None: ...
 
@@ -32,12 +32,12 @@ class Ways:
         self._keyring: Keyring | None = None
         self._client: _Client | None = None
 
-    def connect(self, host: Host) -> Connection:
-        """An open connection to the host. Blocks. Raises HostError."""
+    def connect(self, host: Host, timeout: float | None = None) -> Connection:
+        """An open connection to the host, in `timeout` seconds if they are given. Blocks. Raises HostError."""
         with self._lock:
             if self._client is None:
                 self._client = self._make_client()
-        return self._client.connect(host)
+        return self._client.connect(host, timeout)
 
     def close(self) -> None:
         """Close what the connections share, after the connections; may be repeated."""

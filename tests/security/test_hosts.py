@@ -42,7 +42,7 @@ def test_dns_does_not_make_a_host_this_machine(name: str) -> None:
 def test_who_is_this_machine_by_dns_alone_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "is_here_by_dns", partial(is_here_by_dns, resolve=lambda _: [OURS]))
 
-    def refuse(host: Host) -> Connection:
+    def refuse(host: Host, _timeout: float | None = None) -> Connection:
         raise ConnectFailed("refused", host=host.name, hint="start sshd")
 
     hint = "if gpu01 is this machine, as DNS says: localhost in its place, or gpu01 in /etc/hosts; else start sshd"

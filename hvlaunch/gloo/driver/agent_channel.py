@@ -1,11 +1,12 @@
 """The seam between the driver and the ways to hosts: an agent is started, and frames go to it and come from it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvlaunch.agent.frames import encode
-from hvlaunch.agent.pieces import PieceReader
+from hvlaunch.errors import HostError, HostLost
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.piece_reader import PieceReader
 from hvlaunch.gloo.driver.reports import report_decoder
 from hvlaunch.job import Host
 from hvlaunch.ssh.connection import Channel, Connection
@@ -58,11 +59,19 @@ class AgentConnection(Protocol):
     processes: int
     """How many processes are there to become the agent and its workers' parents; 1 where the agent starts all workers itself."""
 
+    can_rejoin: bool
+    """Whether another connection can take its place."""
+
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
         """Raises HostError."""
 
     def silence(self) -> float | None:
         """Seconds since the first machine on the way acknowledged something; None where that is not known."""
+
+    def rejoin(
+        self, program: AgentProgram, host: Host, scratch: str, listener: Listener, timeout: float
+    ) -> "tuple[AgentConnection, AgentChannel]":
+        """Another connection to the agent, whose scratch directory this is, within so many seconds. Raises HostError."""
 
     def close(self) -> None:
         """Close it and its channel; unblocks threads in them. Never raises, may be repeated."""
@@ -71,11 +80,16 @@ class AgentConnection(Protocol):
 class CommandConnection:
     """AgentConnection over one that runs commands: ssh's, or pipes."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self, connection: Connection, again: Callable[[float | None], Connection] | None = None
+    ) -> None:
+        """`again` connects once more, within so many seconds; None where this is the only way."""
         self.local_address = connection.local_address
         self.remote_address = connection.remote_address
         self.processes = 1
+        self.can_rejoin = again is not None
         self._connection = connection
+        self._again = again
 
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
         is_here = self.remote_address is None
@@ -84,6 +98,24 @@ class CommandConnection:
 
     def silence(self) -> float | None:
         return self._connection.silence()
+
+    def rejoin(
+        self, program: AgentProgram, host: Host, scratch: str, listener: Listener, timeout: float
+    ) -> tuple[AgentConnection, AgentChannel]:
+        if self._again is None:
+            raise HostLost("there is no other way to its agent", host=host.name)
+        connection = self._again(timeout)
+        command, data = program.carrier(host, scratch, timeout)
+        try:
+            channel = connection.run(command)
+            channel.write(data)
+        except OSError as error:
+            connection.close()
+            raise HostLost(str(error), host=host.name) from None
+        except HostError:
+            connection.close()
+            raise
+        return CommandConnection(connection, self._again), CommandChannel(channel, b"", listener)
 
     def close(self) -> None:
         self._connection.close()

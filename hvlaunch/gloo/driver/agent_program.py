@@ -5,14 +5,21 @@ from threading import Lock
 from typing import Any
 
 from hvlaunch.errors import HostError
-from hvlaunch.gloo.driver.bundle import agent_command, bundle, local_agent_command, python_candidates
+from hvlaunch.gloo.driver.bundle import (
+    agent_command,
+    bundle,
+    carrier,
+    local_agent_command,
+    python_candidates,
+    rare_modules,
+)
 from hvlaunch.job import Host
 
 __all__ = ["AgentProgram"]
 
 
 class AgentProgram:
-    """The agent with one `config` (see bundle()), for all hosts. `python` is for those that name none. Thread-safe.
+    """The agent with one `config` (grace, lease, reconnect in seconds; window, spill in bytes), for all hosts. `python` is for those that name none. Thread-safe.
 
     `own_pythons` are those that the user named before the job: no other runs on this machine.
     """
@@ -25,6 +32,7 @@ class AgentProgram:
         self._own_pythons = own_pythons
         self._making = Lock()
         self._packed: dict[tuple[bool, bool], bytes] = {}
+        self._rare = b""
 
     def packed(self, *, is_near: bool, with_ranks: bool = False) -> bytes:
         """The program itself, one zlib stream; see bundle()."""
@@ -51,3 +59,14 @@ class AgentProgram:
             return local_agent_command(self._config), b""
         program = self.packed(is_near=is_near)
         return agent_command(python_candidates(python), len(program), self._config["lease"]), program
+
+    def rare(self) -> bytes:
+        """What few jobs need of it, and what comes behind its hello."""
+        with self._making:
+            self._rare = self._rare or rare_modules()
+            return self._rare
+
+    def carrier(self, host: Host, scratch: str, limit: float) -> tuple[str, bytes]:
+        """What a login shell of the host is to run so that we reach its agent again, in `limit` seconds, and the program for it."""
+        program = carrier(scratch)
+        return agent_command(python_candidates(host.python or self._python), len(program), limit), program

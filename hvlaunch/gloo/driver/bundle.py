@@ -21,8 +21,10 @@ __all__ = [
     "NO_PYTHON",
     "agent_command",
     "bundle",
+    "carrier",
     "local_agent_command",
     "python_candidates",
+    "rare_modules",
     "without_words",
 ]
 
@@ -37,26 +39,23 @@ _MODULES = (
     "frames",
     "orders",
     "pieces",
+    "session",
     "reaper",
     "scratch",
     "facts",
     "proof",
-    "alone",
     "probe",
     "channel",
-    "group",
-    "listening",
     "worker",
     "workers",
-    "relay",
     "greeting",
     "main",
     "guardian",
 )
-_OF_RANKS = ("local_ranks", "starter")
+_OF_RANKS = ("local_ranks", "starter", "cannot_start", "group")
 """Needed where a launcher has started a process for each rank."""
-_RARE = ("alone", "group", "listening", "relay")
-"""What few jobs import goes as text alone."""
+_RARE = ("alone", "cannot_start", "group", "listening", "rejoin", "relay", "spill")
+"""What few jobs import goes behind the hello, as text alone."""
 _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
 _DOCSTRING = re.compile(r'^( *)"""[^"]*(?:"(?!"")[^"]*)*"""$', re.MULTILINE)
 _COMMENT = re.compile(r"^ *#.*|  # .*$", re.MULTILINE)
@@ -78,7 +77,7 @@ _SAYS_ITS_VERSION = re.compile(r"/.*/python3\.([89]|[1-9][0-9])")
 
 
 def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False) -> bytes:
-    """The agent and `config` (grace, lease in seconds; window in bytes) as a program, compressed: one zlib stream.
+    """The agent and `config` (see AgentProgram) as a program, compressed: one zlib stream.
 
     `with_ranks`: a launcher starts it, with a process for each of the host's ranks.
 
@@ -88,17 +87,29 @@ def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False
     root = Path(agent.__file__).parent
     names = _MODULES + (_OF_RANKS if with_ranks else ())
     files = {f"hvlaunch.agent.{name}": root / f"{name}.py" for name in names}
-    texts = {name: without_words(file.read_text(encoding="ascii")) for name, file in files.items()}
-    packed = {b"": _packed({"hvlaunch.__init__": "", **texts})}
+    packed = {b"": _packed({"hvlaunch.__init__": "", **{name: _text(file) for name, file in files.items()}})}
     if is_near:
-        rare = {f"hvlaunch.agent.{name}" for name in _RARE}
-        code = {
-            name: texts[name] if name in rare else SourceFileLoader(name, str(file)).get_code(name)
-            for name, file in files.items()
-        }
+        code = {name: SourceFileLoader(name, str(file)).get_code(name) for name, file in files.items()}
         packed[MAGIC_NUMBER] = _packed({"hvlaunch.__init__": "", **code})
-    boot = without_words((root / "boot.py").read_text(encoding="ascii"))
+    boot = _text(root / "boot.py")
     return zlib.compress(f"{boot}\nboot({packed!r}, {dict(config)!r})\n".encode(), 1)
+
+
+def rare_modules() -> bytes:
+    """The agent's other modules, as agent/boot.py adds them."""
+    root = Path(agent.__file__).parent
+    texts = {f"hvlaunch.agent.{name}": _text(root / f"{name}.py") for name in _RARE}
+    return zlib.compress(marshal.dumps(texts), _LEVEL)
+
+
+def carrier(scratch: str) -> bytes:
+    """The program that joins its stdin and stdout to the agent with this scratch directory, compressed."""
+    text = _text(Path(agent.__file__).with_name("carrier.py"))
+    return zlib.compress(f"{text}\nmain({scratch!r})\n".encode())
+
+
+def _text(file: Path) -> str:
+    return without_words(file.read_text(encoding="ascii"))
 
 
 def without_words(text: str) -> str:

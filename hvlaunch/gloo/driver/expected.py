@@ -23,12 +23,13 @@ class Expected:
     """One agent's, from its first frame to its last.
 
     `born` has the round that a worker was started for, by slot and start; None where there was no such worker.
-    `window` is how much output may be on its way. sent() is for who sends, all else for who receives.
+    `window` is how much output may be on its way, `spill` how much more after a loss of the connection. sent() is for who sends, all else for who receives.
     """
 
-    def __init__(self, born: Callable[[int, int], int | None], window: int) -> None:
+    def __init__(self, born: Callable[[int, int], int | None], window: int, spill: int = 0) -> None:
         self._born = born
         self._window = window
+        self._spill = spill
         self._asked: Mapping[str, Any] = {}
         """The hello that it got."""
         self._had: set[object] = set()
@@ -186,7 +187,7 @@ class Expected:
             self._check_last_output(over)
 
     def _check_last_output(self, over: int) -> None:
-        """At a worker's end, and at its own, the agent sends what the pipes hold, whatever its credit is."""
+        """At a worker's end, and at its own, the agent sends what the pipes and its file hold, whatever its credit is."""
         chunks = LAST_OUTPUT // OUTPUT_CHUNK + 1
-        if over > self._workers * _STREAMS * chunks * _CHUNK_COST:
+        if over > self._spill + self._workers * _STREAMS * chunks * _CHUNK_COST:
             raise BadFrame("output beyond its credit")

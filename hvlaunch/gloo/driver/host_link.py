@@ -1,14 +1,10 @@
-"""One host's thread: connect, send the agent, turn its frames into events and output.
-
-A second thread writes, so that neither a slow host nor a full window holds up the driver's loop.
-"""
+"""One host's thread: connect, send the agent, turn its frames into events and output."""
 
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hvlaunch.agent.frames import FRAME_COST, MOST_RELAYED, PROTOCOL, BadFrame
-from hvlaunch.agent.pieces import Garbled
 from hvlaunch.agent.shapes import plain
 from hvlaunch.console.lines import Stream
 from hvlaunch.errors import (
@@ -22,24 +18,23 @@ from hvlaunch.errors import (
     NoPython,
     ProtocolBroken,
 )
-from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection
+from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.bundle import NO_PYTHON
 from hvlaunch.gloo.driver.expected import Expected
-from hvlaunch.gloo.driver.outgoing import Outgoing
+from hvlaunch.gloo.driver.piece_reader import Garbled
+from hvlaunch.gloo.driver.session import HostSession
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host, Look
 from hvlaunch.ssh.stages import listen
 
 if TYPE_CHECKING:
-    from hvlaunch.agent.frames import Frame
     from hvlaunch.gloo.driver.relay import HostRelay
 
 __all__ = ["HostLink", "Opening", "OutputPrinter"]
 
 _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
-_EXIT_STATUS_WAIT = 2.0
 _NOT_FOUND = 127
 _TIMED_OUT = 128 + 14
 """By SIGALRM, of the timer on its command line."""
@@ -79,6 +74,10 @@ class Opening(NamedTuple):
     """Makes the end of relayed connections when the first comes; it gets what sends frames to the agent."""
     window: int
     """Bytes of output that may be on their way from this host."""
+    spill: int = 0
+    """Bytes of output that its agent may keep while the connection is lost."""
+    reconnect: float = 0.0
+    """Seconds that its agent waits for another connection."""
 
 
 class HostLink:
@@ -106,7 +105,7 @@ class HostLink:
         self._post = post
         self._printer = printer
         self._rank_of = rank_of
-        self._expected = Expected(born, opening.window)
+        self._expected = Expected(born, opening.window, opening.spill)
         self._clock = clock
         self._offset: float | None = None
         self._unacknowledged = 0
@@ -118,14 +117,12 @@ class HostLink:
         self._noise_told = False
         self._has_stopped = False
         """Whether any of its workers was told to end."""
-        self._outgoing: Outgoing[Frame] = Outgoing()
         self._relay: HostRelay | None = None
-        self._connection: AgentConnection | None = None
-        self._closed = threading.Event()
+        self._session = HostSession(host, opening.program, self, post, clock, opening.reconnect)
 
     @property
     def is_closed(self) -> bool:
-        return self._closed.is_set()
+        return self._session.is_closed
 
     @property
     def has_parted(self) -> bool:
@@ -135,7 +132,7 @@ class HostLink:
     @property
     def last_acknowledged(self) -> float | None:
         """When the first machine on the way to the agent last acknowledged something; None where it is not known."""
-        silence = None if self._connection is None else self._connection.silence()
+        silence = self._session.silence()
         return None if silence is None else self._clock() - silence
 
     def open(self) -> None:
@@ -146,18 +143,27 @@ class HostLink:
         """Send a frame, as soon as those before it are through. Never blocks."""
         self._has_stopped = self._has_stopped or header["type"] == "stop"
         self._expected.sent(header, body)
-        self._outgoing.put((dict(header), body))
+        self._session.send(header, body)
+
+    def ping(self) -> None:
+        """Let the agent hear from us."""
+        self._session.ping()
+
+    def renew(self) -> None:
+        """Nothing was heard for long: connect again, beside the connection that there is."""
+        self._session.renew()
 
     def _send_relayed(self, header: Mapping[str, Any], body: bytes) -> None:
         self._expected.sent(header, body)
-        self._outgoing.put((dict(header), body), relayed=True)
+        self._session.send(header, body, relayed=True)
+
+    def leave(self) -> None:
+        """Tell the agent that nobody will come back; close() follows. Never blocks."""
+        self._session.leave()
 
     def close(self) -> None:
         """Give the host up, whatever its threads are doing. May be repeated."""
-        self._closed.set()
-        self._outgoing.close()
-        if self._connection is not None:
-            self._connection.close()
+        self._session.close()
 
     def _run(self) -> None:
         try:
@@ -178,36 +184,20 @@ class HostLink:
     def _serve(self) -> on.Event:
         listen(lambda stage: self._post(on.HostStage(self.host.name, stage)))
         connection = self._opening.connect(self.host)
-        self._connection = connection
-        if self._closed.is_set():
-            connection.close()
-        channel = connection.start_agent(self._opening.program, self.host, self)
+        self._session.begin(connection)
         self._post(on.HostConnected(self.host.name))
-        hello = dict(self._opening.hello(connection))
+        hello = self._opening.hello(connection)
         self._expected.sent(hello)
-        self._outgoing.put_first((hello, b""))
-        threading.Thread(
-            target=self._write, args=(channel,), name=f"to {self.host.name}", daemon=True
-        ).start()
-        broken = None
+        self._session.greet(hello)
         try:
-            for header, body in channel.frames():
+            for header, body in self._session.frames():
                 self._expected.check(header, body)
                 self._obey(header, body, connection)
         except Garbled:
             return on.HostGone(self.host.name, self._garbled().problem)
         except BadFrame as error:
             return on.HostGone(self.host.name, self._broken(error).problem)
-        except OSError as error:
-            broken = str(error) or type(error).__name__
-        return self._ending(channel, broken)
-
-    def _write(self, channel: AgentChannel) -> None:
-        try:
-            while (frame := self._outgoing.get()) is not None:
-                channel.send(*frame)
-        except OSError:
-            return  # the reading side sees the end too, and knows more of its cause
+        return self._ending()
 
     def heard_agent(self) -> None:
         self.last_heard = self._clock()
@@ -258,9 +248,11 @@ class HostLink:
             case "remaining":
                 self._remaining = tuple(header["pids"])
             case "bye":
+                self._session.is_over = True
                 self._bye = header["left"]
 
     def _part(self, cause: str, traceback: str) -> None:
+        self._session.is_over = True
         self._parting = cause
         self._partings += 1
         if self._partings <= _MOST_PARTINGS:
@@ -275,6 +267,7 @@ class HostLink:
             )
         if header["master_port"] is None:
             raise NoFreePort(host=self.host.name)
+        self._session.scratch = header["scratch"]
         facts = header["facts"]
         gpus = facts.get("gpus")
         known = on.HostFacts(
@@ -306,7 +299,7 @@ class HostLink:
         if self._relay is None:
             self._relay = self._opening.relay(self._send_relayed)
         if header["what"] == "open":  # a host that takes no answers asks no more
-            self._outgoing.wait_for_relayed(MOST_RELAYED)
+            self._session.wait_for_relayed(MOST_RELAYED)
         self._relay.obey(header, body)
 
     def _acknowledge(self, size: int) -> None:
@@ -348,17 +341,18 @@ class HostLink:
         tail = b"" if rank is None else self._printer.tail(rank)
         return look(tail, error_file, is_urgent=not self._has_stopped)
 
-    def _ending(self, channel: AgentChannel, broken: str | None) -> on.Event:
+    def _ending(self) -> on.Event:
         """Why there are no more frames."""
-        name = self.host.name
+        name, session = self.host.name, self._session
         if self._bye is not None:
             return on.HostClosed(name, self._bye, self._remaining)
-        status = channel.exit_status(_EXIT_STATUS_WAIT) if broken is None else None
-        stderr = channel.stderr().decode("utf-8", "replace").strip()
+        status, broken, stderr = session.status, session.broken, session.stderr()
         if self.last_heard is None:
             return on.HostFailed(name, self._never_began(status, stderr, broken).problem)
         if self._parting is not None:
             cause = f"its agent ended: {self._parting}"
+        elif session.lost is not None:
+            cause = f"the connection broke ({broken or 'it ended'}), and there is no other: {session.lost}"
         elif broken is not None:
             cause = f"the connection broke: {broken}"
         else:

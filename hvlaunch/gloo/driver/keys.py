@@ -26,7 +26,7 @@ class Keys(NamedTuple):
     entry: str
     job_id: str
     beacons: str
-    """What the keys of the hosts' beacons are made of."""
+    """What the keys of the hosts' beacons and sessions are made of."""
 
     def __repr__(self) -> str:
         """Without what is secret."""
@@ -46,3 +46,7 @@ class Keys(NamedTuple):
     def beacon(self, number: int) -> str:
         """The key of a beacon, by the number of the connection to its host; nothing about the others' can be told by it."""
         return mac(self.beacons.encode("ascii"), b"beacon %d" % number).hex()
+
+    def session(self, number: int) -> str:
+        """The key of a session, which its agent alone has beside us, by the number of the connection that began it."""
+        return mac(self.beacons.encode("ascii"), b"session %d" % number).hex()

@@ -29,6 +29,8 @@ class Lease:
         self._next_pulse = self._awake_since = now
         self._silences: dict[str, _Silence] = {}
         self.deadline = now
+        self.doubtful: list[str] = []
+        """Hosts that have not answered for half the time, when it was looked: another connection may reach them."""
 
     def look(
         self, heard: Mapping[str, float], acknowledged: Callable[[str], float | None], now: float
@@ -54,6 +56,11 @@ class Lease:
             elif is_due:
                 silence.asked = now
             ends[host] = silence.end(self._seconds, self._awake_since)
+        self.doubtful = [
+            host
+            for host, silence in self._silences.items()
+            if now >= max(silence.asked, self._awake_since) + self._seconds / 2
+        ]
         self.deadline = min([self._next_pulse, *(end for end in ends.values() if end > now)])
         return is_due, [host for host, end in ends.items() if end <= now]
 

@@ -100,7 +100,13 @@ class Driver:
         """How many workers the last round had."""
         self._lease = Lease(spec.lease, clock())
         self._result: JobResult | None = None
-        config = {"lease": agents_lease(spec.lease), "grace": spec.grace, "window": self._window()}
+        config = {
+            "lease": agents_lease(spec.lease),
+            "grace": spec.grace,
+            "window": self._window(),
+            "reconnect": spec.reconnect_timeout,
+            "spill": spec.spill,
+        }
         own_pythons = frozenset(host.python for host in spec.hosts if host.python is not None)
         self._program = AgentProgram(config, spec.remote_python, own_pythons)
 
@@ -126,6 +132,8 @@ class Driver:
         finally:
             if self._discovery is not None:
                 self._discovery.stop()
+            for link in self._links.values():
+                link.leave()
             for link in self._links.values():
                 link.close()
             if self._job_folder is not None:
@@ -174,7 +182,9 @@ class Driver:
             links[name].close()
         if is_due:
             for name in heard.keys() - silent:
-                links[name].send({"type": "ping"})
+                links[name].ping()
+            for name in set(self._lease.doubtful) - set(silent):
+                links[name].renew()
 
     def _carry_out(self, action: do.Action) -> None:
         match action:
@@ -209,13 +219,16 @@ class Driver:
         # A job on one host has nobody who asks its beacon, and does without the library for such keys (3 ms).
         is_alone = self._spec.elastic is None and len(self._spec.hosts) == 1
         self._beacon_keys[host.name] = self._keys.beacons if is_alone else self._keys.beacon(self._opened)
+        session_key = self._keys.session(self._opened) if not is_alone else None
         self._opened += 1
         opening = Opening(
             connect=self._connect,
             program=self._program,
-            hello=partial(self._hello, host),
+            hello=partial(self._hello, host, session_key),
             relay=partial(self._relay, host),
             window=self._window(),
+            spill=self._spec.spill,
+            reconnect=min(self._spec.reconnect_timeout, self._spec.lease),
         )
 
         def post(event: on.Event) -> None:
@@ -228,7 +241,7 @@ class Driver:
         self._links[host.name] = link
         link.open()
 
-    def _hello(self, host: Host, connection: AgentConnection) -> Mapping[str, Any]:
+    def _hello(self, host: Host, session_key: str | None, connection: AgentConnection) -> Mapping[str, Any]:
         return {
             "type": "hello",
             "protocol": PROTOCOL,
@@ -241,6 +254,7 @@ class Driver:
             "elastic": None if self._spec.elastic is None else self._spec.elastic.worker_timeout,
             "processes": connection.processes,
             "rendezvous": self._rendezvous_candidates(connection),
+            "session": session_key if connection.can_rejoin else None,
         }
 
     def _rendezvous_candidates(self, connection: AgentConnection) -> Mapping[str, Any] | None:

@@ -16,11 +16,13 @@ from hvlaunch.agent.frames import (
     RELAY_CHUNK,
     Decoder,
 )
+from hvlaunch.agent.session import STREAMS
 from hvlaunch.agent.shapes import (
     PORT,
     Choice,
     Form,
     address,
+    exactly,
     flag,
     mapping,
     number,
@@ -48,6 +50,7 @@ _NAME = text(256)
 _CAUSE = text(LONGEST_TEXT)
 _WORKER: "Mapping[str, Shape]" = {"round": _COUNT, "slot": _COUNT, "start": _COUNT}
 _ID = whole(1, 1 << 53)
+_HAVE = exactly(whole(0, 1 << 53), STREAMS)
 _FACTS = {
     "hostname": _NAME,
     "python": text(32),
@@ -99,6 +102,10 @@ REPORTS: Mapping[str, Form | Choice] = {
         credit=Form(id=_ID, bytes=_SIZE),
     ),
     "pong": Form(at=_TIME),
+    "have": Form(frames=_HAVE),
+    "challenge": Form(nonce=text(64)),
+    "resumed": Form(have=_HAVE, proof=text(64)),
+    "refused": Form(cause=_CAUSE),
     "parting": Form(cause=_CAUSE),
     "fault": Form(LONGEST_TRACEBACK, cause=_CAUSE),
     "remaining": Form(pids=several(whole(1, 1 << 22), 16)),

@@ -14,6 +14,8 @@ __all__ = [
     "Began",
     "DiscoveryFailed",
     "Event",
+    "HostAway",
+    "HostBack",
     "HostClosed",
     "HostConnected",
     "HostFacts",
@@ -143,6 +145,20 @@ class HostNoise(NamedTuple):
     host: str
     text: str
     """Its first line."""
+
+
+class HostAway(NamedTuple):
+    """The connection to a host's agent is lost, and another is being made; workers go on meanwhile."""
+
+    host: str
+    cause: str
+
+
+class HostBack(NamedTuple):
+    """There is another connection, after so many seconds, and nothing of what was said is lost."""
+
+    host: str
+    seconds: float
 
 
 class RendezvousReached(NamedTuple):
@@ -293,6 +309,8 @@ Event = (
     | HostParting
     | HostClosed
     | HostNoise
+    | HostAway
+    | HostBack
     | RendezvousReached
     | HostProbed
     | MasterPort

@@ -60,6 +60,10 @@ class Narrator:
                 f"host {event.host}: a program that its start-up files left running prints; "
                 f"from now on its output is skipped: {event.text}"
             )
+        if isinstance(event, on.HostAway) and not self._quiet:
+            self._say(f"host {event.host}: the connection is lost ({event.cause}); connecting again")
+        if isinstance(event, on.HostBack) and not self._quiet:
+            self._say(f"host {event.host}: connected again after {event.seconds:.1f} s")
         if self._verbose:
             self._details(event, now)
         for action in actions:

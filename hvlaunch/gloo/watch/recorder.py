@@ -72,6 +72,10 @@ class Recorder:
                 yield {"type": "host_closed", "host": host, "left": left}
             case on.HostNoise(host, text):
                 yield {"type": "host_noise", "host": host, "text": text}
+            case on.HostAway(host, cause):
+                yield {"type": "host_away", "host": host, "cause": cause}
+            case on.HostBack(host, seconds):
+                yield {"type": "host_back", "host": host, "seconds": round(seconds, 3)}
             case on.RendezvousReached(host, address, tried, relay_port):
                 where = {"address": address, "tried": list(tried), "relayed": relay_port is not None}
                 yield {"type": "rendezvous_reached", "host": host, **where}

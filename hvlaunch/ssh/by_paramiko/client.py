@@ -57,23 +57,26 @@ class ParamikoClient:
         self._proxies: weakref.WeakSet[ProxySocket] = weakref.WeakSet()
         self._closed = False
 
-    def connect(self, host: Host) -> "ParamikoConnection":
+    def connect(self, host: Host, timeout: float | None = None) -> "ParamikoConnection":
         """Connect to `host` and authenticate with a key. Blocks. The host's key is checked as the options say.
+
+        `timeout` is this connection's own, in place of that of all.
 
         Raises a HostError: UnknownHost, ConnectFailed, SentAway, StartTimeout, HostKeyUnknown,
         HostKeyChanged, HostKeyRevoked, PermissionDenied, or HostError itself for settings that can't be used.
         """
-        deadline = time.monotonic() + self._timeout
-        settings = resolve(host, self._options, timeout=self._timeout, ask=self._ask)
+        limit = self._timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        settings = resolve(host, self._options, timeout=limit, ask=self._ask)
         target = Target(host.name, settings, by_hand(host, self._options, settings))
         via: ParamikoConnection | None = None
         for hop in self._hops.before(host.name, settings.proxy_jump):
-            make = partial(self._jump, hop, via, deadline)
+            make = partial(self._jump, hop, via, limit, deadline)
             try:
                 via = self._jumps.get(hop.key, make, host=host.name, timeout=deadline - time.monotonic())
             except HostError as error:
                 raise behind(host.name, hop.key[-1], error) from None
-        return self._open(target, via, deadline)
+        return self._open(target, via, limit, deadline)
 
     def close(self) -> None:
         """End questions, the connections to jump hosts, and every ProxyCommand; may be repeated."""
@@ -85,19 +88,21 @@ class ParamikoClient:
         for proxy in proxies:
             proxy.close()
 
-    def _jump(self, hop: Hop, via: "ParamikoConnection | None", deadline: float) -> "ParamikoConnection":
+    def _jump(
+        self, hop: Hop, via: "ParamikoConnection | None", limit: float, deadline: float
+    ) -> "ParamikoConnection":
         settings = self._hops.settings(hop.host, hop.jump)
         hint = by_hand(hop.host, self._hops.options, settings)
-        return self._open(Target(hop.host.name, settings, hint), via, deadline)
+        return self._open(Target(hop.host.name, settings, hint), via, limit, deadline)
 
     def _open(
-        self, target: Target, via: "ParamikoConnection | None", deadline: float
+        self, target: Target, via: "ParamikoConnection | None", limit: float, deadline: float
     ) -> "ParamikoConnection":
         def attempt() -> "ParamikoConnection":
             stream = self._stream(target, via, deadline)
             try:
                 login = _load_login()(
-                    target, self._options.host_keys, self._keyring(), timeout=self._timeout, deadline=deadline
+                    target, self._options.host_keys, self._keyring(), timeout=limit, deadline=deadline
                 )
             except BaseException:
                 stream.close()

@@ -98,7 +98,7 @@ class Job:
         self._workers_of_b: list[tuple[int, int, int]] = []
         self._rendezvous = _rendezvous()
         self._files = OutputFiles(OUTPUT, slots + 1)
-        self._hello: dict[str, Any] = {"type": "hello", "gpus": False, "ports": None}
+        self._hello: dict[str, Any] = {"type": "hello", "gpus": False, "ports": None, "session": None}
         self._hello["elastic"] = 5.0 if is_elastic else None
         self._hello["rendezvous"] = {"candidates": [["10.0.0.100", 4711]], "relay": relay}
         opening = Opening(

@@ -33,7 +33,7 @@ _TRIES = 30
 _ENDS = 0.01
 _NO_PROCESS = 1 << 21
 """The pids of those that are played are larger; nothing is done to them."""
-_CONFIG = {"lease": 60.0, "grace": 1.0, "window": 1 << 16}
+_CONFIG = {"lease": 60.0, "grace": 1.0, "window": 1 << 16, "reconnect": 1.0, "spill": 0}
 _RENDEZVOUS = {"candidates": [["10.0.0.100", 4711]], "key": "k", "relay": "always"}
 _HELLO = {
     "type": "hello",
@@ -47,6 +47,7 @@ _HELLO = {
     "elastic": 5.0,
     "processes": 1,
     "rendezvous": _RENDEZVOUS,
+    "session": None,
 }
 
 
@@ -63,6 +64,7 @@ def _relay(number: int, what: str, body: bytes = b"", **more: int) -> Valid:
 
 _LINE: list[Valid] = [
     (_HELLO, b""),
+    ({"type": "modules"}, b""),
     ({"type": "probe", "target": "b", "addresses": ["10.0.0.2"], "port": 9, "key": "k"}, b""),
     _start(0),
     ({"type": "ping"}, b""),

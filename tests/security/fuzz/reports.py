@@ -7,10 +7,11 @@ from copy import copy
 from typing import Any, TypeVar
 
 from hvlaunch.agent.frames import BadFrame, encode
-from hvlaunch.agent.pieces import Garbled, PieceReader, PieceWriter
+from hvlaunch.agent.pieces import PieceWriter
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, CommandConnection, Listener
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.bundle import NO_PYTHON
+from hvlaunch.gloo.driver.piece_reader import Garbled, PieceReader
 from hvlaunch.gloo.driver.relay_rules import RelayRules
 from hvlaunch.gloo.driver.reports import report_decoder
 from hvlaunch.gloo.engine.events import HostClosed

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from hvlaunch.agent.frames import FRAME_COST, Decoder, encode
-from hvlaunch.agent.pieces import PieceReader
-from hvlaunch.gloo.driver.bundle import agent_command, bundle
+from hvlaunch.agent.session import BY_AGENT, STREAMS
+from hvlaunch.gloo.driver.bundle import agent_command, bundle, rare_modules
+from hvlaunch.gloo.driver.piece_reader import PieceReader
 from tests import pythons
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ class AgentProcess:
         grace: float = 0.2,
         lease: float = 60.0,
         window: int = 1 << 20,
+        reconnect: float = 1.0,
+        spill: int = 1 << 20,
         acks: bool = True,
         shell: Sequence[str] = ("/bin/sh", "-c"),
         before: str = "",
@@ -132,9 +135,13 @@ class AgentProcess:
         """Frames that came and that no test asked for yet."""
         self.ended = False
         """Whether the agent's stdout has ended."""
+        self._have = [0] * STREAMS
         self._decoder = Decoder()
         self._reader = PieceReader(self._hear)
-        self._bundle = bundle({"grace": grace, "lease": lease, "window": window}, is_near=True)
+        self._bundle = bundle(
+            {"grace": grace, "lease": lease, "window": window, "reconnect": reconnect, "spill": spill},
+            is_near=True,
+        )
         command = before + agent_command(candidates, len(self._bundle), PATIENCE)
         self.process = subprocess.Popen(
             [*shell, command],
@@ -179,9 +186,11 @@ class AgentProcess:
             "elastic": None,
             "processes": 1,
             "rendezvous": None,
+            "session": None,
             **facts,
         }
         self.send("hello", protocol=1, **asked)
+        self.send("modules", rare_modules())
         return self.expect("hello")[0]
 
     def start(
@@ -253,10 +262,15 @@ class AgentProcess:
         data = self.process.stdout.read(1 << 16)
         self.ended = not data
         for header, body in self._decoder.feed(self._reader.feed(data)):
+            if header["type"] == "have":
+                continue
             self.seen.append((header, body))
+            if header["type"] in BY_AGENT:
+                self._have[BY_AGENT[header["type"]]] += 1
             if self.acks and header["type"] == "output" and body and not self.process.stdin.closed:
                 with suppress(BrokenPipeError):  # it may have ended since
                     self.send("ack", bytes=len(body) + FRAME_COST)
+                    self.send("have", frames=self._have)
 
     def output(self, stream: str = "stdout", slot: int = 0) -> bytes:
         """What came so far of one stream; it is then forgotten."""
@@ -327,7 +341,7 @@ class AgentProcess:
     def _part(self) -> None:
         if self.process.poll() is not None:
             return
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # it may be closed
             self.send("bye")
         self.hang_up()
         self.status()

@@ -14,14 +14,14 @@ import pytest
 
 from hvlaunch import agent as agent_package
 from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
-from hvlaunch.agent.pieces import PieceReader
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.driver import bundle as bundles
-from hvlaunch.gloo.driver.bundle import NO_PYTHON, agent_command, bundle, python_candidates
+from hvlaunch.gloo.driver.bundle import NO_PYTHON, agent_command, bundle, python_candidates, rare_modules
+from hvlaunch.gloo.driver.piece_reader import PieceReader
 from tests.unit.agent.harness import AgentProcess, interpreter
 
 Launch = Callable[..., AgentProcess]
-CONFIG = {"grace": 0.2, "lease": 60.0, "window": 1 << 20}
+CONFIG = {"grace": 0.2, "lease": 60.0, "window": 1 << 20, "reconnect": 1.0, "spill": 0}
 WRONG = {"grace": 0.2, "lease": 60.0}
 SHELLS = ["sh", "bash", "dash", "zsh", "fish", "csh", "tcsh", "ksh", "busybox"]
 
@@ -195,7 +195,15 @@ def fault(data: bytes) -> str:
 
 def test_every_module_of_the_agent_travels() -> None:
     there = {path.stem for path in Path(agent_package.__file__).parent.glob("*.py")}
-    assert there == {*bundles._MODULES, *bundles._OF_RANKS, "boot", "caller", "rank"}
+    assert there == {
+        *bundles._MODULES,
+        *bundles._OF_RANKS,
+        *bundles._RARE,
+        "boot",
+        "caller",
+        "carrier",
+        "rank",
+    }
 
 
 @pytest.mark.parametrize(("is_near", "limit"), [(False, 26_000), (True, 109_000)])
@@ -336,7 +344,8 @@ def test_the_start_imports_little() -> None:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(data + encode({**hello, "rendezvous": nobody}))
+    hello = {**hello, "rendezvous": nobody, "session": "key"}
+    process.stdin.write(data + encode(hello) + encode({"type": "modules"}, rare_modules()))
     process.stdin.flush()
     told = b""
     while b'"reached"' not in told:

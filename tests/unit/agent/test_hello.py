@@ -79,6 +79,7 @@ def test_a_gpu_count_that_hangs_ends_with_the_agent(launch: Launch, tmp_path: Pa
         elastic=None,
         processes=1,
         rendezvous=None,
+        session=None,
     )
     hunt.wait_for("sleep")
     began = time.monotonic()

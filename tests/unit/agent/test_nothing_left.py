@@ -299,7 +299,9 @@ def test_before_the_hello(launch: Launch) -> None:
 
 def test_over_a_socket_as_some_ssh_servers_give_it(tmp_path: Path) -> None:
     """One socket for both directions: its end is told otherwise than a pipe's."""
-    data = bundle({"grace": 0.2, "lease": 60.0, "window": 1 << 20}, is_near=True)
+    data = bundle(
+        {"grace": 0.2, "lease": 60.0, "window": 1 << 20, "reconnect": 1.0, "spill": 0}, is_near=True
+    )
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(

@@ -6,14 +6,15 @@ import zlib
 import pytest
 
 from hvlaunch.agent.frames import BadFrame, encode
-from hvlaunch.agent.pieces import Garbled, PieceWriter
+from hvlaunch.agent.pieces import PieceWriter
 from hvlaunch.errors import BadUsage, HostError
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.piece_reader import Garbled
 from hvlaunch.job import Host
 from tests.unit.gloo.fakes import FakeConnection, FakeListener
 
-CONFIG = {"grace": 1.0, "lease": 30.0, "window": 1 << 20}
+CONFIG = {"grace": 1.0, "lease": 30.0, "window": 1 << 20, "reconnect": 1.0, "spill": 0}
 PING: dict[str, object] = {"type": "ping"}
 PONG: dict[str, object] = {"type": "pong", "at": 1.0}
 OUTPUT: dict[str, object] = {"type": "output", "round": 0, "slot": 0, "start": 0, "stream": "stdout"}

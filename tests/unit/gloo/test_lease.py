@@ -88,3 +88,13 @@ def test_a_driver_that_was_stopped_blames_no_host_for_it() -> None:
     for now in (61.0, 62.0, 63.0, 64.0):
         assert lease.look(heard, unknown, now) == (True, [])
     assert lease.look(heard, unknown, 65.0) == (True, ["a"])
+
+
+def test_a_host_is_doubtful_that_has_not_answered_for_half_the_lease() -> None:
+    silent = Silent()
+    silent.until(13.9)
+    assert silent.lease.doubtful == []
+    silent.until(14.0)
+    assert silent.lease.doubtful == ["a"]
+    silent.look(14.1, 14.2)
+    assert silent.lease.doubtful == []

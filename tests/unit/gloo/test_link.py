@@ -71,7 +71,13 @@ class Rig:
         self.now = 50.0
         self.relays: list[FakeRelay] = []
         where = {"candidates": [["10.0.0.9", 1]], "key": "k", "relay": "auto"}
-        self.hello: dict[str, Any] = {"type": "hello", "gpus": False, "ports": None, "elastic": None}
+        self.hello: dict[str, Any] = {
+            "type": "hello",
+            "gpus": False,
+            "ports": None,
+            "elastic": None,
+            "session": None,
+        }
         self.hello |= {"rendezvous": where, **hello}
         opening = Opening(
             connect=connect or (lambda _host: CommandConnection(self.connection)),
@@ -113,11 +119,15 @@ class Rig:
         assert isinstance(self.event(), on.RendezvousReached)
 
     def sent(self, count: int) -> list[Any]:
-        """The first `count` frames from the driver."""
+        """The first `count` frames from the driver, but for the modules behind its hello."""
         channel = self.channel
+
+        def sent() -> list[Any]:
+            return [header for header, _ in channel.frames(len(BUNDLE)) if header["type"] != "modules"]
+
         with channel.changed:
-            assert channel.changed.wait_for(lambda: len(channel.frames(len(BUNDLE))) >= count, timeout=60)
-        return [header for header, _ in channel.frames(len(BUNDLE))][:count]
+            assert channel.changed.wait_for(lambda: len(sent()) >= count, timeout=60)
+        return sent()[:count]
 
 
 @pytest.fixture
@@ -415,3 +425,20 @@ def test_close_unblocks_everything(rig: Rig) -> None:
     rig.ready()
     rig.link.close()
     assert isinstance(rig.event(), on.HostGone)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"type": "challenge", "nonce": "n"},
+        {"type": "resumed", "have": [0, 0], "proof": "p"},
+        {"type": "refused", "cause": "c"},
+        {"type": "have", "frames": [99, 0]},
+    ],
+)
+def test_what_is_about_a_session_comes_where_it_was_asked_for_alone(rig: Rig, header: dict[str, Any]) -> None:
+    rig.ready()
+    rig.channel.frame(header)
+    event = rig.event()
+    assert isinstance(event, on.HostGone)
+    assert "it sent what no agent of hvlaunch's sends" in event.problem.cause

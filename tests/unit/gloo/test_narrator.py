@@ -231,3 +231,20 @@ def test_noise_on_a_host_is_told_unless_quiet(quiet):
     told.play(on.HostNoise("b", "backup: 1 of 5"))
     noise = [text for text in told.texts if text.startswith("host b: ") and text.endswith(": backup: 1 of 5")]
     assert len(noise) == (not quiet)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_lost_connection_and_its_return_are_told_unless_quiet(quiet):
+    told = Told(console=ConsoleOptions(quiet=quiet)).start()
+    told.play(on.HostAway("b", "reset by peer"), on.HostBack("b", 2.14))
+    words = [
+        text
+        for text in told.texts
+        if text.startswith("host b: ") and "connect" in text and "after" not in text
+    ]
+    words += [text for text in told.texts if "connected again" in text]
+    lost, back = (
+        "host b: the connection is lost (reset by peer); connecting again",
+        "host b: connected again after 2.1 s",
+    )
+    assert (lost in words, back in words) == (not quiet, not quiet)

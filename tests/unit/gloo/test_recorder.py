@@ -152,6 +152,7 @@ def odd_job():
     job = Recorded()
     job.start()
     job.play(on.HostNoise("a", "backup: 1 of 5"))
+    job.play(on.HostAway("a", "reset by peer"), on.HostBack("a", 1.23456))
     job.play(on.WorkerNotStarted("a", 0, 0, 127, "train: command not found"))
     job.play(on.HostGone("b", HostLost("lost", host="b").problem), on.Interrupted(2), on.Tick())
     job.play(on.ThreadFailed(Defect("printer: ValueError").problem))
@@ -165,6 +166,8 @@ def test_what_could_not_be_started_and_what_was_lost():
     assert record["cause"] == "train: command not found"
     assert job.typed("host_lost") == [{"host": "b", "error": "HostLost", "cause": "lost", "hint": None}]
     assert job.typed("host_noise") == [{"host": "a", "text": "backup: 1 of 5"}]
+    assert job.typed("host_away") == [{"host": "a", "cause": "reset by peer"}]
+    assert job.typed("host_back") == [{"host": "a", "seconds": 1.235}]
     assert job.typed("interrupted") == [{"signal": "SIGINT"}]
     assert job.typed("thread_failed") == [{"error": "Defect", "cause": "printer: ValueError", "hint": None}]
 

@@ -1,0 +1,149 @@
+"""A session goes on over another connection: whoever comes proves by the session's key that it is the driver, and so do we.
+
+By ssh a carrier (agent/carrier.py) joins the driver's connection to our socket, and knows no key.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hvlaunch.agent.frames import BadFrame, Decoder, encode
+from hvlaunch.agent.pieces import PieceWriter
+from hvlaunch.agent.quick import accept, mac, same, socket
+from hvlaunch.agent.selector import READ, Selector
+from hvlaunch.agent.session import STREAMS, StaleEpoch
+from hvlaunch.agent.shapes import Form, exactly, text, whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional
+
+    from hvlaunch.agent.caller import Sealed
+    from hvlaunch.agent.channel import DriverChannel
+
+__all__ = ["Visitors", "session_proof"]
+
+_MOST = 8  # that may have proved nothing yet; of more the oldest is sent away
+_READ_SIZE = 1 << 16
+_COUNT = whole(0, 1 << 53)
+_WORD = text(64)
+_RESUME = {
+    "resume": Form(nonce=_WORD, epoch=_COUNT, have=exactly(_COUNT, STREAMS), proof=_WORD),
+}
+
+
+def session_proof(key: str, who: str, *words: object) -> str:
+    """That `who`, the driver or the agent, has the session's key; for these words, of which the other end has made one."""
+    return mac(key.encode(), "\0".join(("session", who, *map(str, words))).encode()).hex()
+
+
+class Visitors:
+    """Those who come. One that is the driver gets the session of `channel`: hang_up() ends the connection before.
+
+    `go_on` is told whether it is another driver than before.
+    """
+
+    def __init__(
+        self,
+        channel: DriverChannel,
+        selector: Selector,
+        key: str,
+        hang_up: Callable[[], None],
+        go_on: Callable[[bool], None],
+    ) -> None:
+        self._channel = channel
+        self._selector = selector
+        self._key = key
+        self._hang_up = hang_up
+        self._go_on = go_on
+        self._visitors: List[_Visitor] = []
+
+    def let_in(self, listener: socket.socket) -> None:
+        """Ask the next one at our socket for its proof; none of another user's."""
+        try:
+            sock = accept(listener)
+        except OSError:
+            return
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if int.from_bytes(credentials[4:8], sys.byteorder) in (0, os.geteuid()):
+            self.ask(sock.detach())
+
+    def ask(self, fd: int, sealed: Optional[Sealed] = None) -> None:
+        """Ask this one for its proof; `sealed` encrypts what goes through the descriptor."""
+        if len(self._visitors) == _MOST:
+            self._send_away(self._visitors[0])
+        visitor = _Visitor(fd, sealed)
+        self._visitors.append(visitor)
+        self._selector.register(fd, READ, lambda: self._hear(visitor))
+
+    def _hear(self, visitor: _Visitor) -> None:
+        try:
+            resume = visitor.read()
+            if resume is None:
+                return
+        except (OSError, BadFrame):
+            self._send_away(visitor)
+            return
+        words = (visitor.nonce, resume["nonce"], resume["epoch"], *resume["have"])
+        if not same(resume["proof"].encode(), session_proof(self._key, "driver", *words).encode()):
+            self._send_away(visitor)
+            return
+        self._forget(visitor)
+        self._admit(visitor, resume)
+
+    def _admit(self, visitor: _Visitor, resume: Dict[str, Any]) -> None:
+        """It is the driver, or one that takes its place: go on with it, and hang up on the one before."""
+        session = self._channel.session
+        try:
+            is_new = self._channel.begin_epoch(resume["epoch"])
+            again = session.again(resume["have"])
+        except (StaleEpoch, BadFrame) as error:
+            visitor.send({"type": "refused", "cause": str(error)})
+            os.close(visitor.fd)
+            return
+        have = session.tell()
+        proof = session_proof(self._key, "agent", visitor.nonce, resume["nonce"], *have)
+        self._hang_up()
+        resumed = encode({"type": "resumed", "have": have, "proof": proof})
+        self._channel.join(visitor.fd, visitor.writer, visitor.sealed, [resumed, *again])
+        self._go_on(is_new)
+
+    def _send_away(self, visitor: _Visitor) -> None:
+        self._forget(visitor)
+        os.close(visitor.fd)
+
+    def _forget(self, visitor: _Visitor) -> None:
+        self._visitors.remove(visitor)
+        self._selector.unregister(visitor.fd)
+
+
+class _Visitor:
+    """One that has proved nothing yet, and was asked to."""
+
+    def __init__(self, fd: int, sealed: Optional[Sealed]) -> None:
+        self.fd = fd
+        self.sealed = sealed
+        self.nonce = os.urandom(16).hex()
+        self.writer = PieceWriter()
+        self._decoder = Decoder(_RESUME, 0)
+        os.set_blocking(fd, False)
+        self.send({"type": "challenge", "nonce": self.nonce})
+
+    def send(self, header: Dict[str, Any]) -> None:
+        """One that is gone is found so when it is read."""
+        data = b"".join(self.writer.cut(encode(header)))
+        try:
+            os.write(self.fd, data if self.sealed is None else self.sealed.seal(data))
+        except OSError:
+            pass
+
+    def read(self) -> Optional[Dict[str, Any]]:
+        """Its `resume`; None where it has not come yet. Raises OSError, BadFrame."""
+        data = os.read(self.fd, _READ_SIZE)
+        if not data:
+            raise BadFrame("nothing")
+        if self.sealed is not None:
+            data = self.sealed.open(data)
+        frames = list(self._decoder.feed(data))
+        return frames[0][0] if frames else None

@@ -1,0 +1,79 @@
+"""Sessions over faulty connections: seeds, and bugs that are planted."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from hvlaunch.agent.frames import BadFrame
+from hvlaunch.agent.session import Session
+from tests.simulation.sessions import Broken, play
+
+SEEDS = 400
+
+
+def test_nothing_is_lost_doubled_or_reordered(request: pytest.FixtureRequest) -> None:
+    chosen = request.config.getoption("--seed")
+    takeovers = 0
+    for seed in range(SEEDS) if chosen is None else [chosen]:
+        try:
+            takeovers += len(play(seed).drivers) - 1
+        except (Broken, BadFrame) as error:
+            pytest.fail(f"seed {seed}: {error}")
+    assert takeovers > 0 or chosen is not None
+
+
+class SendsTwice(Session):
+    """The newest frame that the other end has goes out once more."""
+
+    last: Any = None
+
+    def sending(self, kind: str, frame: Any) -> None:
+        super().sending(kind, frame)
+        self.last = frame
+
+    def again(self, counts: Sequence[int]) -> list[Any]:
+        return [*super().again(counts), *([] if self.last is None else [self.last])]
+
+
+class AcknowledgesEarly(Session):
+    """A frame that has not come yet is acknowledged with those before it."""
+
+    def tell(self) -> list[int]:
+        return [self.have[0] + (self.have[0] > 3), self.have[1]]
+
+
+class ForgetsUnacknowledged(Session):
+    """What goes out is not kept."""
+
+    def again(self, counts: Sequence[int]) -> list[Any]:
+        return super().again(counts)[1:]
+
+
+class ChecksNoEpoch(Session):
+    """Whoever comes is the driver."""
+
+    def begin_epoch(self, epoch: int) -> bool:
+        return super().begin_epoch(max(epoch, self.epoch))
+
+
+class KeepsInputs(Session):
+    """What was for one driver is counted for the next, too."""
+
+    def begin_epoch(self, epoch: int) -> bool:
+        have = list(self.have)
+        is_new = super().begin_epoch(epoch)
+        self.have = have
+        return is_new
+
+
+@pytest.mark.parametrize(
+    "bug", [SendsTwice, AcknowledgesEarly, ForgetsUnacknowledged, ChecksNoEpoch, KeepsInputs]
+)
+def test_planted_bugs_are_found(bug: type[Session]) -> None:
+    for seed in range(SEEDS):
+        try:
+            play(seed, bug)
+        except (Broken, BadFrame):
+            return
+    pytest.fail(f"no seed finds that it {bug.__doc__}")
