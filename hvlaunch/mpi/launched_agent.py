@@ -83,6 +83,7 @@ class LaunchedAgent:
         self._launcher_end = launcher_end
         self.local_address: str | None = plain(connection.socket.getsockname()[0])
         self.remote_address: str | None = plain(connection.socket.getpeername()[0])
+        self.is_launched = True
         self.processes = processes
         self.can_rejoin = False
 

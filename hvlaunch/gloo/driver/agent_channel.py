@@ -56,6 +56,8 @@ class AgentConnection(Protocol):
     remote_address: str | None
     """The host's end; empty where it is not known; None where the host is this machine."""
 
+    is_launched: bool
+    """Whether a launcher has started it, and may end it: of that the driver is not told."""
     processes: int
     """How many processes are there to become the agent and its workers' parents; 1 where the agent starts all workers itself."""
 
@@ -86,6 +88,7 @@ class CommandConnection:
         """`again` connects once more, within so many seconds; None where this is the only way."""
         self.local_address = connection.local_address
         self.remote_address = connection.remote_address
+        self.is_launched = False
         self.processes = 1
         self.can_rejoin = again is not None
         self._connection = connection

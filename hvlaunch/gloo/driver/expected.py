@@ -47,6 +47,10 @@ class Expected:
         self._acknowledged = 0
         self._relay = RelayRules()
 
+    def may_end(self) -> None:
+        """From now on the agent may end without having been asked to."""
+        self._is_ending = True
+
     def sent(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """The agent is about to get this frame."""
         match header["type"]:

@@ -188,6 +188,8 @@ class HostLink:
         self._post(on.HostConnected(self.host.name))
         hello = self._opening.hello(connection)
         self._expected.sent(hello)
+        if connection.is_launched:
+            self._expected.may_end()
         self._session.greet(hello)
         try:
             for header, body in self._session.frames():

@@ -14,6 +14,7 @@ from hvlaunch.errors import ConnectFailed
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.bundle import NO_PYTHON
+from hvlaunch.gloo.driver.expected import Expected
 from hvlaunch.gloo.driver.host_link import HostLink, Opening
 from hvlaunch.gloo.driver.relay import HostRelay
 from hvlaunch.gloo.engine import events as on
@@ -442,3 +443,9 @@ def test_what_is_about_a_session_comes_where_it_was_asked_for_alone(rig: Rig, he
     event = rig.event()
     assert isinstance(event, on.HostGone)
     assert "it sent what no agent of hvlaunch's sends" in event.problem.cause
+
+
+def test_an_agent_that_a_launcher_started_may_end_unasked():
+    expected = Expected(lambda _slot, _start: None, window=1)
+    expected.may_end()
+    expected.check({"type": "bye", "left": 0}, b"")
