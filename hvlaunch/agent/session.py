@@ -55,7 +55,7 @@ class _Outbox:
     def taken(self, count: int) -> None:
         """The other end has the first `count`. Raises BadFrame where that can't be."""
         if not self.sent - len(self.kept) <= count <= self.sent:
-            raise BadFrame("%d frames taken, where %d were sent" % (count, self.sent))
+            raise BadFrame("%d frames taken of %d" % (count, self.sent))
         for _ in range(count - (self.sent - len(self.kept))):
             self.kept.popleft()
 
@@ -115,7 +115,7 @@ class Session:
     def begin_epoch(self, epoch: int) -> bool:
         """A driver takes the session up; whether it is another than before. Raises StaleEpoch."""
         if epoch < self.epoch:
-            raise StaleEpoch("a driver of epoch %d, after one of epoch %d" % (epoch, self.epoch))
+            raise StaleEpoch("epoch %d after %d" % (epoch, self.epoch))
         is_new = epoch > self.epoch
         if is_new:
             self.epoch = epoch

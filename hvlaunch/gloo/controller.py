@@ -32,6 +32,7 @@ from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
 
 if TYPE_CHECKING:
+    from hvlaunch.gloo.driver.history import History
     from hvlaunch.gloo.driver.loop import Watcher
     from hvlaunch.gloo.engine import actions as do
     from hvlaunch.gloo.watch.journal import Journal
@@ -196,14 +197,17 @@ def _run(
         if spec.rendezvous_bind is not None:
             server.listen_at(spec.rendezvous_bind)
         watchers: list[Watcher] = [] if journal is None else [journal.see]
-        if directory is not None:
-            watchers += _serve_control(directory, server, spec, events.put)
+        history = None if directory is None else _serve_control(directory, server, spec, events.put)
+        if history is not None:
+            watchers.append(history.see)
         driver = Driver(
             spec, events, printer, server, keys, connect, stdin=stdin, record=record, watchers=watchers
         )
         if journal is not None:
             journal.begin(spec, keys.job_id, server.port)
         result = driver.run()
+        if history is not None:
+            history.close()
     return result, _LastRound(driver.size, driver.output_dir)
 
 
@@ -282,8 +286,8 @@ def _serve_control(
     server: RendezvousServer,
     spec: JobSpec,
     post: Callable[[on.Event | Inquiry], None],
-) -> "list[Watcher]":
-    """Let others of this user ask and order; what sees all that they may ask for."""
+) -> "History | None":
+    """Let others of this user ask and order; what keeps all that they may ask for."""
     from hvlaunch.gloo.driver.control import Control  # noqa: PLC0415 (as the directory)
     from hvlaunch.gloo.driver.history import History  # noqa: PLC0415 (as the directory)
     from hvlaunch.jobs.directory import NoJobDirectory  # noqa: PLC0415 (as the directory)
@@ -304,10 +308,10 @@ def _serve_control(
     try:
         listener = directory.listen()
     except NoJobDirectory:
-        return []
+        return None
     history = History(make_recorder)
     server.serve_beside(listener, Control(directory.about, history, post))
-    return [history.see]
+    return history
 
 
 @contextmanager

@@ -22,6 +22,8 @@ __all__ = ["History", "Page"]
 _KEPT = 10_000
 _UNREAD = 1_000
 _PAGE = 1_000
+_FOLLOWING = 1.0
+"""Seconds between two requests of somebody who follows a job, at most."""
 
 
 class Page(NamedTuple):
@@ -40,16 +42,24 @@ class History:
     """
 
     def __init__(
-        self, make_recorder: MakeRecorder, kept: int = _KEPT, wall: Callable[[], float] = time.time
+        self,
+        make_recorder: MakeRecorder,
+        kept: int = _KEPT,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make_recorder = make_recorder
         self._record: See | None = None
         self._wall = wall
+        self._clock = clock
         self._seen_at = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._unread: list[tuple[Event, Sequence[Action], float, float]] = []
         self._records: deque[bytes] = deque(maxlen=kept)
         self._count = 0
+        self._given = 0
+        """The number behind the last record that was read."""
+        self._asked_at: float | None = None
         self._waiting: dict[object, Callable[[], None]] = {}
 
     def see(self, event: Event, actions: Sequence[Action], now: float) -> None:
@@ -73,6 +83,9 @@ class History:
             first = self._count - len(self._records)
             begin = max(number, first)
             records = list(self._records)[begin - first : begin - first + _PAGE]
+            self._given = max(self._given, begin + len(records))
+            self._asked_at = self._clock()
+            self._lock.notify_all()
         return Page(tuple(records), begin + len(records), begin - number)
 
     def when_longer(self, number: int, call: Callable[[], None]) -> Callable[[], None]:
@@ -89,6 +102,12 @@ class History:
         if is_there:
             call()
         return lambda: self._call_off(key)
+
+    def close(self) -> None:
+        """The job has ended: whoever follows it gets some time to read the last records."""
+        with self._lock:
+            if self._asked_at is not None and self._clock() - self._asked_at < _FOLLOWING:
+                self._lock.wait_for(lambda: self._given >= self._count and not self._unread, _FOLLOWING)
 
     def _call_off(self, key: object) -> None:
         with self._lock:

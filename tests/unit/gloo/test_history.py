@@ -1,6 +1,7 @@
 """The records that can be asked for while a job runs."""
 
 import json
+import threading
 
 import pytest
 
@@ -95,3 +96,29 @@ def test_who_waits_no_longer_is_not_called(history):
     history.when_longer(0, lambda: calls.append("waited"))()
     see(history, "a")
     assert calls == []
+
+
+def test_who_follows_gets_the_last_records_before_the_end(made):
+    history = History(made)
+    see(history, "a")
+    page = history.since(0)
+    see(history, "b")
+    read: list[str] = []
+    follower = threading.Timer(0.05, lambda: read.extend(hosts(history.since(page.next))))
+    follower.start()
+    history.close()
+    assert made.made == 2
+    follower.join()
+    assert read == ["b"]
+
+
+def test_the_end_waits_for_nobody_who_does_not_follow(made):
+    now = [0.0]
+    history = History(made, clock=lambda: now[0])
+    see(history, "a")
+    history.close()
+    history.since(0)
+    now[0] = 5.0
+    see(history, "b")
+    history.close()
+    assert made.made == 1
