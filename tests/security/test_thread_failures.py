@@ -42,7 +42,7 @@ time.sleep(1000)
 FAULTS = {
     "printer": "hvlaunch.console.display:Display:output",
     "printer's end": "hvlaunch.console.display:Display:page",
-    "to a host": "hvlaunch.gloo.driver.host_link:HostLink:_write",
+    "to a host": "hvlaunch.gloo.driver.session:HostSession:_write",
     "from a host": "hvlaunch.gloo.driver.host_link:HostLink:_obey",
     "stdin": "hvlaunch.gloo.driver.stdin:StdinPump:_run",
     "rendezvous": "hvlaunch.rendezvous.serving.server:RendezvousServer:_run_loop",
