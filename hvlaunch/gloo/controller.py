@@ -151,7 +151,7 @@ def _run_and_report(
             if result.exit_code != 0:
                 printer.show(_report(result, printer, last))
             elif not spec.console.quiet:
-                last_words = partial(_ended_well, result)
+                last_words = partial(ended_well, result)
             patience = _PAGER_PATIENCE if result.exit_code == 0 else spec.grace
         finally:
             printer.close(patience, last_words)
@@ -216,10 +216,6 @@ def _report(result: JobResult, printer: Printer, last: _LastRound) -> str:
 
     tails = {end.rank: printer.tail(end.rank) for end in result.exits}
     return failure_report(result, tails, last.size, output_dir=last.output_dir)
-
-
-def _ended_well(result: JobResult, has_lost: bool) -> str:
-    return ended_well(result, has_lost=has_lost)
 
 
 def _write_last(stderr: BinaryIO, text: str) -> None:

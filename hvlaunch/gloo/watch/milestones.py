@@ -31,7 +31,7 @@ def assumed(fact: SlotsAssumed) -> str:
     )
 
 
-def ended_well(result: JobResult, *, has_lost: bool) -> str:
+def ended_well(result: JobResult, has_lost: bool) -> str:
     """`done after 12.4 s, exit code 0`; `has_lost` tells whether some of the output is lost, which was said."""
     lost = " but not all of the output was written," if has_lost else ""
     return f"done after {duration(result.elapsed)},{lost} exit code {EXIT_NOT_WRITTEN if has_lost else 0}"
