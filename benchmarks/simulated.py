@@ -6,7 +6,7 @@ from queue import SimpleQueue
 
 from hvlaunch.console.printer import Printer
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
-from hvlaunch.gloo.driver.control import Inquiry
+from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver
 from hvlaunch.gloo.engine import events as on

@@ -17,7 +17,7 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError, HvlaunchError
 from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection
-from hvlaunch.gloo.driver.control import Inquiry
+from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.signals import signals_as_events
 from hvlaunch.gloo.driver.thread_failures import failures_as_events
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.engine import actions as do
     from hvlaunch.gloo.watch.journal import Journal
     from hvlaunch.jobs.directory import JobDirectory
+    from hvlaunch.rendezvous.serving.http import Answer, Head, Route
 
 __all__ = ["WaysToHosts", "run"]
 
@@ -284,7 +285,6 @@ def _serve_control(
     post: Callable[[on.Event | Inquiry], None],
 ) -> "History | None":
     """Let others of this user ask and order; what keeps all that they may ask for."""
-    from hvlaunch.gloo.driver.control import Control  # noqa: PLC0415 (as the directory)
     from hvlaunch.gloo.driver.history import History  # noqa: PLC0415 (as the directory)
     from hvlaunch.jobs.directory import NoJobDirectory  # noqa: PLC0415 (as the directory)
 
@@ -306,7 +306,13 @@ def _serve_control(
     except NoJobDirectory:
         return None
     history = History(make_recorder)
-    server.serve_beside(listener, Control(directory.about, history, post))
+
+    def admit(head: "Head") -> "Answer | Route":
+        from hvlaunch.gloo.driver.control import Control  # noqa: PLC0415 (when somebody asks)
+
+        return Control(directory.about, history, post)(head)
+
+    server.serve_beside(listener, admit)
     return history
 
 

@@ -1,23 +1,19 @@
 """What the control socket of a job serves: its state, its events, its end, and orders to it. docs/control.md is for users."""
 
-from __future__ import annotations
-
+import asyncio
 import json
 import re
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+from hvlaunch.gloo.driver.history import History
+from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route
 
-if TYPE_CHECKING:
-    import asyncio
-
-    from hvlaunch.gloo.driver.history import History
-    from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route
-
-__all__ = ["Control", "Inquiry"]
+__all__ = ["Control"]
 
 T = TypeVar("T")
 
@@ -26,12 +22,6 @@ _PATIENCE = 15.0
 """Seconds for the driver's loop to answer."""
 _SIGNALS = {number.name: number for number in signal.Signals}
 _QUERY = re.compile(rb"(?:since=(?P<since>[0-9]{1,12}))?&?(?:wait=(?P<wait>[0-9]{1,3}))?")
-
-
-class Inquiry(NamedTuple):
-    """Asked on the driver's queue, where its loop answers between two events: what the engine knows is the loop's alone."""
-
-    answer: Callable[[Mapping[str, Any]], None]
 
 
 class Control:
@@ -49,8 +39,6 @@ class Control:
 
     def __call__(self, head: Head) -> Answer | Route:
         """What to do with a request's body; asked in the server's thread, as RequestReader says."""
-        from hvlaunch.rendezvous.serving.http import Answer  # noqa: PLC0415 (most jobs are never asked)
-
         path, _, query = head.target.partition(b"?")
         options = _QUERY.fullmatch(query)
         if options is None:
@@ -71,7 +59,6 @@ class Control:
 
     def _job(self) -> Later:
         """What the loop knows now."""
-        from hvlaunch.rendezvous.serving.http import Answer, Later  # noqa: PLC0415 (as above)
 
         def begin(give: Give) -> CallOff:
             giver = _Giver(give)
@@ -82,7 +69,6 @@ class Control:
 
     def _events(self, number: int, wait: float) -> Answer | Later:
         """The records from this number on; where there are none, those that come within `wait` seconds."""
-        from hvlaunch.rendezvous.serving.http import Answer, Later  # noqa: PLC0415 (as above)
 
         def page() -> Answer:
             found = self._history.since(number)
@@ -122,9 +108,7 @@ class _Giver:
     """Gives an answer from any thread, once."""
 
     def __init__(self, give: Give) -> None:
-        import asyncio  # noqa: PLC0415 (as above)
-
-        self._loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._give = give
         self._is_over = False
 
@@ -146,14 +130,10 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 
 def _done() -> Answer:
-    from hvlaunch.rendezvous.serving.http import Answer  # noqa: PLC0415 (as above)
-
     return Answer(200, b"{}\n")
 
 
 def _bad(text: bytes) -> Answer:
-    from hvlaunch.rendezvous.serving.http import Answer  # noqa: PLC0415 (as above)
-
     return Answer(400, text)
 
 

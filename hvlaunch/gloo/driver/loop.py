@@ -13,8 +13,8 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
-from hvlaunch.gloo.driver.control import Inquiry
 from hvlaunch.gloo.driver.host_link import HostLink, Opening
+from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.lease import Lease, agents_lease
 from hvlaunch.gloo.driver.ranks import Ranks

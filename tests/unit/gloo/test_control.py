@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.gloo.driver.control import Control, Inquiry
+from hvlaunch.gloo.driver.control import Control
 from hvlaunch.gloo.driver.history import History
+from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.jobs.control import Control as Client
 from hvlaunch.jobs.control import ControlRefused, DriverGone
