@@ -17,7 +17,7 @@ from typing import Protocol
 from hvlaunch.errors import BadUsage, DiscoveryFailed, HvlaunchError
 from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
 from hvlaunch.job import Host
-from hvlaunch.minder import Minder
+from hvlaunch.sweeper import Sweeper
 
 __all__ = ["Discovery", "HostFile", "HostScript", "Source", "is_open_to_all"]
 
@@ -60,7 +60,7 @@ class HostScript:
             self._argv[0] = str(Path(self._argv[0]).absolute())  # in the current directory, as `discover.sh`
         self._lock = threading.Lock()
         self._running: Popen[bytes] | None = None
-        self._minder = Minder()
+        self._sweeper = Sweeper()
         self._stopped = False
 
     def look(self) -> list[Host]:
@@ -87,7 +87,7 @@ class HostScript:
             self._stopped = True
             if self._running is not None:
                 _kill_group(self._running)
-        self._minder.close()
+        self._sweeper.close()
 
     def _start(self) -> Popen[bytes]:
         if is_open_to_all(self._argv[0]):
@@ -110,14 +110,14 @@ class HostScript:
                     else None
                 )
                 raise BadUsage(f"{self.command}: {error.strerror}", hint=hint) from None
-            self._minder.mind(self._running.pid)
+            self._sweeper.add(self._running.pid)
             return self._running
 
     def _end(self, script: Popen[bytes]) -> None:
         with self._lock:
             self._running = None
         _kill_group(script)
-        self._minder.forget(script.pid)
+        self._sweeper.forget(script.pid)
         script.wait()
         for pipe in (script.stdout, script.stderr):
             if pipe is not None:

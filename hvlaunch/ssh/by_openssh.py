@@ -14,7 +14,6 @@ from typing import Protocol
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, HostKeyPolicy, SSHOptions
-from hvlaunch.minder import Minder
 from hvlaunch.ssh.complaints import FAILED, explain, lost
 from hvlaunch.ssh.config.ask_ssh import AskSSH
 from hvlaunch.ssh.config.hops import Hops
@@ -26,6 +25,7 @@ from hvlaunch.ssh.stages import stage
 from hvlaunch.ssh.streams.borrowed import borrow
 from hvlaunch.ssh.streams.connect_limit import ConnectLimit
 from hvlaunch.ssh.streams.tcp import addresses_toward, persist, silence
+from hvlaunch.sweeper import Sweeper
 
 __all__ = ["OpenSSHChannel", "OpenSSHClient", "OpenSSHConnection"]
 
@@ -69,7 +69,7 @@ class OpenSSHClient:
         self._timeout = timeout
         self._connect_limit = connect_limit
         self._asker = AskSSH()
-        self._minder = Minder()
+        self._sweeper = Sweeper()
         self._ask = Questions(self._asker)
         self._hops = Hops(options, timeout=timeout, ask=self._asker)
 
@@ -99,14 +99,14 @@ class OpenSSHClient:
             run_limited,
             limit,
             hint,
-            self._minder,
+            self._sweeper,
             is_ssh_alone=first.proxy_command is None,
         )
 
     def close(self) -> None:
         """End questions, and every ssh; may be repeated."""
         self._asker.close()
-        self._minder.close()
+        self._sweeper.close()
 
 
 class OpenSSHConnection:
@@ -124,7 +124,7 @@ class OpenSSHConnection:
         run_limited: _RunLimited,
         timeout: float,
         by_hand: str,
-        minder: Minder,
+        sweeper: Sweeper,
         *,
         is_ssh_alone: bool,
     ) -> None:
@@ -133,7 +133,7 @@ class OpenSSHConnection:
         self._run_limited = run_limited
         self._timeout = timeout
         self._by_hand = by_hand
-        self._minder = minder
+        self._sweeper = sweeper
         self._is_ssh_alone = is_ssh_alone
         is_direct = settings.proxy_jump is None and settings.proxy_command is None
         ours, theirs = addresses_toward(settings) if is_direct else ("", "")
@@ -167,7 +167,7 @@ class OpenSSHConnection:
             if isinstance(error, FileNotFoundError):
                 hint = "install OpenSSH's client (Debian: apt-get install openssh-client), or --ssh-client paramiko"
             raise HostError(f"ssh can't be started: {error}", host=self._host, hint=hint) from None
-        channel = OpenSSHChannel(process, self._minder)
+        channel = OpenSSHChannel(process, self._sweeper)
         self._channels.append(channel)
         if self._closed:
             channel.close()
@@ -197,10 +197,10 @@ class OpenSSHChannel:
     The exit status of a command that a signal ended is 255, since ssh does not tell which it was.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]", minder: Minder) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", sweeper: Sweeper) -> None:
         self._process = process
-        self._minder = minder
-        minder.mind(process.pid)
+        self._sweeper = sweeper
+        sweeper.add(process.pid)
         self._socket: socket.socket | None = None
         """Another descriptor of ssh's own."""
         self._pipes = PipeChannel(process)
@@ -257,4 +257,4 @@ class OpenSSHChannel:
                 with contextlib.suppress(OSError):
                     os.killpg(self._process.pid, number)
                 self._pipes.exit_status(_END_PATIENCE)
-        self._minder.forget(self._process.pid)
+        self._sweeper.forget(self._process.pid)

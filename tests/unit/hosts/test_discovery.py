@@ -159,10 +159,10 @@ def test_a_script_ends_with_a_driver_that_is_killed(script, tmp_path):
     source = script(f"sleep 1000 & echo $$ $! > {str(pids)!r}.new; mv {str(pids)!r}.new {str(pids)!r}; wait")
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, source.command])
     wait_for(pids.exists)
-    [minder] = [child for child in psutil.Process(driver.pid).children() if "kill -9" in child.cmdline()[-1]]
+    [sweeper] = [child for child in psutil.Process(driver.pid).children() if "kill -9" in child.cmdline()[-1]]
     driver.kill()
     driver.wait()
-    for pid in (*map(int, pids.read_text().split()), minder.pid):
+    for pid in (*map(int, pids.read_text().split()), sweeper.pid):
         wait_for(lambda pid=pid: is_gone(pid))
 
 

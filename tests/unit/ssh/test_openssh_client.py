@@ -52,11 +52,11 @@ def test_no_ssh_outlives_a_driver_that_is_killed():
     """Not even one that does not see the end of its stdin, as while it connects."""
     program = """if True:
         import sys
-        from hvlaunch.minder import Minder
+        from hvlaunch.sweeper import Sweeper
         from hvlaunch.ssh.by_openssh import OpenSSHChannel
         from hvlaunch.ssh.pipes import start_piped
         processes = [start_piped(["sleep", "1000"]) for _ in range(3)]
-        channels = [OpenSSHChannel(process, minder) for minder in [Minder()] for process in processes]
+        channels = [OpenSSHChannel(process, sweeper) for sweeper in [Sweeper()] for process in processes]
         channels[1].close()
         print(*[process.pid for process in processes], flush=True)
         sys.stdin.read()

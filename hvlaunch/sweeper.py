@@ -4,7 +4,7 @@ import threading
 from contextlib import suppress
 from subprocess import DEVNULL, PIPE, Popen
 
-__all__ = ["Minder"]
+__all__ = ["Sweeper"]
 
 _SHELL = """
 groups=
@@ -19,7 +19,7 @@ for each in $groups; do kill -9 -$each; done
 """Its stdin ends when we do: by SIGKILL, too, when nobody else could tell it."""
 
 
-class Minder:
+class Sweeper:
     """A shell that kills the process groups that it was told of once this process is gone. Thread-safe.
 
     It starts with the first of them. A signal that the kernel sends for us (PR_SET_PDEATHSIG) would come with the
@@ -30,7 +30,7 @@ class Minder:
         self._lock = threading.Lock()
         self._shell: Popen[bytes] | None = None
 
-    def mind(self, group: int) -> None:
+    def add(self, group: int) -> None:
         """From now on; as well as it goes, where no process or descriptor is left."""
         with self._lock, suppress(OSError):
             if self._shell is None:
@@ -56,7 +56,7 @@ class Minder:
             shell.stdin.write(line)
 
     def close(self) -> None:
-        """Kill those that are still minded."""
+        """Kill those that are still there."""
         with self._lock:
             shell, self._shell = self._shell, None
         if shell is not None:
