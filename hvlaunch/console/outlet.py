@@ -7,6 +7,7 @@ from typing import NamedTuple
 from hvlaunch.console.display import Display
 from hvlaunch.console.lines import Stream
 from hvlaunch.console.raw_file import RawFile
+from hvlaunch.console.recent import Origin
 
 __all__ = ["BATCH", "Outlet", "Output"]
 
@@ -21,6 +22,7 @@ class Output(NamedTuple):
     stream: Stream
     data: bytes
     done: Callable[[int], None]
+    origin: Origin | None = None
 
 
 class Outlet:
@@ -89,7 +91,8 @@ class Outlet:
         while self._waiting and size < BATCH:
             item = self._waiting.popleft()
             if isinstance(item, Output):
-                self.display.output((item.rank, item.stream), item.data, now)
+                if item.data:
+                    self.display.output((item.rank, item.stream), item.data, now)
                 self._owed.append(item)
                 size += len(item.data)
             else:

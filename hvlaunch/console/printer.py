@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import BinaryIO, NamedTuple
+from threading import Event, Thread
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from hvlaunch.console.color import can_redraw, colored
 from hvlaunch.console.display import Display
@@ -18,7 +18,11 @@ from hvlaunch.console.lines import Stream
 from hvlaunch.console.outlet import BATCH, Outlet, Output
 from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.raw_file import RawFile, same_place
+from hvlaunch.console.recent import Keeper, Origin, Recent
 from hvlaunch.job import ConsoleOptions
+
+if TYPE_CHECKING:
+    from hvlaunch.console.output_store import OutputStore
 
 __all__ = ["TAIL", "Printer"]
 
@@ -27,15 +31,18 @@ TAIL = 16384
 
 _MOST_LIVE_ROWS = 8
 _READ_SIZE = 4096
+_LOOK = 0.1
 _UNWOKEN = 0.05
 """Seconds between looks at the queue where no descriptor was left to be woken by."""
 
 
 class _Word(NamedTuple):
-    """What a display is told besides output, with the time then."""
+    """What displays are told besides output, with the time then; and what is kept of it."""
 
-    outlet: Outlet
-    tell: Callable[[float], None]
+    tell: Callable[[Display, float], None] | None
+    stream: Stream | None = "stderr"
+    """Whose display is told; None: each."""
+    keep: Callable[[Keeper], None] | None = None
 
 
 class _Task(NamedTuple):
@@ -57,9 +64,10 @@ class Printer:
 
     def __init__(
         self,
-        stdout: BinaryIO,
-        stderr: BinaryIO,
+        stdout: BinaryIO | None,
+        stderr: BinaryIO | None,
         *,
+        store: "OutputStore | None" = None,
         options: ConsoleOptions | None = None,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
@@ -67,18 +75,28 @@ class Printer:
     ) -> None:
         """`on_broken` is called once, when the reader of stdout or stderr is gone (`hvlaunch … | head`).
 
+        Where they are None, all goes to `store` alone, behind what it has already, and the printer is headless.
         `environ` tells what the terminal can do. Raises BadUsage where the prefix is not valid.
         """
         options = options or ConsoleOptions()
         self._shown = options.ranks
-        displays = _displays(RawFile(stdout, "stdout"), RawFile(stderr, "stderr"), options, environ)
-        outlets = {id(display): Outlet(display, self._not_written) for display in displays.values()}
-        self._outlets = {stream: outlets[id(display)] for stream, display in displays.items()}
-        self._each = list(outlets.values())
+        self._outlets: dict[Stream, Outlet] = {}
+        self._each: list[Outlet] = []
+        self._raw: tuple[RawFile, ...] = ()
+        if stdout is not None and stderr is not None:
+            self._raw = out, err = RawFile(stdout, "stdout"), RawFile(stderr, "stderr")
+            displays = _displays(out, err, options, environ)
+            outlets = {id(display): Outlet(display, self._not_written) for display in displays.values()}
+            self._outlets = {stream: outlets[id(display)] for stream, display in displays.items()}
+            self._each = list(outlets.values())
+        self._store = store
+        self._recent = Recent()
+        self._owed: list[Output] = []
+        """What is shown nowhere, and only kept."""
         self._clock = clock
         self._on_broken = on_broken
         self._files: OutputFiles | None = None
-        self._tails: dict[int, bytes] = {}
+        self._tails: dict[int, bytes] = {} if store is None else store.tails(TAIL)
         self._ended: set[int] = set()
         self._reported: set[object] = set()
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
@@ -99,21 +117,57 @@ class Printer:
         """Write all output to `files` too, from here on, in place of those before; these are closed."""
         self._put(_Task(lambda: self._keep(files)))
 
+    def keep_output(self, make_store: "Callable[[], OutputStore]") -> None:
+        """Keep all output in a store too, from here on, and what was newest before. Where there is one already, nothing.
+
+        `make_store` is called in the printer's thread, and may raise OSError.
+        """
+        self._put(_Task(lambda: self._begin_store(make_store)))
+
+    def go_headless(self) -> None:
+        """Write what stdout and stderr take at once, and then nothing more there: all is kept in the store alone.
+
+        Returns when it is so.
+        """
+        is_headless = Event()
+
+        def leave() -> None:
+            for outlet in self._each:
+                outlet.put(partial(outlet.display.status, None))
+                outlet.write(self._clock())
+                outlet.drop(self._clock())
+            for file in self._raw:
+                file.close()
+            self._each.clear()
+            self._outlets.clear()
+            is_headless.set()
+
+        self._put(_Task(leave))
+        while self._thread.is_alive() and not is_headless.wait(_LOOK):
+            pass
+
     def place(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Learn host and local_rank of these ranks, whose workers will be started."""
         shown = {rank: place for rank, place in places.items() if self._shows(rank)}
-        self._tell_each(lambda display, _: display.place(shown))
+        self._put(_Word(lambda display, _: display.place(shown), None, lambda keeper: keeper.place(places)))
 
     def read_by(self, ranks: Iterable[int]) -> None:
         """Learn which ranks read what the user types: their unfinished lines are prompts, and shown on a terminal."""
-        self._tell_each(lambda display, _: display.read_by(ranks))
+        self._put(_Word(lambda display, _: display.read_by(ranks), None))
 
     def answered(self) -> None:
         """The user has typed a line, which the terminal has echoed."""
-        self._tell_each(Display.answered)
+        self._put(_Word(Display.answered, None))
 
-    def output(self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None]) -> None:
-        """Print what a worker wrote; `done(len(data))` when that was written.
+    def output(
+        self,
+        rank: int,
+        stream: Stream,
+        data: bytes,
+        done: Callable[[int], None],
+        origin: Origin | None = None,
+    ) -> None:
+        """Print what a worker wrote; `done(len(data))` when that was written, or is kept where nothing is printed.
 
         What waits (an unfinished last line, up to lines.LONGEST; a bar's state; lines to be merged) counts as
         written: its worker could otherwise never send the rest.
@@ -122,17 +176,27 @@ class Printer:
             before = b"" if rank in self._ended else self._tails.get(rank, b"")
             self._ended.discard(rank)
             self._tails[rank] = (before + data[-TAIL:])[-TAIL:]
-        self._put(Output(rank, stream, data, done))
+        self._put(Output(rank, stream, data, done, origin))
         if self._has_ended:
             self._let_go()
 
-    def end(self, rank: int, stream: Stream) -> None:
-        """The stream has ended: print its unfinished line. What comes next is another worker's, of this rank."""
+    def end(
+        self,
+        rank: int,
+        stream: Stream,
+        done: Callable[[int], None] | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        """The stream has ended: print its unfinished line. What comes next is another worker's, of this rank.
+
+        `done(0)` is called when that was written.
+        """
         if stream == "stderr":
             self._ended.add(rank)
-        if self._shows(rank):
-            outlet = self._outlets[stream]
-            self._put(_Word(outlet, partial(outlet.display.end, (rank, stream))))
+        tell = (lambda display, now: display.end((rank, stream), now)) if self._shows(rank) else None
+        self._put(_Word(tell, stream, lambda keeper: keeper.end(rank, stream, origin)))
+        if done is not None:
+            self._put(Output(rank, stream, b"", done))
 
     def say(self, text: str) -> None:
         """Print hvlaunch's own message to stderr, each of its lines as `hvlaunch: …`."""
@@ -140,13 +204,11 @@ class Printer:
 
     def show(self, text: str) -> None:
         """Print text to stderr as it is: the failure report. Nothing where it is empty."""
-        outlet = self._outlets["stderr"]
-        self._put(_Word(outlet, lambda _: outlet.display.show(text)))
+        self._put(_Word(lambda display, _: display.show(text), keep=lambda keeper: keeper.show(text)))
 
     def status(self, text: Callable[[], str] | None) -> None:
         """What hvlaunch waits for, shown on a terminal until the next status; None: it waits for nothing."""
-        outlet = self._outlets["stderr"]
-        self._put(_Word(outlet, partial(outlet.display.status, text)))
+        self._put(_Word(lambda display, now: display.status(text, now)))
 
     @property
     def is_whole(self) -> bool:
@@ -180,13 +242,9 @@ class Printer:
                 break
         return self._is_taken
 
-    def _tell_each(self, tell: Callable[[Display, float], None]) -> None:
-        for outlet in self._each:
-            self._put(_Word(outlet, partial(tell, outlet.display)))
-
-    def _said(self, text: str) -> _Word:
-        outlet = self._outlets["stderr"]
-        return _Word(outlet, lambda _: outlet.display.say(text))
+    @staticmethod
+    def _said(text: str) -> _Word:
+        return _Word(lambda display, _: display.say(text), keep=lambda keeper: keeper.say(text))
 
     def _put(self, item: "_Item | None") -> None:
         self._queue.put(item)
@@ -225,6 +283,8 @@ class Printer:
             self._write(self._clock())
             if self._is_taken:  # else its reader takes nothing, and was waited for
                 self._write_the_rest()
+        if self._store is not None:
+            self._store.close()
 
     def _write_the_rest(self) -> None:
         last = self._clock()
@@ -293,14 +353,30 @@ class Printer:
         if isinstance(item, _Task):
             item.run()
         elif isinstance(item, _Word):
-            item.outlet.put(item.tell)
+            self._tell(item)
         else:
-            if self._files is not None:
+            if self._files is not None and item.data:
                 self._file(self._files, item)
-            if self._shows(item.rank):
+            if item.data:
+                (self._store or self._recent).output(item.rank, item.stream, item.data, item.origin)
+            if self._outlets and self._shows(item.rank):
                 self._outlets[item.stream].put(item)
             else:
-                item.done(len(item.data))
+                self._owed.append(item)
+
+    def _tell(self, word: _Word) -> None:
+        if word.keep is not None:
+            word.keep(self._store or self._recent)
+        if word.tell is not None:
+            for outlet in self._each if word.stream is None else (self._outlets.get(word.stream),):
+                if outlet is not None:
+                    outlet.put(partial(word.tell, outlet.display))
+
+    def _begin_store(self, make_store: "Callable[[], OutputStore]") -> None:
+        if self._store is None:
+            with suppress(OSError):  # then there is nothing to look at
+                self._store = make_store()
+                self._recent.pour_into(self._store)
 
     def _shows(self, rank: int) -> bool:
         return self._shown is None or any(rank in part for part in self._shown)
@@ -316,6 +392,18 @@ class Printer:
         if self._files is not None:
             self._files.close()
 
+    def _write_store(self) -> None:
+        """What only the store has is done with."""
+        if self._store is not None:
+            try:
+                self._store.write()
+            except OSError as error:
+                self._has_lost = True
+                self._report(self._store, f"the job's directory: {_reason(error)}; some output is not kept")
+        owed, self._owed = self._owed, []
+        for output in owed:
+            output.done(len(output.data))
+
     def _file(self, files: OutputFiles, item: Output) -> None:
         try:
             files.write(item.rank, item.stream, item.data)
@@ -327,6 +415,7 @@ class Printer:
 
     def _write(self, now: float) -> bool:
         """Write what is taken at once; whether that was anything."""
+        self._write_store()
         has_written = [outlet.write(now) for outlet in self._each]
         self._taken += any(has_written)
         return any(has_written)

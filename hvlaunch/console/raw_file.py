@@ -42,6 +42,12 @@ class RawFile:
         """The descriptor that becomes writable, where write() has left something."""
         return self.descriptor if self._writes_to == -1 else self._writes_to
 
+    def close(self) -> None:
+        """Close what was opened here: the file itself stays open."""
+        if self._writes_to is not None and self._writes_to not in (-1, self.descriptor):
+            os.close(self._writes_to)
+            self._writes_to = None
+
     def height(self) -> int:
         """Rows of the terminal; 24 where it does not tell."""
         try:

@@ -1,0 +1,195 @@
+"""Where the output of a job is kept that nobody looks at, for those who will: stored.py has the form."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hvlaunch.console.lines import Stream
+from hvlaunch.console.recent import Origin, Place
+from hvlaunch.console.stored import Kind, Stored, items, pack, segment_path, segments
+
+__all__ = ["MOST_KEPT", "OutputStore"]
+
+MOST_KEPT = 64 << 20
+"""Bytes of output that are kept of a job, the newest."""
+_SEGMENTS = 8
+_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class OutputStore:
+    """Appends to the segments in a job's directory. For one thread; what it has written outlives the process.
+
+    The newest MOST_KEPT bytes are kept, and an eighth of that less at times.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        head: Mapping[str, object] | None = None,
+        *,
+        most: int = MOST_KEPT,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Go on behind what is there already; an item that is not whole is removed. Raises OSError.
+
+        `head` is what viewers need to know of the job.
+        """
+        self.seen: dict[str, int] = {}
+        """The newest frame of each session whose output is kept here."""
+        self._directory = directory
+        self._head = dict(head or {})
+        self._places: dict[int, Place] = {}
+        self._most = most // _SEGMENTS
+        self._wall = wall
+        self._waiting: list[bytes] = []
+        self._newest: dict[str, int] = {}
+        """As `seen`, of what waits."""
+        self._lost = 0
+        """Bytes that could not be written, and of which nothing was said yet."""
+        self._why = ""
+        self._segments = segments(directory)
+        self._file, self._size = -1, 0
+        if self._segments:
+            self._go_on()
+        else:
+            self._begin_segment()
+
+    def place(self, places: Mapping[int, Place]) -> None:
+        """Ranks will write, on these hosts and as these local ranks."""
+        self._places.update(places)
+        self._add("placed", json.dumps(places).encode())
+
+    def output(self, rank: int, stream: Stream, data: bytes, origin: Origin | None = None) -> None:
+        """A rank wrote this."""
+        self._add(stream, data, rank, origin)
+
+    def end(self, rank: int, stream: Stream, origin: Origin | None = None) -> None:
+        """Nothing more comes of this stream."""
+        self._add("stdout ended" if stream == "stdout" else "stderr ended", b"", rank, origin)
+
+    def say(self, text: str) -> None:
+        """A message of hvlaunch's own."""
+        self._add("said", text.encode(errors="backslashreplace"))
+
+    def show(self, text: str) -> None:
+        """A report, as it is."""
+        self._add("shown", text.encode(errors="backslashreplace"))
+
+    def write(self) -> None:
+        """Write what was added since. Raises OSError: that is lost then, and those who read here are told how much."""
+        if not self._waiting:
+            return
+        if self._lost:
+            text = f"{self._lost} bytes of output are lost: {self._why}"
+            self._waiting.insert(0, pack(Stored(self._wall(), "said", text.encode())))
+        data, self._waiting = b"".join(self._waiting), []
+        try:
+            self._append(data)
+        except OSError as error:
+            self._lost += len(data)
+            self._why = os.strerror(error.errno or 0).lower()
+            raise
+        finally:
+            self.seen.update(self._newest)
+            self._newest.clear()
+        self._lost = 0
+        if self._size >= self._most:
+            with suppress(OSError):  # then this one grows on
+                self._begin_segment()
+
+    def tails(self, size: int) -> dict[int, bytes]:
+        """The last bytes of each rank's stderr that are kept in the newest two segments. Raises OSError."""
+        tails: dict[int, bytes] = {}
+        ended: set[int] = set()
+        for number in self._segments[-2:]:
+            for item in _all_items(segment_path(self._directory, number)):
+                if item.rank is None:
+                    continue
+                if item.kind == "stderr ended":
+                    ended.add(item.rank)
+                elif item.kind == "stderr":
+                    before = b"" if item.rank in ended else tails.get(item.rank, b"")
+                    ended.discard(item.rank)
+                    tails[item.rank] = (before + item.data)[-size:]
+        return tails
+
+    def close(self) -> None:
+        """May be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _add(self, kind: Kind, data: bytes, rank: int | None = None, origin: Origin | None = None) -> None:
+        self._waiting.append(pack(Stored(self._wall(), kind, data, rank, origin)))
+        if origin is not None:
+            self._newest[origin[0]] = origin[1]
+
+    def _append(self, data: bytes) -> None:
+        _write_all(self._file, data, self._size)
+        self._size += len(data)
+
+    def _go_on(self) -> None:
+        """Learn from the newest two segments: the head of the newest may not be whole."""
+        for number in self._segments[-2:]:
+            self.close()
+            self._file, self._size = os.open(segment_path(self._directory, number), _FILE, 0o600), 0
+            for item, offset in items(self._file):
+                self._size = offset
+                if item.kind == "head":
+                    self._learn(**json.loads(item.data))
+                elif item.kind == "placed":
+                    self._learn(json.loads(item.data), {})
+                elif item.origin is not None:
+                    self.seen[item.origin[0]] = item.origin[1]
+        os.ftruncate(self._file, self._size)
+        if not self._size:
+            self._append(self._packed_head())
+
+    def _learn(self, places: Mapping[str, list[Any]], seen: Mapping[str, int], **_: object) -> None:
+        self._places.update({int(rank): (host, local_rank) for rank, (host, local_rank) in places.items()})
+        self.seen.update(seen)
+
+    def _begin_segment(self) -> None:
+        """Begin the next segment; where that can't be, the last one goes on. Raises OSError."""
+        number = self._segments[-1] + 1 if self._segments else 1
+        path, head = segment_path(self._directory, number), self._packed_head()
+        file = os.open(path, _FILE, 0o600)
+        try:
+            _write_all(file, head, 0)
+        except OSError:
+            os.close(file)
+            path.unlink()
+            raise
+        self.close()
+        self._file, self._size = file, len(head)
+        self._segments.append(number)
+        while len(self._segments) > _SEGMENTS:
+            segment_path(self._directory, self._segments.pop(0)).unlink(missing_ok=True)
+
+    def _packed_head(self) -> bytes:
+        head = {**self._head, "places": self._places, "seen": self.seen}
+        return pack(Stored(self._wall(), "head", json.dumps(head).encode()))
+
+
+def _write_all(file: int, data: bytes, offset: int) -> None:
+    """All of it or nothing is at the end of the file. Raises OSError."""
+    rest, end = memoryview(data), offset
+    try:
+        while rest:
+            written = os.pwrite(file, rest, end)
+            rest, end = rest[written:], end + written
+    except OSError:
+        os.ftruncate(file, offset)
+        raise
+
+
+def _all_items(path: Path) -> Iterator[Stored]:
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield from (item for item, _ in items(file))
+    finally:
+        os.close(file)

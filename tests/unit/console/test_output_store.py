@@ -1,0 +1,173 @@
+"""What is kept of a job's output: nothing is lost or doubled, whatever cuts it short."""
+
+import errno
+import os
+
+import pytest
+
+from hvlaunch.console.output_store import OutputStore
+from hvlaunch.console.recent import Recent
+from hvlaunch.console.stored import Stored, items, segment_path, segments
+
+
+@pytest.fixture
+def store(tmp_path):
+    return new_store(tmp_path)
+
+
+def new_store(directory, head=None, **options):
+    ticks = iter(range(1, 1_000_000))
+    return OutputStore(directory, head, wall=lambda: float(next(ticks)), **options)
+
+
+def all_items(directory):
+    found = []
+    for number in segments(directory):
+        file = os.open(segment_path(directory, number), os.O_RDONLY)
+        found += [item for item, _ in items(file)]
+        os.close(file)
+    return found
+
+
+def kept(directory):
+    return [(item.rank, item.data) for item in all_items(directory) if item.kind == "stdout"]
+
+
+def test_what_is_kept_of_each_thing(store, tmp_path):
+    store.place({0: ("a", 0)})
+    store.output(0, "stdout", b"one\n", ("a", 7))
+    store.output(3, "stderr", b"\x00\xff")
+    store.end(0, "stdout", ("a", 8))
+    store.say("host b: lost \udcff")
+    store.show("the report\n")
+    store.write()
+    head, *others = all_items(tmp_path)
+    assert (head.kind, head.data) == ("head", b'{"places": {}, "seen": {}}')
+    assert others == [
+        Stored(2.0, "placed", b'{"0": ["a", 0]}'),
+        Stored(3.0, "stdout", b"one\n", 0, ("a", 7)),
+        Stored(4.0, "stderr", b"\x00\xff", 3),
+        Stored(5.0, "stdout ended", b"", 0, ("a", 8)),
+        Stored(6.0, "said", b"host b: lost \\udcff"),
+        Stored(7.0, "shown", b"the report\n"),
+    ]
+
+
+def test_nobody_else_may_read_it(store, tmp_path):
+    assert segment_path(tmp_path, 1).stat().st_mode & 0o777 == 0o600
+
+
+def test_the_next_driver_goes_on_and_knows_what_was_kept(store, tmp_path):
+    store.output(0, "stdout", b"one\n", ("a", 7))
+    store.output(1, "stderr", b"oh\n", ("b", 3))
+    store.write()
+    store.output(0, "stdout", b"never written\n", ("a", 8))
+    again = new_store(tmp_path)
+    assert again.seen == {"a": 7, "b": 3}
+    assert again.tails(100) == {1: b"oh\n"}
+    again.output(0, "stdout", b"two\n", ("a", 8))
+    again.write()
+    assert kept(tmp_path) == [(0, b"one\n"), (0, b"two\n")]
+
+
+def test_wherever_it_is_cut_the_next_driver_goes_on_behind_the_last_whole_item(store, tmp_path):
+    for number in range(4):
+        store.output(number, "stdout", b"line %d\n" % number, ("a", number))
+        store.write()
+    whole = segment_path(tmp_path, 1).read_bytes()
+    for cut in range(len(whole)):
+        segment_path(tmp_path, 1).write_bytes(whole[:cut])
+        again = new_store(tmp_path)
+        before = kept(tmp_path)
+        assert before == [(number, b"line %d\n" % number) for number in range(len(before))]
+        assert again.seen == ({"a": len(before) - 1} if before else {})
+        again.output(9, "stdout", b"more\n")
+        again.write()
+        again.close()
+        assert kept(tmp_path) == [*before, (9, b"more\n")]
+
+
+@pytest.mark.parametrize("offset", [0, 5, 9, 20, 31, -1])
+def test_a_byte_that_is_not_as_it_was_written_ends_what_is_believed(store, tmp_path, offset):
+    store.write()
+    begin = segment_path(tmp_path, 1).stat().st_size
+    store.output(0, "stdout", b"loss 0.1\n", ("a", 1))
+    store.write()
+    data = bytearray(segment_path(tmp_path, 1).read_bytes())
+    data[begin + offset if offset >= 0 else offset] ^= 1
+    segment_path(tmp_path, 1).write_bytes(data)
+    assert kept(tmp_path) == []
+    assert new_store(tmp_path).seen == {}
+
+
+def test_the_newest_is_kept_and_the_oldest_goes(tmp_path):
+    store = new_store(tmp_path, most=80_000)
+    store.place({0: ("a", 0)})
+    for number in range(1000):
+        store.output(0, "stdout", b"%04d\n" % number * 40, ("a", number))
+        store.write()
+    sizes = [segment_path(tmp_path, number).stat().st_size for number in segments(tmp_path)]
+    assert len(sizes) == 8
+    assert max(sizes) < 10_500
+    assert 60_000 < sum(sizes) < 84_000
+    numbers = [int(data[:4]) for _, data in kept(tmp_path)]
+    assert numbers == list(range(numbers[0], 1000))
+    again = new_store(tmp_path, most=80_000)
+    assert again.seen == {"a": 999}
+    again.output(0, "stdout", b"x" * 11_000)
+    again.write()
+    assert b'"places": {"0": ["a", 0]}' in all_items(tmp_path)[-1].data
+
+
+def test_the_head_of_a_new_segment_that_is_not_whole_takes_nothing_with_it(tmp_path):
+    store = new_store(tmp_path, {"prefix": "p"}, most=8000)
+    store.place({5: ("a", 2)})
+    store.output(0, "stdout", b"x" * 1000, ("a", 4))
+    store.write()
+    segment_path(tmp_path, 2).write_bytes(segment_path(tmp_path, 2).read_bytes()[:10])
+    new_store(tmp_path, {"prefix": "p"}).close()
+    assert all_items(tmp_path)[-1].data == b'{"prefix": "p", "places": {"5": ["a", 2]}, "seen": {"a": 4}}'
+
+
+def test_on_a_full_disk_the_rest_is_whole_and_says_how_much_is_missing(store, tmp_path):
+    store.output(0, "stdout", b"before\n")
+    store.write()
+    free = 40
+    real = os.pwrite
+
+    def short(file, data, offset):
+        nonlocal free
+        if not free:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken, free = min(free, len(data)), max(0, free - len(data))
+        return real(file, bytes(data[:taken]), offset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", short)
+        store.output(0, "stdout", b"lost " * 10, ("a", 3))
+        with pytest.raises(OSError, match="No space"):
+            store.write()
+    assert kept(tmp_path) == [(0, b"before\n")]
+    assert store.seen == {"a": 3}
+    store.output(0, "stdout", b"after\n")
+    store.write()
+    assert [item.data for item in all_items(tmp_path)[1:]] == [
+        b"before\n",
+        b"81 bytes of output are lost: no space left on device",
+        b"after\n",
+    ]
+
+
+def test_what_is_recent_is_bounded_and_goes_on_into_a_store(store, tmp_path):
+    recent = Recent()
+    recent.place({0: ("a", 0)})
+    for number in range(2000):
+        recent.output(0, "stdout", b"%d\n" % number)
+    recent.say("hello")
+    recent.pour_into(store)
+    store.write()
+    lines = [data for _, data in kept(tmp_path)]
+    assert 900 < len(lines) < 1100
+    assert lines[-1] == b"1999\n"
+    assert all_items(tmp_path)[1].kind == "placed"
+    assert all_items(tmp_path)[-1].data == b"hello"
