@@ -29,9 +29,15 @@ def make() -> str:
 
 
 def listen(directory: str) -> socket.socket:
-    """Let carriers come (agent/carrier.py). Raises OSError, also where the name is too long for a socket's (TMPDIR)."""
+    """Let carriers come (agent/carrier.py). Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(os.path.join(directory, SOCKET))
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        listener.bind(
+            "/proc/self/fd/%d/%s" % (fd, SOCKET)
+        )  # the name of a socket has to be short, and TMPDIR may be long
+    finally:
+        os.close(fd)
     listener.listen(8)
     listener.setblocking(False)
     return listener

@@ -84,7 +84,8 @@ def _connect(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
     if is_local(host):
         from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (see the docstring)
 
-        return CommandConnection(connect_local(host, _host_environ(spec)))
+        environ = _host_environ(spec)
+        return CommandConnection(connect_local(host, environ), lambda _timeout: connect_local(host, environ))
     try:
         return CommandConnection(remote(host), partial(remote, host))
     except HostError as error:

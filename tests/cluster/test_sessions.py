@@ -74,6 +74,14 @@ def test_a_connection_is_lost(
     is_whole(job)
 
 
+def test_the_only_host_of_a_job_is_connected_again(cluster: TestHosts) -> None:
+    job = Job(cluster, ["-H", "b:1", sys.executable, "-c", LINES, 200, PAUSE, 0]).saw("line 0 20 ", 1)
+    kill_sshd(cluster)
+    job.saw("host b: connected again after", 1)
+    assert job.code(LIMIT) == 0, job.stderr
+    assert re.findall(r"line 0 (\d+) ", job.stdout) == [str(number) for number in range(200)]
+
+
 @pytest.mark.parametrize("client", ["paramiko", "openssh"])
 def test_in_the_middle_of_much_output(cluster: TestHosts, client: str) -> None:
     job = start(cluster, "--ssh-client", client, lines=3000, pause=0.0, width=1000).saw("line 2 200 ", 1)

@@ -304,3 +304,13 @@ def test_a_journal_replays_in_another_process_and_opens_nothing(tmp_path: Path) 
     assert engine.phase is Phase.DONE
     again = run("-np", 1, "true", env=environ)
     assert (again.returncode, again.stderr) == (2, f"hvlaunch: journal {journal}: file exists\n")
+
+
+def test_an_agent_of_this_machine_that_another_python_runs_has_all_its_modules(tmp_path: Path) -> None:
+    hosts, script = tmp_path / "hosts", tmp_path / "script"
+    hosts.write_text(f"localhost slots=1 python={sys.executable}\n")
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    done = run("--hostfile", hosts, script)
+    assert done.returncode == 127, done.stderr
+    assert "(first line) was not found" in done.stderr

@@ -48,20 +48,26 @@ class AgentProgram:
         On this machine (`is_here`) there is nothing to send, unless another Python is to run it. Raises BadUsage,
         and HostError for a Python that was found while the job runs, and would run here.
         """
-        python = host.python or self._python
         if is_here and host.python is not None and host.python not in self._own_pythons:
             raise HostError(
                 f"this machine runs no python={host.python} that is found while the job runs",
                 host=host.name,
                 hint="--remote-python, or python= in the hostfile before the job",
             )
-        if is_here and python is None:
+        if self._has_files(host, is_here):
             return local_agent_command(self._config), b""
         program = self.packed(is_near=is_near)
-        return agent_command(python_candidates(python), len(program), self._config["lease"]), program
+        candidates = python_candidates(host.python or self._python)
+        return agent_command(candidates, len(program), self._config["lease"]), program
 
-    def rare(self) -> bytes:
-        """What few jobs need of it, and what comes behind its hello."""
+    def _has_files(self, host: Host, is_here: bool) -> bool:
+        """Whether it runs from the files of this installation."""
+        return is_here and host.python is None and self._python is None
+
+    def rare(self, host: Host, *, is_here: bool) -> bytes:
+        """What few jobs need of it, and what comes behind its hello; empty where it has it already."""
+        if self._has_files(host, is_here):
+            return b""
         with self._making:
             self._rare = self._rare or rare_modules()
             return self._rare

@@ -25,6 +25,7 @@ __all__ = [
     "local_agent_command",
     "python_candidates",
     "rare_modules",
+    "without_docstrings",
     "without_words",
 ]
 
@@ -59,6 +60,8 @@ _RARE = ("alone", "cannot_start", "group", "listening", "rejoin", "relay", "spil
 _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
 _DOCSTRING = re.compile(r'^( *)"""[^"]*(?:"(?!"")[^"]*)*"""$', re.MULTILINE)
 _COMMENT = re.compile(r"^ *#.*|  # .*$", re.MULTILINE)
+_DOCUMENTED = 0x3 | (0x4000000 if sys.version_info >= (3, 14) else 0)
+"""Flags of a function's code whose first constant is its docstring, or None: CO_OPTIMIZED, CO_NEWLOCALS, CO_HAS_DOCSTRING."""
 _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
 # Reads exactly its own size from stdin, whose next bytes are frames: buffered by 1, nothing is read ahead.
 # Until the agent's own loop, which has the lease, a timer ends it: the rest may never come.
@@ -90,7 +93,8 @@ def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False
     packed = {b"": _packed({"hvlaunch.__init__": "", **{name: _text(file) for name, file in files.items()}})}
     if is_near:
         code = {name: SourceFileLoader(name, str(file)).get_code(name) for name, file in files.items()}
-        packed[MAGIC_NUMBER] = _packed({"hvlaunch.__init__": "", **code})
+        shorter = {name: without_docstrings(each) for name, each in code.items() if each is not None}
+        packed[MAGIC_NUMBER] = _packed({"hvlaunch.__init__": "", **shorter})
     boot = _text(root / "boot.py")
     return zlib.compress(f"{boot}\nboot({packed!r}, {dict(config)!r})\n".encode(), 1)
 
@@ -115,6 +119,15 @@ def _text(file: Path) -> str:
 def without_words(text: str) -> str:
     """The module less its docstrings and comments, a quarter of what is sent. Its lines keep their numbers."""
     return _COMMENT.sub("", _DOCSTRING.sub(lambda found: f'{found[1]}""' + "\n" * found[0].count("\n"), text))
+
+
+def without_docstrings(code: CodeType) -> CodeType:
+    """The code less the docstrings of its functions, a twelfth of what is sent. No function may use its own docstring's text."""
+    constants = [without_docstrings(each) if isinstance(each, CodeType) else each for each in code.co_consts]
+    has_one = code.co_flags & _DOCUMENTED == _DOCUMENTED and not code.co_name.startswith("<")
+    if has_one and constants and isinstance(constants[0], str):
+        constants[0] = ""
+    return code.replace(co_consts=tuple(constants))
 
 
 def _packed(modules: Mapping[str, CodeType | str | None]) -> bytes:

@@ -216,15 +216,13 @@ class Driver:
                 pass  # facts and group states are for those who look on
 
     def _open(self, host: Host) -> None:
-        # A job on one host has nobody who asks its beacon, and does without the library for such keys (3 ms).
-        is_alone = self._spec.elastic is None and len(self._spec.hosts) == 1
-        self._beacon_keys[host.name] = self._keys.beacons if is_alone else self._keys.beacon(self._opened)
-        session_key = self._keys.session(self._opened) if not is_alone else None
-        self._opened += 1
+        number, self._opened = self._opened, self._opened + 1
+        # Nobody asks its beacon where it is alone: the library for such keys takes 3 ms.
+        self._beacon_keys[host.name] = self._keys.beacons if self._is_alone else self._keys.beacon(number)
         opening = Opening(
             connect=self._connect,
             program=self._program,
-            hello=partial(self._hello, host, session_key),
+            hello=partial(self._hello, host, number),
             relay=partial(self._relay, host),
             window=self._window(),
             spill=self._spec.spill,
@@ -241,7 +239,15 @@ class Driver:
         self._links[host.name] = link
         link.open()
 
-    def _hello(self, host: Host, session_key: str | None, connection: AgentConnection) -> Mapping[str, Any]:
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the job has one host, and there will be no other."""
+        return self._spec.elastic is None and len(self._spec.hosts) == 1
+
+    def _hello(self, host: Host, number: int, connection: AgentConnection) -> Mapping[str, Any]:
+        # A job on this machine alone has no use for a session: its pipes end with the driver.
+        is_here = self._is_alone and connection.remote_address is None
+        has_session = connection.can_rejoin and not is_here
         return {
             "type": "hello",
             "protocol": PROTOCOL,
@@ -254,7 +260,7 @@ class Driver:
             "elastic": None if self._spec.elastic is None else self._spec.elastic.worker_timeout,
             "processes": connection.processes,
             "rendezvous": self._rendezvous_candidates(connection),
-            "session": session_key if connection.can_rejoin else None,
+            "session": self._keys.session(number) if has_session else None,
         }
 
     def _rendezvous_candidates(self, connection: AgentConnection) -> Mapping[str, Any] | None:

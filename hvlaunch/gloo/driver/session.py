@@ -100,12 +100,8 @@ class HostSession:
     def greet(self, hello: Mapping[str, Any]) -> None:
         """Send it, before all that was sent already, and from now on all that follows."""
         self.key = hello["session"]
-        modules = (
-            b""
-            if self._connection is None or self._connection.remote_address is None
-            else self._program.rare()
-        )
-        self._outgoing.put_first(({"type": "modules"}, modules))
+        is_here = self._connection is not None and self._connection.remote_address is None
+        self._outgoing.put_first(({"type": "modules"}, self._program.rare(self._host, is_here=is_here)))
         self._outgoing.put_first((dict(hello), b""))
         threading.Thread(target=self._write, name=f"to {self._host.name}", daemon=True).start()
 

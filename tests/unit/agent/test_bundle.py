@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,14 @@ from hvlaunch import agent as agent_package
 from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.driver import bundle as bundles
-from hvlaunch.gloo.driver.bundle import NO_PYTHON, agent_command, bundle, python_candidates, rare_modules
+from hvlaunch.gloo.driver.bundle import (
+    NO_PYTHON,
+    agent_command,
+    bundle,
+    python_candidates,
+    rare_modules,
+    without_docstrings,
+)
 from hvlaunch.gloo.driver.piece_reader import PieceReader
 from tests.unit.agent.harness import AgentProcess, interpreter
 
@@ -206,9 +214,17 @@ def test_every_module_of_the_agent_travels() -> None:
     }
 
 
-@pytest.mark.parametrize(("is_near", "limit"), [(False, 26_000), (True, 109_000)])
+@pytest.mark.parametrize(("is_near", "limit"), [(False, 26_000), (True, 104_000)])
 def test_the_bundle_stays_small(is_near: bool, limit: int) -> None:
     assert len(bundle(CONFIG, is_near=is_near)) < limit
+
+
+def test_compiled_code_is_less_the_docstrings_of_functions_and_else_as_it_was() -> None:
+    text = 'def f():\n    """Words."""\n    return ["a" for _ in "b"], (lambda: "c")()\ndef g():\n    return "d"\n'
+    names: dict[str, Any] = {}
+    exec(without_docstrings(compile(text, "f", "exec")), names)
+    assert (names["f"](), names["g"]()) == ((["a"], "c"), "d")
+    assert not names["f"].__doc__
 
 
 def shape(text: str) -> str:

@@ -1,6 +1,7 @@
 """A session that goes on over another connection, and those that it does not go on for."""
 
 import json
+import os
 import select
 import socket
 import subprocess
@@ -279,3 +280,17 @@ def test_a_guardian_ends_an_agent_that_is_stopped_after_its_second_connection(
         driver.until("pong")
         met.agent.agent.suspend()
     met.agent.process.wait(PATIENCE)
+
+
+def test_a_carrier_finds_the_agent_however_long_its_directorys_name_is(
+    meet: Callable[..., Met], tmp_path: Path
+) -> None:
+    base = tmp_path / ("x" * 100) / ("y" * 100)
+    base.mkdir(parents=True)
+    met = meet(env={**os.environ, "TMPDIR": str(base)})
+    assert met.scratch.startswith(str(base))
+    with run_carrier(met.scratch) as process:
+        assert process.stdout is not None
+        assert b'"challenge"' in process.stdout.read(1 << 16)
+    assert met.agent.bye()[1] == 0
+    assert not any(base.iterdir())

@@ -1,0 +1,77 @@
+"""The driver's end of a session, with an agent that runs here: its pipes are taken away, and a carrier brings others."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from hvlaunch.agent.frames import PROTOCOL
+from hvlaunch.gloo.driver.agent_channel import CommandConnection
+from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.session import HostSession
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.job import Host
+from hvlaunch.ssh.pipes import connect_local
+from tests.unit.gloo.fakes import FakeListener
+
+CONFIG = {"grace": 1.0, "lease": 60.0, "window": 1 << 20, "reconnect": 60.0, "spill": 0}
+HELLO: dict[str, Any] = {
+    "type": "hello",
+    "protocol": PROTOCOL,
+    "name": "here",
+    "key": "k",
+    "known_as": None,
+    "cwd": "/",
+    "gpus": False,
+    "ports": None,
+    "elastic": None,
+    "processes": 1,
+    "rendezvous": None,
+    "session": "the session's key",
+}
+
+
+class Rig:
+    """A session with an agent of this machine, which `python` runs: None is ours, from its files."""
+
+    def __init__(self, python: str | None = None) -> None:
+        self.host = Host("here", python=python)
+        self.connections: list[CommandConnection] = []
+        self.events: SimpleQueue[on.Event] = SimpleQueue()
+        program = AgentProgram(CONFIG, None, {python or ""})
+        self.session = HostSession(
+            self.host, program, FakeListener(), self.events.put, time.monotonic, patience=60.0
+        )
+        connect: Callable[..., Any] = lambda _timeout=None: connect_local(self.host)  # noqa: E731 (it is passed on)
+        self.connection = CommandConnection(connect(), connect)
+        self.session.begin(self.connection)
+        self.session.greet(HELLO)
+        self.frames = self.session.frames()
+
+    def next(self, kind: str) -> Any:
+        """The next frame of the kind."""
+        return next(header for header, _ in self.frames if header["type"] == kind)
+
+
+@contextmanager
+def rig(python: str | None = None) -> Iterator[Rig]:
+    it = Rig(python)
+    with closing(it.session):
+        it.session.scratch = it.next("hello")["scratch"]
+        it.session.ping()
+        it.next("pong")  # its socket is there
+        yield it
+
+
+@pytest.mark.parametrize("python", [None, sys.executable], ids=["files", "sent"])
+def test_an_agent_of_this_machine_goes_on_over_a_carrier(python: str | None) -> None:
+    with rig(python) as it:
+        it.connection.close()
+        it.session.send({"type": "bye"})
+        assert it.next("bye")["left"] == 0
+        assert isinstance(it.events.get(timeout=60), on.HostAway)
+        assert isinstance(it.events.get(timeout=60), on.HostBack)
