@@ -139,6 +139,7 @@ class Membership:
                 return
             except RendezvousError:
                 ended.wait(_PAUSE)
+                continue  # the driver is to hear of us as soon as it can
             self._beat_now.wait(self._beat)
             self._beat_now.clear()
 

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from hvlaunch.rendezvous import Client
+from hvlaunch.rendezvous.client_errors import RendezvousUnreachable
 from hvlaunch.rendezvous.round_messages import BEATS, ROUNDS, Beat, Notice, decode, encode
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.torch.elastic.membership import Membership
@@ -65,3 +66,18 @@ def test_the_driver_hears_of_the_meeting_at_once_and_of_the_end(server, membersh
     assert has_met.wait(LONG)
     membership.finish(is_done=True)
     assert beats[-1] == Beat(-1, last=True, round=4, done=True)
+
+
+def test_a_sign_of_life_that_did_not_get_through_is_sent_again_soon(server, membership, monkeypatch):
+    heard = threading.Event()
+    put, failures = Client.put, [RendezvousUnreachable("no answer", url="http://127.0.0.1")]
+
+    def fails_once(self, *args):
+        if failures:
+            raise failures.pop()
+        put(self, *args)
+
+    monkeypatch.setattr(Client, "put", fails_once)
+    server.subscribe(BEATS, lambda _key, _value: heard.set())
+    membership.start()
+    assert heard.wait(LONG / 2)
