@@ -146,9 +146,9 @@ class Workers:
         if self._world.kind == "in-process" and one.live and self._world.result is None:
             if not one.is_silent:
                 event = on.WorkerBeat(one.host.name, one.slot, one.start, one.commit, round=one.met)
-                if one.host.reachable:
+                if one.host.reachable and self._world.now >= self._world.beats_from:
                     self._world.tell(event)
-            self._world.at(BEAT, lambda: self._beat(one))
+            self._world.at(BEAT if one.host.reachable else 2 * BEAT, lambda: self._beat(one))
 
     def find(self, name: str, slot: int, start: int) -> Process | None:
         found = (one for one in self._world.hosts[name].processes if (one.slot, one.start) == (slot, start))
@@ -242,7 +242,7 @@ class Workers:
 
     def _say(self, one: Process, number: int, *, is_done: bool = False) -> None:
         """A beat that is news."""
-        if self._world.kind == "in-process":
+        if self._world.kind == "in-process" and (is_done or self._world.now >= self._world.beats_from):
             self._world.tell(
                 on.WorkerBeat(one.host.name, one.slot, one.start, one.commit, is_done, number, is_done)
             )

@@ -14,7 +14,7 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.job import ElasticOptions, Host, JobSpec
 from tests.simulation.elastic_workers import Process, Workers
-from tests.simulation.faults import LEASE, plan_faults
+from tests.simulation.faults import plan_faults
 from tests.simulation.invariants import Invariants
 from tests.simulation.laws import LAWS, Law
 from tests.simulation.ledger import Ledger
@@ -34,9 +34,15 @@ class SimHost:
     slots: int
     is_up: bool = True
     is_cut: bool = False
+    whole_since: float = 0.0
+    """Of its link."""
     is_bad: bool = False
     """Workers die soon after their start."""
     is_slow: bool = False
+    is_quiet: bool = False
+    """As the driver knows."""
+    dead: int = -1
+    """The agent that went with the power."""
     link: str = "none"
     agent: int = 0
     """Counts the connections."""
@@ -84,12 +90,13 @@ class ElasticWorld(Play):
             cwd="/",
             grace=2.0,
             start_timeout=10.0,
+            lease=20.0 if seed % 3 == 2 else 5.0,
             elastic=self.options,
         )
         self.workers = Workers(self, goal=rng.randint(3, 14))
         self.faults: list[str] = []
         self.faults_detail = ""
-        self.asleep_until = 0.0
+        self.asleep_until = self.beats_from = 0.0
         self.is_catching_up = False
         """Whether the driver has yet to read what is long true."""
         self._missed: list[tuple[on.Event, SimHost | None, int]] = []
@@ -274,7 +281,7 @@ class ElasticWorld(Play):
         assert host.link != "none" or self.is_catching_up, f"{host.name} was abandoned and has no connection"
         host.link = "none"
         agent = host.agent
-        self.at(LEASE, lambda: self.all_die(host, agent))
+        self.at(self.spec.lease, lambda: self.all_die(host, agent))
 
     def all_die(self, host: SimHost, agent: int | None = None) -> None:
         """The agent, the guardian or the lack of power ends all that is there."""
@@ -290,6 +297,14 @@ class ElasticWorld(Play):
             host.link = "none"
             error = HostLost("lost", host=host.name).problem
             self.tell(on.HostGone(host.name, error) if was_ready else on.HostFailed(host.name, error))
+        self.notice(host)
+
+    def notice(self, host: SimHost) -> None:
+        """The driver's pings are answered, or not; it sends none to a host that is lost."""
+        is_quiet = host.link == "ready" and (not host.reachable or host.dead == host.agent)
+        if is_quiet != host.is_quiet:
+            host.is_quiet = is_quiet
+            self.tell(on.HostQuiet(host.name) if is_quiet else on.HostAnswers(host.name))
 
     # The pool
 

@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from tests.simulation.elastic_workers import Process
     from tests.simulation.elastic_world import ElasticWorld, SimHost
 
-__all__ = ["LEASE", "plan_faults"]
+__all__ = ["plan_faults"]
 
 MOST = 6
-LEASE = 5.0
+CUTS = (0.4, 0.9, 2.4)
+"""In leases."""
+NOTICED = 2.0
+"""Seconds until the driver knows that a host does not answer."""
 HEALED = 50.0
 
 
@@ -22,7 +25,7 @@ def plan_faults(world: "ElasticWorld") -> None:
     """Choose the faults, and when they come; everything is healed in the end."""
     kinds = [kill, kill, fail, hang, stick, lose_agent, part, power_off, cut, spoil, slow]
     kinds += [kill_while_placing, fall_asleep, refuse_start, cut_own_link, cut_pair, fill, leave_early, stray]
-    kinds += [stay, outlive]
+    kinds += [stay, outlive, lose_beats, hang_in_a_cut]
     if world.options.discovers:
         kinds += [remove, add, resize, reorder, flap, flap, empty, fail_discovery]
     for _ in range(world.random.randint(0, MOST)):
@@ -197,10 +200,11 @@ def refuse_start(world: "ElasticWorld") -> bool:
 def power_off(world: "ElasticWorld") -> bool:
     host = a_host(world)
     world.faulty.add(host.name)
-    host.is_up = False
+    host.is_up, host.dead = False, host.agent
     world.all_die(host)
+    world.at(NOTICED, lambda: world.notice(host))
     agent = host.agent
-    world.at(LEASE, lambda: world.gone(host, agent))
+    world.at(world.spec.lease, lambda: world.gone(host, agent))
     world.at(world.random.random() * 20, lambda: setattr(host, "is_up", True))
     return True
 
@@ -208,15 +212,31 @@ def power_off(world: "ElasticWorld") -> bool:
 def cut(world: "ElasticWorld") -> bool:
     """For less than the lease, or for more."""
     host = a_host(world)
-    return cut_off(world, host, world.random.choice([2.0, 12.0]))
+    return cut_off(world, host, world.random.choice(CUTS) * world.spec.lease)
+
+
+def hang_in_a_cut(world: "ElasticWorld") -> bool:
+    """Which heals within the lease."""
+    one = a_worker(world)
+    if one is None or world.kind == "unmodified" or not cut_off(world, one.host, 0.9 * world.spec.lease):
+        return False
+    world.at(world.random.random() * world.spec.lease / 2, lambda: _stops(world, one) if one.live else None)
+    return True
 
 
 def cut_own_link(world: "ElasticWorld") -> bool:
     """The driver's: it hears of no host any more."""
     world.faults_detail = ""
-    seconds = world.random.choice([2.0, 12.0])
+    seconds = world.random.choice(CUTS) * world.spec.lease
     cut_hosts = [host for host in world.hosts.values() if cut_off(world, host, seconds)]
     return bool(cut_hosts)
+
+
+def lose_beats(world: "ElasticWorld") -> bool:
+    """For longer than a worker may be silent, none comes of any."""
+    world.faults_detail = ""
+    world.beats_from = world.now + world.random.uniform(0.6, 1.1) * world.options.worker_timeout
+    return True
 
 
 def cut_pair(world: "ElasticWorld") -> bool:
@@ -255,16 +275,23 @@ def cut_off(world: "ElasticWorld", host: "SimHost", seconds: float) -> bool:
         return False
     host.is_cut = True
     world.faulty.add(host.name)
+    world.at(NOTICED, lambda: world.notice(host))
     agent = host.agent
 
     def lease_is_over() -> None:
         world.at(2.0, lambda: world.all_die(host, agent))
         world.gone(host, agent)
 
-    if seconds > LEASE:
-        world.at(LEASE, lease_is_over)
-    world.at(seconds, lambda: setattr(host, "is_cut", False))
+    if seconds > world.spec.lease:
+        world.at(world.spec.lease, lease_is_over)
+    world.at(seconds, lambda: join_again(world, host))
     return True
+
+
+def join_again(world: "ElasticWorld", host: "SimHost") -> None:
+    if host.is_cut:
+        host.is_cut, host.whole_since = False, world.now
+        world.at(world.delay(NOTICED), lambda: world.notice(host))
 
 
 def spoil(world: "ElasticWorld") -> bool:
@@ -363,7 +390,8 @@ def heal(world: "ElasticWorld") -> None:
     world.cut_pairs.clear()
     for host in world.hosts.values():
         host.slots, host.is_full = host.had, False
-        host.is_up, host.is_cut, host.is_bad, host.is_slow = True, False, False, False
+        host.is_up, host.is_bad, host.is_slow = True, False, False
+        join_again(world, host)
     if world.options.discovers:
         world.listing = [*world.listing, *(name for name in world.hosts if name not in world.listing)]
         world.discover()

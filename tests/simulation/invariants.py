@@ -127,7 +127,7 @@ class Invariants:
             return
         options = self.world.options
         bound = options.drain_timeout + 2 * self.world.spec.grace + _DRAIN_MARGIN
-        if self.world.now > max(host.unlisted_since, self.world.asleep_until) + bound:
+        if self.world.now > max(host.unlisted_since, host.whole_since, self.world.asleep_until) + bound:
             assert not [one for one in host.processes if one.live], (
                 f"{name} is drained, and workers live there"
             )

@@ -26,6 +26,8 @@ class Host:
     parted_at: float | None = None
     """When its agent said that it ends."""
     has_rendezvous: bool = False
+    answers_since: float = -math.inf
+    """When it began to answer again, after it did not; for ever to come while it does not."""
     until: float = -math.inf
     """When its cool-down is over."""
     is_lost_for_good: bool = False
@@ -114,6 +116,8 @@ class Ledger:
             on.HostParting: self._parting,
             on.RendezvousReached: self._reached,
             on.HostProbed: self._probed,
+            on.HostQuiet: self._quiet,
+            on.HostAnswers: self._answers,
             on.WorkerExited: self._ended,
             on.WorkerNotStarted: self._ended,
             on.WorkerAsked: self._asked,
@@ -222,6 +226,12 @@ class Ledger:
     def _probed(self, event: on.HostProbed) -> None:
         if event.address is not None:
             self.host(event.host).proofs.add((event.target, event.address))
+
+    def _quiet(self, event: on.HostQuiet) -> None:
+        self.host(event.host).answers_since = math.inf
+
+    def _answers(self, event: on.HostAnswers) -> None:
+        self.host(event.host).answers_since = self.now
 
     def find(self, event: Any) -> Worker | None:
         worker = self.workers.get((event.host, event.slot))

@@ -20,17 +20,19 @@ def agents_lease(seconds: float) -> float:
 class Lease:
     """Ends when a host has not answered a sign of life for `seconds`, and the second in which TCP tries again.
 
-    Times are seconds of the driver's clock; `deadline` is when look() is to be called.
+    Times are seconds of the driver's clock; `deadline` is when look() is to be called. `pulse` is the longest time between two pings.
     """
 
-    def __init__(self, seconds: float, now: float) -> None:
+    def __init__(self, seconds: float, now: float, *, pulse: float = inf) -> None:
         self._seconds = seconds
-        self._pulse = _pulse(seconds)
+        self._pulse = min(_pulse(seconds), pulse)
         self._next_pulse = self._awake_since = now
         self._silences: dict[str, _Silence] = {}
         self.deadline = now
         self.doubtful: list[str] = []
         """Hosts that have not answered for half the time, when it was looked: another connection may reach them."""
+        self.quiet: set[str] = set()
+        """Hosts that had not answered when the next ping was due."""
 
     def look(
         self, heard: Mapping[str, float], acknowledged: Callable[[str], float | None], now: float
@@ -61,6 +63,12 @@ class Lease:
             for host, silence in self._silences.items()
             if now >= max(silence.asked, self._awake_since) + self._seconds / 2
         ]
+        if is_due:
+            self.quiet = {
+                host
+                for host, silence in self._silences.items()
+                if now > max(silence.asked, self._awake_since)
+            }
         self.deadline = min([self._next_pulse, *(end for end in ends.values() if end > now)])
         return is_due, [host for host, end in ends.items() if end <= now]
 

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -43,6 +44,8 @@ Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
 """Sees each event, what the engine made of it before that is carried out, and the time."""
 
 _OUTPUT_IN_FLIGHT = 64 << 20
+_PULSES_PER_WORKER_TIMEOUT = 8
+"""So it is known of a silent host before one of its workers has been silent for too long."""
 _WINDOW_RANGE = (256 << 10, 4 << 20)
 
 
@@ -98,7 +101,10 @@ class Driver:
         """Where the output of the last round is kept, if it is."""
         self.size = 0
         """How many workers the last round had."""
-        self._lease = Lease(spec.lease, clock())
+        pulse = inf if spec.elastic is None else spec.elastic.worker_timeout / _PULSES_PER_WORKER_TIMEOUT
+        self._lease = Lease(spec.lease, clock(), pulse=pulse)
+        self._quiet: set[str] = set()
+        """Hosts that the engine knows to be."""
         self._result: JobResult | None = None
         config = {
             "lease": agents_lease(spec.lease),
@@ -180,11 +186,19 @@ class Driver:
             hint = f"ping {name}: the host is down, or the network is cut"
             self._events.put(on.HostGone(name, HostLost(cause, host=name, hint=hint).problem))
             links[name].close()
+        self._tell_quiet()
         if is_due:
             for name in heard.keys() - silent:
                 links[name].ping()
             for name in set(self._lease.doubtful) - set(silent):
                 links[name].renew()
+
+    def _tell_quiet(self) -> None:
+        """Let the engine of an elastic job know of whom it can't hear that their workers live."""
+        quiet = self._lease.quiet if self._spec.elastic is not None else set()
+        for name in sorted(quiet ^ self._quiet):
+            self._events.put(on.HostQuiet(name) if name in quiet else on.HostAnswers(name))
+        self._quiet = quiet
 
     def _carry_out(self, action: do.Action) -> None:
         match action:

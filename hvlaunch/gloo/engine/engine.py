@@ -49,7 +49,7 @@ class Engine:
         self._pool = Pool(hosts, spec.slots_per_host)
         self._rounds = Rounds(spec, self._pool)
         self._policy = Policy(spec, self._pool, self._rounds)
-        self._health = Health(spec.elastic, self._rounds) if spec.elastic is not None else None
+        self._health = Health(spec.elastic, spec.lease, self._rounds) if spec.elastic is not None else None
         self._overdue = Overdue(self._rounds.workers, is_static=spec.elastic is None)
         self._draining = Draining(spec, self._pool, self._rounds)
         self._course = Course(spec, self._pool, self._rounds)
@@ -118,6 +118,10 @@ class Engine:
                 return self._worker_event(event, now)
             case on.WorkerExited() | on.WorkerNotStarted():
                 return self._worker_ended(event, now)
+            case on.HostQuiet() | on.HostAnswers():
+                if self._health is not None:
+                    self._health.hears(event, now)
+                return []
             case on.Began() | on.HostsDiscovered() | on.DiscoveryFailed():
                 return self._pool_event(event, now)
             case on.MasterPort(name, port):

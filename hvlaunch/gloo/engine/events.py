@@ -14,6 +14,7 @@ __all__ = [
     "Began",
     "DiscoveryFailed",
     "Event",
+    "HostAnswers",
     "HostAway",
     "HostBack",
     "HostClosed",
@@ -24,6 +25,7 @@ __all__ = [
     "HostNoise",
     "HostParting",
     "HostProbed",
+    "HostQuiet",
     "HostReady",
     "HostStage",
     "HostsDiscovered",
@@ -159,6 +161,18 @@ class HostBack(NamedTuple):
 
     host: str
     seconds: float
+
+
+class HostQuiet(NamedTuple):
+    """The host's agent has not answered the last ping: what its workers send may not come through either."""
+
+    host: str
+
+
+class HostAnswers(NamedTuple):
+    """It does again; or it is lost, and nobody asks any more."""
+
+    host: str
 
 
 class RendezvousReached(NamedTuple):
@@ -311,6 +325,8 @@ Event = (
     | HostNoise
     | HostAway
     | HostBack
+    | HostQuiet
+    | HostAnswers
     | RendezvousReached
     | HostProbed
     | MasterPort

@@ -1,7 +1,9 @@
 """Which workers hang: silent ones, those that do not leave a round that has ended, those that do not end. Pure."""
 
 from collections.abc import Iterator
+from math import inf
 
+from hvlaunch.gloo.engine.events import HostAnswers, HostQuiet
 from hvlaunch.gloo.engine.life import ENDING, State
 from hvlaunch.gloo.engine.round import Round, RoundState
 from hvlaunch.gloo.engine.rounds import Rounds
@@ -18,11 +20,18 @@ _LATE = 1.0
 
 
 class Health:
-    """Watches the workers of an elastic job. What is found of one is found once, if it is told to end then."""
+    """Watches the workers of an elastic job. What is found of one is found once, if it is told to end then.
 
-    def __init__(self, options: ElasticOptions, rounds: Rounds) -> None:
+    `lease` is the silence in seconds after which a host is lost. As long as a host does not answer, the driver's link or the
+    host's may be cut, and its workers' words can't come, nor can they hear ours: their time begins anew when it answers again.
+    """
+
+    def __init__(self, options: ElasticOptions, lease: float, rounds: Rounds) -> None:
         self._options = options
+        self._lease = lease
         self._rounds = rounds
+        self._answers: dict[str, float] = {}
+        """Since when each host has answered that once did not; for ever to come while it does not."""
         self._next_check: float | None = None
 
     def beat(self, worker: Worker, commit: int, now: float, *, is_last: bool = False) -> float:
@@ -35,8 +44,22 @@ class Health:
             self._next_check = now + self._options.worker_timeout / _CHECKS_PER_TIMEOUT
         return self._next_check
 
+    def hears(self, event: HostQuiet | HostAnswers, now: float) -> None:
+        """A host does not answer, or does again."""
+        self._answers[event.host] = inf if isinstance(event, HostQuiet) else now
+        if self._rounds.round is not None:
+            self._rounds.round.excused_until = 0.0
+
+    def _until(self, worker: Worker, since: float, timeout: float, most: float) -> float:
+        """Until when what the worker owes since then may come; `most` is for a host that answers, and does not, again and again."""
+        answers = self._answers.get(worker.host, since)
+        return min(max(since, answers) + timeout, since + self._lease + most)
+
     def silent(self, now: float) -> list[Worker]:
-        """Those that were not heard of for --worker-timeout, and had been before."""
+        """Those that were not heard of for --worker-timeout, and had been before.
+
+        If all fell silent at once, and there are several, they have twice the time: it may be the driver, and nobody else has the state.
+        """
         if self._next_check is None or now < self._next_check:
             return []
         beating = [
@@ -47,7 +70,16 @@ class Health:
                 worker.beat(worker.commit, now)  # what they sent meanwhile is still to be read
         timeout = self._options.worker_timeout
         self._next_check = now + timeout / _CHECKS_PER_TIMEOUT if beating else None
-        return [worker for worker in beating if worker.beat_at is not None and now - worker.beat_at > timeout]
+        newest = max((worker.beat_at or 0.0 for worker in beating), default=0.0)
+        return [
+            worker for worker in beating if now > self._silent_by(worker, newest, is_alone=len(beating) == 1)
+        ]
+
+    def _silent_by(self, worker: Worker, newest: float, *, is_alone: bool) -> float:
+        """When it will have been silent for too long; `newest` is the newest beat of all."""
+        since, timeout = worker.beat_at or 0.0, self._options.worker_timeout
+        are_all_silent = not is_alone and newest - since < timeout / 2
+        return self._until(worker, since, timeout * (1 + are_all_silent), 2 * timeout)
 
     def is_without_commit(self, now: float) -> bool:
         """Whether the running round has gone on for --commit-timeout without one."""
@@ -80,9 +112,16 @@ class Health:
     def stragglers(self, now: float) -> list[Worker]:
         """Those that have not left the round in time."""
         current = self._rounds.round
-        if current is None or current.leave_by is None or now < current.leave_by:
+        if current is None or current.leave_by is None or now < max(current.leave_by, current.excused_until):
             return []
-        return self._rounds.workers.working
+        timeout = self._options.reset_timeout
+        since = current.leave_by - timeout
+        dues = {
+            worker: self._until(worker, since, timeout, 2 * timeout)
+            for worker in self._rounds.workers.working
+        }
+        current.excused_until = min((due for due in dues.values() if due > now), default=0.0)
+        return [worker for worker, due in dues.items() if due <= now]
 
     def deadlines(self) -> Iterator[float]:
         """When to look again, while there are rounds."""
@@ -91,7 +130,7 @@ class Health:
         current = self._rounds.round
         if current is not None:
             if current.leave_by is not None and self._rounds.workers.count(State.WORKING):
-                yield current.leave_by
+                yield max(current.leave_by, current.excused_until)
             if current.meet_by is not None and current.state is not RoundState.BROKEN:
                 yield current.meet_by
             if self._options.commit_timeout is not None and self._may_lack_commits(current):

@@ -102,6 +102,8 @@ class Round:
         """Whether what became of some of its workers will never be known."""
         self.leave_by: float | None = None
         """When all must have left it."""
+        self.excused_until = 0.0
+        """When to look again after those whose hosts did not answer meanwhile."""
         self.meet_by: float | None = None
         """When all must have met; None: they have, or nothing is heard of that."""
         self.met: set[int] = set()

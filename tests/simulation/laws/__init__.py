@@ -11,6 +11,7 @@ from tests.simulation.laws.names import Names
 from tests.simulation.laws.proofs import Proofs
 from tests.simulation.laws.restarts import Restarts
 from tests.simulation.laws.seniority import Seniority
+from tests.simulation.laws.silence import Silence
 from tests.simulation.laws.spares import Spares
 from tests.simulation.laws.stops import Stops
 from tests.simulation.laws.strikes import Strikes
@@ -28,6 +29,7 @@ LAWS: tuple[type[Law], ...] = (
     Proofs,
     Restarts,
     Seniority,
+    Silence,
     Spares,
     Stops,
     Strikes,

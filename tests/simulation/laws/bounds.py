@@ -1,5 +1,6 @@
 """Bounds: how long it takes from a cause to its effect, at most."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -45,8 +46,9 @@ class Bounds(Law):
         options, ledger = self.world.options, self.ledger
         for action in actions:
             if isinstance(action, do.Break):
-                is_left = partial(self._is_left, action.round)
-                self._want(options.reset_timeout, "a broken round is not left", is_left)
+                text, most = "a broken round is not left", self.world.spec.lease + 2 * options.reset_timeout
+                self._want(options.reset_timeout, text, partial(self._is_left, action.round, excuse=True))
+                self._want(most, text, partial(self._is_left, action.round, excuse=False))
             elif isinstance(action, tell.RoundFormed):
                 self._want(
                     2 * options.reset_timeout + _SLACK,
@@ -90,9 +92,11 @@ class Bounds(Law):
     def _is_there(self, worker: Worker) -> bool:
         return self.ledger.workers.get((worker.host, worker.slot)) is worker
 
-    def _is_left(self, number: int) -> bool:
-        living = (one for one in self.ledger.workers.values() if not one.is_told)
-        return not any(one.round == number for one in living)
+    def _is_left(self, number: int, *, excuse: bool) -> bool:
+        """Those whose hosts did not answer, or do again not for long, may be excused."""
+        since = self.ledger.now - self.world.options.reset_timeout if excuse else math.inf
+        living = (one for one in self.ledger.living() if one.round == number)
+        return not any(self.ledger.host(one.host).answers_since < since for one in living)
 
     def _has_met(self, number: int) -> bool:
         current = self.ledger.current

@@ -22,7 +22,7 @@ class Names(Law):
                     self._check_faulty(problem.host)
                 case tell.HostNotClosing(name) if not isinstance(event, on.Interrupted):
                     self._check_faulty(name)
-                case tell.WorkerKilled(why.WorkerHangs(_, name, "silent" | "stopped")):
+                case tell.WorkerKilled(why.WorkerHangs(_, name, "stopped")):
                     known = (one for one in self.ledger.workers.values() if one.host == name)
                     has_hung = any(str(one) in self.world.workers.hung for one in known)
                     assert has_hung or name in self.world.faulty, f"a worker of {name} is killed for nothing"

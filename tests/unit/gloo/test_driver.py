@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,7 +23,7 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import replay
 from hvlaunch.gloo.engine.course import Phase
 from hvlaunch.gloo.watch.journal import Journal, entries
-from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from tests.unit.gloo.played import PlayedAgent
 
 LEASE = 30.0
@@ -70,6 +71,7 @@ class Rig:
         rendezvous: Any = SimpleNamespace(
             port=4711, expect=lambda _: None, listen_at=lambda _: None, was_asked=self.was_asked
         )
+        rendezvous.subscribe = lambda *_: None
         self.driver = Driver(
             self.spec,
             self.events,  # type: ignore[arg-type]
@@ -195,6 +197,24 @@ def test_a_driver_that_was_stopped_itself_gives_nobody_up(rig: Rig) -> None:
         agent.say({"type": "pong", "at": 1.0})
     rig.pulse("a", "b")
     assert rig.events.of(on.HostGone) == []
+    for agent in rig.agents.values():
+        agent.end_worker(0)
+    assert rig.end().exit_code == 0
+
+
+def test_the_engine_of_an_elastic_job_knows_who_does_not_answer(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, elastic=ElasticOptions(min_np=2, worker_timeout=8 * PULSE))
+    rig.started()
+    rig.pulse("a", "b")
+    rig.agents["b"].is_silent = True
+    for _ in range(2):
+        rig.pulse("a")
+    until(lambda: rig.events.of(on.HostQuiet, on.HostAnswers) == [on.HostQuiet("b")], "that b is quiet")
+    rig.agents["b"].is_silent = False
+    for _ in range(2):
+        rig.pulse("a", "b")
+    heard = [on.HostQuiet("b"), on.HostAnswers("b")]
+    until(lambda: rig.events.of(on.HostQuiet, on.HostAnswers) == heard, "that b answers")
     for agent in rig.agents.values():
         agent.end_worker(0)
     assert rig.end().exit_code == 0

@@ -362,3 +362,76 @@ def test_hosts_that_have_no_cause_against_them_are_kept() -> None:
     job.play(on.WorkerAsked("b", 0, 0, 0, 5, "Connection timed out"))
     job.ask("a", 0, 0, 5)
     assert places(job.ask("c", 0, 0, 5) + wire(job)) == {"a/0": 0, "b/0": 1, "c/0": 2}
+
+
+# Hosts that do not answer
+
+
+def beat_on(job: History, seconds: float, *hosts: str) -> list[do.Action]:
+    """Time passes, and the workers of these hosts alone are heard."""
+    until = job.now + seconds
+    new: list[do.Action] = []
+    while job.engine.deadline is not None and job.engine.deadline <= until:
+        for host in hosts:
+            job.beat(host, 0, 5)
+        new += job.wait()
+    job.now = until
+    return new
+
+
+def killed(job: History, actions: list[do.Action]) -> list[str]:
+    return [fact.cause.host for fact in job.of(tell.WorkerKilled, actions)]
+
+
+def test_nobody_is_killed_for_what_the_link_of_the_driver_does() -> None:
+    job = training("a:1,b:1", worker_timeout=8.0)
+    job.play(on.HostQuiet("a"), on.HostQuiet("b"))
+    actions = beat_on(job, 27.0)
+    job.play(on.HostAnswers("a"), on.HostAnswers("b"))
+    actions += beat_on(job, 7.9)
+    assert killed(job, actions) == []
+    assert killed(job, beat_on(job, 60.0, "a", "b")) == []
+
+
+def test_who_hangs_on_a_host_that_answers_again_is_killed_when_its_time_has_begun_anew() -> None:
+    job = training("a:1,b:1", worker_timeout=8.0)
+    job.play(on.HostQuiet("a"))
+    assert killed(job, beat_on(job, 20.0, "b")) == []
+    job.play(on.HostAnswers("a"))
+    assert killed(job, beat_on(job, 7.9, "b")) == []
+    assert killed(job, beat_on(job, 1.2, "b")) == ["a"]
+
+
+def test_a_link_that_flaps_excuses_nobody_for_ever() -> None:
+    job = training("a:1,b:1", worker_timeout=8.0)
+    began = job.now
+    actions: list[do.Action] = []
+    while not killed(job, actions):
+        job.play(on.HostQuiet("a"))
+        actions += beat_on(job, 2.0, "b")
+        job.play(on.HostAnswers("a"))
+        actions += beat_on(job, 2.0, "b")
+    assert killed(job, actions) == ["a"]
+    assert 30.0 + 16.0 <= job.now - began < 30.0 + 16.0 + 6.0
+
+
+def test_where_all_fall_silent_at_once_they_have_twice_the_time() -> None:
+    job = training("a:1,b:1", worker_timeout=8.0)
+    assert killed(job, beat_on(job, 15.9)) == []
+    assert killed(job, beat_on(job, 1.2)) == ["a", "b"]
+
+
+def test_the_only_worker_is_killed_as_soon_as_ever() -> None:
+    job = training("a:1", worker_timeout=8.0)
+    assert killed(job, beat_on(job, 9.2)) == ["a"]
+
+
+def test_who_could_not_hear_that_the_round_is_broken_has_its_time_when_its_host_answers() -> None:
+    job = training("a:1,b:1,c:1", reset_timeout=10.0, worker_timeout=1e6)
+    job.play(on.HostQuiet("a"))
+    job.exit("c", 0, 1)
+    job.ask("b", 0, 0, 5, "it is gone")
+    assert killed(job, pass_time(job, 25.0)) == []
+    job.play(on.HostAnswers("a"))
+    assert killed(job, pass_time(job, 9.9)) == []
+    assert killed(job, pass_time(job, 0.2)) == ["a"]

@@ -98,3 +98,25 @@ def test_a_host_is_doubtful_that_has_not_answered_for_half_the_lease() -> None:
     assert silent.lease.doubtful == ["a"]
     silent.look(14.1, 14.2)
     assert silent.lease.doubtful == []
+
+
+def test_a_host_is_quiet_that_has_not_answered_when_the_next_ping_is_due() -> None:
+    lease = Lease(8.0, 10.0, pulse=1.0)
+    for now, heard, quiet in (
+        (10.0, 9.9, False),
+        (11.0, 9.9, True),
+        (12.0, 9.9, True),
+        (12.5, 12.4, True),
+        (13.0, 12.4, False),
+    ):
+        lease.look({"a": heard}, unknown, now)
+        assert lease.quiet == ({"a"} if quiet else set()), now
+    lease.look({}, unknown, 14.0)
+    assert lease.quiet == set()
+
+
+def test_nobody_is_quiet_for_what_is_still_to_be_read() -> None:
+    lease = Lease(8.0, 10.0, pulse=1.0)
+    lease.look({"a": 9.9}, unknown, 10.0)
+    lease.look({"a": 9.9}, unknown, 70.0)
+    assert lease.quiet == set()

@@ -1,0 +1,63 @@
+"""Silence: a worker that is silent is found in time, and none is killed for what the link of its host does."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import causes as why
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.gloo.engine.course import Phase
+from tests.simulation.laws.law import Law
+from tests.simulation.ledger import Worker
+
+if TYPE_CHECKING:
+    from tests.simulation.elastic_world import ElasticWorld
+
+__all__ = ["Silence"]
+
+_SLACK = 1.0
+_LOOK = 1.0
+
+
+class Silence(Law):
+    def __init__(self, world: "ElasticWorld") -> None:
+        super().__init__(world)
+        self._next = 0.0
+        self._timeout = world.options.worker_timeout
+        self._most = world.spec.lease + 2 * self._timeout
+
+    def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
+        for action in actions:
+            match action:
+                case tell.WorkerKilled(why.WorkerHangs(_, name, "silent")):
+                    there = [one for one in self.ledger.workers.values() if one.host == name]
+                    assert any(map(self._may_be_killed, there)), f"a worker of {name} is killed for nothing"
+
+    def _may_be_killed(self, worker: Worker) -> bool:
+        """It hangs, or is no more; or nothing was heard of it for as long as is waited whatever its host does."""
+        silent = 0.0 if worker.beat_at is None else self.ledger.now - worker.beat_at
+        is_there = self.world.workers.find(worker.host, worker.slot, worker.start) is not None
+        hangs = str(worker) in self.world.workers.hung or not is_there or self._looks_so(worker)
+        return silent > (self._timeout if hangs else self._most)
+
+    def _looks_so(self, worker: Worker) -> bool:
+        """Its beats got lost, and others were heard, or there are none."""
+        others = [
+            one.beat_at for one in self.ledger.living() if one.beat_at is not None and one is not worker
+        ]
+        were_heard = bool(others) and max(others) - (worker.beat_at or 0.0) >= self._timeout / 2
+        return self.ledger.now < self.world.beats_from + 3 * self._timeout and (were_heard or not others)
+
+    def after(self) -> None:
+        world, now = self.world, self.ledger.now
+        if now < self._next or world.is_late or world.engine.phase is not Phase.RUNNING:
+            return
+        self._next = now + _LOOK
+        for worker in self.ledger.living():
+            if worker.beat_at is None:
+                continue
+            since = max(worker.beat_at, world.asleep_until)
+            has_answered = self.ledger.host(worker.host).answers_since <= since
+            most = (2 * self._timeout if has_answered else self._most) + self._timeout / 8 + _SLACK
+            assert now <= since + most, f"{worker} is silent for {most:g} s, and lives"
