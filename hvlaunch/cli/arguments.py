@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from hvlaunch.cli.given import Options
-from hvlaunch.cli.option import Group
+from hvlaunch.cli.option import Group, Option
 from hvlaunch.cli.options import GROUPS
-from hvlaunch.cli.parser import HELP_HINT, Question, make_parser
-from hvlaunch.cli.words import UnknownOption, by_name, split
+from hvlaunch.cli.settings import HELP_HINT, Setting, check_words, merged, read_setting
+from hvlaunch.cli.words import Typed, UnknownOption, by_name, split
 from hvlaunch.errors import BadUsage
 
 __all__ = ["Answer", "parse"]
@@ -27,18 +27,16 @@ def parse(argv: Sequence[str], groups: Sequence[Group] = GROUPS) -> Options:
     """
     options_by_name = by_name(groups)
     try:
-        flags, command = split(argv, options_by_name, _is_foreign)
-        given = vars(make_parser(groups).parse_args(flags))
+        typed, command = split(argv, options_by_name, _is_foreign)
     except UnknownOption as unknown:
         from hvlaunch.cli.foreign.unknown_options import unknown_options  # noqa: PLC0415 (most lines have none)
 
         raise unknown_options(unknown.words, options_by_name) from None
-    except Question as question:
-        raise Answer(_answer(question, groups)) from None
+    settings = [_setting(each, options_by_name[each.name], groups) for each in typed]
     is_marked = bool(command) and list(argv[: -len(command)])[-1:] == ["--"]
-    options = Options(given, command, groups, is_marked=is_marked)
+    options = Options(merged([settings]), command, groups, is_marked=is_marked)
     if not command and not options.check_build:
-        version = "hvlaunch -V for the version, " if given.keys() == {"verbose"} else ""
+        version = "hvlaunch -V for the version, " if options.given.keys() == {"verbose"} else ""
         raise BadUsage("no command to run", hint=f"{version}hvlaunch -np 2 python train.py, or {HELP_HINT}")
     return options
 
@@ -49,7 +47,16 @@ def _is_foreign(name: str) -> bool:
     return bool(rows_of(name))
 
 
-def _answer(question: Question, groups: Sequence[Group]) -> str:
+def _setting(typed: Typed, option: Option, groups: Sequence[Group]) -> Setting:
+    """As it was typed. Raises Answer where it is a question, and BadUsage."""
+    check_words(option, typed.values, is_joined=typed.is_joined)
+    setting = read_setting(option, typed.values, called=option.flag, is_off=typed.name in option.opposites)
+    if option.question:
+        raise Answer(_answer(setting, groups))
+    return setting
+
+
+def _answer(question: Setting, groups: Sequence[Group]) -> str:
     match question.option.question:
         case "version":
             from hvlaunch import __version__  # noqa: PLC0415 (as below: no job needs it)

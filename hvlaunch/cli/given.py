@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvlaunch.cli.option import BadValue, Group, Option
+from hvlaunch.cli.settings import Setting, value_of
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
 
@@ -22,13 +23,19 @@ _PARTS = {
 class Options:
     """The options by name: `options.grace` is what was given, else its default.
 
-    `given` has the given ones alone, `command` is the user's own, untouched; `is_marked` is whether `--` stands before it.
+    `settings` has the given ones, `given` their values, `command` is the user's own, untouched; `is_marked` is whether `--` stands before it.
     """
 
     def __init__(
-        self, given: Mapping[str, Any], command: Sequence[str], groups: Sequence[Group], *, is_marked: bool
+        self,
+        settings: Mapping[str, Sequence[Setting]],
+        command: Sequence[str],
+        groups: Sequence[Group],
+        *,
+        is_marked: bool,
     ) -> None:
-        self.given = given
+        self.settings = settings
+        self.given = {name: value_of(each) for name, each in settings.items()}
         self.command = tuple(command)
         self.is_marked = is_marked
         self._options = {option.name: option for group in groups for option in group.options}
@@ -64,7 +71,7 @@ class Options:
 
 def default_of(option: Option) -> Any:
     """The value that holds where the option is not given; None where something else decides."""
-    if option.repeats == "list":
+    if option.repeats in ("list", "add"):
         return []
     if not option.field:
         return False if option.value is None and option.constant is True else None

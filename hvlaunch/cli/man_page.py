@@ -27,7 +27,7 @@ _SYNOPSIS = """\
 """
 _OPTIONS = """\
 No name can be cut short, and \\fB\\-\\-lease 5\\fR and \\fB\\-\\-lease=5\\fR are the same. Of an option that is given twice the last counts,
-unless it may be repeated. \\fB\\-\\-\\fR before COMMAND says where it begins. Times are in seconds.
+unless it may be repeated. \\fB\\-\\-no\\-\\fR before the name of a switch takes it back. \\fB\\-\\-\\fR before COMMAND says where it begins. Times are in seconds.
 """
 
 

@@ -46,20 +46,30 @@ class Option(NamedTuple):
     """Sentences for those who want to know more than `help`."""
     example: str = ""
     """A command line that has it."""
-    repeats: Literal["", "list", "join"] = ""
-    """What it means more than once: the last counts; all count; all count, joined with commas."""
+    repeats: Literal["", "list", "join", "add"] = ""
+    """What it means more than once: the last counts; all count; all count, joined with commas; all of all sources count."""
     constant: object = True
     """What it sets if it takes nothing."""
     excludes: str = ""
-    """Of the options of a group that have the same word here, at most one can be said."""
+    """Of the options that have the same word here, a source can set at most one."""
     convert: Callable[[Any], Any] | None = None
     """From its value to the field's; None where they are the same. Raises BadValue."""
     aliases: tuple[str, ...] = ()
     """More names, for those who know them from other launchers: help does not list them."""
+    more_opposites: tuple[str, ...] = ()
+    """More names that take it back."""
     is_everyday: bool = False
     """Whether the short help has it."""
     question: Literal["", "short help", "help", "version", "completion"] = ""
     """What it asks for, in place of a job."""
+
+    @property
+    def opposites(self) -> tuple[str, ...]:
+        """The names that take it back, if it is a switch: `--no-merge`."""
+        if self.value is not None or self.constant is not True or self.question:
+            return ()
+        long = [flag for flag in self.flags if flag.startswith("--")]
+        return (*(_opposite(flag) for flag in long), *self.more_opposites)
 
     @property
     def flag(self) -> str:
@@ -70,6 +80,11 @@ class Option(NamedTuple):
     def part(self) -> str:
         """The part of a JobSpec that its field is in: `ssh`; empty is the JobSpec itself."""
         return self.field.rpartition(".")[0]
+
+
+def _opposite(flag: str) -> str:
+    bare = flag.removeprefix("--no-")
+    return f"--{bare}" if bare != flag else f"--no-{flag[2:]}"
 
 
 class Group(NamedTuple):

@@ -188,7 +188,7 @@ _ENVIRONMENT = Group(
             more="With `=VALUE` it has this value, else the value that it has here. A quoted pattern such as `'WANDB_*'` "
             "passes on all variables that match.",
             example="hvlaunch -np 2 -x WANDB_MODE -x NCCL_DEBUG=INFO python train.py",
-            repeats="list",
+            repeats="add",
             is_everyday=True,
         ),
         Option(
@@ -196,7 +196,7 @@ _ENVIRONMENT = Group(
             ("--env-file",),
             "file of variables, `NAME=VALUE` on each line",
             values.FILE,
-            repeats="list",
+            repeats="add",
         ),
         Option(
             "env",

@@ -21,7 +21,7 @@ hvlaunch [options] COMMAND [ARG ...]
 
 Options come before COMMAND; whatever follows its first word belongs to it, and `--` before it says where it begins.
 `--lease 5` and `--lease=5` are the same. No name can be cut short. Of an option that is given twice the last counts, unless
-it may be repeated. Times are in seconds.
+it may be repeated. `--no-` before the name of a switch takes it back: `--merge --no-merge`. Times are in seconds.
 
 `hvlaunch -h` lists the options of every day; `hvlaunch --help` and `man hvlaunch` say what is said here."""
 

@@ -4,10 +4,20 @@ argparse can't say it: it takes words of the command that look like options for 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from hvlaunch.cli.option import Group, Option
 
-__all__ = ["UnknownOption", "by_name", "split", "words_of"]
+__all__ = ["Typed", "UnknownOption", "by_name", "split", "words_of"]
+
+
+class Typed(NamedTuple):
+    """An option as it stands on the command line."""
+
+    name: str
+    values: Sequence[str]
+    is_joined: bool = False
+    """Whether name and value are one word."""
 
 
 class UnknownOption(Exception):
@@ -24,32 +34,32 @@ def by_name(groups: Sequence[Group]) -> dict[str, Option]:
         flag: option
         for group in groups
         for option in group.options
-        for flag in (*option.flags, *option.aliases)
+        for flag in (*option.flags, *option.aliases, *option.opposites)
     }
 
 
 def split(
     argv: Sequence[str], options: Mapping[str, Option], is_foreign: Callable[[str], bool]
-) -> tuple[Sequence[str], Sequence[str]]:
-    """The options, in words that argparse can't misread, and the user's command.
+) -> tuple[list[Typed], Sequence[str]]:
+    """The options, and the user's command.
 
     It begins at the first word that is no option and no option's value. `is_foreign` is whether another launcher has an
     option of that name. Raises UnknownOption.
     """
-    flags: list[str] = []
+    typed: list[Typed] = []
     index = 0
     while index < len(argv):
         word = argv[index]
         if word == "--":
-            return flags, argv[index + 1 :]
+            return typed, argv[index + 1 :]
         if not word.startswith("-") or word == "-":
-            return flags, argv[index:]
+            return typed, argv[index:]
         words = argv[index : index + words_of(argv[index:], options, is_foreign)]
         if not words:
             raise UnknownOption(argv[index:])
-        flags += _joined(words, options)
+        typed.append(_typed(words, options))
         index += len(words)
-    return flags, ()
+    return typed, ()
 
 
 def words_of(words: Sequence[str], options: Mapping[str, Option], is_foreign: Callable[[str], bool]) -> int:
@@ -71,10 +81,11 @@ def _is_like_a_name(word: str) -> bool:
     return all(part.isalpha() for part in word[1:].split("-"))
 
 
-def _joined(words: Sequence[str], options: Mapping[str, Option]) -> Sequence[str]:
-    """The words of an option, as one word where its value could be taken for an option: `--mpi-args=-v`."""
+def _typed(words: Sequence[str], options: Mapping[str, Option]) -> Typed:
     name, *values = words
-    if name not in options:
-        return words if name.partition("=")[0] in options else [f"{name[:2]}={name[2:]}"]
-    value = options[name].value
-    return [f"{name}={values[0]}"] if value is not None and value.has_options and values else words
+    if name in options:
+        return Typed(name, values)
+    long, equals, value = name.partition("=")
+    if equals and long in options:
+        return Typed(long, [value], is_joined=True)
+    return Typed(name[:2], [name[2:]], is_joined=True)

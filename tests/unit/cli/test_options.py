@@ -157,7 +157,7 @@ def test_the_links_of_the_page_lead_to_places_on_it():
 
 
 def test_names_and_flags_are_unique():
-    flags = [flag for option in OPTIONS for flag in option.flags]
+    flags = [flag for option in OPTIONS for flag in (*option.flags, *option.aliases, *option.opposites)]
     assert len(flags) == len(set(flags))
     shared = {option.name for option in OPTIONS if [each.name for each in OPTIONS].count(option.name) > 1}
     assert shared == {"launcher", "help"}
