@@ -1,11 +1,16 @@
 """A worker's part in an elastic job, as it speaks of it with the driver: asking, being placed, being warned, beating."""
 
+import ssl
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import RendezvousClosed, RendezvousError
+from hvlaunch.rendezvous.client_errors import RendezvousClosed, RendezvousError, RendezvousUnreachable
+from hvlaunch.rendezvous.pinned import WrongCertificate
 from hvlaunch.rendezvous.round_messages import (
     ASKS,
     BEATS,
@@ -19,7 +24,9 @@ from hvlaunch.rendezvous.round_messages import (
     encode,
 )
 
-__all__ = ["Dismissed", "Membership"]
+__all__ = ["Dismissed", "Membership", "patiently"]
+
+T = TypeVar("T")
 
 _LONGEST_CAUSE = 4096
 
@@ -73,18 +80,17 @@ class Membership:
 
     def ask(self, commit: int, cause: str | None) -> None:
         """Tell the driver that this worker is ready for a place (see Ask). Raises RendezvousError."""
-        self._client.put(
-            ASKS, self._worker, encode(Ask(self.last_round, commit, cause and cause[:_LONGEST_CAUSE]))
-        )
+        ask = encode(Ask(self.last_round, commit, cause and cause[:_LONGEST_CAUSE]))
+        patiently(lambda: self._client.put(ASKS, self._worker, ask))
 
     def grant(self) -> Grant:
         """The worker's place in a round later than its last, as soon as there is one.
 
-        Raises Dismissed where there will be none, RendezvousError where the driver can't be reached.
+        Raises Dismissed where there will be none, and RendezvousError.
         """
         since = 0
         while True:
-            changes = self._client.watch(PLACES, self._worker, since=since, timeout=_POLL)
+            changes = patiently(partial(self._client.watch, PLACES, self._worker, since=since, timeout=_POLL))
             since = changes.version
             value = changes.values.get(self._worker)
             grant = None if value is None else decode(Grant, value)
@@ -169,6 +175,20 @@ class Membership:
                 return
             call, self._on_broken = self._on_broken, _nothing
         call()
+
+
+def patiently(request: Callable[[], T]) -> T:
+    """What it returns as soon as the driver can be reached: the network may be cut, and heal.
+
+    Where it does not, the agent of this host notices too, and ends this process when the lease is over. Raises other RendezvousErrors.
+    """
+    while True:
+        try:
+            return request()
+        except RendezvousUnreachable as error:  # noqa: PERF203 (an attempt each)
+            if isinstance(error.__cause__, ssl.SSLError | WrongCertificate):
+                raise
+            time.sleep(_PAUSE)
 
 
 def _nothing() -> None:

@@ -21,7 +21,7 @@ from hvlaunch.rendezvous.round_messages import Grant, worker_of
 from hvlaunch.torch import current
 from hvlaunch.torch.elastic.escape import Baggage, Escape, can_start_over, start_over, unpack
 from hvlaunch.torch.elastic.interruptions import CollectiveFailed, WorkersChanged
-from hvlaunch.torch.elastic.membership import Membership
+from hvlaunch.torch.elastic.membership import Membership, patiently
 from hvlaunch.torch.elastic.sockets import GroupSockets
 from hvlaunch.torch.elastic.state import State
 from hvlaunch.torch.group_errors import RanksMissing, RankZeroGone, RankZeroMissing, StoreUnreachable
@@ -184,13 +184,14 @@ class _RoundPost:
         self._round = round_number
 
     def put(self, scope: str, key: str, value: bytes) -> None:
-        self._client.put(scope, key, value)
+        patiently(lambda: self._client.put(scope, key, value))
 
     def wait(self, scope: str, key: str, timeout: float) -> bytes:
         deadline = time.monotonic() + timeout
         while self._membership.broken(self._round, 0.0) is None:
+            left = min(_LOOK, max(deadline - time.monotonic(), 0.0))
             with suppress(WaitTimeout):
-                return self._client.wait(scope, key, min(_LOOK, max(deadline - time.monotonic(), 0.0)))
+                return patiently(partial(self._client.wait, scope, key, left))
             if time.monotonic() >= deadline:
                 raise RankZeroMissing(timeout)
         raise CollectiveFailed("the round broke before rank 0 published its address")

@@ -6,7 +6,19 @@ import pytest
 
 from hvlaunch.rendezvous import Client
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable
-from hvlaunch.rendezvous.round_messages import BEATS, ROUNDS, Beat, Notice, decode, encode
+from hvlaunch.rendezvous.pinned import WrongCertificate
+from hvlaunch.rendezvous.round_messages import (
+    ASKS,
+    BEATS,
+    PLACES,
+    ROUNDS,
+    Ask,
+    Beat,
+    Grant,
+    Notice,
+    decode,
+    encode,
+)
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.torch.elastic.membership import Membership
 
@@ -68,16 +80,41 @@ def test_the_driver_hears_of_the_meeting_at_once_and_of_the_end(server, membersh
     assert beats[-1] == Beat(-1, last=True, round=4, done=True)
 
 
-def test_a_sign_of_life_that_did_not_get_through_is_sent_again_soon(server, membership, monkeypatch):
-    heard = threading.Event()
-    put, failures = Client.put, [RendezvousUnreachable("no answer", url="http://127.0.0.1")]
+def fail_once(monkeypatch, name, cause=None):
+    """The next call of this method of a client finds no way to the driver; the list is empty then."""
+    right, failures = getattr(Client, name), [RendezvousUnreachable("no answer", url="http://127.0.0.1")]
+    failures[0].__cause__ = cause
 
-    def fails_once(self, *args):
+    def fails_once(self, *args, **options):
         if failures:
             raise failures.pop()
-        put(self, *args)
+        return right(self, *args, **options)
 
-    monkeypatch.setattr(Client, "put", fails_once)
+    monkeypatch.setattr(Client, name, fails_once)
+    return failures
+
+
+def test_a_sign_of_life_that_did_not_get_through_is_sent_again_soon(server, membership, monkeypatch):
+    heard = threading.Event()
+    fail_once(monkeypatch, "put")
     server.subscribe(BEATS, lambda _key, _value: heard.set())
     membership.start()
     assert heard.wait(LONG / 2)
+
+
+def test_a_cut_costs_no_worker_that_asks_or_waits_for_its_place(server, membership, monkeypatch):
+    """Its commits are in its memory."""
+    asks = []
+    server.subscribe(ASKS, lambda _key, value: asks.append(decode(Ask, value)))
+    failures = fail_once(monkeypatch, "put"), fail_once(monkeypatch, "watch")
+    server.put(PLACES, "a/0/0", encode(Grant(4, 0, 1)))
+    membership.ask(3, "a peer is gone")
+    assert membership.grant().round == 4
+    assert asks == [Ask(-1, 3, "a peer is gone")]
+    assert failures == ([], [])
+
+
+def test_who_finds_another_server_than_the_jobs_does_not_ask_for_ever(membership, monkeypatch):
+    fail_once(monkeypatch, "put", WrongCertificate("its certificate is not the expected one"))
+    with pytest.raises(RendezvousUnreachable):
+        membership.ask(3, None)
