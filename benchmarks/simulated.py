@@ -6,10 +6,8 @@ from queue import SimpleQueue
 
 from hvlaunch.console.printer import Printer
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
-from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.loop import Driver
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.driver.loop import Driver, Item
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.unit.gloo.played import PlayedAgent
@@ -33,7 +31,7 @@ class SimulatedHosts:
 
     def run(self) -> JobResult:
         """The whole job, with its output to nowhere."""
-        events: SimpleQueue[on.Event | Inquiry] = SimpleQueue()
+        events: SimpleQueue[Item] = SimpleQueue()
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
             printer = Printer(nowhere, nowhere)
             keys = Keys.new()

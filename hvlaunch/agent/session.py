@@ -12,12 +12,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Deque, List, Mapping, Sequence
 
-__all__ = ["BY_AGENT", "BY_DRIVER", "STREAMS", "Session", "StaleEpoch", "is_of_epoch"]
+__all__ = ["BY_AGENT", "BY_DRIVER", "LASTING", "STREAMS", "Session", "StaleEpoch", "is_of_epoch"]
 
 STREAMS = 2
-_LASTING, _OF_EPOCH = range(STREAMS)
+LASTING, _OF_EPOCH = range(STREAMS)
 BY_DRIVER: Mapping[str, int] = {
-    **dict.fromkeys(("hello", "probe", "start", "stop", "signal", "bye"), _LASTING),
+    **dict.fromkeys(("hello", "probe", "start", "stop", "signal", "bye"), LASTING),
     **dict.fromkeys(("stdin", "relay", "ack"), _OF_EPOCH),
 }
 """The stream of each type of frame that is numbered. What the engine orders has one of its own: a driver that replays the
@@ -28,7 +28,7 @@ BY_AGENT: Mapping[str, int] = {
             *("hello", "reached", "probed", "started", "not_started", "output", "exited", "alone"),
             *("suspended", "master_port", "parting", "fault", "remaining", "bye"),
         ),
-        _LASTING,
+        LASTING,
     ),
     **dict.fromkeys(("stdin_taken", "relay"), _OF_EPOCH),
 }

@@ -33,7 +33,8 @@ from hvlaunch.ssh.ways import Ways
 
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.history import History
-    from hvlaunch.gloo.driver.loop import Watcher
+    from hvlaunch.gloo.driver.keeping import Keeping
+    from hvlaunch.gloo.driver.loop import Item, Watcher
     from hvlaunch.gloo.engine import actions as do
     from hvlaunch.gloo.watch.journal import Journal
     from hvlaunch.jobs.directory import JobDirectory
@@ -134,7 +135,7 @@ def _run_and_report(
     stdin: int,
     ways: WaysToHosts,
 ) -> JobResult:
-    events: SimpleQueue[on.Event | Inquiry] = SimpleQueue()
+    events: SimpleQueue[Item] = SimpleQueue()
     with failures_as_events(events.put) as failures:
         broken = on.Interrupted(signal.SIGPIPE)
         printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
@@ -173,7 +174,7 @@ def _run(
     spec: JobSpec,
     keys: Keys,
     directory: "JobDirectory | None",
-    events: SimpleQueue[on.Event | Inquiry],
+    events: "SimpleQueue[Item]",
     printer: Printer,
     stdin: int,
     ways: WaysToHosts,
@@ -192,6 +193,7 @@ def _run(
         server,
         _journal(printer.say) as journal,
         signals_as_events(events.put),
+        _keeping(spec, directory, printer.say) as keeping,
         ways(spec, keys, printer.say) as connect,
     ):
         from hvlaunch.gloo.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)
@@ -203,7 +205,16 @@ def _run(
         if history is not None:
             watchers.append(history.see)
         driver = Driver(
-            spec, events, printer, server, keys, connect, stdin=stdin, record=record, watchers=watchers
+            spec,
+            events,
+            printer,
+            server,
+            keys,
+            connect,
+            stdin=stdin,
+            record=record,
+            watchers=watchers,
+            keeping=keeping,
         )
         if journal is not None:
             journal.begin(spec, keys.job_id, server.port)
@@ -329,6 +340,25 @@ def _event_file(
 
     with closing(EventFile(spec.events, say)) as file:
         yield file.write
+
+
+@contextmanager
+def _keeping(
+    spec: JobSpec, directory: "JobDirectory | None", say: Callable[[str], None]
+) -> Iterator["Keeping | None"]:
+    """What keeps the job for another driver; None where its agents end with this one."""
+    if directory is None or spec.mpi is not None or spec.ssh.remote_agent is not None or only_local(spec):
+        yield None
+        return
+    from hvlaunch.gloo.driver.keeping import Keeping  # noqa: PLC0415 (not for a local job)
+
+    try:
+        keeping = Keeping(directory.path, say)
+    except OSError:  # a disk that is full: the job runs all the same
+        yield None
+        return
+    with closing(keeping):
+        yield keeping
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hvlaunch.agent.frames import FRAME_COST, MOST_RELAYED, PROTOCOL, BadFrame
 from hvlaunch.agent.shapes import plain
 from hvlaunch.console.lines import Stream
+from hvlaunch.console.recent import Origin
 from hvlaunch.errors import (
     AgentFailed,
     ChannelGarbled,
@@ -20,6 +22,7 @@ from hvlaunch.errors import (
 )
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.arrival import Arrival
 from hvlaunch.gloo.driver.bundle import NO_PYTHON
 from hvlaunch.gloo.driver.expected import Expected
 from hvlaunch.gloo.driver.piece_reader import Garbled
@@ -30,6 +33,7 @@ from hvlaunch.ssh.stages import listen
 
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.relay import HostRelay
+    from hvlaunch.gloo.driver.seen import SeenFrames
 
 __all__ = ["HostLink", "Opening", "OutputPrinter"]
 
@@ -38,6 +42,7 @@ _NOISE_QUOTED = 80
 _NOT_FOUND = 127
 _TIMED_OUT = 128 + 14
 """By SIGALRM, of the timer on its command line."""
+_WITHOUT_EVENT = ("remaining", "bye")
 _MOST_PARTINGS = 4  # that are passed on, of an agent that says so again and again
 _LONGEST_LINE = 500  # of what a host says, where it is quoted
 _LOST_HINT = "look at the system log of that host, if nobody killed its agent"
@@ -53,11 +58,16 @@ _HINTS = {
 
 
 class OutputPrinter(Protocol):
-    """Where workers' output goes. `done` is called with the number of bytes once they are printed."""
+    """Where workers' output goes. `done` is called with the number of bytes once they are printed.
 
-    def output(self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None]) -> None: ...
+    `origin` names the link and the frame: what has the same was printed before.
+    """
 
-    def end(self, rank: int, stream: Stream) -> None: ...
+    def output(
+        self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None], origin: Origin
+    ) -> None: ...
+
+    def end(self, rank: int, stream: Stream, done: Callable[[int], None], origin: Origin) -> None: ...
 
     def tail(self, rank: int) -> bytes:
         """The last bytes of its stderr."""
@@ -78,10 +88,16 @@ class Opening(NamedTuple):
     """Bytes of output that its agent may keep while the connection is lost."""
     reconnect: float = 0.0
     """Seconds that its agent waits for another connection."""
+    number: int = 0
+    """Of the connection, counted over the job."""
+    seen: "SeenFrames | None" = None
+    """Where it is on record which frames need not be sent again; None where nothing outlives this driver."""
 
 
 class HostLink:
     """The way to one host's agent. `post` takes events, `clock` is the driver's.
+
+    What was made of a frame arrives with its number where that is to be known: settle() is called with it then.
 
     `rank_of` has the rank of a worker, by slot and start, `born` the round that it was started for; None where
     there was no such worker.
@@ -91,15 +107,19 @@ class HostLink:
         self,
         host: Host,
         opening: Opening,
-        post: Callable[[on.Event], None],
+        post: Callable[[on.Event | Arrival], None],
         printer: OutputPrinter,
         rank_of: Callable[[int, int], int | None],
         born: Callable[[int, int], int | None],
         clock: Callable[[], float],
     ) -> None:
         self.host = host
+        self.number = opening.number
+        self.offset: float | None = None
         self.last_heard: float | None = None
         """When the agent's last bytes came; None before its hello."""
+        self.hello: Mapping[str, Any] = {}
+        """What its agent was greeted with."""
         self.stdin_taken: Callable[[int, int], None] = lambda _slot, _size: None
         self._opening = opening
         self._post = post
@@ -107,7 +127,6 @@ class HostLink:
         self._rank_of = rank_of
         self._expected = Expected(born, opening.window, opening.spill)
         self._clock = clock
-        self._offset: float | None = None
         self._unacknowledged = 0
         self._parting: str | None = None
         self._partings = 0
@@ -118,7 +137,9 @@ class HostLink:
         self._has_stopped = False
         """Whether any of its workers was told to end."""
         self._relay: HostRelay | None = None
-        self._session = HostSession(host, opening.program, self, post, clock, opening.reconnect)
+        self._seen = opening.seen
+        note = (lambda _number: None) if self._seen is None else self._seen.tell
+        self._session = HostSession(host, opening.program, self, post, clock, opening.reconnect, note)
 
     @property
     def is_closed(self) -> bool:
@@ -157,6 +178,11 @@ class HostLink:
         self._expected.sent(header, body)
         self._session.send(header, body, relayed=True)
 
+    def settle(self, frame: int) -> None:
+        """The agent need not keep this frame of the lasting stream any more. For any thread."""
+        if frame:
+            self._session.durable.add(frame)
+
     def leave(self) -> None:
         """Tell the agent that nobody will come back; close() follows. Never blocks."""
         self._session.leave()
@@ -186,7 +212,7 @@ class HostLink:
         connection = self._opening.connect(self.host)
         self._session.begin(connection)
         self._post(on.HostConnected(self.host.name))
-        hello = self._opening.hello(connection)
+        self.hello = hello = self._opening.hello(connection)
         self._expected.sent(hello)
         if connection.is_launched:
             self._expected.may_end()
@@ -195,6 +221,8 @@ class HostLink:
             for header, body in self._session.frames():
                 self._expected.check(header, body)
                 self._obey(header, body, connection)
+                if self._seen is None or header["type"] in _WITHOUT_EVENT:
+                    self.settle(self._session.number)
         except Garbled:
             return on.HostGone(self.host.name, self._garbled().problem)
         except BadFrame as error:
@@ -222,25 +250,25 @@ class HostLink:
                 self._hello(header, connection)
             case "reached":
                 tried = tuple(header["tried"])
-                self._post(on.RendezvousReached(name, header["address"], tried, header["relay_port"]))
+                self._tell(on.RendezvousReached(name, header["address"], tried, header["relay_port"]))
             case "probed":
-                self._post(on.HostProbed(name, header["target"], header["address"]))
+                self._tell(on.HostProbed(name, header["target"], header["address"]))
             case "started":
                 self._tell_time(header["at"])
                 worker = header["round"], header["slot"], header["pid"], header["start"]
-                self._post(on.WorkerStarted(name, *worker))
+                self._tell(on.WorkerStarted(name, *worker))
             case "not_started":
                 why = header["code"], header["cause"], header["start"]
-                self._post(on.WorkerNotStarted(name, header["round"], header["slot"], *why))
+                self._tell(on.WorkerNotStarted(name, header["round"], header["slot"], *why))
             case "exited":
-                self._post(self._exited(header, body))
+                self._tell(self._exited(header, body))
             case "suspended":
-                self._post(on.WorkerSuspended(name, header["round"], header["slot"], header["start"]))
+                self._tell(on.WorkerSuspended(name, header["round"], header["slot"], header["start"]))
             case "alone":
                 where = header["round"], header["slot"], header["library"], header["start"]
-                self._post(on.WorkerAlone(name, *where))
+                self._tell(on.WorkerAlone(name, *where))
             case "master_port":
-                self._post(on.MasterPort(name, header["port"]))
+                self._tell(on.MasterPort(name, header["port"]))
             case "stdin_taken":
                 self.stdin_taken(header["slot"], header["bytes"])
             case "pong":
@@ -253,13 +281,17 @@ class HostLink:
                 self._session.is_over = True
                 self._bye = header["left"]
 
+    def _tell(self, event: on.Event) -> None:
+        """Of what the frame has said that came last."""
+        self._post(event if self._seen is None else Arrival(event, self, self._session.number))
+
     def _part(self, cause: str, traceback: str) -> None:
         self._session.is_over = True
         self._parting = cause
         self._partings += 1
         if self._partings <= _MOST_PARTINGS:
             error = self._lost(f"its agent ends: {cause}")
-            self._post(on.HostParting(self.host.name, error.problem, traceback))
+            self._tell(on.HostParting(self.host.name, error.problem, traceback))
 
     def _hello(self, header: Mapping[str, Any], connection: AgentConnection) -> None:
         if header["protocol"] != PROTOCOL:
@@ -285,17 +317,20 @@ class HostLink:
             trouble=header["trouble"],
             boot_id=facts.get("boot_id"),
         )
-        self._post(on.HostReady(self.host.name, known))
+        self._tell(on.HostReady(self.host.name, known))
 
     def _output(self, header: Mapping[str, Any], body: bytes) -> None:
         slot, start = header["slot"], header["start"]
         rank = self._rank_of(slot, start)
         if rank is None:
             raise BadFrame(f"output of a worker without a rank, in slot {slot}")
+        frame = self._session.number
+        done = partial(self._printed, header["stream"], frame)
+        origin = str(self.number), frame
         if body:
-            self._printer.output(rank, header["stream"], body, self._acknowledge)
+            self._printer.output(rank, header["stream"], body, done, origin)
         else:
-            self._printer.end(rank, header["stream"])
+            self._printer.end(rank, header["stream"], done, origin)
 
     def _relayed(self, header: Mapping[str, Any], body: bytes) -> None:
         if self._relay is None:
@@ -303,6 +338,14 @@ class HostLink:
         if header["what"] == "open":  # a host that takes no answers asks no more
             self._session.wait_for_relayed(MOST_RELAYED)
         self._relay.obey(header, body)
+
+    def _printed(self, stream: Stream, frame: int, size: int) -> None:
+        """Called by the printer's thread alone."""
+        if self._seen is not None:
+            self._seen.print(stream, frame)
+            self.settle(frame)
+        if size:
+            self._acknowledge(size)
 
     def _acknowledge(self, size: int) -> None:
         """Called by the printer's thread alone: give the agent new credit, in large portions."""
@@ -314,7 +357,7 @@ class HostLink:
     def _tell_time(self, at: float) -> None:
         """Learn the distance of the host's clock from ours; the quickest frame knows it best."""
         offset = self._clock() - at
-        self._offset = offset if self._offset is None else min(self._offset, offset)
+        self.offset = offset if self.offset is None else min(self.offset, offset)
 
     def _exited(self, header: Mapping[str, Any], body: bytes) -> on.WorkerExited:
         self._tell_time(header["at"])
@@ -326,7 +369,7 @@ class HostLink:
             slot=slot,
             code=header["code"],
             signal=header["signal"],
-            at=header["at"] + (self._offset or 0.0),
+            at=header["at"] + (self.offset or 0.0),
             max_rss=header["max_rss"],
             oom_killed=header["oom_killed"],
             port_taken_by=header["port_taken_by"],

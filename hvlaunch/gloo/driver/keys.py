@@ -1,12 +1,16 @@
 """A job's secrets and names: all of chance that there is in a driver, drawn once, before the job begins."""
 
+import json
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 from hvlaunch.agent.quick import mac
 from hvlaunch.rendezvous.serving.certificate import Certificate
 
-__all__ = ["Keys"]
+__all__ = ["KEYS", "Keys"]
+
+KEYS = "keys.json"
 
 
 def _random_word(size: int) -> str:
@@ -42,6 +46,25 @@ class Keys(NamedTuple):
             job_id=_random_word(6),
             beacons=_random_word(32),
         )
+
+    def save(self, path: Path) -> None:
+        """In a file for this user alone, with the certificate's private key, so that another driver has them. Raises OSError."""
+        pem = (self.certificate.key + self.certificate.pem).decode("ascii")
+        data = json.dumps({**self._asdict(), "certificate": pem}).encode()
+        with os.fdopen(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
+        ) as file:
+            file.write(data)
+
+    @classmethod
+    def load(cls, path: Path) -> "Keys":
+        """What save() has written. Raises OSError, ValueError."""
+        words = json.loads(path.read_bytes())
+        if not isinstance(words, dict) or words.keys() != set(cls._fields):
+            raise ValueError("not the keys of a job")
+        if not all(isinstance(word, str) for word in words.values()):
+            raise ValueError("not the keys of a job")
+        return cls(**{**words, "certificate": Certificate(words["certificate"].encode("ascii"))})
 
     def beacon(self, number: int) -> str:
         """The key of a beacon, by the number of the connection to its host; nothing about the others' can be told by it."""

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -14,6 +15,7 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.arrival import Arrival, Turn
 from hvlaunch.gloo.driver.host_link import HostLink, Opening
 from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.driver.keys import Keys
@@ -34,11 +36,15 @@ from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 if TYPE_CHECKING:
     from hvlaunch.console.job_folder import JobFolder
+    from hvlaunch.gloo.driver.keeping import Keeping
     from hvlaunch.gloo.driver.relay import HostRelay
     from hvlaunch.gloo.driver.worker_messages import WorkerMessages
     from hvlaunch.hosts.discovery import Discovery, Source
 
-__all__ = ["Driver", "Watcher"]
+__all__ = ["Driver", "Item", "Watcher"]
+
+Item: TypeAlias = on.Event | Arrival | Inquiry
+"""What comes by the driver's queue."""
 
 Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
 """Sees each event, what the engine made of it before that is carried out, and the time."""
@@ -46,19 +52,22 @@ Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
 _OUTPUT_IN_FLIGHT = 64 << 20
 _PULSES_PER_WORKER_TIMEOUT = 8
 """So it is known of a silent host before one of its workers has been silent for too long."""
+_MOST_AT_ONCE = 256
+_SECRETS = ("key", "session")
 _WINDOW_RANGE = (256 << 10, 4 << 20)
 
 
 class Driver:
     """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections.
 
-    `record` takes records for --events; `watchers` see all before anybody else does.
+    `record` takes records for --events; `watchers` see all before anybody else does; `keeping` keeps what another
+    driver needs to take the job over.
     """
 
     def __init__(
         self,
         spec: JobSpec,
-        events: SimpleQueue[on.Event | Inquiry],
+        events: SimpleQueue[Item],
         printer: Printer,
         rendezvous: RendezvousServer,
         keys: Keys,
@@ -67,6 +76,7 @@ class Driver:
         stdin: int,
         record: Callable[[Mapping[str, object]], None] | None = None,
         watchers: Sequence[Watcher] = (),
+        keeping: "Keeping | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec = spec
@@ -77,6 +87,7 @@ class Driver:
         self._connect = connect
         self._stdin = stdin
         self._clock = clock
+        self._keeping = keeping
         self._engine = Engine(spec, rendezvous.port)
         self._ranks = Ranks()
         self._watchers = [*watchers, Narrator(spec, printer.say, printer.status, clock).see]
@@ -125,15 +136,17 @@ class Driver:
         try:
             if self._worker_messages is not None:
                 self._worker_messages.open()
-            self._handle(on.Began())
+            began = self._decide([on.Began()])
+            self._carry_out_all(began)
+            if self._keeping is not None:
+                self._keeping.begin(self._spec, self._keys, self._rendezvous.port)
+                self._keep(began)
             if self._discovery is not None:
                 self._discovery.start()
             while self._result is None:
-                event = self._next_event()
-                if isinstance(event, Inquiry):
-                    event.answer(overview(self._engine, self._clock()))
-                else:
-                    self._handle(event)
+                turns = self._decide(self._next_items())
+                self._keep(turns)
+                self._carry_out_all(turns)
                 self._keep_alive()
         finally:
             if self._discovery is not None:
@@ -146,32 +159,63 @@ class Driver:
                 self._job_folder.close()
         return self._result
 
-    def _next_event(self) -> on.Event | Inquiry:
+    def _next_items(self) -> list[Item]:
+        """What waits in the queue, at least one thing."""
         deadline = self._lease.deadline
         if self._engine.deadline is not None:
             deadline = min(deadline, self._engine.deadline)
-        try:
-            return self._events.get(timeout=max(0.0, deadline - self._clock()))
-        except Empty:
-            return on.Tick()
+        items: list[Item] = []
+        with suppress(Empty):
+            items.append(self._events.get(timeout=max(0.0, deadline - self._clock())))
+            while len(items) < _MOST_AT_ONCE:
+                items.append(self._events.get_nowait())
+        return items or [on.Tick()]
 
-    def _handle(self, event: on.Event) -> None:
-        if isinstance(event, on.WorkerAlone) and self._rendezvous.was_asked:
-            return
+    def _decide(self, items: Sequence[Item]) -> list[Turn]:
+        """What the engine makes of these, one after the other."""
+        turns: list[Turn] = []
+        for item in items:
+            if isinstance(item, Inquiry):
+                item.answer(overview(self._engine, self._clock()))
+                continue
+            arrival = item if isinstance(item, Arrival) else Arrival(item)
+            if isinstance(arrival.event, on.WorkerAlone) and self._rendezvous.was_asked:
+                _settle(arrival)
+                continue
+            turns.append(self._take_turn(arrival))
+            if any(isinstance(action, do.Finish) for action in turns[-1].actions):
+                break
+        return turns
+
+    def _take_turn(self, arrival: Arrival) -> Turn:
         now = self._clock()
-        actions = self._engine.handle_or_end(event, now)
+        actions = self._engine.handle_or_end(arrival.event, now)
         places = [launch.place for launch in self._ranks.see(actions)]
         if places:
             self._printer.place({place.rank: (place.host, place.local_rank) for place in places})
         for watch in self._watchers:
-            watch(event, actions, now)
-        starts = [action for action in actions if isinstance(action, do.Start)]
-        if starts and self._spec.horovod:
-            self._open_to_horovod(starts)
-        for action in actions:
-            self._carry_out(action)
-        if starts and self._readers:
-            self._feed_stdin()
+            watch(arrival.event, actions, now)
+        return Turn(now, arrival, actions)
+
+    def _keep(self, turns: Sequence[Turn]) -> None:
+        """Put them on record before anything follows of them. What they were made of need not be said again."""
+        if self._keeping is None:
+            return
+        ready = [turn.arrival.event.host for turn in turns if isinstance(turn.arrival.event, on.HostReady)]
+        links = [self._links[name] for name in ready]
+        self._keeping.write(turns, {link.number: _without_secrets(link.hello) for link in links})
+        for turn in turns:
+            _settle(turn.arrival)
+
+    def _carry_out_all(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            starts = [action for action in turn.actions if isinstance(action, do.Start)]
+            if starts and self._spec.horovod:
+                self._open_to_horovod(starts)
+            for action in turn.actions:
+                self._carry_out(action)
+            if starts and self._readers:
+                self._feed_stdin()
 
     def _keep_alive(self) -> None:
         """Let the agents hear from us, and give up those that are silent for the lease."""
@@ -241,9 +285,11 @@ class Driver:
             window=self._window(),
             spill=self._spec.spill,
             reconnect=min(self._spec.reconnect_timeout, self._spec.lease),
+            number=number,
+            seen=None if self._keeping is None else self._keeping.seen(number),
         )
 
-        def post(event: on.Event) -> None:
+        def post(event: on.Event | Arrival) -> None:
             # Else it is news of an earlier connection, or of one that we have given up.
             if self._links.get(host.name) is link and not link.is_closed:
                 self._events.put(event)
@@ -371,6 +417,22 @@ class Driver:
             link.stdin_taken = lambda slot, size, name=name: pump.taken(index[name, slot], size)  # type: ignore[misc]
         self._stdin_pump = pump
         pump.start()
+
+
+def _without_secrets(hello: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be known of it to whoever reads the journal."""
+    rendezvous = hello["rendezvous"]
+    return {
+        **hello,
+        **dict.fromkeys(_SECRETS),
+        "rendezvous": None if rendezvous is None else {**rendezvous, "key": None},
+    }
+
+
+def _settle(arrival: Arrival) -> None:
+    """Whoever sent what it was made of need not keep that."""
+    if arrival.source is not None:
+        arrival.source.settle(arrival.frame)
 
 
 def _job_folder(directory: Path, job_id: str) -> "JobFolder":

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from hvlaunch.agent.frames import FRAME_COST, BadFrame
 from hvlaunch.agent.quick import same
 from hvlaunch.agent.rejoin import session_proof
-from hvlaunch.agent.session import BY_AGENT, BY_DRIVER, Session
+from hvlaunch.agent.session import BY_AGENT, BY_DRIVER, LASTING, Session
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection, Listener
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.durable import DurableFrames
 from hvlaunch.gloo.driver.outgoing import Outgoing
 from hvlaunch.gloo.driver.piece_reader import Garbled
 from hvlaunch.gloo.engine import events as on
@@ -47,7 +48,9 @@ class HostSession:
         post: Callable[[on.Event], None],
         clock: Callable[[], float],
         patience: float,
+        note: Callable[[int], None] = lambda _number: None,
     ) -> None:
+        """`note` is called before the agent is told that it need not keep its frames up to this number."""
         self.status: int | None = None
         """The agent's exit status, once frames() has ended; None where it is not known."""
         self.broken: str | None = None
@@ -60,12 +63,17 @@ class HostSession:
         """What proves at another connection that it is ours; None where there can be none."""
         self.scratch: str | None = None
         """The agent's directory, once it is known."""
+        self.number = 0
+        """That of the frame that frames() gave last, in the lasting stream; 0 where it is of the other."""
+        self.durable = DurableFrames()
+        """Those that the agent need not keep: whoever has dealt with one adds it."""
         self._host = host
         self._program = program
         self._listener = listener
         self._post = post
         self._clock = clock
         self._patience = patience
+        self._note = note
         self._session = Session(BY_DRIVER, BY_AGENT)
         self._counting = threading.Lock()
         """For what the session keeps."""
@@ -76,6 +84,12 @@ class HostSession:
         self._channel: AgentChannel | None = None
         """Where frames go now; None while the connection is lost."""
         self._reading: AgentChannel | None = None
+        self._received = 0
+        """How many frames of the lasting stream have come."""
+        self._next = 1
+        """The number of the next one on this connection, which may have come before."""
+        self._told = 0
+        """The number of the last one that the agent was told not to keep."""
         self._is_renewed = False
         """Whether it is another than the first, by which the agent was started."""
         self._heard = 0
@@ -111,9 +125,16 @@ class HostSession:
 
     def ping(self) -> None:
         """Let the agent hear from us, and know what we have."""
-        if self._session.has_news:
-            self.send({"type": "have", "frames": self._session.tell()})
+        if self._session.has_news or self.durable.prefix > self._told:
+            self.send({"type": "have"})
         self.send({"type": "ping"})
+
+    def _have(self) -> list[int]:
+        """What to tell the agent that it need not keep: never less than before."""
+        have = self._session.tell()
+        self._told = have[LASTING] = self.durable.prefix
+        self._note(self._told)
+        return have
 
     def wait_for_relayed(self, most: int) -> None:
         """Until at most so many relayed frames wait here."""
@@ -140,7 +161,7 @@ class HostSession:
     def frames(self) -> "Iterator[Frame]":
         """What the agent sends, to the end. Raises as AgentChannel.frames(), but OSError: that is in `broken`.
 
-        Whoever asks for the next has dealt with the one before, for good.
+        None comes twice. Whoever gets one of the lasting stream adds its number to those that are durable.
         """
         frames: Iterator[Frame] | None = self._reading.frames() if self._reading is not None else None
         while frames is not None:
@@ -149,12 +170,25 @@ class HostSession:
                 for header, body in frames:
                     if self._is_about_frames(header):
                         continue
-                    yield header, body
-                    if self._session.received(header["type"], len(body) + FRAME_COST):
-                        self.send({"type": "have", "frames": self._session.tell()})
+                    kind = header["type"]
+                    if self._is_new(kind):
+                        yield header, body
+                    if self._session.received(kind, len(body) + FRAME_COST):
+                        self.send({"type": "have"})
             except OSError as error:
                 self.broken = self.broken or str(error) or type(error).__name__
             frames = self._go_on() if self._may_go_on() else None
+
+    def _is_new(self, kind: str) -> bool:
+        """Whether the frame has not come yet, on another connection; `number` is its number from here on."""
+        self.number = 0
+        if BY_AGENT.get(kind) != LASTING:
+            return True
+        number, self._next = self._next, self._next + 1
+        if number <= self._received:
+            return False
+        self.number = self._received = number
+        return number not in self.durable
 
     def _is_about_frames(self, header: Mapping[str, Any]) -> bool:
         """Whether it is for us alone. Raises BadFrame."""
@@ -199,6 +233,8 @@ class HostSession:
                 self._session.sending(header["type"], (header, body))
             if self._channel is None:
                 return
+            if header["type"] == "have":
+                header = {**header, "frames": self._have()}
             try:
                 self._channel.send(header, body)
             except OSError:
@@ -295,12 +331,13 @@ class HostSession:
         watch.daemon = True
         watch.start()
         try:
-            have = self._shake_hands(candidate)
+            found, told = self._shake_hands(candidate)
             with self._writing:
                 with self._counting:
-                    again = self._session.again(have)
+                    again = self._session.again(found)
                 for frame in again:
                     channel.send(*frame)
+                self._next = told + 1
                 self._channel = channel
         except BaseException:
             candidate.connection.close()
@@ -312,12 +349,12 @@ class HostSession:
         self.heard_agent()
         return candidate.frames
 
-    def _shake_hands(self, candidate: "Candidate") -> list[int]:
-        """How many frames of ours the agent has. Raises as _resume()."""
+    def _shake_hands(self, candidate: "Candidate") -> tuple[list[int], int]:
+        """How many frames of ours the agent has, and after which of its own it goes on. Raises as _resume()."""
         key, epoch, have, nonce = (
             self.key or "",
             self._session.epoch,
-            self._session.tell(),
+            self._have(),
             os.urandom(16).hex(),
         )
         proof = session_proof(key, "driver", candidate.nonce, nonce, epoch, *have)
@@ -335,4 +372,4 @@ class HostSession:
             header["proof"].encode(), session_proof(key, "agent", candidate.nonce, nonce, *found).encode()
         ):
             raise BadFrame("a wrong proof")
-        return found
+        return found, have[LASTING]

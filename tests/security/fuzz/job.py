@@ -143,7 +143,9 @@ class Job:
 
     # What the link's printer is asked for:
 
-    def output(self, rank: int, stream: Any, data: bytes, done: Callable[[int], None]) -> None:
+    def output(
+        self, rank: int, stream: Any, data: bytes, done: Callable[[int], None], origin: tuple[str, int]
+    ) -> None:
         """To a real file; half of it is acknowledged, so that it must stay within the window."""
         self._check_stream(rank, stream)
         self._files.write(rank, stream, data)
@@ -157,7 +159,7 @@ class Job:
         self._check_stream(rank, "stderr")
         return b""
 
-    def end(self, rank: int, stream: Any) -> None:
+    def end(self, rank: int, stream: Any, done: Any, origin: tuple[str, int]) -> None:
         self._check_stream(rank, stream)
 
     def _check_stream(self, rank: int, stream: Any) -> None:
@@ -166,7 +168,7 @@ class Job:
 
     # The engine:
 
-    def _post(self, event: on.Event) -> None:
+    def _post(self, event: Any) -> None:
         self.ended.append(event)
         self._is_done |= self.is_elastic and isinstance(event, on.WorkerExited) and event.code == 0
         if isinstance(event, on.HostFailed | on.HostGone):

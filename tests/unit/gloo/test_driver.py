@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -16,8 +16,10 @@ import pytest
 from hvlaunch.console.printer import Printer
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
+from hvlaunch.gloo.driver.arrival import Arrival, Turn
+from hvlaunch.gloo.driver.keeping import Keeping
 from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.loop import Driver, Watcher
+from hvlaunch.gloo.driver.loop import Driver, Item, Watcher
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import replay
@@ -36,15 +38,18 @@ class Events:
     """The driver's queue, which keeps all that was ever put into it."""
 
     def __init__(self) -> None:
-        self.seen: list[on.Event] = []
-        self._queue: SimpleQueue[on.Event] = SimpleQueue()
+        self.items: list[Item] = []
+        self._queue: SimpleQueue[Item] = SimpleQueue()
+        self.get = self._queue.get
+        self.get_nowait = self._queue.get_nowait
 
-    def put(self, event: on.Event) -> None:
-        self.seen.append(event)
-        self._queue.put(event)
+    def put(self, item: Item) -> None:
+        self.items.append(item)
+        self._queue.put(item)
 
-    def get(self, timeout: float) -> on.Event:
-        return self._queue.get(timeout=timeout)
+    @property
+    def seen(self) -> list[Any]:
+        return [item.event if isinstance(item, Arrival) else item for item in self.items]
 
     def of(self, *kinds: type) -> list[Any]:
         return [event for event in self.seen if isinstance(event, kinds)]
@@ -59,6 +64,7 @@ class Rig:
         hosts = tuple(Host(name, slots=1) for name in self.agents)
         self.spec = JobSpec(command=("train",), hosts=hosts, cwd="/", lease=LEASE)
         self.watchers: list[Watcher] = []
+        self.keeping: Keeping | None = None
         self.was_asked = False
         """Whether the rendezvous has had a client."""
         self.events = Events()
@@ -81,6 +87,7 @@ class Rig:
             self.connect,
             stdin=-1,
             watchers=self.watchers,
+            keeping=self.keeping,
             clock=lambda: self.now,
         )
         self._thread = threading.Thread(target=lambda: self._results.append(self.driver.run()))
@@ -265,6 +272,28 @@ def test_a_journal_is_written_ahead_replays_and_has_no_key(rig: Rig, tmp_path: P
     assert KEYS.token not in text
     assert KEYS.probe_key not in text
     assert KEYS.beacons not in text
+
+
+def test_what_is_not_in_the_journal_is_not_taken_from_agents(rig: Rig, tmp_path: Path) -> None:
+    class Stuck(Keeping):
+        def write(self, turns: Sequence[Turn], hellos: Mapping[int, Mapping[str, Any]]) -> None:
+            if any(isinstance(turn.arrival.event, on.WorkerStarted) for turn in turns):
+                may_write.wait(PATIENCE)
+            super().write(turns, hellos)
+
+    may_write = threading.Event()
+    rig.keeping = Stuck(tmp_path, pytest.fail)
+    rig.started()
+    arrivals = [item for item in rig.events.items if isinstance(item, Arrival)]
+    started = next(item for item in arrivals if isinstance(item.event, on.WorkerStarted))
+    link: Any = started.source
+    until(lambda: started.frame + 1 in link._session.durable, "the line behind it is printed")
+    assert link._session.durable.prefix == started.frame - 1
+    may_write.set()
+    until(lambda: link._session.durable.prefix > started.frame, "it is in the journal")
+    for agent in rig.agents.values():
+        agent.end_worker(0)
+    assert rig.end().exit_code == 0
 
 
 @pytest.mark.parametrize("was_asked", [False, True])

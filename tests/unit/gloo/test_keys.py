@@ -1,3 +1,8 @@
+import stat
+from pathlib import Path
+
+import pytest
+
 from hvlaunch.gloo.driver.keys import Keys
 
 
@@ -26,3 +31,20 @@ def test_each_connection_has_a_beacon_key_of_its_own_that_tells_no_other() -> No
     assert len(set(beacons)) == 3
     assert {len(key) for key in beacons} == {64}
     assert beacons == [keys.beacon(number) for number in range(3)]
+
+
+def test_they_are_kept_for_this_user_alone_and_come_back(tmp_path: Path) -> None:
+    keys = Keys.new()
+    keys.save(tmp_path / "keys")
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o600
+    again = Keys.load(tmp_path / "keys")
+    assert again._replace(certificate=keys.certificate) == keys
+    assert again.certificate.fingerprint == keys.certificate.fingerprint
+    assert again.certificate.key == keys.certificate.key
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"token": 1}'])
+def test_other_files_have_no_keys(text: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(ValueError):
+        Keys.load(tmp_path / "keys")

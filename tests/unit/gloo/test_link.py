@@ -30,14 +30,16 @@ class Sink:
         self.got: list[tuple[int, str, bytes]] = []
         self.dones: list[Callable[[int], None]] = []
 
-    def output(self, rank: int, stream: str, data: bytes, done: Callable[[int], None]) -> None:
+    def output(
+        self, rank: int, stream: str, data: bytes, done: Callable[[int], None], origin: tuple[str, int]
+    ) -> None:
         self.got.append((rank, stream, data))
         self.dones.append(done)
 
     def tail(self, rank: int) -> bytes:
         return b"".join(data for of, stream, data in self.got if (of, stream) == (rank, "stderr"))
 
-    def end(self, rank: int, stream: str) -> None:
+    def end(self, rank: int, stream: str, done: Any, origin: tuple[str, int]) -> None:
         self.got.append((rank, stream, b"END"))
 
 
@@ -65,7 +67,7 @@ class Rig:
     """A link to a host that the test plays."""
 
     def __init__(self, connect: Callable[[Host], Any] | None = None, **hello: Any) -> None:
-        self.events: SimpleQueue[on.Event] = SimpleQueue()
+        self.events: SimpleQueue[Any] = SimpleQueue()
         self.sink = Sink()
         self.connection = FakeConnection()
         self.channel = self.connection.channel

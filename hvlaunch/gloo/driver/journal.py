@@ -1,0 +1,160 @@
+"""A job's journal: each event, on disk before anything follows of it. By it another driver can take the job over.
+
+SQLite's write-ahead log survives the death of the process; that of the machine only with `is_synced`. What was
+not committed is not there. past.py reads it; docs/architecture.md, "The journal", has the tables.
+"""
+
+import json
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hvlaunch.agent.quick import dumps
+from hvlaunch.gloo.driver.arrival import Arrival, Turn
+from hvlaunch.gloo.engine.actions import Action
+from hvlaunch.gloo.engine.codec import BadData, encode
+from hvlaunch.gloo.engine.entries import Entry
+from hvlaunch.gloo.engine.events import Event
+
+__all__ = [
+    "APPLICATION",
+    "FORMAT",
+    "JOURNAL",
+    "Journal",
+    "boot_id",
+    "checksum",
+    "digest",
+]
+
+JOURNAL = "journal.db"
+APPLICATION = 0x68766C6A
+"""What SQLite keeps in the file's header, so that no other program's database is taken for a journal."""
+FORMAT = 1
+_BUSY = 2.0
+_TABLES = """
+CREATE TABLE begin(entry TEXT NOT NULL);
+CREATE TABLE drivers(
+    epoch INTEGER PRIMARY KEY, turn INTEGER NOT NULL, shift REAL NOT NULL, boot TEXT NOT NULL, wall REAL NOT NULL);
+CREATE TABLE hellos(link INTEGER PRIMARY KEY, header TEXT NOT NULL);
+CREATE TABLE turns(
+    number INTEGER PRIMARY KEY, at REAL NOT NULL, event TEXT NOT NULL, actions INTEGER NOT NULL,
+    link INTEGER, frame INTEGER, offset REAL, version INTEGER, checksum INTEGER NOT NULL);
+"""
+
+
+def digest(actions: Iterable[Action]) -> int:
+    """By which a replay knows that an engine decides as before: which actions there were, in their order."""
+    return zlib.crc32(",".join(action.__class__.__name__ for action in actions).encode())
+
+
+def _row(number: int, turn: Turn) -> tuple[Any, ...]:
+    """Raises BadData."""
+    event = dumps(encode(Event, turn.arrival.event))
+    origin = _origin(turn.arrival)
+    return number, turn.at, event, digest(turn.actions), *origin, checksum(number, turn.at, event)
+
+
+def _origin(arrival: Arrival) -> tuple[int | None, int | None, float | None, int | None]:
+    source = arrival.source
+    if source is None:
+        return None, None, None, arrival.version or None
+    return source.number, arrival.frame, source.offset, None
+
+
+def checksum(number: int, at: float, event: str) -> int:
+    return zlib.crc32(f"{number} {at!r} {event}".encode())
+
+
+def boot_id() -> str:
+    """Changes when this machine boots; empty where it is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+class Journal:
+    """Writes. All by one thread.
+
+    Where no more can be written the journal is removed, and `say` is told, once: with a gap it would tell of another job.
+    """
+
+    def __init__(
+        self, path: Path, say: Callable[[str], None], *, is_synced: bool = False, turns: int = 0
+    ) -> None:
+        """Of a new job, or of one of which `turns` are there already. Raises OSError."""
+        if not turns:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        self._path = path
+        self._say = say
+        self._turns = turns
+        self._hellos: set[int] = set()
+        self.is_whole = True
+        self._database = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+        self._database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'OFF'}")
+
+    def begin(self, entry: Entry) -> None:
+        """The first entry of a new journal."""
+
+        def write() -> None:
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.executescript(
+                f"BEGIN; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT}; {_TABLES}"
+            )
+            self._database.execute("INSERT INTO begin VALUES (?)", (json.dumps(entry),))
+            self._add_driver(1, 0.0)
+            self._database.execute("COMMIT")
+
+        self._try(write)
+
+    def take_over(self, epoch: int, shift: float) -> None:
+        """Another driver goes on from here; its clock is the machine's monotonic one and `shift`."""
+        self._try(lambda: self._add_driver(epoch, shift))
+
+    def write(self, turns: Sequence[Turn], hellos: Mapping[int, Mapping[str, Any]]) -> None:
+        """Further turns, all or none, and what agents were greeted with, by their links."""
+        try:
+            rows = [_row(number, turn) for number, turn in enumerate(turns, self._turns)]
+        except BadData as error:
+            self._end(str(error))
+            return
+        self._turns += len(rows)
+        new = [(link, dumps(header)) for link, header in hellos.items()]
+
+        def write() -> None:
+            self._database.execute("BEGIN")
+            if new:
+                self._database.executemany("INSERT OR REPLACE INTO hellos VALUES (?, ?)", new)
+            self._database.executemany("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._database.execute("COMMIT")
+
+        self._try(write)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _add_driver(self, epoch: int, shift: float) -> None:
+        row = epoch, self._turns, shift, boot_id(), time.time()
+        self._database.execute("INSERT INTO drivers VALUES (?, ?, ?, ?, ?)", row)
+
+    def _try(self, write: Callable[[], None]) -> None:
+        if not self.is_whole:
+            return
+        try:
+            write()
+        except sqlite3.Error as error:
+            self._end(str(error))
+
+    def _end(self, cause: str) -> None:
+        self.is_whole = False
+        self._database.close()
+        for name in (
+            self._path,
+            *(self._path.with_name(f"{self._path.name}-{end}") for end in ("wal", "shm")),
+        ):
+            name.unlink(missing_ok=True)
+        self._say(f"journal {self._path}: {cause}; the job goes on, and ends if hvlaunch is killed")

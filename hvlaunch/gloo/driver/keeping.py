@@ -1,0 +1,58 @@
+"""What is kept of a job while it runs, so that another driver can take it over: its journal, its keys, and what was seen."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch import __version__
+from hvlaunch.gloo.driver.keys import KEYS, Keys
+from hvlaunch.gloo.driver.seen import SEEN, SeenFile, SeenFrames
+from hvlaunch.gloo.engine.codec import BadData
+from hvlaunch.gloo.engine.entries import begin_entry
+from hvlaunch.job import JobSpec
+
+if TYPE_CHECKING:
+    from hvlaunch.gloo.driver.arrival import Turn
+    from hvlaunch.gloo.driver.journal import Journal
+
+__all__ = ["Keeping"]
+
+
+class Keeping:
+    """Three files in the job's directory. `say` is told, once, where the job can't be taken over after all."""
+
+    def __init__(self, directory: Path, say: Callable[[str], None], *, is_synced: bool = False) -> None:
+        """Raises OSError."""
+        self._directory = directory
+        self._say = say
+        self._is_synced = is_synced
+        self._seen = SeenFile(directory / SEEN)
+        self._journal: Journal | None = None
+
+    def seen(self, link: int) -> SeenFrames:
+        """What is on record of the frames of this link."""
+        return self._seen.of(link)
+
+    def begin(self, spec: JobSpec, keys: Keys, port: int) -> None:
+        """Once the hosts are being connected to: all this takes some milliseconds, in which nothing else is to be done."""
+        try:
+            from hvlaunch.gloo.driver.journal import JOURNAL, Journal  # noqa: PLC0415 (see the docstring)
+
+            keys.save(self._directory / KEYS)
+            self._journal = Journal(self._directory / JOURNAL, self._say, is_synced=self._is_synced)
+            self._journal.begin(begin_entry(__version__, keys.job_id, spec, port))
+        except (OSError, ImportError, BadData) as error:
+            self._say(f"{self._directory}: {error}; the job goes on, and ends if hvlaunch is killed")
+
+    def write(self, turns: "Sequence[Turn]", hellos: Mapping[int, Mapping[str, Any]]) -> None:
+        """Further turns. When it returns they need no driver's memory any more."""
+        if self._journal is not None:
+            self._journal.write(turns, hellos)
+
+    def close(self) -> None:
+        """The job has ended. Its keys open nothing any more, and nobody shall wonder."""
+        self._seen.close()
+        for name in (KEYS, SEEN):
+            (self._directory / name).unlink(missing_ok=True)
+        if self._journal is not None:
+            self._journal.close()
