@@ -2,57 +2,14 @@
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from hvlaunch.rendezvous.changes import Changes
 from hvlaunch.rendezvous.client_errors import NotANumber, StoreFull, ValueTooLarge
+from hvlaunch.rendezvous.waiters import Waiters
 
-__all__ = ["Changes", "Entry", "Store", "StoreLimits", "Waiters", "until_all_set", "until_changed"]
-
-CallT = TypeVar("CallT", bound=Callable[..., object])
-Watched = tuple[str, str | None]
-
-
-class Waiters(Generic[CallT]):
-    """Callbacks by place: a scope and a key, or a scope and None."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        """How many there are."""
-        self.weight = 0
-        """What they weigh together."""
-        self._calls: dict[Watched, dict[object, tuple[CallT, int]]] = {}
-
-    def add(self, place: Watched, call: CallT, weight: int = 1) -> Callable[[], None]:
-        """Keep `call` for the next take(place). `weight` says what it holds meanwhile.
-
-        Returns a function that calls it off, at any time and any number of times.
-        """
-        waiter = object()
-        self._calls.setdefault(place, {})[waiter] = call, weight
-        self.count += 1
-        self.weight += weight
-
-        def call_off() -> None:
-            calls = self._calls.get(place)
-            if calls is not None and calls.pop(waiter, None) is not None:
-                self.count -= 1
-                self.weight -= weight
-                if not calls:
-                    del self._calls[place]
-
-        return call_off
-
-    def take(self, place: Watched) -> list[CallT]:
-        """Those who wait at the place, in the order of their coming; they are forgotten here."""
-        calls = self._calls.pop(place, None)
-        if calls is None:
-            return []
-        self.count -= len(calls)
-        self.weight -= sum(weight for _, weight in calls.values())
-        return [call for call, _ in calls.values()]
-
+__all__ = ["Changes", "Entry", "Store", "StoreLimits", "until_all_set", "until_changed"]
 
 _NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
 _INT64 = 1 << 63
@@ -108,10 +65,13 @@ class Store:
         self._scopes: dict[str, _Scope] = {}
         self._deletions: deque[tuple[str, str, int]] = deque()
         self._deleted_names = 0
-        self._forgotten = version  # the latest change that `_deletions` may lack
+        self.forgotten = version
+        """The latest change that the remembered deletions may lack."""
+        self.keep: Callable[[str, str, bytes | None, int, bool], None] | None = None
+        """Called at each change with scope, key, value, version, and whether the value is only what was put behind the old."""
         self._until_set: Waiters[Callable[[bytes], None]] = Waiters()
         self._until_changed: Waiters[Callable[[], None]] = Waiters()
-        self._subscribers: dict[str, dict[object, Callable[[str, bytes | None], None]]] = {}
+        self._subscribers: dict[str, dict[object, Callable[[str, bytes | None, int], None]]] = {}
 
     # Reading:
 
@@ -152,7 +112,7 @@ class Store:
         0 is for who knows nothing yet, and hears of no deletion.
         """
         place = self._scopes.get(scope)
-        known = 0 < since <= self.version and since >= self._forgotten
+        known = 0 < since <= self.version and since >= self.forgotten
         if key is not None:
             return self._change(place, key, since if known else 0, asked=since)
         if not known:
@@ -193,6 +153,10 @@ class Store:
 
     def put_many(self, scope: str, values: Mapping[str, bytes]) -> int:
         """Set all keys, or, where that raises, none; then call those who wait. As put, of the last change."""
+        return self._put(scope, values)
+
+    def _put(self, scope: str, values: Mapping[str, bytes], piece: bytes | None = None) -> int:
+        """`piece`: what is new in the one value."""
         if not values:
             return self.version
         self._make_room(scope, values)
@@ -205,9 +169,11 @@ class Store:
             place.values[key] = Entry(value, self.version)
             if place.gone:
                 place.gone.pop(key, None)
-        version = self.version
-        for key, value in values.items():
-            self._tell(scope, key, value)
+            if self.keep is not None:
+                self.keep(scope, key, value if piece is None else piece, self.version, piece is not None)
+        first, version = self.version - len(values), self.version
+        for number, (key, value) in enumerate(values.items(), 1):
+            self._tell(scope, key, value, first + number)
         return version
 
     def add(self, scope: str, key: str, amount: int) -> int:
@@ -230,7 +196,7 @@ class Store:
         old = self.get(scope, key) or b""
         if len(old) + len(value) > self.limits.value:
             raise self._too_large(scope, key, len(old) + len(value))
-        self.put(scope, key, old + value)
+        self._put(scope, {key: old + value}, value)
 
     def compare_and_set(self, scope: str, key: str, value: bytes, version: int) -> int | None:
         """Set the key if `version` is the one it has now, 0 where it is not set; its new one, None if not set.
@@ -247,9 +213,9 @@ class Store:
         place = self._scopes.get(scope)
         if place is None or key not in place.values:
             return False
-        self._remove(scope, place, key)
+        version = self._remove(scope, place, key)
         self._forget_old_deletions()
-        self._tell(scope, key, None)
+        self._tell(scope, key, None, version)
         return True
 
     def delete_scope(self, scope: str) -> None:
@@ -257,12 +223,10 @@ class Store:
         place = self._scopes.get(scope)
         if place is None:
             return
-        keys = list(place.values)
-        for key in keys:
-            self._remove(scope, place, key)
+        removed = [(key, self._remove(scope, place, key)) for key in list(place.values)]
         self._forget_old_deletions()
-        for key in keys:
-            self._tell(scope, key, None)
+        for key, version in removed:
+            self._tell(scope, key, None, version)
 
     def _make_room(self, scope: str, values: Mapping[str, bytes]) -> None:
         place = self._scopes.get(scope)
@@ -288,14 +252,21 @@ class Store:
     def _too_large(self, scope: str, key: str, size: int) -> ValueTooLarge:
         return ValueTooLarge(f"{scope}/{key}: {size} bytes, but a value may have at most {self.limits.value}")
 
-    def _remove(self, scope: str, place: _Scope, key: str) -> None:
-        value = place.values.pop(key).value
+    def _remove(self, scope: str, place: _Scope, key: str) -> int:
         self.version += 1
-        self.keys -= 1
-        self.size -= len(scope) + len(key) + len(value)
+        self._bury(scope, place, key, self.version)
+        if self.keep is not None:
+            self.keep(scope, key, None, self.version, False)
+        return self.version
+
+    def _bury(self, scope: str, place: _Scope, key: str, version: int) -> None:
+        entry = place.values.pop(key, None)
+        if entry is not None:
+            self.keys -= 1
+            self.size -= len(scope) + len(key) + len(entry.value)
         place.gone.pop(key, None)
-        place.gone[key] = self.version
-        self._deletions.append((scope, key, self.version))
+        place.gone[key] = version
+        self._deletions.append((scope, key, version))
         self._deleted_names += len(scope) + len(key)
 
     def _forget_old_deletions(self) -> None:
@@ -303,12 +274,66 @@ class Store:
         while len(self._deletions) > limits.deletions or self._deleted_names > limits.deleted_names:
             scope, key, version = self._deletions.popleft()
             self._deleted_names -= len(scope) + len(key)
-            self._forgotten = version
+            self.forgotten = version
             place = self._scopes.get(scope)
             if place is not None and place.gone.get(key) == version:
                 del place.gone[key]
                 if not place.gone and not place.values:
                     del self._scopes[scope]
+
+    # As an earlier store was:
+
+    def entries(self) -> Iterator[tuple[str, str, Entry]]:
+        """Scope, key and entry of all values, those of a scope in the order of their versions."""
+        for scope, place in self._scopes.items():
+            for key, entry in place.values.items():
+                yield scope, key, entry
+
+    def deletions(self) -> Iterator[tuple[str, str, int]]:
+        """Scope, key and version of those that are remembered, in this order."""
+        yield from self._deletions
+
+    def news(self, scope: str, since: int) -> list[tuple[str, bytes | None, int]]:
+        """Key, value and version of the latest changes in the scope after version `since`, in this order."""
+        place = self._scopes.get(scope)
+        if place is None:
+            return []
+        found: list[tuple[str, bytes | None, int]] = [(key, *entry) for key, entry in place.values.items()]
+        found += [(key, None, version) for key, version in place.gone.items()]
+        return sorted((each for each in found if each[2] > since), key=lambda each: each[2])
+
+    def restore(self, scope: str, key: str, value: bytes | None, version: int) -> None:
+        """The key had this value (None: it was deleted) since that version. Nobody is told; the latest come last."""
+        self.version = max(self.version, version)
+        place = self._scopes.get(scope)
+        if place is None:
+            place = self._scopes[scope] = _Scope()
+        if value is None:
+            self._bury(scope, place, key, version)
+            return
+        self._account(scope, key, place.values.pop(key, None), value)
+        place.values[key] = Entry(value, version)
+        place.gone.pop(key, None)
+
+    def complete(self, scope: str, key: str, value: bytes) -> None:
+        """The whole value of a key that is set."""
+        place = self._scopes[scope]
+        entry = place.values[key]
+        self._account(scope, key, entry, value)
+        place.values[key] = entry._replace(value=value)  # in its place: it is as new as it was
+
+    def _account(self, scope: str, key: str, old: Entry | None, value: bytes) -> None:
+        if old is None:
+            self.keys += 1
+            self.size += len(scope) + len(key)
+        self.size += len(value) - (0 if old is None else len(old.value))
+
+    def go_on_from(self, version: int, *, forgets: bool = False) -> None:
+        """The next change is later than this version. `forgets`: changes up to here may be unknown here."""
+        self.version = max(self.version, version)
+        if forgets:
+            self.forgotten = self.version
+        self._forget_old_deletions()
 
     # Waiting:
 
@@ -334,8 +359,8 @@ class Store:
         """Call `call()` once, at the next change of the key, or of any key where it is None. Returns as when_set."""
         return self._until_changed.add((scope, key), call)
 
-    def subscribe(self, scope: str, call: Callable[[str, bytes | None], None]) -> Callable[[], None]:
-        """Call `call(key, value)` at each change of a key in the scope; None: deleted. Returns as when_set."""
+    def subscribe(self, scope: str, call: Callable[[str, bytes | None, int], None]) -> Callable[[], None]:
+        """Call `call(key, value, version)` at each change of a key in the scope; None: deleted. Returns as when_set."""
         subscriber = object()
         self._subscribers.setdefault(scope, {})[subscriber] = call
 
@@ -347,7 +372,7 @@ class Store:
 
         return call_off
 
-    def _tell(self, scope: str, key: str, value: bytes | None) -> None:
+    def _tell(self, scope: str, key: str, value: bytes | None, version: int) -> None:
         if value is not None and self._until_set.count:
             for found in self._until_set.take((scope, key)):
                 found(value)
@@ -356,7 +381,7 @@ class Store:
                 changed()
         if scope in self._subscribers:
             for subscriber in list(self._subscribers[scope].values()):
-                subscriber(key, value)
+                subscriber(key, value, version)
 
 
 def _names(scope: str, keys: Iterable[str]) -> str:

@@ -75,14 +75,14 @@ class WorkerMessages:
             case do.Change(number, cause):
                 self._server.put(ROUNDS, str(number), encode(Notice("changing", because(cause))))
 
-    def _asked(self, key: str, value: bytes | None) -> None:
+    def _asked(self, key: str, value: bytes | None, _version: int) -> None:
         with suppress(ValueError):  # nonsense from a worker is none of our business
             if value is not None:
                 ask = decode(Ask, value)
                 cause = None if ask.cause is None else plain(ask.cause, LONGEST_TEXT)
                 self._post(on.WorkerAsked(*self._worker(key), ask.round, ask.commit, cause))
 
-    def _beaten(self, key: str, value: bytes | None) -> None:
+    def _beaten(self, key: str, value: bytes | None, _version: int) -> None:
         with suppress(ValueError):
             if value is not None:
                 beat = decode(Beat, value)

@@ -16,6 +16,7 @@ from hvlaunch.rendezvous.serving.http import (
     Route,
     render_head,
 )
+from hvlaunch.rendezvous.serving.keeping import Keeping
 from hvlaunch.rendezvous.serving.traffic import Traffic, plain_address
 
 __all__ = ["ClientConnection"]
@@ -27,6 +28,8 @@ _TOO_MANY = Answer(429, b"too many connections\n")
 class ClientConnection(asyncio.Protocol):
     """Reads while nothing waits to be answered; asks `admit` for each request (see RequestReader).
 
+    No answer leaves while `keeping` is behind: it may tell of what is not on record.
+
     While an answer is waited for, or the client does not take one, at most one more read of requests is
     kept, and no more is read: a client can't make the server buffer more than that and one answer.
     """
@@ -36,11 +39,13 @@ class ClientConnection(asyncio.Protocol):
         admit: Callable[[Head], Answer | Route],
         limits: HttpLimits,
         traffic: "Traffic[ClientConnection]",
+        keeping: Keeping | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
         self._limits = limits
         self._traffic = traffic
+        self._keeping = keeping
         self._admit = admit
         self._reader: RequestReader
         self._transport: asyncio.Transport
@@ -154,6 +159,20 @@ class ClientConnection(asyncio.Protocol):
         return exchange
 
     def _send(self, exchange: Exchange, answer: Answer) -> None:
+        if self._keeping is not None and self._keeping.is_behind:
+            self._pending = exchange
+            self._keeping.then(lambda: self._release(answer))
+        else:
+            self._deliver(exchange, answer)
+
+    def _release(self, answer: Answer) -> None:
+        """What it tells of is on record now."""
+        exchange = self._forget_pending()
+        if exchange is not None and not self._transport.is_closing():
+            self._deliver(exchange, answer)
+            self._advance()
+
+    def _deliver(self, exchange: Exchange, answer: Answer) -> None:
         self._write(exchange, answer)
         if not exchange.keep_alive:
             # Closing at once, with input unread, would reset the connection and might lose the answer.

@@ -1,5 +1,6 @@
 """The scopes that Horovod's workers meet in, which know no token."""
 
+import json
 from collections.abc import Iterable, Mapping
 
 from hvlaunch.rendezvous.store import Store
@@ -28,6 +29,14 @@ class HorovodScopes:
         self._sizes = dict(sizes)
         self._addresses = frozenset(addresses)
         self._finished.clear()
+
+    def describe(self) -> bytes:
+        """What restore() takes."""
+        return json.dumps([self._sizes, sorted(self._addresses)]).encode("ascii")
+
+    def restore(self, described: bytes) -> None:
+        """Be open as another was. Which ranks have finished is not known any more; who counts on them is the next open()."""
+        self.open(*json.loads(described))
 
     def __contains__(self, scope: str) -> bool:
         return scope in self._sizes or scope.partition(_VARIANT)[0] in self._sizes

@@ -1,17 +1,21 @@
 """Where a server listens: one port, at as few addresses as its clients need."""
 
+import errno
 import os
 import socket
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hvlaunch.rendezvous.client_errors import CannotListen
 
-__all__ = ["EVERYWHERE", "Listeners"]
+__all__ = ["EVERYWHERE", "Listeners", "listen_again"]
 
 EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 (these are recognized, not chosen)
 
 _BOTH = ("", "::")
 _BACKLOG = 1024
+_PATIENCE = 2.0  # seconds for a process that was killed to be gone
 
 
 class Listeners:
@@ -50,6 +54,39 @@ class Listeners:
         self.close_kept()
         for listener in self.sockets.values():
             listener.close()
+
+
+def listen_again(host: str, port: int, others: Iterable[str], say: Callable[[str], None]) -> Listeners:
+    """As an earlier server of this user did: at `host`, and at the others where this machine still has them.
+
+    That server's process may still be ending, so a port in use is tried again for a while. Raises CannotListen.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            listeners = Listeners(host, port)
+            break
+        except CannotListen as error:
+            if not _is_in_use(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(0.02)
+    try:
+        for other in others:
+            try:
+                listeners.add(other)
+            except CannotListen as error:  # noqa: PERF203 (there are few)
+                if _is_in_use(error):
+                    raise
+                say(f"warning: {error.cause}")
+    except BaseException:
+        listeners.close()
+        raise
+    return listeners
+
+
+def _is_in_use(error: CannotListen) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
 
 
 def _listener(host: str, port: int, asked: int) -> socket.socket:

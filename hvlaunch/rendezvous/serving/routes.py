@@ -12,6 +12,7 @@ from urllib.parse import unquote_to_bytes
 from hvlaunch.rendezvous.client_errors import StoreFull, ValueTooLarge
 from hvlaunch.rendezvous.serving.horovod import HorovodScopes
 from hvlaunch.rendezvous.serving.http import Answer, Head, Route
+from hvlaunch.rendezvous.serving.once import Once
 from hvlaunch.rendezvous.serving.verbs import OWN, Verbs, not_allowed, refusal
 from hvlaunch.rendezvous.store import Store
 
@@ -31,7 +32,7 @@ _UNAUTHORIZED = Answer(401, b"unauthorized\n", b"WWW-Authenticate: Bearer\r\n", 
 class Routes:
     """Called with a request's head: gives the refusal, or what to do with its body.
 
-    token opens everything, where nobody else can read or change what is said. `about` gives the answers to
+    token opens everything, where nobody else can read or change what is said. `once` has what was done already. `about` gives the answers to
     `/-/<name>`s that are not about keys. `horovod` are the scopes that need no token, nor that nobody else can.
     """
 
@@ -40,6 +41,7 @@ class Routes:
         store: Store,
         *,
         token: str,
+        once: Once | None = None,
         horovod: HorovodScopes | None = None,
         about: Mapping[str, Callable[[], Answer]] | None = None,
     ) -> None:
@@ -48,7 +50,7 @@ class Routes:
         self._horovod = horovod or HorovodScopes()
         self._store = store
         self._token = token.encode("ascii")
-        self._verbs = Verbs(store, about or {})
+        self._verbs = Verbs(store, once or Once(), about or {})
 
     def __call__(self, head: Head, *, is_private: bool = True) -> Answer | Route:
         path, _, query = head.target.partition(b"?")

@@ -8,14 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hvlaunch.rendezvous.client_errors import RendezvousClosed
+from hvlaunch.rendezvous.serving.calls import Calls
 from hvlaunch.rendezvous.serving.descriptors import KEPT, Shortage
 from hvlaunch.rendezvous.serving.horovod import HorovodScopes
-from hvlaunch.rendezvous.serving.listeners import Listeners
+from hvlaunch.rendezvous.serving.keeping import Keeping
+from hvlaunch.rendezvous.serving.listeners import Listeners, listen_again
+from hvlaunch.rendezvous.serving.once import Once
 from hvlaunch.rendezvous.serving.porch import Answerer, wait_on_porch
 from hvlaunch.rendezvous.serving.side_doors import SideDoors
+from hvlaunch.rendezvous.serving.store_file import StoreFile
 from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits, plain_address
 from hvlaunch.rendezvous.store import Store, StoreLimits
 
@@ -38,6 +42,9 @@ T = TypeVar("T")
 
 _CLOSE_TIME = 0.5  # seconds for last answers to be taken
 
+# Names of notes, or what they begin with:
+_PORT, _AT, _KNOWN, _HOROVOD, _ASKED = "port", "at ", "known ", "horovod", "asked"
+
 
 class RendezvousServer:
     """Serves one job's store from start() until close(); all methods may be called from any thread.
@@ -47,6 +54,8 @@ class RendezvousServer:
     token opens everything, to clients on this machine and to those that come by TLS, for which `certificate` is shown.
     `answerer` tells those who ask with the right key that this is the right server, without showing the token to a stranger.
     host "" is every address of this machine; port 0 is a free one, told by `port`. `say` tells the user of this process.
+    `file` keeps what the store holds, and other servers' clients rely on; where a server has used it before, this one goes on
+    from there, at the same port and addresses.
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class RendezvousServer:
         store_limits: StoreLimits | None = None,
         http_limits: HttpLimits | None = None,
         traffic_limits: TrafficLimits | None = None,
+        file: StoreFile | None = None,
         say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.port = port
@@ -70,6 +80,9 @@ class RendezvousServer:
         self._host = host
         # A server that takes the place of another goes on from a later version than that one's latest.
         self._store = Store(store_limits, version=time.time_ns() // 1000)
+        self._once = Once()
+        self._keeping = Keeping(file, self._store, self._once, say, self._count_fault)
+        self._say = say
         self._traffic: Traffic[ClientConnection] = Traffic(traffic_limits)
         self._horovod = HorovodScopes()
         self._shortage = Shortage(say)
@@ -90,8 +103,7 @@ class RendezvousServer:
         self._is_needed = False
         self._closing = False
         self._awake = threading.Event()
-        self._waits: set[Future[bytes]] = set()
-        self._calls: set[Future[Any]] = set()
+        self._calls = Calls(self._store, self._keeping.then)
 
     def __enter__(self) -> RendezvousServer:  # noqa: PYI034 (typing.Self came with Python 3.11)
         self.start()
@@ -103,10 +115,18 @@ class RendezvousServer:
     def start(self) -> None:
         """Listen, and serve in a thread of its own.
 
-        Raises CannotListen where the port can't be had.
+        Raises CannotListen where the port can't be had, BadStoreFile.
         """
-        self._listeners = Listeners(self._host, self.port)
+        self._keeping.begin()
+        notes = self._keeping.notes
+        if _PORT in notes:
+            self._listeners = listen_again(self._host, int(notes[_PORT]), _noted(notes, _AT), self._say)
+        else:
+            self._listeners = Listeners(self._host, self.port)
+        self._take_up(notes)
         self.port = self._listeners.port
+        self._keeping.note(_PORT, b"%d" % self.port)
+        self._keeping.flush()
         self._bell = os.pipe()
         self._kept = [os.dup(self._bell[0]) for _ in range(KEPT)]
         self._thread = threading.Thread(
@@ -124,7 +144,10 @@ class RendezvousServer:
                 return
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._accept_at, listener)
+                self._loop.call_soon_threadsafe(self._keeping.note, f"{_AT}{host}")
             else:
+                self._keeping.note(f"{_AT}{host}")
+                self._keeping.flush()
                 self._ring()
 
     def serve_beside(self, listener: socket.socket, admit: Callable[[Head], Answer | Route]) -> None:
@@ -182,13 +205,25 @@ class RendezvousServer:
         """The keys of the scope, sorted. Raises RendezvousClosed."""
         return self._call(lambda: self._store.keys_of(scope))
 
-    def subscribe(self, scope: str, call: Callable[[str, bytes | None], None]) -> Callable[[], None]:
-        """Call `call(key, value)` at each change of a key in the scope; None: it was deleted.
+    def subscribe(
+        self, scope: str, call: Callable[[str, bytes | None, int], None], *, since: int | None = None
+    ) -> Callable[[], None]:
+        """Call `call(key, value, version)` at each change of a key in the scope, once it is on record; None: it was deleted.
 
         That is in the thread where the change is made, the server's for a client's: it must neither block
-        nor come back to the server. Returns a function that ends it. Raises RendezvousClosed.
+        nor come back to the server. With `since`, it is first called for the latest change after that version of each key.
+        Returns a function that ends it. Raises RendezvousClosed.
         """
-        call_off = self._call(lambda: self._store.subscribe(scope, call))
+
+        def hear(key: str, value: bytes | None, version: int) -> None:
+            self._keeping.then(lambda: call(key, value, version))
+
+        def begin() -> Callable[[], None]:
+            for news in () if since is None else self._store.news(scope, since):
+                hear(*news)
+            return self._store.subscribe(scope, hear)
+
+        call_off = self._call(begin)
 
         def end() -> None:
             with suppress(RendezvousClosed):
@@ -201,7 +236,14 @@ class RendezvousServer:
 
         Raises RendezvousClosed.
         """
-        self._call(lambda: self._traffic.strangers.know(addresses))
+        known = list(addresses)
+
+        def know() -> None:
+            self._traffic.strangers.know(known)
+            for address in known:
+                self._keeping.note(f"{_KNOWN}{address}")
+
+        self._call(know)
 
     def open_to_horovod(self, sizes: Mapping[str, int], addresses: Iterable[str]) -> None:
         """Let clients at these addresses use the scopes of these names and sizes without a token (see HorovodScopes).
@@ -213,6 +255,7 @@ class RendezvousServer:
             self._horovod.clear(self._store)
             self._horovod.open(sizes, addresses)
             self._horovod.clear(self._store)
+            self._keeping.note(_HOROVOD, self._horovod.describe())
 
         self._call(change)
 
@@ -225,7 +268,7 @@ class RendezvousServer:
         from concurrent.futures import TimeoutError as WaitOver  # noqa: PLC0415 (see the top)
 
         found: Future[bytes] = Future()
-        call_off = self._call(lambda: self._begin_wait(scope, key, found))
+        call_off = self._call(lambda: self._calls.begin_wait(scope, key, found))
         try:
             return found.result(timeout)
         except WaitOver:
@@ -236,6 +279,16 @@ class RendezvousServer:
     def was_asked(self) -> bool:
         """Whether any client ever came to the rendezvous, be it a stranger."""
         return self._was_asked
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a file from which another server could go on now."""
+        return self._keeping.is_kept
+
+    @property
+    def version(self) -> int:
+        """Of the latest change. Raises RendezvousClosed."""
+        return self._call(lambda: self._store.version)
 
     def stats(self) -> Stats:
         """The server's numbers now. Raises RendezvousClosed."""
@@ -255,53 +308,35 @@ class RendezvousServer:
             self._awake.wait()
         return self._call(lambda: (asyncio.get_running_loop(), self._new_client))
 
-    def _begin_wait(self, scope: str, key: str, found: Future[bytes]) -> Callable[[], None]:
-        value = self._store.get(scope, key)
-        if value is not None:
-            found.set_result(value)
-            return lambda: None
-        self._waits.add(found)
-        found.add_done_callback(self._waits.discard)
-        call_off = self._store.when_set(scope, key, found.set_result)
-
-        def end() -> None:
-            call_off()
-            self._waits.discard(found)
-
-        return end
-
     def _call(self, work: Callable[[], T]) -> T:
         """Do it in the server's thread, and wait for that; before it serves, here and now."""
         with self._lock:  # close() sends its last word under it, so what is sent before is still done
             if self._closing or self._thread is None:
                 raise RendezvousClosed("the rendezvous is not running")
             if self._loop is None:
-                return work()
-            from concurrent.futures import Future  # noqa: PLC0415 (see the top)
-
-            result: Future[T] = Future()
-            self._calls.add(result)
-            result.add_done_callback(self._calls.discard)
-            self._loop.call_soon_threadsafe(_settle, result, work)
+                try:
+                    return work()
+                finally:
+                    self._keeping.flush()
+            result = self._calls.send(self._loop, work)
         return result.result()
 
     def _count(self) -> Stats:
-        answers = self._traffic.answers
-        return Stats(
-            connections=len(self._traffic.open),
-            requests=answers.total(),
-            unauthorized=answers[401],
-            refused=sum(count for status, count in answers.items() if status not in (200, 401, 404, 412)),
-            dropped=self._traffic.dropped,
-            turned_away=self._traffic.turned_away,
-            faults=self._faults,
-            keys=self._store.keys,
-            size=self._store.size,
-            waiting=self._store.waiting,
-            strangers=len(self._traffic.strangers),
-        )
+        return self._traffic.count(self._store, self._faults)
+
+    def _take_up(self, notes: Mapping[str, bytes]) -> None:
+        """What an earlier server knew beside its store."""
+        self._was_asked = _ASKED in notes
+        self._traffic.strangers.know(_noted(notes, _KNOWN))
+        if _HOROVOD in notes:
+            self._horovod.restore(notes[_HOROVOD])
 
     # The server's thread:
+
+    def _note_asked(self) -> None:
+        if not self._was_asked:
+            self._was_asked = True
+            self._keeping.note(_ASKED)
 
     def _run(self, bell: int) -> None:
         try:
@@ -323,12 +358,11 @@ class RendezvousServer:
             self._give_up_kept()
             with self._lock:  # whoever asks from here on is told
                 self._closing, self._loop = True, None
+            self._keeping.close()
             self._listeners.close()
             self._side_doors.close()
             self._awake.set()
-            for found in [*self._waits, *self._calls]:
-                if not found.done():
-                    found.set_exception(RendezvousClosed("the rendezvous has ended"))
+            self._calls.end()
 
     def _give_up_kept(self) -> None:
         kept, self._kept = self._kept, []
@@ -361,18 +395,18 @@ class RendezvousServer:
         limits = self._http_limits or HttpLimits(body=self._store.limits.value)
 
         def new_client() -> ClientConnection:
-            self._was_asked = True
-            return ClientConnection(routes, limits, self._traffic)
+            self._note_asked()
+            return ClientConnection(routes, limits, self._traffic, self._keeping)
 
         self._new_client = new_client
 
         def connect(is_private: Callable[[], bool]) -> ClientConnection:
-            self._was_asked = True
+            self._note_asked()
 
             def admit(head: Head) -> Answer | Route:
                 return routes(head, is_private=is_private())
 
-            return ClientConnection(admit, limits, self._traffic)
+            return ClientConnection(admit, limits, self._traffic, self._keeping)
 
         context = None if self._certificate is None else self._tls_context
         self._new_wire = lambda: Wire(connect, context, self._answerer)
@@ -382,6 +416,7 @@ class RendezvousServer:
             if self._closing:
                 return
             self._loop = loop
+            self._keeping.serve_in(loop.call_soon)
             listeners = list(self._listeners.sockets.values())
             side_doors = self._side_doors.sockets
         for listener in listeners:
@@ -395,6 +430,7 @@ class RendezvousServer:
         await self._stop.wait()
         for acceptor in self._acceptors:
             acceptor.close()
+        self._keeping.flush()  # who waits for nothing else gets the answer
         connections = [*self._traffic.open, *self._side_doors.connections]
         for connection in connections:
             connection.close(Answer(503, b"the rendezvous has ended\n"))
@@ -431,6 +467,7 @@ class RendezvousServer:
         return Routes(
             self._store,
             token=self._token,
+            once=self._once,
             horovod=self._horovod,
             about={
                 "health": lambda: metrics.health(self._count()),
@@ -440,14 +477,15 @@ class RendezvousServer:
 
     def _on_fault(self, _loop: asyncio.AbstractEventLoop, _context: dict[str, object]) -> None:
         """The event loop closes the connection; the others go on, and the console is not ours."""
+        self._count_fault()
+
+    def _count_fault(self) -> None:
         self._faults += 1
 
 
-def _settle(result: Future[T], work: Callable[[], T]) -> None:
-    try:
-        result.set_result(work())
-    except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
-        result.set_exception(error)
+def _noted(notes: Mapping[str, bytes], kind: str) -> list[str]:
+    """What is behind `kind` in the names of the notes."""
+    return [name[len(kind) :] for name in notes if name.startswith(kind)]
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

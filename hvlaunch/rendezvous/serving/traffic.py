@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from hvlaunch.rendezvous.serving.strangers import STRANGER_LIMITS, StrangerLimits, Strangers
+from hvlaunch.rendezvous.store import Store
 
 __all__ = ["Arriving", "Stats", "Traffic", "TrafficLimits", "plain_address", "room_for"]
 
@@ -122,6 +123,24 @@ class Traffic(Generic[PeerT]):
         self._room_for = room_for
         self._parting: set[PeerT] = set()
         self._by_peer: Counter[str] = Counter()
+
+    def count(self, store: Store, faults: int) -> Stats:
+        """The numbers of the server that has this store, now."""
+        return Stats(
+            connections=len(self.open),
+            requests=self.answers.total(),
+            unauthorized=self.answers[401],
+            refused=sum(
+                count for status, count in self.answers.items() if status not in (200, 401, 404, 412)
+            ),
+            dropped=self.dropped,
+            turned_away=self.turned_away,
+            faults=faults,
+            keys=store.keys,
+            size=store.size,
+            waiting=store.waiting,
+            strangers=len(self.strangers),
+        )
 
     def is_welcome(self, peer: str) -> bool:
         """Whether a connection from this address may enter; it is counted where not."""

@@ -4,7 +4,6 @@ docs/rendezvous.md has the table. A request with `id` may be repeated: it is don
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -13,33 +12,10 @@ from hvlaunch.rendezvous import batch
 from hvlaunch.rendezvous.changes import Changes
 from hvlaunch.rendezvous.client_errors import NotANumber, StoreFull, ValueTooLarge
 from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Later, Route
+from hvlaunch.rendezvous.serving.once import Once
 from hvlaunch.rendezvous.store import Store, until_all_set, until_changed
 
-__all__ = ["MAX_WAIT", "OWN", "Once", "Verbs", "not_allowed", "refusal"]
-
-_REMEMBERED = 50_000
-
-
-class Once:
-    """Answers by request id, the newest `size` of them."""
-
-    def __init__(self, size: int = _REMEMBERED) -> None:
-        self._size = size
-        self._answers: OrderedDict[bytes, Answer] = OrderedDict()
-
-    def __call__(self, identity: bytes | None, act: Callable[[], Answer]) -> Answer:
-        """The answer that was given to `identity`, else act()'s. What it raises is not remembered, nor are failures."""
-        if identity is None:
-            return act()
-        answer = self._answers.get(identity)
-        if answer is None:
-            answer = act()
-            if answer.status in (200, 404):
-                self._answers[identity] = answer
-                if len(self._answers) > self._size:
-                    self._answers.popitem(last=False)
-        return answer
-
+__all__ = ["MAX_WAIT", "OWN", "Verbs", "not_allowed", "refusal"]
 
 MAX_WAIT = 60.0
 """The longest wait of one request, in seconds; a longer one is shortened to it."""
@@ -84,9 +60,9 @@ class _Verb(NamedTuple):
 class Verbs:
     """The verbs over one store; `about` gives the answers to those that are not about keys."""
 
-    def __init__(self, store: Store, about: Mapping[str, Callable[[], Answer]]) -> None:
+    def __init__(self, store: Store, once: Once, about: Mapping[str, Callable[[], Answer]]) -> None:
         self._store = store
-        self._once = Once()
+        self._once = once
         self._verbs = {
             "get": _Verb("GET", (2,), (b"wait",), self._get),
             "read": _Verb("GET", (2,), (), self._read),

@@ -11,12 +11,13 @@ from hvlaunch.agent.probe import reach
 from hvlaunch.agent.proof import Prover
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.serving.http import Answer
+from hvlaunch.rendezvous.serving.once import Once
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.serving.verbs import Verbs
 from hvlaunch.rendezvous.store import Store
 from tests.unit.rendezvous.wire import AUTH, TOKEN, Wire, get, put, transports
 
-VERBS = list(Verbs(Store(), {name: lambda: Answer(200) for name in ("health", "metrics")})._verbs)
+VERBS = list(Verbs(Store(), Once(), {name: lambda: Answer(200) for name in ("health", "metrics")})._verbs)
 
 # Requests
 

@@ -38,7 +38,7 @@ def test_the_driver_waits_for_a_client(server, wire, until):
     assert server.wait("s", "k", 0) == b"v"
     assert server.wait("s", "never", 0.01) is None
     assert server.stats().waiting == 0
-    assert not server._waits
+    assert not server._calls._open
 
 
 def test_the_driver_wakes_a_client(server, wire, until):
@@ -129,7 +129,7 @@ def test_horovod_s_scopes_are_open_to_the_job_s_addresses(start, connect):
 def test_a_subscriber_is_told_of_every_change(start, connect, until):
     server = start()
     told = []
-    end = server.subscribe("s", lambda key, value: told.append((key, value)))
+    end = server.subscribe("s", lambda key, value, _: told.append((key, value)))
     server.put("s", "before any client", b"1")
     wire = connect(server)
     wire.ask("PUT", "/s/k", b"2")
@@ -154,7 +154,7 @@ def test_before_the_first_client_the_driver_needs_no_event_loop():
 import sys
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 with RendezvousServer("t") as server:
-    server.subscribe("s", lambda key, value: print(key, value.decode()))
+    server.subscribe("s", lambda key, value, _: print(key, value.decode()))
     server.put("s", "k", b"v")
     server.open_to_horovod({"global": 1}, {"10.0.0.1"})
     assert server.wait("s", "k", 60) == server.get("s", "k") == b"v"

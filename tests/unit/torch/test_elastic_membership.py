@@ -66,7 +66,7 @@ def test_the_driver_hears_of_the_meeting_at_once_and_of_the_end(server, membersh
     beats = []
     has_met = threading.Event()
 
-    def hear(_key, value):
+    def hear(_key, value, _version):
         beats.append(decode(Beat, value))
         if beats[-1].round == 4:
             has_met.set()

@@ -1,0 +1,189 @@
+"""A server that goes on from the file of another, as its clients and its driver see it."""
+
+import select
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.client_errors import CannotListen
+from hvlaunch.rendezvous.serving import listeners
+from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving.store_file import StoreFile
+from tests.unit.rendezvous.wire import TOKEN, Response, Wire
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def serve(path, loop_kind):
+    """serve(): a server with the file, a new one where there is none; the one before it is closed."""
+    servers: list[RendezvousServer] = []
+
+    def start(say: Callable[[str], None] = pytest.fail) -> RendezvousServer:
+        for server in servers:
+            server.close()
+        file = StoreFile.open(path) if path.exists() else StoreFile.create(path)
+        servers.append(RendezvousServer(TOKEN, file=file, say=say))
+        servers[-1].start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        assert not server._faults
+        server.close()
+
+
+def test_a_client_finds_what_it_left_at_the_same_address(serve):
+    first = serve()
+    with Client(f"http://127.0.0.1:{first.port}", TOKEN) as client:
+        client.put("s", "gone", b"")
+        client.put("s", "k", b"v")
+        client.append("s", "k", b"w")
+        client.add("s", "n", 5)
+        since = client.watch("s", timeout=1).version
+        client.delete("s", "gone")
+        version = client.read("s", "k").version
+        assert serve().port == first.port
+        assert client.read("s", "k") == (b"vw", version)
+        changes = client.watch("s", since=since, timeout=1)
+        assert (dict(changes.values), changes.complete) == ({"gone": None}, False)
+        assert client.compare_and_set("s", "k", b"new", version)[0]
+        assert int(client.read("s", "k").version) > changes.version
+        assert client.add("s", "n", 2) == 7
+
+
+def test_what_one_server_has_done_another_does_not_do_again(serve):
+    requests = {"add": b"5", "append": b"x", "compare": b"y", "delete": b""}
+    answers: list[Response] = []
+    again: list[Response] = []
+    for found in (answers, again):
+        with closing(Wire(serve().port)) as wire:
+            for verb, body in requests.items():
+                query = f"?id={verb}" + ("&version=0" if verb == "compare" else "")
+                found.append(wire.ask("POST", f"/-/{verb}/s/{verb}{query}", body))
+            values = [wire.ask("GET", f"/s/{verb}").body for verb in requests]
+    assert answers == again
+    assert [answer.status for answer in answers] == [200, 200, 200, 404]
+    assert values == [b"5", b"x", b"y", b""]
+
+
+def test_what_the_driver_sets_before_any_client_comes_is_kept(serve):
+    first = serve()
+    first.put("s", "k", b"v")
+    first.put("s", "j", b"w")
+    first.delete("s", "j")
+    assert first._loop is None
+    second = serve()
+    assert (second.keys("s"), second.get("s", "k")) == (["k"], b"v")
+    assert second.version > first._store.version
+
+
+def test_nobody_hears_of_a_change_before_it_is_on_record(serve, monkeypatch):
+    server = serve()
+    heard: list[object] = []
+    server.subscribe("s", lambda key, value, _: heard.append((key, value)))
+    with closing(Wire(server.port)) as writer, closing(Wire(server.port)) as waiter:
+        assert writer.ask("GET", "/s/k").status == 404
+        waiter.send(b"GET /-/get/s/k?wait=60 HTTP/1.1\r\nAuthorization: Bearer %s\r\n\r\n" % TOKEN.encode())
+        while server.stats().waiting == 0:
+            pass
+        early: list[object] = []
+        append = StoreFile.append
+
+        def watched(file, pieces):
+            early.extend(select.select([writer.socket, waiter.socket], [], [], 0.2)[0])
+            early.extend(heard)
+            append(file, pieces)
+
+        monkeypatch.setattr(StoreFile, "append", watched)
+        assert writer.ask("PUT", "/s/k", b"v").status == 200
+        assert waiter.read().body == b"v"
+    assert not early
+    assert heard == [("k", b"v")]
+
+
+def test_answers_that_wait_come_in_the_order_of_the_requests(serve):
+    with closing(Wire(serve().port)) as wire:
+        head = b"Authorization: Bearer %s\r\n" % TOKEN.encode()
+        put = b"PUT /s/k HTTP/1.1\r\n" + head + b"Content-Length: 1\r\n\r\n%d"
+        get = b"GET /s/k HTTP/1.1\r\n" + head + b"\r\n"
+        wire.send(b"".join(put % digit + get for digit in range(9)))
+        assert [wire.read().body for _ in range(18)] == [
+            body for digit in range(9) for body in (b"", b"%d" % digit)
+        ]
+
+
+def test_the_driver_hears_what_it_has_not_heard_of(serve):
+    first = serve()
+    heard: list[tuple[str, bytes | None, int]] = []
+    first.subscribe("s", lambda *change: heard.append(change))
+    for key in ("a", "b", "a"):
+        first.put("s", key, b"")
+    second = serve()
+    again: list[tuple[str, bytes | None, int]] = []
+    second.subscribe("s", lambda *change: again.append(change), since=heard[0][2])
+    assert again == heard[1:]
+    second.delete("s", "b")
+    assert again[-1][:2] == ("b", None)
+
+
+def test_what_the_server_knew_beside_its_store(serve):
+    first = serve()
+    first.listen_at("127.0.0.3")
+    first.open_to_horovod({"global": 1}, {"127.0.0.1"})
+    first.put("global", "0", b"address")
+    first.expect(["127.0.0.3"])
+    with closing(Wire(first.port)) as wire:
+        wire.ask("GET", "/s/k")
+    first.listen_at("127.0.0.4")
+    second = serve()
+    assert second.was_asked
+    with (
+        closing(Wire(second.port, "127.0.0.3", source="127.0.0.3")) as wire,
+        closing(Wire(second.port, "127.0.0.4")) as other,
+    ):
+        assert wire.ask("GET", "/global/0", headers=b"").status == 401  # from another address
+        assert other.ask("GET", "/global/0").status == 200
+    with closing(Wire(second.port)) as wire:
+        assert wire.ask("GET", "/global/0", headers=b"").body == b"address"
+    assert "127.0.0.3" in second._traffic.strangers._known
+
+
+def test_an_address_that_this_machine_no_longer_has_is_said(serve):
+    first = serve()
+    first._keeping.note("at 192.0.2.1")
+    first._keeping.flush()
+    said: list[str] = []
+    serve(said.append)
+    [line] = said
+    assert line.startswith(f"warning: the rendezvous can't listen on 192.0.2.1 port {first.port}: ")
+
+
+def test_a_port_that_another_program_has_taken_is_an_error_that_says_so(serve, monkeypatch):
+    monkeypatch.setattr(listeners, "_PATIENCE", 0.1)
+    first = serve()
+    first.close()
+    with (
+        socket.create_server(("127.0.0.1", first.port)),
+        pytest.raises(CannotListen, match=f"127.0.0.1 port {first.port}: Address already in use"),
+    ):
+        serve()
+    second = serve()
+    assert second.port == first.port
+
+
+def test_a_server_whose_process_is_still_ending_is_waited_for(serve):
+    first = serve()
+    first.close()
+    other = socket.create_server(("127.0.0.1", first.port))
+    timer = threading.Timer(0.3, other.close)
+    timer.start()
+    assert serve().port == first.port
+    timer.join()
