@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from hvlaunch.errors import BadEnvironment
@@ -124,16 +125,17 @@ def user_env(
     files: Sequence[Path] = (),
     chosen: Sequence[str] = (),
     more: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, str], list[str]]:
     """What the user passes on, for JobSpec.env, and warnings of one line each.
 
     `environ` is the driver's own environment. What `mode` and `more` (patterns of names) forward from it comes
-    first, then `files` (--env-file), then `chosen` (-x: NAME, NAME=VALUE or a pattern of names); what comes later wins.
+    first, then `variables`, which options set, then `files` (--env-file), then `chosen` (-x: NAME, NAME=VALUE or a pattern of names); what comes later wins.
     Bytes that are not UTF-8 are surrogates, as in os.environ.
 
     Raises BadEnvironment for names and values that no process can be started with, BadUsage for files.
     """
-    env = dict(_forwarded(environ, mode, more))
+    env = {**dict(_forwarded(environ, mode, more)), **variables}
     warnings: list[str] = []
     if files:
         from hvlaunch.cli.env_file import read_env_file  # noqa: PLC0415 (1 ms, and most jobs have no file)

@@ -59,6 +59,14 @@ class Options:
         """What they set there, by field. Raises BadUsage."""
         return {option.field.rpartition(".")[2]: self._converted(option) for option in self.given_in(part)}
 
+    def variables(self) -> dict[str, str]:
+        """The variables that they set for the workers. Raises BadUsage."""
+        return {
+            option.variable: self._converted(option)
+            for name, option in self._options.items()
+            if option.variable and name in self.given
+        }
+
     def _converted(self, option: Option) -> Any:
         value = self.given[option.name]
         if option.convert is None:

@@ -40,6 +40,8 @@ class Option(NamedTuple):
     """What it takes; None is nothing: it is said or not."""
     field: str = ""
     """What it sets in a JobSpec: `np`, `ssh.port`. Empty: code decides what it does, mostly with other options."""
+    variable: str = ""
+    """The variable of the workers' environment that it sets."""
     default: str = ""
     """What holds without it, in words; empty is what the field has, if that is anything."""
     more: str = ""
@@ -53,7 +55,7 @@ class Option(NamedTuple):
     excludes: str = ""
     """Of the options that have the same word here, a source can set at most one."""
     convert: Callable[[Any], Any] | None = None
-    """From its value to the field's; None where they are the same. Raises BadValue."""
+    """From its value to the field's or the variable's; None where they are the same. Raises BadValue."""
     aliases: tuple[str, ...] = ()
     """More names, for those who know them from other launchers: help does not list them."""
     more_opposites: tuple[str, ...] = ()

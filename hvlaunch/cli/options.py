@@ -6,6 +6,7 @@ from typing import get_args
 from hvlaunch.cli import values
 from hvlaunch.cli.option import Group, Option, Value
 from hvlaunch.cli.options_elastic import ELASTIC
+from hvlaunch.cli.options_horovod import HOROVOD
 from hvlaunch.cli.options_ssh import SSH
 from hvlaunch.job import ColorPolicy, RelayPolicy, StdinPolicy
 
@@ -52,6 +53,7 @@ _HOSTS = Group(
             Value(("N",), values.slots),
             field="slots_per_host",
             default="the number of the host's GPUs, else 1",
+            aliases=("--slots",),
         ),
         Option(
             "force_slots",
@@ -133,7 +135,7 @@ _HOSTS = Group(
 
 _WORKERS = Group(
     "workers",
-    pages=(("What each worker gets", "environment.md"), ("Horovod", "horovod.md")),
+    pages=(("What each worker gets", "environment.md"),),
     options=(
         Option(
             "np",
@@ -163,15 +165,6 @@ _WORKERS = Group(
             Value(choices=get_args(StdinPolicy)),
             field="stdin",
             more="`0`: rank 0; `all`: every rank; `none`: no rank.",
-        ),
-        Option(
-            "horovod",
-            ("--horovod",),
-            "the command uses Horovod (`hvd.init`)",
-            field="horovod",
-            more="Its workers have no token: hvlaunch's rendezvous server answers them too, if they are on the job's hosts. "
-            "`HOROVOD_*` is passed on.",
-            example="hvlaunch --horovod -np 8 -H gpu01:4,gpu02:4 python train.py",
         ),
     ),
 )
@@ -469,5 +462,5 @@ _GENERAL = Group(
     ),
 )
 
-GROUPS = (_HOSTS, _WORKERS, _ENVIRONMENT, _OUTPUT, SSH, _ENDING, ELASTIC, _CONTROLLER, _GENERAL)
+GROUPS = (_HOSTS, _WORKERS, _ENVIRONMENT, _OUTPUT, SSH, _ENDING, ELASTIC, _CONTROLLER, HOROVOD, _GENERAL)
 """All of them, in the order of help."""

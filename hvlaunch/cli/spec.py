@@ -46,12 +46,16 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
     """
     _check_command(options.command)
     _check_last_rank(options)
+    elastic = elastic_options(options)
+    variables = options.variables()
+    uses_horovod = options.given.get("horovod", bool(variables) and elastic is None)
     env, warnings = user_env(
         environ,
         mode="all" if options.env == "all" else "default",
         files=[Path(name) for name in options.env_file],
         chosen=options.x,
-        more=("HOROVOD_*",) if options.horovod else (),
+        more=("HOROVOD_*",) if uses_horovod else (),
+        variables=variables,
     )
     if not options.is_marked and not _OFTEN_MISPLACED.isdisjoint(
         word.partition("=")[0] for word in options.command
@@ -67,12 +71,12 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         force_slots=_force_slots(options, hosts),
         allocation=None if scheduled is None else scheduled.origin,
         cwd=_cwd(options.cwd, environ),
-        elastic=elastic_options(options),
+        elastic=elastic,
         env=env,
         console=_console(options),
         ssh=_ssh(options, None if scheduled is None else scheduled.remote_agent),
         mpi=_mpi(options),
-        **options.fields(),
+        **{**options.fields(), "horovod": uses_horovod},
     )
     return spec, warnings
 

@@ -20,10 +20,14 @@ __all__ = [
     "SIZE",
     "WORDS",
     "address",
+    "bytes_of_mb",
     "count",
     "flat",
+    "from_0",
+    "from_0_to_1",
     "names",
     "not_empty",
+    "one_or_zero",
     "port",
     "port_or_any",
     "ports",
@@ -36,6 +40,7 @@ __all__ = [
     "slots",
     "user",
     "words",
+    "zero_or_one",
 ]
 
 _MOST_WORKERS = 1 << 20  # more is a slip of the finger, and would eat the memory
@@ -102,6 +107,20 @@ def seconds(text: str) -> float:
         raise BadValue(f"{text} is not more than 0 seconds")
     if number > _LONGEST:
         raise BadValue(f"{text} is more than {_LONGEST:.0f} seconds")
+    return number
+
+
+def from_0(text: str) -> float:
+    number = _number(text, float, "number")
+    if not 0 <= number < math.inf:
+        raise BadValue(f"{text} is less than 0, or no number")
+    return number
+
+
+def from_0_to_1(text: str) -> float:
+    number = _number(text, float, "number")
+    if not 0 <= number <= 1:
+        raise BadValue(f"{text} is not between 0 and 1")
     return number
 
 
@@ -175,6 +194,20 @@ def names(lists: Iterable[str]) -> tuple[str, ...]:
 
 def flat(groups: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(word for group in groups for word in group)
+
+
+def one_or_zero(is_on: bool) -> str:
+    """As variables say it."""
+    return "1" if is_on else "0"
+
+
+def zero_or_one(is_on: bool) -> str:
+    """As variables that say the opposite do."""
+    return one_or_zero(not is_on)
+
+
+def bytes_of_mb(number: int) -> str:
+    return str(number << 20)
 
 
 def rising(pair: Sequence[float]) -> tuple[float, float]:

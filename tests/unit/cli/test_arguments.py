@@ -188,10 +188,13 @@ def test_an_empty_word_is_a_command_and_no_flag():
         ("--ssh-user=-oProxyCommand=x true", "--ssh-user: '-oProxyCommand=x' is not a user name"),
         ("--ssh-user= true", "--ssh-user: '' is not a user name"),
         ("--cwd= true", "--cwd: must not be empty"),
-        ("--ho a true", "options can't be cut short; try: --hosts, --hostfile, --horovod, --host-keys, "),
+        (
+            "--ho a true",
+            "options can't be cut short; try: --hosts, --hostfile, --host-keys, --host-discovery-script, --horovod",
+        ),
         (
             "--num 2 true",
-            "unknown option '--num', and options can't be cut short; try: --num-proc, or hvlaunch --help",
+            "unknown option '--num', and options can't be cut short; try: --num-proc, --num-nccl-streams, or hvlaunch --help",
         ),
         ("--check true", "unknown option '--check', and options can't be cut short; try: --check-build, or "),
         ("-hostf f true", "unknown option '-hostf', and options can't be cut short; try: -hostfile, or "),
