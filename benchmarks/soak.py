@@ -25,7 +25,7 @@ from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.faulty.scene import Missed, Pool, Scene, left_on, until
 from benchmarks.faulty.training_kinds import KINDS
 from benchmarks.measure import heading
-from benchmarks.soak_check import Fault, Soak, Told, standstills
+from benchmarks.soak_check import Fault, Soak, Told, longest, standstills
 from tests.cluster.jobs import HVLAUNCH
 from tests.cluster.testhosts import TestHosts
 
@@ -128,7 +128,7 @@ class Job:
 
 
 def tell(text: str) -> None:
-    print(time.strftime("%H:%M:%S"), text, flush=True)
+    print(f"{time.strftime('%H:%M:%S')} {time.monotonic():.0f} {text}", flush=True)
 
 
 def left(hosts: TestHosts) -> list[str]:
@@ -181,7 +181,7 @@ def main() -> int:
 def report(soak: Soak, faults: list[Fault]) -> list[str]:
     """Print the table; what is wrong with how long training stood still."""
     done = [fault for fault in faults if fault.done]
-    lost = soak.lost()
+    lost = [count for count, _ in soak.lost()]
     print(heading(f"{len(done)} faults of {len({fault.kind for fault in done})} kinds"))
     print(
         f"{len(soak.rounds)} rounds, {soak.step} steps, {soak.done} with those that were done again; {soak.saves} saves"
@@ -199,6 +199,7 @@ def report(soak: Soak, faults: list[Fault]) -> list[str]:
         )
         if max(stood.beyond) > LONGEST:
             problems.append(f"{kind}: training stood still for {max(stood.beyond):.0f} s")
+    print("\nThe longest standstills:", *longest(soak.steps, done, 10), sep="\n")
     return problems
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Fault", "Soak", "Stood", "Told", "standstills"]
+__all__ = ["Fault", "Soak", "Stood", "Told", "longest", "standstills"]
 
 
 @dataclass(slots=True)
@@ -31,6 +31,8 @@ class Began:
     digests: set[str] = field(default_factory=set)
     saved: int = -1
     reached: int = -1
+    at: float = 0.0
+    """When its last worker began."""
 
 
 class Told:
@@ -75,6 +77,7 @@ class Soak:
             began = self.rounds.setdefault(number, Began())
             if line["what"] == "began":
                 began.steps.add(step)
+                began.at = line["at"]
                 began.digests.add(line["digest"])
                 began.saved = max(began.saved, self._saved.get(worker, -1))
                 self._saved[worker] = step
@@ -90,15 +93,15 @@ class Soak:
                     self.newest, self.step, self.size = number, step, line["size"]
         return self
 
-    def lost(self) -> list[int]:
-        """Steps that were done and had to be done again, for each round but the first that got as far as to begin."""
+    def lost(self) -> list[tuple[int, float]]:
+        """Steps that were done and had to be done again, and when, for each round but the first that got as far as to begin."""
         found = []
         before = None
         for _, began in sorted(self.rounds.items()):
             if not began.steps:
                 continue
             if before is not None:
-                found.append(before - min(began.steps))
+                found.append((before - min(began.steps), began.at))
             before = max(began.reached, min(began.steps))
         return found
 
@@ -113,10 +116,12 @@ class Soak:
                 found.append(
                     f"round {number} began at step {min(began.steps)}, and one of it had saved {began.saved}"
                 )
-        most = max(self.lost(), default=0)
+        most, at = max(self.lost(), default=(0, 0.0))
         if most > self._commit_every:
-            found.append(f"{most} steps were lost at once, with a commit after every {self._commit_every}")
-        if min(self.lost(), default=0) < 0:
+            found.append(
+                f"{most} steps were lost at once, with a commit after every {self._commit_every}, before {at:.0f}"
+            )
+        if min(self.lost(), default=(0, 0.0))[0] < 0:
             found.append("a round began with steps that nobody had done")
         return found
 
@@ -147,6 +152,18 @@ def standstills(steps: Sequence[float], faults: Sequence[Fault]) -> dict[str, St
         stood.whole.append(max(end - begin for begin, end in gaps))
         stood.beyond.append(max(end - begin - _shared(fault, begin, end) for begin, end in gaps))
     return found
+
+
+def longest(steps: Sequence[float], faults: Sequence[Fault], most: int) -> Iterator[str]:
+    """The longest standstills, and the faults from some seconds before on."""
+    gaps = sorted(itertools.pairwise(sorted(steps)), key=lambda gap: gap[0] - gap[1])
+    for begin, end in gaps[:most]:
+        then = [fault for fault in faults if begin - 15.0 <= fault.began <= end]
+        names = "; ".join(
+            f"{fault.kind}, {fault.host} ({fault.began - begin:+.1f} to {fault.over - begin:+.1f} s)"
+            for fault in then
+        )
+        yield f"{end - begin:.1f} s from {begin:.0f} on: {names}"
 
 
 def _shared(fault: Fault, begin: float, end: float) -> float:

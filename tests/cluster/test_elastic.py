@@ -4,6 +4,7 @@ Each scenario runs with workers that stay (hvlaunch.torch.elastic) and with work
 """
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,21 @@ def test_the_pool_changes(start: Starter, cluster: TestHosts) -> None:
     # none of it was a failure
     assert not job.events("round_broken", "host_lost")
     assert bool(job.events("round_changing")) != job.work.restarts
+
+
+def test_a_cut_of_the_drivers_link_kills_no_worker_for_its_silence(
+    start: Starter, cluster: TestHosts
+) -> None:
+    """It is longer than a worker may be silent, and shorter than the lease; there is no condition to wait for."""
+    job = start("a:1,b:1", "--min-np", 1, "--lease", 12, "--worker-timeout", 4)
+    first = job.goes_on_with("a:1,b:1")
+    cluster.driver.cut()
+    time.sleep(9.0)
+    cluster.driver.heal()
+    job.advances()
+    assert job.round == first
+    job.finish()
+    assert not job.events("worker_killed", "round_broken", "host_lost")
 
 
 def test_workers_fail_one_by_one(start: Starter) -> None:
