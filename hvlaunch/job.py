@@ -10,6 +10,7 @@ from hvlaunch.errors import Problem
 __all__ = [
     "ColorPolicy",
     "ConsoleOptions",
+    "DetachPolicy",
     "ElasticOptions",
     "Host",
     "HostKeyPolicy",
@@ -31,6 +32,8 @@ StdinPolicy = Literal["0", "all", "none"]
 ColorPolicy = Literal["auto", "always", "never"]
 LauncherName = Literal["mpirun", "srun", "jsrun"]
 RelayPolicy = Literal["auto", "always", "never"]
+DetachPolicy = Literal["never", "at start", "on hangup"]
+"""When the driver leaves its terminal: not at all; as soon as the workers run; when the terminal is closed."""
 Look = Literal["cause", "unclear", "consequence", "silent"]
 """What a worker's end looks like by its last words: an error of its own; something of both; the loss of other workers;
 or there are no words that tell."""
@@ -150,6 +153,7 @@ class JobSpec:
     """The workers' working directory, on every host."""
     name: str | None = None
     """The user's word for the job, for `hvlaunch jobs` and its like."""
+    detach: DetachPolicy = "never"
     allocation: str | None = None
     """The scheduler's job that the hosts are from: `Slurm job 123`; None where the user named them."""
     np: int | None = None

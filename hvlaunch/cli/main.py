@@ -5,7 +5,7 @@ import gc
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol, TextIO
@@ -31,7 +31,14 @@ _INTERRUPTED = 130  # 128 + SIGINT
 class Run(Protocol):
     """What runs a job, and prints all that there is to say about it."""
 
-    def __call__(self, spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO) -> JobResult: ...
+    def __call__(
+        self,
+        spec: JobSpec,
+        *,
+        stdout: BinaryIO,
+        stderr: BinaryIO,
+        on_detached: Callable[[str], None] | None = None,
+    ) -> JobResult: ...
 
 
 def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
@@ -103,9 +110,17 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         complain(f"set here, and not passed on to the workers: {', '.join(names)}")
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEWEST_DESCRIPTORS:
         raise _too_few_descriptors()
-    if run is None:
-        run = _controller(spec)
-    return run(spec, stdout=_binary(sys.stdout), stderr=_binary(sys.stderr)).exit_code
+    if spec.detach == "at start":
+        from hvlaunch.cli.detaching import run_detached  # noqa: PLC0415 (as below)
+
+        return run_detached(lambda tell: _run(spec, run, tell))
+    return _run(spec, run)
+
+
+def _run(spec: JobSpec, run: Run | None, on_detached: Callable[[str], None] | None = None) -> int:
+    run = run or _controller(spec)
+    stdout, stderr = _binary(sys.stdout), _binary(sys.stderr)
+    return run(spec, stdout=stdout, stderr=stderr, on_detached=on_detached).exit_code
 
 
 def _too_few_descriptors() -> BadUsage:

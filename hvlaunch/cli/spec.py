@@ -78,6 +78,8 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         mpi=_mpi(options),
         **{**options.fields(), "horovod": uses_horovod},
     )
+    if spec.detach != "never" and "reconnect_timeout" not in options.given:
+        spec = replace(spec, reconnect_timeout=spec.lease)  # time for another driver
     return spec, warnings
 
 

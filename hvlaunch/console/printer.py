@@ -421,7 +421,8 @@ class Printer:
         return any(has_written)
 
     def _not_written(self, file: RawFile, error: OSError) -> None:
-        if not isinstance(error, BrokenPipeError):
+        is_terminal_gone = error.errno == errno.EIO and self._store is not None  # all of it is kept
+        if not isinstance(error, BrokenPipeError) and not is_terminal_gone:
             self._has_lost = True
             self._report(file, f"{file.name}: {_reason(error)}; some output is lost")
         elif self._on_broken is not None:

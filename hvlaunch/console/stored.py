@@ -4,13 +4,24 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from hvlaunch.console.recent import Origin
+from hvlaunch.job import ConsoleOptions
 
-__all__ = ["Kind", "Position", "Stored", "items", "pack", "segment_path", "segments"]
+__all__ = [
+    "Kind",
+    "Position",
+    "Stored",
+    "head_of",
+    "items",
+    "options_of",
+    "pack",
+    "segment_path",
+    "segments",
+]
 
 Kind = Literal["head", "stdout", "stderr", "stdout ended", "stderr ended", "said", "shown", "placed"]
 """What an item is: what holds for its segment from the start; what a rank wrote, or that it will write no more there; a
@@ -41,6 +52,28 @@ class Position(NamedTuple):
 
     segment: int
     offset: int
+
+
+def head_of(options: ConsoleOptions) -> Mapping[str, object]:
+    """What a segment's head has of a job's options, for those who look on."""
+    ranks = options.ranks
+    return {
+        "prefix": options.prefix,
+        "color": options.color,
+        "merge": options.merge,
+        "ranks": None if ranks is None else [[part.start, part.stop, part.step] for part in ranks],
+    }
+
+
+def options_of(head: Mapping[str, Any]) -> ConsoleOptions:
+    """From what head_of() has made."""
+    ranks = head["ranks"]
+    return ConsoleOptions(
+        prefix=head["prefix"],
+        color=head["color"],
+        merge=head["merge"],
+        ranks=None if ranks is None else tuple(range(*part) for part in ranks),
+    )
 
 
 def pack(item: Stored) -> bytes:

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -32,6 +33,8 @@ from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
 
 if TYPE_CHECKING:
+    from hvlaunch.console.output_store import OutputStore
+    from hvlaunch.gloo.driver.detachment import Detachment
     from hvlaunch.gloo.driver.history import History
     from hvlaunch.gloo.driver.keeping import Keeping
     from hvlaunch.gloo.driver.loop import Item, Watcher
@@ -109,19 +112,25 @@ def _host_environ(spec: JobSpec) -> dict[str, str]:
 
 
 def run(
-    spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0, ways: WaysToHosts = _by_ssh
+    spec: JobSpec,
+    *,
+    stdout: BinaryIO,
+    stderr: BinaryIO,
+    stdin: int = 0,
+    ways: WaysToHosts = _by_ssh,
+    on_detached: Callable[[str], None] | None = None,
 ) -> JobResult:
     """Run a job: workers' output to stdout and stderr, the failure report last of all.
 
-    `stdin` is a file descriptor. Must be called in the main thread for signals to reach the workers.
+    `stdin` is a file descriptor. `on_detached` gets the job's id when the driver has left its terminal. Must be called in the main thread for signals to reach the workers.
     Raises HvlaunchError for what is wrong with the job itself, before anything is started.
     """
     if spec.output_dir is not None:
         _make_output_directory(spec.output_dir)
     keys = Keys.new()
     with _job_directory(spec, keys.job_id) as directory:
-        result = _run_and_report(spec, keys, directory, stdout, stderr, stdin, ways)
-        if directory is not None and result.exit_code != 0:
+        result = _run_and_report(spec, keys, directory, stdout, stderr, stdin, ways, on_detached)
+        if directory is not None and (result.exit_code != 0 or directory.is_detached):
             _keep(directory, result)
     return result
 
@@ -134,16 +143,27 @@ def _run_and_report(
     stderr: BinaryIO,
     stdin: int,
     ways: WaysToHosts,
+    on_detached: Callable[[str], None] | None,
 ) -> JobResult:
     events: SimpleQueue[Item] = SimpleQueue()
+    store = None if spec.detach == "never" or directory is None else _output_store(spec, directory)
     with failures_as_events(events.put) as failures:
-        broken = on.Interrupted(signal.SIGPIPE)
-        printer = Printer(stdout, stderr, options=spec.console, on_broken=lambda: events.put(broken))
+        detachment: Detachment | None = None
+        printer = Printer(
+            stdout,
+            stderr,
+            store=store,
+            # What workers print before the driver leaves is not for the terminal: stdout gets the job's id alone.
+            options=replace(spec.console, ranks=()) if spec.detach == "at start" else spec.console,
+            on_broken=lambda: events.put(_left_alone(spec, detachment, signal.SIGPIPE)),
+        )
+        if store is not None and directory is not None:
+            detachment = _detachment(directory, printer, on_detached)
         patience = spec.grace
         last_words: Callable[[bool], str] | None = None
         try:
             try:
-                result, last = _run(spec, keys, directory, events, printer, stdin, ways)
+                result, last = _run(spec, keys, directory, events, printer, stdin, ways, detachment)
             except HvlaunchError:
                 if failures.first is None:
                     raise
@@ -178,6 +198,7 @@ def _run(
     printer: Printer,
     stdin: int,
     ways: WaysToHosts,
+    detachment: "Detachment | None",
 ) -> tuple[JobResult, _LastRound]:
     """The result, and what its report says of the last round."""
     server = RendezvousServer(
@@ -192,7 +213,7 @@ def _run(
         _event_file(spec, printer.say) as record,
         server,
         _journal(printer.say) as journal,
-        signals_as_events(events.put),
+        signals_as_events(events.put, _left_alone(spec, detachment, signal.SIGHUP)),
         _keeping(spec, directory, printer.say) as keeping,
         ways(spec, keys, printer.say) as connect,
     ):
@@ -204,6 +225,8 @@ def _run(
         history = None if directory is None else _serve_control(directory, server, spec, events.put)
         if history is not None:
             watchers.append(history.see)
+        if detachment is not None and spec.detach == "at start":
+            watchers.append(detachment.leave_when_running)
         driver = Driver(
             spec,
             events,
@@ -274,18 +297,51 @@ def _job_directory(spec: JobSpec, job_id: str) -> Iterator["JobDirectory | None"
     }
     try:
         directory = JobDirectory(jobs_directory(os.environ), job_id, about)
-    except NoJobDirectory:
+    except NoJobDirectory as error:
+        if spec.detach != "never":
+            raise _can_not_leave(error.cause) from None
         yield None
         return
     with closing(directory):
         yield directory
 
 
+def _can_not_leave(cause: str) -> BadUsage:
+    return BadUsage(f"--detach needs a directory for the job: {cause}", hint="XDG_STATE_HOME=DIRECTORY")
+
+
+def _output_store(spec: JobSpec, directory: "JobDirectory") -> "OutputStore":
+    """Where output is kept for those who look on. Raises BadUsage."""
+    from hvlaunch.console.output_store import OutputStore  # noqa: PLC0415 (for jobs that somebody looks at from elsewhere)
+    from hvlaunch.console.stored import head_of  # noqa: PLC0415 (as above)
+
+    try:
+        return OutputStore(directory.path, head_of(spec.console))
+    except OSError as error:
+        raise _can_not_leave(os.strerror(error.errno or 0).lower()) from None
+
+
+def _detachment(
+    directory: "JobDirectory", printer: Printer, on_detached: Callable[[str], None] | None
+) -> "Detachment":
+    from hvlaunch.gloo.driver.detachment import Detachment  # noqa: PLC0415 (for jobs that leave their terminal)
+
+    return Detachment(directory, printer, on_detached)
+
+
+def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.Signals) -> on.Event | Inquiry:
+    """What follows when the terminal is closed, or who reads is gone."""
+    if detachment is None or spec.detach != "on hangup":
+        return on.Interrupted(number)
+    leave = detachment.leave
+    return Inquiry(lambda _state: leave())
+
+
 def _keep(directory: "JobDirectory", result: JobResult) -> None:
     from hvlaunch.gloo.watch.recorder import result_record  # noqa: PLC0415 (for jobs that failed)
     from hvlaunch.jobs.known import prune  # noqa: PLC0415 (as above)
 
-    with suppress(OSError):  # a full disk: nobody will be told of this job
+    with suppress(OSError):
         directory.keep(result_record(result))
     prune(directory.path.parent)
 

@@ -1,5 +1,6 @@
 """A job's own directory: by it this user's other programs know the job, while it runs and afterwards."""
 
+import errno
 import fcntl
 import json
 import os
@@ -61,6 +62,8 @@ class JobDirectory:
         """Make it, with what is known of the job from the start. It appears whole. Raises NoJobDirectory."""
         self.path = root / job_id
         self.about = about
+        self.is_detached = False
+        """Whether nobody waits for the job's end where it was started: how it ends is kept in any case."""
         self._is_kept = False
         making = root / f"{IN_MAKING}{job_id}"
         try:
@@ -94,9 +97,22 @@ class JobDirectory:
         return listener
 
     def keep(self, result: Mapping[str, Any]) -> None:
-        """The job has ended so that people may want to look at it: the directory stays. Raises OSError."""
-        _write(self.path / RESULT, result)
-        self._is_kept = True
+        """The job has ended so that people may want to look at it: the directory stays. Raises OSError.
+
+        Where the disk is full, the oldest of its output makes room.
+        """
+        while not self._is_kept:
+            self._try_to_keep(result)
+
+    def _try_to_keep(self, result: Mapping[str, Any]) -> None:
+        try:
+            _write(self.path / RESULT, result)
+            self._is_kept = True
+        except OSError as error:
+            output = sorted(self.path.glob("output.*"))
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not output:
+                raise
+            output[0].unlink()
 
     def close(self) -> None:
         """Nobody answers for the job any more; if the directory is not to be kept, it goes."""
@@ -131,6 +147,10 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
     """All of it or nothing is there for a reader. Raises OSError."""
     part = path.with_name(f"{path.name}.part")
     descriptor = os.open(part, _FILE, 0o600)
-    with open(descriptor, "wb") as file:  # noqa: PTH123 (by its descriptor)
-        file.write(json.dumps(value).encode() + b"\n")
-    part.rename(path)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123 (by its descriptor)
+            file.write(json.dumps(value).encode() + b"\n")
+        part.rename(path)
+    except OSError:
+        part.unlink()
+        raise

@@ -1,4 +1,4 @@
-"""The jobs that this user's machine knows of, by their directories: those that run, and those that ended badly lately."""
+"""The jobs that this user's machine knows of, by their directories: those that run, and those that ended lately."""
 
 import fcntl
 import json
@@ -15,7 +15,9 @@ from hvlaunch.jobs.directory import ABOUT, IN_MAKING, LOCK, RESULT, remove
 __all__ = ["KnownJob", "await_end", "choose", "known_jobs", "prune"]
 
 _KEPT = 20
-_KEPT_FOR = 7 * 86400.0
+_DAY = 86400.0
+_KEPT_FOR = {True: _DAY, False: 7 * _DAY}
+"""Seconds, for jobs that ended well, and for others."""
 _MAKING_TIME = 60.0
 """Seconds after which a directory that is not whole will never be."""
 _SHORTEST = 4
@@ -37,6 +39,17 @@ class KnownJob(NamedTuple):
         """Seconds since the epoch."""
         began = self.about.get("began")
         return float(began) if isinstance(began, int | float) else 0.0
+
+    @property
+    def ended_well(self) -> bool:
+        return self.result is not None and self.result.get("exit_code") == 0
+
+    @property
+    def ended(self) -> float:
+        """Seconds since the epoch, of a job that has ended; when its directory was last changed, at the latest."""
+        with suppress(OSError):
+            return self.directory.stat().st_mtime
+        return 0.0
 
 
 def known_jobs(root: Path) -> list[KnownJob]:
@@ -82,16 +95,18 @@ def await_end(job: KnownJob) -> Mapping[str, Any] | None:
 
 
 def prune(root: Path, now: float | None = None) -> None:
-    """Remove what is left of jobs that ended: but for the newest 20, and none that is older than a week."""
+    """Remove what is left of jobs that ended, but for the newest 20 of a week, and the newest 20 of a day that ended well."""
     now = time.time() if now is None else now
     with suppress(OSError):
         for name in os.listdir(root):  # noqa: PTH208 (names alone)
             if name.startswith(IN_MAKING) and (root / name).stat().st_mtime < now - _MAKING_TIME:
                 _try_to_remove(root / name)
     over = [job for job in known_jobs(root) if not job.has_driver]
-    old = [job for job in over if job.began < now - _KEPT_FOR]
-    for job in {job.id: job for job in (*over[:-_KEPT], *old)}.values():
-        _try_to_remove(job.directory)
+    for ended_well, kept_for in _KEPT_FOR.items():
+        each = sorted((job for job in over if job.ended_well == ended_well), key=lambda job: job.ended)
+        old = [job for job in each[-_KEPT:] if job.ended < now - kept_for]
+        for job in (*each[:-_KEPT], *old):
+            _try_to_remove(job.directory)
 
 
 def _try_to_remove(directory: Path) -> None:

@@ -40,7 +40,14 @@ _LOOPBACK = "127.0.0.1"
 _END_PATIENCE = 10.0  # seconds for the launcher to notice that its processes have ended
 
 
-def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) -> JobResult:
+def run(
+    spec: JobSpec,
+    *,
+    stdout: BinaryIO,
+    stderr: BinaryIO,
+    stdin: int = 0,
+    on_detached: Callable[[str], None] | None = None,
+) -> JobResult:
     """Run the job with the launcher that spec.mpi names; otherwise as hvlaunch.gloo.controller.run.
 
     Raises HvlaunchError for what is wrong with the job itself, before anything is started.
@@ -52,7 +59,8 @@ def run(spec: JobSpec, *, stdout: BinaryIO, stderr: BinaryIO, stdin: int = 0) ->
         replace(host, slots=counts[host.name], python=None) for host in spec.hosts if host.name in counts
     )
     ways = partial(_ways, whole=spec, options=options, launcher=launcher, python=remote_python(spec))
-    return run_by_agents(replace(spec, hosts=hosts), stdout=stdout, stderr=stderr, stdin=stdin, ways=ways)
+    spec = replace(spec, hosts=hosts)
+    return run_by_agents(spec, stdout=stdout, stderr=stderr, stdin=stdin, ways=ways, on_detached=on_detached)
 
 
 @contextmanager

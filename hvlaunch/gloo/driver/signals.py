@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.engine.events import Event, Interrupted, UserSignal
 
 __all__ = ["signals_as_events"]
@@ -14,8 +15,10 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextmanager
-def signals_as_events(post: Callable[[Event], None]) -> Iterator[None]:
-    """While in the block, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are events.
+def signals_as_events(
+    post: Callable[[Event | Inquiry], None], hangup: Event | Inquiry | None = None
+) -> Iterator[None]:
+    """While in the block, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are events; SIGHUP is `hangup` if that is given.
 
     What is ignored already stays ignored (nohup, jobs in the background of a shell script). Reading
     stdin in the background of a terminal is an error, and does not stop the process. Outside the
@@ -26,7 +29,10 @@ def signals_as_events(post: Callable[[Event], None]) -> Iterator[None]:
         return
 
     def handle(number: int, _frame: object) -> None:
-        post(Interrupted(number) if number in _ENDING else UserSignal(number))
+        if number == signal.SIGHUP and hangup is not None:
+            post(hangup)
+        else:
+            post(Interrupted(number) if number in _ENDING else UserSignal(number))
 
     before = {number: signal.getsignal(number) for number in (*_ENDING, *_PASSED_ON, signal.SIGTTIN)}
     for number in (*_ENDING, *_PASSED_ON):

@@ -72,8 +72,8 @@ class StdinPump:
         try:
             return os.read(self._fd, _CHUNK)
         except OSError as error:
-            # EIO: a terminal that we are in the background of. It isn't ours to read, and has not ended.
-            return None if error.errno == errno.EIO else b""
+            # EIO: a terminal that we are in the background of. It isn't ours to read, and has not ended. Or it is closed.
+            return None if error.errno == errno.EIO and os.isatty(self._fd) else b""
 
     def _pass_on(self, data: bytes | None) -> bool:
         if data is None:

@@ -1,62 +1,20 @@
 """The commands for jobs that are there already: with real jobs on this machine, as a user types them."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hvlaunch.cli.job_commands import run_job_command
 from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.main import main
 from hvlaunch.errors import BadUsage
 from hvlaunch.jobs.control import DriverGone
 from hvlaunch.jobs.known import known_jobs
-
-DEADLINE = 100.0
-_WORKER = """\
-import signal, sys
-signal.signal(signal.SIGUSR1, lambda *_: (print("got USR1", flush=True)))
-print("ready", flush=True)
-while True: signal.pause()
-"""
-
-
-class Site:
-    """A user's jobs, in a state directory of their own."""
-
-    def __init__(self, state: Path) -> None:
-        self.environ = {**os.environ, "XDG_STATE_HOME": str(state)}
-        self.root = state / "hvlaunch/jobs"
-        self.started: list[subprocess.Popen[str]] = []
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """A job of two workers, which both run."""
-        job = subprocess.Popen(
-            [sys.executable, "-m", "hvlaunch", "-np", "2", *arguments, sys.executable, "-c", _WORKER],
-            env=self.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(job)
-        assert job.stdout is not None
-        assert [job.stdout.readline().partition(">: ")[2] for _ in range(2)] == ["ready\n"] * 2
-        return job
-
-    def do(self, *words: str) -> int:
-        return run_job_command(words, self.environ)
-
-    def close(self) -> None:
-        for job in self.started:
-            job.terminate()
-            job.communicate(timeout=DEADLINE)
+from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
 
 @pytest.fixture
@@ -64,13 +22,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path / "state")
     yield site
     site.close()
-
-
-def wait_until(condition, what):
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def test_a_job_from_its_start_to_its_end(site, capsys):

@@ -37,7 +37,7 @@ def test_everything_said_arrives(here):
     for name in ("key", "config", "vars"):
         (here / name).write_text("FROM_FILE=1\n")
     line = (
-        "--job-name base -np 3 -H a:2,u@b:1 --slots-per-host 4 --force-slots -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
+        "--job-name base --detach -np 3 -H a:2,u@b:1 --slots-per-host 4 --force-slots -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
         "--ssh-user me -i key --ssh-config config --host-keys off --ssh-client openssh --connect-limit 3 --remote-python /py --start-timeout 1 --lease 2 "
         "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log "
         "--horovod --rendezvous-relay always --rendezvous-port 4711 --rendezvous-bind 10.0.0.9 --worker-port-range 29500-29599 "
@@ -50,6 +50,7 @@ def test_everything_said_arrives(here):
         hosts=(Host("a", slots=2), Host("b", slots=1, user="u")),
         cwd="/data",
         name="base",
+        detach="at start",
         np=3,
         end_with_rank=2,
         slots_per_host=4,
@@ -318,3 +319,16 @@ def test_what_can_not_be_with_skipped_hosts_or_a_last_rank(line, cause):
     with pytest.raises(BadUsage) as caught:
         job_spec(parse(shlex.split(line)), {})
     assert caught.value.cause.startswith(cause)
+
+
+@pytest.mark.parametrize(
+    ("line", "patience"),
+    [
+        ("python x.py", 5.0),
+        ("--detach python x.py", 30.0),
+        ("--detach-on-hangup --lease 60 python x.py", 60.0),
+        ("--detach --reconnect-timeout 7 python x.py", 7.0),
+    ],
+)
+def test_who_leaves_has_agents_that_wait_for_the_lease(here, line, patience):
+    assert spec_of(line).reconnect_timeout == patience

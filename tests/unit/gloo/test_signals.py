@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.driver.signals import signals_as_events
 from hvlaunch.gloo.engine import events as on
 
@@ -22,16 +23,24 @@ from hvlaunch.gloo.engine import events as on
 )
 def test_each_is_an_event_and_handlers_come_back(number: signal.Signals, event: on.Event) -> None:
     before = signal.getsignal(number)
-    got: list[on.Event] = []
+    got: list[on.Event | Inquiry] = []
     with signals_as_events(got.append):
         os.kill(os.getpid(), number)
     assert got == [event]
     assert signal.getsignal(number) is before
 
 
+def test_a_hangup_may_mean_something_else() -> None:
+    got: list[on.Event | Inquiry] = []
+    with signals_as_events(got.append, on.Began()):
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert got == [on.Began(), on.Interrupted(signal.SIGTERM)]
+
+
 def test_what_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    got: list[on.Event] = []
+    got: list[on.Event | Inquiry] = []
     try:
         with signals_as_events(got.append):
             os.kill(os.getpid(), signal.SIGHUP)

@@ -1,5 +1,7 @@
 """Which jobs there are, which one a name means, and what is removed."""
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,10 +31,13 @@ class Jobs:
         self._open.remove(directory)
         directory.close()
 
-    def fail(self, job_id: str, *, began: float = NOW, name: str | None = None) -> None:
+    def fail(
+        self, job_id: str, *, began: float = NOW, ended: float = NOW, name: str | None = None, code: int = 1
+    ) -> None:
         directory = self.start(job_id, began=began, name=name)
-        directory.keep({"exit_code": 1})
+        directory.keep({"exit_code": code})
         self.end(directory)
+        os.utime(directory.path, (ended, ended))
 
     @property
     def ids(self) -> list[str]:
@@ -111,9 +116,36 @@ def test_no_such_job_or_too_many(jobs, word, cause):
 def test_the_newest_twenty_stay_for_a_week_and_none_that_runs_goes(jobs):
     jobs.start("0000", began=NOW - 30 * DAY)
     for number in range(1, 25):
-        jobs.fail(f"{number:04}", began=NOW - (9 - number / 3) * DAY)
+        jobs.fail(f"{number:04}", began=NOW - 20 * DAY, ended=NOW - (9 - number / 3) * DAY)
     prune(jobs.root, NOW)
-    assert jobs.ids == ["0000", *(f"{number:04}" for number in range(6, 25))]
+    assert sorted(jobs.ids) == ["0000", *(f"{number:04}" for number in range(6, 25))]
+
+
+def test_of_those_that_ended_well_the_newest_twenty_stay_for_a_day(jobs):
+    jobs.fail("bad0", ended=NOW - 6 * DAY)
+    for number in range(25):
+        jobs.fail(f"{number:04}", ended=NOW - (25 - number) / 20 * DAY, code=0)
+    prune(jobs.root, NOW)
+    assert sorted(jobs.ids) == [*(f"{number:04}" for number in range(5, 25)), "bad0"]
+    prune(jobs.root, NOW + DAY / 2)
+    assert sorted(jobs.ids) == [*(f"{number:04}" for number in range(15, 25)), "bad0"]
+
+
+def test_a_full_disk_has_room_for_how_the_job_ended(jobs, monkeypatch):
+    directory = jobs.start("aaaa")
+    for number in range(3):
+        (directory.path / f"output.00000{number}").write_bytes(b"output")
+    real = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        if (directory.path / "output.000001").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    directory.keep({"exit_code": 3})
+    assert known_jobs(jobs.root)[0].result == {"exit_code": 3}
+    assert [path.name for path in directory.path.glob("output.*")] == ["output.000002"]
 
 
 def test_one_that_is_being_made_stays_and_one_that_never_was_goes(jobs, tmp_path):

@@ -1,0 +1,90 @@
+"""The minder of a detached job: it starts another driver where the last one has ended and the job has not.
+
+A process of its own, which waits for the lock of the job's directory, and ends with the job.
+"""
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from hvlaunch.jobs.directory import ABOUT, LOCK, RESULT
+
+__all__ = ["start_minder", "start_successor"]
+
+_MOST_STARTS, _WITHIN = 3, 600.0
+_LOOK = 0.1
+
+
+def start_minder(directory: Path) -> None:
+    """Begin to watch over the job of this directory, in a process that outlives this one. Raises OSError."""
+    _start("hvlaunch.jobs.minder", directory)
+
+
+def start_successor(directory: Path) -> "subprocess.Popen[bytes]":
+    """Start a driver that takes the job over, in a session of its own. Raises OSError."""
+    return _start("hvlaunch.gloo.successor", directory)
+
+
+def _start(module: str, directory: Path) -> "subprocess.Popen[bytes]":
+    # Where `python -m` looks first, the working directory, anything may be.
+    program = (
+        f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_module({module!r}, run_name='__main__')"
+    )
+    null = subprocess.DEVNULL
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", program, str(directory)],
+        stdin=null,
+        stdout=null,
+        stderr=null,
+        start_new_session=True,
+    )
+
+
+def _mind(directory: Path) -> None:
+    """Until the job has ended, or its drivers have died too often."""
+    starts: deque[float] = deque(maxlen=_MOST_STARTS)
+    while True:
+        _wait_for_end_of_driver(directory)
+        if not (directory / ABOUT).exists() or (directory / RESULT).exists():
+            return
+        if len(starts) == _MOST_STARTS and time.monotonic() < starts[0] + _WITHIN:
+            return
+        starts.append(time.monotonic())
+        successor = start_successor(directory)
+        while successor.poll() is None and not _has_driver(directory):
+            time.sleep(_LOOK)
+
+
+def _wait_for_end_of_driver(directory: Path) -> None:
+    lock = _open_lock(directory)
+    if lock >= 0:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        os.close(lock)
+
+
+def _has_driver(directory: Path) -> bool:
+    lock = _open_lock(directory)
+    if lock < 0:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _open_lock(directory: Path) -> int:
+    try:
+        return os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+if __name__ == "__main__":
+    _mind(Path(sys.argv[1]))
