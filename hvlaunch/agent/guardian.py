@@ -85,7 +85,7 @@ def watch_over(
 
 
 def _wait(agent: int, life: int, patience: float) -> int:
-    """The agent's wait status. One is killed of which nothing is heard for `patience` seconds, at `life`, after its channel's end."""
+    """The agent's wait status. One that once spoke at `life`, or whose channel has ended, is killed when it says nothing for `patience`."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -95,7 +95,9 @@ def _wait(agent: int, life: int, patience: float) -> int:
     poll = select.poll()
     poll.register(wake_read, select.POLLIN)
     poll.register(0, select.POLLHUP | select.POLLRDHUP)
+    poll.register(life, select.POLLIN)
     deadline: Optional[float] = None
+    more = 2 * _KILL_PATIENCE  # it may be ending its workers in order
     while True:
         ended, status = os.waitpid(agent, os.WNOHANG)
         if ended:
@@ -111,8 +113,8 @@ def _wait(agent: int, life: int, patience: float) -> int:
             else:
                 if fd == 0:
                     poll.unregister(0)
-                    poll.register(life, select.POLLIN)
-                deadline = time.monotonic() + patience
+                    more = 0.0
+                deadline = time.monotonic() + patience + more
         if deadline is not None and time.monotonic() >= deadline:
             os.kill(agent, signal.SIGKILL)
             deadline = None

@@ -188,6 +188,16 @@ def test_after_an_agent_that_is_stopped_and_loses_its_driver(launch: Launch, hun
     job.assert_nothing_left()
 
 
+def test_after_an_agent_that_is_stopped_and_whose_channel_stays(launch: Launch, hunt: Hunt) -> None:
+    """As where the sshd of its first connection is stopped too, so that the channel never closes."""
+    job = Job(launch(grace=0.2, lease=1.0), hunt)
+    job.link.send("ping")
+    job.link.expect("pong")
+    job.agent.suspend()
+    assert job.link.status() == 137
+    job.assert_nothing_left()
+
+
 def test_after_a_stopped_worker(job: Job) -> None:
     for pid in job.hunt.pids():
         os.kill(pid, signal.SIGSTOP)
