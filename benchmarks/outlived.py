@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
 from tests.cluster.jobs import HVLAUNCH
+from tests.cluster.places import Place
 from tests.cluster.testhosts import Host, TestHosts, wait_until
 
 PROGRAM = Path(__file__).with_name("outlived_training.py")
@@ -77,6 +78,7 @@ class Training:
         folder.mkdir()
         self.hosts = hosts
         self.shown = Shown()
+        self.is_launched = "--mpi" in options
         self.errors = folder / "errors"
         self._end = folder / "end"
         names = ",".join(f"{name}:2" for name in NAMES)
@@ -150,21 +152,48 @@ def kill_sshd(training: Training) -> None:
 
 
 def reset(training: Training) -> None:
-    """A firewall answers all that comes of these connections with RST, until they are gone."""
+    """A firewall answers all that the driver sends by the connection with RST, until it is gone."""
     host = any_host(training)
-    rule = ["INPUT", "-p", "tcp", "--dport", "22", "-j", "REJECT", "--reject-with", "tcp-reset"]
-    ours = ["ss", "-Htn", "state", "established", "dst", f"{host.address}:22"]
-
-    def ports() -> set[str]:
-        listing = training.hosts.driver.run(ours, check=True).stdout
-        return {line.split()[2].rpartition(":")[2] for line in listing.splitlines()}
-
-    before = ports()
-    assert before
     host.touched = True
-    host.run(["iptables", "-w", "-I", *rule], check=True)
-    wait_until(lambda: not before & ports(), "the connections are reset")
-    host.run(["iptables", "-w", "-D", *rule], check=True)
+    _filter_until_gone(training, host, host)
+
+
+def reset_agent(training: Training) -> None:
+    """The same for what the agent sends: the driver does not hear of it."""
+    host = any_host(training)
+    _filter_until_gone(training, host, training.hosts.driver)
+
+
+def half_open(training: Training) -> None:
+    """A firewall has forgotten one connection, and drops all that comes of it: the two ends have to notice."""
+    host = any_host(training)
+    [(ours, theirs)] = _connections(training, host)
+    words = ["-s", host.address, "-p", "tcp", "--sport", theirs, "--dport", ours, "-j", "DROP"]
+    training.hosts.driver.run(["iptables", "-w", "-I", "INPUT", *words], check=True)
+    before = training.again
+    wait_until(lambda: training.again > before, "connected again", PATIENCE)
+    training.hosts.driver.run(["iptables", "-w", "-D", "INPUT", *words], check=True)
+
+
+def _connections(training: Training, host: Host) -> set[tuple[str, str]]:
+    """Those to the host's sshd, or with --mpi those of hvlaunch itself: the ports, ours first."""
+    query = ["ss", "-Htnp", "state", "established", "dst", host.address]
+    lines = training.hosts.driver.run(query, check=True).stdout.splitlines()
+    if training.is_launched:
+        lines = [line for line in lines if f"pid={training.process.pid}," in line]
+    ports = {tuple(end.rpartition(":")[2] for end in line.split()[2:4]) for line in lines}
+    return {(ours, theirs) for ours, theirs in ports if training.is_launched or theirs == "22"}
+
+
+def _filter_until_gone(training: Training, host: Host, place: Place) -> None:
+    """What comes to `place` by the host's connection is refused."""
+    [(ours, theirs)] = _connections(training, host)
+    source, port = (theirs, ours) if place is training.hosts.driver else (ours, theirs)
+    rule = ["INPUT", "-p", "tcp", "--sport", source, "--dport", port]
+    rule += ["-j", "REJECT", "--reject-with", "tcp-reset"]
+    place.run(["iptables", "-w", "-I", *rule], check=True)
+    wait_until(lambda: (ours, theirs) not in _connections(training, host), "the connection is reset")
+    place.run(["iptables", "-w", "-D", *rule], check=True)
 
 
 def cut_one(training: Training) -> None:
@@ -200,14 +229,22 @@ class Kind:
 
 
 PATIENT = ("--lease", "60")
+HASTY = ("--lease", "8")
 OPENSSH = ("--ssh-client", "openssh")
+MPI = ("--mpi", "--mpirun", "mpirun.openmpi")
 KINDS = {
     "a host's connection is reset": Kind(reset),
     "a host's connection is reset (openssh)": Kind(reset, OPENSSH),
+    "an agent's connection is reset (--mpi)": Kind(reset_agent, MPI),
+    "the driver's connection to an agent is reset (--mpi)": Kind(reset, MPI),
+    "an agent's connection is half open (--mpi)": Kind(half_open, (*MPI, *HASTY)),
+    "a host's connection is half open": Kind(half_open, HASTY),
     "a host's sshd child is killed": Kind(kill_sshd),
     "a host's sshd child is killed (openssh)": Kind(kill_sshd, OPENSSH),
     "the link of a host is cut for 20 s": Kind(cut_one, PATIENT),
+    "the link of a host is cut for 20 s (--mpi)": Kind(cut_one, (*MPI, *PATIENT)),
     "all links are cut for 20 s": Kind(cut_all, PATIENT),
+    "all links are cut for 20 s (--mpi)": Kind(cut_all, (*MPI, *PATIENT)),
     "the jump host's sshd is restarted": Kind(restart_gate, behind_gate=True),
     "the jump host's sshd is restarted (openssh)": Kind(restart_gate, OPENSSH, behind_gate=True),
 }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import ssl
     from hashlib import sha256
     from json import dumps as quoted
-    from typing import Any, List, Optional, Sequence
+    from typing import Any, Callable, List, Optional, Sequence
 
     new_context, wrap = ssl.SSLContext, ssl.SSLContext.wrap_bio
 
@@ -39,16 +39,18 @@ else:
 
         new_context, wrap = ssl.SSLContext, ssl.SSLContext.wrap_bio
 
-__all__ = ["ADDRESSES", "CERTIFICATE", "ENTRY", "LONGEST_ENTRY", "Sealed", "main"]
+__all__ = ["ADDRESSES", "CERTIFICATE", "ENTRY", "LONGEST_ENTRY", "WORD_SIZE", "Sealed", "main"]
 
 ENTRY = "HVLAUNCH_ENTRY"
 CERTIFICATE = "HVLAUNCH_DRIVER_CERT"
 ADDRESSES = "HVLAUNCH_DRIVER"
 """Where the driver listens, the likeliest first: `ADDRESS PORT,ADDRESS PORT`."""
 LONGEST_ENTRY = 256
+WORD_SIZE = 64
+"""Bytes of the word that is good for this agent's further calls, and for nobody else's."""
 
 _STAGGER = 0.25  # seconds between addresses: one that leads nowhere may take minutes to say so
-_PATIENCE = 30.0
+_PATIENCE, _PATIENCE_AGAIN = 30.0, 4.0
 _TLS_1_3: Any = 0x0304
 _HEAD = 5  # bytes of a TLS record, the last two of them the length of the rest (RFC 8446, 5.1)
 _RECORDS = (20, 21, 22, 23)
@@ -61,6 +63,9 @@ class Sealed:
 
     One thread may read while another writes.
     """
+
+    again: Optional[Callable[[], Sealed]] = None
+    """Of the caller: makes another connection to the same driver. Raises SystemExit."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_side: bool) -> None:
         self.socket = sock
@@ -136,11 +141,12 @@ class Sealed:
 class _Calls:
     """Calls several addresses, one after the other; the first where the driver answers is the one that counts."""
 
-    def __init__(self, entry: bytes, certificate: str, facts: bytes) -> None:
-        """`facts` is what the driver is told of this process."""
+    def __init__(self, entry: bytes, certificate: str, facts: bytes, patience: float) -> None:
+        """`facts` is what the driver is told of this process, `patience` the seconds for each of its answers."""
         self._entry = entry
         self._certificate = certificate
         self._facts = facts
+        self._patience = patience
         self._lock = _thread.allocate_lock()
         self._until_over = _thread.allocate_lock()
         self._until_over.acquire()
@@ -172,7 +178,7 @@ class _Calls:
             return
         try:
             sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-            sock.settimeout(_PATIENCE)
+            sock.settimeout(self._patience)
             sock.connect((address, port))
             self._meet(sock)
         except OSError as error:
@@ -211,9 +217,16 @@ def main(names: Sequence[str], ranks: Optional[socket.socket] = None) -> None:
     known = {name: value for name, value in os.environ.items() if name in names}
     told = ",".join("%s:%s" % (quoted(name), quoted(value)) for name, value in known.items())
     facts = ("[%s,{%s}]" % (quoted(os.uname().nodename), told)).encode("ascii")
-    calls = _Calls(os.environ.pop(ENTRY).encode("ascii"), os.environ.pop(CERTIFICATE), facts)
-    driver = calls.driver(os.environ.pop(ADDRESSES).split(","))
+    entry, certificate, addresses = (os.environ.pop(name) for name in (ENTRY, CERTIFICATE, ADDRESSES))
+
+    def call(word: bytes, patience: float) -> Sealed:
+        driver = _Calls(word, certificate, facts, patience).driver(addresses.split(","))
+        driver.again = lambda: call(own_word, _PATIENCE_AGAIN)
+        return driver
+
+    driver = call(entry.encode("ascii"), _PATIENCE)
     try:
+        own_word = driver.receive(WORD_SIZE)
         program = driver.receive(int.from_bytes(driver.receive(4), "big"))
     except OSError:
         sys.exit(1)  # it has no use for us, and says why itself

@@ -32,7 +32,7 @@ class DriverChannel:
 
     def __init__(self, read_fd: int, write_fd: int, sealed: Optional[Sealed] = None) -> None:
         """`sealed` encrypts what goes through them, where nothing else does."""
-        self._sealed = sealed
+        self.sealed = sealed
         self.read_fd = read_fd
         self.write_fd = write_fd
         self._decoder = Decoder(ORDERS)
@@ -92,10 +92,10 @@ class DriverChannel:
 
     def _begin(self, frame: bytes) -> None:
         pieces = self._writer.cut(frame)
-        if self._sealed is None:
+        if self.sealed is None:
             self._begun.extend(pieces)
         else:
-            self._begun.append(self._sealed.seal(b"".join(pieces)))
+            self._begun.append(self.sealed.seal(b"".join(pieces)))
 
     def _next(self) -> Tuple[str, bytes]:
         self._own_turn = bool(self._own) and (self._own_turn or not self._relayed)
@@ -133,7 +133,7 @@ class DriverChannel:
         for ours in (self.read_fd, self.write_fd):
             os.dup2(fd, ours)
         os.close(fd)
-        self._sealed = sealed
+        self.sealed = sealed
         self._decoder = Decoder(ORDERS)
         self._writer = writer
         self.is_away = False
@@ -147,8 +147,8 @@ class DriverChannel:
             data = os.read(self.read_fd, _READ_SIZE)
             if not data:
                 return None
-            if self._sealed is not None:
-                data = self._sealed.open(data)
+            if self.sealed is not None:
+                data = self.sealed.open(data)
         except BlockingIOError:
             return []
         except OSError:

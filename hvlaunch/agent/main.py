@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hvlaunch.agent.caller import Sealed
     from hvlaunch.agent.frames import Frame
     from hvlaunch.agent.local_ranks import Meeting
-    from hvlaunch.agent.quick import socket
     from hvlaunch.agent.rejoin import Visitors
     from hvlaunch.agent.relay import RelayListener
     from hvlaunch.agent.workers import Step
@@ -145,6 +144,8 @@ class Agent:
                 self._give_up("the driver is gone")
             elif now >= self._last_heard + self._lease:
                 self._give_up("heard nothing from the driver for %g seconds" % self._lease)
+            elif self._is_lost():
+                self._call_driver()
         pids = reaper.kill_descendants(self._patience)
         left = len(pids)
         if self._workers.ranks is not None:
@@ -163,7 +164,8 @@ class Agent:
         return int(self._guardian_fd < 0)
 
     def _timeout(self) -> float:
-        deadlines = [self._end_by if self._ending else self._last_heard + self._lease]
+        end = self._last_heard + self._lease
+        deadlines = [self._end_by if self._ending else end if self._is_lost() else end - self._lease / 2]
         if self._lost_at is not None and not self._ending:
             deadlines.append(self._lost_at + self._reconnect)
         deadlines.extend(self._workers.deadlines())
@@ -199,14 +201,25 @@ class Agent:
         self._channel.lose()
         self._lost_at = time.monotonic()
         self._workers.lose_driver()
+        self._call_driver()
 
-    def _let_in(self, listener: socket.socket) -> None:
-        """Somebody is at our socket: it may be a carrier."""
+    def _receive_visitors(self) -> Visitors:
         if self._visitors is None:
             from hvlaunch.agent.rejoin import Visitors  # noqa: PLC0415 (few connections are lost)
 
             self._visitors = Visitors(self._channel, self._selector, self._key, self._hang_up, self._go_on)
-        self._visitors.let_in(listener)
+        return self._visitors
+
+    def _call_driver(self) -> None:
+        """By ssh it finds the way to us; else we called it, and call it again."""
+        sealed = self._channel.sealed
+        if sealed is not None and sealed.again is not None and self._channel.can_rejoin:
+            self._receive_visitors().call(sealed.again, self._is_lost, self._call_soon)
+
+    def _is_lost(self) -> bool:
+        """Whether another connection is needed, as far as we know."""
+        half = self._last_heard + self._lease / 2
+        return not self._ending and (self._lost_at is not None or time.monotonic() >= half)
 
     def _hang_up(self) -> None:
         """Wait for nothing more of this connection."""
@@ -267,11 +280,12 @@ class Agent:
         """From now on another connection may take the place of this one, where whoever brings it has the key."""
         if not self._key:
             return
-        try:
-            listener = scratch.listen(self._scratch)
-        except OSError:
-            return  # then the session ends with its connection
-        self._selector.register(listener, READ, lambda: self._let_in(listener))
+        if self._channel.sealed is None:
+            try:
+                listener = scratch.listen(self._scratch)
+            except OSError:
+                return  # then the session ends with its connection
+            self._selector.register(listener, READ, lambda: self._receive_visitors().let_in(listener))
         self._channel.can_rejoin = True
 
     def _show_life(self) -> None:

@@ -1,12 +1,15 @@
 """A session goes on over another connection: whoever comes proves by the session's key that it is the driver, and so do we.
 
-By ssh a carrier (agent/carrier.py) joins the driver's connection to our socket, and knows no key.
+By ssh a carrier (agent/carrier.py) joins the driver's connection to our socket, and knows no key. Where a launcher has started
+us, we call the driver, as we did at first (agent/caller.py).
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
+import time
 
 from hvlaunch.agent.frames import BadFrame, Decoder, encode
 from hvlaunch.agent.pieces import PieceWriter
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Visitors", "session_proof"]
 
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
+_ANSWER, _LOOK = 4.0, 0.05
+"""Seconds for the driver to take a call, and between two looks whether it has."""
 _MOST = 8  # that may have proved nothing yet; of more the oldest is sent away
 _READ_SIZE = 1 << 16
 _COUNT = whole(0, 1 << 53)
@@ -58,6 +64,44 @@ class Visitors:
         self._hang_up = hang_up
         self._go_on = go_on
         self._visitors: List[_Visitor] = []
+        self._is_needed = _thread.allocate_lock()
+        """Held while nobody needs to call."""
+        self._is_calling = False
+
+    def call(
+        self,
+        again: Callable[[], Sealed],
+        is_lost: Callable[[], bool],
+        call_soon: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Call the driver by `again`, in a thread, for as long as `is_lost`; who answers is asked in the loop (`call_soon`)."""
+        if not self._is_calling:
+            self._is_calling = True
+            _thread.start_new_thread(self._call, (again, is_lost, call_soon))
+        elif self._is_needed.locked():
+            self._is_needed.release()
+
+    def _call(
+        self,
+        again: Callable[[], Sealed],
+        is_lost: Callable[[], bool],
+        call_soon: Callable[[Callable[[], None]], None],
+    ) -> None:
+        while True:
+            pause = _FIRST_PAUSE
+            while is_lost():
+                try:
+                    sealed = again()
+                except SystemExit:
+                    time.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+                    continue
+                fd = os.dup(sealed.socket.fileno())
+                call_soon(lambda fd=fd, sealed=sealed: self.ask(fd, sealed))  # type: ignore[misc]
+                due = time.monotonic() + _ANSWER
+                while is_lost() and time.monotonic() < due:
+                    time.sleep(_LOOK)
+            self._is_needed.acquire()
 
     def let_in(self, listener: socket.socket) -> None:
         """Ask the next one at our socket for its proof; none of another user's."""

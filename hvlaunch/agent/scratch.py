@@ -12,6 +12,8 @@ __all__ = ["SOCKET", "listen", "make", "remove"]
 SOCKET = "agent"
 
 _LONGEST = 4096
+_SHORT = 100
+"""Bytes of a directory in which a socket's name is short enough for the kernel (108)."""
 
 
 def make() -> str:
@@ -33,9 +35,8 @@ def listen(directory: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fd = os.open(directory, os.O_RDONLY)
     try:
-        listener.bind(
-            "/proc/self/fd/%d/%s" % (fd, SOCKET)
-        )  # the name of a socket has to be short, and TMPDIR may be long
+        is_short = len(os.fsencode(directory)) <= _SHORT
+        listener.bind(os.path.join(directory if is_short else "/proc/self/fd/%d" % fd, SOCKET))
     finally:
         os.close(fd)
     listener.listen(8)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hvlaunch.agent.caller import LONGEST_ENTRY, Sealed
 from hvlaunch.agent.shapes import mapping, of, pair, plain, text
 from hvlaunch.mpi.process_ranks import ALL_NAMES
+from hvlaunch.mpi.return_calls import ReturnCalls
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from hvlaunch.rendezvous.serving.listeners import Listeners
 from hvlaunch.rendezvous.serving.strangers import StrangerLimits, Strangers
@@ -48,6 +49,8 @@ class Caller(NamedTuple):
     hostname: str
     environ: Mapping[str, str]
     """The variables by which its launcher tells it who it is."""
+    word: bytes | None = None
+    """Its own, by which it has come again."""
 
 
 class _Stranger:
@@ -62,7 +65,8 @@ class _Stranger:
 class CallListener:
     """Listens from the start until close(); `admit` gets the callers, in threads.
 
-    `entry` is what lets them in, once they have made sure by the `certificate` who is to be told it. `host` "" is every address.
+    `entry` is what lets them in, once they have made sure by the `certificate` who is to be told it. Those who have been
+    here before have a word of their own, and go to `returns`. `host` "" is every address.
     """
 
     def __init__(
@@ -73,7 +77,9 @@ class CallListener:
         limits: CallLimits | None = None,
         *,
         host: str = "",
+        returns: ReturnCalls | None = None,
     ) -> None:
+        self._returns = returns or ReturnCalls()
         self._entry = entry.encode("ascii")
         self._certificate = certificate
         self._admit = admit
@@ -145,7 +151,10 @@ class CallListener:
                 self._strangers.leave(stranger)
                 stranger.socket.close()
         else:
-            self._admit(caller)
+            if caller.word is None:
+                self._admit(caller)
+            else:
+                self._returns.add(caller.word, caller.connection)
 
     def _trust(self, stranger: _Stranger) -> None:
         """It is of this job, and others at its address may be, too. Raises OSError where it has been hung up on."""
@@ -161,10 +170,12 @@ class CallListener:
         persist(sock)
         caller = Sealed(sock, context, server_side=True)
         caller.shake_hands()
-        if not hmac.compare_digest(_part(caller, LONGEST_ENTRY), self._entry):
+        word = _part(caller, LONGEST_ENTRY)
+        is_new = hmac.compare_digest(word, self._entry)
+        if not is_new and not self._returns.knows(word):
             raise ValueError("a wrong word")
         hostname, environ = _facts(_part(caller, self._limits.facts))
-        return Caller(caller, hostname, environ)
+        return Caller(caller, hostname, environ, None if is_new else word)
 
 
 def _part(caller: Sealed, most: int) -> bytes:

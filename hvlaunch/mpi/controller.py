@@ -32,6 +32,7 @@ from hvlaunch.mpi.launcher_errors import LauncherFailed
 from hvlaunch.mpi.process import LauncherProcess
 from hvlaunch.mpi.process_ranks import names_of
 from hvlaunch.mpi.request import counted, remote_python, request_of
+from hvlaunch.mpi.return_calls import ReturnCalls
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 
 __all__ = ["run"]
@@ -92,6 +93,7 @@ def _ways(
             launcher, replace(request, rankfile=stack.enter_context(_rankfile(launcher, request)))
         )
         addresses = _addresses(spec)
+        returns = stack.enter_context(closing(ReturnCalls()))
         listener = stack.enter_context(
             closing(
                 CallListener(
@@ -99,6 +101,7 @@ def _ways(
                     keys.certificate,
                     arrivals.add,
                     host=addresses[0] if len(addresses) == 1 else "",
+                    returns=returns,
                 )
             )
         )
@@ -111,7 +114,7 @@ def _ways(
         }
         process = LauncherProcess(command, env, say=say, ended=ended)
         stack.callback(_end, arrivals, process)
-        yield partial(_connect, arrivals, process, spec.start_timeout)
+        yield partial(_connect, arrivals, returns, process, spec.start_timeout)
 
 
 def _quick_words(spec: JobSpec, request: Request, launcher: Launcher) -> tuple[str, ...]:
@@ -140,10 +143,14 @@ def _end(arrivals: Arrivals, process: LauncherProcess) -> None:
     process.close(_END_PATIENCE if complete else 0.0)
 
 
-def _connect(arrivals: Arrivals, process: LauncherProcess, timeout: float, host: Host) -> AgentConnection:
+def _connect(
+    arrivals: Arrivals, returns: ReturnCalls, process: LauncherProcess, timeout: float, host: Host
+) -> AgentConnection:
     """Raises HvlaunchError."""
     caller, processes = arrivals.of(host.name, timeout)
-    return LaunchedAgent(host.name, caller.connection, processes, process.wait, lambda: arrivals.trouble)
+    return LaunchedAgent(
+        host.name, caller.connection, processes, process.wait, lambda: arrivals.trouble, returns
+    )
 
 
 def _addresses(spec: JobSpec) -> list[str]:

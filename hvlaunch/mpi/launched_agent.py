@@ -3,18 +3,21 @@
 import contextlib
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.caller import Sealed
 from hvlaunch.agent.frames import encode
-from hvlaunch.errors import AgentFailed, HostError, HostLost, HvlaunchError
+from hvlaunch.errors import AgentFailed, HostError, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection, Listener
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.piece_reader import PieceReader
 from hvlaunch.gloo.driver.reports import report_decoder
 from hvlaunch.job import Host
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
+from hvlaunch.mpi.return_calls import ReturnCalls
 from hvlaunch.ssh.streams.tcp import is_near, silence
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["LaunchedAgent", "LauncherEnd"]
 
 _READ_SIZE = 1 << 16
+_LOOK = 0.5  # seconds between two looks whether the launcher is still there
 _PATIENCE = 5.0  # seconds for a launcher that ends its processes to end as well
 _BY_THE_LAUNCHER = ("got SIG", "its guardian was killed", "the launcher's process")
 _ENDING = (signal.SIGTERM, signal.SIGKILL)
@@ -72,20 +76,32 @@ class LaunchedAgent:
         processes: int,
         launcher_end: Callable[[float], int | None],
         trouble: Callable[[], HvlaunchError | None],
+        returns: ReturnCalls,
     ) -> None:
         """`launcher_end` waits for the launcher's end, some seconds: its exit status, None where it runs on.
 
-        `trouble` is why we have hung up on all agents, if we have.
+        `trouble` is why we have hung up on all agents, if we have; by `returns` the agent calls again.
         """
         self._host = host
         self._trouble = trouble
-        self._sealed = connection
         self._launcher_end = launcher_end
-        self.local_address: str | None = plain(connection.socket.getsockname()[0])
-        self.remote_address: str | None = plain(connection.socket.getpeername()[0])
+        self._returns = returns
+        self._end = LauncherEnd(processes)
         self.is_launched = True
         self.processes = processes
-        self.can_rejoin = False
+        self.on_call: Callable[[], None] = lambda: None
+        self._word = returns.expect(self._called)
+        self._begin(connection)
+
+    def _called(self) -> None:
+        self.on_call()
+
+    def _begin(self, connection: Sealed) -> None:
+        self._sealed = connection
+        self._is_closed = False
+        self.can_rejoin = True
+        self.local_address: str | None = plain(connection.socket.getsockname()[0])
+        self.remote_address: str | None = plain(connection.socket.getpeername()[0])
 
     def start_agent(
         self,
@@ -95,26 +111,44 @@ class LaunchedAgent:
     ) -> AgentChannel:
         data = program.packed(is_near=is_near(self._sealed.socket), with_ranks=self.processes > 1)
         with contextlib.suppress(OSError):  # who reads sees the end too
-            self._sealed.sendall(len(data).to_bytes(4, "big") + data)  # in records of its own
-        return _Channel(self._sealed, listener, LauncherEnd(self.processes), self._cause)
+            self._sealed.sendall(self._word + len(data).to_bytes(4, "big") + data)  # in records of its own
+        return self._channel(listener)
+
+    def _channel(self, listener: Listener) -> AgentChannel:
+        return _Channel(self._sealed, listener, self._end, self._cause, self._ended)
+
+    def _ended(self) -> None:
+        """The connection is at its end: by the other side's, since no cut looks so, or by ours. Raises OSError for ours."""
+        self.can_rejoin = self._is_closed
+        if self._is_closed:
+            raise ConnectionAbortedError("it was silent")
 
     def rejoin(
         self,
         program: AgentProgram,  # noqa: ARG002 (as AgentConnection has it)
         host: Host,
         scratch: str,  # noqa: ARG002
-        listener: Listener,  # noqa: ARG002
-        timeout: float,  # noqa: ARG002
+        listener: Listener,
+        timeout: float,
     ) -> tuple[AgentConnection, AgentChannel]:
-        raise HostLost("its agent can't be called", host=host.name)
+        deadline = time.monotonic() + timeout
+        while (call := self._returns.next(self._word, _LOOK)) is None:
+            self.close()  # it may hear us, and then it calls
+            if self._launcher_end(0.0) is not None:
+                raise HostLost("its launcher has ended", host=host.name)
+            if time.monotonic() >= deadline:
+                raise StartTimeout(f"its agent has not called within {timeout:g} s", host=host.name)
+        again = copy(self)
+        again._begin(call)  # noqa: SLF001 (one of us)
+        return again, again._channel(listener)  # noqa: SLF001 (as above)
 
     def _cause(self, is_launchers: bool) -> HostError | None:
         """Of the connection's end, where it is not the agent's own: we have hung up, or it `is_launchers`."""
         if (trouble := self._trouble()) is not None:
             return AgentFailed(trouble.cause, host=self._host, hint=trouble.hint)
-        return self._ended() if is_launchers else None
+        return self._ended_by_launcher() if is_launchers else None
 
-    def _ended(self) -> EndedByLauncher:
+    def _ended_by_launcher(self) -> EndedByLauncher:
         status = self._launcher_end(_PATIENCE)
         how = "" if status is None else f", and then ended with exit code {status}"
         return EndedByLauncher(f"the launcher ended its processes{how}", host=self._host, status=status)
@@ -123,6 +157,7 @@ class LaunchedAgent:
         return silence(self._sealed.socket)
 
     def close(self) -> None:
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._sealed.socket.shutdown(socket.SHUT_RDWR)
 
@@ -136,7 +171,9 @@ class _Channel:
         listener: Listener,
         end: LauncherEnd,
         cause: Callable[[bool], HostError | None],
+        ended: Callable[[], None],
     ) -> None:
+        self._ended = ended
         self._sealed = sealed
         self._listener = listener
         self._end = end
@@ -153,6 +190,7 @@ class _Channel:
                     yield header, body
         if (cause := self._cause(self._end.is_over)) is not None:
             raise cause
+        self._ended()
 
     def _read(self) -> bytes:
         """Empty at the end. Raises OSError where the connection broke, and not by the launcher's end."""

@@ -179,6 +179,28 @@ def test_a_launcher_that_is_killed_takes_all_with_it(cluster: TestHosts, mpirun:
     nothing_is_left(cluster)
 
 
+def test_a_connection_is_lost_and_the_agent_calls_again(cluster: TestHosts, mpirun: str) -> None:
+    count = "import time\nfor number in range(150): print('line', number, flush=True); time.sleep(0.05)"
+    run = job(cluster, mpirun, "-H", "a:2,b:1", sys.executable, "-c", count).saw("line 20\n", 3)
+    listing = cluster.driver.run(["ss", "-Htnp", "state", "established"], check=True).stdout
+    mine = [line.split()[2:4] for line in listing.splitlines() if f"pid={run.process.pid}," in line]
+    [(ours, theirs)] = [
+        [end.rpartition(":")[2] for end in ends] for ends in mine if cluster["b"].address in ends[1]
+    ]
+    cluster.driver.run(["ss", "-K", "dst", cluster["b"].address, "dport", theirs, "sport", ours], check=True)
+    run.saw("host b: connected again after", 1)
+    assert run.code() == 0, run.stderr
+    for rank in range(3):
+        lines = re.findall(rf"^\[{rank}\]<stdout>: line (\d+)$", run.stdout, re.MULTILINE)
+        assert lines == [str(number) for number in range(150)]
+
+
+def test_nothing_is_left_of_a_job_whose_driver_was_killed(cluster: TestHosts, mpirun: str) -> None:
+    run = job(cluster, mpirun, "-H", "a:2,b:1", "--grace", 1, sys.executable, PROGRAMS / "detach.py")
+    run.saw("ready", 3).send(signal.SIGKILL).code()
+    nothing_is_left(cluster)
+
+
 def nothing_is_left(cluster: TestHosts) -> None:
     def left() -> Sequence[Process]:
         return [one for host in cluster for one in host.user_processes()] + cluster.driver.processes()

@@ -17,6 +17,7 @@ from hvlaunch.mpi.call_listener import Caller, CallListener
 from hvlaunch.mpi.caller_command import caller_command
 from hvlaunch.mpi.detect import Kind
 from hvlaunch.mpi.launched_agent import LaunchedAgent
+from hvlaunch.mpi.return_calls import ReturnCalls
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from tests.unit.gloo.fakes import FakeListener
 
@@ -46,7 +47,9 @@ def test_the_second_of_a_rank_ends_the_job_by_name() -> None:
         call(0)
         call(1)  # the stranger
         caller, _ = arrivals.of("b", 0)
-        connection = LaunchedAgent("b", caller.connection, 1, lambda _: None, lambda: arrivals.trouble)
+        connection = LaunchedAgent(
+            "b", caller.connection, 1, lambda _: None, lambda: arrivals.trouble, ReturnCalls()
+        )
         channel = connection.start_agent(AgentProgram({}, None), Host("b"), FakeListener())
         call(1)  # the agent
         words = r"two processes came as rank 1, on \S+ \(127.0.0.1\) and on \S+ \(127.0.0.1\): one of them is a stranger, who knows HVLAUNCH_ENTRY"

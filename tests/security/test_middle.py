@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY
+from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY, WORD_SIZE
 from hvlaunch.mpi.call_listener import Caller, CallListener
 from hvlaunch.mpi.caller_command import caller_command
 from hvlaunch.rendezvous.client import Client
@@ -153,7 +153,7 @@ def call(port: int) -> "subprocess.Popen[bytes]":
 def give(caller: Caller, command: bytes) -> None:
     """The program, long enough for one in the middle to wake up, and a first frame."""
     program = zlib.compress(PROGRAM + b"\n#" + os.urandom(4000).hex().encode())
-    caller.connection.sendall(len(program).to_bytes(4, "big") + program)
+    caller.connection.sendall(b"w" * WORD_SIZE + len(program).to_bytes(4, "big") + program)
     caller.connection.sendall(command)
 
 

@@ -64,6 +64,9 @@ class AgentConnection(Protocol):
     can_rejoin: bool
     """Whether another connection can take its place."""
 
+    on_call: Callable[[], None]
+    """Called, in a thread, where the agent comes by another connection on its own account; for the session to set."""
+
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
         """Raises HostError."""
 
@@ -91,6 +94,7 @@ class CommandConnection:
         self.is_launched = False
         self.processes = 1
         self.can_rejoin = again is not None
+        self.on_call: Callable[[], None] = lambda: None
         self._connection = connection
         self._again = again
 

@@ -31,6 +31,7 @@ _EXIT_STATUS_WAIT = 2.0
 _LEAVE_PATIENCE = 0.2
 _HANDSHAKE_PATIENCE = 10.0
 _PAUSE = 0.2
+_SURELY = -1
 _HANDSHAKES = ("challenge", "resumed", "refused")
 
 
@@ -107,6 +108,7 @@ class HostSession:
     def begin(self, connection: AgentConnection) -> None:
         """Start the agent. Raises HostError."""
         self._connection = connection
+        connection.on_call = partial(self.renew, is_sure=True)
         if self._closed.is_set():
             connection.close()
         self._reading = self._channel = connection.start_agent(self._program, self._host, self)
@@ -242,10 +244,13 @@ class HostSession:
 
     # Another connection
 
-    def renew(self) -> None:
-        """The agent has been silent for long: connect again, beside the connection that there is."""
-        if self._is_ready_for_renewal() and self._renewal is None and self._channel is not None:
-            self._suspected_at = self._heard
+    def renew(self, *, is_sure: bool = False) -> None:
+        """The agent has been silent for long: connect again, beside the connection that there is.
+
+        `is_sure`: it has left that connection, as it knows itself.
+        """
+        if self._is_ready_for_renewal() and (self._renewal is None or is_sure) and self._channel is not None:
+            self._suspected_at = _SURELY if is_sure else self._heard
             self._start_renewal()
 
     def _is_ready_for_renewal(self) -> bool:
@@ -276,7 +281,7 @@ class HostSession:
 
     def _give_way(self) -> None:
         """There is a candidate, or there will be none. The connection that was silent has to go, if it still is."""
-        if self._suspected_at == self._heard:
+        if self._suspected_at in (self._heard, _SURELY):
             self.broken = "it was silent"
             if self._connection is not None:
                 self._connection.close()
@@ -293,6 +298,8 @@ class HostSession:
         """The frames of another connection; None where there is none: `lost` has the cause."""
         began = self._clock()
         self._suspected_at = None
+        if self._connection is not None:
+            self._connection.close()  # the agent may not know yet
         self._post(on.HostAway(self._host.name, self.broken or "it ended"))
         with self._writing:
             self._channel = None

@@ -235,7 +235,7 @@ def call_session(seed: int, *, is_broken: bool = True) -> int:
         return changed_bytes(chance, data) if is_broken and is_driver and data else data
 
     sock = _Socket(answer)
-    calls = _Calls(_WORD.encode(), _certificates()[0].fingerprint, b'["node1",{}]')
+    calls = _Calls(_WORD.encode(), _certificates()[0].fingerprint, b'["node1",{}]', 30.0)
     try:
         calls._meet(sock)  # type: ignore[arg-type]
     except OSError:

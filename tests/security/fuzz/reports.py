@@ -17,6 +17,7 @@ from hvlaunch.gloo.driver.reports import report_decoder
 from hvlaunch.gloo.engine.events import HostClosed
 from hvlaunch.job import Host
 from hvlaunch.mpi.launched_agent import LaunchedAgent, LauncherEnd
+from hvlaunch.mpi.return_calls import ReturnCalls
 from tests.security.fuzz.broken import Valid, broken_bytes, changed_bytes, piece_of
 from tests.security.fuzz.job import Job
 from tests.security.fuzz.judge import check_line, check_problem
@@ -321,7 +322,7 @@ def launched_session(seed: int, *, is_broken: bool = True) -> int:
     connection: _Launched
     sender = _Sender(chance, lambda: job, is_broken=is_broken)
     caller: Any = _Caller(sender.parts(lambda: connection.end, relays=relays))
-    connection = _Launched("a", caller, 2, lambda _: None, lambda: None)
+    connection = _Launched("a", caller, 2, lambda _: None, lambda: None, ReturnCalls())
     job = Job(connection, is_elastic=chance.random() < 0.4, relay="auto")
     job.run()
     assert is_broken or isinstance(job.ended[-1], HostClosed), job.ended

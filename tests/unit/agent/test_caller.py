@@ -88,7 +88,7 @@ def test_the_drivers_program_runs_on_every_python_with_the_connection_for_its_pi
     assert part(call) == ENTRY
     assert part(call) == f'["{socket.gethostname()}",{{"RANK":"3"}}]'.encode()
     program = zlib.compress(PROGRAM)
-    call.sendall(len(program).to_bytes(4, "big") + program)
+    call.sendall(b"w" * caller.WORD_SIZE + len(program).to_bytes(4, "big") + program)
     call.sendall(b"frame")
     assert call.receive(9) == b"got frame"
     assert process.wait(60) == 5

@@ -7,17 +7,21 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import zlib
 from contextlib import closing, suppress
 from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY
+from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY, WORD_SIZE
 from hvlaunch.mpi.call_listener import CallListener
 from hvlaunch.mpi.caller_command import caller_command
 from hvlaunch.mpi.detect import Kind
 from hvlaunch.mpi.process_ranks import names_of
+from hvlaunch.mpi.return_calls import ReturnCalls
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from tests.unit.agent.harness import interpreter
 
@@ -63,7 +67,7 @@ def test_an_agent_comes_in_and_runs_what_it_gets(listener, callers, version):
         assert caller.hostname == socket.gethostname()
         assert caller.environ == {"OMPI_COMM_WORLD_RANK": "3"}
         program = zlib.compress(PROGRAM)
-        caller.connection.sendall(len(program).to_bytes(4, "big") + program)
+        caller.connection.sendall(b"w" * WORD_SIZE + len(program).to_bytes(4, "big") + program)
         caller.connection.sendall(b"frame")
         answer = b""
         while part := caller.connection.socket.recv(100):
@@ -71,6 +75,49 @@ def test_an_agent_comes_in_and_runs_what_it_gets(listener, callers, version):
         assert (answer, process.wait(60)) == (b"runs with frame, runs", 5)
         process.communicate()
         caller.connection.socket.close()
+
+
+CALLS_AGAIN = b"""
+again = sealed.again()
+again.sendall(b"again")
+os = __import__("os")
+os._exit(7)
+"""
+
+
+def test_an_agent_calls_again_by_a_word_of_its_own(callers):
+    returns, called = ReturnCalls(), threading.Event()
+    with closing(CallListener("the word", KEY, callers.put, host="127.0.0.1", returns=returns)) as listener:
+        process = boot("the word", f"127.0.0.1 {listener.port}")
+        caller = callers.get(timeout=60)
+        word, program = returns.expect(called.set), zlib.compress(CALLS_AGAIN)
+        caller.connection.sendall(word + len(program).to_bytes(4, "big") + program)
+        assert called.wait(60)
+        call = returns.next(word, 60)
+        assert call is not None
+        assert call.receive(5) == b"again"
+        assert process.wait(60) == 7
+        process.communicate()
+        for sealed in (call, caller.connection):
+            sealed.socket.close()
+        assert callers.empty()
+        assert returns.next(word, 0) is None
+        assert returns.next(b"another's", 0) is None
+
+
+def test_of_many_calls_of_one_agent_the_newest_counts():
+    returns = ReturnCalls()
+    word = returns.expect(lambda: None)
+    pairs = [socket.socketpair() for _ in range(4)]
+    calls: list[Any] = [SimpleNamespace(socket=ours) for ours, _ in pairs]
+    for each in calls:
+        returns.add(word, each)
+    assert returns.next(word, 0) is calls[-1]
+    returns.close()
+    returns.add(word, calls.pop())
+    for _, theirs in pairs:
+        assert theirs.recv(1) == b""  # hung up on
+        theirs.close()
 
 
 def test_a_caller_with_another_word_is_not_let_in(listener, callers):

@@ -8,14 +8,15 @@ from itertools import islice
 
 import pytest
 
-from hvlaunch.agent.caller import Sealed
+from hvlaunch.agent.caller import WORD_SIZE, Sealed
 from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import PieceWriter
-from hvlaunch.errors import AgentFailed, HvlaunchError
+from hvlaunch.errors import AgentFailed, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
 from hvlaunch.mpi.launched_agent import LaunchedAgent, LauncherEnd, plain
 from hvlaunch.mpi.launcher_errors import EndedByLauncher, LauncherFailed
+from hvlaunch.mpi.return_calls import ReturnCalls
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from tests.unit.gloo.fakes import HELLO, FakeListener
 
@@ -46,6 +47,7 @@ class Agent:
         self.sealed.sendall(b"".join(self._writer.cut(encode(header, body))))
 
     def program(self):
+        self.word = self.take(WORD_SIZE)
         size = int.from_bytes(self.take(4), "big")
         return self.take(size)
 
@@ -62,7 +64,10 @@ class Launched:
     def __init__(self, status=None):
         with closing(socket.create_server(("127.0.0.1", 0))) as listener:
             self.agent = Agent(listener)
-        self.connection = LaunchedAgent("a", self.agent.theirs, 2, lambda _: status, lambda: self.trouble)
+        self.returns = ReturnCalls()
+        self.connection = LaunchedAgent(
+            "a", self.agent.theirs, 2, lambda _: status, lambda: self.trouble, self.returns
+        )
         self.trouble: HvlaunchError | None = None
         self.program = AgentProgram({}, None)
         self.listener = FakeListener()
@@ -129,7 +134,53 @@ def test_what_was_said_before_is_not_taken_twice(launched):
 
 def test_closing_ends_a_read(launched):
     launched.connection.close()
+    with pytest.raises(ConnectionAbortedError):
+        launched.frames(1)
+
+
+def test_an_agent_that_calls_again_goes_on_over_the_new_connection(launched):
+    launched.agent.program()
+    called = threading.Event()
+    launched.connection.on_call = called.set
+    launched.agent.say(HELLO)
+    launched.frames(1)
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        agent = Agent(listener)
+    launched.returns.add(launched.agent.word, agent.theirs)
+    assert called.is_set()
+    ears = FakeListener()
+    connection, channel = launched.connection.rejoin(launched.program, Host("a"), "", ears, 60)
+    agent.say({"type": "bye", "left": 0})
+    assert next(channel.frames()) == ({"type": "bye", "left": 0}, b"")
+    assert ears.heard == 1
+    channel.send({"type": "ping"}, b"")
+    assert agent.hear() == ({"type": "ping"}, b"")
+    connection.close()
+    agent.socket.close()
+    agent.theirs.socket.close()
+
+
+def test_one_that_does_not_call_is_waited_for_and_hears_that_it_should(launched):
+    launched.agent.program()
+    with pytest.raises(StartTimeout, match=r"host a: its agent has not called within 0\.1 s"):
+        launched.connection.rejoin(launched.program, Host("a"), "", launched.listener, 0.1)
+    with pytest.raises(OSError, match="hung up"):
+        launched.agent.take(1)
+    with pytest.raises(ConnectionAbortedError):
+        launched.frames(1)
+    assert launched.connection.can_rejoin
+
+
+def test_none_is_waited_for_whose_launcher_has_ended():
+    with closing(Launched(5)) as launched, pytest.raises(HostLost, match="its launcher has ended"):
+        launched.connection.rejoin(launched.program, Host("a"), "", launched.listener, 60)
+
+
+def test_an_agent_that_has_ended_does_not_call_again(launched):
+    launched.agent.program()
+    launched.agent.socket.close()
     assert launched.frames(1) == []
+    assert not launched.connection.can_rejoin
 
 
 PARTING = {"type": "parting", "cause": "got SIGTERM"}
