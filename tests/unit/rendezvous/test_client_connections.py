@@ -26,6 +26,8 @@ from tests.unit.rendezvous.calls import calls
 from tests.unit.rendezvous.scripted import ok
 from tests.unit.rendezvous.wire import TOKEN
 
+_TCP_REPAIR = 19
+
 
 @pytest.fixture
 def server(small_server):
@@ -67,6 +69,25 @@ def test_a_kept_connection_that_was_dropped_is_replaced(scripted, until, method)
     getattr(client, method)("s", "k", *more)
     assert len(server.requests) == 2
     assert len(server.requests[1]) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may forget a connection (TCP_REPAIR)")
+def test_a_wait_ends_on_a_connection_that_the_server_has_no_more() -> None:
+    """A firewall has reset it at the server's end; the client has nothing to send, and would never learn of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        client = Client(f"http://127.0.0.1:{listener.getsockname()[1]}", TOKEN)
+        waits = pool.submit(client.wait, "s", "k", 60.0)
+        forgotten, _ = listener.accept()
+        assert b"GET" in forgotten.recv(4096)
+        forgotten.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
+        forgotten.close()
+        listener.settimeout(30.0)
+        again, _ = listener.accept()
+        with again:
+            assert b"GET" in again.recv(4096)
+            again.sendall(ok(b"1"))
+            assert waits.result() == b"1"
+        client.close()
 
 
 @pytest.mark.parametrize(
