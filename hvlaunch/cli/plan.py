@@ -160,7 +160,7 @@ def _environment_lines(
     spec: JobSpec, by_rank: Mapping[str, Sequence[str]], *, show_secrets: bool
 ) -> list[str]:
     first, second = (
-        shared_env(network, spec.env, _Certificate(network.master_addr), spec.worker_ports)
+        shared_env(network, spec.env, _Certificate(network.master_addr), spec.worker_ports, spec.lease)
         for network in _NETWORKS
     )
     known = {name: value if value == second[name] else _LATER for name, value in first.items()}

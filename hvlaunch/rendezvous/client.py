@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import time
 from collections.abc import Mapping, Sequence
 from http.client import NOT_FOUND, OK, PRECONDITION_FAILED
@@ -17,6 +19,7 @@ from hvlaunch.rendezvous.client_errors import (
     NotANumber,
     RendezvousClosed,
     RendezvousError,
+    RendezvousUnreachable,
     StoreFull,
     TooManyConnections,
     Unauthorized,
@@ -24,13 +27,16 @@ from hvlaunch.rendezvous.client_errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from hvlaunch.rendezvous.pinned import read_pin
+from hvlaunch.rendezvous.pinned import WrongCertificate, read_pin
 from hvlaunch.rendezvous.requests import Reply, Requests
 
-__all__ = ["Client", "Versioned"]
+__all__ = ["Client", "Versioned", "read_lease"]
 
 _LONGEST_POLL = 30.0
 """Seconds of one request in a longer wait, so that firewalls on the way see traffic."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
+"""Seconds between two attempts to reach a server that does not answer; each is cut at random."""
 
 _REFUSALS: dict[int, tuple[type[RendezvousError], str | None]] = {
     401: (Unauthorized, "check that HVLAUNCH_TOKEN is the token of this job"),
@@ -57,21 +63,30 @@ class Client:
     timeout: seconds to make a connection, and seconds to wait for an answer. Connections are kept and used again,
     by one thread at a time. If a kept connection turns out to be closed, the request is sent once more on a new one;
     this is safe, since the server carries out no request twice. No proxy and no redirect is followed.
+    lease: seconds for which a request is sent again and again while nobody answers, counted from the first failure; a wait is
+    never longer for it than its own timeout. 0: it is not. So a job's workers do not notice that another driver took the job over.
 
     Every method may raise RendezvousUnreachable, RendezvousClosed, Unauthorized, TooManyConnections or
     UnexpectedAnswer; methods that set keys may also raise ValueTooLarge and StoreFull.
     """
 
     def __init__(
-        self, url: str, token: str, *, certificate: str | None = None, timeout: float = 10.0
+        self,
+        url: str,
+        token: str,
+        *,
+        certificate: str | None = None,
+        timeout: float = 10.0,
+        lease: float = 0.0,
     ) -> None:
         self._requests = Requests(url, token, read_pin(certificate) if certificate else None, timeout)
         self.url = url
         self.timeout = timeout
+        self.lease = lease
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ, *, timeout: float = 10.0) -> Client:
-        """The client for a worker's HVLAUNCH_RENDEZVOUS, HVLAUNCH_RENDEZVOUS_CERT and HVLAUNCH_TOKEN.
+        """The client for a worker's HVLAUNCH_RENDEZVOUS, HVLAUNCH_RENDEZVOUS_CERT, HVLAUNCH_TOKEN and HVLAUNCH_LEASE.
 
         Raises NoRendezvous if one of them is missing or malformed.
         """
@@ -80,7 +95,7 @@ class Client:
                 raise NoRendezvous(f"{name} is not set", hint="start this program with hvlaunch")
         certificate = environ.get("HVLAUNCH_RENDEZVOUS_CERT")
         url, token = environ["HVLAUNCH_RENDEZVOUS"], environ["HVLAUNCH_TOKEN"]
-        return cls(url, token, certificate=certificate, timeout=timeout)
+        return cls(url, token, certificate=certificate, timeout=timeout, lease=read_lease(environ))
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
@@ -200,11 +215,17 @@ class Client:
     def _poll(self, method: str, path: str, body: bytes | None, timeout: float) -> Reply:
         """Ask, with more and more `wait=`, until the answer is not 404; that one after `timeout` seconds."""
         deadline = time.monotonic() + timeout
+        tries = _Tries(self.lease, deadline)
         while True:
             poll = min(max(deadline - time.monotonic(), 0.0), _LONGEST_POLL)
-            reply = self._ask(method, f"{path}wait={poll:.3f}", body, patience=poll)
+            try:
+                reply = self._ask_once(method, f"{path}wait={poll:.3f}", body, poll)
+            except RendezvousUnreachable as error:
+                tries.pause(error)
+                continue
             if reply.status != NOT_FOUND or time.monotonic() >= deadline:
                 return reply
+            tries = _Tries(self.lease, deadline)
 
     def _do(self, method: str, path: str, body: bytes | None = None) -> Reply:
         reply = self._ask(method, path, body)
@@ -212,7 +233,15 @@ class Client:
             raise UnexpectedAnswer(reply.status, url=self.url)
         return reply
 
-    def _ask(self, method: str, path: str, body: bytes | None = None, *, patience: float = 0.0) -> Reply:
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> Reply:
+        tries = _Tries(self.lease)
+        while True:
+            try:
+                return self._ask_once(method, path, body)
+            except RendezvousUnreachable as error:  # noqa: PERF203 (an attempt each)
+                tries.pause(error)
+
+    def _ask_once(self, method: str, path: str, body: bytes | None, patience: float = 0.0) -> Reply:
         reply = self._requests.ask(method, path, body, patience)
         if reply.status in (OK, NOT_FOUND, PRECONDITION_FAILED):
             return reply
@@ -220,6 +249,39 @@ class Client:
             raise UnexpectedAnswer(reply.status, url=self.url)
         kind, hint = _REFUSALS[reply.status]
         raise kind(reply.body[:500].decode(errors="replace").strip(), url=self.url, hint=hint)
+
+
+class _Tries:
+    """The pauses between the attempts of one request, until nobody has answered for `lease` seconds, or the time is `deadline`."""
+
+    def __init__(self, lease: float, deadline: float = math.inf) -> None:
+        self._lease = lease
+        self._deadline = deadline
+        self._until: float | None = None
+        self._longest = _FIRST_PAUSE
+
+    def pause(self, error: RendezvousUnreachable) -> None:
+        """Wait before the next attempt; raises `error` where there is none."""
+        now = time.monotonic()
+        if self._until is None:
+            self._until = min(now + self._lease, self._deadline)
+        if now >= self._until or isinstance(error.__cause__, WrongCertificate):
+            raise error
+        pause = self._longest * random.uniform(0.5, 1.0)  # noqa: S311 (that not all come at once)
+        self._longest = min(2 * self._longest, _LONGEST_PAUSE)
+        time.sleep(min(pause, self._until - now))
+
+
+def read_lease(environ: Mapping[str, str]) -> float:
+    """HVLAUNCH_LEASE, in seconds; 0 where it is not set. Raises NoRendezvous."""
+    text = environ.get("HVLAUNCH_LEASE") or "0"
+    try:
+        lease = float(text)
+    except ValueError:
+        lease = math.nan
+    if not 0 <= lease < math.inf:
+        raise NoRendezvous(f"HVLAUNCH_LEASE is {text!r}, which is no number of seconds")
+    return lease
 
 
 def _path(scope: str, *key: str) -> str:

@@ -120,7 +120,7 @@ class Requests:
             connection.sock.settimeout(self._timeout + patience)
             connection.request(method, path, body=body, headers=self._headers)
             response = connection.getresponse()
-            reply = Reply(response.status, response.read(), (response.getheader("ETag") or "").strip('"'))
+            reply = _read(response)
         except BaseException:
             connection.close()
             raise
@@ -158,6 +158,13 @@ def _probe(connection: http.client.HTTPConnection) -> None:
             (socket.TCP_KEEPCNT, _PROBES),
         ):
             connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _read(response: http.client.HTTPResponse) -> Reply:
+    """Raises IncompleteRead."""
+    if response.length is None:  # the last line of each head tells it: this one was cut off
+        raise http.client.IncompleteRead(b"")
+    return Reply(response.status, response.read(), (response.getheader("ETag") or "").strip('"'))
 
 
 def is_loopback(host: str) -> bool:

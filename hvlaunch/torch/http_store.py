@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import distributed as dist
 from torch.distributed import DistNetworkError, DistStoreError, Store
 
-from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.client import Client, read_lease
 from hvlaunch.rendezvous.client_errors import (
     NoRendezvous,
     RendezvousClosed,
@@ -226,7 +226,10 @@ def rendezvous_client(url: str | None, token: str | None, certificate: str | Non
         hint = "start this program with hvlaunch, or give the rendezvous' url"
         raise NoRendezvous("HVLAUNCH_RENDEZVOUS is not set", hint=hint)
     certificate = certificate or os.environ.get("HVLAUNCH_RENDEZVOUS_CERT")
-    return Client(url, token or _token(os.environ, of_this_job=url == own), certificate=certificate)
+    lease = read_lease(os.environ) if url == own else 0.0
+    return Client(
+        url, token or _token(os.environ, of_this_job=url == own), certificate=certificate, lease=lease
+    )
 
 
 def default_scope(environ: Mapping[str, str]) -> str:

@@ -37,7 +37,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
     body = {
         "argv": spec.command,
         "defaults": default_env(start.facts.cpus, len(start.launches)),
-        "env": shared_env(start.network, spec.env, keys.certificate, spec.worker_ports),
+        "env": shared_env(start.network, spec.env, keys.certificate, spec.worker_ports, spec.lease),
         "workers": workers,
     }
     return {"type": "start", "round": start.round}, dumps(body).encode("ascii")

@@ -32,10 +32,12 @@ def shared_env(
     user_env: Mapping[str, str],
     certificate: Certificate,
     ports: tuple[int, int] | None = None,
+    lease: float = 0.0,
 ) -> dict[str, str]:
     """The same for all workers of a host. The user's own choice of address, port and interface stands.
 
     `certificate` is made where workers need it: nobody else is on a loopback. `ports` are the lowest and the highest that workers may listen on; None is any.
+    `lease`: the seconds for which a worker asks a rendezvous again that does not answer.
     """
     env = {"MASTER_ADDR": network.master_addr, "MASTER_PORT": str(network.master_port)}
     if network.interface is not None:
@@ -57,6 +59,7 @@ def shared_env(
         else:
             env["HVLAUNCH_RENDEZVOUS"] = f"https://{host}:{port}"
             env["HVLAUNCH_RENDEZVOUS_CERT"] = certificate.fingerprint
+        env["HVLAUNCH_LEASE"] = f"{lease:g}"
         env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
         env["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
     return env

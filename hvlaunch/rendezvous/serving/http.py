@@ -319,9 +319,10 @@ def render_head(exchange: Exchange, answer: Answer) -> bytes:
     elif exchange.version == "1.0":
         headers += b"Connection: keep-alive\r\n"
     reason = _REASONS[answer.status].encode("ascii")
-    return b"HTTP/1.1 %d %s\r\nContent-Length: %d\r\n%s\r\n" % (
+    # The length comes last: a client can tell by it that no line before it was cut off with the connection.
+    return b"HTTP/1.1 %d %s\r\n%sContent-Length: %d\r\n\r\n" % (
         answer.status,
         reason,
-        len(answer.body),
         headers,
+        len(answer.body),
     )

@@ -69,7 +69,7 @@ def test_who_a_worker_is() -> None:
 
 
 def test_what_the_workers_of_a_host_share() -> None:
-    assert shared_env(NETWORK, {"MINE": "x"}, CERTIFICATE) == {
+    assert shared_env(NETWORK, {"MINE": "x"}, CERTIFICATE, lease=30.0) == {
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29999",
         "GLOO_SOCKET_IFNAME": "eth0",
@@ -82,6 +82,7 @@ def test_what_the_workers_of_a_host_share() -> None:
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
         "HVLAUNCH_RENDEZVOUS": "https://10.0.0.9:4711",
         "HVLAUNCH_RENDEZVOUS_CERT": CERTIFICATE.fingerprint,
+        "HVLAUNCH_LEASE": "30",
         "HVLAUNCH_ADDRESS": "10.0.0.2",
         "HVLAUNCH_HOSTS": "a=10.0.0.1:2,b=10.0.0.2:1,c=[fd00::3]:2",
         "MINE": "x",

@@ -269,8 +269,8 @@ def test_the_answer_says_what_becomes_of_the_connection(request_, connection):
     head = render_head(subject.ready[0], Answer(200, b"abc"))
     lines = [
         b"HTTP/1.1 200 OK",
-        b"Content-Length: 3",
         *([b"Connection: " + connection] if connection else []),
+        b"Content-Length: 3",
     ]
     assert head == b"\r\n".join([*lines, b"", b""])
 

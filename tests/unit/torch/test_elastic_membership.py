@@ -97,7 +97,7 @@ def fail_once(monkeypatch, name, cause=None):
 def test_a_sign_of_life_that_did_not_get_through_is_sent_again_soon(server, membership, monkeypatch):
     heard = threading.Event()
     fail_once(monkeypatch, "put")
-    server.subscribe(BEATS, lambda _key, _value: heard.set())
+    server.subscribe(BEATS, lambda _key, _value, _version: heard.set())
     membership.start()
     assert heard.wait(LONG / 2)
 
@@ -105,7 +105,7 @@ def test_a_sign_of_life_that_did_not_get_through_is_sent_again_soon(server, memb
 def test_a_cut_costs_no_worker_that_asks_or_waits_for_its_place(server, membership, monkeypatch):
     """Its commits are in its memory."""
     asks = []
-    server.subscribe(ASKS, lambda _key, value: asks.append(decode(Ask, value)))
+    server.subscribe(ASKS, lambda _key, value, _version: asks.append(decode(Ask, value)))
     failures = fail_once(monkeypatch, "put"), fail_once(monkeypatch, "watch")
     server.put(PLACES, "a/0/0", encode(Grant(4, 0, 1)))
     membership.ask(3, "a peer is gone")
