@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.faulty.scene import Scene, until
+from benchmarks.faulty.scene import Missed, Scene, until
 from tests.cluster.testhosts import Driver, Host, Process
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "paused",
     "power_off",
     "remounted",
+    "reset",
     "sent",
     "slow_link",
     "step_clock",
@@ -226,6 +227,18 @@ def filter_packets(*rules: str, seconds: float = FOR_GOOD, on_driver: bool = Fal
             undo()
 
     return play
+
+
+def reset(scene: Scene) -> None:
+    """A connection of hvlaunch's own with the host is reset, both ways. Raises Missed where there is none."""
+    query = ["ss", "-Htnp", "state", "established", "dst", scene.host.address]
+    lines = scene.hosts.driver.run(query, check=True).stdout.splitlines()
+    ours = [line.split()[2:4] for line in lines if f"pid={scene.job.pid}," in line]
+    if not ours:
+        raise Missed("there is no connection")
+    near, far = (end.rpartition(":")[2] for end in scene.random.choice(ours))
+    place = ["dst", scene.host.address, "dport", far, "sport", near]
+    scene.hosts.driver.run(["ss", "-K", *place], check=True)
 
 
 def slow_link(rate: str, seconds: float) -> Play:

@@ -200,15 +200,6 @@ KINDS = [
         "the host sends at 64 kbit/s for a while", do.slow_link("64kbit", 6.0), WELL, goes_on(), moments=ANY
     ),
     Kind(
-        "all connections of the host are reset",
-        do.filter_packets("INPUT -p tcp -j REJECT --reject-with tcp-reset", seconds=1.0),
-        lost("reset|close|lost|refused|ended|can't|broken"),
-        goes_on("host {host}"),
-        moments=STARTED,
-        loses="host",
-        clean=LOST,
-    ),
-    Kind(
         "a firewall refuses new connections to the driver",
         _shut_out,
         WELL,

@@ -5,11 +5,9 @@ import signal
 from benchmarks.faulty import doings as do
 from benchmarks.faulty.kind import (
     ANY,
-    JUMP,
     LEASE,
     LOST,
     MPI,
-    OPENSSH,
     UNKILLABLE,
     WELL,
     Kind,
@@ -354,23 +352,6 @@ DRIVER = [
         clean=LOST,
         moments=("starting", "running"),
     ),
-    Kind(
-        "the ssh of a host is killed (--ssh-client openssh)",
-        do.driver_child("ssh", "KILL"),
-        Must((69,), "hosts? [abc].*: "),
-        only=(OPENSSH,),
-        moments=("starting", "running"),
-        loses="all",
-        clean=LOST,
-    ),
-    Kind(
-        "the ssh of a host is stopped (--ssh-client openssh)",
-        do.driver_child("ssh", "STOP"),
-        Must((69,), "hosts? [abc].*: .*silent"),
-        only=(OPENSSH,),
-        loses="all",
-        clean=LOST,
-    ),
 ]
 
 FROZEN = [
@@ -399,64 +380,4 @@ FROZEN = [
     ),
 ]
 
-SSH = [
-    Kind(
-        "the sshd of a connection is killed",
-        do.killed(Scene.sessions),
-        lost("close|lost|ended|reset"),
-        goes_on("host {host}"),
-        moments=WHILE_THERE,
-        loses="host",
-        clean=LOST,
-    ),
-    Kind(
-        "the sshd of all connections is killed at once",
-        do.at_once(Scene.sessions),
-        Must((69,), "hosts? [abc].*: "),
-        goes_on("hosts? [abc]"),
-        loses="all",
-        clean=LOST,
-    ),
-    Kind(
-        "the sshd of a connection is stopped for good",
-        do.killed(Scene.sessions, "STOP"),
-        lost("silent"),
-        goes_on("host {host}.*silent"),
-        loses="host",
-        clean=LOST,
-    ),
-    Kind(
-        "the sshd of a connection pauses",
-        do.paused(Scene.sessions, 0.1, 0.6 * LEASE),
-        WELL,
-        goes_on(),
-        moments=("starting", "running"),
-    ),
-    Kind(
-        "the jump host's sshd is killed",
-        do.on_gate(do.killed(Scene.sessions, every=True)),
-        Must((69,), "hosts? [abc]"),
-        only=(JUMP,),
-        moments=("starting", "running"),
-        loses="all",
-        clean=LOST,
-    ),
-    Kind(
-        "the jump host is switched off",
-        do.on_gate(do.power_off()),
-        Must((69,), "hosts? [abc]", LOST),
-        only=(JUMP,),
-        moments=("starting", "running"),
-        loses="all",
-        clean=LOST,
-    ),
-    Kind(
-        "the jump host's link is cut for a while",
-        do.on_gate(do.cut(0.2, 0.6 * LEASE)),
-        WELL,
-        only=(JUMP,),
-        moments=("running",),
-    ),
-]
-
-KINDS = [*WORKERS, *AGENTS, *DRIVER, *FROZEN, *SSH]
+KINDS = [*WORKERS, *AGENTS, *DRIVER, *FROZEN]

@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.faulty import kinds_of_console, kinds_of_hosts, kinds_of_links, kinds_of_processes
+from benchmarks.faulty import (
+    kinds_of_connections,
+    kinds_of_console,
+    kinds_of_hosts,
+    kinds_of_links,
+    kinds_of_processes,
+)
 from benchmarks.faulty.judge import ALLOWANCE, Outcome, judge, shown_lines
 from benchmarks.faulty.kind import FORMS, Must, goes_on
 from benchmarks.faulty.kinds import KINDS
@@ -91,7 +97,7 @@ def test_lines_are_found_in_what_is_shown() -> None:
 
 
 def test_the_table() -> None:
-    modules = (kinds_of_processes, kinds_of_links, kinds_of_hosts, kinds_of_console)
+    modules = (kinds_of_processes, kinds_of_connections, kinds_of_links, kinds_of_hosts, kinds_of_console)
     assert len(KINDS) == sum(len(module.KINDS) for module in modules) >= 78  # no name twice
     assert {form.name for kind in KINDS.values() for form in kind.forms} == set(FORMS)
     assert not [kind.name for kind in KINDS.values() if not kind.forms or not kind.moments]
