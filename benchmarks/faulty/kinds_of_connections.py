@@ -45,7 +45,7 @@ def _while_the_round_changes(fault: do.Play) -> do.Play:
 def _while_it_is_stopped(fault: do.Play) -> do.Play:
     def play(scene: Scene) -> None:
         scene.stop()
-        scene.pause(0.0, 0.5)
+        scene.pause(0.0, 0.15)
         fault(scene)
 
     return play
