@@ -3,10 +3,14 @@
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 from hvlaunch.cli.answer import complain, print_answer
 from hvlaunch.cli.job_words import JOB_WORDS
+from hvlaunch.cli.option import BadValue
 from hvlaunch.cli.parser import Parser
 from hvlaunch.errors import BadUsage
 from hvlaunch.jobs.control import Control, ControlRefused, DriverGone
@@ -16,6 +20,8 @@ from hvlaunch.jobs.known import KnownJob, await_end, choose, known_jobs, prune
 __all__ = ["run_job_command"]
 
 _EVENTS_WAIT = 30
+_PATIENCE = 2.0
+"""Seconds for a driver that one of many jobs has."""
 
 
 def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -58,6 +64,8 @@ def _parser(name: str) -> Parser:
     match name:
         case "jobs":
             parser.add_argument("--json", action="store_true", help="an object for each job, on its own line")
+        case "attach" | "logs":
+            _add_view_options(parser, name)
         case "events":
             parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
         case "stop":
@@ -67,10 +75,52 @@ def _parser(name: str) -> Parser:
     return parser
 
 
+def _add_view_options(parser: Parser, name: str) -> None:
+    from hvlaunch.cli import values  # noqa: PLC0415 (for these words alone)
+    from hvlaunch.cli.since import since  # noqa: PLC0415 (as above)
+
+    parser.add_argument(
+        "--ranks", metavar="LIST", type=_reader(values.ranks), help="show these ranks, such as 0,8-15"
+    )
+    if name == "attach":
+        return
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+    when = partial(since, now=datetime.now().astimezone())
+    parser.add_argument(
+        "--since", metavar="TIME", type=_reader(when), help="from then on: 10m, 2h, 14:30, 2026-11-22T14:30"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="an object for each piece of output, on its own line"
+    )
+
+
+def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return read(text)
+        except BadValue as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.job_attach import attach  # noqa: PLC0415 (for this word alone)
+
+    return attach(jobs, options)
+
+
+def _logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.job_logs import logs  # noqa: PLC0415 (for this word alone)
+
+    return logs(jobs, options)
+
+
 def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     from hvlaunch.cli.job_table import job_record, job_table  # noqa: PLC0415 (for this word alone)
 
-    states = [(job, _state(job)) for job in jobs]
+    with ThreadPoolExecutor(max(1, len(jobs))) as asking:
+        states = list(zip(jobs, asking.map(_state, jobs), strict=True))
     if options.json:
         return print_answer("".join(f"{json.dumps(job_record(job, state))}\n" for job, state in states))
     return print_answer(job_table(states) if jobs else "no jobs\n")
@@ -81,7 +131,7 @@ def _state(job: KnownJob) -> Mapping[str, Any] | None:
     if not job.has_driver:
         return None
     try:
-        found: Mapping[str, Any] | None = Control(job).get("/job")
+        found: Mapping[str, Any] | None = Control(job, _PATIENCE).get("/job")
     except (DriverGone, ControlRefused):
         return None
     return found
@@ -148,6 +198,8 @@ def _running(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
 
 _ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
     "jobs": _jobs,
+    "attach": _attach,
+    "logs": _logs,
     "events": _events,
     "signal": _signal,
     "stop": _stop,

@@ -20,6 +20,16 @@ JOB_WORDS = {
         JobWord(
             "jobs", "[--json]", "list your jobs on this machine: those that run, and those that failed lately"
         ),
+        JobWord(
+            "attach",
+            "[JOB] [--ranks LIST]",
+            "look on at a job, or take it up again; Ctrl-C leaves it running",
+        ),
+        JobWord(
+            "logs",
+            "[JOB] [-f] [--ranks LIST] [--since TIME] [--json]",
+            "print the output of a job, as far as it is kept",
+        ),
         JobWord("events", "[JOB] [-f]", "print what has happened in a job, an object on each line"),
         JobWord("signal", "SIGNAL [JOB]", "send a signal to all workers of a job"),
         JobWord("stop", "[JOB] [--kill]", "stop a job as Ctrl-C does, and wait for its end"),

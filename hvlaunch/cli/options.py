@@ -322,8 +322,8 @@ _ENDING = Group(
             field="reconnect_timeout",
             more="hvlaunch connects again at once, and again and again; the workers go on meanwhile, and nothing is lost. When "
             "the time is over, the host stops its workers: so this is also how long they outlive an hvlaunch that was killed. "
-            "It is at most --lease, which is what counts where a connection is only silent.",
-            default="5; --lease with --detach or --detach-on-hangup",
+            "It is at most --lease, which is what counts where a connection is only silent. With --detach and --detach-on-hangup "
+            "it is --lease, unless it is given.",
         ),
         Option(
             "spill",
@@ -434,19 +434,16 @@ _GENERAL = Group(
             "detach",
             ("--detach",),
             "leave the job running, and print its id",
-            field="detach",
             more="hvlaunch ends as soon as the workers run, and the job goes on without it: `hvlaunch attach` shows its output, "
             "`hvlaunch stop` stops it. Whatever goes wrong before that is told as ever. The workers' stdin is empty.",
             example="hvlaunch --detach -np 8 -H a:4,b:4 python train.py",
             constant="at start",
             excludes="detach",
-            is_everyday=True,
         ),
         Option(
             "detach",
             ("--detach-on-hangup",),
             "leave the job running if the terminal is closed",
-            field="detach",
             more="Without it, a job ends with its terminal. It goes on as with --detach, also where the reader of a pipe is gone.",
             constant="on hangup",
             excludes="detach",

@@ -71,6 +71,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         force_slots=_force_slots(options, hosts),
         allocation=None if scheduled is None else scheduled.origin,
         cwd=_cwd(options.cwd, environ),
+        detach=options.given.get("detach", "never"),
         elastic=elastic,
         env=env,
         console=_console(options),

@@ -22,6 +22,8 @@ from hvlaunch.console.recent import Keeper, Origin, Recent
 from hvlaunch.job import ConsoleOptions
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from hvlaunch.console.output_store import OutputStore
 
 __all__ = ["TAIL", "Printer"]
@@ -71,12 +73,13 @@ class Printer:
         options: ConsoleOptions | None = None,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
+        now: "Callable[[], datetime] | None" = None,
         on_broken: Callable[[], None] | None = None,
     ) -> None:
         """`on_broken` is called once, when the reader of stdout or stderr is gone (`hvlaunch … | head`).
 
         Where they are None, all goes to `store` alone, behind what it has already, and the printer is headless.
-        `environ` tells what the terminal can do. Raises BadUsage where the prefix is not valid.
+        `environ` tells what the terminal can do, `now` which time prefixes have. Raises BadUsage where the prefix is not valid.
         """
         options = options or ConsoleOptions()
         self._shown = options.ranks
@@ -85,7 +88,7 @@ class Printer:
         self._raw: tuple[RawFile, ...] = ()
         if stdout is not None and stderr is not None:
             self._raw = out, err = RawFile(stdout, "stdout"), RawFile(stderr, "stderr")
-            displays = _displays(out, err, options, environ)
+            displays = _displays(out, err, options, environ, now)
             outlets = {id(display): Outlet(display, self._not_written) for display in displays.values()}
             self._outlets = {stream: outlets[id(display)] for stream, display in displays.items()}
             self._each = list(outlets.values())
@@ -154,6 +157,10 @@ class Printer:
     def read_by(self, ranks: Iterable[int]) -> None:
         """Learn which ranks read what the user types: their unfinished lines are prompts, and shown on a terminal."""
         self._put(_Word(lambda display, _: display.read_by(ranks), None))
+
+    def in_turn(self, call: Callable[[], None]) -> None:
+        """Call this when all that was put before is shown, for each terminal or file; it must neither block nor raise."""
+        self._put(_Word(lambda _display, _now: call(), None))
 
     def answered(self) -> None:
         """The user has typed a line, which the terminal has echoed."""
@@ -437,7 +444,11 @@ class Printer:
 
 
 def _displays(
-    out: RawFile, err: RawFile, options: ConsoleOptions, environ: Mapping[str, str]
+    out: RawFile,
+    err: RawFile,
+    options: ConsoleOptions,
+    environ: Mapping[str, str],
+    now: "Callable[[], datetime] | None",
 ) -> dict[Stream, Display]:
     """Where each stream goes, stderr last; one display where both end in the same place."""
 
@@ -445,7 +456,7 @@ def _displays(
         is_terminal = next(iter(files.values())).is_terminal
         return Display(
             files,
-            Prefix(options.prefix),
+            Prefix(options.prefix, now=now),
             color=colored(options.color, terminal=is_terminal, environ=environ),
             live_rows=rows if can_redraw(terminal=is_terminal, environ=environ) else 0,
             merge=options.merge,

@@ -222,7 +222,7 @@ def _run(
         if spec.rendezvous_bind is not None:
             server.listen_at(spec.rendezvous_bind)
         watchers: list[Watcher] = [] if journal is None else [journal.see]
-        history = None if directory is None else _serve_control(directory, server, spec, events.put)
+        history = None if directory is None else _serve_control(directory, server, spec, events.put, printer)
         if history is not None:
             watchers.append(history.see)
         if detachment is not None and spec.detach == "at start":
@@ -312,13 +312,18 @@ def _can_not_leave(cause: str) -> BadUsage:
 
 def _output_store(spec: JobSpec, directory: "JobDirectory") -> "OutputStore":
     """Where output is kept for those who look on. Raises BadUsage."""
+    try:
+        return _new_store(spec, directory)
+    except OSError as error:
+        raise _can_not_leave(os.strerror(error.errno or 0).lower()) from None
+
+
+def _new_store(spec: JobSpec, directory: "JobDirectory") -> "OutputStore":
+    """Raises OSError."""
     from hvlaunch.console.output_store import OutputStore  # noqa: PLC0415 (for jobs that somebody looks at from elsewhere)
     from hvlaunch.console.stored import head_of  # noqa: PLC0415 (as above)
 
-    try:
-        return OutputStore(directory.path, head_of(spec.console))
-    except OSError as error:
-        raise _can_not_leave(os.strerror(error.errno or 0).lower()) from None
+    return OutputStore(directory.path, head_of(spec.console))
 
 
 def _detachment(
@@ -351,6 +356,7 @@ def _serve_control(
     server: RendezvousServer,
     spec: JobSpec,
     post: Callable[[on.Event | Inquiry], None],
+    printer: Printer,
 ) -> "History | None":
     """Let others of this user ask and order; what keeps all that they may ask for."""
     from hvlaunch.gloo.driver.history import History  # noqa: PLC0415 (as the directory)
@@ -378,7 +384,8 @@ def _serve_control(
     def admit(head: "Head") -> "Answer | Route":
         from hvlaunch.gloo.driver.control import Control  # noqa: PLC0415 (when somebody asks)
 
-        return Control(directory.about, history, post)(head)
+        keep_output = partial(printer.keep_output, partial(_new_store, spec, directory))
+        return Control(directory.about, history, post, keep_output)(head)
 
     server.serve_beside(listener, admit)
     return history

@@ -13,7 +13,6 @@ from hvlaunch.jobs.known import KnownJob
 __all__ = ["Control", "ControlRefused", "DriverGone"]
 
 _PATIENCE = 20.0
-"""Seconds for an answer that the driver need not wait for."""
 
 
 class DriverGone(HvlaunchError):
@@ -31,8 +30,10 @@ class ControlRefused(HvlaunchError):
 class Control:
     """Asks the driver of one job. Each request has a connection of its own."""
 
-    def __init__(self, job: KnownJob) -> None:
+    def __init__(self, job: KnownJob, patience: float = _PATIENCE) -> None:
+        """`patience` is how many seconds an answer may take that the driver need not wait for."""
         self._job = job
+        self._patience = patience
 
     def get(self, path: str, wait: float = 0.0) -> Any:
         """What GET gives, as data; None is 404. The driver may take `wait` seconds longer. Raises DriverGone, ControlRefused."""
@@ -43,7 +44,7 @@ class Control:
         return self._ask("POST", path, json.dumps(body).encode(), 0.0)
 
     def _ask(self, method: str, path: str, body: bytes | None, wait: float) -> Any:
-        connection = _UnixConnection(self._job, timeout=_PATIENCE + wait)
+        connection = _UnixConnection(self._job, timeout=self._patience + wait)
         try:
             connection.request(method, path, body)
             answer = connection.getresponse()

@@ -21,6 +21,7 @@ __all__ = [
     "RESULT",
     "JobDirectory",
     "NoJobDirectory",
+    "has_driver",
     "jobs_directory",
     "reachable",
     "remove",
@@ -121,6 +122,21 @@ class JobDirectory:
             if not self._is_kept:
                 remove(self.path)
         os.close(self._lock)
+
+
+def has_driver(directory: Path) -> bool:
+    """Whether a driver holds the job's lock. This is seen by taking it for a moment."""
+    try:
+        descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvlaunch.errors import BadUsage
-from hvlaunch.jobs.directory import ABOUT, IN_MAKING, LOCK, RESULT, remove
+from hvlaunch.jobs.directory import ABOUT, IN_MAKING, LOCK, RESULT, has_driver, remove
 
-__all__ = ["KnownJob", "await_end", "choose", "known_jobs", "prune"]
+__all__ = ["KnownJob", "await_end", "choose", "known_jobs", "prune", "result_of"]
 
 _KEPT = 20
 _DAY = 86400.0
@@ -91,6 +91,11 @@ def await_end(job: KnownJob) -> Mapping[str, Any] | None:
             fcntl.flock(descriptor, fcntl.LOCK_SH)  # the kernel lets go of the driver's, however that ends
         finally:
             os.close(descriptor)
+    return result_of(job)
+
+
+def result_of(job: KnownJob) -> Mapping[str, Any] | None:
+    """How the job has ended; None where nothing tells."""
     return _read(job.directory / RESULT)
 
 
@@ -118,23 +123,8 @@ def _known_job(directory: Path) -> KnownJob | None:
     about = _read(directory / ABOUT)
     if about is None:
         return None
-    has_driver = _is_locked(directory / LOCK)
-    return KnownJob(directory.name, directory, about, _read(directory / RESULT), has_driver)
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a driver holds it. It is not held meanwhile: a driver takes its lock before anybody can find it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    runs = has_driver(directory)  # first: the result is there before it ends
+    return KnownJob(directory.name, directory, about, _read(directory / RESULT), runs)
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:

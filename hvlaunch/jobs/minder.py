@@ -11,9 +11,12 @@ import time
 from collections import deque
 from pathlib import Path
 
-from hvlaunch.jobs.directory import ABOUT, LOCK, RESULT
+from hvlaunch.jobs.directory import ABOUT, LOCK, RESULT, has_driver
 
-__all__ = ["start_minder", "start_successor"]
+__all__ = ["SUCCESSOR_LOG", "start_minder", "start_successor"]
+
+SUCCESSOR_LOG = "successor.log"
+"""What the last successor had to say that could not begin."""
 
 _MOST_STARTS, _WITHIN = 3, 600.0
 _LOOK = 0.1
@@ -25,21 +28,25 @@ def start_minder(directory: Path) -> None:
 
 
 def start_successor(directory: Path) -> "subprocess.Popen[bytes]":
-    """Start a driver that takes the job over, in a session of its own. Raises OSError."""
-    return _start("hvlaunch.gloo.successor", directory)
+    """Start a driver that takes the job over, in a session of its own; what it says is in SUCCESSOR_LOG. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    log = os.open(directory / SUCCESSOR_LOG, flags, 0o600)
+    try:
+        return _start("hvlaunch.gloo.successor", directory, log)
+    finally:
+        os.close(log)
 
 
-def _start(module: str, directory: Path) -> "subprocess.Popen[bytes]":
+def _start(module: str, directory: Path, log: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
     # Where `python -m` looks first, the working directory, anything may be.
     program = (
         f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_module({module!r}, run_name='__main__')"
     )
-    null = subprocess.DEVNULL
     return subprocess.Popen(
         [sys.executable, "-I", "-c", program, str(directory)],
-        stdin=null,
-        stdout=null,
-        stderr=null,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
         start_new_session=True,
     )
 
@@ -55,35 +62,17 @@ def _mind(directory: Path) -> None:
             return
         starts.append(time.monotonic())
         successor = start_successor(directory)
-        while successor.poll() is None and not _has_driver(directory):
+        while successor.poll() is None and not has_driver(directory):
             time.sleep(_LOOK)
 
 
 def _wait_for_end_of_driver(directory: Path) -> None:
-    lock = _open_lock(directory)
-    if lock >= 0:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        os.close(lock)
-
-
-def _has_driver(directory: Path) -> bool:
-    lock = _open_lock(directory)
-    if lock < 0:
-        return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return True
-    finally:
-        os.close(lock)
-    return False
-
-
-def _open_lock(directory: Path) -> int:
-    try:
-        return os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return -1
+        return
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    os.close(lock)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,11 @@ class Control:
         about: Mapping[str, Any],
         history: History,
         post: Callable[[on.Event | Inquiry], None],
+        keep_output: Callable[[], None],
     ) -> None:
+        """`keep_output` makes the job's output be kept in its directory from now on, and what was newest before."""
         self._about = about
+        self._keep_output = keep_output
         self._history = history
         self._post = post
 
@@ -49,6 +52,7 @@ class Control:
             b"/events": ("GET", lambda _body: self._events(since, wait)),
             b"/signal": ("POST", self._signal),
             b"/stop": ("POST", self._stop),
+            b"/output": ("POST", self._output),
         }
         if path not in routes:
             return Answer(404, b"there is no such path\n")
@@ -93,6 +97,10 @@ class Control:
         if number is None:
             return _bad(b'the body is not {"signal": "USR1"}, or another signal\n')
         self._post(on.UserSignal(number))
+        return _done()
+
+    def _output(self, _body: bytes) -> Answer:
+        self._keep_output()
         return _done()
 
     def _stop(self, body: bytes) -> Answer:

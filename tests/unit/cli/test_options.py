@@ -23,7 +23,7 @@ OPTIONS = [option for group in GROUPS for option in group.options]
 PARTS = {"console": ConsoleOptions, "elastic": ElasticOptions, "mpi": MPIOptions, "ssh": SSHOptions}
 DECIDED_BY_CODE = {
     "command", "hosts", "force_slots", "allocation", "cwd", "env",  # from several options, the environment, the scheduler
-    "ssh.remote_agent", "mpi.launcher", "elastic.hostfile",
+    "detach", "ssh.remote_agent", "mpi.launcher", "elastic.hostfile",
 }  # fmt: skip
 
 
@@ -160,7 +160,7 @@ def test_names_and_flags_are_unique():
     flags = [flag for option in OPTIONS for flag in (*option.flags, *option.aliases, *option.opposites)]
     assert len(flags) == len(set(flags))
     shared = {option.name for option in OPTIONS if [each.name for each in OPTIONS].count(option.name) > 1}
-    assert shared == {"launcher", "help"}
+    assert shared == {"detach", "launcher", "help"}
     launchers = [option.constant for option in OPTIONS if option.name == "launcher"]
     assert len(launchers) == len(set(launchers))
 

@@ -42,7 +42,8 @@ class Job:
         self.history = History(recorder)
         self.server = RendezvousServer("token")
         self.server.start()
-        control = Control(ABOUT, self.history, self.events.put)
+        self.kept: list[bool] = []
+        control = Control(ABOUT, self.history, self.events.put, lambda: self.kept.append(True))
         self.server.serve_beside(self.directory.listen(), control)
 
     @property

@@ -1,0 +1,59 @@
+"""`hvlaunch logs`: a job's output as far as it is kept."""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+
+from hvlaunch.cli.answer import print_answer
+from hvlaunch.cli.job_view import Ranks, View, await_output, has_ended, is_shown
+from hvlaunch.console.store_reader import StoreReader, from_where
+from hvlaunch.console.stored import Stored
+from hvlaunch.jobs.directory import has_driver
+from hvlaunch.jobs.known import KnownJob, choose
+
+__all__ = ["logs"]
+
+_LOOK = 0.05
+_BROKEN_PIPE = 141
+_STREAMS = {"stdout": "stdout", "stderr": "stderr", "said": "hvlaunch", "shown": "report"}
+
+
+def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    """Print it; the exit code. Raises HvlaunchError."""
+    job = choose(jobs, options.job)
+    await_output(job)
+    reader = StoreReader(job.directory)
+    if options.since is not None:
+        reader.seek_time(options.since)
+    early = options.since or 0.0
+    found = from_where(_read(job, reader, follows=options.follow), lambda item: item.time < early)
+    if options.json:
+        return _print_json(found, options.ranks)
+    view = View(reader, options.ranks)
+    for item in found:
+        view.show(item)
+        if not view.is_read:
+            return _BROKEN_PIPE
+    view.printer.close()
+    return 0 if view.is_read else _BROKEN_PIPE
+
+
+def _read(job: KnownJob, reader: StoreReader, *, follows: bool) -> Iterator[Stored]:
+    """What is kept; with `follows` until the job has ended, or its driver is gone."""
+    while True:
+        is_over = not follows or has_ended(job) or not has_driver(job.directory)
+        yield from reader.read()
+        if is_over:
+            return
+        time.sleep(_LOOK)
+
+
+def _print_json(found: Iterator[Stored], ranks: Ranks) -> int:
+    for item in found:
+        if item.kind in _STREAMS and is_shown(item, ranks):
+            text = item.data.decode(errors="replace")
+            record = {"time": item.time, "rank": item.rank, "stream": _STREAMS[item.kind], "text": text}
+            if code := print_answer(f"{json.dumps(record)}\n"):
+                return code
+    return 0

@@ -1,0 +1,262 @@
+"""Looking on at jobs: attach and logs, with real jobs, in real terminals."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvlaunch.cli.job_commands import run_job_command
+from hvlaunch.jobs.known import known_jobs
+from tests.unit.cli.job_site import DEADLINE, Site, wait_until
+
+HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
+STEPPING = """\
+import os, sys, time
+for step in range(1000):
+    while not os.path.exists(f"{sys.argv[1]}/{step // 100}"): time.sleep(0.01)
+    print("step", step, flush=True)
+sys.exit(int(sys.argv[2]))
+"""
+"""Prints 1,000 lines; a hundred for each file that there is."""
+
+
+class Terminal:
+    """A program in a terminal of its own."""
+
+    def __init__(self, site: Site, *words: str) -> None:
+        self.pid, self.master = pty.fork()
+        if not self.pid:
+            os.execve(sys.executable, [*HVLAUNCH, *words], {**site.environ, "TERM": "xterm"})
+        self.seen = b""
+        self.began = time.monotonic()
+
+    def read_until(self, text: bytes) -> None:
+        while text not in self.seen:
+            self.seen += os.read(self.master, 1 << 16)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    def end(self) -> int:
+        """All that it prints until it ends, and its exit code."""
+        try:
+            while data := os.read(self.master, 1 << 16):
+                self.seen += data
+        except OSError:  # EIO: nobody has the other side open
+            pass
+        os.close(self.master)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    @property
+    def steps(self) -> list[int]:
+        return [int(number) for number in re.findall(rb"step (\d+)\r\n", self.seen)]
+
+
+class Steps:
+    """A detached job whose worker prints when it may."""
+
+    def __init__(self, site: Site, go: Path, *words: str, code: int = 0, first: int = 1) -> None:
+        self.site, self.go = site, go
+        self.let(*range(first))
+        command = [*HVLAUNCH, "--detach", *words, sys.executable, "-c", STEPPING, str(go), str(code)]
+        started = subprocess.run(
+            command, env=site.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+        )
+        self.id = started.stdout.strip()
+
+    def let(self, *hundreds: int) -> None:
+        for number in hundreds:
+            (self.go / str(number)).touch()
+
+    def await_step(self, number: int) -> None:
+        wait_until(lambda: f"step {number}\n" in logs(self.site, self.id), f"step {number}")
+
+
+def logs(site: Site, *words: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [*HVLAUNCH, "logs", *words],
+        env=site.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path / "state")
+    yield site
+    site.close()
+    for job in known_jobs(site.root):
+        if job.has_driver:
+            site.do("stop", "--kill", job.id)
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Path:
+    directory = tmp_path / "go"
+    directory.mkdir()
+    return directory
+
+
+def test_ten_times_one_after_the_other_each_line_is_seen_once(site, go):
+    job = Steps(site, go)
+    seen = []
+    for number in range(10):
+        job.let(number)
+        terminal = Terminal(site, "attach", job.id)
+        terminal.read_until(b"step %d\r\n" % (100 * number + 99))
+        if number < 9:
+            terminal.type(b"\x03")
+        assert terminal.end() == 0
+        assert number == 9 or b"hvlaunch stop " + job.id.encode() in terminal.seen
+        seen += terminal.steps
+    assert seen == list(range(1000))
+
+
+def test_the_first_look_begins_with_the_last_hundred_lines(site, go):
+    job = Steps(site, go, first=9)
+    job.await_step(899)
+    job.let(9)
+    terminal = Terminal(site, "attach", job.id)
+    assert terminal.end() == 0
+    assert 97 <= len(terminal.steps) <= 200
+    assert terminal.steps == list(range(1000 - len(terminal.steps), 1000))
+
+
+def test_two_look_on_at_once_and_get_the_jobs_exit_code(site, go):
+    job = Steps(site, go, code=7)
+    terminals = [Terminal(site, "attach") for _ in range(2)]
+    for terminal in terminals:
+        terminal.read_until(b"running, round 0, 1 worker on localhost")
+    job.let(*range(1, 10))
+    for terminal in terminals:
+        assert terminal.end() == 7
+        assert terminal.steps[-900:] == list(range(100, 1000))
+        assert b"exit code 7" in terminal.seen
+    after = Terminal(site, "attach", job.id)
+    assert after.end() == 7
+    assert b"has ended" in after.seen
+
+
+def test_a_job_in_another_terminal_is_shown_from_its_newest_lines_on(site, go):
+    (go / "0").touch()
+    first = Terminal(site, sys.executable, "-c", STEPPING, str(go), "0")
+    first.read_until(b"step 99\r\n")
+    second = Terminal(site, "attach")
+    second.read_until(b"step 99\r\n")
+    second.type(b"\x03")
+    assert second.end() == 0
+    assert second.steps[:2] == [0, 1]
+    third = Terminal(site, "attach")
+    third.read_until(b"running")
+    for number in range(1, 10):
+        (go / str(number)).touch()
+    assert first.end() == 0
+    assert third.end() == 0
+    assert third.steps == list(range(100, 1000))
+    assert first.steps == list(range(1000))
+
+
+def test_bars_and_colours_are_as_ever(site, tmp_path):
+    bar = (
+        "import os, sys, time\n"
+        "for number in range(10**6):\n"
+        "    sys.stderr.write(f'\\rbar {number}'); sys.stderr.flush(); time.sleep(0.02)\n"
+    )
+    subprocess.run(
+        [*HVLAUNCH, "--detach", sys.executable, "-c", bar], env=site.environ, check=True, capture_output=True
+    )
+    terminal = Terminal(site, "attach")
+    terminal.read_until(b"\x1b[0;36m[0]<stderr>: \x1b[0mbar ")
+    before = terminal.seen
+    terminal.seen = b""
+    terminal.read_until(b"bar ")
+    terminal.type(b"\x03")
+    assert terminal.end() == 0
+    assert b"\n" not in before[before.rindex(b"bar ") :].removesuffix(b"\r\n")
+
+
+def test_of_a_driver_that_is_stopped_the_output_is_shown_all_the_same(site, go):
+    job = Steps(site, go)
+    job.await_step(99)
+    [known] = known_jobs(site.root)
+    os.kill(known.about["pid"], signal.SIGSTOP)
+    try:
+        terminal = Terminal(site, "attach")
+        terminal.read_until(b"step 99\r\n")
+        terminal.read_until(b"does not answer")
+        terminal.type(b"\x03")
+        assert terminal.end() == 0
+    finally:
+        os.kill(known.about["pid"], signal.SIGCONT)
+
+
+def test_who_goes_away_leaves_the_job_alone(site, go):
+    job = Steps(site, go)
+    terminal = Terminal(site, "attach")
+    terminal.read_until(b"step 99\r\n")
+    os.close(terminal.master)
+    os.waitpid(terminal.pid, 0)
+    job.let(*range(1, 10))
+    assert site.do("wait", job.id) == 0
+
+
+def test_logs(site, go, capfd):
+    job = Steps(site, go, "-np", "2", "--prefix", "{rank}|{host}|", code=3)
+    job.await_step(99)
+    following = subprocess.Popen(
+        [*HVLAUNCH, "logs", "-f", "--ranks", "1", job.id], env=site.environ, stdout=subprocess.PIPE, text=True
+    )
+    middle = time.time()
+    job.let(*range(1, 10))
+    assert site.do("wait", job.id) == 3
+    output, _ = following.communicate(timeout=DEADLINE)
+    assert following.returncode == 0
+    of_one = "".join(f"1|localhost|step {number}\n" for number in range(1000))
+    assert output == of_one
+    assert logs(site, job.id, "--ranks", "1") == of_one
+    assert logs(site, job.id, "--since", "0s") == ""
+    recent = logs(site, job.id, "--ranks", "1", "--since", f"{time.time() - middle:.0f}s")
+    assert of_one.endswith(recent)
+    records = [json.loads(line) for line in logs(site, job.id, "--json").splitlines()]
+    text = "".join(
+        record["text"] for record in records if (record["rank"], record["stream"]) == (1, "stdout")
+    )
+    assert text == "".join(f"step {number}\n" for number in range(1000))
+    assert [record["stream"] for record in records if record["rank"] is None] == ["hvlaunch", "report"]
+
+
+def test_logs_into_a_pipe_that_is_closed(site, go):
+    job = Steps(site, go, first=9)
+    job.await_step(899)
+    command = f"{sys.executable} -m hvlaunch logs {job.id} | head -1"
+    done = subprocess.run(
+        ["bash", "-c", f"{command}; echo ${{PIPESTATUS[0]}}"],
+        env=site.environ,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=True,
+    )
+    assert done.stdout.splitlines() in (["[0]<stdout>: step 0", "141"], ["[0]<stdout>: step 0", "0"])
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["logs", "--since", "soon"], ["logs", "--ranks", "x"], ["attach", "--ranks", "-"]]
+)
+def test_what_is_not_understood(site, words):
+    with pytest.raises(Exception, match=r"--since|--ranks"):
+        run_job_command(words, site.environ)
