@@ -54,6 +54,14 @@ KINDS: dict[str, tuple[list[str], Callable[[Path], list[str]]]] = {
 }
 """What the jobs are: options, and the command by the job's folder."""
 
+CLIENTS = {
+    "paramiko": ["--ssh-client", "paramiko"],
+    "openssh": ["--ssh-client", "openssh"],
+    "mpirun": ["--mpi", "--mpirun", "mpirun.openmpi"],
+    "hydra": ["--mpi", "--mpirun", "mpirun.mpich"],
+}
+"""What connects driver and agents: hvlaunch's ssh, or the agents themselves, where a launcher has started them, in static jobs."""
+
 
 @dataclass
 class Result:
@@ -167,19 +175,20 @@ def measure(
     hosts: TestHosts, folder: Path, lease: float, client: str, options: "Options"
 ) -> dict[str, Result]:
     """One lease with one client of ssh; by kind of job."""
-    words = ["--lease", f"{lease:g}", "--ssh-client", client]
-    pairs = [hosts.names[at : at + 2] for at in range(0, len(hosts.names), 2)]
+    words = ["--lease", f"{lease:g}", *CLIENTS[client]]
+    kinds = [kind for kind in options.kinds if "--mpi" not in words or kind.startswith("static")]
+    pairs = [hosts.names[at : at + 2] for at in range(0, 2 * len(kinds) * options.at_once, 2)]
     jobs = [
         Job(
             hosts,
             folder / f"{client}.{lease:g}.{number}",
-            options.kinds[number % len(options.kinds)],
+            kinds[number % len(kinds)],
             pair,
             words,
         )
         for number, pair in enumerate(pairs)
     ]
-    results = {kind: Result() for kind in options.kinds}
+    results = {kind: Result() for kind in kinds}
     while min(len(one.seconds) + len(one.losses) for one in results.values()) < options.times:
         length, outcomes = cut(hosts, jobs, options.share * lease, 2.0 * lease + 10.0)
         for job, outcome in outcomes.items():
@@ -202,6 +211,7 @@ class Options:
     times: int
     share: float
     kinds: list[str]
+    at_once: int
 
 
 def main() -> int:
@@ -213,16 +223,14 @@ def main() -> int:
     parser.add_argument(
         "--share", type=float, default=0.9, help="of the lease: how long the link is cut (default 0.9)"
     )
-    parser.add_argument(
-        "--clients", nargs="+", choices=["paramiko", "openssh"], default=["paramiko", "openssh"]
-    )
+    parser.add_argument("--clients", nargs="+", choices=list(CLIENTS), default=["paramiko", "openssh"])
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--at-once", type=int, default=3, help="jobs of each kind, side by side (default 3)")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     need_hosts()
     random.seed(given.seed)
-    options = Options(given.times, given.share, given.kinds)
+    options = Options(given.times, given.share, given.kinds, given.at_once)
     rows, losses = [], []
     with tempfile.TemporaryDirectory(prefix="hvlaunch-cuts-") as folder:
         for client in given.clients:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from hvlaunch.agent.in_time import in_time
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional, Set, Tuple
@@ -17,10 +19,16 @@ _WEB = (":0050", ":01BB")
 
 _MOST = 100
 """Processes of a worker: of more, perhaps of a fork bomb, each look would hold the agent up."""
+_PATIENCE = 1.0
 
 
 def look(pid: int) -> Tuple[bool, Optional[str]]:
     """Whether the worker or a descendant has a TCP socket, or can't be seen; and the library that one has loaded."""
+    unseen: Tuple[bool, Optional[str]] = (True, None)
+    return in_time(lambda: _look(pid), _PATIENCE, unseen)
+
+
+def _look(pid: int) -> Tuple[bool, Optional[str]]:
     library = None
     try:
         pids = _tree(pid)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from hvlaunch.agent.in_time import in_time
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, List, Tuple
@@ -13,14 +15,20 @@ __all__ = ["programs_of"]
 _SPAWNED = b"from multiprocessing."
 """How the code begins that Python's multiprocessing gives to `python -c`."""
 
+_PATIENCE = 1.0
+
 
 def programs_of(group: int) -> List[int]:
-    """The group's leader, and who else of the group runs a program of its own; empty where /proc can't tell.
+    """The group's leader, and who else of the group runs a program of its own; empty where /proc can't tell, or not in time.
 
     Left out is what a program made of itself: a process that was forked and runs on without exec, or that
     Python's multiprocessing spawned. A data loader's are such. They are their parent's to end, which may
     still need them to save its state, and takes it for an error when they are gone.
     """
+    return in_time(lambda: _programs_of(group), _PATIENCE, [])
+
+
+def _programs_of(group: int) -> List[int]:
     parents = _members(group)
     commands = {pid: _command_of(pid) for pid in parents}
     return [

@@ -15,9 +15,9 @@ from hvlaunch.agent.quick import prctl, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+    from typing import Callable, Dict, List, Optional, Tuple
 
-__all__ = ["adopt_descendants", "children", "kill_descendants", "kill_marked"]
+__all__ = ["adopt_descendants", "children", "kill_descendants", "stop_and_kill"]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_PAUSE = 0.0005
@@ -89,12 +89,12 @@ def kill_descendants(patience: float) -> List[int]:
     while True:
         if _reap() is None:
             return []
-        _stop_and_kill(deadline)
+        stop_and_kill(deadline)
         reaped = _reap()
         if reaped is None:
             return []
         if time.monotonic() > deadline:
-            return _stop_and_kill(deadline)
+            return stop_and_kill(deadline)
         if reaped:
             pause = _FIRST_PAUSE
             continue
@@ -102,31 +102,7 @@ def kill_descendants(patience: float) -> List[int]:
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def kill_marked(marks: Sequence[bytes], patience: float) -> None:
-    """SIGKILL the descendants that have one of these NAME=VALUE in the environment that they were started with, and theirs.
-
-    They are reaped too, or at least killed, when `patience` seconds are over; other children are not reaped.
-    """
-
-    def is_marked(pid: int) -> bool:
-        try:
-            with open("/proc/%d/environ" % pid, "rb") as environ:
-                variables = environ.read().split(b"\0")
-        except OSError:
-            return False  # ended, or another user's
-        return any(mark in variables for mark in marks)
-
-    deadline = time.monotonic() + patience
-    left: Set[int] = set()
-    while True:
-        left.update(_stop_and_kill(deadline, is_marked))
-        left = {pid for pid in left if not _is_gone(pid)}
-        if not left or time.monotonic() > deadline:
-            return
-        time.sleep(_FIRST_PAUSE)
-
-
-def _stop_and_kill(deadline: float, is_chosen: Callable[[int], bool] = lambda _: True) -> List[int]:
+def stop_and_kill(deadline: float, is_chosen: Callable[[int], bool] = lambda _: True) -> List[int]:
     """SIGSTOP every descendant that is chosen, and theirs, until no further one is found; then SIGKILL them: these.
 
     What is stopped forks no more, and keeps its place under a limit of processes: so who forks faster than we kill
@@ -185,14 +161,6 @@ def _kill(pid: int, number: int) -> None:
     except OSError as error:
         if error.errno not in (errno.ESRCH, errno.EPERM):
             raise
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
-    return not os.path.exists("/proc/%d" % pid)
 
 
 def _reap() -> Optional[int]:

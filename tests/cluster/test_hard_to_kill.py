@@ -1,13 +1,14 @@
 """A job of processes that can't be killed ends all the same; who is left is told with all pids."""
 
 import shutil
+import signal
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import pytest
 
-from tests.cgroups import Group
-from tests.cluster.jobs import Job
+from tests.cgroups import BOMB, LIMIT, Group
+from tests.cluster.jobs import Job, agents, guardians
 from tests.cluster.testhosts import Host, TestHosts, wait_until
 
 CLOSING = 60.0
@@ -19,19 +20,23 @@ FAMILY = "setsid sleep 3600 & echo ready; wait"
 @pytest.fixture
 def freezer() -> Iterator[Group]:
     """A cgroup that workers enter; at the end nothing is in it any more."""
-    group = Group("freezer")
-    try:
+    with Group("freezer") as group:
         group.set("freezer.state", "THAWED")  # version 2 lets what is frozen be killed
         yield group
-    finally:
-        with suppress(OSError):
-            (group.path / "freezer.state").write_text("THAWED")
-        group.close()
 
 
-def entering(group: Group, *command: str) -> list[str]:
-    """The command, run in the group."""
-    return ["sh", "-c", f'echo 0 >{group.path}/cgroup.procs && exec "$@"', "sh", *command]
+@pytest.fixture
+def limited() -> Iterator[Group]:
+    """No more than LIMIT processes."""
+    with Group("pids") as group:
+        group.set("pids.max", LIMIT)
+        yield group
+
+
+def entering(group: Group, *command: str, who: str = "0") -> list[str]:
+    """The command, run in the group, which all of `who` enter (pids, as sh has them)."""
+    enter = f'for pid in {who}; do echo $pid >{group.path}/cgroup.procs || exit; done; exec "$@"'
+    return ["sh", "-c", enter, "sh", *command]
 
 
 def family(host: Host, workers: int) -> None:
@@ -80,3 +85,21 @@ def test_workers_that_another_user_owns(new_hosts: Callable[..., TestHosts]) -> 
     family(hosts["a"], 2)
     assert job.interrupt().code(CLOSING) == 130
     told(job, hosts["a"], 2)
+
+
+@pytest.mark.parametrize("ending", ["interrupt", "agent", "guardian", "driver"])
+def test_a_fork_bomb_under_a_limit_of_processes(cluster: TestHosts, limited: Group, ending: str) -> None:
+    """Which its agents have too: they could not start a process any more. Nothing is left when the driver has ended."""
+    agent_and_guardian = "$PPID $(cut -d' ' -f4 /proc/$PPID/stat)"
+    bomb = entering(limited, sys.executable, "-I", "-S", "-c", BOMB, who=f"{agent_and_guardian} 0")
+    job = Job(cluster, ["-H", "a:1,b:1", *OPTIONS, *bomb]).saw("refused")
+    if ending == "interrupt":
+        assert job.interrupt().code(CLOSING) == 130
+    elif ending == "driver":
+        job.send(signal.SIGKILL)
+        wait_until(lambda: not limited.pids(), "the agents, which miss their driver, have ended")
+    else:
+        (victim,) = {"agent": agents, "guardian": guardians}[ending](cluster["a"].user_processes())
+        cluster["a"].run(["kill", "-KILL", str(victim.pid)])
+        assert job.code(CLOSING) == 69
+    assert limited.pids() == []

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any
 from unittest import mock
 
-from hvlaunch.agent import alone, facts, greeting, group, listening, probe, reaper, worker
+from hvlaunch.agent import alone, facts, greeting, group, listening, marked, probe, reaper, worker
 from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import BadFrame, Decoder, encode
 from hvlaunch.agent.main import Agent
@@ -222,7 +222,7 @@ def _on(host: _Host) -> ExitStack:
         (alone, "was_used", lambda _: host.chance.random() < 0.5),
         (listening, "other_user_at", lambda _: host.chance.choice((None, 4242))),
         (reaper, "kill_descendants", lambda _: []),
-        (reaper, "kill_marked", lambda *_: None),
+        (marked, "kill_marked", lambda *_: None),
     ):
         stack.enter_context(mock.patch.object(where, name, what))
     return stack

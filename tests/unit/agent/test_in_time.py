@@ -1,0 +1,57 @@
+"""What is read of a process that the kernel lets nobody see into for now holds nobody up for long."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from hvlaunch.agent import alone, group, marked
+from hvlaunch.agent.in_time import in_time
+from tests.unit.agent.harness import PATIENCE
+
+SECONDS = 0.05
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
+    """stuck(module): what the module reads of a process's memory does not come during the test."""
+    is_over = threading.Event()
+
+    def read(path: str, mode: str = "r") -> IO[Any]:
+        if Path(path).name in ("maps", "cmdline", "environ"):
+            assert is_over.wait(PATIENCE), "somebody waits for it"
+        return open(path, mode)  # noqa: PTH123 (as the modules do)
+
+    yield lambda module: monkeypatch.setattr(module, "open", read, raising=False)
+    is_over.set()
+
+
+def test_what_does_not_come_in_time(stuck: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (alone, group, marked):
+        stuck(module)
+    for module in (alone, group):
+        monkeypatch.setattr(module, "_PATIENCE", SECONDS)
+    assert alone.look(os.getpid()) == (True, None)
+    assert group.programs_of(os.getpgrp()) == []
+    with subprocess.Popen(["sleep", "3600"]) as child:
+        marked.kill_marked([b"HVLAUNCH_WORKER=a/0/0"], SECONDS)
+        assert child.poll() is None
+        child.kill()
+
+
+def test_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a limit of processes that is reached."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    assert in_time(lambda: 1, 60.0, 2) == 2
+
+
+def test_what_comes_in_time() -> None:
+    assert in_time(lambda: 1, PATIENCE, 2) == 1
