@@ -31,6 +31,7 @@ _STARTERS = (
         "quick",
         "shapes",
         "frames",
+        "in_time",
         "group",
         "reaper",
         "scratch",

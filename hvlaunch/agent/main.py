@@ -161,6 +161,10 @@ class Agent:
             except OSError:
                 pass
         scratch.remove(self._scratch)  # the guardian may have been killed since we last looked
+        if self._meeting is not None and time.monotonic() >= self._last_heard + self._lease:
+            from hvlaunch.agent.daemon import end_daemon  # noqa: PLC0415 (few agents lose their launcher too)
+
+            end_daemon(os.getppid())
         return int(self._guardian_fd < 0)
 
     def _timeout(self) -> float:

@@ -5,17 +5,25 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable
-from typing import IO
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from hvlaunch.mpi.command import Command
 from hvlaunch.mpi.launcher_errors import NoLauncher
+
+if TYPE_CHECKING:
+    import psutil
 
 __all__ = ["LauncherProcess"]
 
 _LAST_WORDS = 2.0  # seconds for what it printed to be read
 _KILL_AFTER = 5.0
+_SWEEP_AFTER = 1.0  # seconds for its ssh to see by themselves that it has ended
+_DIRECTORIES = ("ompi.*.{uid}/pid.{pid}", "ompi.{pid}")
+"""What an mpirun of Open MPI removes from the directory of temporary files at its end, before version 5 and since."""
 
 
 class LauncherProcess:
@@ -76,14 +84,23 @@ class LauncherProcess:
             return None
 
     def close(self, patience: float) -> None:
-        """Wait for its end, at most `patience` seconds; then SIGTERM, by which it ends its processes, then SIGKILL."""
+        """Wait for its end, at most `patience` seconds; then SIGTERM, by which it ends its processes, then SIGKILL.
+
+        What it leaves on this machine is ended and removed: it may have been waiting for a host that is out of reach.
+        """
+        family: list[psutil.Process] = []
         for number, seconds in ((signal.SIGTERM, _KILL_AFTER), (signal.SIGKILL, _KILL_AFTER)):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(patience)
                 break
+            family += _family(self._process.pid)
             self._signal(number)
             patience = seconds
         self._waiter.join(_LAST_WORDS + 1)
+        if family:
+            _end(family)
+        if self._process.returncode == -signal.SIGKILL:
+            _remove_directory(self._process.pid)
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -95,3 +112,34 @@ class LauncherProcess:
 
 def _shell_status(status: int) -> int:
     return status if status >= 0 else 128 - status
+
+
+def _family(launcher: int) -> "list[psutil.Process]":
+    """Its ssh, and what these have started, which it puts into sessions of their own; not its processes here, which end as anywhere."""
+    import psutil  # noqa: PLC0415 (few launchers have to be stopped)
+
+    try:
+        others = [
+            child for child in psutil.Process(launcher).children() if not child.name().startswith("hvl-")
+        ]
+        return [one for child in others for one in (child, *child.children(recursive=True))]
+    except psutil.Error:
+        return []
+
+
+def _end(family: "list[psutil.Process]") -> None:
+    """Have them see that the launcher has ended; kill those that do not."""
+    import psutil  # noqa: PLC0415 (as above)
+
+    _, left = psutil.wait_procs(family, _SWEEP_AFTER)
+    for one in left:
+        with contextlib.suppress(psutil.Error):
+            one.kill()
+    psutil.wait_procs(left, _SWEEP_AFTER)
+
+
+def _remove_directory(launcher: int) -> None:
+    for form in _DIRECTORIES:
+        for path in Path(tempfile.gettempdir()).glob(form.format(uid=os.geteuid(), pid=launcher)):
+            if path.lstat().st_uid == os.geteuid():
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,5 +1,6 @@
 """Cuts that heal within the lease; benchmarks/cuts.py has many of them, of each kind of job."""
 
+import shutil
 import socket
 import time
 
@@ -19,10 +20,16 @@ def may_persist() -> bool:
 
 
 @pytest.mark.skipif(not may_persist(), reason="TCP_RTO_MAX_MS: Linux 6.15")
-@pytest.mark.parametrize("client", ["paramiko", "openssh"])
+@pytest.mark.parametrize(
+    "way", [["--ssh-client", "paramiko"], ["--ssh-client", "openssh"], ["--mpi"]], ids=lambda way: way[-1]
+)
 @pytest.mark.parametrize("each", ["echo tick", "[ ! -e /tmp/healed ] || echo tick"], ids=["prints", "silent"])
-def test_the_drivers_link_is_away_for_most_of_the_lease(cluster: TestHosts, client: str, each: str) -> None:
+def test_the_drivers_link_is_away_for_most_of_the_lease(
+    cluster: TestHosts, way: list[str], each: str
+) -> None:
     """For which there is no condition to wait for: that it is long is the point."""
+    if way == ["--mpi"] and shutil.which("mpirun") is None:
+        pytest.skip("no mpirun")
     job = Job(
         cluster,
         [
@@ -30,8 +37,7 @@ def test_the_drivers_link_is_away_for_most_of_the_lease(cluster: TestHosts, clie
             "a:1,b:1",
             "--lease",
             LEASE,
-            "--ssh-client",
-            client,
+            *way,
             "sh",
             "-c",
             f"echo ready; while :; do {each}; sleep 0.2; done",

@@ -10,7 +10,9 @@ import secrets
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,6 +201,22 @@ def test_nothing_is_left_of_a_job_whose_driver_was_killed(cluster: TestHosts, mp
     run = job(cluster, mpirun, "-H", "a:2,b:1", "--grace", 1, sys.executable, PROGRAMS / "detach.py")
     run.saw("ready", 3).send(signal.SIGKILL).code()
     nothing_is_left(cluster)
+
+
+def test_a_link_that_is_cut_for_good_leaves_nothing_on_either_side(cluster: TestHosts, mpirun: str) -> None:
+    """The launcher waits for its daemon there, and its daemon for the launcher: each is ended by who is on its side."""
+    run = job(
+        cluster, mpirun, "-H", "a:1,b:2", "--grace", 1, "--lease", 3, sys.executable, PROGRAMS / "detach.py"
+    )
+    run.saw("ready", 3)
+    (launcher,) = [one for one in cluster.driver.processes() if one.argv[0] == mpirun]
+    cluster["b"].cut()
+    assert run.code(120) == 69
+    assert "host b: lost: silent for 3 s" in run.stderr
+    assert cluster.driver.processes() == []
+    assert [*Path(tempfile.gettempdir()).glob(f"ompi.*/pid.{launcher.pid}")] == []
+    nothing_is_left(cluster)
+    wait_until(lambda: cluster["b"].run(["ls", "/tmp"], check=True).stdout == "", "its files are removed")
 
 
 def nothing_is_left(cluster: TestHosts) -> None:

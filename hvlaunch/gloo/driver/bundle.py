@@ -55,7 +55,18 @@ _MODULES = (
 )
 _OF_RANKS = ("local_ranks", "starter", "cannot_start", "group", "in_time")
 """Needed where a launcher has started a process for each rank."""
-_RARE = ("alone", "cannot_start", "group", "in_time", "listening", "marked", "rejoin", "relay", "spill")
+_RARE = (
+    "alone",
+    "cannot_start",
+    "daemon",
+    "group",
+    "in_time",
+    "listening",
+    "marked",
+    "rejoin",
+    "relay",
+    "spill",
+)
 """What few jobs import goes behind the hello, as text alone."""
 _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
 _DOCSTRING = re.compile(r'^( *)"""[^"]*(?:"(?!"")[^"]*)*"""$', re.MULTILINE)

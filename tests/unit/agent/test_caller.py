@@ -14,6 +14,7 @@ import hvlaunch
 from hvlaunch.agent import caller
 from hvlaunch.agent.caller import Sealed
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
+from hvlaunch.ssh.streams.tcp import persist
 from tests.unit.agent.harness import interpreter
 
 ROOT = str(Path(hvlaunch.__file__).parents[1])
@@ -27,6 +28,14 @@ while len(data) < 5:
 os.write(1, sealed.seal(b"got " + data))
 os._exit(5)
 """
+
+OPTIONS = b"""
+import os, socket
+own = socket.socket(fileno=0)
+os.write(1, sealed.seal(b"%4d %6d" % tuple(own.getsockopt(socket.IPPROTO_TCP, option) for option in (44, 18))))
+os._exit(0)
+"""
+"""Tells TCP_RTO_MAX_MS and TCP_USER_TIMEOUT of its connection."""
 
 
 class Driver:
@@ -94,6 +103,21 @@ def test_the_drivers_program_runs_on_every_python_with_the_connection_for_its_pi
     assert process.wait(60) == 5
     assert process.communicate() == (b"", b"")
     call.socket.close()
+
+
+def test_its_connection_is_tried_again_each_second_as_the_drivers_is(driver: Driver) -> None:
+    process = start(driver.where)
+    call = driver.accept()
+    with closing(call.socket):
+        if not persist(call.socket):
+            pytest.skip("TCP_RTO_MAX_MS: Linux 6.15")
+        program = zlib.compress(OPTIONS)
+        call.sendall(b"w" * caller.WORD_SIZE + len(program).to_bytes(4, "big") + program)
+        assert part(call) == ENTRY
+        part(call)  # what it says of itself
+        assert call.receive(11) == b"1000 900000"
+        assert process.wait(60) == 0
+    process.communicate()
 
 
 def test_who_has_another_certificate_is_told_nothing_and_runs_nothing(driver: Driver) -> None:
