@@ -9,7 +9,7 @@ import struct
 import time
 
 from hvlaunch.agent.frames import LONGEST_TEXT, BadFrame, Decoder, encode
-from hvlaunch.agent.quick import accept, deque, dumps, signal, socket
+from hvlaunch.agent.quick import accept, deque, dumps, peer_uid, signal, socket
 from hvlaunch.agent.selector import READ, Selector
 from hvlaunch.agent.shapes import Form, text, whole
 from hvlaunch.agent.worker import CannotStart, WorkerProcess
@@ -176,8 +176,7 @@ class LocalRanks:
             connection = accept(self._listener)
         except OSError:
             return
-        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _FDS.size)
-        if _FDS.unpack(peer)[1] != os.geteuid():
+        if peer_uid(connection) != os.geteuid():
             connection.close()
             return
         connection.setblocking(False)

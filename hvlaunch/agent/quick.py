@@ -8,6 +8,7 @@ names; they are themselves where it is missing, as in other Pythons than CPython
 from __future__ import annotations
 
 import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "dumps",
     "loads",
     "mac",
+    "peer_uid",
     "prctl",
     "same",
     "signal",
@@ -44,6 +46,12 @@ def accept(listener: socket.socket) -> socket.socket:
     """The next connection. Raises OSError."""
     fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 (what socket.socket.accept calls)
     return socket.socket(fileno=fd)
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """Whose program is at the other end of a Unix socket. Raises OSError."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(peer[4:8], sys.byteorder)
 
 
 def prctl(option: int, value: Union[int, bytes]) -> Optional[str]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import _thread
 import os
-import sys
 import time
 
 from hvlaunch.agent.frames import BadFrame, Decoder, encode
 from hvlaunch.agent.pieces import PieceWriter
-from hvlaunch.agent.quick import accept, mac, same, socket
+from hvlaunch.agent.quick import accept, mac, peer_uid, same, socket
 from hvlaunch.agent.selector import READ, Selector
 from hvlaunch.agent.session import STREAMS, StaleEpoch
 from hvlaunch.agent.shapes import Form, exactly, text, whole
@@ -109,8 +108,7 @@ class Visitors:
             sock = accept(listener)
         except OSError:
             return
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        if int.from_bytes(credentials[4:8], sys.byteorder) in (0, os.geteuid()):
+        if peer_uid(sock) in (0, os.geteuid()):
             self.ask(sock.detach())
 
     def ask(self, fd: int, sealed: Optional[Sealed] = None) -> None:

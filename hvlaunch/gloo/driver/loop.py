@@ -305,9 +305,9 @@ class Driver:
         return self._spec.elastic is None and len(self._spec.hosts) == 1
 
     def _hello(self, host: Host, number: int, connection: AgentConnection) -> Mapping[str, Any]:
-        # A job on this machine alone has no use for a session: its pipes end with the driver.
-        is_here = self._is_alone and connection.remote_address is None
-        has_session = connection.can_rejoin and not is_here
+        # On this machine alone nothing breaks but the driver.
+        is_needed = not self._is_alone or connection.remote_address is not None or self._keeping is not None
+        has_session = connection.can_rejoin and is_needed
         return {
             "type": "hello",
             "protocol": PROTOCOL,

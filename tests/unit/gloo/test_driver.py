@@ -96,7 +96,7 @@ class Rig:
     def started(self) -> "Rig":
         """Both workers run."""
         self.begin()
-        until(lambda: len(self.events.of(on.WorkerStarted)) == len(self.agents), "the workers")
+        until(lambda: len(self.events.of(on.WorkerStarted)) == len(self.spec.hosts), "the workers")
         return self
 
     def pulse(self, *alive: str) -> None:
@@ -307,3 +307,25 @@ def test_workers_that_never_met_are_told_at_the_end_unless_anybody_asked_the_ren
         agent.end_worker(0)
     assert rig.end().exit_code == 0
     assert (b"may have been 2 single jobs" in rig.stderr.getvalue()) is not was_asked
+
+
+@pytest.mark.parametrize(
+    ("hosts", "remote", "is_kept", "has_session"),
+    [
+        (1, None, False, False),  # a job on this machine alone, which ends with its driver
+        (1, None, True, True),
+        (2, None, False, True),
+        (1, "10.0.0.1", False, True),
+    ],
+)
+def test_an_agent_has_a_session_where_its_connection_may_be_lost(
+    rig: Rig, tmp_path: Path, hosts: int, remote: str | None, is_kept: bool, has_session: bool
+) -> None:
+    rig.spec = replace(rig.spec, hosts=rig.spec.hosts[:hosts])
+    rig.keeping = Keeping(tmp_path, pytest.fail) if is_kept else None
+    rig.started()
+    connection = CommandConnection(PlayedAgent(""), lambda _: PlayedAgent(""))
+    connection.remote_address = connection.local_address = remote
+    hello = rig.driver._hello(Host("a"), 7, connection)
+    assert (hello["session"] == KEYS.session(7)) is has_session
+    assert (hello["session"] is None) is not has_session
