@@ -7,6 +7,7 @@ from typing import Any
 import shtab
 
 from hvlaunch.cli.fish_completion import fish_completion
+from hvlaunch.cli.job_completion import BASH, ZSH, with_job_words
 from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.option import Group
 from hvlaunch.cli.parser import make_parser
@@ -33,7 +34,8 @@ _hvlaunch_command_or_files() {{
   compgen -c -- "$1"
   compgen -f -- "$1"
 }}
-"""
+{BASH}"""
+_PREAMBLES = {"bash": _BASH, "zsh": ZSH}
 
 
 def completion(groups: Sequence[Group], shell: str) -> str:
@@ -49,5 +51,6 @@ def completion(groups: Sequence[Group], shell: str) -> str:
             action.complete = ways[value.completion]  # type: ignore[attr-defined]
     command = parser.add_argument("command", nargs=argparse.REMAINDER, help="the command to run")
     command.complete = ways["command"]  # type: ignore[attr-defined]
-    script = shtab.complete(parser, shell, preamble=_BASH if shell == "bash" else "")
+    script = shtab.complete(parser, shell, preamble=_PREAMBLES.get(shell, ""))
+    script = with_job_words(script) if shell in _PREAMBLES else script
     return script.replace("'p/*/()/'", "'p/*/f/'") + "\n"  # tcsh: files, for the command's own arguments

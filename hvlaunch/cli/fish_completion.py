@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from hvlaunch.cli.job_completion import after
 from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.option import Group, Option
 
@@ -41,7 +42,19 @@ function __hvlaunch_complete_command
 end
 
 complete -c hvlaunch -f
-complete -c hvlaunch -n 'test (count (__hvlaunch_command)) -gt 0' -x -a '(__hvlaunch_complete_command)'
+# Whether the first word is about a job, and is complete.
+function __hvlaunch_has_job_word
+    set -l words (commandline -opc)
+    test (count $words) -gt 1; and contains -- $words[2] WORDS
+end
+
+function __hvlaunch_after_job_word
+    switch (commandline -opc)[2]
+AFTER    end
+end
+
+complete -c hvlaunch -n __hvlaunch_has_job_word -x -a '(__hvlaunch_after_job_word | string split -n " ")'
+complete -c hvlaunch -n 'not __hvlaunch_has_job_word; and test (count (__hvlaunch_command)) -gt 0' -x -a '(__hvlaunch_complete_command)'
 """
 
 _WAYS = {
@@ -60,7 +73,9 @@ def fish_completion(groups: Sequence[Group]) -> str:
         f"complete -c hvlaunch -n __fish_is_first_token -a {word.name} -d {_quoted(word.help)}\n"
         for word in JOB_WORDS.values()
     )
-    script = _SCRIPT.replace("PAIRS", _names(options, 2)).replace("VALUES", _names(options, 1))
+    cases = "".join(f"        case {name}\n            {after(word)}\n" for name, word in JOB_WORDS.items())
+    script = _SCRIPT.replace("AFTER", cases).replace("WORDS", " ".join(JOB_WORDS))
+    script = script.replace("PAIRS", _names(options, 2)).replace("VALUES", _names(options, 1))
     return script + words + "".join(f"{line}\n" for option in options for line in _lines(option))
 
 

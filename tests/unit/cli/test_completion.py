@@ -1,5 +1,6 @@
 """--print-completion: the scripts are tried in their shells."""
 
+import json
 import os
 import pty
 import re
@@ -89,6 +90,64 @@ FISH = [
 """What is typed after `hvlaunch`, and what must be offered."""
 
 
+@pytest.fixture
+def jobs(tmp_path):
+    """The environment of somebody with two jobs."""
+    about = (
+        {"id": "4a5fac6ebd8e", "name": "base-line.1", "command": ['"name": "no"']},
+        {
+            "id": "0123456789ab",
+            "name": None,
+            "command": ["x"],
+        },
+    )
+    for job in about:
+        directory = tmp_path / "state/hvlaunch/jobs" / str(job["id"])
+        directory.mkdir(parents=True)
+        (directory / "about.json").write_text(json.dumps(job))
+    return {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path)}
+
+
+JOB_LINES = [
+    ("attach ", ["--ranks", "--help", "0123456789ab", "4a5fac6ebd8e", "base-line.1"]),
+    ("logs --s", ["--since"]),
+    ("stop 4a", ["4a5fac6ebd8e"]),
+    ("signal US", ["USR1", "USR2"]),
+    ("jobs --", ["--json", "--help"]),
+    ("wait base", ["base-line.1"]),
+    ("forget x", []),
+]
+
+
+@pytest.mark.parametrize(("line", "offered"), JOB_LINES)
+def test_bash_knows_jobs(complete, jobs, monkeypatch, line, offered):
+    monkeypatch.setenv("XDG_STATE_HOME", jobs["XDG_STATE_HOME"])
+    assert complete(*line.split(" ")) == offered
+
+
+def test_fish_knows_jobs(tmp_path, jobs):
+    if shutil.which("fish") is None:
+        pytest.skip("no fish here")
+    (tmp_path / "script").write_text(script("fish"))
+    commands = "".join(f"complete -C 'hvlaunch {line}'; echo =\n" for line, _ in JOB_LINES)
+    done = subprocess.run(
+        ["fish", "-c", f"source script\n{commands}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=jobs,
+        timeout=60,
+        check=True,
+    )
+    offered = [{line for line in block.split("\n") if line} for block in done.stdout.split("=\n")]
+    assert offered[:-1] == [set(found) for _, found in JOB_LINES]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_job_that_is_typed_with_the_tab_key(shell, tmp_path, jobs):
+    assert typed(shell, tmp_path, b"hvlaunch att\t4a\t --ra\t0\n", jobs) == "attach 4a5fac6ebd8e --ranks 0\n"
+
+
 def test_fish(tmp_path):
     if shutil.which("fish") is None:
         pytest.skip("no fish here")
@@ -125,6 +184,12 @@ IN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY,
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_line_that_is_typed_with_the_tab_key(shell, tmp_path):
+    line = b"hvlaunch -np 2 --colo\tal\t-hostf\thos\tcat hosts\t\n"
+    assert typed(shell, tmp_path, line, {}) == "-np 2 --color always -hostfile hosts.txt cat hosts.txt\n"
+
+
+def typed(shell, tmp_path, keys, more):
+    """What a program of the name gets, when these keys are typed."""
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     (tmp_path / "_hvlaunch").write_text(script(shell))
@@ -136,7 +201,7 @@ def test_a_line_that_is_typed_with_the_tab_key(shell, tmp_path):
     program.write_text('#!/bin/sh\necho "$*" > typed.part\nmv typed.part typed\n')
     program.chmod(0o755)
     path = f"{program.parent}:{os.environ['PATH']}"
-    environ = {"HOME": str(tmp_path), "TERM": "vt100", "PATH": path}
+    environ = {**more, "HOME": str(tmp_path), "TERM": "vt100", "PATH": path}
     start, setup = SHELLS[shell]
     master, slave = pty.openpty()
     words = [sys.executable, "-c", IN_TERMINAL, *start.split()]
@@ -149,14 +214,14 @@ def test_a_line_that_is_typed_with_the_tab_key(shell, tmp_path):
         screen = b""
         while b"ready" not in screen:
             screen += on_screen(master)
-        os.write(master, b"hvlaunch -np 2 --colo\tal\t-hostf\thos\tcat hosts\t\n")
+        os.write(master, keys)
         while not (here / "typed").exists():
             screen += on_screen(master)
     finally:
         process.kill()
         process.wait()
         os.close(master)
-    assert (here / "typed").read_text() == "-np 2 --color always -hostfile hosts.txt cat hosts.txt\n"
+    return (here / "typed").read_text()
 
 
 def on_screen(terminal):
