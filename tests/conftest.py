@@ -45,13 +45,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _jobs_of_tests_are_not_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    before = os.environ.get("XDG_STATE_HOME")
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
-    yield
-    del os.environ["XDG_STATE_HOME"]
-    if before is not None:
-        os.environ["XDG_STATE_HOME"] = before
+def _jobs_and_options_of_tests_are_not_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+            patch.setenv(name, str(tmp_path_factory.mktemp(name)))
+        yield
 
 
 def pytest_report_header() -> str:

@@ -1,11 +1,12 @@
 """The command line: read by the table of options, or answered where it asks something."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from hvlaunch.cli.config.sources import other_sources
 from hvlaunch.cli.given import Options
 from hvlaunch.cli.option import Group, Option
-from hvlaunch.cli.options import GROUPS
-from hvlaunch.cli.settings import HELP_HINT, Setting, check_words, merged, read_setting
+from hvlaunch.cli.options import COMMAND, GROUPS
+from hvlaunch.cli.settings import HELP_HINT, Setting, check_words, merged, typed_setting
 from hvlaunch.cli.words import Typed, UnknownOption, by_name, split
 from hvlaunch.errors import BadUsage
 
@@ -20,9 +21,16 @@ class Answer(Exception):
         self.text = text
 
 
-def parse(argv: Sequence[str], groups: Sequence[Group] = GROUPS) -> Options:
-    """Read the command line, without the program's own name.
+def parse(
+    argv: Sequence[str],
+    groups: Sequence[Group] = GROUPS,
+    *,
+    environ: Mapping[str, str] | None = None,
+    warn: Callable[[str], object] = str,
+) -> Options:
+    """Read the command line, without the program's own name, and all other sources of options.
 
+    There are others only with an environment; `warn` is told of those that are not used.
     Raises BadUsage, and Answer for --help and --version.
     """
     options_by_name = by_name(groups)
@@ -33,9 +41,15 @@ def parse(argv: Sequence[str], groups: Sequence[Group] = GROUPS) -> Options:
 
         raise unknown_options(unknown.words, options_by_name) from None
     settings = [_setting(each, options_by_name[each.name], groups) for each in typed]
-    is_marked = bool(command) and list(argv[: -len(command)])[-1:] == ["--"]
-    options = Options(merged([settings]), command, groups, is_marked=is_marked)
-    if not command and not options.check_build:
+    others = [] if environ is None else other_sources(settings, environ, groups, warn)
+    if command:
+        settings.append(Setting(COMMAND, tuple(command), list(command), "COMMAND"))
+    is_marked = not command or list(argv[: -len(command)])[-1:] == ["--"]
+    options = Options(
+        merged([*(source.settings for source in others), settings]), groups, is_marked=is_marked
+    )
+    options.check_found()
+    if not options.command and not options.check_build and not options.show_config:
         version = "hvlaunch -V for the version, " if options.given.keys() == {"verbose"} else ""
         raise BadUsage("no command to run", hint=f"{version}hvlaunch -np 2 python train.py, or {HELP_HINT}")
     return options
@@ -50,7 +64,7 @@ def _is_foreign(name: str) -> bool:
 def _setting(typed: Typed, option: Option, groups: Sequence[Group]) -> Setting:
     """As it was typed. Raises Answer where it is a question, and BadUsage."""
     check_words(option, typed.values, is_joined=typed.is_joined)
-    setting = read_setting(option, typed.values, called=option.flag, is_off=typed.name in option.opposites)
+    setting = typed_setting(option, typed.values, is_off=typed.name in option.opposites)
     if option.question:
         raise Answer(_answer(setting, groups))
     return setting

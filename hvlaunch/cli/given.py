@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvlaunch.cli.option import BadValue, Group, Option
+from hvlaunch.cli.options import COMMAND
 from hvlaunch.cli.settings import Setting, value_of
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
 
 __all__ = ["Options", "default_of"]
 
+_NO_COMMAND = Setting(COMMAND, (), (), "")
 _PARTS = {
     "": JobSpec,
     "console": ConsoleOptions,
@@ -23,20 +25,15 @@ _PARTS = {
 class Options:
     """The options by name: `options.grace` is what was given, else its default.
 
-    `settings` has the given ones, `given` their values, `command` is the user's own, untouched; `is_marked` is whether `--` stands before it.
+    `settings` has the given ones and the command, `given` the options' values, `command` is the user's own, untouched; `is_marked` is whether `--` stands before it.
     """
 
     def __init__(
-        self,
-        settings: Mapping[str, Sequence[Setting]],
-        command: Sequence[str],
-        groups: Sequence[Group],
-        *,
-        is_marked: bool,
+        self, settings: Mapping[str, Sequence[Setting]], groups: Sequence[Group], *, is_marked: bool
     ) -> None:
         self.settings = settings
-        self.given = {name: value_of(each) for name, each in settings.items()}
-        self.command = tuple(command)
+        self.given = {name: value_of(each) for name, each in settings.items() if name != COMMAND.name}
+        self.command: tuple[str, ...] = tuple(value_of(settings.get(COMMAND.name) or [_NO_COMMAND]))
         self.is_marked = is_marked
         self._options = {option.name: option for group in groups for option in group.options}
 
@@ -46,6 +43,29 @@ class Options:
         if name not in self._options:
             raise AttributeError(name)
         return default_of(self._options[name])
+
+    def found(self) -> dict[str, list[str]]:
+        """The names of what files set that nobody named, by file."""
+        names: dict[str, list[str]] = {}
+        for settings in self.settings.values():
+            for file, called in dict.fromkeys(
+                (_file(each), each.called) for each in settings if each.is_found
+            ):
+                names.setdefault(file, []).append(called)
+        return names
+
+    def check_found(self) -> None:
+        """Where a file that nobody named has the hosts, only one who named it may lower the guard. Raises BadUsage."""
+        hosts = [
+            each for name in ("hosts", "hostfile") for each in self.settings.get(name, ()) if each.is_found
+        ]
+        for keys in self.settings.get("host_keys", ())[-1:]:
+            if hosts and keys.origin and keys.value != "strict":
+                raise BadUsage(
+                    f"{hosts[0].origin} has hosts, and was not named but found: their keys must be known, "
+                    f"and {keys.origin} says {keys.called} = {keys.value}",
+                    hint=f"--host-keys {keys.value}, or --config-file {_file(hosts[0])}",
+                )
 
     def given_in(self, part: str) -> list[Option]:
         """The given ones that set a field in this part of a JobSpec: `ssh`; the empty part is the JobSpec itself."""
@@ -75,6 +95,10 @@ class Options:
             return option.convert(value)
         except BadValue as error:
             raise BadUsage(f"{option.flag} {error}") from None
+
+
+def _file(setting: Setting) -> str:
+    return setting.origin.rpartition(":")[0]
 
 
 def default_of(option: Option) -> Any:

@@ -14,6 +14,7 @@ from hvlaunch.cli.answer import complain, print_answer
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.environment import left_out, proxies_with_password
 from hvlaunch.cli.job_words import JOB_WORDS
+from hvlaunch.cli.options import GROUPS
 from hvlaunch.cli.own_argv import hide_values
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_USAGE, BadUsage, HvlaunchError
@@ -83,15 +84,27 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
 
         return run_job_command(argv, os.environ)
     try:
-        options = parse(argv)
+        options = parse(argv, environ=os.environ, warn=complain)
     except Answer as answer:
         return print_answer(answer.text)
     if options.check_build:
         from hvlaunch.cli.check_build import check_build  # noqa: PLC0415 (as below: a job needs none of it)
 
         return print_answer(check_build() + "\n")
-    hide_values(options.x)
-    spec, warnings = job_spec(options, os.environ)
+    if options.show_config:
+        from hvlaunch.cli.config.show import show_config  # noqa: PLC0415 (as above)
+
+        return print_answer(show_config(options, GROUPS))
+    hide_values(each.texts[0] for each in options.settings.get("x", ()) if not each.origin)
+    for file, names in options.found().items():
+        if not options.quiet:
+            complain(f"options of {file}: {', '.join(names)}")
+    try:
+        spec, warnings = job_spec(options, os.environ)
+    except BadUsage:
+        if any(each.origin for settings in options.settings.values() for each in settings):
+            complain("some options do not come from the command line: hvlaunch --show-config says which")
+        raise
     names = [] if only_local(spec) else left_out(os.environ, spec.env)
     warnings += [
         f"{name} has a user or password in it, so it is not passed on; try: -x {name}"

@@ -25,6 +25,10 @@ class Value(NamedTuple):
     """What a shell offers for it."""
     has_options: bool = False
     """Whether it is another program's options: its text may begin with a dash."""
+    is_assignment: bool = False
+    """Whether it is NAME=VALUE, so that a file may have a table of such values."""
+    path: Literal["", "here", "hosts"] = ""
+    """Whether it is a path, of this machine alone or also of hosts; in a file it counts from the file's directory."""
 
 
 class Option(NamedTuple):
@@ -62,13 +66,15 @@ class Option(NamedTuple):
     """More names that take it back."""
     is_everyday: bool = False
     """Whether the short help has it."""
+    source: Literal["any", "own", "no file", "command line"] = "any"
+    """Where it may be set: anywhere; not in a file that nobody named but was found; in no file; on the command line."""
     question: Literal["", "short help", "help", "version", "completion"] = ""
     """What it asks for, in place of a job."""
 
     @property
     def opposites(self) -> tuple[str, ...]:
         """The names that take it back, if it is a switch: `--no-merge`."""
-        if self.value is not None or self.constant is not True or self.question:
+        if self.value is not None or self.question:
             return ()
         long = [flag for flag in self.flags if flag.startswith("--")]
         return (*(_opposite(flag) for flag in long), *self.more_opposites)

@@ -6,11 +6,12 @@ from typing import get_args
 from hvlaunch.cli import values
 from hvlaunch.cli.option import Group, Option, Value
 from hvlaunch.cli.options_elastic import ELASTIC
+from hvlaunch.cli.options_general import GENERAL
 from hvlaunch.cli.options_horovod import HOROVOD
 from hvlaunch.cli.options_ssh import SSH
 from hvlaunch.job import ColorPolicy, RelayPolicy, StdinPolicy
 
-__all__ = ["GROUPS"]
+__all__ = ["COMMAND", "GROUPS"]
 
 _HOSTS = Group(
     "hosts",
@@ -38,7 +39,7 @@ _HOSTS = Group(
             "hostfile",
             ("--hostfile", "-hostfile"),
             "file with one host on each line",
-            Value(("FILE",), completion="file"),
+            Value(("FILE",), completion="file", path="here"),
             more="A line may also say the slots of the host and how it is reached. In an elastic job the file is read "
             "again when it changes.",
             example="hvlaunch --hostfile hosts python train.py",
@@ -153,7 +154,7 @@ _WORKERS = Group(
             "cwd",
             ("--cwd",),
             "working directory of the workers",
-            values.DIRECTORY,
+            Value(("DIR",), values.not_empty, completion="directory", path="hosts"),
             default="this directory",
             more="It is the same on every host. A relative one counts from this directory.",
             is_everyday=True,
@@ -177,7 +178,7 @@ _ENVIRONMENT = Group(
             "x",
             ("-x",),
             "environment variable for the workers",
-            Value(("NAME[=VALUE]",), completion="variables"),
+            Value(("NAME[=VALUE]",), completion="variables", is_assignment=True),
             more="With `=VALUE` it has this value, else the value that it has here. A quoted pattern such as `'WANDB_*'` "
             "passes on all variables that match.",
             example="hvlaunch -np 2 -x WANDB_MODE -x NCCL_DEBUG=INFO python train.py",
@@ -197,6 +198,7 @@ _ENVIRONMENT = Group(
             "pass on all variables that other hosts can use",
             Value(choices=("all",)),
             default="only `PATH`, `PYTHONPATH`, `NCCL_*` and some others",
+            source="own",
         ),
     ),
 )
@@ -264,6 +266,7 @@ _OUTPUT = Group(
             values.FILE,
             field="events",
             convert=Path,
+            source="own",
         ),
         Option(
             "quiet",
@@ -272,6 +275,7 @@ _OUTPUT = Group(
             field="console.quiet",
             more="Other messages of hvlaunch are left out, such as the lines at the start and at the end of a job.",
             excludes="loudness",
+            source="own",
         ),
         Option(
             "verbose",
@@ -392,6 +396,7 @@ _CONTROLLER = Group(
             Value(("PATH",), values.not_empty),
             field="mpi.program",
             default="the one on `PATH`",
+            source="own",
         ),
         Option(
             "mpi_args",
@@ -402,6 +407,7 @@ _CONTROLLER = Group(
             example="hvlaunch --mpi --mpi-args='--report-bindings' -np 2 python train.py",
             repeats="list",
             convert=values.flat,
+            source="own",
         ),
         Option(
             "binding_args",
@@ -414,72 +420,13 @@ _CONTROLLER = Group(
             example="hvlaunch --mpi --binding-args='--bind-to core' -np 2 python train.py",
             repeats="list",
             convert=values.flat,
+            source="own",
         ),
     ),
 )
 
-_GENERAL = Group(
-    "general",
-    pages=(("Shell completion", "output.md#shell-completion"),),
-    options=(
-        Option(
-            "job_name",
-            ("--job-name",),
-            "the job's name, for `hvlaunch jobs` and its like",
-            Value(("NAME",)),
-            field="name",
-            example="hvlaunch --job-name baseline -np 8 -H a:4,b:4 python train.py",
-        ),
-        Option(
-            "detach",
-            ("--detach",),
-            "leave the job running, and print its id",
-            more="hvlaunch ends as soon as the workers run, and the job goes on without it: `hvlaunch attach` shows its output, "
-            "`hvlaunch stop` stops it. Whatever goes wrong before that is told as ever. The workers' stdin is empty.",
-            example="hvlaunch --detach -np 8 -H a:4,b:4 python train.py",
-            constant="at start",
-            excludes="detach",
-        ),
-        Option(
-            "detach",
-            ("--detach-on-hangup",),
-            "leave the job running if the terminal is closed",
-            more="Without it, a job ends with its terminal. It goes on as with --detach, also where the reader of a pipe is gone.",
-            constant="on hangup",
-            excludes="detach",
-        ),
-        Option(
-            "dry_run",
-            ("--dry-run",),
-            "print what would be started, and start nothing",
-            more="It prints the command, the hosts and their ranks, with `--verbose` the environment too, and connects to no host.",
-            example="hvlaunch --dry-run -np 8 -H gpu01:4,gpu02:4 python train.py",
-            is_everyday=True,
-        ),
-        Option(
-            "show_secrets",
-            ("--show-secrets",),
-            "let `--dry-run` show what may be a secret",
-            more="Without it, `****` is in the place of passwords, tokens and keys, as far as names and values tell.",
-        ),
-        Option(
-            "check_build",
-            ("-cb", "--check-build"),
-            "print what this installation has",
-            more="Add this to bug reports.",
-        ),
-        Option(
-            "print_completion",
-            ("--print-completion",),
-            "print a completion script for a shell",
-            Value(choices=("bash", "zsh", "fish", "tcsh")),
-            question="completion",
-        ),
-        Option("help", ("-h",), "print the options of every day", question="short help"),
-        Option("help", ("--help",), "print all help, with examples and exit codes", question="help"),
-        Option("version", ("-V", "--version"), "print hvlaunch's version", question="version"),
-    ),
-)
-
-GROUPS = (_HOSTS, _WORKERS, _ENVIRONMENT, _OUTPUT, SSH, _ENDING, ELASTIC, _CONTROLLER, HOROVOD, _GENERAL)
+GROUPS = (_HOSTS, _WORKERS, _ENVIRONMENT, _OUTPUT, SSH, _ENDING, ELASTIC, _CONTROLLER, HOROVOD, GENERAL)
 """All of them, in the order of help."""
+
+COMMAND = Option("command", ("command",), "what to start, and its arguments", Value(("COMMAND", "ARG")))
+"""The user's command, which is no option where it is typed, and one in a file."""

@@ -36,8 +36,10 @@ ELASTIC = Group(
             "command that prints the current hosts",
             Value(("COMMAND",), values.not_empty),
             field="elastic.discovery_script",
+            excludes="hosts",
             more="It prints them as lines of a hostfile, and is run every `--discovery-interval`.",
             example="hvlaunch --min-np 2 --host-discovery-script ./discover.sh python train.py",
+            source="own",
         ),
         Option(
             "max_restarts",

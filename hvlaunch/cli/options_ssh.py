@@ -27,6 +27,7 @@ SSH = Group(
             values.FILE,
             field="ssh.identity",
             convert=values.readable,
+            source="own",
         ),
         Option(
             "ssh_user",
@@ -46,6 +47,7 @@ SSH = Group(
             field="ssh.config",
             default="`~/.ssh/config` and the system's",
             convert=values.readable,
+            source="own",
         ),
         Option(
             "host_keys",
@@ -54,6 +56,7 @@ SSH = Group(
             Value(choices=get_args(HostKeyPolicy)),
             field="ssh.host_keys",
             more="`strict`: refuse the host; `accept-new`: add its key to known_hosts; `off`: check no key at all.",
+            source="own",
         ),
         Option(
             "ssh_client",
@@ -63,6 +66,7 @@ SSH = Group(
             field="ssh.client",
             more="`paramiko`: hvlaunch itself, with this library; `openssh`: the `ssh` binary, for GSSAPI, FIDO keys, PKCS#11, and "
             "connections that are open already (ControlPath).",
+            source="own",
         ),
         Option(
             "forward_agent",
@@ -71,6 +75,7 @@ SSH = Group(
             field="ssh.forward_agent",
             more="It needs `--ssh-client openssh`. Whoever controls a host can then log in as you, wherever your keys are accepted, while the job "
             "runs. `ForwardAgent` of the ssh configuration is not followed.",
+            source="own",
         ),
         Option(
             "connect_limit",
@@ -87,6 +92,7 @@ SSH = Group(
             Value(("PATH",), values.not_empty, completion="file"),
             field="remote_python",
             default="the path of the Python here, else python3, else python",
+            source="own",
         ),
         Option(
             "start_timeout",

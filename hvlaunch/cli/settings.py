@@ -7,11 +7,15 @@ from typing import Any, NamedTuple
 from hvlaunch.cli.option import BadValue, Option
 from hvlaunch.errors import BadUsage
 
-__all__ = ["HELP_HINT", "Setting", "check_words", "merged", "read_setting", "value_of"]
+__all__ = ["HELP_HINT", "Setting", "check_words", "merged", "read_value", "typed_setting", "value_of"]
 
 HELP_HINT = "hvlaunch --help"
 
 _NUMBER = re.compile(r"-[0-9]*\.?[0-9]+")
+
+
+NOT_SET = object()
+"""The value of a switch that is taken back, where it is one of several of the same name: as if it had not been set."""
 
 
 class Setting(NamedTuple):
@@ -25,23 +29,24 @@ class Setting(NamedTuple):
     """Its name where it was set."""
     origin: str = ""
     """Where it was set: `job.yaml:3`, `environment`; empty is the command line."""
+    is_found: bool = False
+    """Whether that is a file that nobody named, but that was found from the current directory."""
 
 
-def read_setting(
-    option: Option, texts: Sequence[str], *, called: str, origin: str = "", is_off: bool = False
-) -> Setting:
-    """Read the option's value from the words. Raises BadUsage."""
+def typed_setting(option: Option, texts: Sequence[str], *, is_off: bool) -> Setting:
+    """As it stands on the command line. Raises BadUsage."""
     try:
-        value = _read(option, texts, is_off=is_off)
+        return Setting(option, tuple(texts), read_value(option, texts, is_off=is_off), option.flag)
     except BadValue as error:
-        where = f"{origin}: " if origin else ""
-        raise BadUsage(f"{where}{called}: {error}", hint=HELP_HINT) from None
-    return Setting(option, tuple(texts), value, called, origin)
+        raise BadUsage(f"{option.flag}: {error}", hint=HELP_HINT) from None
 
 
-def _read(option: Option, texts: Sequence[str], *, is_off: bool) -> Any:
+def read_value(option: Option, texts: Sequence[str], *, is_off: bool = False) -> Any:
+    """The option's value of the words; `is_off` is whether it is a switch that is taken back. Raises BadValue."""
     if option.value is None:
-        return False if is_off else option.constant
+        if is_off:
+            return False if option.constant is True else NOT_SET
+        return option.constant
     choices = option.value.choices
     for text in texts:
         if choices and text not in choices:
@@ -81,6 +86,11 @@ def merged(sources: Iterable[Sequence[Setting]]) -> dict[str, list[Setting]]:
     found: dict[str, list[Setting]] = {}
     for settings in sources:
         own = _of_one_source(settings)
+        for name, each in tuple(own.items()):
+            if each[-1].value is NOT_SET:
+                del own[name]
+                if found.get(name, each)[-1].option == each[-1].option:
+                    found.pop(name, None)
         decided = {each[0].option.excludes for each in own.values()} - {""}
         found = {name: each for name, each in found.items() if each[0].option.excludes not in decided}
         for name, each in own.items():

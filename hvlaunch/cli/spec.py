@@ -148,7 +148,8 @@ def _hosts(options: Options, warn: Callable[[str], object]) -> tuple[Host, ...]:
     if options.hosts is not None:
         return tuple(parse_hosts(options.hosts))
     if options.hostfile is not None:
-        return tuple(read_hostfile(Path(options.hostfile), warn))
+        is_named = not any(each.is_found for each in options.settings["hostfile"])
+        return tuple(read_hostfile(Path(options.hostfile), warn, is_named=is_named))
     return _here(options)
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "slots",
     "user",
     "words",
+    "yes_or_no",
     "zero_or_one",
 ]
 
@@ -48,6 +49,7 @@ _LAST_PORT = 65535
 _LONGEST = 1_000_000.0  # seconds; poll(2) counts milliseconds in 31 bits
 _RANKS = r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _Number = TypeVar("_Number", int, float)
 
 
@@ -196,6 +198,13 @@ def flat(groups: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(word for group in groups for word in group)
 
 
+def yes_or_no(text: str) -> bool:
+    word = text.lower()
+    if word not in _YES and word not in _NO:
+        raise BadValue(f"{text!r} is neither true nor false")
+    return word in _YES
+
+
 def one_or_zero(is_on: bool) -> str:
     """As variables say it."""
     return "1" if is_on else "0"
@@ -224,5 +233,5 @@ PORT = Value(("PORT",), port)
 SECONDS = Value(("SECONDS",), seconds, unit="s")
 SIZE = Value(("SIZE",), size)
 WORDS = Value(("OPTIONS",), words, has_options=True)
-FILE = Value(("FILE",), not_empty, completion="file")
-DIRECTORY = Value(("DIR",), not_empty, completion="directory")
+FILE = Value(("FILE",), not_empty, completion="file", path="here")
+DIRECTORY = Value(("DIR",), not_empty, completion="directory", path="here")

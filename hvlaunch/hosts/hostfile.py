@@ -42,11 +42,11 @@ MAX_TEXT = 4 << 20
 """Bytes of a hostfile, or of what a script prints: more hosts than there may be."""
 
 
-def read_hostfile(path: Path, warn: Callable[[str], object] = str) -> list[Host]:
+def read_hostfile(path: Path, warn: Callable[[str], object] = str, *, is_named: bool = True) -> list[Host]:
     """The hosts of a file, each once, in the order of first mention.
 
     A file that other users can change may choose the hosts, since their keys are checked, and `warn` is told; but
-    not what runs or which key is used. One that every user can change is not used at all.
+    not what runs or which key is used; nor may one that nobody named. One that every user can change is not used at all.
 
     Raises BadHost where a line is wrong, BadUsage where the file can't be read or has no host in it.
     """
@@ -69,7 +69,7 @@ def read_hostfile(path: Path, warn: Callable[[str], object] = str) -> list[Host]
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise BadUsage(f"hostfile {path}: line {line} is not UTF-8 text") from None
-    hosts = parse_hostfile(text, str(path), is_own=writer is None)
+    hosts = parse_hostfile(text, str(path), is_own=writer is None and is_named)
     if not hosts:
         raise BadUsage(f"hostfile {path}: it has no hosts", hint="a line such as: host slots=4")
     return hosts
@@ -102,7 +102,7 @@ def _mentions(line: str, source: str, number: int, *, is_own: bool) -> Iterator[
     fields = _read_words(rest, source, number)
     for field in fields.keys() & _OWN_FIELDS:
         if not is_own:
-            cause = f"{field}= is taken only from a hostfile that nobody but you can change"
+            cause = f"{field}= is taken only from a hostfile that you named and nobody else can change"
             raise BadHost(cause, word=word, source=source, line=number)
     slots, most = fields.get("slots", hosts[0].slots), fields.pop("max_slots", None)
     for field in ("slots", "user"):

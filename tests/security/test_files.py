@@ -163,7 +163,9 @@ def test_a_hostfile_of_another_user_names_no_file_of_this_machine(
     tmp_path: Path, given_to_bob: Give, word: str
 ) -> None:
     path = given_to_bob(written(tmp_path / "hosts", f"localhost:4 {word}\n", 0o644))
-    with pytest.raises(BadHost, match="is taken only from a hostfile that nobody but you can change"):
+    with pytest.raises(
+        BadHost, match="is taken only from a hostfile that you named and nobody else can change"
+    ):
         read_hostfile(path)
 
 

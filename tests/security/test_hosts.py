@@ -75,7 +75,9 @@ def test_hosts_of_etc_hosts_need_no_ssh(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("word", ["python=/tmp/evil", "identity=/dev/zero"])
 def test_a_discovery_script_names_no_file_of_this_machine(tmp_path: Path, word: str) -> None:
-    with pytest.raises(BadHost, match="is taken only from a hostfile that nobody but you can change"):
+    with pytest.raises(
+        BadHost, match="is taken only from a hostfile that you named and nobody else can change"
+    ):
         script(tmp_path, f"echo localhost:4 {word}").look()
 
 

@@ -37,6 +37,7 @@ HOROVODRUN = (
         "--mpi-args OPTIONS",
         "--binding-args OPTIONS",
         "--verbose",
+        "--config-file FILE",
         "-cb, --check-build",
         "--version",
         "-h, --help",

@@ -34,6 +34,9 @@ SRUN = (
     ),
     *other("the hosts: -H a,b", "-H"),
     *word("-H with the hosts", "--hold"),
+    *other(
+        "a part of the files of options; for Slurm: --srun --mpi-args='--profile=VALUE'", "--profile VALUE"
+    ),
     *other("the port of sshd; a partition is for salloc or sbatch", "-p PARTITION"),
     *other("a private key; --stdin 0, all or none is for the input", "-i MODE"),
     *other("a variable for the workers; hosts to leave out are not named in -H", "-x HOSTS"),
@@ -65,7 +68,7 @@ SRUN = (
     *word(_BOUND, "-B, --extra-node-info, --ntasks-per-socket, --ntasks-per-gpu, --gpus-per-task VALUE"),
     *word(_PASSED, "--exact, --overlap, --propagate"),
     *word(_PASSED, "-r, --relative, --het-group, --pack-group, --network, --slurmd-debug VALUE"),
-    *word(_PASSED, "--acctg-freq, --profile, --cpu-freq, --gpu-freq, --tres-per-task, --stepmgr VALUE"),
+    *word(_PASSED, "--acctg-freq, --cpu-freq, --gpu-freq, --tres-per-task, --stepmgr VALUE"),
     *same("--job-name NAME"),
     *word("--job-name NAME", "-J NAME"),
     *absent(_FOR_THE_JOB, "-A, --account, -q, --qos, --partition, --reservation NAME"),

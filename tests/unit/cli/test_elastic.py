@@ -66,7 +66,7 @@ def test_a_hostfile_is_a_pool_and_a_script_leaves_the_hosts_open(tmp_path):
         (["-np", "9", "--max-np", "8"], "-np 9 is more than --max-np 8"),
         (["--min-np", "9", "--max-np", "8"], "--min-np 9 is more than --max-np 8"),
         (["--min-np", "0"], "--min-np"),
-        (["--host-discovery-script", "x", "-H", "a"], "not from both"),
+        (["--host-discovery-script", "x", "-H", "a"], "not allowed with "),
         (["--blacklist-cooldown-range", "1", "2"], "--blacklist-cooldown-range is for elastic jobs"),
         (["-np", "2", "--worker-timeout", "30"], "--worker-timeout is for elastic jobs"),
         (

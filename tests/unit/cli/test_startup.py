@@ -23,6 +23,10 @@ HEAVY = {
     "httptools",
     "prometheus_client",
     "asyncio",
+    "argparse",
+    "tomllib",
+    "tomli",
+    "yaml",
 }
 
 SCRIPT = """

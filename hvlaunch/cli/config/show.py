@@ -1,0 +1,94 @@
+"""What --show-config prints: each option that is set, as a line of TOML, and where it is set."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from hvlaunch.cli.config.read import group_key, key_of
+from hvlaunch.cli.given import Options
+from hvlaunch.cli.masking import MASK, masked, masked_value, masked_words
+from hvlaunch.cli.option import Group, Option
+from hvlaunch.cli.options import COMMAND
+from hvlaunch.cli.settings import Setting
+from hvlaunch.cli.texts import default_text
+
+__all__ = ["show_config"]
+
+_BARE = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
+_COLUMN = 48
+
+
+def show_config(options: Options, groups: Sequence[Group]) -> str:
+    """The text, which is a file of options itself, but for what is masked."""
+    blocks = [list(_command(options))]
+    for group in groups:
+        lines = [line for option in _once(group) for line in _lines(option, options)]
+        blocks.append([f"[{group_key(group)}]", *lines] if lines else [])
+    text = "\n".join("\n".join([*lines, ""]) for lines in blocks if lines)
+    if f'{MASK}"' in text and not options.show_secrets:
+        text += f"\n# {MASK} hides what may be a secret; --show-secrets shows it\n"
+    return text or "# no option is set\n"
+
+
+def _once(group: Group) -> Iterator[Option]:
+    """The group's options that a file can have."""
+    yield from (option for option in group.options if option.source in ("any", "own"))
+
+
+def _command(options: Options) -> Iterator[str]:
+    settings = options.settings.get(COMMAND.name, ())
+    for each in settings[-1:]:
+        words = each.texts if options.show_secrets else masked_words(each.texts)
+        yield _line("command", _list(words), settings[-1:])
+
+
+def _lines(option: Option, options: Options) -> Iterator[str]:
+    settings = [each for each in options.settings.get(option.name, ()) if each.option == option]
+    if settings:
+        if not option.repeats:
+            settings = settings[-1:]
+        yield _line(key_of(option), _value(option, settings, show_secrets=options.show_secrets), settings)
+    elif options.verbose and not options.settings.get(option.name):
+        default = default_text(option).replace("`", "") or ("false" if option.value is None else "not set")
+        yield f"# {key_of(option)}: {default}"
+
+
+def _value(option: Option, settings: Sequence[Setting], *, show_secrets: bool) -> str:
+    if option.value is None:
+        return "false" if settings[-1].value is False else "true"
+    texts = [text for each in settings for text in each.texts]
+    if not show_secrets:
+        texts = [_masked(option, text) for text in texts]
+    if option.repeats == "join":
+        return _scalar(",".join(texts))
+    return _list(texts) if option.repeats or len(option.value.metavars) > 1 else _scalar(texts[0])
+
+
+def _masked(option: Option, text: str) -> str:
+    name, equals, value = text.partition("=")
+    is_variable = option.value is not None and option.value.is_assignment
+    return f"{name}={masked(name, value)}" if is_variable and equals else masked_value(text)
+
+
+def _line(key: str, value: str, settings: Sequence[Setting]) -> str:
+    origins = dict.fromkeys(_origin(each) for each in settings)
+    return f"{f'{key} = {value}'.ljust(_COLUMN)}  # {', '.join(origins)}"
+
+
+def _origin(setting: Setting) -> str:
+    if setting.origin == "environment":
+        return setting.called
+    return setting.origin or "command line"
+
+
+def _list(texts: Sequence[str] | Iterator[str]) -> str:
+    return f"[{', '.join(map(_quoted, texts))}]"
+
+
+def _scalar(text: str) -> str:
+    return text if _BARE.fullmatch(text) else _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    """As a basic string of TOML, whose escapes are JSON's, but for one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

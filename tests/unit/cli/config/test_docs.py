@@ -1,0 +1,68 @@
+"""docs/config.md: its files are read, its command lines taken, and what it shows is what is printed."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hvlaunch.cli.arguments import parse
+from hvlaunch.cli.config.show import show_config
+from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.spec import job_spec
+from hvlaunch.errors import BadUsage
+
+PAGE = (Path(__file__).parents[4] / "docs/config.md").read_text()
+BLOCKS = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", PAGE, re.MULTILINE | re.DOTALL)
+FILES = [text for language, text in BLOCKS if language in ("toml", "yaml")]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(here, text):
+    name = Path(text.partition("\n")[0].removeprefix("# ")).name
+    (here / name).write_text(text)
+    return name
+
+
+@pytest.mark.parametrize("text", FILES, ids=[text.partition("\n")[0] for text in FILES])
+def test_a_file_is_taken(text, here):
+    name = write(here, text)
+    words = ["--config-file", name, *(["--profile", "gpu8"] if "gpu8" in text else [])]
+    options = parse([*words, *([] if "command" in text else ["true"])], environ={})
+    assert len(options.given) > len(words) // 2
+    job_spec(options, {})
+
+
+@pytest.mark.parametrize("line", [text.strip() for language, text in BLOCKS if language == "sh"])
+def test_a_line_is_taken(line, here):
+    for text in FILES:
+        write(here, text)
+    program, *words = shlex.split(line)
+    assert program == "hvlaunch"
+    parse(words, environ={})
+
+
+def test_what_is_shown_is_what_is_printed(here):
+    write(here, FILES[0])
+    text = next(text for language, text in BLOCKS if not language)
+    assert show_config(parse(["--show-config"], environ={}), GROUPS).startswith(text)
+
+
+def test_the_mistake_is_told_as_the_page_says(here):
+    (here / "hvlaunch.toml").write_text("\n\nnum-porc = 2\n")
+    with pytest.raises(BadUsage) as caught:
+        parse(["true"], environ={})
+    assert f"  hvlaunch: {caught.value}\n" in PAGE
+
+
+def test_the_page_names_what_a_file_that_was_found_may_not_set():
+    text = PAGE.partition("- **Refused** are ")[2].partition(".\n")[0]
+    own = {option for group in GROUPS for option in group.options if option.source == "own"}
+    names = {f"--{name}" for name in re.findall(r"`([-a-z]+)`", text)}
+    assert all(names & set(option.flags) for option in own)
+    assert len(names) == len(own)

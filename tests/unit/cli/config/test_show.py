@@ -1,0 +1,60 @@
+"""--show-config: each option with where it comes from."""
+
+import pytest
+
+from hvlaunch.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "hvlaunch.toml").write_text(
+        "# the project's\nnp = 2\nx = {A = '1'}\n[profiles.big]\nnp = 8\n"
+    )
+    (tmp_path / "job.yaml").write_text(
+        "command: python train.py\nhosts: [a:4, b:4]\nautotune:\n  enabled: true\n"
+    )
+
+
+def shown(capfd, line):
+    assert main(line.split()) == 0
+    captured = capfd.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def test_each_value_has_its_place(capfd, monkeypatch):
+    monkeypatch.setenv("HVLAUNCH_GRACE", "5")
+    text = shown(capfd, "--show-config --config-file job.yaml --profile big --merge -x B=2")
+    assert [line.split("  #")[0].strip() + "  #" + line.partition("  #")[2] for line in text.splitlines() if "  #" in line] == [
+        'command = ["python", "train.py"]  # job.yaml:1',
+        'hosts = "a:4,b:4"  # job.yaml:2',
+        "num-proc = 8  # hvlaunch.toml:5",
+        'x = ["A=1", "B=2"]  # hvlaunch.toml:3, command line',
+        "merge = true  # command line",
+        "grace = 5  # HVLAUNCH_GRACE",
+        "autotune = true  # job.yaml:4",
+        'profile = "big"  # command line',
+    ]  # fmt: skip
+
+
+def test_verbose_has_the_others_as_comments(capfd):
+    text = shown(capfd, "--show-config --verbose --isolated")
+    assert "\n# grace: 10 s\n" in text
+    assert "\n# merge: false\n" in text
+    assert "num-proc =" not in text
+    assert "config-file" not in text
+
+
+def test_nothing_is_set(capfd):
+    assert shown(capfd, "--show-config --isolated") == "# no option is set\n"
+
+
+def test_where_a_conflict_comes_from_is_said_to_be_found_out(capfd):
+    assert main(["--end-with-rank", "5", "true"]) == 2
+    assert capfd.readouterr().err.splitlines() == [
+        "hvlaunch: options of hvlaunch.toml: np, x",
+        "hvlaunch: some options do not come from the command line: hvlaunch --show-config says which",
+        "hvlaunch: --end-with-rank 5: the job has only ranks 0-1",
+    ]

@@ -1,0 +1,147 @@
+"""Wrong files: each is one line with the file, the line in it, and what to try."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hvlaunch.cli.arguments import parse
+from hvlaunch.errors import BadUsage
+
+WRONG = {
+    "a key that no option has": ("job.toml", "np = 2\nnum-porc = 4\n", 2, "unknown key 'num-porc'", "num-proc"),
+    "in YAML": ("job.yaml", "np: 2\nmax_restart: 4\n", 2, "unknown key 'max_restart'", "max-restarts"),
+    "nothing like it": ("job.yaml", "qqqq: 4\n", 1, "unknown key 'qqqq'", "one of command, "),
+    "in a group": ("job.yaml", "ssh:\n  ssh_prot: 22\n", 2, "unknown key 'ssh_prot'", "ssh-port"),
+    "another group's": ("job.toml", "[hosts]\nnp = 2\n", 2, "np is not in the group hosts", "np in workers"),
+    "a group that there is not": ("job.toml", "\n[worker]\nnp = 2\n", 2, "unknown key 'worker'", "workers"),
+    "in a profile that is not used": ("job.toml", "[profiles.a]\nhost = 'a'\ngraec = 2\n", 3, "unknown key 'graec'", "grace"),
+    "horovodrun's section": ("h.yaml", "params:\n  fusion_threshold: 1\n", 2, "unknown key 'fusion_threshold'", "fusion_threshold_mb"),
+    "enabled for what can't be": ("h.yaml", "timeline:\n  enabled: true\n", 2, "unknown key 'enabled'", "one of filename, "),
+    "controller": ("h.yaml", "controller: glo\n", 1, "unknown key 'glo'", "gloo"),
+    "a word for a number": ("job.yaml", "np: 2\ngrace: soon\n", 2, "grace: 'soon' is not a number of seconds", "grace: SECONDS"),
+    "true for a number": ("job.toml", "np = true\n", 1, "np: 'true' is not a whole number", "np: N"),
+    "a number for a switch": ("job.toml", "merge = 3\n", 1, "merge: '3' is neither true nor false", "merge: true or false"),
+    "none of the choices": ("job.yaml", "color: red\n", 1, "color: invalid choice: 'red'", "color: auto or always or never"),
+    "a list for one value": ("job.toml", "np = [\n1,\n2]\n", 1, "np: takes no list", "np: N"),
+    "a table for one value": ("job.yaml", "grace:\n  max: 3\n", 1, "grace: takes no table", "grace: SECONDS"),
+    "a list in a list": ("job.toml", "hosts = [['a']]\n", 1, "hosts: is nested too deep", "hosts: HOST,..."),
+    "one number of two": ("job.toml", "blacklist-cooldown-range = 5\n", 1, "takes 2 values, and not 1", ": MIN MAX"),
+    "three of two": ("job.toml", "blacklist-cooldown-range = [1, 2, 3]\n", 1, "takes 2 values, and not 3", ": MIN MAX"),
+    "an empty command": ("job.toml", "command = []\n", 1, "command: must not be empty", "command: COMMAND ARG"),
+    "a quote in a command": ("job.yaml", "command: echo it's\n", 1, "no closing quotation", "command: "),
+    "twice by two names": ("job.toml", "np = 2\n[workers]\nnum-proc = 3\n", 3, "num-proc is set twice, first in line 1", "hvlaunch --help"),
+    "twice in YAML": ("job.yaml", "np: 2\nnp: 3\n", 2, "np is set twice, first in line 1", "docs/config.md"),
+    "twice in TOML": ("job.toml", "np = 2\nnp = 3\n", 2, "cannot overwrite a value", "docs/config.md"),
+    "two that exclude each other": ("job.toml", "quiet = true\nverbose = true\n", 2, "verbose: not allowed with quiet", "hvlaunch --help"),
+    "a question": ("job.toml", "np = 2\nversion = true\n", 2, "version can't be set in a file", "--version on the command line"),
+    "another file": ("job.toml", "config-file = 'x.toml'\n", 1, "config-file can't be set in a file", "--config-file on the"),
+    "a group that is a word": ("job.toml", "ssh = 3\n", 1, "unknown key 'ssh'", "ssh"),
+    "profiles that are a list": ("job.yaml", "np: 2\nprofiles: [a]\n", 2, "profiles must be a table", "hvlaunch --help"),
+    "a list": ("job.yaml", "- np: 2\n", 1, "the file must be a table of keys", "hvlaunch --help"),
+    "no TOML": ("job.toml", "np = 2\nhosts a\n", 2, "expected '=' after a key", "docs/config.md has examples of TOML"),
+    "an open TOML string": ("job.toml", "np = 2\nhosts = 'a\n", 2, "", "docs/config.md has examples of TOML"),
+    "no YAML": ("job.yaml", "np: 2\nhosts: [a\n", 3, "expected ',' or ']'", "docs/config.md has examples of YAML"),
+    "a tab": ("job.yaml", "ssh:\n\tssh_port: 2\n", 2, "found character '\\t'", "docs/config.md has examples of YAML"),
+    "two documents": ("job.yaml", "np: 2\n---\nnp: 3\n", 2, "but found another document", "docs/config.md has"),
+    "too deep": ("job.yaml", "a: {a: {a: {a: {a: {a: {a: {a: 1}}}}}}}\n", 1, "it is nested too deep", "docs/config.md"),
+    "no UTF-8": ("job.toml", b"np = 2\n# \xff\n", 2, "not UTF-8 text", "save it as UTF-8"),
+    "a variable without a value": ("job.yaml", "x:\n  A:\n", 1, "x: has no value", "x: NAME[=VALUE]"),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(name, text, environ=None):
+    with open(name, "wb") as file:  # noqa: PTH123 (here)
+        file.write(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(BadUsage) as caught:
+        parse(["--config-file", name, "true"], environ=environ or {})
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_it_names_file_and_line_and_what_to_try(case):
+    name, text, line, cause, hint = WRONG[case]
+    message = refusal(name, text)
+    assert message.startswith(f"{name}:{line}: ")
+    assert cause in message
+    assert f"; try: {hint}" in message or (
+        hint.startswith(": ") and f"{hint}" in message.partition("; try: ")[2]
+    )
+    assert "\n" not in message
+
+
+def for_all():
+    os.close(os.open("job.yaml", os.O_CREAT))
+    os.chmod("job.yaml", 0o666)  # noqa: PTH101
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: None, "job.yaml: no such file or directory; try: --config-file FILE"),
+        (lambda: os.mkdir("job.yaml"), "job.yaml: is a directory; try: "),  # noqa: PTH102
+        (for_all, "job.yaml: every user of this machine can change it"),
+    ],
+)  # fmt: skip
+def test_a_file_that_can_not_be_used(make, text):
+    make()
+    with pytest.raises(BadUsage) as caught:
+        parse(["--config-file", "job.yaml", "true"], environ={})
+    assert text in str(caught.value)
+
+
+def test_a_file_that_is_too_long():
+    assert "job.yaml: it is longer than 1 MiB" in refusal("job.yaml", "#" * (2 << 20))
+
+
+def test_a_yaml_bomb_is_refused_at_once():
+    lines = ["a0: &a0 [" + ",".join(["x"] * 500) + "]"]
+    lines += [f"a{n}: &a{n} [" + ",".join([f"*a{n - 1}"] * 500) + "]" for n in range(1, 4)]
+    assert "it has more than 100000 values" in refusal("job.yaml", "\n".join(lines))
+
+
+def test_nesting_without_end_is_refused():
+    assert "job.yaml" in refusal("job.yaml", "[" * 100_000)
+    assert "job.toml" in refusal("job.toml", "x = " + "[" * 100_000)
+
+
+def test_yaml_without_pyyaml_says_what_to_install():
+    script = (
+        "import sys; sys.modules['yaml'] = None\n"
+        "from hvlaunch.cli.main import main; sys.exit(main(['--config-file', 'job.yaml', 'true']))"
+    )
+    with open("job.yaml", "w") as file:  # noqa: PTH123
+        file.write("np: 2\n")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "hvlaunch: job.yaml: PyYAML, which reads YAML, is not installed; try: pip install 'hvlaunch[yaml]', "
+        "or the same as TOML, in a file whose name ends with .toml\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({"HVLAUNCH_NP": "two"}, "environment: HVLAUNCH_NP: 'two' is not a whole number; try: hvlaunch --help"),
+        ({"HVLAUNCH_MERGE": "maybe"}, "environment: HVLAUNCH_MERGE: 'maybe' is neither true nor false"),
+        ({"HVLAUNCH_NP": "2", "HVLAUNCH_NUM_PROC": "3"}, "HVLAUNCH_NUM_PROC and HVLAUNCH_NP are the same option"),
+        ({"HVLAUNCH_X": "it's"}, "environment: HVLAUNCH_X: \"it's\": no closing quotation"),
+        ({"HVLAUNCH_QUIET": "1", "HVLAUNCH_VERBOSE": "1"}, "environment: HVLAUNCH_VERBOSE: not allowed with HVLAUNCH_QUIET"),
+        ({"HVLAUNCH_PROFILE": "a"}, "no file has a profile 'a'; try: [profiles.NAME] in hvlaunch.toml"),
+        ({"HVLAUNCH_CONFIG_FILE": "none.toml"}, "none.toml: no such file or directory"),
+    ],
+)  # fmt: skip
+def test_a_wrong_variable(environ, text):
+    with pytest.raises(BadUsage) as caught:
+        parse(["true"], environ=environ)
+    assert text in str(caught.value)
