@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Deque, List, Mapping, Sequence
 
-__all__ = ["BY_AGENT", "BY_DRIVER", "LASTING", "STREAMS", "Session", "StaleEpoch", "is_of_epoch"]
+__all__ = ["BY_AGENT", "BY_DRIVER", "LASTING", "SELDOM", "STREAMS", "Session", "StaleEpoch", "is_of_epoch"]
 
 STREAMS = 2
 LASTING, _OF_EPOCH = range(STREAMS)
@@ -32,7 +32,7 @@ BY_AGENT: Mapping[str, int] = {
     ),
     **dict.fromkeys(("stdin_taken", "relay"), _OF_EPOCH),
 }
-_MUCH = 1 << 18
+SELDOM = 1 << 18
 """Bytes of frames, after which the other end is told that it need not keep them."""
 
 
@@ -90,7 +90,7 @@ class Session:
             return False
         self.have[stream] += 1
         self._unsaid += size
-        return self._unsaid >= _MUCH
+        return self._unsaid >= SELDOM
 
     @property
     def has_news(self) -> bool:

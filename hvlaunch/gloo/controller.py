@@ -17,7 +17,7 @@ from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError, HvlaunchError
-from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection
+from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection, LostConnection
 from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.signals import signals_as_events
@@ -38,20 +38,30 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.driver.history import History
     from hvlaunch.gloo.driver.keeping import Keeping
     from hvlaunch.gloo.driver.loop import Item, Watcher
+    from hvlaunch.gloo.driver.past import Past
+    from hvlaunch.gloo.driver.takeover import Takeover
     from hvlaunch.gloo.engine import actions as do
     from hvlaunch.gloo.watch.journal import Journal
     from hvlaunch.jobs.directory import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
 
-__all__ = ["WaysToHosts", "run"]
+__all__ = ["HostWays", "WaysToHosts", "run", "take_over"]
 
 _PAGER_PATIENCE = 600.0
 """Seconds for somebody who reads the output of a job that went well page by page."""
 
-WaysToHosts = Callable[
-    [JobSpec, Keys, Callable[[str], None]], AbstractContextManager[Callable[[Host], AgentConnection]]
-]
-"""What is open while a job runs, and gives the way to a host. It gets the job, its keys, and what tells the user."""
+
+class HostWays(NamedTuple):
+    """The ways to hosts. Both raise HostError."""
+
+    connect: Callable[[Host], AgentConnection]
+    """A new connection, by which an agent can be started."""
+    lost: Callable[[Host], AgentConnection]
+    """That of a driver before us, which is lost: another can take its place."""
+
+
+WaysToHosts = Callable[[JobSpec, Keys, Callable[[str], None]], AbstractContextManager[HostWays]]
+"""What is open while a job runs, and has the ways to hosts. It gets the job, its keys, and what tells the user."""
 
 
 class _LastRound(NamedTuple):
@@ -62,18 +72,17 @@ class _LastRound(NamedTuple):
 
 
 @contextmanager
-def _by_ssh(
-    spec: JobSpec, _keys: Keys, _say: Callable[[str], None]
-) -> Iterator[Callable[[Host], AgentConnection]]:
+def _by_ssh(spec: JobSpec, _keys: Keys, _say: Callable[[str], None]) -> Iterator[HostWays]:
     """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
     agent = spec.ssh.remote_agent
     if agent is not None:
         from hvlaunch.ssh.remote_agent import connect_by_agent  # noqa: PLC0415 (few jobs have one)
 
-        yield partial(_connect, spec, partial(connect_by_agent, agent))
+        remote = partial(connect_by_agent, agent)
+        yield HostWays(partial(_connect, spec, remote), partial(_lost, spec, remote))
         return
     with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
-        yield partial(_connect, spec, ways.connect)
+        yield HostWays(partial(_connect, spec, ways.connect), partial(_lost, spec, ways.connect))
 
 
 class _Remote(Protocol):
@@ -97,6 +106,16 @@ def _connect(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
             name, otherwise = host.name, f"; else {error.hint}" if error.hint else ""
             error.hint = f"if {name} is this machine, as DNS says: localhost in its place, or {name} in /etc/hosts{otherwise}"
         raise
+
+
+def _lost(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
+    """As _connect(), of a connection that is lost."""
+    if not is_local(host):
+        return LostConnection(partial(remote, host))
+    from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (as above)
+
+    environ = _host_environ(spec)
+    return LostConnection(lambda _timeout: connect_local(host, environ))
 
 
 def _host_environ(spec: JobSpec) -> dict[str, str]:
@@ -129,24 +148,48 @@ def run(
         _make_output_directory(spec.output_dir)
     keys = Keys.new()
     with _job_directory(spec, keys.job_id) as directory:
-        result = _run_and_report(spec, keys, directory, stdout, stderr, stdin, ways, on_detached)
+        job = _Job(spec, keys, directory, ways)
+        result = _run_and_report(job, stdout, stderr, stdin, on_detached)
         if directory is not None and (result.exit_code != 0 or directory.is_detached):
             _keep(directory, result)
     return result
 
 
+def take_over(
+    directory: "JobDirectory", keys: Keys, past: "Past", *, ways: WaysToHosts = _by_ssh
+) -> JobResult:
+    """Go on with the job of a driver that was killed; its output is kept in the directory. As run() otherwise."""
+    job = _Job(past.begin.spec, keys, directory, ways, past)
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 (no path is joined)
+        result = _run_and_report(job, None, None, nothing.fileno(), None)
+    _keep(directory, result)
+    return result
+
+
+class _Job(NamedTuple):
+    """What there is of a job before anything of it is open."""
+
+    spec: JobSpec
+    keys: Keys
+    directory: "JobDirectory | None"
+    ways: WaysToHosts
+    past: "Past | None" = None
+    """What a driver before us has done."""
+
+
 def _run_and_report(
-    spec: JobSpec,
-    keys: Keys,
-    directory: "JobDirectory | None",
-    stdout: BinaryIO,
-    stderr: BinaryIO,
+    job: _Job,
+    stdout: BinaryIO | None,
+    stderr: BinaryIO | None,
     stdin: int,
-    ways: WaysToHosts,
     on_detached: Callable[[str], None] | None,
 ) -> JobResult:
+    """`stdout` and `stderr` are None where all output is kept in the job's directory, and nowhere else."""
+    spec, directory = job.spec, job.directory
     events: SimpleQueue[Item] = SimpleQueue()
-    store = None if spec.detach == "never" or directory is None else _output_store(spec, directory)
+    has_store = directory is not None and (spec.detach != "never" or stdout is None)
+    store = _output_store(spec, directory) if has_store and directory is not None else None
+    stored = {} if store is None else dict(store.seen)
     with failures_as_events(events.put) as failures:
         detachment: Detachment | None = None
         printer = Printer(
@@ -157,13 +200,13 @@ def _run_and_report(
             options=replace(spec.console, ranks=()) if spec.detach == "at start" else spec.console,
             on_broken=lambda: events.put(_left_alone(spec, detachment, signal.SIGPIPE)),
         )
-        if store is not None and directory is not None:
+        if store is not None and directory is not None and stdout is not None:
             detachment = _detachment(directory, printer, on_detached)
         patience = spec.grace
         last_words: Callable[[bool], str] | None = None
         try:
             try:
-                result, last = _run(spec, keys, directory, events, printer, stdin, ways, detachment)
+                result, last = _run(job, events, printer, stdin, detachment, stored)
             except HvlaunchError:
                 if failures.first is None:
                     raise
@@ -184,67 +227,85 @@ def _run_and_report(
         result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
         told = "" if is_told else _report(result, printer, last)
         story = failures.traceback() if spec.verbose else ""
-        _write_last(stderr, visible(story + told))
+        if stderr is not None:
+            _write_last(stderr, visible(story + told))
     if result.exit_code == 0 and printer.has_lost:
         return result._replace(exit_code=EXIT_NOT_WRITTEN)
     return result
 
 
 def _run(
-    spec: JobSpec,
-    keys: Keys,
-    directory: "JobDirectory | None",
+    job: _Job,
     events: "SimpleQueue[Item]",
     printer: Printer,
     stdin: int,
-    ways: WaysToHosts,
     detachment: "Detachment | None",
+    stored: Mapping[str, int],
 ) -> tuple[JobResult, _LastRound]:
-    """The result, and what its report says of the last round."""
-    server = RendezvousServer(
-        keys.token,
-        certificate=keys.certificate,
-        answerer=Prover(keys.probe_key, "rendezvous"),
-        host=spec.rendezvous_bind if spec.rendezvous_bind in EVERYWHERE else LOOPBACK,
-        port=spec.rendezvous_port,
-        say=printer.say,
-    )
+    """The result, and what its report says of the last round. `stored` is as in Takeover."""
+    spec, keys, directory = job.spec, job.keys, job.directory
     with (
         _event_file(spec, printer.say) as record,
-        server,
+        _keeping(job, printer.say) as keeping,
+        _server(job, keeping, printer.say) as server,
         _journal(printer.say) as journal,
         signals_as_events(events.put, _left_alone(spec, detachment, signal.SIGHUP)),
-        _keeping(spec, directory, printer.say) as keeping,
-        ways(spec, keys, printer.say) as connect,
+        job.ways(spec, keys, printer.say) as ways,
     ):
         from hvlaunch.gloo.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)
 
-        if spec.rendezvous_bind is not None:
-            server.listen_at(spec.rendezvous_bind)
         watchers: list[Watcher] = [] if journal is None else [journal.see]
         history = None if directory is None else _serve_control(directory, server, spec, events.put, printer)
         if history is not None:
             watchers.append(history.see)
         if detachment is not None and spec.detach == "at start":
             watchers.append(detachment.leave_when_running)
+        takeover = None if job.past is None else _takeover(job.past, ways, stored)
         driver = Driver(
             spec,
             events,
             printer,
             server,
             keys,
-            connect,
+            ways.connect,
             stdin=stdin,
             record=record,
             watchers=watchers,
             keeping=keeping,
+            clock=time.monotonic if takeover is None else takeover.clock,
         )
         if journal is not None:
             journal.begin(spec, keys.job_id, server.port)
+        if takeover is not None:
+            driver.take_over(takeover)
         result = driver.run()
         if history is not None:
             history.close()
     return result, _LastRound(driver.size, driver.output_dir)
+
+
+@contextmanager
+def _server(job: _Job, keeping: "Keeping | None", say: Callable[[str], None]) -> Iterator[RendezvousServer]:
+    spec, keys = job.spec, job.keys
+    with RendezvousServer(
+        keys.token,
+        certificate=keys.certificate,
+        answerer=Prover(keys.probe_key, "rendezvous"),
+        host=spec.rendezvous_bind if spec.rendezvous_bind in EVERYWHERE else LOOPBACK,
+        port=spec.rendezvous_port if job.past is None else job.past.begin.rendezvous_port,
+        file=None if keeping is None else keeping.store_file,
+        say=say,
+    ) as server:
+        if spec.rendezvous_bind is not None and job.past is None:
+            server.listen_at(spec.rendezvous_bind)
+        yield server
+
+
+def _takeover(past: "Past", ways: HostWays, stored: Mapping[str, int]) -> "Takeover":
+    from hvlaunch.gloo.driver.journal import boot_id  # noqa: PLC0415 (few drivers are killed)
+    from hvlaunch.gloo.driver.takeover import Takeover  # noqa: PLC0415 (as above)
+
+    return Takeover(past, ways.lost, stored, past.shift(boot_id(), time.monotonic(), time.time()))
 
 
 def _report(result: JobResult, printer: Printer, last: _LastRound) -> str:
@@ -406,17 +467,16 @@ def _event_file(
 
 
 @contextmanager
-def _keeping(
-    spec: JobSpec, directory: "JobDirectory | None", say: Callable[[str], None]
-) -> Iterator["Keeping | None"]:
-    """What keeps the job for another driver; None where its agents end with this one."""
+def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["Keeping | None"]:
+    """What keeps the job for another driver; None where its agents end with this one. Raises BadStoreFile."""
+    spec, directory = job.spec, job.directory
     if directory is None or spec.mpi is not None or spec.ssh.remote_agent is not None or only_local(spec):
         yield None
         return
     from hvlaunch.gloo.driver.keeping import Keeping  # noqa: PLC0415 (not for a local job)
 
     try:
-        keeping = Keeping(directory.path, say)
+        keeping = Keeping(directory.path, say, past=job.past)
     except OSError:  # a disk that is full: the job runs all the same
         yield None
         return

@@ -5,13 +5,15 @@ import fcntl
 import json
 import os
 import socket
+import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from hvlaunch.errors import EXIT_USAGE, HvlaunchError
-from hvlaunch.owners import make_own_directory, writer_of_directory
+from hvlaunch.owners import make_own_directory, other_writer, writer_of_directory
 
 __all__ = [
     "ABOUT",
@@ -19,6 +21,7 @@ __all__ = [
     "IN_MAKING",
     "LOCK",
     "RESULT",
+    "DriverLives",
     "JobDirectory",
     "NoJobDirectory",
     "has_driver",
@@ -32,12 +35,20 @@ IN_MAKING = "."
 """Names of directories that are not whole yet begin with it."""
 
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOOKING = 0.5
+"""Seconds after which who holds a lock is no passer-by."""
 _LONGEST = 100
 """Bytes of a socket's path: less than Linux (107) and macOS (103) take."""
 
 
 class NoJobDirectory(HvlaunchError):
     """A job can't have a directory of its own: `cause` says why. The job itself needs none."""
+
+    exit_code = EXIT_USAGE
+
+
+class DriverLives(HvlaunchError):
+    """A driver holds the lock of the job: it is there, or another has taken the job over."""
 
     exit_code = EXIT_USAGE
 
@@ -65,7 +76,7 @@ class JobDirectory:
         self.about = about
         self.is_detached = False
         """Whether nobody waits for the job's end where it was started: how it ends is kept in any case."""
-        self._is_kept = False
+        self._is_kept = self._is_adopted = False
         making = root / f"{IN_MAKING}{job_id}"
         try:
             make_own_directory(str(root))
@@ -83,6 +94,24 @@ class JobDirectory:
         except OSError as error:
             cause = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
             raise NoJobDirectory(str(cause).lower()) from None
+
+    @classmethod
+    def adopt(cls, path: Path) -> "JobDirectory":
+        """That of a job whose driver was killed: from now on it is this process's. Raises NoJobDirectory, DriverLives."""
+        found = cls.__new__(cls)
+        try:
+            _check_owner(path)
+            found.path, found._lock = path, _locked(path)  # noqa: SLF001 (it is one of ours)
+            for part in path.glob("*.part"):
+                part.unlink()
+            found.about = {**json.loads((path / ABOUT).read_bytes()), "pid": os.getpid()}
+            (path / CONTROL).unlink(missing_ok=True)
+            _write(path / ABOUT, found.about)
+        except (OSError, ValueError, TypeError) as error:
+            cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise NoJobDirectory(f"{path}: {cause.lower()}") from None
+        found.is_detached, found._is_kept, found._is_adopted = True, False, True  # noqa: SLF001 (as above)
+        return found
 
     def listen(self) -> socket.socket:
         """The control socket, which listens. Raises NoJobDirectory."""
@@ -119,7 +148,7 @@ class JobDirectory:
         """Nobody answers for the job any more; if the directory is not to be kept, it goes."""
         with suppress(OSError):
             (self.path / CONTROL).unlink(missing_ok=True)
-            if not self._is_kept:
+            if not self._is_kept and not self._is_adopted:
                 remove(self.path)
         os.close(self._lock)
 
@@ -137,6 +166,31 @@ def has_driver(directory: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def _check_owner(path: Path) -> None:
+    """That nobody else can have written what is in the directory. Raises OSError, NoJobDirectory."""
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NoJobDirectory(f"{path}: it is no directory")
+    if (writer := other_writer(status)) is not None:
+        raise NoJobDirectory(f"{path}: {writer}")
+
+
+def _locked(path: Path) -> int:
+    """The lock of a directory, taken. Others look at it for a moment (known.py). Raises OSError, DriverLives."""
+    lock = os.open(path / LOCK, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    deadline = time.monotonic() + _LOOKING
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < deadline:
+                time.sleep(_LOOKING / 50)
+                continue
+            os.close(lock)
+            raise DriverLives(f"{path}: the job's driver lives", hint="hvlaunch jobs") from None
+        return lock
 
 
 @contextmanager

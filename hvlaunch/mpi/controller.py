@@ -12,6 +12,7 @@ from functools import partial
 from typing import BinaryIO
 
 from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY
+from hvlaunch.gloo.controller import HostWays
 from hvlaunch.gloo.controller import run as run_by_agents
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.keys import Keys
@@ -74,7 +75,7 @@ def _ways(
     options: MPIOptions,
     launcher: Launcher,
     python: str | None,
-) -> Iterator[Callable[[Host], AgentConnection]]:
+) -> Iterator[HostWays]:
     """While in the block the launcher runs; yields what gives the way to a host, once all agents have come.
 
     `whole` is the job with all hosts that were named: `spec` has those that it needs.
@@ -114,7 +115,8 @@ def _ways(
         }
         process = LauncherProcess(command, env, say=say, ended=ended)
         stack.callback(_end, arrivals, process)
-        yield partial(_connect, arrivals, returns, process, spec.start_timeout)
+        connect = partial(_connect, arrivals, returns, process, spec.start_timeout)
+        yield HostWays(connect, connect)
 
 
 def _quick_words(spec: JobSpec, request: Request, launcher: Launcher) -> tuple[str, ...]:

@@ -14,7 +14,14 @@ from hvlaunch.ssh.connection import Channel, Connection
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
 
-__all__ = ["AgentChannel", "AgentConnection", "CommandChannel", "CommandConnection", "Listener"]
+__all__ = [
+    "AgentChannel",
+    "AgentConnection",
+    "CommandChannel",
+    "CommandConnection",
+    "Listener",
+    "LostConnection",
+]
 
 
 class AgentChannel(Protocol):
@@ -111,21 +118,60 @@ class CommandConnection:
     ) -> tuple[AgentConnection, AgentChannel]:
         if self._again is None:
             raise HostLost("there is no other way to its agent", host=host.name)
-        connection = self._again(timeout)
-        command, data = program.carrier(host, scratch, timeout)
-        try:
-            channel = connection.run(command)
-            channel.write(data)
-        except OSError as error:
-            connection.close()
-            raise HostLost(str(error), host=host.name) from None
-        except HostError:
-            connection.close()
-            raise
-        return CommandConnection(connection, self._again), CommandChannel(channel, b"", listener)
+        return _rejoin(self._again, program, host, scratch, listener, timeout)
 
     def close(self) -> None:
         self._connection.close()
+
+
+class LostConnection:
+    """AgentConnection of a driver before us, which is lost."""
+
+    def __init__(self, again: Callable[[float | None], Connection]) -> None:
+        self.local_address: str | None = ""
+        self.remote_address: str | None = ""
+        self.is_launched = False
+        self.processes = 1
+        self.can_rejoin = True
+        self.on_call: Callable[[], None] = lambda: None
+        self._again = again
+
+    def start_agent(self, _program: AgentProgram, host: Host, _listener: Listener) -> AgentChannel:
+        raise HostLost("its connection is lost", host=host.name)
+
+    def silence(self) -> float | None:
+        return None
+
+    def rejoin(
+        self, program: AgentProgram, host: Host, scratch: str, listener: Listener, timeout: float
+    ) -> tuple[AgentConnection, AgentChannel]:
+        return _rejoin(self._again, program, host, scratch, listener, timeout)
+
+    def close(self) -> None:
+        pass
+
+
+def _rejoin(
+    again: Callable[[float | None], Connection],
+    program: AgentProgram,
+    host: Host,
+    scratch: str,
+    listener: Listener,
+    timeout: float,
+) -> tuple[AgentConnection, AgentChannel]:
+    """Connect, and run a carrier there. Raises HostError."""
+    connection = again(timeout)
+    command, data = program.carrier(host, scratch, timeout)
+    try:
+        channel = connection.run(command)
+        channel.write(data)
+    except OSError as error:
+        connection.close()
+        raise HostLost(str(error), host=host.name) from None
+    except HostError:
+        connection.close()
+        raise
+    return CommandConnection(connection, again), CommandChannel(channel, b"", listener)
 
 
 class CommandChannel:

@@ -1,7 +1,7 @@
 """An event on its way through the loop, with what it was made of: once it is in the journal, nobody need say that again."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
@@ -16,6 +16,9 @@ class FrameSource(Protocol):
     """Of the connection to the host, counted over the job."""
     offset: float | None
     """Seconds from the host's clock to the driver's, as far as they are known."""
+
+    hello: Mapping[str, Any]
+    """What its agent was greeted with."""
 
     def settle(self, frame: int) -> None:
         """The agent need not keep this frame any more."""

@@ -8,12 +8,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvlaunch.agent.frames import FRAME_COST, LAST_OUTPUT, OUTPUT_CHUNK, BadFrame
+from hvlaunch.agent.session import SELDOM
 from hvlaunch.gloo.driver.relay_rules import RelayRules
+from hvlaunch.gloo.engine import events as on
 
 __all__ = ["Expected"]
 
 _LOOPBACK = "127.0.0.1"
 _OF_WORKERS = ("started", "not_started", "output", "exited", "suspended", "alone")
+_KINDS: Mapping[type, str] = {
+    on.WorkerStarted: "started",
+    on.WorkerNotStarted: "not_started",
+    on.WorkerExited: "exited",
+    on.WorkerSuspended: "suspended",
+    on.WorkerAlone: "alone",
+}
 _STREAMS = 2
 _CHUNK_COST = OUTPUT_CHUNK + FRAME_COST
 _NOT_ASKED: tuple[frozenset[str], int] = frozenset(), 0
@@ -71,6 +80,36 @@ class Expected:
                 self._relay.sent(header, len(body))
             case "bye":
                 self._is_ending = True
+
+    def remember(self, event: on.Event) -> None:
+        """The agent has said this to a driver before us."""
+        match event:
+            case on.HostReady():
+                self._had.add("hello")
+            case on.RendezvousReached():
+                self._had.add("reached")
+                if event.relay_port is not None:
+                    self._had.add("relay")
+            case on.HostProbed():
+                self._answers[event.target] += 1
+            case on.MasterPort():
+                self._ports += 1
+            case on.HostParting():
+                self._is_ending = True
+            case on.WorkerStarted() | on.WorkerNotStarted():
+                self._workers += 1
+                self._had |= {
+                    ("start", event.slot, event.start),
+                    (_KINDS[type(event)], event.slot, event.start),
+                }
+            case on.WorkerExited() | on.WorkerSuspended() | on.WorkerAlone():
+                self._had.add((_KINDS[type(event)], event.slot, event.start))
+            case _:
+                pass
+
+    def begin_epoch(self) -> None:
+        """The agent has given itself new credit, beside all that it sends again."""
+        self._spill += self._window + SELDOM
 
     def check(self, header: Mapping[str, Any], body: bytes) -> None:
         """A frame has come that fits its form. Raises BadFrame."""

@@ -11,50 +11,34 @@ from hvlaunch.console.lines import Stream
 from hvlaunch.console.recent import Origin
 from hvlaunch.errors import (
     AgentFailed,
-    ChannelGarbled,
     HostError,
     HostFault,
-    HostLost,
     HvlaunchError,
     NoFreePort,
-    NoPython,
-    ProtocolBroken,
 )
+from hvlaunch.gloo.driver import host_ends
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.arrival import Arrival
-from hvlaunch.gloo.driver.bundle import NO_PYTHON
+from hvlaunch.gloo.driver.durable import DurableFrames
 from hvlaunch.gloo.driver.expected import Expected
 from hvlaunch.gloo.driver.piece_reader import Garbled
+from hvlaunch.gloo.driver.seen import Seen, SeenFrames
 from hvlaunch.gloo.driver.session import HostSession
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host, Look
 from hvlaunch.ssh.stages import listen
 
 if TYPE_CHECKING:
+    from hvlaunch.gloo.driver.past import PastTurn
     from hvlaunch.gloo.driver.relay import HostRelay
-    from hvlaunch.gloo.driver.seen import SeenFrames
 
 __all__ = ["HostLink", "Opening", "OutputPrinter"]
 
 _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
-_NOT_FOUND = 127
-_TIMED_OUT = 128 + 14
-"""By SIGALRM, of the timer on its command line."""
 _WITHOUT_EVENT = ("remaining", "bye")
 _MOST_PARTINGS = 4  # that are passed on, of an agent that says so again and again
-_LONGEST_LINE = 500  # of what a host says, where it is quoted
-_LOST_HINT = "look at the system log of that host, if nobody killed its agent"
-_HINTS = {
-    "heard nothing from the driver": "a longer --lease, if hvlaunch was stopped (Ctrl-Z) or this machine slept; otherwise check the network between the two",
-    "can't start new thread": "ulimit -a on that host: a limit is too low",
-    "Cannot fork": "ulimit -a on that host: a limit is too low",
-    "MemoryError": "free -h and ulimit -a on that host: it has too little memory, or a limit is too low",
-    "Resource temporarily unavailable": "ulimit -a on that host: a limit is too low",
-    "Too many open files": "ulimit -n on that host: the limit is too low",
-    "no place for temporary files": "df /tmp and df -i /tmp on that host, or set TMPDIR in its login shell",
-}
 
 
 class OutputPrinter(Protocol):
@@ -136,7 +120,14 @@ class HostLink:
         self._noise_told = False
         self._has_stopped = False
         """Whether any of its workers was told to end."""
+        self._peer_address: str | None = None
         self._relay: HostRelay | None = None
+        self._has_released = False
+        """Whether its agent was told to end."""
+        self._printed_before: Mapping[Stream, int] = {}
+        """The last frames whose output a driver before us has printed."""
+        self._settled_before: list[int] = []
+        self._is_taken_up = False
         self._seen = opening.seen
         note = (lambda _number: None) if self._seen is None else self._seen.tell
         self._session = HostSession(host, opening.program, self, post, clock, opening.reconnect, note)
@@ -160,9 +151,42 @@ class HostLink:
         """Begin to connect, in a thread of its own; what comes of it arrives as events."""
         threading.Thread(target=self._run, name=f"host {self.host.name}", daemon=True).start()
 
+    def remember(self, turn: "PastTurn", hello: Mapping[str, Any]) -> None:
+        """A turn of the driver before us, of this host: be as its link was. `hello` is what the agent was greeted with."""
+        if turn.frame:
+            self._settled_before.append(turn.frame)
+        if turn.offset is not None:
+            self.offset = turn.offset
+        self._expected.remember(turn.event)
+        match turn.event:
+            case on.HostReady(_, facts):
+                self.hello = hello
+                self._expected.sent(hello)
+                self._session.scratch = facts.scratch
+                self.last_heard = turn.at
+            case on.HostParting(_, problem):
+                self._session.is_over = True
+                self._parting = problem.cause
+            case on.HostFailed() | on.HostGone() | on.HostClosed():
+                self.close()
+            case _:
+                pass
+
+    def take_up(self, epoch: int, key: str, connection: AgentConnection, stored: int) -> None:
+        """Go on where the driver before us was. `connection` is lost; output up to the frame `stored` is kept elsewhere."""
+        seen = self._seen.last if self._seen is not None else Seen()
+        self._printed_before = {"stdout": max(seen.stdout, stored), "stderr": max(seen.stderr, stored)}
+        self._expected.begin_epoch()
+        self.last_heard = self._clock()
+        durable = DurableFrames(seen.told, self._settled_before)
+        self._session.take_up(epoch, key, self._session.scratch or "", connection, durable)
+        self._is_taken_up = True
+        self.open()
+
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send a frame, as soon as those before it are through. Never blocks."""
         self._has_stopped = self._has_stopped or header["type"] == "stop"
+        self._has_released = self._has_released or header["type"] == "bye"
         self._expected.sent(header, body)
         self._session.send(header, body)
 
@@ -208,26 +232,41 @@ class HostLink:
             self._relay.close()
 
     def _serve(self) -> on.Event:
+        if not self._is_taken_up:
+            self._begin()
+        try:
+            for header, body in self._session.frames():
+                if self._was_printed(header):
+                    self.settle(self._session.number)
+                    continue
+                self._expected.check(header, body)
+                self._obey(header, body)
+                if self._seen is None or header["type"] in _WITHOUT_EVENT:
+                    self.settle(self._session.number)
+        except Garbled:
+            return on.HostGone(self.host.name, host_ends.garbled(self.host.name).problem)
+        except BadFrame as error:
+            return on.HostGone(self.host.name, host_ends.broken(self.host.name, error).problem)
+        return self._ending()
+
+    def _begin(self) -> None:
+        """Start the agent. Raises HostError."""
         listen(lambda stage: self._post(on.HostStage(self.host.name, stage)))
         connection = self._opening.connect(self.host)
         self._session.begin(connection)
         self._post(on.HostConnected(self.host.name))
-        self.hello = hello = self._opening.hello(connection)
-        self._expected.sent(hello)
+        self._peer_address = connection.remote_address
+        self.hello = self._opening.hello(connection)
+        self._expected.sent(self.hello)
         if connection.is_launched:
             self._expected.may_end()
-        self._session.greet(hello)
-        try:
-            for header, body in self._session.frames():
-                self._expected.check(header, body)
-                self._obey(header, body, connection)
-                if self._seen is None or header["type"] in _WITHOUT_EVENT:
-                    self.settle(self._session.number)
-        except Garbled:
-            return on.HostGone(self.host.name, self._garbled().problem)
-        except BadFrame as error:
-            return on.HostGone(self.host.name, self._broken(error).problem)
-        return self._ending()
+        self._session.greet(self.hello)
+
+    def _was_printed(self, header: Mapping[str, Any]) -> bool:
+        """Whether it is output that a driver before us has printed, and of which its agent was not told."""
+        return header["type"] == "output" and self._session.number <= self._printed_before.get(
+            header["stream"], 0
+        )
 
     def heard_agent(self) -> None:
         self.last_heard = self._clock()
@@ -239,7 +278,7 @@ class HostLink:
             self._noise_told = True
             self._post(on.HostNoise(self.host.name, line))
 
-    def _obey(self, header: Mapping[str, Any], body: bytes, connection: AgentConnection) -> None:
+    def _obey(self, header: Mapping[str, Any], body: bytes) -> None:
         name = self.host.name
         match header["type"]:
             case "output":
@@ -247,7 +286,7 @@ class HostLink:
             case "relay":
                 self._relayed(header, body)
             case "hello":
-                self._hello(header, connection)
+                self._hello(header)
             case "reached":
                 tried = tuple(header["tried"])
                 self._tell(on.RendezvousReached(name, header["address"], tried, header["relay_port"]))
@@ -290,10 +329,10 @@ class HostLink:
         self._parting = cause
         self._partings += 1
         if self._partings <= _MOST_PARTINGS:
-            error = self._lost(f"its agent ends: {cause}")
+            error = host_ends.lost(self.host.name, f"its agent ends: {cause}")
             self._tell(on.HostParting(self.host.name, error.problem, traceback))
 
-    def _hello(self, header: Mapping[str, Any], connection: AgentConnection) -> None:
+    def _hello(self, header: Mapping[str, Any]) -> None:
         if header["protocol"] != PROTOCOL:
             raise AgentFailed(
                 f"its agent speaks protocol {header['protocol']}, this hvlaunch speaks {PROTOCOL}",
@@ -311,7 +350,7 @@ class HostLink:
             scratch=header["scratch"],
             beacon_port=header["beacon_port"],
             master_port=header["master_port"],
-            peer_address=connection.remote_address,
+            peer_address=self._peer_address,
             python=facts.get("python"),
             cwd_error=header["cwd_error"],
             trouble=header["trouble"],
@@ -391,9 +430,13 @@ class HostLink:
         name, session = self.host.name, self._session
         if self._bye is not None:
             return on.HostClosed(name, self._bye, self._remaining)
+        if self._is_taken_up and self._has_released and session.lost is not None:
+            return on.HostClosed(name)  # it told a driver that was no more
         status, broken, stderr = session.status, session.broken, session.stderr()
         if self.last_heard is None:
-            return on.HostFailed(name, self._never_began(status, stderr, broken).problem)
+            return on.HostFailed(
+                name, host_ends.never_began(name, status, stderr, broken, bytes(self._noise)).problem
+            )
         if self._parting is not None:
             cause = f"its agent ended: {self._parting}"
         elif session.lost is not None:
@@ -402,61 +445,15 @@ class HostLink:
             cause = f"the connection broke: {broken}"
         else:
             cause = (
-                plain(stderr.rpartition("\n")[2], _LONGEST_LINE) or f"its agent ended with status {status}"
+                plain(stderr.rpartition("\n")[2], host_ends.LONGEST_LINE)
+                or f"its agent ended with status {status}"
             )
-        return on.HostGone(name, self._lost(cause).problem)
-
-    def _lost(self, cause: str) -> HostLost:
-        return HostLost(f"lost: {cause}", host=self.host.name, hint=_hint(cause, _LOST_HINT))
-
-    def _broken(self, error: BadFrame) -> ProtocolBroken:
-        return ProtocolBroken(
-            f"lost: it sent what no agent of hvlaunch's sends: {error}",
-            host=self.host.name,
-            hint="whether that host, and what else of yours runs there, can be trusted",
-        )
-
-    def _garbled(self) -> ChannelGarbled:
-        return ChannelGarbled(
-            "lost: another program on it wrote into the middle of its agent's messages",
-            host=self.host.name,
-            hint="start-up files of that host must not leave programs running that print",
-        )
-
-    def _never_began(self, status: int | None, stderr: str, broken: str | None) -> HostError:
-        name = self.host.name
-        if status == _NOT_FOUND and NO_PYTHON in stderr:
-            tried = plain(stderr.partition(NO_PYTHON)[2].partition("\n")[0].strip(), _LONGEST_LINE)
-            return NoPython(
-                f"no Python >= 3.8 was found (tried {tried})",
-                host=name,
-                hint="--remote-python PATH, or python=PATH in the hostfile",
-            )
-        if status == _TIMED_OUT:
-            cause = "its agent's program did not arrive within the lease"
-            return AgentFailed(
-                cause, host=name, hint="a longer --lease: the way to that host is slow, or was cut"
-            )
-        noise = bytes(self._noise).decode("utf-8", "replace").strip()
-        lines = (stderr or noise).splitlines() or [broken or "nothing"]
-        last = plain(lines[-1], _LONGEST_LINE)
-        ended = f"status {status}" if status is not None else "no status"
-        by_hand = f"ssh {name} python3 --version; if that works, --remote-python with another Python"
-        return AgentFailed(
-            f"its agent did not start ({ended}); the host printed: {last}",
-            host=name,
-            hint=_hint(last, by_hand),
-        )
+        return on.HostGone(name, host_ends.lost(name, cause).problem)
 
 
 def _lines(traceback: bytes) -> str:
     lines = traceback.decode("utf-8", "replace").splitlines()
-    return "\n".join(plain(line, _LONGEST_LINE) for line in lines)
-
-
-def _hint(cause: str, otherwise: str) -> str:
-    """What to try, where the cause is one that we know."""
-    return next((hint for text, hint in _HINTS.items() if text in cause), otherwise)
+    return "\n".join(plain(line, host_ends.LONGEST_LINE) for line in lines)
 
 
 def _first_line(noise: bytes) -> str:

@@ -10,23 +10,37 @@ from hvlaunch.gloo.driver.seen import SEEN, SeenFile, SeenFrames
 from hvlaunch.gloo.engine.codec import BadData
 from hvlaunch.gloo.engine.entries import begin_entry
 from hvlaunch.job import JobSpec
+from hvlaunch.rendezvous.serving.store_file import StoreFile
 
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.arrival import Turn
     from hvlaunch.gloo.driver.journal import Journal
+    from hvlaunch.gloo.driver.past import Past
 
 __all__ = ["Keeping"]
 
+STORE = "store"
+
 
 class Keeping:
-    """Three files in the job's directory. `say` is told, once, where the job can't be taken over after all."""
+    """Four files in the job's directory. `say` is told, once, where the job can't be taken over after all."""
 
-    def __init__(self, directory: Path, say: Callable[[str], None], *, is_synced: bool = False) -> None:
-        """Raises OSError."""
+    def __init__(
+        self,
+        directory: Path,
+        say: Callable[[str], None],
+        *,
+        is_synced: bool = False,
+        past: "Past | None" = None,
+    ) -> None:
+        """Of a new job, or of one of which this is the past. Raises OSError, BadStoreFile."""
         self._directory = directory
         self._say = say
         self._is_synced = is_synced
         self._seen = SeenFile(directory / SEEN)
+        begin = StoreFile.create if past is None else StoreFile.open
+        self.store_file = begin(directory / STORE, sync=is_synced)
+        """What the rendezvous holds."""
         self._journal: Journal | None = None
 
     def seen(self, link: int) -> SeenFrames:
@@ -40,9 +54,17 @@ class Keeping:
 
             keys.save(self._directory / KEYS)
             self._journal = Journal(self._directory / JOURNAL, self._say, is_synced=self._is_synced)
-            self._journal.begin(begin_entry(__version__, keys.job_id, spec, port))
+            self._journal.begin(begin_entry(__version__, keys.job_id, spec, port, str(Path.cwd())))
         except (OSError, ImportError, BadData) as error:
             self._say(f"{self._directory}: {error}; the job goes on, and ends if hvlaunch is killed")
+
+    def go_on(self, past: "Past", epoch: int, shift: float) -> None:
+        """As begin(), for another driver: it writes on behind what was. Raises OSError."""
+        from hvlaunch.gloo.driver.journal import JOURNAL, Journal  # noqa: PLC0415 (as in begin())
+
+        path = self._directory / JOURNAL
+        self._journal = Journal(path, self._say, is_synced=self._is_synced, turns=len(past.turns))
+        self._journal.take_over(epoch, shift)
 
     def write(self, turns: "Sequence[Turn]", hellos: Mapping[int, Mapping[str, Any]]) -> None:
         """Further turns. When it returns they need no driver's memory any more."""
@@ -52,7 +74,7 @@ class Keeping:
     def close(self) -> None:
         """The job has ended. Its keys open nothing any more, and nobody shall wonder."""
         self._seen.close()
-        for name in (KEYS, SEEN):
+        for name in (KEYS, SEEN, STORE):
             (self._directory / name).unlink(missing_ok=True)
         if self._journal is not None:
             self._journal.close()

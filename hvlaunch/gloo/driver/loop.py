@@ -4,41 +4,36 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from hvlaunch.agent.frames import PROTOCOL
 from hvlaunch.console.printer import Printer
 from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
-from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.arrival import Arrival, Turn
-from hvlaunch.gloo.driver.host_link import HostLink, Opening
+from hvlaunch.gloo.driver.host_link import HostLink
 from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.lease import Lease, agents_lease
+from hvlaunch.gloo.driver.lease import Lease
+from hvlaunch.gloo.driver.links import HostLinks, without_secrets
 from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.driver.start_frame import gets_stdin, start_frame
 from hvlaunch.gloo.driver.stdin import StdinPump
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.engine import Engine
-from hvlaunch.gloo.engine.network import is_usable
 from hvlaunch.gloo.watch.narrator import Narrator
 from hvlaunch.gloo.watch.overview import overview
-from hvlaunch.hosts.local import own_addresses
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
-from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 if TYPE_CHECKING:
     from hvlaunch.console.job_folder import JobFolder
     from hvlaunch.gloo.driver.keeping import Keeping
-    from hvlaunch.gloo.driver.relay import HostRelay
-    from hvlaunch.gloo.driver.worker_messages import WorkerMessages
+    from hvlaunch.gloo.driver.takeover import Takeover
+    from hvlaunch.gloo.driver.worker_messages import Message, WorkerMessages
     from hvlaunch.hosts.discovery import Discovery, Source
 
 __all__ = ["Driver", "Item", "Watcher"]
@@ -84,13 +79,17 @@ class Driver:
         self._printer = printer
         self._rendezvous = rendezvous
         self._keys = keys
-        self._connect = connect
         self._stdin = stdin
         self._clock = clock
         self._keeping = keeping
         self._engine = Engine(spec, rendezvous.port)
         self._ranks = Ranks()
-        self._watchers = [*watchers, Narrator(spec, printer.say, printer.status, clock).see]
+        self._past: Takeover | None = None
+        self._told: list[Message] = []
+        """What workers that ask for their places were told by a driver before us."""
+        self._is_replaying = False
+        """What happens has happened to a driver before us, which has carried out what follows of it."""
+        self._watchers = [*watchers, Narrator(spec, self._say, printer.status, clock).see]
         if record is not None:
             from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (few jobs have one)
 
@@ -99,10 +98,9 @@ class Driver:
             None if spec.elastic is None else _worker_messages(rendezvous, events.put, self._ranks)
         )
         self._discovery = None if spec.elastic is None else _discovery(spec.elastic, events.put)
-        self._links: dict[str, HostLink] = {}
-        self._beacon_keys: dict[str, str] = {}
-        self._opened = 0
-        """How many connections to hosts there have been."""
+        self._links = HostLinks(
+            spec, keys, printer, rendezvous, self._ranks, connect, events.put, clock=clock, keeping=keeping
+        )
         self._stdin_pump: StdinPump | None = None
         self._readers: list[tuple[HostLink, int, int]] = []
         """The workers that read our stdin: link, slot and rank."""
@@ -117,30 +115,14 @@ class Driver:
         self._quiet: set[str] = set()
         """Hosts that the engine knows to be."""
         self._result: JobResult | None = None
-        config = {
-            "lease": agents_lease(spec.lease),
-            "grace": spec.grace,
-            "window": self._window(),
-            "reconnect": spec.reconnect_timeout,
-            "spill": spec.spill,
-        }
-        own_pythons = frozenset(host.python for host in spec.hosts if host.python is not None)
-        self._program = AgentProgram(config, spec.remote_python, own_pythons)
-
-    def _window(self) -> int:
-        least, most = _WINDOW_RANGE
-        return max(least, min(most, _OUTPUT_IN_FLIGHT // max(1, len(self._spec.hosts))))
 
     def run(self) -> JobResult:
         """Take events until the engine has finished. Leaves no connection open, whatever happens."""
         try:
-            if self._worker_messages is not None:
-                self._worker_messages.open()
-            began = self._decide([on.Began()])
-            self._carry_out_all(began)
-            if self._keeping is not None:
-                self._keeping.begin(self._spec, self._keys, self._rendezvous.port)
-                self._keep(began)
+            if self._past is None:
+                self._begin()
+            else:
+                self._go_on(self._past)
             if self._discovery is not None:
                 self._discovery.start()
             while self._result is None:
@@ -151,13 +133,51 @@ class Driver:
         finally:
             if self._discovery is not None:
                 self._discovery.stop()
-            for link in self._links.values():
-                link.leave()
-            for link in self._links.values():
-                link.close()
+            self._links.close()
             if self._job_folder is not None:
                 self._job_folder.close()
         return self._result
+
+    def _begin(self) -> None:
+        if self._worker_messages is not None:
+            self._worker_messages.open()
+        began = self._decide([on.Began()])
+        self._carry_out_all(began)
+        if self._keeping is not None:
+            self._keeping.begin(self._spec, self._keys, self._rendezvous.port)
+            self._keep(began)
+
+    def take_over(self, takeover: "Takeover") -> None:
+        """Be where the driver was that has written this journal: run() goes on from there. Raises OtherVersion."""
+        self._past = takeover
+        self._is_replaying = True
+        for number, turn in enumerate(takeover.past.turns):
+            actions = self._engine.handle_or_end(turn.event, turn.at)
+            takeover.check(number, actions)
+            self._ranks.see(actions)
+            for watch in self._watchers:
+                watch(turn.event, actions, turn.at)
+            self._links.remember(turn, takeover.past.hellos)
+            for action in actions:
+                self._carry_out(action)
+        self._is_replaying = False
+
+    def _go_on(self, takeover: "Takeover") -> None:
+        """Do what a driver that was killed may not have come to, and take up the sessions."""
+        if self._keeping is not None:
+            self._keeping.go_on(takeover.past, takeover.epoch, takeover.shift)
+        self._readers.clear()  # whoever reads stdin has got its end
+        self._printer.place(self._ranks.places())
+        if self._worker_messages is not None:
+            self._worker_messages.carry_out_again(self._told)
+            self._worker_messages.open(takeover.past.version)
+        if self._files_of is not None and self._result is None:
+            self._keep_files(self._files_of, self.size)
+        self._links.take_up(takeover)
+
+    def _say(self, text: str) -> None:
+        if not self._is_replaying:
+            self._printer.say(text)
 
     def _next_items(self) -> list[Item]:
         """What waits in the queue, at least one thing."""
@@ -201,9 +221,9 @@ class Driver:
         """Put them on record before anything follows of them. What they were made of need not be said again."""
         if self._keeping is None:
             return
-        ready = [turn.arrival.event.host for turn in turns if isinstance(turn.arrival.event, on.HostReady)]
-        links = [self._links[name] for name in ready]
-        self._keeping.write(turns, {link.number: _without_secrets(link.hello) for link in links})
+        greeted = [turn.arrival.source for turn in turns if isinstance(turn.arrival.event, on.HostReady)]
+        hellos = {source.number: without_secrets(source.hello) for source in greeted if source is not None}
+        self._keeping.write(turns, hellos)
         for turn in turns:
             _settle(turn.arrival)
 
@@ -222,7 +242,7 @@ class Driver:
         now = self._clock()
         if now < self._lease.deadline:
             return
-        links = {name: link for name, link in self._links.items() if not (link.is_closed or link.has_parted)}
+        links = {link.host.name: link for link in self._links if not (link.is_closed or link.has_parted)}
         heard = {name: link.last_heard for name, link in links.items() if link.last_heard is not None}
         is_due, silent = self._lease.look(heard, lambda name: links[name].last_acknowledged, now)
         for name in silent:
@@ -247,10 +267,11 @@ class Driver:
     def _carry_out(self, action: do.Action) -> None:
         match action:
             case do.Connect(host):
-                self._open(host)
-            case do.Probe(host, target, addresses, port):
-                where = {"target": target, "addresses": addresses, "port": port}
-                self._links[host].send({"type": "probe", **where, "key": self._beacon_keys[target]})
+                link = self._links.add(host)
+                if not self._is_replaying:
+                    link.open()
+            case do.Probe():
+                self._links.probe(*action)
             case do.Start():
                 self._start(action)
             case do.Signal(host, number):
@@ -273,88 +294,6 @@ class Driver:
             case _:
                 pass  # facts and group states are for those who look on
 
-    def _open(self, host: Host) -> None:
-        number, self._opened = self._opened, self._opened + 1
-        # Nobody asks its beacon where it is alone: the library for such keys takes 3 ms.
-        self._beacon_keys[host.name] = self._keys.beacons if self._is_alone else self._keys.beacon(number)
-        opening = Opening(
-            connect=self._connect,
-            program=self._program,
-            hello=partial(self._hello, host, number),
-            relay=partial(self._relay, host),
-            window=self._window(),
-            spill=self._spec.spill,
-            reconnect=min(self._spec.reconnect_timeout, self._spec.lease),
-            number=number,
-            seen=None if self._keeping is None else self._keeping.seen(number),
-        )
-
-        def post(event: on.Event | Arrival) -> None:
-            # Else it is news of an earlier connection, or of one that we have given up.
-            if self._links.get(host.name) is link and not link.is_closed:
-                self._events.put(event)
-
-        rank_of, born = partial(self._ranks.of, host.name), partial(self._ranks.born, host.name)
-        link = HostLink(host, opening, post, self._printer, rank_of, born, self._clock)
-        self._links[host.name] = link
-        link.open()
-
-    @property
-    def _is_alone(self) -> bool:
-        """Whether the job has one host, and there will be no other."""
-        return self._spec.elastic is None and len(self._spec.hosts) == 1
-
-    def _hello(self, host: Host, number: int, connection: AgentConnection) -> Mapping[str, Any]:
-        # On this machine alone nothing breaks but the driver.
-        is_needed = not self._is_alone or connection.remote_address is not None or self._keeping is not None
-        has_session = connection.can_rejoin and is_needed
-        return {
-            "type": "hello",
-            "protocol": PROTOCOL,
-            "name": host.name,
-            "key": self._beacon_keys[host.name],
-            "known_as": connection.remote_address or None,
-            "cwd": self._spec.cwd,
-            "gpus": host.slots is None and self._spec.slots_per_host is None,
-            "ports": self._spec.worker_ports,
-            "elastic": None if self._spec.elastic is None else self._spec.elastic.worker_timeout,
-            "processes": connection.processes,
-            "rendezvous": self._rendezvous_candidates(connection),
-            "session": self._keys.session(number) if has_session else None,
-        }
-
-    def _rendezvous_candidates(self, connection: AgentConnection) -> Mapping[str, Any] | None:
-        """Where a host may reach the rendezvous; nothing needs to be found out on this machine itself."""
-        if connection.local_address is None:
-            return None
-        if connection.remote_address is not None:
-            self._rendezvous.expect([connection.remote_address.partition("%")[0]])
-        addresses = [] if self._spec.relay == "always" else self._addresses_for(connection.local_address)
-        for address in addresses:
-            self._rendezvous.listen_at(address)
-        return {
-            "candidates": [(address, self._rendezvous.port) for address in addresses],
-            "key": self._keys.probe_key,
-            "relay": self._spec.relay,
-        }
-
-    def _addresses_for(self, used: str) -> list[str]:
-        """Ours, as a host may reach them that comes by `used`; the one that the user chose, if any."""
-        chosen = self._spec.rendezvous_bind
-        if chosen is None or chosen in EVERYWHERE:
-            addresses = _own_addresses(used)
-        else:
-            addresses = [chosen] if is_usable(chosen) else []  # where it is a loopback, agents relay
-        if self._spec.horovod:
-            # Its client knows IPv4 alone; where that leads nowhere, agents relay.
-            addresses = [address for address in addresses if ":" not in address]
-        return addresses
-
-    def _relay(self, host: Host, send: Callable[[Mapping[str, Any], bytes], None]) -> "HostRelay":
-        from hvlaunch.gloo.driver.relay import HostRelay  # noqa: PLC0415 (it needs asyncio, which few jobs do)
-
-        return HostRelay(host.name, self._rendezvous, send)
-
     def _open_to_horovod(self, starts: Sequence[do.Start]) -> None:
         from hvlaunch.gloo.driver import horovod  # noqa: PLC0415 (few jobs have such workers)
 
@@ -370,11 +309,13 @@ class Driver:
                 self._readers.append((link, launch.slot, launch.place.rank))
         link.send(*start_frame(start, self._spec, job_id=self._keys.job_id, keys=self._keys))
 
-    def _tell(self, action: do.Assign | do.Leave | do.Break | do.Change) -> None:
+    def _tell(self, action: "Message") -> None:
         """Pass on what is for workers that ask for their places."""
         if isinstance(action, do.Assign):
             self._keep_files(action.round, action.launch.place.size)
-        if self._worker_messages is not None:
+        if self._is_replaying:
+            self._told.append(action)
+        elif self._worker_messages is not None:
             self._worker_messages.carry_out(action)
 
     def _keep_files(self, number: int, size: int) -> None:
@@ -382,6 +323,9 @@ class Driver:
         self.size = size
         number = number if self._spec.elastic is not None else 0  # its second try goes on in the same files
         if self._spec.output_dir is None or self._files_of == number:
+            return
+        if self._is_replaying:
+            self._files_of = number
             return
         try:
             if self._job_folder is None:
@@ -419,16 +363,6 @@ class Driver:
         pump.start()
 
 
-def _without_secrets(hello: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be known of it to whoever reads the journal."""
-    rendezvous = hello["rendezvous"]
-    return {
-        **hello,
-        **dict.fromkeys(_SECRETS),
-        "rendezvous": None if rendezvous is None else {**rendezvous, "key": None},
-    }
-
-
 def _settle(arrival: Arrival) -> None:
     """Whoever sent what it was made of need not keep that."""
     if arrival.source is not None:
@@ -441,14 +375,8 @@ def _job_folder(directory: Path, job_id: str) -> "JobFolder":
     return JobFolder(directory, job_id)
 
 
-def _own_addresses(used: str) -> list[str]:
-    """The driver's addresses, as a host may reach them; the one that SSH uses first, if that is known."""
-    usable = filter(is_usable, own_addresses())
-    return list(dict.fromkeys([used, *usable] if used else usable))
-
-
 def _worker_messages(
-    rendezvous: RendezvousServer, post: Callable[[on.Event], None], ranks: Ranks
+    rendezvous: RendezvousServer, post: Callable[[Arrival], None], ranks: Ranks
 ) -> "WorkerMessages":
     from hvlaunch.gloo.driver.worker_messages import WorkerMessages  # noqa: PLC0415 (only elastic jobs have one)
 

@@ -34,6 +34,13 @@ class Outgoing(Generic[T]):
             self._own_turn = True
             self._changed.notify_all()
 
+    def take_all(self) -> list[T]:
+        """What waits, but for relayed frames; it does not wait any more."""
+        with self._changed:
+            found = list(self._own)
+            self._own.clear()
+            return found
+
     def close(self) -> None:
         """No more: get() gives the rest, and then None."""
         with self._changed:

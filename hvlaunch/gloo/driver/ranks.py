@@ -13,6 +13,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[str, int, int], int] = {}
+        self._places: dict[int, tuple[str, int]] = {}
         self._born: dict[tuple[str, int, int], int] = {}
 
     def see(self, actions: Iterable[Action]) -> list[Launch]:
@@ -26,8 +27,14 @@ class Ranks:
             elif isinstance(action, Assign):
                 launches.append(action.launch)
         for launch in launches:
-            self._ranks[launch.host, launch.slot, launch.start] = launch.place.rank
+            place = launch.place
+            self._ranks[launch.host, launch.slot, launch.start] = place.rank
+            self._places[place.rank] = place.host, place.local_rank
         return launches
+
+    def places(self) -> dict[int, tuple[str, int]]:
+        """The newest host and local rank of each rank."""
+        return dict(self._places)
 
     def of(self, host: str, slot: int, start: int) -> int | None:
         """None where there was no such worker."""

@@ -121,6 +121,23 @@ class HostSession:
         self._outgoing.put_first((dict(hello), b""))
         threading.Thread(target=self._write, name=f"to {self._host.name}", daemon=True).start()
 
+    def take_up(
+        self, epoch: int, key: str, scratch: str, connection: AgentConnection, durable: DurableFrames
+    ) -> None:
+        """Go on with the session of a driver before us, whose connection is lost. All was sent that it has ordered.
+
+        Of what has come since it began, `durable` need not come again.
+        """
+        self._session = Session(BY_DRIVER, BY_AGENT, epoch)
+        self.key, self.scratch = key, scratch
+        self._connection = connection
+        self.durable = durable
+        self._is_renewed = True
+        self.broken = "its driver has ended"
+        for frame in [({"type": "hello"}, b""), *self._outgoing.take_all()]:
+            self._session.sending(frame[0]["type"], frame)
+        threading.Thread(target=self._write, name=f"to {self._host.name}", daemon=True).start()
+
     def send(self, header: Mapping[str, Any], body: bytes = b"", *, relayed: bool = False) -> None:
         """Send a frame, as soon as those before it are through. Never blocks."""
         self._outgoing.put((dict(header), body), relayed=relayed)
@@ -165,7 +182,7 @@ class HostSession:
 
         None comes twice. Whoever gets one of the lasting stream adds its number to those that are durable.
         """
-        frames: Iterator[Frame] | None = self._reading.frames() if self._reading is not None else None
+        frames: Iterator[Frame] | None = self._go_on() if self._reading is None else self._reading.frames()
         while frames is not None:
             self.broken = None
             try:

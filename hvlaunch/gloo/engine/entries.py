@@ -14,7 +14,7 @@ from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.gloo.engine.events import Event
 from hvlaunch.job import JobSpec
 
-__all__ = ["FORMAT", "Begin", "Diverged", "Entry", "Turn", "begin_entry", "replay", "turn_entry"]
+__all__ = ["FORMAT", "Begin", "Diverged", "Entry", "Turn", "begin_entry", "begin_of", "replay", "turn_entry"]
 
 FORMAT = 1
 """Of the entries; another one is not read."""
@@ -31,6 +31,8 @@ class Begin(NamedTuple):
     job_id: str
     spec: JobSpec
     rendezvous_port: int
+    cwd: str = ""
+    """Where the driver itself was."""
 
 
 class Turn(NamedTuple):
@@ -55,9 +57,9 @@ class Diverged(Exception):
         self.actions = tuple(actions)
 
 
-def begin_entry(version: str, job_id: str, spec: JobSpec, rendezvous_port: int) -> Entry:
+def begin_entry(version: str, job_id: str, spec: JobSpec, rendezvous_port: int, cwd: str = "") -> Entry:
     """The first entry. Raises BadData."""
-    found: Entry = encode(Begin, Begin(FORMAT, version, job_id, spec, rendezvous_port))
+    found: Entry = encode(Begin, Begin(FORMAT, version, job_id, spec, rendezvous_port, cwd))
     return found
 
 
@@ -73,7 +75,7 @@ def replay(entries: Iterable[Entry]) -> Engine:
     Raises Diverged where it does not, BadData where the entries are none.
     """
     rest = iter(entries)
-    begin = _begin(next(rest, None))
+    begin = begin_of(next(rest, None))
     engine = Engine(begin.spec, begin.rendezvous_port)
     for number, entry in enumerate(rest):
         turn: Turn = decode(Turn, entry)
@@ -83,7 +85,8 @@ def replay(entries: Iterable[Entry]) -> Engine:
     return engine
 
 
-def _begin(entry: Entry | None) -> Begin:
+def begin_of(entry: Entry | None) -> Begin:
+    """What begin_entry() was given. Raises BadData."""
     if entry is None:
         raise BadData("a journal without entries")
     if entry.get("format") != FORMAT:

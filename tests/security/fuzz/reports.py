@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from hvlaunch.agent.frames import BadFrame, encode
 from hvlaunch.agent.pieces import PieceWriter
+from hvlaunch.gloo.driver import host_ends
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, CommandConnection, Listener
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.bundle import NO_PYTHON
@@ -175,7 +176,7 @@ class _Trial:
                 is_taken = True
         except BadFrame as error:
             check_line(str(error))
-            check_problem(self._job.link._broken(error).problem)
+            check_problem(host_ends.broken("a", error).problem)
             return False
         except Garbled:
             return False

@@ -77,7 +77,7 @@ class Rig:
         rendezvous: Any = SimpleNamespace(
             port=4711, expect=lambda _: None, listen_at=lambda _: None, was_asked=self.was_asked
         )
-        rendezvous.subscribe = lambda *_: None
+        rendezvous.subscribe = lambda *_, **__: None
         self.driver = Driver(
             self.spec,
             self.events,  # type: ignore[arg-type]
@@ -326,6 +326,6 @@ def test_an_agent_has_a_session_where_its_connection_may_be_lost(
     rig.started()
     connection = CommandConnection(PlayedAgent(""), lambda _: PlayedAgent(""))
     connection.remote_address = connection.local_address = remote
-    hello = rig.driver._hello(Host("a"), 7, connection)
+    hello = rig.driver._links._hello(Host("a"), 7, connection)
     assert (hello["session"] == KEYS.session(7)) is has_session
     assert (hello["session"] is None) is not has_session

@@ -4,6 +4,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from hvlaunch.gloo.driver.arrival import Arrival
 from hvlaunch.gloo.driver.worker_messages import WorkerMessages
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
@@ -36,13 +37,13 @@ LONG_TEXT = encode(Ask(0, 0, "x" * (1 << 16)))
 
 class Rig:
     def __init__(self, server: RendezvousServer) -> None:
-        self.events: SimpleQueue[on.Event] = SimpleQueue()
+        self.events: SimpleQueue[Arrival] = SimpleQueue()
         self.worker_messages = WorkerMessages(server, self.events.put, lambda *worker: worker in WORKERS)
         self.worker_messages.open()
         self.worker = Client(f"http://127.0.0.1:{server.port}", "t0ken")
 
     def event(self) -> on.Event:
-        return self.events.get(timeout=LONG)
+        return self.events.get(timeout=LONG).event
 
 
 @pytest.fixture

@@ -1,0 +1,163 @@
+"""What a job's journal tells to the driver that takes the job over; journal.py writes it."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvlaunch import __version__
+from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
+from hvlaunch.gloo.driver.journal import APPLICATION, FORMAT, checksum
+from hvlaunch.gloo.engine.codec import BadData, decode
+from hvlaunch.gloo.engine.entries import Begin, begin_of
+from hvlaunch.gloo.engine.events import Event
+from hvlaunch.owners import other_writer
+
+__all__ = [
+    "ForeignJournal",
+    "NoJournal",
+    "OtherVersion",
+    "Past",
+    "PastDriver",
+    "PastTurn",
+    "TornJournal",
+    "read_past",
+]
+
+_HINT = (
+    "hvlaunch stop JOB ends nothing now: the workers end by themselves, and the job has to be started again"
+)
+
+
+class NoJournal(HvlaunchError):
+    """Nothing of the job was kept, or no more could be."""
+
+    exit_code = EXIT_HOSTS
+
+
+class ForeignJournal(HvlaunchError):
+    """The file is no journal of hvlaunch's, or another user can change it."""
+
+    exit_code = EXIT_HOSTS
+
+
+class OtherVersion(HvlaunchError):
+    """Another hvlaunch has begun the job, and decides otherwise."""
+
+    exit_code = EXIT_HOSTS
+
+
+class TornJournal(HvlaunchError):
+    """What is in the journal can't be all that was written."""
+
+    exit_code = EXIT_HOSTS
+
+
+class PastDriver(NamedTuple):
+    """One of the drivers that the job had."""
+
+    epoch: int
+    turn: int
+    """The number of its first turn."""
+    shift: float
+    """Its clock was the machine's monotonic one, and so much more."""
+    boot: str
+    wall: float
+    """When it began, in seconds since 1970."""
+
+
+class PastTurn(NamedTuple):
+    """One event, and what it was made of: the link and the number of a frame, or the version of a change at the rendezvous."""
+
+    at: float
+    event: Event
+    digest: int
+    """Of what the engine decided."""
+    link: int | None
+    frame: int | None
+    offset: float | None
+    version: int | None
+
+
+class Past(NamedTuple):
+    """All that was."""
+
+    begin: Begin
+    drivers: tuple[PastDriver, ...]
+    turns: tuple[PastTurn, ...]
+    hellos: Mapping[int, Mapping[str, Any]]
+    """What agents were greeted with, less what is secret, by the numbers of their links."""
+    written: float
+    """When the last turn was written, in seconds since 1970."""
+
+    @property
+    def version(self) -> int:
+        """That of the newest change at the rendezvous which has led to an event."""
+        return max((turn.version or 0 for turn in self.turns), default=0)
+
+    def shift(self, boot: str, monotonic: float, wall: float) -> float:
+        """What makes the clock go on where it was, of machine that has booted so, and of which the clocks show this."""
+        last = self.drivers[-1]
+        if boot and boot == last.boot:
+            return last.shift
+        at = self.turns[-1].at if self.turns else monotonic + last.shift
+        return at + max(0.0, wall - self.written) - monotonic
+
+
+def read_past(path: Path) -> Past:
+    """The whole journal. Raises NoJournal, ForeignJournal, OtherVersion, TornJournal."""
+    written = _look_at(path)
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("PRAGMA synchronous = OFF")
+            _check_format(path, database)
+            return _read(path, database)._replace(written=written)
+    except (sqlite3.Error, BadData, ValueError, TypeError) as error:
+        raise TornJournal(f"journal {path}: {error}", hint=_HINT) from None
+
+
+def _look_at(path: Path) -> float:
+    """When it was written. Raises NoJournal, ForeignJournal."""
+    try:
+        found = os.lstat(path)
+        writer = other_writer(found)
+        if writer is not None or not os.path.isfile(path) or os.path.islink(path):  # noqa: PTH113, PTH114
+            raise ForeignJournal(f"journal {path}: {writer or 'not a file'}")
+        wal = path.with_name(f"{path.name}-wal")
+        return max(found.st_mtime, wal.stat().st_mtime if wal.exists() else 0.0)
+    except OSError as error:
+        cause = os.strerror(error.errno or 0).lower()
+        raise NoJournal(f"journal {path}: {cause}", hint=_HINT) from None
+
+
+def _check_format(path: Path, database: sqlite3.Connection) -> None:
+    """Raises ForeignJournal, OtherVersion."""
+    (application,) = database.execute("PRAGMA application_id").fetchone()
+    (form,) = database.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION:
+        raise ForeignJournal(f"journal {path}: it is not one of hvlaunch's")
+    if form != FORMAT:
+        raise OtherVersion(f"journal {path}: format {form}; this hvlaunch knows format {FORMAT}")
+
+
+def _read(path: Path, database: sqlite3.Connection) -> Past:
+    """Raises OtherVersion, TornJournal, sqlite3.Error, ValueError, TypeError."""
+    (entry,) = database.execute("SELECT entry FROM begin").fetchone()
+    begin = begin_of(json.loads(entry))
+    if begin.version != __version__:
+        cause = f"job {begin.job_id}: hvlaunch {begin.version} has begun it, and this is {__version__}"
+        raise OtherVersion(cause, hint="the same version")
+    drivers = tuple(PastDriver(*row) for row in database.execute("SELECT * FROM drivers ORDER BY epoch"))
+    hellos = {link: json.loads(header) for link, header in database.execute("SELECT * FROM hellos")}
+    turns = []
+    for number, row in enumerate(database.execute("SELECT * FROM turns ORDER BY number")):
+        count, at, event, actions, link, frame, offset, version, check = row
+        if count != number or check != checksum(number, at, event):
+            raise TornJournal(f"journal {path}: turn {number} is not as it was written", hint=_HINT)
+        turns.append(PastTurn(at, decode(Event, json.loads(event)), actions, link, frame, offset, version))
+    if not drivers:
+        raise TornJournal(f"journal {path}: it has no driver", hint=_HINT)
+    return Past(begin, drivers, tuple(turns), hellos, 0.0)

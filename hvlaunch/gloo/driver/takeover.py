@@ -1,0 +1,42 @@
+"""What a driver needs that takes a job over: all that was, and the ways to agents that wait."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hvlaunch.gloo.driver.agent_channel import AgentConnection
+from hvlaunch.gloo.driver.journal import digest
+from hvlaunch.gloo.driver.past import OtherVersion, Past
+from hvlaunch.gloo.engine.actions import Action
+from hvlaunch.job import Host
+
+__all__ = ["Takeover"]
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """One driver takes the place of another."""
+
+    past: Past
+    lost: Callable[[Host], AgentConnection]
+    """The connection to a host's agent, which is lost: another can be made in its place."""
+    stored: Mapping[str, int]
+    """By the numbers of links: the newest frame whose output is kept."""
+    shift: float
+    """What the new driver's clock has more than the machine's monotonic one."""
+
+    def clock(self) -> float:
+        """The driver's clock, which goes on where it was."""
+        return time.monotonic() + self.shift
+
+    @property
+    def epoch(self) -> int:
+        """The new driver's number."""
+        return self.past.drivers[-1].epoch + 1
+
+    def check(self, number: int, actions: Sequence[Action]) -> None:
+        """That the engine wants the same done at this turn. Raises OtherVersion."""
+        turn = self.past.turns[number]
+        if digest(actions) != turn.digest:
+            cause = f"job {self.past.begin.job_id}: this hvlaunch decides otherwise at turn {number} ({turn.event})"
+            raise OtherVersion(cause, hint="the very program that began the job")

@@ -1,0 +1,130 @@
+"""The driver is killed: another goes on with the job, and no worker is restarted, no line lost or doubled."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvlaunch.console.stored import items, segment_path, segments
+from tests.cluster.jobs import Job
+from tests.cluster.test_sessions import LIMIT, LINES
+from tests.cluster.testhosts import TestHosts, wait_until
+
+PYTHON = [sys.executable, "-m", "hvlaunch.gloo.successor"]
+LINE = re.compile(r"line (\d+) (\d+) ")
+
+
+class Succession:
+    """A job, and the drivers that take it over from each other."""
+
+    def __init__(self, hosts: TestHosts, state: Path, *options: object, command: list[Any]) -> None:
+        self._hosts = hosts
+        self._env = {"XDG_STATE_HOME": str(state)}
+        fixed = ["-H", "a:2,b:2,c:2,d:2", "--grace", 1, "--reconnect-timeout", 20, *options]
+        self.first = Job(hosts, [*fixed, *command], env=self._env)
+        self._jobs = state / "hvlaunch" / "jobs"
+        self.process: subprocess.Popen[bytes] = self.first.process
+
+    @property
+    def directory(self) -> Path:
+        wait_until(
+            lambda: self._jobs.is_dir() and any(map(_is_job, self._jobs.iterdir())), "its directory", LIMIT
+        )
+        return next(filter(_is_job, self._jobs.iterdir()))
+
+    @property
+    def stored(self) -> str:
+        """What the successors have stored: the output of one rank after the other, and messages."""
+        texts: dict[tuple[int, str], bytes] = {}
+        for number in segments(self.directory):
+            with segment_path(self.directory, number).open("rb") as file:
+                for item, _ in items(file.fileno()):
+                    if item.kind in ("stdout", "stderr", "said", "shown"):
+                        who = -1 if item.rank is None else item.rank, item.kind
+                        texts[who] = texts.get(who, b"") + item.data
+        return b"\n".join(texts.values()).decode()
+
+    @property
+    def output(self) -> str:
+        return self.first.stdout + self.stored
+
+    def kill(self) -> None:
+        """The driver that there is."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(LIMIT)
+
+    def succeed(self) -> None:
+        """Another one comes."""
+        self.process = self._hosts.driver.popen(
+            [*PYTHON, str(self.directory)],
+            env={**self._hosts.driver.env, **self._env},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+    def code(self) -> int:
+        return self.process.wait(LIMIT)
+
+
+def _is_job(path: Path) -> bool:
+    return not path.name.startswith(".")
+
+
+def is_whole(text: str, lines: int) -> None:
+    """All lines of all ranks, each once and in order."""
+    found: dict[int, list[int]] = {rank: [] for rank in range(8)}
+    for rank, number in LINE.findall(text):
+        found[int(rank)].append(int(number))
+    wrong = {
+        rank: ([number for number in range(lines) if numbers.count(number) != 1], numbers == sorted(numbers))
+        for rank, numbers in found.items()
+        if numbers != list(range(lines))
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("options", [(), ("--min-np", 8)], ids=["static", "elastic"])
+def test_a_driver_is_killed_and_another_goes_on(
+    cluster: TestHosts, tmp_path: Path, options: tuple[object, ...]
+) -> None:
+    command = [sys.executable, "-c", LINES, 200, 0.05, 0]
+    job = Succession(cluster, tmp_path, *options, command=command)
+    job.first.saw("line 2 20 ", 1)
+    job.kill()
+    job.succeed()
+    assert job.code() == 0, job.process.stderr.read()  # type: ignore[union-attr]
+    is_whole(job.output, 200)
+    assert "restart" not in job.output
+    assert json.loads((job.directory / "result.json").read_text())["exit_code"] == 0
+
+
+def test_the_exit_code_is_that_of_the_first_failing_worker(cluster: TestHosts, tmp_path: Path) -> None:
+    script = 'import os, sys, time; print("up", flush=True); time.sleep(3); sys.exit(7 * (os.environ["RANK"] == "3"))'
+    job = Succession(cluster, tmp_path, command=[sys.executable, "-c", script])
+    job.first.saw("up", 8)
+    job.kill()
+    job.succeed()
+    assert job.code() == 7
+    assert "rank 3 of 8 on host b failed first" in job.stored
+
+
+def test_one_killed_after_another_at_random_moments(cluster: TestHosts, tmp_path: Path) -> None:
+    chance = random.Random(int(os.environ.get("SEED", "1")))
+    command = [sys.executable, "-c", LINES, 300, 0.05, 0]
+    job = Succession(cluster, tmp_path, command=command)
+    job.first.saw("line 2 20 ", 1)
+    for _ in range(3):
+        job.kill()
+        job.succeed()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.process.wait(chance.uniform(0.0, 3.0))
+    assert job.code() == 0
+    is_whole(job.output, 300)
