@@ -55,9 +55,7 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         view.printer.close()
     except KeyboardInterrupt:
         view.printer.close(_LEAVE_PATIENCE)
-        complain(
-            f"job {job.id} goes on; hvlaunch attach {job.id} shows it again, hvlaunch stop {job.id} stops it"
-        )
+        complain(f"job {job.id} goes on; to stop it: hvlaunch stop {job.id}")
         return 0
     finally:
         viewed.note(reader.position)

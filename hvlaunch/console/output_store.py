@@ -17,6 +17,8 @@ __all__ = ["MOST_KEPT", "OutputStore"]
 MOST_KEPT = 64 << 20
 """Bytes of output that are kept of a job, the newest."""
 _SEGMENTS = 8
+_PAUSE = 1.0
+"""Seconds after a write that has failed in which output is dropped: else each small gap would be told."""
 _FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -51,6 +53,8 @@ class OutputStore:
         self._lost = 0
         """Bytes that could not be written, and of which nothing was said yet."""
         self._why = ""
+        self._retry_at = 0.0
+        self._is_urgent = False
         self._segments = segments(directory)
         self._file, self._size = -1, 0
         if self._segments:
@@ -73,29 +77,35 @@ class OutputStore:
 
     def say(self, text: str) -> None:
         """A message of hvlaunch's own."""
+        self._is_urgent = True
         self._add("said", text.encode(errors="backslashreplace"))
 
     def show(self, text: str) -> None:
         """A report, as it is."""
+        self._is_urgent = True
         self._add("shown", text.encode(errors="backslashreplace"))
 
     def write(self) -> None:
         """Write what was added since. Raises OSError: that is lost then, and those who read here are told how much."""
         if not self._waiting:
             return
-        if self._lost:
-            text = f"{self._lost} bytes of output are lost: {self._why}"
-            self._waiting.insert(0, pack(Stored(self._wall(), "said", text.encode())))
         data, self._waiting = b"".join(self._waiting), []
+        self.seen.update(self._newest)
+        self._newest.clear()
+        is_urgent, self._is_urgent = self._is_urgent, False
+        if self._lost:
+            if self._wall() < self._retry_at and not is_urgent:
+                self._lost += len(data)
+                return
+            text = f"{self._lost} bytes of output are lost: {self._why}"
+            data = pack(Stored(self._wall(), "said", text.encode())) + data
         try:
-            self._append(data)
+            self._append_somehow(data)
         except OSError as error:
             self._lost += len(data)
             self._why = os.strerror(error.errno or 0).lower()
+            self._retry_at = self._wall() + _PAUSE
             raise
-        finally:
-            self.seen.update(self._newest)
-            self._newest.clear()
         self._lost = 0
         if self._size >= self._most:
             with suppress(OSError):  # then this one grows on
@@ -127,6 +137,16 @@ class OutputStore:
         self._waiting.append(pack(Stored(self._wall(), kind, data, rank, origin)))
         if origin is not None:
             self._newest[origin[0]] = origin[1]
+
+    def _append_somehow(self, data: bytes) -> None:
+        """Where there is no room, the oldest that is kept makes some. Raises OSError."""
+        try:
+            self._append(data)
+        except OSError:
+            if len(self._segments) == 1:
+                raise
+            segment_path(self._directory, self._segments.pop(0)).unlink(missing_ok=True)
+            self._append(data)
 
     def _append(self, data: bytes) -> None:
         _write_all(self._file, data, self._size)

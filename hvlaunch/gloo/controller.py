@@ -374,6 +374,7 @@ def _can_not_leave(cause: str) -> BadUsage:
 def _output_store(spec: JobSpec, directory: "JobDirectory") -> "OutputStore":
     """Where output is kept for those who look on. Raises BadUsage."""
     try:
+        directory.reserve()
         return _new_store(spec, directory)
     except OSError as error:
         raise _can_not_leave(os.strerror(error.errno or 0).lower()) from None

@@ -1,6 +1,5 @@
 """A job's own directory: by it this user's other programs know the job, while it runs and afterwards."""
 
-import errno
 import fcntl
 import json
 import os
@@ -37,6 +36,8 @@ IN_MAKING = "."
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOKING = 0.5
 """Seconds after which who holds a lock is no passer-by."""
+_PART = ".part"
+_ROOM = 4096
 _LONGEST = 100
 """Bytes of a socket's path: less than Linux (107) and macOS (103) take."""
 
@@ -126,23 +127,15 @@ class JobDirectory:
             raise NoJobDirectory(f"{self.path / CONTROL}: {(error.strerror or str(error)).lower()}") from None
         return listener
 
+    def reserve(self) -> None:
+        """Make room for how the job ends, whatever the job does to the disk. Raises OSError."""
+        with open(self.path / f"{RESULT}{_PART}", "xb", opener=_private) as file:
+            file.write(b" " * _ROOM)
+
     def keep(self, result: Mapping[str, Any]) -> None:
-        """The job has ended so that people may want to look at it: the directory stays. Raises OSError.
-
-        Where the disk is full, the oldest of its output makes room.
-        """
-        while not self._is_kept:
-            self._try_to_keep(result)
-
-    def _try_to_keep(self, result: Mapping[str, Any]) -> None:
-        try:
-            _write(self.path / RESULT, result)
-            self._is_kept = True
-        except OSError as error:
-            output = sorted(self.path.glob("output.*"))
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not output:
-                raise
-            output[0].unlink()
+        """The job has ended so that people may want to look at it: the directory stays. Raises OSError."""
+        _write(self.path / RESULT, result)
+        self._is_kept = True
 
     def close(self) -> None:
         """Nobody answers for the job any more; if the directory is not to be kept, it goes."""
@@ -215,12 +208,17 @@ def remove(directory: Path) -> None:
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
     """All of it or nothing is there for a reader. Raises OSError."""
-    part = path.with_name(f"{path.name}.part")
-    descriptor = os.open(part, _FILE, 0o600)
+    part = path.with_name(f"{path.name}{_PART}")
+    data = json.dumps(value).encode() + b"\n"
     try:
-        with open(descriptor, "wb") as file:  # noqa: PTH123 (by its descriptor)
-            file.write(json.dumps(value).encode() + b"\n")
+        with open(part, "r+b" if part.exists() else "xb", opener=_private) as file:
+            file.write(data)
+            file.truncate()
         part.rename(path)
     except OSError:
-        part.unlink()
+        part.unlink(missing_ok=True)
         raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -238,6 +238,29 @@ def test_logs(site, go, capfd):
     assert [record["stream"] for record in records if record["rank"] is None] == ["hvlaunch", "report"]
 
 
+ODD = {
+    "all bytes": "sys.stdout.buffer.write(bytes(range(256)) * 40)",
+    "a huge line": "print('x' * 5_000_000)",
+    "no end": "sys.stdout.write('one line, unfinished')",
+    "a bar": "[print(f'bar {number}', end='\\r') for number in range(20_000)]; print()",
+    "nothing": "pass",
+}
+
+
+@pytest.mark.parametrize("program", ODD.values(), ids=ODD)
+def test_output_is_the_same_as_in_the_terminal_it_did_not_have(site, program):
+    words = [sys.executable, "-c", f"import sys; {program}"]
+    alone = subprocess.run([*HVLAUNCH, *words], env=site.environ, capture_output=True, check=True)
+    detached = subprocess.run(
+        [*HVLAUNCH, "--detach", *words], env=site.environ, capture_output=True, check=True
+    )
+    job = detached.stdout.decode().strip()
+    assert site.do("wait", job) == 0
+    for word in ("logs", "attach"):
+        seen = subprocess.run([*HVLAUNCH, word, job], env=site.environ, capture_output=True, check=True)
+        assert seen.stdout == alone.stdout
+
+
 def test_logs_into_a_pipe_that_is_closed(site, go):
     job = Steps(site, go, first=9)
     job.await_step(899)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -129,33 +130,79 @@ def test_the_head_of_a_new_segment_that_is_not_whole_takes_nothing_with_it(tmp_p
     assert all_items(tmp_path)[-1].data == b'{"prefix": "p", "places": {"5": ["a", 2]}, "seen": {"a": 4}}'
 
 
-def test_on_a_full_disk_the_rest_is_whole_and_says_how_much_is_missing(store, tmp_path):
+class Disk:
+    """So many bytes are free."""
+
+    def __init__(self, free):
+        self.free = free
+        self.real = os.pwrite
+
+    def write(self, file, data, offset):
+        if not self.free:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = min(self.free, len(data))
+        self.free -= taken
+        return self.real(file, bytes(data[:taken]), offset)
+
+
+def test_on_a_full_disk_the_rest_is_whole_and_says_once_how_much_is_missing(tmp_path, monkeypatch):
+    seconds = [10.0]
+    store = OutputStore(tmp_path, wall=lambda: seconds[0])
     store.output(0, "stdout", b"before\n")
     store.write()
-    free = 40
-    real = os.pwrite
-
-    def short(file, data, offset):
-        nonlocal free
-        if not free:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        taken, free = min(free, len(data)), max(0, free - len(data))
-        return real(file, bytes(data[:taken]), offset)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "pwrite", short)
-        store.output(0, "stdout", b"lost " * 10, ("a", 3))
-        with pytest.raises(OSError, match="No space"):
-            store.write()
+    disk = Disk(40)
+    monkeypatch.setattr(os, "pwrite", disk.write)
+    store.output(0, "stdout", b"lost " * 10, ("a", 3))
+    with pytest.raises(OSError, match="No space"):
+        store.write()
     assert kept(tmp_path) == [(0, b"before\n")]
     assert store.seen == {"a": 3}
+    disk.free = 1000
+    store.output(0, "stdout", b"too soon\n")
+    store.write()
+    assert kept(tmp_path) == [(0, b"before\n")]
+    seconds[0] += 1.0
     store.output(0, "stdout", b"after\n")
     store.write()
     assert [item.data for item in all_items(tmp_path)[1:]] == [
         b"before\n",
-        b"81 bytes of output are lost: no space left on device",
+        b"120 bytes of output are lost: no space left on device",
         b"after\n",
     ]
+
+
+def test_a_message_is_tried_at_once(tmp_path, monkeypatch):
+    store = OutputStore(tmp_path, wall=lambda: 10.0)
+    disk = Disk(0)
+    monkeypatch.setattr(os, "pwrite", disk.write)
+    store.output(0, "stdout", b"lost")
+    with pytest.raises(OSError, match="No space"):
+        store.write()
+    disk.free = 1000
+    store.show("the report\n")
+    store.write()
+    assert all_items(tmp_path)[-1].data == b"the report\n"
+
+
+def test_where_there_is_no_room_the_oldest_makes_some(tmp_path, monkeypatch):
+    store = new_store(tmp_path, most=8000)
+    for number in range(4):
+        store.output(0, "stdout", b"%d" % number * 1000)
+        store.write()
+    assert segments(tmp_path) == [1, 2, 3, 4, 5]
+    disk = Disk(10)
+    monkeypatch.setattr(os, "pwrite", disk.write)
+    real = Path.unlink
+
+    def unlink(path, **options):
+        disk.free = 1000
+        real(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    store.output(0, "stdout", b"the newest")
+    store.write()
+    assert segments(tmp_path) == [2, 3, 4, 5]
+    assert kept(tmp_path)[-1] == (0, b"the newest")
 
 
 def test_what_is_recent_is_bounded_and_goes_on_into_a_store(store, tmp_path):

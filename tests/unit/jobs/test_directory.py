@@ -1,13 +1,22 @@
 """A job's own directory: who can use it, what it costs a job that can have none, and what stays of it."""
 
 import errno
+import json
 import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from hvlaunch.jobs.directory import CONTROL, LOCK, JobDirectory, NoJobDirectory, jobs_directory
+from hvlaunch.jobs.directory import (
+    CONTROL,
+    LOCK,
+    RESULT,
+    JobDirectory,
+    NoJobDirectory,
+    has_driver,
+    jobs_directory,
+)
 
 ABOUT = {"id": "0123456789ab", "command": ["true"]}
 
@@ -84,3 +93,34 @@ def test_of_one_that_can_not_be_written_nothing_stays(root, monkeypatch):
     with pytest.raises(NoJobDirectory, match="no space left"):
         JobDirectory(root, "0123456789ab", ABOUT)
     assert not list(root.iterdir())
+
+
+def test_how_a_job_ended_has_room_on_a_disk_that_is_full(root, monkeypatch):
+    directory = JobDirectory(root, "0123456789ab", ABOUT)
+    directory.reserve()
+    [reserved] = root.rglob("result.json.part")
+    blocks = reserved.stat().st_size
+    monkeypatch.setattr(os, "open", _without_new_files(os.open))
+    directory.keep({"exit_code": 3})
+    monkeypatch.undo()
+    assert json.loads((directory.path / RESULT).read_text()) == {"exit_code": 3}
+    assert (directory.path / RESULT).stat().st_size < blocks
+    directory.close()
+
+
+def _without_new_files(real):
+    def open_known(path, flags, *rest, **options):
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, flags, *rest, **options)
+
+    return open_known
+
+
+def test_who_begins_sees_whether_there_is_a_driver(root):
+    assert not has_driver(root / "0123456789ab")
+    directory = JobDirectory(root, "0123456789ab", ABOUT)
+    directory.keep({"exit_code": 0})
+    assert has_driver(directory.path)
+    directory.close()
+    assert not has_driver(directory.path)

@@ -1,6 +1,5 @@
 """Which jobs there are, which one a name means, and what is removed."""
 
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,23 +128,6 @@ def test_of_those_that_ended_well_the_newest_twenty_stay_for_a_day(jobs):
     assert sorted(jobs.ids) == [*(f"{number:04}" for number in range(5, 25)), "bad0"]
     prune(jobs.root, NOW + DAY / 2)
     assert sorted(jobs.ids) == [*(f"{number:04}" for number in range(15, 25)), "bad0"]
-
-
-def test_a_full_disk_has_room_for_how_the_job_ended(jobs, monkeypatch):
-    directory = jobs.start("aaaa")
-    for number in range(3):
-        (directory.path / f"output.00000{number}").write_bytes(b"output")
-    real = Path.rename
-
-    def rename(path: Path, target: Path) -> Path:
-        if (directory.path / "output.000001").exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, target)
-
-    monkeypatch.setattr(Path, "rename", rename)
-    directory.keep({"exit_code": 3})
-    assert known_jobs(jobs.root)[0].result == {"exit_code": 3}
-    assert [path.name for path in directory.path.glob("output.*")] == ["output.000002"]
 
 
 def test_one_that_is_being_made_stays_and_one_that_never_was_goes(jobs, tmp_path):
