@@ -255,6 +255,7 @@ class Ledger:
         worker = self.find(event)
         if worker is None or worker.is_told:
             return
+        worker.beat_at = self.now
         if not self.is_asking:
             self.is_asking = True
             for other in self.workers.values():
@@ -266,7 +267,6 @@ class Ledger:
         worker.round, worker.has_asked = None, True
         worker.last_round = max(worker.last_round, event.round)
         worker.commit = max(worker.commit, event.commit)
-        worker.beat_at = self.now
 
     def _beat(self, event: on.WorkerBeat) -> None:
         worker = self.find(event)
