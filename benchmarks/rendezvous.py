@@ -40,6 +40,8 @@ PATH = "/benchmark/key"
 TITLES = {
     ("hvlaunch", True): "hvlaunch",
     ("hvlaunch-asyncio", True): "hvlaunch without uvloop",
+    ("hvlaunch-file", True): "hvlaunch with a store file",
+    ("hvlaunch-fsync", True): "hvlaunch with --fsync",
     ("aiohttp", True): "aiohttp",
     ("http.server-kept", True): "http.server, tuned",
     ("TCPStore", True): "TCPStore",
@@ -180,7 +182,14 @@ class Small:
         self._servers = servers
         self._seconds = seconds
         self.cases = [(verb, count) for verb in ("PUT", "GET") for count in connections]
-        kept = ["hvlaunch", "hvlaunch-asyncio", "aiohttp", "http.server-kept"]
+        kept = [
+            "hvlaunch",
+            "hvlaunch-file",
+            "hvlaunch-fsync",
+            "hvlaunch-asyncio",
+            "aiohttp",
+            "http.server-kept",
+        ]
         self._ways = [*((name, True) for name in kept), ("hvlaunch", False), ("http.server", False)]
 
     def contenders(self, verb: str, count: int) -> list[Contender]:
@@ -281,8 +290,12 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=8, help="workers on each of them (default 8)")
     parser.add_argument("--bootstraps", type=int, default=3, help="turns of it that count (default 3)")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that one may take (default 120)")
+    parser.add_argument(
+        "--servers", nargs="*", choices=list(SERVERS), default=list(SERVERS), help="which (all)"
+    )
     options = parser.parse_args()
     names, left_out = able()
+    names = [name for name in names if name in options.servers]
     with ExitStack() as stack:
         servers = {name: stack.enter_context(Server(name)) for name in names}
         print(heading(f"Small values; median (least-most) of {options.runs} runs"), *left_out, sep="\n")

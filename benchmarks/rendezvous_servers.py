@@ -9,6 +9,7 @@ value, PUT sets it, GET gives it or 404, DELETE forgets it.
 import asyncio
 import contextlib
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,14 +31,17 @@ def ready(port: int) -> None:
     print(port, flush=True)
 
 
-def hvlaunch(*, uvloop: bool = True) -> None:
+def hvlaunch(*, uvloop: bool = True, on_disk: bool = False, sync: bool = False) -> None:
     if not uvloop:
         sys.modules["uvloop"] = None  # type: ignore[assignment]  # as where it is not installed
     from hvlaunch.rendezvous.serving.server import RendezvousServer  # noqa: PLC0415 (each only where it is used)
+    from hvlaunch.rendezvous.serving.store_file import StoreFile  # noqa: PLC0415 (as above)
 
-    with RendezvousServer(TOKEN, host="127.0.0.1") as server:
-        ready(server.port)
-        until_stdin_ends()
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as directory:  # /tmp may be no disk
+        file = StoreFile.create(Path(directory, "store"), sync=sync) if on_disk else None
+        with RendezvousServer(TOKEN, host="127.0.0.1", file=file) as server:
+            ready(server.port)
+            until_stdin_ends()
 
 
 def standard_library(*, at_its_best: bool = False) -> None:
@@ -144,6 +148,8 @@ def tcp_store() -> None:
 SERVERS: dict[str, Callable[[], None]] = {
     "hvlaunch": hvlaunch,
     "hvlaunch-asyncio": lambda: hvlaunch(uvloop=False),
+    "hvlaunch-file": lambda: hvlaunch(on_disk=True),
+    "hvlaunch-fsync": lambda: hvlaunch(on_disk=True, sync=True),
     "http.server": standard_library,
     "http.server-kept": lambda: standard_library(at_its_best=True),
     "aiohttp": aiohttp,

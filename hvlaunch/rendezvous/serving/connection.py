@@ -53,6 +53,7 @@ class ClientConnection(asyncio.Protocol):
         """The client's address; "" where that is not known."""
         self._answered = 0
         self._pending: Exchange | None = None
+        self._held: tuple[Exchange, Answer] | None = None
         self._call_off: CallOff = _nothing
         self._late: asyncio.TimerHandle | None = None
         self._choked = False
@@ -94,6 +95,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio.Protocol's signature)
         self._forget_pending()
+        self._held = None
         self._reader.forget()
         if self._timer is not None:
             self._timer.cancel()
@@ -111,19 +113,28 @@ class ClientConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._forget_pending()
+        self._held = None
         self._transport.abort()
 
     # Answering, in order:
 
     def _advance(self) -> None:
         ready = self._reader.ready
-        while ready and self._pending is None and not self._choked and not self._transport.is_closing():
+        while (
+            ready
+            and self._pending is None
+            and self._held is None
+            and not self._choked
+            and not self._transport.is_closing()
+        ):
             exchange = ready.popleft()
             answer = exchange.answer()
             if isinstance(answer, Later):
                 self._wait(exchange, answer)
             else:
                 self._send(exchange, answer)
+        if self._held is not None:
+            return  # until _release(), which comes before anything is read
         if self._reader.awaits_continue and not ready and self._pending is None and not self._choked:
             self._reader.told_to_continue()
             self._transport.write(CONTINUE)
@@ -160,16 +171,16 @@ class ClientConnection(asyncio.Protocol):
 
     def _send(self, exchange: Exchange, answer: Answer) -> None:
         if self._keeping is not None and self._keeping.is_behind:
-            self._pending = exchange
-            self._keeping.then(lambda: self._release(answer))
+            self._held = exchange, answer
+            self._keeping.then(self._release)
         else:
             self._deliver(exchange, answer)
 
-    def _release(self, answer: Answer) -> None:
-        """What it tells of is on record now."""
-        exchange = self._forget_pending()
-        if exchange is not None and not self._transport.is_closing():
-            self._deliver(exchange, answer)
+    def _release(self) -> None:
+        """What the answer tells of is on record now."""
+        held, self._held = self._held, None
+        if held is not None and not self._transport.is_closing():
+            self._deliver(*held)
             self._advance()
 
     def _deliver(self, exchange: Exchange, answer: Answer) -> None:

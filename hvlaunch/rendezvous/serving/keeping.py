@@ -67,7 +67,7 @@ class Keeping:
             store.go_on_from(max(fresh, store.version), forgets=may_lack)
         self._enough = 2 * file.size + _SLACK
         store.keep, self._once.keep = self._changed, self._done
-        self._add(*pack(*self._mark()))
+        self._add(pack(*self._mark()))
         self.note(_BOOT, boot)
 
     def serve_in(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
@@ -78,7 +78,7 @@ class Keeping:
         """Something that the server knows beside its store; the latest of that name is kept."""
         if self._file is not None and self.notes.get(name) != value:
             self.notes[name] = value
-            self._add(*pack(NOTE, 0, name.encode(), value))
+            self._add(pack(NOTE, 0, name.encode(), value))
 
     def then(self, act: Callable[[], None]) -> None:
         """Do it as soon as what has changed until now is on record; before others that come later."""
@@ -131,8 +131,8 @@ class Keeping:
         assert file is not None  # noqa: S101 (for the type checker: whoever calls this has one)
         return file
 
-    def _add(self, *pieces: bytes) -> None:
-        self._pieces += pieces
+    def _add(self, item: tuple[bytes, ...]) -> None:
+        self._pieces += item
         if not self.is_behind:
             self.is_behind = True
             if self._call_soon is not None:
@@ -140,10 +140,10 @@ class Keeping:
 
     def _changed(self, scope: str, key: str, value: bytes | None, version: int, is_piece: bool) -> None:
         kind = DELETED if value is None else APPENDED if is_piece else SET
-        self._add(*pack(kind, version, scope.encode(), key.encode(), value or b""))
+        self._add(pack(kind, version, scope.encode(), key.encode(), value or b""))
 
     def _done(self, identity: bytes, status: int, body: bytes, headers: bytes) -> None:
-        self._add(*pack(DONE, status, identity, body, headers))
+        self._add(pack(DONE, status, identity, body, headers))
 
     def _mark(self) -> tuple[bytes, int, bytes]:
         return MARK, self._store.version, b"%d" % self._store.forgotten
