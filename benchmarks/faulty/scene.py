@@ -127,6 +127,8 @@ class Scene:
     """Of hvlaunch's stdout and stderr."""
     undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     caused: float | None = None
+    codes: set[int] = field(default_factory=set)
+    """What else it may end with, after what was done."""
 
     def find(self, choose: Callable[["Scene"], Sequence[Process]]) -> Sequence[Process]:
         """What is chosen, as soon as there is some. Raises Missed."""

@@ -254,7 +254,9 @@ class Trial:
         outcome = Outcome(
             scene.host.name, code, seconds, messages, written, shown, left, self._at_end, self.moment
         )
-        must = Must((0,), within=30.0) if self.result.missed and not self.kind.ends else self.must
+        must = replace(self.must, codes=(*self.must.codes, *scene.codes))
+        if self.result.missed and not self.kind.ends:
+            must = Must((0,), within=30.0)
         self.result.problems = (
             [] if self.result.missed and code is not None else judge(self.kind, must, outcome)
         )
