@@ -36,6 +36,7 @@ class Starter:
     """One worker, whose agent is another process."""
 
     def __init__(self, guardian_fd: int) -> None:
+        reaper.adopt_descendants()  # fork does not hand it on, and the guardian may be killed
         self._agent = socket.socket(fileno=0)
         self._guardian_fd = guardian_fd
         self._decoder = Decoder()

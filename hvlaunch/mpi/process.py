@@ -143,3 +143,6 @@ def _remove_directory(launcher: int) -> None:
         for path in Path(tempfile.gettempdir()).glob(form.format(uid=os.geteuid(), pid=launcher)):
             if path.lstat().st_uid == os.geteuid():
                 shutil.rmtree(path, ignore_errors=True)
+                if "/" in form:
+                    with contextlib.suppress(OSError):  # another launcher's is there
+                        path.parent.rmdir()

@@ -172,6 +172,19 @@ def test_a_process_of_the_launchers_that_is_killed_ends_the_job_and_leaves_nothi
     assert processes_with(f"MARK={mark}\0") == []
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_guardian_that_is_killed_when_its_worker_has_ended_leaves_nothing(line, rank):
+    mark = f"mark-{os.getpid()}-orphan-{rank}"
+    kill = "while kill -0 $0; do sleep 0.01; done; kill -9 $1"
+    script = (
+        f"test $RANK = {rank} || exec sleep 3600; read -r _ _ _ guardian _ </proc/$PPID/stat; "
+        f"setsid sh -c '{kill}' $$ $guardian >/dev/null 2>&1 & setsid sleep 3600 & exit 0"
+    )
+    done = run(line(ALL, "-np", "2", "-x", f"MARK={mark}", "sh", "-c", script))
+    assert done.returncode != 0, done.stderr
+    assert processes_with(f"MARK={mark}\0") == []
+
+
 def test_a_command_that_is_not_there(line):
     done = run(line(ALL, "-np", "2", "/no/such/command"))
     assert done.returncode == 127
