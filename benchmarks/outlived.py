@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -83,16 +84,25 @@ class Training:
         self._end = folder / "end"
         names = ",".join(f"{name}:2" for name in NAMES)
         words = ["-H", names, "-x", "OMP_NUM_THREADS=1", *options, sys.executable, str(PROGRAM), str(folder)]
-        self.process = hosts.driver.popen(
-            [*HVLAUNCH, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self.errors.open("wb"),
-            text=True,
-        )
+        self.folder = folder
+        self.process = self._start(words)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.await_steps(0, START)
+
+    def _start(self, words: list[str]) -> "subprocess.Popen[str]":
+        """What prints the workers' output."""
+        return self._watched(words)
+
+    def _watched(self, words: list[str], **options: Any) -> "subprocess.Popen[str]":
+        return self.hosts.driver.popen(
+            [*HVLAUNCH, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.errors.open("ab"),
+            text=True,
+            **options,
+        )
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -226,6 +236,9 @@ class Kind:
     harm: Callable[[Training], None]
     options: tuple[str, ...] = ()
     behind_gate: bool = False
+    most: int = sys.maxsize
+    """Faults for one job."""
+    training: Callable[[TestHosts, Path, tuple[str, ...]], Training] = Training
 
 
 PATIENT = ("--lease", "60")
@@ -293,9 +306,11 @@ class Lane(threading.Thread):
         training: Training | None = None
         try:
             folder = self._folder / f"{time.monotonic_ns()}"
-            training = Training(hosts, folder, KINDS[name].options)
-            while len(result.seconds) + len(result.wrong) < self._times:
-                result.seconds.append(self._fault(training, KINDS[name]))
+            kind = KINDS[name]
+            training = kind.training(hosts, folder, kind.options)
+            left = min(kind.most, self._times - len(result.seconds) - len(result.wrong))
+            for _ in range(left):
+                result.seconds.append(self._fault(training, kind))
                 tell(name, f"{len(result.seconds)}: {result.seconds[-1]:.1f} s")
             training.end()
             training.clear()

@@ -11,7 +11,7 @@ from hvlaunch.cli.answer import complain
 from hvlaunch.cli.job_view import View, await_output, has_ended, is_shown
 from hvlaunch.console.duration import duration
 from hvlaunch.console.store_reader import STREAMS, StoreReader, from_where, newest_lines
-from hvlaunch.console.stored import Position, Stored
+from hvlaunch.console.stored import Position, Stored, segments
 from hvlaunch.gloo.watch.milestones import count
 from hvlaunch.hosts.fold import host_set
 from hvlaunch.jobs.control import Control, ControlRefused, DriverGone
@@ -37,10 +37,14 @@ _BROKEN_PIPE = 141
 def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     """Show the job until it ends, or Ctrl-C; the exit code is the job's, or 0. Raises HvlaunchError."""
     job = choose(jobs, options.job)
+    viewed = _Viewed(job)
     if not has_driver(job.directory) and not has_ended(job):
+        if viewed.position is None and not segments(job.directory):
+            viewed.position = Position(
+                0, 0
+            )  # all that will be kept is new: its terminal has shown what was before
         _take_over(job)
     await_output(job)
-    viewed = _Viewed(job)
     reader = StoreReader(job.directory, viewed.position)
     view = View(reader, options.ranks)
     _say_state(job, view)

@@ -15,7 +15,7 @@ from hvlaunch.cli.parser import Parser
 from hvlaunch.errors import BadUsage
 from hvlaunch.jobs.control import Control, ControlRefused, DriverGone
 from hvlaunch.jobs.directory import jobs_directory, remove
-from hvlaunch.jobs.known import KnownJob, await_end, choose, known_jobs, prune
+from hvlaunch.jobs.known import KnownJob, await_driver, await_end, choose, known_jobs, prune
 
 __all__ = ["run_job_command"]
 
@@ -191,7 +191,7 @@ def _forget(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 def _running(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
     """Raises BadUsage where the job has ended."""
     job = choose(jobs, name)
-    if not job.has_driver:
+    if not await_driver(job):
         raise BadUsage(f"job {job.id} has ended", hint="hvlaunch jobs")
     return job
 

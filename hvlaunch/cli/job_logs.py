@@ -15,6 +15,8 @@ from hvlaunch.jobs.known import KnownJob, choose
 __all__ = ["logs"]
 
 _LOOK = 0.05
+_PATIENCE = 10.0
+"""Seconds for another driver to begin."""
 _BROKEN_PIPE = 141
 _STREAMS = {"stdout": "stdout", "stderr": "stderr", "said": "hvlaunch", "shown": "report"}
 
@@ -40,9 +42,11 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 
 def _read(job: KnownJob, reader: StoreReader, *, follows: bool) -> Iterator[Stored]:
-    """What is kept; with `follows` until the job has ended, or its driver is gone."""
+    """What is kept; with `follows` until the job has ended, or has had no driver for long."""
+    last = time.monotonic()
     while True:
-        is_over = not follows or has_ended(job) or not has_driver(job.directory)
+        last = time.monotonic() if has_driver(job.directory) else last
+        is_over = not follows or has_ended(job) or time.monotonic() > last + _PATIENCE
         yield from reader.read()
         if is_over:
             return

@@ -349,6 +349,7 @@ def _job_directory(spec: JobSpec, job_id: str) -> Iterator["JobDirectory | None"
         "name": spec.name,
         "command": spec.command,
         "np": spec.np,
+        "detach": spec.detach,
         "is_elastic": spec.elastic is not None,
         "began": time.time(),
         "cwd": spec.cwd,
@@ -471,7 +472,12 @@ def _event_file(
 def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["Keeping | None"]:
     """What keeps the job for another driver; None where its agents end with this one. Raises BadStoreFile."""
     spec, directory = job.spec, job.directory
-    if directory is None or spec.mpi is not None or spec.ssh.remote_agent is not None or only_local(spec):
+    if (
+        directory is None
+        or spec.mpi is not None
+        or spec.ssh.remote_agent is not None
+        or (only_local(spec) and spec.detach == "never")
+    ):
         yield None
         return
     from hvlaunch.gloo.driver.keeping import Keeping  # noqa: PLC0415 (not for a local job)

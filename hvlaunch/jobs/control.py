@@ -2,17 +2,20 @@
 
 import json
 import socket
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, HvlaunchError
-from hvlaunch.jobs.directory import CONTROL, reachable
+from hvlaunch.jobs.directory import CONTROL, has_driver, reachable
 from hvlaunch.jobs.known import KnownJob
 
 __all__ = ["Control", "ControlRefused", "DriverGone"]
 
 _PATIENCE = 20.0
+_LOOK = 0.05
 
 
 class DriverGone(HvlaunchError):
@@ -74,5 +77,15 @@ class _UnixConnection(HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        with reachable(self._directory) as path:
+        deadline = time.monotonic() + (self.timeout or 0.0)
+        while not self._try_to_connect():
+            if not has_driver(self._directory) or time.monotonic() > deadline:
+                raise ConnectionRefusedError
+            time.sleep(_LOOK)
+
+    def _try_to_connect(self) -> bool:
+        """False where nobody listens: a driver that takes the job over may be about to."""
+        with suppress(FileNotFoundError, ConnectionRefusedError), reachable(self._directory) as path:
             self.sock.connect(f"{path}/{CONTROL}")
+            return True
+        return False

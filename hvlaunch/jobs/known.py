@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from hvlaunch.errors import BadUsage
 from hvlaunch.jobs.directory import ABOUT, IN_MAKING, LOCK, RESULT, has_driver, remove
 
-__all__ = ["KnownJob", "await_end", "choose", "known_jobs", "prune", "result_of"]
+__all__ = ["KnownJob", "await_driver", "await_end", "choose", "known_jobs", "prune", "result_of"]
 
 _KEPT = 20
 _DAY = 86400.0
@@ -20,6 +20,9 @@ _KEPT_FOR = {True: _DAY, False: 7 * _DAY}
 """Seconds, for jobs that ended well, and for others."""
 _MAKING_TIME = 60.0
 """Seconds after which a directory that is not whole will never be."""
+_MINDING = 10.0
+"""Seconds within which a minder starts another driver."""
+_LOOK = 0.05
 _SHORTEST = 4
 """Letters of an id that may stand for all of it."""
 
@@ -62,8 +65,12 @@ def known_jobs(root: Path) -> list[KnownJob]:
 
 
 def choose(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
-    """The job of this id (four letters of it will do) or name; without one, the only job that runs. Raises BadUsage."""
+    """The job of this id (four letters of it will do) or name; without one, the only job that runs, or has lost its driver.
+
+    Raises BadUsage.
+    """
     running = [job for job in jobs if job.has_driver]
+    running = running or [job for job in jobs if job.result is None]  # it may get another driver
     if name is None:
         if len(running) == 1:
             return running[0]
@@ -84,14 +91,30 @@ def choose(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
 
 
 def await_end(job: KnownJob) -> Mapping[str, Any] | None:
-    """Wait until the job's driver is no more. How the job ended; None where nothing tells, as after a good end."""
+    """Wait until the job has no driver any more. How it ended; None where nothing tells, as after a good end."""
+    _await_end_of_driver(job)
+    while await_driver(job):
+        _await_end_of_driver(job)
+    return result_of(job)
+
+
+def await_driver(job: KnownJob) -> bool:
+    """Whether it has one, now or in a moment: of a detached job that has not ended another driver may be on its way."""
+    deadline = time.monotonic() + (_MINDING if job.about.get("detach", "never") != "never" else 0.0)
+    while not has_driver(job.directory):
+        if result_of(job) is not None or not job.directory.exists() or time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOOK)
+    return True
+
+
+def _await_end_of_driver(job: KnownJob) -> None:
     with suppress(FileNotFoundError):
         descriptor = os.open(job.directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)  # the kernel lets go of the driver's, however that ends
         finally:
             os.close(descriptor)
-    return result_of(job)
 
 
 def result_of(job: KnownJob) -> Mapping[str, Any] | None:

@@ -230,6 +230,54 @@ def test_a_second_hangup_changes_nothing(site, tmp_path):
     assert site.do("wait", job.id) == 0
 
 
+def test_where_the_driver_is_killed_another_goes_on(site, tmp_path):
+    job = only_job_of(detach(site, "-np", "2", *worker(300, tmp_path / "go"), stdin=subprocess.DEVNULL), site)
+    waiting = subprocess.Popen([*HVLAUNCH, "wait", job.id], env=site.environ)
+    for _ in range(2):
+        killed = driver_pid(site)
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda killed=killed: driver_pid(site) != killed, "another driver takes it over")
+    assert site.do("signal", "CONT", job.id) == 0
+    assert waiting.poll() is None
+    (tmp_path / "go").touch()
+    assert site.do("wait", job.id) == 0
+    assert {key: data for key, data in kept(job).items() if data} == {
+        (rank, "stdout"): whole_output(300) for rank in range(2)
+    }
+
+
+def driver_pid(site: Site) -> int:
+    return int(only_job(site).about["pid"])
+
+
+def test_who_dies_again_and_again_is_not_replaced_for_ever(site, tmp_path):
+    job = only_job_of(
+        detach(site, "--lease", "4", *worker(300, tmp_path / "go"), stdin=subprocess.DEVNULL), site
+    )
+    for _ in range(3):
+        killed = driver_pid(site)
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda killed=killed: driver_pid(site) != killed, "another driver takes it over")
+    workers = [process for process in psutil.process_iter() if str(tmp_path / "go") in _words(process)]
+    assert workers
+    os.kill(driver_pid(site), signal.SIGKILL)
+    _, alive = psutil.wait_procs(workers, DEADLINE)
+    assert not alive
+    assert not only_job(site).has_driver
+    assert site_code(site, "wait", job.id) == 69
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def site_code(site: Site, *words: str) -> int:
+    return subprocess.run([*HVLAUNCH, *words], env=site.environ, capture_output=True, check=False).returncode
+
+
 def only_job_of(started: subprocess.CompletedProcess[str], site: Site) -> KnownJob:
     assert started.returncode == 0, started.stderr
     return only_job(site)

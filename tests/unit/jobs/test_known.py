@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.errors import BadUsage
-from hvlaunch.jobs.directory import ABOUT, JobDirectory
+from hvlaunch.jobs.directory import ABOUT, RESULT, JobDirectory
 from hvlaunch.jobs.known import choose, known_jobs, prune
 
 NOW = 1_795_000_000.0
@@ -82,6 +82,17 @@ def test_the_only_one_that_runs_needs_no_name(jobs):
     jobs.fail("aaaa0000")
     jobs.start("bbbb0000")
     assert choose(known_jobs(jobs.root), None).id == "bbbb0000"
+
+
+def test_one_that_has_lost_its_driver_comes_after_those_that_have_one(jobs):
+    jobs.fail("aaaa0000")
+    running = jobs.start("bbbb0000")
+    lost = jobs.root / "cccc0000"
+    jobs.fail("cccc0000")
+    (lost / RESULT).unlink()
+    assert choose(known_jobs(jobs.root), None).id == "bbbb0000"
+    jobs.end(running)
+    assert choose(known_jobs(jobs.root), None).id == "cccc0000"
 
 
 @pytest.mark.parametrize(
