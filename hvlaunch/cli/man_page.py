@@ -29,6 +29,23 @@ _OPTIONS = """\
 No name can be cut short, and \\fB\\-\\-lease 5\\fR and \\fB\\-\\-lease=5\\fR are the same. Of an option that is given twice the last counts,
 unless it may be repeated. \\fB\\-\\-no\\-\\fR before the name of a switch takes it back. \\fB\\-\\-\\fR before COMMAND says where it begins. Times are in seconds.
 """
+_FILES = (
+    (
+        "ENVIRONMENT",
+        (
+            "`HVLAUNCH_` and an option's long name in capitals, as in `HVLAUNCH_SSH_USER`, sets the option, unless the command line does. "
+            "It is not so in a worker of another job, where `HVLAUNCH_JOB_ID` is set."
+        ),
+    ),
+    (
+        "FILES",
+        (
+            "Options may be in files, by their long names without the dashes: in that of `--config-file`; in `hvlaunch.toml`, or `[tool.hvlaunch]` in "
+            "`pyproject.toml`, of the current directory or the first above it that has one; and in `$XDG_CONFIG_HOME/hvlaunch/config.toml`. "
+            "`--show-config` says which option comes from where."
+        ),
+    ),
+)
 
 
 def man_page(groups: Sequence[Group]) -> str:
@@ -47,6 +64,7 @@ def man_page(groups: Sequence[Group]) -> str:
         ),
         ".SH EXIT STATUS\n",
         *(f".TP\n.B {_text(code)}\n{_text(meaning)}\n" for code, meaning in EXIT_CODES),
+        *(f".SH {title}\n{_text(text)}\n" for title, text in _FILES),
         ".SH EXAMPLES\n",
         *(f".PP\n{_text(what)}\n.PP\n.RS\n.nf\n{_text(line)}\n.fi\n.RE\n" for what, line in EXAMPLES),
         ".SH SEE ALSO\n.BR ssh (1),\n.BR ssh_config (5),\n.BR mpirun (1),\n.BR srun (1)\n",

@@ -148,7 +148,7 @@ HOROVOD = Group(
         _number("--num-nccl-streams", "NUM_NCCL_STREAMS", "NCCL streams", _SAMPLES, "1"),
         _number(
             "--thread-affinity", "THREAD_AFFINITY", "processor of Horovod's thread", _SAMPLES, "any processor"
-        ),
+        )._replace(aliases=("--ccl-bgt-affinity", "--mlsl-bgt-affinity")),
         _number(
             "--gloo-timeout-seconds",
             "GLOO_TIMEOUT_SECONDS",

@@ -23,9 +23,18 @@ Options come before COMMAND; whatever follows its first word belongs to it, and 
 `--lease 5` and `--lease=5` are the same. No name can be cut short. Of an option that is given twice the last counts, unless
 it may be repeated. `--no-` before the name of a switch takes it back: `--merge --no-merge`. Times are in seconds.
 
+Each can also be set [in a file or a variable](config.md), by its long name.
+
 `hvlaunch -h` lists the options of every day; `hvlaunch --help` and `man hvlaunch` say what is said here."""
 
 _WIDTH = 120
+_SOURCES = {
+    "any": "",
+    "own": " Not from a [file that was found](config.md#what-a-file-may-set-that-nobody-named).",
+    "no file": " Not in a file.",
+    "command line": " On the command line alone.",
+}
+"""What there is to say of where an option may be set."""
 
 
 def page(groups: Sequence[Group]) -> str:
@@ -65,6 +74,7 @@ def _entry(option: Option, group: Group, names: Mapping[str, str]) -> Iterator[s
         text += (
             f" Other launchers' names for it work too: {', '.join(f'`{flag}`' for flag in option.aliases)}."
         )
+    text += _SOURCES[option.source]
     if others:
         text += f" Not together with {' or '.join(others)}."
     yield _paragraph(text[0].upper() + text[1:], names)

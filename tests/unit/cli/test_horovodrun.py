@@ -37,6 +37,7 @@ VARIABLES = {
     "--no-mpi-threads-disable": ("MPI_THREADS_DISABLE", "0"),
     "--num-nccl-streams 2": ("NUM_NCCL_STREAMS", "2"),
     "--thread-affinity 1": ("THREAD_AFFINITY", "1"),
+    "--ccl-bgt-affinity 1": ("THREAD_AFFINITY", "1"),
     "--gloo-timeout-seconds 60": ("GLOO_TIMEOUT_SECONDS", "60"),
     "--log-level INFO": ("LOG_LEVEL", "INFO"),
     "--log-with-timestamp": ("LOG_HIDE_TIME", "0"),
@@ -59,8 +60,79 @@ def test_a_tuning_flag_sets_its_variable_and_makes_the_job_one_of_horovod(flag):
     assert spec.horovod
 
 
+FILE = """
+controller: gloo
+params:
+  fusion_threshold_mb: 16
+  cycle_time_ms: 2.5
+  cache_capacity: 512
+  hierarchical_allreduce: false
+  hierarchical_allgather: true
+  torus_allreduce: true
+autotune:
+  enabled: true
+  log_file: 'log.txt'
+  warmup_samples: 1
+  steps_per_sample: 2
+  bayes_opt_max_samples: 3
+  gaussian_process_noise: 0.4
+timeline:
+  filename: "time.json"
+  mark_cycles: yes
+stall_check:
+  enabled: false
+  warning_time_seconds: 5
+  shutdown_time_seconds: 6
+library_options:
+  mpi_threads_disable: true
+  num_nccl_streams: 7
+  ccl_bgt_affinity: 8
+  gloo_timeout_seconds: 9
+logging:
+  level: INFO
+  hide_timestamp: true
+"""
+"""All keys that horovodrun's files have, and those of its tests."""
+VALUES = (
+    "FUSION_THRESHOLD=16777216 CYCLE_TIME=2.5 CACHE_CAPACITY=512 HIERARCHICAL_ALLREDUCE=0 HIERARCHICAL_ALLGATHER=1 TORUS_ALLREDUCE=1 "
+    "AUTOTUNE=1 AUTOTUNE_LOG=log.txt AUTOTUNE_WARMUP_SAMPLES=1 AUTOTUNE_STEPS_PER_SAMPLE=2 AUTOTUNE_BAYES_OPT_MAX_SAMPLES=3 "
+    "AUTOTUNE_GAUSSIAN_PROCESS_NOISE=0.4 TIMELINE=time.json TIMELINE_MARK_CYCLES=1 STALL_CHECK_DISABLE=1 STALL_CHECK_TIME_SECONDS=5 "
+    "STALL_SHUTDOWN_TIME_SECONDS=6 MPI_THREADS_DISABLE=1 NUM_NCCL_STREAMS=7 THREAD_AFFINITY=8 GLOO_TIMEOUT_SECONDS=9 LOG_LEVEL=INFO "
+    "LOG_HIDE_TIME=1"
+)
+
+
+def test_a_file_of_horovodrun_sets_the_same_and_the_command_line_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "horovod.yaml").write_text(FILE)
+    words = [
+        "--config-file",
+        "horovod.yaml",
+        "--cache-capacity",
+        "1",
+        "--stall-check",
+        "-np",
+        "2",
+        "python",
+        "train.py",
+    ]
+    spec, _ = job_spec(parse([*words[:2], *words[-4:]], environ={}), {})
+    assert spec.env == {
+        f"HOROVOD_{name}": value for name, value in (word.split("=") for word in VALUES.split())
+    }
+    assert (spec.horovod, spec.np, spec.mpi) == (True, 2, None)
+    other, _ = job_spec(parse(words, environ={}), {})
+    assert other.env == {**spec.env, "HOROVOD_CACHE_CAPACITY": "1", "HOROVOD_STALL_CHECK_DISABLE": "0"}
+
+
+def test_sections_without_anything_set_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "horovod.yaml").write_text("params:\n  # cycle_time_ms: 3\nautotune:\n  enabled:\n")
+    assert set(parse(["--config-file", "horovod.yaml", "true"], environ={}).given) == {"config_file"}
+
+
 def test_all_tuning_flags_are_known():
-    tested = {line.split()[0] for line in VARIABLES}
+    tested = {line.split()[0] for line in VARIABLES} - {"--ccl-bgt-affinity"}
     flags = {flag for option in HOROVOD.options for flag in (*option.flags, *option.opposites)}
     assert flags - tested == {
         f"--{no}{name}" for no in ("", "no-") for name in ("horovod", "tcp", "disable-cache")

@@ -57,6 +57,8 @@ def test_every_option_is_in_it_with_all_that_help_says():
         "OPTIONS",
         "JOBS THAT ARE THERE ALREADY",
         "EXIT STATUS",
+        "ENVIRONMENT",
+        "FILES",
         "EXAMPLES",
         "SEE ALSO",
     ]

@@ -1,0 +1,69 @@
+"""Whole jobs on this machine with options from files: horovodrun's line and file, a file's command, a job in a worker."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
+SHOW = "import os; print(*sorted(f'{name}={value}' for name, value in os.environ.items() if name.startswith('HOROVOD_')), sep='\\n')"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*words, **environ):
+    done = subprocess.run(
+        [*HVLAUNCH, *words],
+        env={**os.environ, **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def write(name, text):
+    with open(name, "w") as file:  # noqa: PTH123
+        file.write(text)
+
+
+def test_a_line_of_horovodrun():
+    line = "-np 2 -H localhost:2 --fusion-threshold-mb 32 --timeline-filename /tmp/t.json --no-stall-check --disable-cache --gloo"
+    out = run(*line.split(), sys.executable, "-c", SHOW)
+    for rank in "01":
+        for variable in ("FUSION_THRESHOLD=33554432", "TIMELINE=/tmp/t.json", "STALL_CHECK_DISABLE=1"):
+            assert f"[{rank}]<stdout>: HOROVOD_{variable}\n" in out
+
+
+def test_a_file_of_horovodrun():
+    write(
+        "h.yaml",
+        "controller: gloo\nparams:\n    cycle_time_ms: 10\nautotune:\n    enabled: true\n    log_file: a.csv\n",
+    )
+    out = run("-np", "2", "--config-file", "h.yaml", sys.executable, "-c", SHOW)
+    for variable in ("CYCLE_TIME=10", "AUTOTUNE=1", "AUTOTUNE_LOG=a.csv"):
+        assert out.count(f"HOROVOD_{variable}\n") == 2
+
+
+def test_a_job_that_a_file_describes_and_one_in_its_worker_that_inherits_nothing():
+    inner = [
+        sys.executable,
+        "-m",
+        "hvlaunch",
+        "--prefix",
+        "inner {rank}: ",
+        "sh",
+        "-c",
+        "echo A is ${A-unset}",
+    ]
+    write("hvlaunch.toml", f"command = {inner!r}\nprefix = 'outer {{rank}}: '\nnp = 2\nx = {{A = '1'}}\n")
+    out = run(HVLAUNCH_QUIET="1", HVLAUNCH_MERGE="0")
+    # The variable is the worker's own environment by then, and so the inner job's; the option that set it is not.
+    assert sorted(out.splitlines()) == [f"outer {rank}: inner 0: A is 1" for rank in "01"]
