@@ -48,6 +48,7 @@ OPTIONS = {
     "--discovery-interval": 0.5,
     "--start-timeout": 20,
     "--reset-timeout": 20,
+    "--commit-timeout": 20,
     "-x": "OMP_NUM_THREADS=1",
 }
 
