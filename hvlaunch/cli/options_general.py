@@ -58,6 +58,7 @@ GENERAL = Group(
             "part of the files of options to use too",
             Value(("NAME",), values.not_empty),
             example="hvlaunch --profile gpu8 python train.py",
+            source="own",
         ),
         Option(
             "isolated",

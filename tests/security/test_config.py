@@ -106,6 +106,9 @@ def test_what_hvlaunch_runs_and_trusts_is_no_matter_of_a_file_that_was_found(
         options_of()
     assert f"{name}:{2 if head else 1}: " in str(caught.value)
     assert f"try: --config-file {name}, or -" in str(caught.value)
+    if option.name == "profile":
+        with (here / name).open("a") as file:
+            file.write("profiles.some-text = {}\n")
     assert option.name in options_of("--config-file", name).given
 
 

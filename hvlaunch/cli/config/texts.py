@@ -16,7 +16,7 @@ def texts_of(option: Option, node: Node) -> Iterator[Sequence[str]]:
     if isinstance(value, dict):
         if not option.value or not option.value.is_assignment:
             raise BadValue("takes no table")
-        yield from ([f"{name}={_scalar(each)}"] for name, each in value.items())
+        yield from ([f"{_name(name)}={_scalar(each)}"] for name, each in value.items())
     elif option is COMMAND:
         yield _command(
             [_scalar(each) for each in value] if isinstance(value, list) else values.words(_scalar(node))
@@ -62,6 +62,12 @@ def _command(words: Sequence[str]) -> Sequence[str]:
     if not words:
         raise BadValue("must not be empty")
     return words
+
+
+def _name(name: str) -> str:
+    if not name or "=" in name:
+        raise BadValue(f"{name!r} is no name")
+    return name
 
 
 def _scalar(node: Node) -> str:

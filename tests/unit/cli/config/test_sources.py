@@ -184,7 +184,7 @@ def test_a_profile_counts_more_than_the_rest_of_its_file_and_less_than_a_stronge
     assert (options.grace, options.lease, options.settle) == (2, 3, 3)
     with pytest.raises(BadUsage, match="no file has a profile 'gpu'; try: cpu, gpu8"):
         parse([*words[:3], "gpu", "true"], environ=environ(here))
-    write(here / "hvlaunch.toml", "profile = 'cpu'\n")
+    write(here.parents[1] / "xdg/hvlaunch/config.toml", "profile = 'cpu'\n")
     assert parse([*words[:2], "true"], environ=environ(here)).settle == 4
     assert parse([*words[:2], "true"], environ=environ(here, HVLAUNCH_PROFILE="gpu8")).settle == 3
 

@@ -47,6 +47,8 @@ WRONG = {
     "two documents": ("job.yaml", "np: 2\n---\nnp: 3\n", 2, "but found another document", "docs/config.md has"),
     "too deep": ("job.yaml", "a: {a: {a: {a: {a: {a: {a: {a: 1}}}}}}}\n", 1, "it is nested too deep", "docs/config.md"),
     "no UTF-8": ("job.toml", b"np = 2\n# \xff\n", 2, "not UTF-8 text", "save it as UTF-8"),
+    "a name with a =": ("job.toml", "[environment.x]\n'A=B' = 1\n", 1, "x: 'A=B' is no name", "x: NAME[=VALUE]"),
+    "no name": ("job.yaml", "x: {'': 1}\n", 1, "x: '' is no name", "x: NAME[=VALUE]"),
     "a variable without a value": ("job.yaml", "x:\n  A:\n", 1, "x: has no value", "x: NAME[=VALUE]"),
 }  # fmt: skip
 
