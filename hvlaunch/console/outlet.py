@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hvlaunch.console.display import Display
 from hvlaunch.console.lines import Stream
 from hvlaunch.console.raw_file import RawFile
-from hvlaunch.console.recent import Origin
+from hvlaunch.console.recent import Keeper, Origin
 
 __all__ = ["BATCH", "Outlet", "Output"]
 
@@ -23,6 +23,11 @@ class Output(NamedTuple):
     data: bytes
     done: Callable[[int], None]
     origin: Origin | None = None
+
+    def keep(self, keeper: Keeper) -> None:
+        """Give it to who keeps output."""
+        if self.data:
+            keeper.output(self.rank, self.stream, self.data, self.origin)
 
 
 class Outlet:

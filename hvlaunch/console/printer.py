@@ -18,7 +18,7 @@ from hvlaunch.console.lines import Stream
 from hvlaunch.console.outlet import BATCH, Outlet, Output
 from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.raw_file import RawFile, same_place
-from hvlaunch.console.recent import Keeper, Origin, Recent
+from hvlaunch.console.recent import Keeper, Origin, Place, Recent
 from hvlaunch.job import ConsoleOptions
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class Printer:
             self._each = list(outlets.values())
         self._store = store
         self._recent = Recent()
+        self._places: Mapping[int, Place] = {}
         self._owed: list[Output] = []
         """What is shown nowhere, and only kept."""
         self._clock = clock
@@ -151,6 +152,7 @@ class Printer:
 
     def place(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Learn host and local_rank of these ranks, whose workers will be started."""
+        self._places = {**self._places, **places}
         shown = {rank: place for rank, place in places.items() if self._shows(rank)}
         self._put(_Word(lambda display, _: display.place(shown), None, lambda keeper: keeper.place(places)))
 
@@ -364,16 +366,20 @@ class Printer:
         else:
             if self._files is not None and item.data:
                 self._file(self._files, item)
-            if item.data:
-                (self._store or self._recent).output(item.rank, item.stream, item.data, item.origin)
+            if self._store is None:
+                self._recent.add(item, len(item.data))
+            else:
+                item.keep(self._store)
             if self._outlets and self._shows(item.rank):
                 self._outlets[item.stream].put(item)
             else:
                 self._owed.append(item)
 
     def _tell(self, word: _Word) -> None:
-        if word.keep is not None:
-            word.keep(self._store or self._recent)
+        if self._store is None:
+            self._recent.add(word, 0)
+        elif word.keep is not None:
+            word.keep(self._store)
         if word.tell is not None:
             for outlet in self._each if word.stream is None else (self._outlets.get(word.stream),):
                 if outlet is not None:
@@ -383,6 +389,7 @@ class Printer:
         if self._store is None:
             with suppress(OSError):  # then there is nothing to look at
                 self._store = make_store()
+                self._store.place(self._places)
                 self._recent.pour_into(self._store)
 
     def _shows(self, rank: int) -> bool:

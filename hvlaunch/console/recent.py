@@ -6,7 +6,7 @@ from typing import Protocol
 
 from hvlaunch.console.lines import Stream
 
-__all__ = ["Keeper", "Origin", "Place", "Recent"]
+__all__ = ["Keeper", "Kept", "Origin", "Place", "Recent"]
 
 Origin = tuple[str, int]
 """A session's name, and the number in it of the frame that something came in."""
@@ -32,37 +32,30 @@ class Keeper(Protocol):
     def show(self, text: str) -> None: ...
 
 
+class Kept(Protocol):
+    """One thing that can be kept."""
+
+    @property
+    def keep(self) -> Callable[[Keeper], None] | None: ...
+
+
 class Recent:
     """Keeps what was newest, in memory, until somebody wants it. For one thread."""
 
     def __init__(self) -> None:
-        self._places: dict[int, Place] = {}
-        self._kept: deque[tuple[Callable[[Keeper], None], int]] = deque()
+        self._kept: deque[tuple[Kept, int]] = deque()
         self._size = 0
 
-    def place(self, places: Mapping[int, Place]) -> None:
-        self._places.update(places)
-
-    def output(self, rank: int, stream: Stream, data: bytes, origin: Origin | None = None) -> None:
-        self._keep(lambda keeper: keeper.output(rank, stream, data, origin), len(data))
-
-    def end(self, rank: int, stream: Stream, origin: Origin | None = None) -> None:
-        self._keep(lambda keeper: keeper.end(rank, stream, origin), 0)
-
-    def say(self, text: str) -> None:
-        self._keep(lambda keeper: keeper.say(text), len(text))
-
-    def show(self, text: str) -> None:
-        self._keep(lambda keeper: keeper.show(text), len(text))
+    def add(self, item: Kept, size: int) -> None:
+        """The newest. `size` is what it takes, in bytes."""
+        size += _ITEM
+        self._kept.append((item, size))
+        self._size += size
+        while self._size > _MOST:
+            self._size -= self._kept.popleft()[1]
 
     def pour_into(self, keeper: Keeper) -> None:
         """Give `keeper` all that is kept."""
-        keeper.place(self._places)
-        for put, _ in self._kept:
-            put(keeper)
-
-    def _keep(self, put: Callable[[Keeper], None], size: int) -> None:
-        self._kept.append((put, size + _ITEM))
-        self._size += size + _ITEM
-        while self._size > _MOST:
-            self._size -= self._kept.popleft()[1]
+        for item, _ in self._kept:
+            if item.keep is not None:
+                item.keep(keeper)

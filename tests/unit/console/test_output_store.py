@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hvlaunch.console.outlet import Output
 from hvlaunch.console.output_store import OutputStore
 from hvlaunch.console.recent import Recent
 from hvlaunch.console.stored import Stored, items, segment_path, segments
@@ -207,14 +208,11 @@ def test_where_there_is_no_room_the_oldest_makes_some(tmp_path, monkeypatch):
 
 def test_what_is_recent_is_bounded_and_goes_on_into_a_store(store, tmp_path):
     recent = Recent()
-    recent.place({0: ("a", 0)})
     for number in range(2000):
-        recent.output(0, "stdout", b"%d\n" % number)
-    recent.say("hello")
+        data = b"%d\n" % number
+        recent.add(Output(0, "stdout", data, lambda _: None), len(data))
     recent.pour_into(store)
     store.write()
     lines = [data for _, data in kept(tmp_path)]
     assert 900 < len(lines) < 1100
     assert lines[-1] == b"1999\n"
-    assert all_items(tmp_path)[1].kind == "placed"
-    assert all_items(tmp_path)[-1].data == b"hello"
