@@ -1,0 +1,98 @@
+"""Jobs that have left their terminal, on real hosts: who looks on, and what becomes of them without a driver."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvlaunch.jobs.directory import ABOUT
+from hvlaunch.jobs.known import known_jobs
+from tests.cluster.jobs import HVLAUNCH, Job
+from tests.cluster.test_sessions import LINES
+from tests.cluster.test_successor import is_whole
+from tests.cluster.testhosts import TestHosts, wait_until
+
+LIMIT = 90.0
+LEASE, GRACE, SLACK = 6.0, 1.0, 4.0
+HOSTS = ["-H", "a:2,b:2,c:2,d:2", "--grace", "1", "--lease", f"{LEASE:g}"]
+
+
+class User:
+    """Somebody at the driver's machine, with jobs of their own."""
+
+    def __init__(self, hosts: TestHosts, state: Path) -> None:
+        self.hosts = hosts
+        self.jobs = state / "hvlaunch" / "jobs"
+        self.env = {**hosts.driver.env, "XDG_STATE_HOME": str(state)}
+
+    def do(self, *words: object) -> "subprocess.CompletedProcess[str]":
+        return self.hosts.driver.run([*HVLAUNCH, *map(str, words)], env=self.env, timeout=LIMIT)
+
+    def detach(self, lines: int) -> str:
+        """The id of a job that prints so many lines."""
+        done = self.do("--detach", *HOSTS, sys.executable, "-c", LINES, lines, 0.05, 0)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout).strip()
+
+    @property
+    def directory(self) -> Path:
+        [job] = known_jobs(self.jobs)
+        return job.directory
+
+    @property
+    def driver(self) -> int:
+        """Its pid."""
+        return int(json.loads((self.directory / ABOUT).read_text())["pid"])
+
+    @property
+    def has_workers(self) -> bool:
+        return any(host.user_processes() for host in self.hosts)
+
+
+@pytest.fixture
+def user(cluster: TestHosts, tmp_path: Path) -> User:
+    return User(cluster, tmp_path)
+
+
+def test_what_is_printed_while_nobody_looks_on_and_drivers_are_killed_is_kept(user: User) -> None:
+    job = user.detach(200)
+    for _ in range(2):
+        killed = user.driver
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda killed=killed: user.driver != killed, "another driver takes it over", LIMIT)  # type: ignore[misc]
+    done = user.do("wait", job)
+    assert done.returncode == 0, done.stderr
+    logs = user.do("logs", job)
+    is_whole(logs.stdout, 200)
+    assert "failed" not in logs.stderr
+
+
+def test_without_driver_and_minder_nothing_is_left_after_the_lease_and_the_grace(user: User) -> None:
+    user.detach(100_000)
+    driver = user.driver
+    [minder] = [child for child in psutil.Process(driver).children() if "minder" in " ".join(child.cmdline())]
+    minder.kill()
+    os.kill(driver, signal.SIGKILL)
+    began = time.monotonic()
+    wait_until(lambda: not user.has_workers, "nothing is left", LIMIT)
+    elapsed = time.monotonic() - began
+    assert LEASE - SLACK / 2 < elapsed < LEASE + GRACE + SLACK
+
+
+def test_who_attaches_to_a_job_whose_driver_was_killed_goes_on_with_it(user: User) -> None:
+    """One in the foreground, whose agents wait 5 s for that."""
+    script = [sys.executable, "-c", f"{LINES}sys.exit(5 * (rank == '3'))", 200, 0.05, 0]
+    job = Job(user.hosts, [*HOSTS, *script], env={"XDG_STATE_HOME": user.env["XDG_STATE_HOME"]})
+    job.saw("line 2 20 ")
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.process.wait(LIMIT)
+    looking = user.do("attach")
+    assert looking.returncode == 5, looking.stderr
+    is_whole(job.stdout + looking.stdout, 200)
+    assert "rank 3 of 8 on host b failed first" in looking.stderr
