@@ -198,6 +198,8 @@ class JobSpec:
     """Seconds that an agent whose connection has ended waits for another, before it ends its workers; at most the lease."""
     spill: int = 64 << 20
     """Bytes of output that a host keeps in a file while its connection is lost."""
+    fsync: bool = False
+    """Whether what is kept for another driver outlives a loss of power of this machine."""
     grace: float = 10.0
     """Seconds between the first signal to a worker that must stop and SIGKILL."""
     settle: float = 2.0

@@ -340,6 +340,14 @@ _ENDING = Group(
             "with their next line. With 0 there is no file.",
         ),
         Option(
+            "fsync",
+            ("--fsync",),
+            "let another hvlaunch take the job over even after a loss of power here",
+            field="fsync",
+            more="What it needs is written to the job's directory in any case, and outlives hvlaunch itself. With this option "
+            "nothing follows of what happens before the disk has it, which takes some milliseconds each time.",
+        ),
+        Option(
             "end_with_rank",
             ("--end-with-rank",),
             "rank whose end is the end of the job",

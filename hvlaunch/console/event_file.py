@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -11,7 +12,7 @@ from threading import Thread
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import open_not_planted
 
-__all__ = ["EventFile"]
+__all__ = ["EventFile", "records_of"]
 
 _PATIENCE = 5.0
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
@@ -65,6 +66,16 @@ class EventFile:
                     failed = True
                     self._on_error(f"--events {self._path}: {_reason(error)}; some events are lost")
         os.close(self._descriptor)
+
+
+def records_of(path: Path, job_id: str) -> int:
+    """How many records of the job the file has; none where it is no file."""
+    mark, count = f'"job": "{job_id}"'.encode(), 0
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                count = sum(mark in line and line.endswith(b"\n") for line in file)
+    return count
 
 
 def _reason(error: OSError) -> str:

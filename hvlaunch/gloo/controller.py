@@ -1,6 +1,7 @@
 """hvlaunch's own controller: what is open while a job runs, around the driver's loop."""
 
 import errno
+import itertools
 import os
 import signal
 import time
@@ -245,7 +246,7 @@ def _run(
     """The result, and what its report says of the last round. `stored` is as in Takeover."""
     spec, keys, directory = job.spec, job.keys, job.directory
     with (
-        _event_file(spec, printer.say) as record,
+        _event_file(job, printer.say) as record,
         _keeping(job, printer.say) as keeping,
         _server(job, keeping, printer.say) as server,
         _journal(printer.say) as journal,
@@ -456,16 +457,19 @@ def _serve_control(
 
 @contextmanager
 def _event_file(
-    spec: JobSpec, say: Callable[[str], None]
+    job: _Job, say: Callable[[str], None]
 ) -> Iterator[Callable[[Mapping[str, object]], None] | None]:
-    """What takes records for --events. Raises BadUsage."""
-    if spec.events is None:
+    """What takes records for --events; those that a driver before us has written are not written again. Raises BadUsage."""
+    path = job.spec.events
+    if path is None:
         yield None
         return
-    from hvlaunch.console.event_file import EventFile  # noqa: PLC0415 (few jobs have one)
+    from hvlaunch.console.event_file import EventFile, records_of  # noqa: PLC0415 (few jobs have one)
 
-    with closing(EventFile(spec.events, say)) as file:
-        yield file.write
+    written = 0 if job.past is None else records_of(path, job.keys.job_id)
+    with closing(EventFile(path, say)) as file:
+        count = itertools.count()
+        yield lambda record: file.write(record) if next(count) >= written else None
 
 
 @contextmanager
@@ -483,7 +487,7 @@ def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["Keeping | None"
     from hvlaunch.gloo.driver.keeping import Keeping  # noqa: PLC0415 (not for a local job)
 
     try:
-        keeping = Keeping(directory.path, say, past=job.past)
+        keeping = Keeping(directory.path, say, is_synced=spec.fsync, past=job.past)
     except OSError:  # a disk that is full: the job runs all the same
         yield None
         return

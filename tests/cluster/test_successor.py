@@ -41,6 +41,12 @@ class Succession:
         return next(filter(_is_job, self._jobs.iterdir()))
 
     @property
+    def driver(self) -> int:
+        """The pid of the one that there is."""
+        pid: int = json.loads((self.directory / "about.json").read_text())["pid"]
+        return pid
+
+    @property
     def stored(self) -> str:
         """What the successors have stored: the output of one rank after the other, and messages."""
         texts: dict[tuple[int, str], bytes] = {}
@@ -89,6 +95,18 @@ def is_whole(text: str, lines: int) -> None:
         if numbers != list(range(lines))
     }
     assert not wrong
+
+
+def test_the_minder_of_a_detached_job_starts_a_successor(cluster: TestHosts, tmp_path: Path) -> None:
+    job = Succession(cluster, tmp_path, "--detach", command=[sys.executable, "-c", LINES, 200, 0.05, 0])
+    assert job.first.process.wait(LIMIT) == 0
+    wait_until(lambda: "line 2 20 " in job.stored, "the workers print", LIMIT)
+    pid = job.driver
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: job.driver != pid, "another driver", LIMIT)
+    wait_until((job.directory / "result.json").exists, "the end", LIMIT)
+    is_whole(job.stored, 200)
+    assert json.loads((job.directory / "result.json").read_text())["exit_code"] == 0
 
 
 @pytest.mark.parametrize("options", [(), ("--min-np", 8)], ids=["static", "elastic"])

@@ -48,6 +48,8 @@ _OUTPUT_IN_FLIGHT = 64 << 20
 _PULSES_PER_WORKER_TIMEOUT = 8
 """So it is known of a silent host before one of its workers has been silent for too long."""
 _MOST_AT_ONCE = 256
+_KEPT_WITHIN = 0.05
+"""Seconds in which is on record of what nothing follows."""
 _SECRETS = ("key", "session")
 _WINDOW_RANGE = (256 << 10, 4 << 20)
 
@@ -101,6 +103,8 @@ class Driver:
         self._links = HostLinks(
             spec, keys, printer, rendezvous, self._ranks, connect, events.put, clock=clock, keeping=keeping
         )
+        self._unkept: list[Turn] = []
+        """Turns that are not on record yet, of which nothing follows."""
         self._stdin_pump: StdinPump | None = None
         self._readers: list[tuple[HostLink, int, int]] = []
         """The workers that read our stdin: link, slot and rank."""
@@ -180,16 +184,19 @@ class Driver:
             self._printer.say(text)
 
     def _next_items(self) -> list[Item]:
-        """What waits in the queue, at least one thing."""
+        """What waits in the queue, or a Tick; nothing where it is only time to put on record what was decided."""
         deadline = self._lease.deadline
         if self._engine.deadline is not None:
             deadline = min(deadline, self._engine.deadline)
+        patience = max(0.0, deadline - self._clock())
         items: list[Item] = []
         with suppress(Empty):
-            items.append(self._events.get(timeout=max(0.0, deadline - self._clock())))
+            items.append(self._events.get(timeout=min(patience, _KEPT_WITHIN) if self._unkept else patience))
             while len(items) < _MOST_AT_ONCE:
                 items.append(self._events.get_nowait())
-        return items or [on.Tick()]
+        if not items and (not self._unkept or patience <= _KEPT_WITHIN):
+            items.append(on.Tick())
+        return items
 
     def _decide(self, items: Sequence[Item]) -> list[Turn]:
         """What the engine makes of these, one after the other."""
@@ -201,6 +208,10 @@ class Driver:
             arrival = item if isinstance(item, Arrival) else Arrival(item)
             if isinstance(arrival.event, on.WorkerAlone) and self._rendezvous.was_asked:
                 _settle(arrival)
+                continue
+            if self._is_for_watchers(arrival.event):
+                for watch in self._watchers:
+                    watch(arrival.event, (), self._clock())
                 continue
             turns.append(self._take_turn(arrival))
             if any(isinstance(action, do.Finish) for action in turns[-1].actions):
@@ -217,14 +228,28 @@ class Driver:
             watch(arrival.event, actions, now)
         return Turn(now, arrival, actions)
 
+    def _is_for_watchers(self, event: on.Event) -> bool:
+        """Whether it changes nothing; else it may be time for the engine to look at its clock."""
+        deadline = self._engine.deadline
+        return isinstance(event, on.HostStage) and (deadline is None or self._clock() < deadline)
+
     def _keep(self, turns: Sequence[Turn]) -> None:
-        """Put them on record before anything follows of them. What they were made of need not be said again."""
+        """Put them on record before anything follows of them; others may wait for those a moment.
+
+        What they were made of need not be said again then.
+        """
         if self._keeping is None:
             return
-        greeted = [turn.arrival.source for turn in turns if isinstance(turn.arrival.event, on.HostReady)]
+        self._unkept += turns
+        if not self._unkept or (
+            turns and len(self._unkept) < _MOST_AT_ONCE and not any(turn.actions for turn in turns)
+        ):
+            return
+        kept, self._unkept = self._unkept, []
+        greeted = [turn.arrival.source for turn in kept if isinstance(turn.arrival.event, on.HostReady)]
         hellos = {source.number: without_secrets(source.hello) for source in greeted if source is not None}
-        self._keeping.write(turns, hellos)
-        for turn in turns:
+        self._keeping.write(kept, hellos)
+        for turn in kept:
             _settle(turn.arrival)
 
     def _carry_out_all(self, turns: Sequence[Turn]) -> None:

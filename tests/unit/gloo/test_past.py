@@ -1,0 +1,201 @@
+"""What a driver that takes a job over finds in its journal, or does not."""
+
+import os
+import sqlite3
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvlaunch import __version__
+from hvlaunch.gloo.driver.arrival import Arrival, Turn
+from hvlaunch.gloo.driver.journal import JOURNAL, Journal, digest
+from hvlaunch.gloo.driver.past import ForeignJournal, NoJournal, OtherVersion, TornJournal, read_past
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.entries import begin_entry
+from tests.unit.gloo.history import spec
+
+JOB = spec("a:1", env={"TOKEN": "of-the-user"})
+
+
+class Source:
+    def __init__(self) -> None:
+        self.number = 3
+        self.offset: float | None = 0.5
+        self.hello: Mapping[str, Any] = {"type": "hello"}
+
+    def settle(self, frame: int) -> None:
+        """Nobody sends here."""
+
+
+def turn(at: float, event: on.Event, *actions: do.Action, frame: int = 0, version: int = 0) -> Turn:
+    return Turn(at, Arrival(event, Source() if frame else None, frame, version), actions)
+
+
+def written(tmp_path: Path, say=pytest.fail) -> Journal:
+    """A journal of three turns."""
+    journal = Journal(tmp_path / JOURNAL, say)
+    journal.begin(begin_entry(__version__, "j0b", JOB, 4711, "/home"))
+    journal.write([turn(1.0, on.Began(), do.Release("a"))], {})
+    journal.write(
+        [
+            turn(2.0, on.WorkerStarted("a", 0, 0, 9), frame=4),
+            turn(3.0, on.WorkerBeat("a", 0, 0, 1), version=8),
+        ],
+        {3: {"type": "hello", "ports": None}},
+    )
+    return journal
+
+
+def damaged(tmp_path: Path, statement: str) -> Path:
+    written(tmp_path).close()
+    with sqlite3.connect(tmp_path / JOURNAL) as database:
+        database.execute(statement)
+    database.close()
+    return tmp_path / JOURNAL
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    written(tmp_path)  # which its driver does not close when it is killed
+    past = read_past(tmp_path / JOURNAL)
+    assert past.begin.spec == JOB
+    assert (past.begin.job_id, past.begin.rendezvous_port, past.begin.cwd) == ("j0b", 4711, "/home")
+    assert [one.event for one in past.turns] == [
+        on.Began(),
+        on.WorkerStarted("a", 0, 0, 9),
+        on.WorkerBeat("a", 0, 0, 1),
+    ]
+    assert [(one.at, one.link, one.frame, one.offset, one.version) for one in past.turns] == [
+        (1.0, None, None, None, None),
+        (2.0, 3, 4, 0.5, None),
+        (3.0, None, None, None, 8),
+    ]
+    assert past.turns[0].digest == digest([do.Release("b")]) != digest([])
+    assert past.hellos == {3: {"type": "hello", "ports": None}}
+    assert past.version == 8
+
+
+def test_it_is_the_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        written(tmp_path)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+
+
+def test_further_drivers_write_on_behind_it(tmp_path: Path) -> None:
+    written(tmp_path)
+    journal = Journal(tmp_path / JOURNAL, pytest.fail, turns=3)
+    journal.take_over(2, 7.0)
+    journal.write([turn(4.0, on.Tick())], {})
+    past = read_past(tmp_path / JOURNAL)
+    assert len(past.turns) == 4
+    assert [(driver.epoch, driver.turn, driver.shift) for driver in past.drivers] == [
+        (1, 0, 0.0),
+        (2, 3, 7.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("statement", "error", "words"),
+    [
+        ("PRAGMA application_id = 1", ForeignJournal, "not one of hvlaunch's"),
+        ("PRAGMA user_version = 99", OtherVersion, "format 99; this hvlaunch knows format 1"),
+        (
+            f"UPDATE begin SET entry = replace(entry, '{__version__}', '0.0.1')",
+            OtherVersion,
+            "0.0.1 has begun it",
+        ),
+        (
+            'UPDATE turns SET event = \'{"is":"Tick"}\' WHERE number = 1',
+            TornJournal,
+            "turn 1 is not as it was written",
+        ),
+        ("UPDATE turns SET at = 2.5 WHERE number = 1", TornJournal, "turn 1 is not as it was written"),
+        ("DELETE FROM turns WHERE number = 1", TornJournal, "turn 1 is not as it was written"),
+        ("DELETE FROM drivers", TornJournal, "no driver"),
+        ("DELETE FROM begin", TornJournal, "journal"),
+        ("DROP TABLE turns", TornJournal, "no such table"),
+        ("UPDATE begin SET entry = '[1'", TornJournal, "journal"),
+        ("UPDATE hellos SET header = 'x'", TornJournal, "journal"),
+    ],
+)
+def test_what_can_not_be_gone_on_from_is_said(
+    tmp_path: Path, statement: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        read_past(damaged(tmp_path, statement))
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    with pytest.raises(NoJournal, match="no such file"):
+        read_past(tmp_path / JOURNAL)
+
+
+@pytest.mark.parametrize("content", [b"", b"something else\n" * 1000])
+def test_another_file_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / JOURNAL).write_bytes(content)
+    with pytest.raises((ForeignJournal, TornJournal), match="journal"):
+        read_past(tmp_path / JOURNAL)
+
+
+def test_one_that_others_can_change_is_not_believed(tmp_path: Path) -> None:
+    written(tmp_path).close()
+    (tmp_path / JOURNAL).chmod(0o666)
+    with pytest.raises(ForeignJournal, match="every user of this machine can change it"):
+        read_past(tmp_path / JOURNAL)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    written(tmp_path).close()
+    (tmp_path / "link").symlink_to(tmp_path / JOURNAL)
+    with pytest.raises(ForeignJournal, match="link"):
+        read_past(tmp_path / "link")
+
+
+def test_cut_anywhere_it_has_the_first_turns_or_is_refused(tmp_path: Path) -> None:
+    """As after a loss of power: a transaction is there or not, and nothing else."""
+    journal = written(tmp_path)
+    database, log = ((tmp_path / name).read_bytes() for name in (JOURNAL, f"{JOURNAL}-wal"))
+    journal.close()
+    counts = set()
+    for size in (*range(0, len(log), 103), len(log)):
+        copy = tmp_path / str(size)
+        copy.mkdir()
+        (copy / JOURNAL).write_bytes(database)
+        (copy / f"{JOURNAL}-wal").write_bytes(log[:size])
+        try:
+            past = read_past(copy / JOURNAL)
+        except (ForeignJournal, TornJournal):
+            counts.add(-1)
+            continue
+        assert [one.at for one in past.turns] == [1.0, 2.0, 3.0][: len(past.turns)]
+        counts.add(len(past.turns))
+    assert counts == {-1, 0, 1, 3}
+
+
+def test_a_disk_that_is_full_ends_it_and_not_the_job(tmp_path: Path) -> None:
+    said: list[str] = []
+    journal = written(tmp_path, said.append)
+    (pages,) = journal._database.execute("PRAGMA page_count").fetchone()
+    journal._database.execute(f"PRAGMA max_page_count = {pages}")
+    for number in range(200):
+        journal.write([turn(4.0 + number, on.HostNoise("a", "x" * 500))], {})
+    assert len(said) == 1
+    assert "database or disk is full; the job goes on, and ends if hvlaunch is killed" in said[0]
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(NoJournal):
+        read_past(tmp_path / JOURNAL)
+
+
+def test_the_clock_goes_on_where_it_was(tmp_path: Path) -> None:
+    written(tmp_path)
+    past = read_past(tmp_path / JOURNAL)
+    boot = past.drivers[0].boot
+    assert past.shift(boot, 50.0, past.written + 10) == 0.0
+    assert past.shift("another boot", 5.0, past.written + 10) + 5.0 == pytest.approx(3.0 + 10)
+    assert past.shift("another boot", 5.0, past.written - 99) + 5.0 == pytest.approx(3.0)
