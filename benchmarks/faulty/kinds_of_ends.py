@@ -22,7 +22,7 @@ OVERSEEN = GRACE + LEASE + 20.0
 def _at_hvlaunch(scene: Scene, name: str) -> None:
     number = signal.Signals[f"SIG{name}"]
     if name in ("TERM", "INT", "HUP"):
-        scene.codes |= {128 + number, -number}
+        scene.codes.add(128 + number)
     elif name == "KILL":
         scene.codes.add(-number)
     scene.send(number)

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -191,7 +191,7 @@ def _run_and_report(
     has_store = directory is not None and (spec.detach != "never" or stdout is None)
     store = _output_store(spec, directory) if has_store and directory is not None else None
     stored = {} if store is None else dict(store.seen)
-    with failures_as_events(events.put) as failures:
+    with failures_as_events(events.put) as failures, ExitStack() as signals:
         detachment: Detachment | None = None
         printer = Printer(
             stdout,
@@ -203,6 +203,7 @@ def _run_and_report(
         )
         if store is not None and directory is not None and stdout is not None:
             detachment = _detachment(directory, printer, on_detached)
+        signals.enter_context(signals_as_events(events.put, _left_alone(spec, detachment, signal.SIGHUP)))
         patience = spec.grace
         last_words: Callable[[bool], str] | None = None
         try:
@@ -217,9 +218,10 @@ def _run_and_report(
                 result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
             if result.exit_code != 0:
                 printer.show(_report(result, printer, last))
-            elif not spec.console.quiet:
-                last_words = partial(ended_well, result)
-            patience = _PAGER_PATIENCE if result.exit_code == 0 else spec.grace
+            else:
+                last_words = None if spec.console.quiet else partial(ended_well, result)
+                patience = _PAGER_PATIENCE
+                signals.close()  # one ends the wait for who reads; in any other end it must not take the report
         finally:
             printer.close(patience, last_words)
     if failures.first is not None:
@@ -250,7 +252,6 @@ def _run(
         _keeping(job, printer.say) as keeping,
         _server(job, keeping, printer.say) as server,
         _journal(printer.say) as journal,
-        signals_as_events(events.put, _left_alone(spec, detachment, signal.SIGHUP)),
         job.ways(spec, keys, printer.say) as ways,
     ):
         from hvlaunch.gloo.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)

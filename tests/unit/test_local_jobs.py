@@ -235,6 +235,19 @@ def test_a_reader_that_is_slow_slows_the_workers_down_and_loses_nothing() -> Non
     assert seen == {0: count, 1: count}
 
 
+def test_signals_that_come_while_the_end_is_told_change_nothing_of_it(tmp_path: Path) -> None:
+    """Nobody reads stdout for a while, so that the end takes a while."""
+    events = tmp_path / "events"
+    job = start("--grace", 30, "--events", events, "-np", 1, "sh", "-c", "yes | head -c 1000000; exit 5")
+    wait_until(lambda: events.exists() and "job_ended" in events.read_text(), "the job ends")
+    for _ in range(20):
+        job.terminate()
+        time.sleep(0.02)
+    _, stderr = job.communicate()
+    assert job.returncode == 5
+    assert "rank 0 of 1 on host localhost failed" in stderr
+
+
 def test_hup_stays_ignored_under_nohup() -> None:
     job = subprocess.Popen(
         ["nohup", *HVLAUNCH, "-np", "1", "sh", "-c", "echo ready; read line; echo $line"],

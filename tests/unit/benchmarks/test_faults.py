@@ -7,6 +7,7 @@ import pytest
 from benchmarks.faulty import (
     kinds_of_connections,
     kinds_of_console,
+    kinds_of_ends,
     kinds_of_hosts,
     kinds_of_links,
     kinds_of_processes,
@@ -97,7 +98,14 @@ def test_lines_are_found_in_what_is_shown() -> None:
 
 
 def test_the_table() -> None:
-    modules = (kinds_of_processes, kinds_of_connections, kinds_of_links, kinds_of_hosts, kinds_of_console)
+    modules = (
+        kinds_of_processes,
+        kinds_of_ends,
+        kinds_of_connections,
+        kinds_of_links,
+        kinds_of_hosts,
+        kinds_of_console,
+    )
     assert len(KINDS) == sum(len(module.KINDS) for module in modules) >= 78  # no name twice
     assert {form.name for kind in KINDS.values() for form in kind.forms} == set(FORMS)
     assert not [kind.name for kind in KINDS.values() if not kind.forms or not kind.moments]
