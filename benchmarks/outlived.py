@@ -176,13 +176,26 @@ def reset_agent(training: Training) -> None:
 
 def half_open(training: Training) -> None:
     """A firewall has forgotten one connection, and drops all that comes of it: the two ends have to notice."""
-    host = any_host(training)
-    [(ours, theirs)] = _connections(training, host)
-    words = ["-s", host.address, "-p", "tcp", "--sport", theirs, "--dport", ours, "-j", "DROP"]
-    training.hosts.driver.run(["iptables", "-w", "-I", "INPUT", *words], check=True)
+    _forget(training, any_host(training), 1)
+
+
+def half_open_gate(training: Training) -> None:
+    """The same with the connection that all hosts are behind."""
+    _forget(training, training.hosts[GATE], len(NAMES))
+
+
+def _forget(training: Training, host: Host, count: int) -> None:
+    """Until so many hosts were connected to again."""
+    rules = [
+        ["INPUT", "-s", host.address, "-p", "tcp", "--sport", theirs, "--dport", ours, "-j", "DROP"]
+        for ours, theirs in _connections(training, host)
+    ]
+    for rule in rules:
+        training.hosts.driver.run(["iptables", "-w", "-I", *rule], check=True)
     before = training.again
-    wait_until(lambda: training.again > before, "connected again", PATIENCE)
-    training.hosts.driver.run(["iptables", "-w", "-D", "INPUT", *words], check=True)
+    wait_until(lambda: training.again >= before + count, "connected again", PATIENCE)
+    for rule in rules:
+        training.hosts.driver.run(["iptables", "-w", "-D", *rule], check=True)
 
 
 def _connections(training: Training, host: Host) -> set[tuple[str, str]]:
@@ -258,6 +271,7 @@ KINDS = {
     "the link of a host is cut for 20 s (--mpi)": Kind(cut_one, (*MPI, *PATIENT)),
     "all links are cut for 20 s": Kind(cut_all, PATIENT),
     "all links are cut for 20 s (--mpi)": Kind(cut_all, (*MPI, *PATIENT)),
+    "the jump host's connection is half open": Kind(half_open_gate, ("--lease", "16"), behind_gate=True),
     "the jump host's sshd is restarted": Kind(restart_gate, behind_gate=True),
     "the jump host's sshd is restarted (openssh)": Kind(restart_gate, OPENSSH, behind_gate=True),
 }

@@ -205,6 +205,11 @@ def test_nothing_is_left_of_a_job_whose_driver_was_killed(cluster: TestHosts, mp
 
 def test_a_link_that_is_cut_for_good_leaves_nothing_on_either_side(cluster: TestHosts, mpirun: str) -> None:
     """The launcher waits for its daemon there, and its daemon for the launcher: each is ended by who is on its side."""
+
+    def files() -> str:
+        return cluster["b"].run(["ls", "/tmp"], check=True).stdout
+
+    before = files()  # of other tests, too
     run = job(
         cluster, mpirun, "-H", "a:1,b:2", "--grace", 1, "--lease", 3, sys.executable, PROGRAMS / "detach.py"
     )
@@ -216,7 +221,7 @@ def test_a_link_that_is_cut_for_good_leaves_nothing_on_either_side(cluster: Test
     assert cluster.driver.processes() == []
     assert [*Path(tempfile.gettempdir()).glob(f"ompi.*/pid.{launcher.pid}")] == []
     nothing_is_left(cluster)
-    wait_until(lambda: cluster["b"].run(["ls", "/tmp"], check=True).stdout == "", "its files are removed")
+    wait_until(lambda: files() == before, "its files are removed")
 
 
 def nothing_is_left(cluster: TestHosts) -> None:

@@ -143,3 +143,14 @@ def test_a_driver_that_is_interrupted_leaves_at_once(cluster: TestHosts) -> None
     job.saw("host b: connected again after", 1)
     assert job.interrupt().code() == 130
     assert not any(host.user_processes() for host in cluster)
+
+
+def test_this_machines_own_agent_waits_no_longer_than_others_for_another_driver(cluster: TestHosts) -> None:
+    words = ["-H", "localhost:1,b:1", "--grace", 1, sys.executable, "-c", LINES, 100_000, PAUSE, 0]
+    job = Job(cluster, words).saw("line 0 20 ", 1).saw("line 1 20 ", 1)
+    job.send(signal.SIGKILL).code()
+    began = time.monotonic()
+    wait_until(
+        lambda: not cluster.driver.processes() and not cluster["b"].user_processes(), "nothing is left", LIMIT
+    )
+    assert time.monotonic() - began > 4.0

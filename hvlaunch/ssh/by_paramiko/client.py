@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hvlaunch.errors import ConnectFailed, HostError
+from hvlaunch.errors import ConnectFailed, HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.config.ask_ssh import AskSSH
 from hvlaunch.ssh.config.hops import Hop, Hops, behind
@@ -76,7 +76,12 @@ class ParamikoClient:
                 via = self._jumps.get(hop.key, make, host=host.name, timeout=deadline - time.monotonic())
             except HostError as error:
                 raise behind(host.name, hop.key[-1], error) from None
-        return self._open(target, via, limit, deadline)
+        try:
+            return self._open(target, via, limit, deadline)
+        except StartTimeout:
+            if via is not None and (via.silence() or 0.0) > limit / 2:
+                self._jumps.doubt(via)
+            raise
 
     def close(self) -> None:
         """End questions, the connections to jump hosts, and every ProxyCommand; may be repeated."""

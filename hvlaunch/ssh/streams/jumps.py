@@ -27,6 +27,7 @@ class Jumps(Generic[C]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: dict[tuple[str, ...], Future[C]] = {}
+        self._doubted: list[C] = []
 
     def get(self, key: tuple[str, ...], make: Callable[[], C], *, host: str, timeout: float) -> C:
         """The connection of that key: made by one of those who ask at once, and anew where it is gone.
@@ -54,11 +55,23 @@ class Jumps(Generic[C]):
             cause = f"no connection to its jump host {key[-1]} within {timeout:.0f} s"
             raise StartTimeout(cause, host=host) from None
 
+    def doubt(self, connection: C) -> None:
+        """It does not answer: whoever asks from now on gets another one. Those who have it may go on with it."""
+        with self._lock:
+            for key, future in [*self._made.items()]:
+                if future.done() and not future.exception() and future.result() is connection:
+                    self._doubted.append(connection)
+                    del self._made[key]
+
     def close(self) -> None:
         """Close them, the farthest first. May be repeated."""
         with self._lock:
             made = [*self._made.values()]
+            doubted = [*self._doubted]
             self._made.clear()
+            self._doubted.clear()
+        for connection in doubted:
+            connection.close()
         for future in reversed(made):
             if future.done():
                 future.result().close()

@@ -127,6 +127,19 @@ def test_many_share_one_connection():
     assert got == made * 8
 
 
+def test_one_that_does_not_answer_is_left_to_those_who_have_it():
+    jumps: Jumps[Line] = Jumps()
+    log: list[str] = []
+    first = jumps.get(("gate",), lambda: Line(log, "first"), host="x", timeout=1.0)
+    jumps.doubt(first)
+    assert log == []
+    second = jumps.get(("gate",), lambda: Line(log, "second"), host="x", timeout=1.0)
+    jumps.doubt(first)  # by another who had it
+    assert jumps.get(("gate",), lambda: Line(log, "third"), host="x", timeout=1.0) is second
+    jumps.close()
+    assert sorted(log) == ["first", "second"]
+
+
 def test_a_failure_is_that_of_all_who_wait_and_the_next_tries_again():
     jumps: Jumps[Line] = Jumps()
     error = ConnectFailed("refused", host="gate")
