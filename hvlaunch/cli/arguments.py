@@ -41,7 +41,10 @@ def parse(
 
         raise unknown_options(unknown.words, options_by_name) from None
     settings = [_setting(each, options_by_name[each.name], groups) for each in typed]
-    others = [] if environ is None else other_sources(settings, environ, groups, warn)
+    is_report = any(
+        each.option.name == "check_build" for each in settings
+    )  # which a wrong file must not stop
+    others = [] if environ is None or is_report else other_sources(settings, environ, groups, warn)
     if command:
         settings.append(Setting(COMMAND, tuple(command), list(command), "COMMAND"))
     is_marked = not command or list(argv[: -len(command)])[-1:] == ["--"]

@@ -78,6 +78,9 @@ def check_build(
             _line("uvloop", version_of("uvloop"), "a faster event loop; pip install 'hvlaunch[uvloop]'"),
             _line("prometheus", version_of("prometheus-client"), "the rendezvous' metrics"),
             "",
+            "files of options:",
+            _line("PyYAML", version_of("PyYAML"), "reads YAML; pip install 'hvlaunch[yaml]'"),
+            "",
             "training:",
             _line("torch", version_of("torch"), "on this machine; the hosts use their own"),
         ]

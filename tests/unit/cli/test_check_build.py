@@ -24,7 +24,7 @@ def test_what_is_there_is_marked():
 def test_what_is_not_there_is_not_marked():
     text = check_build(lambda name: None, lambda: None, lambda name: None)
     assert text.count("[X]") == 1
-    assert text.count("[ ]") == 9
+    assert text.count("[ ]") == 10
 
 
 def test_this_installation():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hvlaunch
-from hvlaunch.cli.arguments import parse
+from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.config.variables import OTHERS, names_of
 from hvlaunch.cli.options import GROUPS
 from hvlaunch.cli.spec import job_spec
@@ -206,3 +206,12 @@ def test_a_bom_windows_line_ends_and_dashes_or_underscores_are_fine(here):
 def test_without_a_home_or_a_directory_nothing_is_read(here):
     here.rmdir()
     assert parse(["true"], environ={}).given == {}
+
+
+def test_a_wrong_file_stops_no_report_and_no_help(here):
+    write(here / "hvlaunch.toml", "wrong")
+    assert parse(["--check-build"], environ=environ(here)).check_build
+    with pytest.raises(Answer):
+        parse(["--help"], environ=environ(here))
+    with pytest.raises(BadUsage, match=r"hvlaunch\.toml:1"):
+        parse(["true"], environ=environ(here))
