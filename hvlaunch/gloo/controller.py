@@ -26,7 +26,7 @@ from hvlaunch.gloo.driver.thread_failures import failures_as_events
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.gloo.watch.milestones import ended_well
-from hvlaunch.hosts.local import is_here_by_dns, is_local, only_local
+from hvlaunch.hosts.local import is_here_by_dns, is_local, may_be_taken_over, only_local
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.rendezvous.serving.server import RendezvousServer
@@ -477,12 +477,7 @@ def _event_file(
 def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["Keeping | None"]:
     """What keeps the job for another driver; None where its agents end with this one. Raises BadStoreFile."""
     spec, directory = job.spec, job.directory
-    if (
-        directory is None
-        or spec.mpi is not None
-        or spec.ssh.remote_agent is not None
-        or (only_local(spec) and spec.detach == "never")
-    ):
+    if directory is None or not may_be_taken_over(spec):
         yield None
         return
     from hvlaunch.gloo.driver.keeping import Keeping  # noqa: PLC0415 (not for a local job)

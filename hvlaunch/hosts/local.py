@@ -175,3 +175,9 @@ def is_here_by_dns(
 def only_local(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local) -> bool:
     """Whether all hosts that the job may ever have are this machine."""
     return not (spec.elastic and spec.elastic.discovers) and all(map(is_local, spec.hosts))
+
+
+def may_be_taken_over(spec: JobSpec) -> bool:
+    """Whether another driver may go on with the job: its agents are hvlaunch's own, and it is no foreground job of this machine alone."""
+    is_own = spec.mpi is None and spec.ssh.remote_agent is None
+    return is_own and (spec.detach != "never" or not only_local(spec))

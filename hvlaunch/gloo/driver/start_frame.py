@@ -6,6 +6,7 @@ from hvlaunch.agent.quick import dumps
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
 from hvlaunch.gloo.engine.actions import Start
+from hvlaunch.hosts.local import may_be_taken_over
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobSpec
 from hvlaunch.rendezvous.round_messages import worker_id
@@ -34,10 +35,15 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
         }
         for launch in start.launches
     ]
+    # Where another driver may come, another user of this machine could have its port before it does, and be told the token.
+    is_sealed = start.facts.peer_address is None and may_be_taken_over(spec)
+    shared = shared_env(
+        start.network, spec.env, keys.certificate, spec.worker_ports, spec.lease, is_sealed=is_sealed
+    )
     body = {
         "argv": spec.command,
         "defaults": default_env(start.facts.cpus, len(start.launches)),
-        "env": shared_env(start.network, spec.env, keys.certificate, spec.worker_ports, spec.lease),
+        "env": shared,
         "workers": workers,
     }
     return {"type": "start", "round": start.round}, dumps(body).encode("ascii")

@@ -33,11 +33,13 @@ def shared_env(
     certificate: Certificate,
     ports: tuple[int, int] | None = None,
     lease: float = 0.0,
+    *,
+    is_sealed: bool = False,
 ) -> dict[str, str]:
     """The same for all workers of a host. The user's own choice of address, port and interface stands.
 
     `certificate` is made where workers need it: nobody else is on a loopback. `ports` are the lowest and the highest that workers may listen on; None is any.
-    `lease`: the seconds for which a worker asks a rendezvous again that does not answer.
+    `lease`: the seconds for which a worker asks a rendezvous again that does not answer. `is_sealed`: by TLS on a loopback, too.
     """
     env = {"MASTER_ADDR": network.master_addr, "MASTER_PORT": str(network.master_port)}
     if network.interface is not None:
@@ -54,7 +56,7 @@ def shared_env(
     if network.rendezvous is not None:
         address, port = network.rendezvous
         host = _in_brackets(address)
-        if address == LOOPBACK:
+        if address == LOOPBACK and not is_sealed:
             env["HVLAUNCH_RENDEZVOUS"] = f"http://{host}:{port}"
         else:
             env["HVLAUNCH_RENDEZVOUS"] = f"https://{host}:{port}"

@@ -10,6 +10,7 @@ from hvlaunch.gloo.driver.worker_env import default_env, identity_env, shared_en
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.placement import Launch, place
+from hvlaunch.job import JobSpec
 from tests.unit.gloo.history import facts, spec
 
 NETWORK = HostNetwork(
@@ -112,6 +113,9 @@ def test_what_no_other_machine_sees_needs_no_certificate() -> None:
     env = shared_env(network, {}, CERTIFICATE)
     assert env["HVLAUNCH_RENDEZVOUS"] == "http://127.0.0.1:4711"
     assert "HVLAUNCH_RENDEZVOUS_CERT" not in env
+    env = shared_env(network, {}, CERTIFICATE, is_sealed=True)
+    assert env["HVLAUNCH_RENDEZVOUS"] == "https://127.0.0.1:4711"
+    assert env["HVLAUNCH_RENDEZVOUS_CERT"] == CERTIFICATE.fingerprint
 
 
 def test_no_rendezvous_no_url() -> None:
@@ -145,6 +149,27 @@ def test_the_frame_carries_what_is_shared_once() -> None:
     assert plan["argv"] == ["train"]
     assert [worker["slot"] for worker in plan["workers"]] == [0, 1]
     assert [worker["env"]["RANK"] for worker in plan["workers"]] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("job", "scheme"),
+    [
+        (spec("localhost:1,a:1"), "https"),
+        (spec("localhost:1"), "http"),
+        (spec("localhost:1", detach="always"), "https"),
+    ],
+)
+def test_on_the_drivers_machine_the_token_is_told_to_the_certificate_s_owner_alone(
+    job: JobSpec, scheme: str
+) -> None:
+    """Where another driver may come, somebody else could listen there before it does."""
+    network = NETWORK._replace(rendezvous=("127.0.0.1", 4711))
+    own = facts(1)._replace(peer_address=None)
+    start = do.Start(
+        "localhost", 0, tuple(Launch(0, 0, at) for at in place([("localhost", 1)])), network, own
+    )
+    _, body = start_frame(start, job, job_id="j", keys=KEYS)
+    assert json.loads(body)["env"]["HVLAUNCH_RENDEZVOUS"] == f"{scheme}://127.0.0.1:4711"
 
 
 @pytest.mark.parametrize(
