@@ -3,6 +3,8 @@
 import errno
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -329,6 +331,29 @@ def test_a_disk_that_has_become_read_only_is_said_once(path, monkeypatch):
         one.store.put("a", "k", b"again")
         one.keeping.flush()
         assert len(one.said) == 1
+
+
+SMALL_DISK = """
+import resource, sys
+from pathlib import Path
+from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving.store_file import StoreFile
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+with RendezvousServer("t0ken", file=StoreFile.create(Path(sys.argv[1])), say=print) as server:
+    for number in range(20):
+        server.put("s", str(number), b"x" * 9_999)
+    print(len(server.keys("s")), server.is_kept)
+"""
+
+
+def test_where_the_kernel_takes_a_part_of_a_block_the_server_goes_on(path):
+    argv = [sys.executable, "-c", SMALL_DISK, path]
+    said, found = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    assert "is no longer kept on disk (file too large)" in said
+    assert found == "20 False"
+    with pytest.raises(BadStoreFile, match="it was given up: file too large"):
+        StoreFile.open(path)
 
 
 def read_only(_descriptor: int, _data: Any) -> int:
