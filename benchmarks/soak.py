@@ -12,6 +12,7 @@ end nothing may be left on any host. The exit code is 1 where any of that is not
 import contextlib
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,8 @@ COMMIT_EVERY = 8  # as in soak_training.py, which needs torch
 LEASE = 8
 PATIENCE = 180.0
 """Seconds in which all workers must train again after a fault, new ones included, which import torch."""
+_TALK = 2.0
+"""Seconds for workers to say where they stand."""
 LONGEST = 30.0
 """Seconds for which training may stand still."""
 OPTIONS = {
@@ -45,6 +48,7 @@ OPTIONS = {
     "--discovery-interval": 0.5,
     "--start-timeout": 20,
     "--reset-timeout": 20,
+    "--commit-timeout": 20,
     "-x": "OMP_NUM_THREADS=1",
 }
 
@@ -85,6 +89,11 @@ class Job:
             return self.soak.size == size and self.soak.done >= before + steps
 
         if not until(does, PATIENCE):
+            self.process.send_signal(signal.SIGUSR1)  # the workers print where they are
+            for host in self.hosts:
+                lines = host.run(["ss", "-tnpoi"], check=False).stdout
+                (self.folder / f"sockets.{host.name}").write_text(lines)
+            time.sleep(_TALK)
             raise AssertionError(f"not all workers train within {PATIENCE:g} s: {self.soak.size} do")
 
     def suffers(self, kinds: list[str]) -> list[Fault]:

@@ -1,12 +1,14 @@
 """What soak.py trains: every sample of every epoch is counted, so that one that was lost, or seen twice, shows at any time.
 
 soak_training.py DIR: in the process, with Gloo, until DIR/end is there. Every worker tells of each beginning of a round, step and
-save in DIR/told.
+save in DIR/told. SIGUSR1 makes it print where its threads are.
 """
 
+import faulthandler
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -125,6 +127,7 @@ def agreed(is_so: bool) -> bool:
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
     directory = Path(sys.argv[1])
     train(Sums(Told(directory / "told")), directory / "end")

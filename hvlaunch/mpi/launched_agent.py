@@ -18,7 +18,7 @@ from hvlaunch.gloo.driver.reports import report_decoder
 from hvlaunch.job import Host
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
 from hvlaunch.mpi.return_calls import ReturnCalls
-from hvlaunch.ssh.streams.tcp import is_near, silence
+from hvlaunch.ssh.streams.tcp import is_near, silence, was_reset
 
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
@@ -119,9 +119,9 @@ class LaunchedAgent:
 
     def _ended(self) -> None:
         """The connection is at its end: by the other side's, since no cut looks so, or by ours. Raises OSError for ours."""
-        self.can_rejoin = self._is_closed
-        if self._is_closed:
-            raise ConnectionAbortedError("it was silent")
+        self.can_rejoin = self._is_closed or was_reset(self._sealed.socket)
+        if self.can_rejoin:
+            raise ConnectionAbortedError("it was silent" if self._is_closed else "it was reset")
 
     def rejoin(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import os
-import socket
 import ssl
 import time
 from collections import deque
@@ -13,16 +12,13 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from hvlaunch.rendezvous.client_errors import NoRendezvous, RendezvousUnreachable
+from hvlaunch.rendezvous.keepalive import keep_alive
 from hvlaunch.rendezvous.pinned import PinnedConnection, WrongCertificate
 
 __all__ = ["Reply", "Requests", "is_loopback"]
 
 _PAUSES = (0.05, 0.2, 0.5)
 """Seconds until a new connection is tried where the last one was reset: in a crowd of strangers, the server may drop it."""
-
-
-_PROBE_EVERY = 3
-_PROBES = 100
 
 
 class Reply(NamedTuple):
@@ -115,8 +111,7 @@ class Requests:
     ) -> Reply:
         try:
             if connection.sock is None:
-                connection.connect()
-                _probe(connection)
+                self._connect(connection)
             connection.sock.settimeout(self._timeout + patience)
             connection.request(method, path, body=body, headers=self._headers)
             response = connection.getresponse()
@@ -129,6 +124,10 @@ class Requests:
         else:
             self._idle.append(connection)
         return reply
+
+    def _connect(self, connection: http.client.HTTPConnection) -> None:
+        connection.connect()
+        keep_alive(connection.sock)
 
     def _unreachable(self, error: Exception) -> RendezvousUnreachable:
         hint = None
@@ -143,21 +142,6 @@ class Requests:
         else:
             cause = "the answer is incomplete, or is not HTTP"
         return RendezvousUnreachable(cause, url=self._url, hint=hint)
-
-
-def _probe(connection: http.client.HTTPConnection) -> None:
-    """Let the kernel ask now and then whether the server still has the connection, so that a long wait ends where it has not.
-
-    Somebody on the way may have reset it at the server's end alone. That nobody answers is no reason: a cut may heal.
-    """
-    if hasattr(socket, "TCP_KEEPIDLE"):  # Linux has it
-        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (
-            (socket.TCP_KEEPIDLE, _PROBE_EVERY),
-            (socket.TCP_KEEPINTVL, _PROBE_EVERY),
-            (socket.TCP_KEEPCNT, _PROBES),
-        ):
-            connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _read(response: http.client.HTTPResponse) -> Reply:

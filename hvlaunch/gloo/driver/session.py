@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.frames import FRAME_COST, BadFrame
 from hvlaunch.agent.quick import same
-from hvlaunch.agent.rejoin import session_proof
 from hvlaunch.agent.session import BY_AGENT, BY_DRIVER, LASTING, Session
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection, Listener
 from hvlaunch.gloo.driver.agent_program import AgentProgram
@@ -375,6 +374,8 @@ class HostSession:
 
     def _shake_hands(self, candidate: "Candidate") -> tuple[list[int], int]:
         """How many frames of ours the agent has, and after which of its own it goes on. Raises as _resume()."""
+        from hvlaunch.agent.rejoin import session_proof  # noqa: PLC0415 (few connections are lost)
+
         key, epoch, have, nonce = (
             self.key or "",
             self._session.epoch,

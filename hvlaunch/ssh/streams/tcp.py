@@ -12,7 +12,7 @@ from hvlaunch.ssh.config.settings import HostSettings
 from hvlaunch.ssh.stages import stage
 from hvlaunch.ssh.streams.stream import GreetingSocket
 
-__all__ = ["QuickSocket", "addresses_toward", "dial", "is_near", "persist", "silence"]
+__all__ = ["QuickSocket", "addresses_toward", "dial", "is_near", "persist", "silence", "was_reset"]
 
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 """Linux has it."""
@@ -20,6 +20,8 @@ _READ_SIZE = 1 << 18
 _MIN_RTT = struct.Struct("=148xI")
 """Linux' struct tcp_info, up to tcpi_min_rtt: microseconds, of the quickest round trip so far."""
 _NEAR = 2000
+_STATE, _CLOSED = struct.Struct("B"), 7
+"""The same, its beginning; TCP_CLOSE."""
 _LAST_ACK_RECV = struct.Struct("=56xI")
 """The same, up to tcpi_last_ack_recv: milliseconds."""
 _RTO_MAX_MS = 44
@@ -121,6 +123,11 @@ def silence(sock: socket.socket) -> float | None:
     """Seconds since the other side's kernel acknowledged something; None where that is not known."""
     milliseconds = _info(sock, _LAST_ACK_RECV)
     return None if milliseconds is None else milliseconds / 1000
+
+
+def was_reset(sock: socket.socket) -> bool:
+    """Whether all of the connection is gone, not the other side's part alone: a send may have got the error, and then a read finds the end."""
+    return _info(sock, _STATE) == _CLOSED
 
 
 def persist(sock: socket.socket) -> bool:

@@ -12,7 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hvlaunch.rendezvous.keepalive import keep_alive
+
 __all__ = ["GroupSockets"]
+
+_TIMES = 20
+"""A peer that does not answer for a minute is gone."""
 
 _Identity = tuple[int, int]
 
@@ -33,10 +38,19 @@ class GroupSockets:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Note what comes inside the block, which makes the round's groups."""
+        """Note what comes inside the block, which makes the round's groups.
+
+        Gloo waits for ever on a connection that was reset at the other end alone, while that end waits for somebody else, who
+        waits for us. So these are kept alive.
+        """
         self._older = {identity for identity, _ in _connections()}
         yield
-        self._peers = {host for identity, (host, _) in _connections() if identity not in self._older}
+        self._peers = set()
+        for fd, (host, _) in _tcp_sockets():
+            with socket.socket(fileno=fd) as sock:
+                if _identity(fd) not in self._older:
+                    self._peers.add(host)
+                    keep_alive(sock, times=_TIMES)
 
     def shut_down(self) -> int:
         """End every connection of the round's groups, from any thread; how many there were. Again: what has come since.

@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+import struct
 import threading
 from contextlib import closing
 from itertools import islice
@@ -174,6 +175,18 @@ def test_one_that_does_not_call_is_waited_for_and_hears_that_it_should(launched)
 def test_none_is_waited_for_whose_launcher_has_ended():
     with closing(Launched(5)) as launched, pytest.raises(HostLost, match="its launcher has ended"):
         launched.connection.rejoin(launched.program, Host("a"), "", launched.listener, 60)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="needs Linux")
+def test_a_reset_is_no_end_though_a_send_has_taken_its_error(launched):
+    launched.agent.program()
+    launched.agent.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    launched.agent.socket.close()
+    with pytest.raises(OSError, match="reset"):
+        launched.channel.send({"type": "ping"}, b"")
+    with pytest.raises(ConnectionAbortedError, match="it was reset"):
+        launched.frames(1)
+    assert launched.connection.can_rejoin
 
 
 def test_an_agent_that_has_ended_does_not_call_again(launched):

@@ -1,7 +1,11 @@
 """GroupSockets: real Gloo groups in threads; a collective that waits for a silent peer ends when told to."""
 
+import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -123,3 +127,33 @@ def test_nothing_to_end():
     with sockets.watch():
         pass
     assert sockets.shut_down() == 0
+
+
+FORGETS = """
+import os, socket, sys
+from datetime import timedelta
+from torch import distributed as dist
+from hvlaunch.torch.elastic.sockets import _tcp_sockets
+
+group = dist.ProcessGroupGloo(dist.FileStore(sys.argv[1], 2), 1, 2, timedelta(seconds=120))
+sys.stdin.read()
+for fd, _ in _tcp_sockets():
+    socket.socket(fileno=fd).setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may forget a connection (TCP_REPAIR)")
+def test_a_collective_ends_on_a_connection_that_the_peer_has_no_more(tmp_path):
+    """A firewall has reset it at the peer's end, which waits for others meanwhile, and they for us."""
+    sockets = GroupSockets()
+    command = [sys.executable, "-c", FORGETS, str(tmp_path / "store")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as peer:
+        with sockets.watch():
+            store = dist.FileStore(str(tmp_path / "store"), 2)
+            group = dist.ProcessGroupGloo(store, 0, 2, timedelta(seconds=120))
+        work = group.recv([torch.ones(1)], 1, 0)  # type: ignore[attr-defined]
+        time.sleep(0.5)  # what tells the peer that we receive must have been acknowledged
+        peer.communicate()
+    with pytest.raises(RuntimeError, match="reset by peer"):
+        work.wait()
