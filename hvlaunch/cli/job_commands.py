@@ -2,8 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -107,13 +108,27 @@ def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
 def _attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     from hvlaunch.cli.job_attach import attach  # noqa: PLC0415 (for this word alone)
 
-    return attach(jobs, options)
+    with _what_can_be_read():
+        return attach(jobs, options)
 
 
 def _logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     from hvlaunch.cli.job_logs import logs  # noqa: PLC0415 (for this word alone)
 
-    return logs(jobs, options)
+    with _what_can_be_read():
+        return logs(jobs, options)
+
+
+@contextmanager
+def _what_can_be_read() -> Iterator[None]:
+    """Files in jobs' directories that can't be read are the user's matter. Raises BadUsage."""
+    try:
+        yield
+    except OSError as error:
+        cause = (error.strerror or str(error)).lower()
+        raise BadUsage(
+            f"{error.filename or 'the output of the job'}: {cause}", hint="hvlaunch jobs"
+        ) from None
 
 
 def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.cli.job_commands import run_job_command
+from hvlaunch.errors import BadUsage
 from hvlaunch.jobs.known import known_jobs
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
@@ -275,6 +276,18 @@ def test_logs_into_a_pipe_that_is_closed(site, go):
     )
     assert done.stdout.splitlines() in (["[0]<stdout>: step 0", "141"], ["[0]<stdout>: step 0", "0"])
     assert "Traceback" not in done.stderr
+
+
+def test_output_that_can_not_be_read_is_one_message(site, go):
+    job = Steps(site, go)
+    [known] = known_jobs(site.root)
+    site.do("stop", "--kill", job.id)
+    output = known.directory / "output.000001"
+    output.unlink()
+    output.symlink_to("/dev/null")
+    for word in ("attach", "logs"):
+        with pytest.raises(BadUsage, match=r"output\.000001: too many levels of symbolic links"):
+            site.do(word, job.id)
 
 
 @pytest.mark.parametrize(
