@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.console.lines import Stream
+from hvlaunch.console.bar_states import BarStates
+from hvlaunch.console.lines import Key, Stream
 from hvlaunch.console.recent import Origin, Place
 from hvlaunch.console.stored import Kind, Stored, items, pack, segment_path, segments
 
@@ -25,6 +26,8 @@ _FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 class OutputStore:
     """Appends to the segments in a job's directory. For one thread; what it has written outlives the process.
 
+    Of a progress bar a state is kept each second, and the last one.
+
     The newest MOST_KEPT bytes are kept, and an eighth of that less at times.
     """
 
@@ -35,6 +38,7 @@ class OutputStore:
         *,
         most: int = MOST_KEPT,
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Go on behind what is there already; an item that is not whole is removed. Raises OSError.
 
@@ -46,7 +50,8 @@ class OutputStore:
         self._head = dict(head or {})
         self._places: dict[int, Place] = {}
         self._most = most // _SEGMENTS
-        self._wall = wall
+        self._wall, self._clock = wall, clock
+        self._states = BarStates(clock)
         self._waiting: list[bytes] = []
         self._newest: dict[str, int] = {}
         """As `seen`, of what waits."""
@@ -69,10 +74,13 @@ class OutputStore:
 
     def output(self, rank: int, stream: Stream, data: bytes, origin: Origin | None = None) -> None:
         """A rank wrote this."""
-        self._add(stream, data, rank, origin)
+        if not self._states.holds((rank, stream), data, origin):
+            self._release((rank, stream))
+            self._add(stream, data, rank, origin)
 
     def end(self, rank: int, stream: Stream, origin: Origin | None = None) -> None:
         """Nothing more comes of this stream."""
+        self._release((rank, stream))
         self._add("stdout ended" if stream == "stdout" else "stderr ended", b"", rank, origin)
 
     def say(self, text: str) -> None:
@@ -87,6 +95,8 @@ class OutputStore:
 
     def write(self) -> None:
         """Write what was added since. Raises OSError: that is lost then, and those who read here are told how much."""
+        for (rank, stream), (data, origin) in self._states.due():
+            self._add(stream, data, rank, origin)
         if not self._waiting:
             return
         data, self._waiting = b"".join(self._waiting), []
@@ -94,7 +104,7 @@ class OutputStore:
         self._newest.clear()
         is_urgent, self._is_urgent = self._is_urgent, False
         if self._lost:
-            if self._wall() < self._retry_at and not is_urgent:
+            if self._clock() < self._retry_at and not is_urgent:
                 self._lost += len(data)
                 return
             text = f"{self._lost} bytes of output are lost: {self._why}"
@@ -104,12 +114,17 @@ class OutputStore:
         except OSError as error:
             self._lost += len(data)
             self._why = os.strerror(error.errno or 0).lower()
-            self._retry_at = self._wall() + _PAUSE
+            self._retry_at = self._clock() + _PAUSE
             raise
         self._lost = 0
         if self._size >= self._most:
             with suppress(OSError):  # then this one grows on
                 self._begin_segment()
+
+    @property
+    def deadline(self) -> float | None:
+        """When to write, even if nothing is added until then."""
+        return self._states.deadline
 
     def tails(self, size: int) -> dict[int, bytes]:
         """The last bytes of each rank's stderr that are kept in the newest two segments. Raises OSError."""
@@ -137,6 +152,11 @@ class OutputStore:
         self._waiting.append(pack(Stored(self._wall(), kind, data, rank, origin)))
         if origin is not None:
             self._newest[origin[0]] = origin[1]
+
+    def _release(self, key: Key) -> None:
+        held = self._states.release(key)
+        if held is not None:
+            self._add(key[1], held[0], key[0], held[1])
 
     def _append_somehow(self, data: bytes) -> None:
         """Where there is no room, the oldest that is kept makes some. Raises OSError."""

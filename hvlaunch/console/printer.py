@@ -356,6 +356,8 @@ class Printer:
 
     def _until_due(self) -> float | None:
         known = [time for outlet in self._each if (time := outlet.deadline) is not None]
+        if self._store is not None and (due := self._store.deadline) is not None:
+            known.append(due)
         return max(0.0, min(known) - self._clock()) if known else None
 
     def _handle(self, item: _Item) -> None:

@@ -148,7 +148,7 @@ class Disk:
 
 def test_on_a_full_disk_the_rest_is_whole_and_says_once_how_much_is_missing(tmp_path, monkeypatch):
     seconds = [10.0]
-    store = OutputStore(tmp_path, wall=lambda: seconds[0])
+    store = OutputStore(tmp_path, clock=lambda: seconds[0])
     store.output(0, "stdout", b"before\n")
     store.write()
     disk = Disk(40)
@@ -173,7 +173,7 @@ def test_on_a_full_disk_the_rest_is_whole_and_says_once_how_much_is_missing(tmp_
 
 
 def test_a_message_is_tried_at_once(tmp_path, monkeypatch):
-    store = OutputStore(tmp_path, wall=lambda: 10.0)
+    store = OutputStore(tmp_path, clock=lambda: 10.0)
     disk = Disk(0)
     monkeypatch.setattr(os, "pwrite", disk.write)
     store.output(0, "stdout", b"lost")
@@ -204,6 +204,46 @@ def test_where_there_is_no_room_the_oldest_makes_some(tmp_path, monkeypatch):
     store.write()
     assert segments(tmp_path) == [2, 3, 4, 5]
     assert kept(tmp_path)[-1] == (0, b"the newest")
+
+
+@pytest.mark.parametrize("form", [b"\r%d", b"%d\r"])
+def test_of_a_bar_a_state_is_kept_each_second_and_the_last_one(tmp_path, form):
+    seconds = [10.0]
+    store = OutputStore(tmp_path, clock=lambda: seconds[0])
+    for number in range(100):
+        store.output(0, "stderr", form % number, ("a", number))
+        store.write()
+        seconds[0] += 0.125
+    assert store.deadline == 23.0
+    seconds[0] = store.deadline
+    store.write()
+    assert store.deadline is None
+    states = [int(item.data) for item in all_items(tmp_path) if item.kind == "stderr"]
+    assert states == [*range(0, 100, 8), 99]
+    store.output(0, "stderr", b"\r100", ("a", 100))
+    store.output(0, "stderr", b"\r101", ("a", 101))
+    store.output(0, "stderr", b"done\n", ("a", 102))
+    store.end(0, "stderr")
+    store.write()
+    assert [item.data for item in all_items(tmp_path)][-3:] == [b"\r101", b"done\n", b""]
+    assert store.seen["a"] == 102
+
+
+def test_a_bar_that_is_cut_anywhere_ends_as_it_was_drawn(tmp_path):
+    """However its bytes come, and whichever states are left out: what is drawn last is whole."""
+    seconds = [10.0]
+    text = b"".join(b"\rstep %03d of 300" % number for number in range(300)) + b"\nend\n"
+    for size in (1, 3, 7, 16, 50):
+        directory = tmp_path / str(size)
+        directory.mkdir()
+        store = OutputStore(directory, clock=lambda: seconds[0])
+        for at in range(0, len(text), size):
+            store.output(0, "stdout", text[at : at + size])
+            store.write()
+            seconds[0] += 0.01
+        last, end = b"".join(data for _, data in kept(directory)).split(b"\n")[:2]
+        assert last.rpartition(b"\r")[2] == b"step 299 of 300"
+        assert end == b"end"
 
 
 def test_what_is_recent_is_bounded_and_goes_on_into_a_store(store, tmp_path):
