@@ -26,6 +26,8 @@ OURS = (OWN, RELAY, RESTARTS, PROCESS)
 """Jobs whose connections are hvlaunch's own: ssh's, mpirun's and a jump host's send again when they like, which may be late."""
 FOR_GOOD = do.FOR_GOOD
 GONE = "silent for|no answer|not answer|timed out|time-out|could not|can't|unreachable|within"
+NONE_STARTED = "the agents of only 0 of 3 hosts"
+"""A launcher starts nothing before all of its daemons are there: it alone knows which one does not answer."""
 
 
 def all_lost(words: str = "silent for") -> Must:
@@ -73,7 +75,7 @@ KINDS = [
         do.cut(FOR_GOOD, FOR_GOOD),
         lost(GONE, LATE),
         goes_on("host {host}"),
-        lost(GONE, LATE),
+        Must((69,), rf"host {{host}}: .*({GONE})|{NONE_STARTED}", LATE),
         ANY,
         loses="host",
         clean=LOST,
