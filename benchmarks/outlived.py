@@ -237,7 +237,8 @@ def cut_all(training: Training) -> None:
 def restart_gate(training: Training) -> None:
     gate = training.hosts[GATE]
     gate.stop_sshd()
-    gate.run(["kill", "-9", *sshd_sessions(gate)], check=True)
+    if sessions := sshd_sessions(gate):
+        gate.run(["kill", "-9", *sessions], check=True)
     time.sleep(random.uniform(0.0, 1.0))
     gate.start_sshd()
 
