@@ -342,7 +342,7 @@ _ENDING = Group(
         Option(
             "fsync",
             ("--fsync",),
-            "let another hvlaunch take the job over even after a loss of power here",
+            "let the job be taken over after a loss of power here too",
             field="fsync",
             more="What it needs is written to the job's directory in any case, and outlives hvlaunch itself. With this option "
             "nothing follows of what happens before the disk has it, which takes some milliseconds each time.",

@@ -240,7 +240,7 @@ def test_logs(site, go, capfd):
 
 
 ODD = {
-    "all bytes": "sys.stdout.buffer.write(bytes(range(256)) * 40)",
+    "all bytes": "sys.stdout.buffer.write(bytes(set(range(256)) - {13}) * 40)",
     "a huge line": "print('x' * 5_000_000)",
     "no end": "sys.stdout.write('one line, unfinished')",
     "a bar": "[print(f'bar {number}', end='\\r') for number in range(20_000)]; print()",

@@ -19,13 +19,15 @@ class KeptServer:
     """At one address, with one file, whichever process serves. `certificate`: its key, and then itself, in PEM."""
 
     def __init__(self, file: Path, certificate: Path) -> None:
-        self._argv = [sys.executable, "-m", "tests.unit.rendezvous.kept_server", str(file), str(certificate)]
+        self._argv = [sys.executable, "-m", __name__, str(file), str(certificate)]
         self.port = 0
         self.begin()
 
     def begin(self) -> None:
         """Go on from what is in the file."""
-        self._process = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
+        )
         assert self._process.stdout
         port = int(self._process.stdout.readline())
         assert self.port in (0, port)
