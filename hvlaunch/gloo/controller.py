@@ -6,19 +6,18 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from hvlaunch import __version__
 from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.visible import visible
-from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError, HvlaunchError
-from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection, LostConnection
+from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HvlaunchError
 from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.signals import signals_as_events
@@ -26,12 +25,11 @@ from hvlaunch.gloo.driver.thread_failures import failures_as_events
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.gloo.watch.milestones import ended_well
-from hvlaunch.hosts.local import is_here_by_dns, is_local, may_be_taken_over, only_local
-from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.gloo.ways import HostWays, WaysToHosts, by_ssh
+from hvlaunch.hosts.local import may_be_taken_over
+from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.rendezvous.serving.server import RendezvousServer
-from hvlaunch.ssh.connection import Connection
-from hvlaunch.ssh.ways import Ways
 
 if TYPE_CHECKING:
     from hvlaunch.console.output_store import OutputStore
@@ -46,23 +44,10 @@ if TYPE_CHECKING:
     from hvlaunch.jobs.directory import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
 
-__all__ = ["HostWays", "WaysToHosts", "run", "take_over"]
+__all__ = ["run", "take_over"]
 
 _PAGER_PATIENCE = 600.0
 """Seconds for somebody who reads the output of a job that went well page by page."""
-
-
-class HostWays(NamedTuple):
-    """The ways to hosts. Both raise HostError."""
-
-    connect: Callable[[Host], AgentConnection]
-    """A new connection, by which an agent can be started."""
-    lost: Callable[[Host], AgentConnection]
-    """That of a driver before us, which is lost: another can take its place."""
-
-
-WaysToHosts = Callable[[JobSpec, Keys, Callable[[str], None]], AbstractContextManager[HostWays]]
-"""What is open while a job runs, and has the ways to hosts. It gets the job, its keys, and what tells the user."""
 
 
 class _LastRound(NamedTuple):
@@ -72,72 +57,13 @@ class _LastRound(NamedTuple):
     output_dir: Path | None = None
 
 
-@contextmanager
-def _by_ssh(spec: JobSpec, _keys: Keys, _say: Callable[[str], None]) -> Iterator[HostWays]:
-    """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
-    agent = spec.ssh.remote_agent
-    if agent is not None:
-        from hvlaunch.ssh.remote_agent import connect_by_agent  # noqa: PLC0415 (few jobs have one)
-
-        remote = partial(connect_by_agent, agent)
-        yield HostWays(partial(_connect, spec, remote), partial(_lost, spec, remote))
-        return
-    with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
-        yield HostWays(partial(_connect, spec, ways.connect), partial(_lost, spec, ways.connect))
-
-
-class _Remote(Protocol):
-    def __call__(self, host: Host, timeout: float | None = None, /) -> Connection: ...
-
-
-def _connect(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
-    """A way to the host: pipes where it is this machine itself, else `remote`. What is not used is not imported.
-
-    Raises HostError.
-    """
-    if is_local(host):
-        from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (see the docstring)
-
-        environ = _host_environ(spec)
-        return CommandConnection(connect_local(host, environ), lambda _timeout: connect_local(host, environ))
-    try:
-        return CommandConnection(remote(host), partial(remote, host))
-    except HostError as error:
-        if host.port is None and is_here_by_dns(host):
-            name, otherwise = host.name, f"; else {error.hint}" if error.hint else ""
-            error.hint = f"if {name} is this machine, as DNS says: localhost in its place, or {name} in /etc/hosts{otherwise}"
-        raise
-
-
-def _lost(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
-    """As _connect(), of a connection that is lost."""
-    if not is_local(host):
-        return LostConnection(partial(remote, host))
-    from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (as above)
-
-    environ = _host_environ(spec)
-    return LostConnection(lambda _timeout: connect_local(host, environ))
-
-
-def _host_environ(spec: JobSpec) -> dict[str, str]:
-    """The environment of this machine as a host: all of the driver's, but not where other hosts would lack it."""
-    from hvlaunch.hosts.outer_job import without_outer_rank  # noqa: PLC0415 (not for jobs elsewhere)
-
-    environ = without_outer_rank(os.environ)
-    if only_local(spec):
-        return environ
-    from hvlaunch.hosts.own_variables import host_environ  # noqa: PLC0415 (not for a local job)
-
-    return host_environ(environ, spec.env)
-
-
 def run(
     spec: JobSpec,
     *,
     stdout: BinaryIO,
     stderr: BinaryIO,
     stdin: int = 0,
-    ways: WaysToHosts = _by_ssh,
+    ways: WaysToHosts = by_ssh,
     on_detached: Callable[[str], None] | None = None,
 ) -> JobResult:
     """Run a job: workers' output to stdout and stderr, the failure report last of all.
@@ -157,7 +83,7 @@ def run(
 
 
 def take_over(
-    directory: "JobDirectory", keys: Keys, past: "Past", *, ways: WaysToHosts = _by_ssh
+    directory: "JobDirectory", keys: Keys, past: "Past", *, ways: WaysToHosts = by_ssh
 ) -> JobResult:
     """Go on with the job of a driver that was killed; its output is kept in the directory. As run() otherwise."""
     job = _Job(past.begin.spec, keys, directory, ways, past)

@@ -12,11 +12,11 @@ from functools import partial
 from typing import BinaryIO
 
 from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY
-from hvlaunch.gloo.controller import HostWays
 from hvlaunch.gloo.controller import run as run_by_agents
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.engine.network import is_usable
+from hvlaunch.gloo.ways import HostWays
 from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions
 from hvlaunch.mpi.arrivals import Arrivals

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.errors import BadHost, BadUsage, ConnectFailed, DiscoveryFailed, HvlaunchError
-from hvlaunch.gloo import controller
+from hvlaunch.gloo import ways
 from hvlaunch.gloo.controller import run
 from hvlaunch.hosts import local
 from hvlaunch.hosts.allocation import allocation
@@ -40,7 +40,7 @@ def test_dns_does_not_make_a_host_this_machine(name: str) -> None:
 
 
 def test_who_is_this_machine_by_dns_alone_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "is_here_by_dns", partial(is_here_by_dns, resolve=lambda _: [OURS]))
+    monkeypatch.setattr(ways, "is_here_by_dns", partial(is_here_by_dns, resolve=lambda _: [OURS]))
 
     def refuse(host: Host, _timeout: float | None = None) -> Connection:
         raise ConnectFailed("refused", host=host.name, hint="start sshd")
@@ -48,7 +48,7 @@ def test_who_is_this_machine_by_dns_alone_is_told_what_to_do(monkeypatch: pytest
     hint = "if gpu01 is this machine, as DNS says: localhost in its place, or gpu01 in /etc/hosts; else start sshd"
     for host, words in ((Host("gpu01"), hint), (Host("gpu01", port=2222), "start sshd")):
         with pytest.raises(ConnectFailed) as caught:
-            controller._connect(JobSpec(hosts=(host,), command=("true",), cwd="/"), refuse, host)
+            ways._connect(JobSpec(hosts=(host,), command=("true",), cwd="/"), refuse, host)
         assert str(caught.value) == f"host gpu01: refused; try: {words}"
 
 

@@ -1,0 +1,89 @@
+"""The ways to a job's hosts that hvlaunch makes itself: by ssh, by a scheduler's own program, and by pipes on this machine."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from hvlaunch.errors import HostError
+from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection, LostConnection
+from hvlaunch.gloo.driver.keys import Keys
+from hvlaunch.hosts.local import is_here_by_dns, is_local, only_local
+from hvlaunch.job import Host, JobSpec
+from hvlaunch.ssh.connection import Connection
+from hvlaunch.ssh.ways import Ways
+
+__all__ = ["HostWays", "WaysToHosts", "by_ssh"]
+
+
+class HostWays(NamedTuple):
+    """The ways to hosts. Both raise HostError."""
+
+    connect: Callable[[Host], AgentConnection]
+    """A new connection, by which an agent can be started."""
+    lost: Callable[[Host], AgentConnection]
+    """That of a driver before us, which is lost: another can take its place."""
+
+
+WaysToHosts = Callable[[JobSpec, Keys, Callable[[str], None]], AbstractContextManager[HostWays]]
+"""What is open while a job runs, and has the ways to hosts. It gets the job, its keys, and what tells the user."""
+
+
+@contextmanager
+def by_ssh(spec: JobSpec, _keys: Keys, _say: Callable[[str], None]) -> Iterator[HostWays]:
+    """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
+    agent = spec.ssh.remote_agent
+    if agent is not None:
+        from hvlaunch.ssh.remote_agent import connect_by_agent  # noqa: PLC0415 (few jobs have one)
+
+        remote = partial(connect_by_agent, agent)
+        yield HostWays(partial(_connect, spec, remote), partial(_lost, spec, remote))
+        return
+    with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
+        yield HostWays(partial(_connect, spec, ways.connect), partial(_lost, spec, ways.connect))
+
+
+class _Remote(Protocol):
+    def __call__(self, host: Host, timeout: float | None = None, /) -> Connection: ...
+
+
+def _connect(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
+    """A way to the host: pipes where it is this machine itself, else `remote`. What is not used is not imported.
+
+    Raises HostError.
+    """
+    if is_local(host):
+        from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (see the docstring)
+
+        environ = _host_environ(spec)
+        return CommandConnection(connect_local(host, environ), lambda _timeout: connect_local(host, environ))
+    try:
+        return CommandConnection(remote(host), partial(remote, host))
+    except HostError as error:
+        if host.port is None and is_here_by_dns(host):
+            name, otherwise = host.name, f"; else {error.hint}" if error.hint else ""
+            error.hint = f"if {name} is this machine, as DNS says: localhost in its place, or {name} in /etc/hosts{otherwise}"
+        raise
+
+
+def _lost(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
+    """As _connect(), of a connection that is lost."""
+    if not is_local(host):
+        return LostConnection(partial(remote, host))
+    from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (as above)
+
+    environ = _host_environ(spec)
+    return LostConnection(lambda _timeout: connect_local(host, environ))
+
+
+def _host_environ(spec: JobSpec) -> dict[str, str]:
+    """The environment of this machine as a host: all of the driver's, but not where other hosts would lack it."""
+    from hvlaunch.hosts.outer_job import without_outer_rank  # noqa: PLC0415 (not for jobs elsewhere)
+
+    environ = without_outer_rank(os.environ)
+    if only_local(spec):
+        return environ
+    from hvlaunch.hosts.own_variables import host_environ  # noqa: PLC0415 (not for a local job)
+
+    return host_environ(environ, spec.env)
