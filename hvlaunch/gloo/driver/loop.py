@@ -178,6 +178,10 @@ class Driver:
         if self._files_of is not None and self._result is None:
             self._keep_files(self._files_of, self.size)
         self._links.take_up(takeover)
+        if self._result is None:
+            replaced = self._decide([on.DriverReplaced(self._clock() - takeover.past.turns[-1].at)])
+            self._keep(replaced)
+            self._carry_out_all(replaced)
 
     def _say(self, text: str) -> None:
         if not self._is_replaying:

@@ -158,6 +158,8 @@ def _read(path: Path, database: sqlite3.Connection) -> Past:
         if count != number or check != checksum(number, at, event):
             raise TornJournal(f"journal {path}: turn {number} is not as it was written", hint=_HINT)
         turns.append(PastTurn(at, decode(Event, json.loads(event)), actions, link, frame, offset, version))
+    if not turns:
+        raise NoJournal(f"journal {path}: its driver was killed before anything had happened", hint=_HINT)
     if not drivers:
         raise TornJournal(f"journal {path}: it has no driver", hint=_HINT)
     return Past(begin, drivers, tuple(turns), hellos, 0.0)

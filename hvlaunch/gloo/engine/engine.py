@@ -33,6 +33,8 @@ _START_MARGIN = 0.5
 """Seconds that a host's own, better explained, timeout has before ours."""
 _LIST_MARGIN = 5.0
 """The same for a script that finds hosts."""
+_RESUMING = 5.0
+"""Seconds until another driver has heard what is long true."""
 
 
 class Engine:
@@ -121,6 +123,9 @@ class Engine:
             case on.HostQuiet() | on.HostAnswers():
                 if self._health is not None:
                     self._health.hears(event, now)
+                return []
+            case on.DriverReplaced(seconds):
+                self._prolong(seconds + _RESUMING, now)
                 return []
             case on.Began() | on.HostsDiscovered() | on.DiscoveryFailed():
                 return self._pool_event(event, now)
@@ -391,6 +396,15 @@ class Engine:
         return self._course.let_go([host for host in self._pool if host.name not in used], now)
 
     # Time
+
+    def _prolong(self, seconds: float, now: float) -> None:
+        """Nobody could hear for so long, nor do anything: whatever was due in that time has as long again."""
+        self._pool.prolong(seconds, now + self._spec.start_timeout + _START_MARGIN)
+        self._rounds.prolong(seconds)
+        if self._list_by is not None:
+            self._list_by += seconds
+        if self._health is not None:
+            self._health.hears_all(now)
 
     def _tick(self, now: float) -> list[Action]:
         actions: list[Action] = []

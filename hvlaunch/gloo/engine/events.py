@@ -13,6 +13,7 @@ from hvlaunch.job import Host, Look
 __all__ = [
     "Began",
     "DiscoveryFailed",
+    "DriverReplaced",
     "Event",
     "HostAnswers",
     "HostAway",
@@ -175,6 +176,12 @@ class HostAnswers(NamedTuple):
     host: str
 
 
+class DriverReplaced(NamedTuple):
+    """Another driver goes on with the job. Nothing was heard or done since the last event, so many seconds ago."""
+
+    seconds: float
+
+
 class RendezvousReached(NamedTuple):
     """Where the host reaches the driver's rendezvous; None: at none of `tried`."""
 
@@ -325,6 +332,7 @@ Event = (
     | HostNoise
     | HostAway
     | HostBack
+    | DriverReplaced
     | HostQuiet
     | HostAnswers
     | RendezvousReached

@@ -50,6 +50,10 @@ class Health:
         if self._rounds.round is not None:
             self._rounds.round.excused_until = 0.0
 
+    def hears_all(self, now: float) -> None:
+        """Which hosts do not answer has to be found out anew."""
+        self._answers = dict.fromkeys(self._answers, now)
+
     def _until(self, worker: Worker, since: float, timeout: float, most: float) -> float:
         """Until when what the worker owes since then may come; `most` is for a host that answers, and does not, again and again."""
         answers = self._answers.get(worker.host, since)

@@ -143,6 +143,12 @@ class Pool:
         for names in (self.connecting, self.parting, self.closing, self.open):
             names.pop(host.name, None)
 
+    def prolong(self, seconds: float, ready_by: float) -> None:
+        """All that are to end have so much more time; those that are connected are so from the beginning."""
+        self.connecting = dict.fromkeys(self.connecting, ready_by)
+        self.parting = {name: due + seconds for name, due in self.parting.items()}
+        self.closing = {name: due + seconds for name, due in self.closing.items()}
+
     @property
     def has_newcomers(self) -> bool:
         """Whether any host is being connected that has never failed."""

@@ -139,6 +139,13 @@ class Round:
         if commit > self.commit:
             self.commit, self.commit_at = commit, now
 
+    def prolong(self, seconds: float) -> None:
+        """Whatever its workers are to do has so much more time."""
+        self.commit_at += seconds
+        self.settle_by = _later(self.settle_by, seconds)
+        self.leave_by = _later(self.leave_by, seconds)
+        self.meet_by = _later(self.meet_by, seconds)
+
     def is_fruitful(self, now: float) -> bool:
         """Whether it has got somewhere."""
         return self.commit > self._first_commit or now - self.started_at >= FRUITFUL
@@ -160,3 +167,7 @@ class Round:
     def failure(self) -> WorkerExit | None:
         """The worker that is the cause, if any has failed."""
         return cause_of(self.exits.values())
+
+
+def _later(due: float | None, seconds: float) -> float | None:
+    return None if due is None else due + seconds

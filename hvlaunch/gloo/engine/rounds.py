@@ -278,6 +278,17 @@ class Rounds:
 
     # Times
 
+    def prolong(self, seconds: float) -> None:
+        """Whatever is waited for has so much more time."""
+        if self._short_since is not None:
+            self._short_since += seconds
+        if self.wiring.deadline is not None:
+            self.wiring.deadline += seconds
+        if self.round is not None:
+            self.round.prolong(seconds)
+        for worker in self.workers:
+            worker.prolong(seconds)
+
     def deadlines(self, now: float) -> list[float]:
         """When settle() has to be called again, if nothing happens."""
         until = self._patience.until

@@ -66,6 +66,13 @@ class Worker:
         self.commit = max(self.commit, commit)
         return is_news
 
+    def prolong(self, seconds: float) -> None:
+        """Whatever it is to do has so much more time."""
+        if self.drain_until is not None:
+            self.drain_until += seconds
+        if self.orders.ends_by is not None:
+            self.orders.ends_by += seconds
+
     def restart(self, commit: int) -> None:
         """Another training begins, whose commits are counted anew."""
         self.commit = commit

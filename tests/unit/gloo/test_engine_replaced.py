@@ -1,0 +1,52 @@
+"""The engine when another driver has taken the job over: nothing ends for what could not be heard or done meanwhile."""
+
+import signal
+
+import pytest
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
+from tests.unit.gloo.elastic_history import training
+from tests.unit.gloo.history import History, spec
+from tests.unit.gloo.test_engine_waits import beat_on, killed, pass_time
+
+ABSENCE = 100.0
+
+
+def replaced(job: History) -> list[do.Action]:
+    """Nobody was there; then another driver is, and what was due long ago has not come yet."""
+    job.now += ABSENCE
+    return [*job.play(on.DriverReplaced(ABSENCE)), *job.play(on.Tick())]
+
+
+def test_hosts_whose_workers_may_have_ended_are_not_given_up() -> None:
+    job = History(spec("a:1,b:1")).start()
+    job.play(on.Interrupted(signal.SIGTERM))
+    assert job.of(tell.HostLostAtEnd, replaced(job)) == []
+
+
+def test_hosts_that_are_connected_anew_have_their_time() -> None:
+    job = History(spec("a:1,b:1", start_timeout=60.0))
+    job.play(on.Began())
+    assert job.of(do.Abandon, replaced(job)) == []
+    job.now += 59.0
+    assert job.of(do.Abandon, job.play(on.Tick())) == []
+    job.now += 2.0
+    assert job.of(do.Abandon, job.play(on.Tick())) == [do.Abandon("a"), do.Abandon("b")]
+
+
+@pytest.mark.parametrize("seconds", [10.0, 25.0])
+def test_who_could_not_say_that_it_has_left_a_round_is_not_killed(seconds: float) -> None:
+    job = training("a:1,b:1,c:1", reset_timeout=30.0, worker_timeout=1e6)
+    job.exit("c", 0, 1)
+    job.now += seconds
+    assert killed(job, replaced(job)) == []
+    assert killed(job, pass_time(job, 30.0 - seconds)) == []
+
+
+def test_a_host_that_did_not_answer_is_asked_anew() -> None:
+    job = training("a:1,b:1", worker_timeout=8.0)
+    job.play(on.HostQuiet("a"))
+    replaced(job)
+    assert killed(job, beat_on(job, 20.0, "b")) == ["a"]
