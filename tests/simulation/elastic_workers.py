@@ -133,7 +133,7 @@ class Workers:
         def deliver() -> None:
             if not one.live:
                 return
-            if not one.host.reachable:
+            if not (one.host.reachable and self._world.is_driven):
                 self._world.at(1.0, deliver)
                 return
             self._world.tell(event)
@@ -161,7 +161,7 @@ class Workers:
         def told() -> None:
             if one is None or not one.live or one.is_silent:
                 return
-            if not one.host.reachable:
+            if not (one.host.reachable and self._world.is_driven):
                 self._world.at(1.0, told)
                 return
             call(one)
@@ -248,7 +248,9 @@ class Workers:
             )
 
     def _finished(self, one: Process) -> None:
-        if one.live and not one.is_silent:
+        if one.live and not one.is_silent and not self._world.is_driven:
+            self._world.at(1.0, lambda: self._finished(one))
+        elif one.live and not one.is_silent:
             self.ended_well += 1
             self._say(one, one.last_round, is_done=True)
             self.end(one, 0)
@@ -279,6 +281,7 @@ class Workers:
             on.WorkerExited(
                 one.host.name, one.born, one.slot, code, number, self._world.now, start=one.start, look=look
             ),
+            one.agent,
         )
         if one.round is not None and code != 0:
             for peer in self.rounds.get(one.round, ()):

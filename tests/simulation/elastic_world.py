@@ -139,7 +139,7 @@ class ElasticWorld(Play):
 
     @property
     def deadline(self) -> float | None:
-        return self.engine.deadline if self.now >= self.asleep_until else None
+        return None if self.is_asleep else super().deadline
 
     def delay(self, most: float = 0.2) -> float:
         """Short mostly, long now and then."""
@@ -204,19 +204,35 @@ class ElasticWorld(Play):
         match action:
             case do.Connect(host):
                 self._connect(self.hosts[host.name])
+            case do.Release(name):
+                self._release(self.hosts[name], action)
+            case do.Abandon(name):
+                self._abandon(self.hosts[name])
+            case do.Probe() | do.Start() | do.Stop() | do.Signal():
+                self.order(action)
+            case _:
+                self.workers.carry_out(action)
+
+    def order(self, action: do.Probe | do.Start | do.Stop | do.Signal | do.Release) -> None:
+        """Its host's agent is to get this."""
+        self.obey(action)
+
+    def obey(self, action: do.Action) -> None:
+        """An agent does what it was told."""
+        match action:
             case do.Probe(name, target, addresses, _):
                 self._probe(self.hosts[name], self.hosts[target], list(addresses))
             case do.Release(name):
-                self._release(self.hosts[name])
-            case do.Abandon(name):
-                self._abandon(self.hosts[name])
+                self._end_agent(self.hosts[name])
             case _:
                 self.workers.carry_out(action)
 
     # Hosts
 
-    def hear(self, host: SimHost, event: on.Event) -> None:
-        """The agent's frames come in order, as long as the connection lasts."""
+    def hear(self, host: SimHost, event: on.Event, agent: int | None = None) -> None:
+        """An agent's frames come in order, as long as the connection lasts; the newest agent's, if not said otherwise."""
+        if agent is not None and agent != host.agent:
+            return
         agent = host.agent
         host.heard_until = max(host.heard_until, self.now + self.delay())
         host.queue.append(event)
@@ -267,13 +283,16 @@ class ElasticWorld(Play):
                 self.hear(host, on.HostProbed(host.name, target.name, address))
         self.hear(host, on.HostProbed(host.name, target.name, None))
 
-    def _release(self, host: SimHost) -> None:
+    def _release(self, host: SimHost, action: do.Release) -> None:
         if host.link == "closing" or (self.is_catching_up and host.link == "none"):
             return
         assert host.link == "ready", f"{host.name} was released and is {host.link}"
+        host.link = "closing"
+        self.order(action)
+
+    def _end_agent(self, host: SimHost) -> None:
         if host.reachable:
             self.all_die(host)
-        host.link = "closing"
         if host.staying != host.agent:
             self.hear(host, on.HostClosed(host.name))
 

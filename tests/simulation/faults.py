@@ -279,8 +279,9 @@ def cut_off(world: "ElasticWorld", host: "SimHost", seconds: float) -> bool:
     agent = host.agent
 
     def lease_is_over() -> None:
-        world.at(2.0, lambda: world.all_die(host, agent))
-        world.gone(host, agent)
+        if host.is_cut:
+            world.at(2.0, lambda: world.all_die(host, agent))
+            world.gone(host, agent)
 
     if seconds > world.spec.lease:
         world.at(world.spec.lease, lease_is_over)

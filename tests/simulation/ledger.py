@@ -116,6 +116,7 @@ class Ledger:
             on.HostParting: self._parting,
             on.RendezvousReached: self._reached,
             on.HostProbed: self._probed,
+            on.DriverReplaced: self._replaced,
             on.HostQuiet: self._quiet,
             on.HostAnswers: self._answers,
             on.WorkerExited: self._ended,
@@ -226,6 +227,10 @@ class Ledger:
     def _probed(self, event: on.HostProbed) -> None:
         if event.address is not None:
             self.host(event.host).proofs.add((event.target, event.address))
+
+    def _replaced(self, _: on.DriverReplaced) -> None:
+        for host in self.hosts.values():
+            host.answers_since = min(host.answers_since, self.now)
 
     def _quiet(self, event: on.HostQuiet) -> None:
         self.host(event.host).answers_since = math.inf

@@ -5,15 +5,19 @@ Each is searched for from the first seed on, so it takes some minutes.
 
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from hvlaunch.agent.frames import BadFrame
 from hvlaunch.gloo.engine.life import InvalidTransition
 from tests.simulation.bugs import BUGS
 from tests.simulation.elastic_world import ElasticWorld
+from tests.simulation.play import Play
+from tests.simulation.takeover_bugs import TAKEOVER_BUGS
+from tests.simulation.wired_elastic import WiredElasticWorld
 
 __all__ = ["MOST_SEEDS", "Found", "first_found"]
 
@@ -29,12 +33,14 @@ class Found(NamedTuple):
     words: str
 
 
-def first_found(seeds: Iterable[int], words: str = "") -> Found | None:
+def first_found(
+    seeds: Iterable[int], words: str = "", make: Callable[[int], Play] = ElasticWorld
+) -> Found | None:
     """The first history in which something is found, that has these words."""
     for seed in seeds:
         try:
-            ElasticWorld(seed).run()
-        except (AssertionError, InvalidTransition) as error:
+            make(seed).run()
+        except (AssertionError, InvalidTransition, BadFrame) as error:
             if words in str(error):
                 where = traceback.extract_tb(error.__traceback__)[-1].filename
                 return Found(seed, Path(where).stem, str(error))
@@ -44,15 +50,16 @@ def first_found(seeds: Iterable[int], words: str = "") -> Found | None:
 def main() -> int:
     """Print the table; the number of bugs that no seed finds."""
     missed = 0
-    for bug in BUGS:
+    bugs = [(bug, ElasticWorld) for bug in BUGS] + [(bug, WiredElasticWorld) for bug in TAKEOVER_BUGS]
+    for bug, make in bugs:
         with pytest.MonkeyPatch.context() as patch:
             bug.plant(patch)
-            found = first_found(range(MOST_SEEDS), bug.found)
+            found = first_found(range(MOST_SEEDS), bug.found, make)
         missed += found is None
         row = ("-", "nothing", "") if found is None else (found.seed, found.law, found.words[:_WIDTH])
         sys.stdout.write(f"| {bug.plant.__name__} | {row[1]} | {row[0]} | {row[2]} |\n")
         sys.stdout.flush()
-    sys.stdout.write(f"{len(BUGS) - missed} of {len(BUGS)}\n")
+    sys.stdout.write(f"{len(bugs) - missed} of {len(bugs)}\n")
     return missed
 
 

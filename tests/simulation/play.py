@@ -26,6 +26,8 @@ class Play(ABC):
     def __init__(self, seed: int, *, most_steps: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
+        self.is_driven = True
+        """Whether there is a driver."""
         self.history: list[str] = []
         self.turns: list[tuple[float, on.Event, list[do.Action]]] = []
         self.result: JobResult | None = None
@@ -41,6 +43,9 @@ class Play(ABC):
     @abstractmethod
     def carry_out(self, action: do.Action) -> None:
         """Do what the engine wants."""
+
+    def keep(self, event: on.Event, wanted: list[do.Action]) -> None:  # noqa: B027 (most worlds keep nothing)
+        """Before anything of this turn counts."""
 
     @property
     def deadline(self) -> float | None:
@@ -83,15 +88,20 @@ class Play(ABC):
     def tell(self, event: on.Event) -> None:
         """Something has happened now."""
         for action in self.handle(event):
-            self.history.append(f"        -> {action}")
-            assert self.result is None, f"{action} after Finish"
-            if isinstance(action, do.Finish):
-                self.result = action.result
-            self.carry_out(action)
+            self.act(action)
+
+    def act(self, action: do.Action) -> None:
+        """The next of a turn's actions is carried out."""
+        self.history.append(f"        -> {action}")
+        assert self.result is None, f"{action} after Finish"
+        if isinstance(action, do.Finish):
+            self.result = action.result
+        self.carry_out(action)
 
     def handle(self, event: on.Event) -> list[do.Action]:
         """What the engine wants now. A subclass may raise AssertionError where it must not want that."""
         wanted = self.engine.handle(event, self.now)
+        self.keep(event, wanted)
         self.turns.append((self.now, event, wanted))
         if wanted or not isinstance(event, QUIET):
             self.history.append(f"{self.now:7.2f} {event}")

@@ -99,12 +99,20 @@ class World(Play):
         else:
             super().step()
 
-    def tell(self, event: on.Event) -> None:
+    def handle(self, event: on.Event) -> list[do.Action]:
+        wanted = super().handle(event)
+        self.interrupts += isinstance(event, on.Interrupted)
+        starts = [one for one in wanted if isinstance(one, do.Start)]
+        self.sizes += [one.launches[0].place.size for one in starts]
+        is_again = any(one.round for one in starts)
         if isinstance(event, on.WorkerExited) and event.code != 0 and self.failed_at is None:
             self.failed_at = self.now
-        super().tell(event)
-        if self.stopped_at is None and self.failed_at is not None and not self.engine.workers.size:
+        is_over = self.failed_at is not None and not self.engine.workers.size
+        if self.stopped_at is None and (is_over or any(isinstance(one, do.Stop) for one in wanted)):
             self.stopped_at = self.now
+        if is_again:
+            self.check_again()
+        return wanted
 
     def choices(self) -> list[Callable[[], None]]:
         """All that may happen now."""
@@ -132,6 +140,20 @@ class World(Play):
             case do.Connect(host):
                 assert self.hosts[host.name].link == "none"
                 self.hosts[host.name].link = "connecting"
+            case do.Probe() | do.Start() | do.Stop() | do.Signal() | do.Release():
+                self.order(action)
+            case do.Abandon(name):
+                self.vanish(self.hosts[name])
+            case _:
+                pass
+
+    def order(self, action: do.Probe | do.Start | do.Stop | do.Signal | do.Release) -> None:
+        """Its host's agent is to get this."""
+        self.obey(action)
+
+    def obey(self, action: do.Action) -> None:
+        """An agent does what it was told."""
+        match action:
             case do.Probe(name, target, addresses, _):
                 assert self.hosts[target].link in ("ready", "closed")
                 for address in addresses:
@@ -140,23 +162,18 @@ class World(Play):
             case do.Start():
                 if action.round != self.round:
                     self.begin_again(action.round)
-                self.sizes.append(action.launches[0].place.size)
                 self.ranks |= {
                     (action.host, launch.place.local_rank): launch.place.rank for launch in action.launches
                 }
                 self.start(action)
             case do.Stop(name, steps):
                 stopped = self.hosts[name]
-                self.stopped_at = self.now if self.stopped_at is None else self.stopped_at
                 stopped.orders += 1
                 for step in steps:
-                    self.at(step.after, partial(self.deliver, stopped, step.signal, stopped.orders))
+                    call = partial(self.deliver, stopped, step.signal, stopped.orders)
+                    self.at(step.after, call) if step.after else call()
             case do.Release(name):
                 self.release(self.hosts[name])
-            case do.Abandon(name):
-                self.vanish(self.hosts[name])
-            case _:
-                pass
 
     def send(self, name: str, event: on.Event) -> None:
         if self.hosts[name].link == "ready":
@@ -176,17 +193,20 @@ class World(Play):
         self.send(host.name, on.HostReady(host.name, facts(host.number)))
         self.send(host.name, on.RendezvousReached(host.name, "10.0.0.100"))
 
-    def begin_again(self, number: int) -> None:
-        """What went wrong in the round before counts no more."""
-        assert number == 1, "a third try"
+    def check_again(self) -> None:
+        """The driver wants a second try: what went wrong before counts no more."""
+        assert not self.round, "a third try"
         assert self.thieves, "nobody has taken the port"
         stopped_at = self.now if self.stopped_at is None else self.stopped_at
         assert all(at >= stopped_at for at in self.well_at), "what a worker has done is lost"
         assert not self.interrupts, "an interrupted job begins again"
-        self.round = number
         self.ended_well.clear()
         self.broken.clear()
         self.failed_at = self.stopped_at = None
+
+    def begin_again(self, number: int) -> None:
+        """An agent hears of it."""
+        self.round = number
         for host in self.hosts.values():
             assert not host.live, "workers are left"
             host.orders += 1
@@ -280,6 +300,5 @@ class World(Play):
         host.pending.clear()
 
     def interrupt(self) -> None:
-        self.interrupts += 1
         self.broken.append("interrupt")
         self.tell(on.Interrupted(self.random.choice([signal.SIGINT, signal.SIGTERM])))

@@ -1,0 +1,100 @@
+"""What must be true however often connections are lost and drivers replaced: nothing that is said is lost, doubled or reordered."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from tests.simulation.journals import Origin
+from tests.simulation.links import ORDERS
+from tests.simulation.wires import Agent, Frame
+
+if TYPE_CHECKING:
+    from tests.simulation.wired import Wired
+
+__all__ = ["Continuity"]
+
+Key = tuple[str, int]
+
+
+class Continuity:
+    """Knows what agents have said, and what is on record. Agents are told apart by host and number."""
+
+    def __init__(self, world: "Wired") -> None:
+        self._world = world
+        self._kept: dict[Key, int] = defaultdict(int)
+        """The number of the newest frame whose event is in the journal."""
+        self._printed: dict[Key, int] = defaultdict(int)
+        self._agents: dict[str, int] = {}
+        """The newest of each host that the journal knows."""
+        self._orders: dict[Key, list[do.Action]] = defaultdict(list)
+        """What the journal has for each."""
+        self._epochs: dict[Agent, int] = defaultdict(int)
+        self._version = 0
+        self._closed: list[Key] = []
+
+    def kept(self, event: on.Event, actions: Iterable[Any], origin: Origin | None) -> None:
+        """A turn is in the journal."""
+        if origin is not None and (origin.host, origin.agent) in self._world.agents:
+            self._said(event, origin)
+        elif origin is not None:
+            assert origin.number > self._version, f"{event} of the rendezvous is heard again"
+            self._version = origin.number
+        for action in actions:
+            if type(action) in ORDERS and action.host in self._agents:
+                self._orders[action.host, self._agents[action.host]].append(action)
+
+    def _said(self, event: on.Event, origin: Origin) -> None:
+        key, number = (origin.host, origin.agent), origin.number
+        agent = self._world.agents[key]
+        assert type(agent.sent[number - 1].body) is type(event), f"frame {number} of {agent} is not {event}"
+        self._next(self._kept, agent, number, lambda frame: frame.kind != "output")
+        if isinstance(event, on.HostReady):
+            self._agents[origin.host] = origin.agent
+        if isinstance(event, on.HostClosed):
+            self._closed.append(key)
+
+    @staticmethod
+    def _next(newest: dict[Key, int], agent: Agent, number: int, is_one: Any) -> None:
+        before = newest[agent.host, agent.number]
+        assert number > before, f"frame {number} of {agent} is heard after {before}: {agent.sent[number - 1]}"
+        missed = [frame for frame in agent.sent[before : number - 1] if is_one(frame)]
+        assert not missed, f"lost of {agent}: {missed}"
+        newest[agent.host, agent.number] = number
+
+    def printed(self, host: str, number: int, frame: int) -> None:
+        """A worker's output is printed."""
+        agent = self._world.agents[host, number]
+        self._next(self._printed, agent, frame, lambda one: one.kind == "output")
+
+    def order(self, agent: Agent, frame: Frame) -> None:
+        """An agent is about to do what a frame says."""
+        if frame.body is None:
+            assert not agent.obeyed, f"{agent} is greeted again"
+            return
+        orders = self._orders[agent.host, agent.number]
+        wanted = orders[agent.obeyed] if agent.obeyed < len(orders) else None
+        assert frame.body == wanted, f"{agent} does {frame.body}, and the journal has {wanted}"
+        agent.obeyed += 1
+
+    def acknowledged(self, agent: Agent, count: int) -> None:
+        """An agent forgets its first frames."""
+        key = agent.host, agent.number
+        for number, frame in enumerate(agent.sent[:count], 1):
+            newest = self._printed[key] if frame.kind == "output" else self._kept[key]
+            assert number <= newest or frame.kind == "bye", f"{agent} is to forget what nobody has: {frame}"
+
+    def admitted(self, agent: Agent, epoch: int) -> None:
+        """An agent takes somebody for its driver."""
+        assert epoch >= self._epochs[agent], f"{agent} hears driver {epoch} after {self._epochs[agent]}"
+        self._epochs[agent] = epoch
+
+    def end(self) -> None:
+        """The job is over, and all is printed that came."""
+        for key in self._closed:
+            agent = self._world.agents[key]
+            if agent.is_ending:
+                continue  # it had given its driver up, and waits for nobody
+            last = max((n for n, frame in enumerate(agent.sent, 1) if frame.kind == "output"), default=0)
+            assert self._printed[key] >= last, f"output of {agent} is lost"

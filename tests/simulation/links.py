@@ -1,0 +1,201 @@
+"""The driver's ends of its sessions: one for each agent that it has, or that the driver had before it.
+
+As hvlaunch/gloo/driver/session.py and renewal.py.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from hvlaunch.agent.frames import BadFrame
+from hvlaunch.agent.session import BY_AGENT, BY_DRIVER, LASTING, Session, StaleEpoch
+from hvlaunch.gloo.driver.durable import DurableFrames
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from tests.simulation.wires import Agent, Frame, Wire
+
+if TYPE_CHECKING:
+    from tests.simulation.wired import Wired
+
+__all__ = ["ORDERS", "REPORTS", "Link"]
+
+ORDERS: dict[type, str] = {
+    do.Probe: "probe",
+    do.Start: "start",
+    do.Stop: "stop",
+    do.Signal: "signal",
+    do.Release: "bye",
+}
+REPORTS: dict[type, str] = {
+    on.HostReady: "hello",
+    on.RendezvousReached: "reached",
+    on.HostProbed: "probed",
+    on.WorkerStarted: "started",
+    on.WorkerNotStarted: "not_started",
+    on.WorkerExited: "exited",
+    on.WorkerAlone: "alone",
+    on.WorkerSuspended: "suspended",
+    on.MasterPort: "master_port",
+    on.HostParting: "parting",
+    on.HostClosed: "bye",
+}
+_PAUSE = 0.3
+
+
+class Link:
+    """`epoch` is its driver's. It is over when the agent is gone, or is given up."""
+
+    def __init__(self, world: "Wired", host: str, epoch: int) -> None:
+        self._world = world
+        self.host = host
+        self.epoch = epoch
+        self.session: Session = world.make_session(BY_DRIVER, BY_AGENT, epoch)
+        self.durable = DurableFrames()
+        self.agent = 0
+        """Its number, as far as the journal knows it."""
+        self.wire: Wire | None = None
+        self.is_over = False
+        self.bye: tuple[int, Frame] | None = None
+        """The agent's last word, which counts when its end is seen."""
+        self.unprinted: deque[int] = deque()
+        """Frames of output that wait for the printer."""
+        self.candidate: Wire | None = None
+        self._next = 1
+        """The number of the frame that comes next on this connection."""
+        self._heard: set[int] = set()
+        """By number: what has come, and may not be durable yet."""
+        self._away_since = 0.0
+        self.send(Frame("hello"))
+
+    def send(self, frame: Frame) -> None:
+        """Now, or over the next connection."""
+        self.session.sending(frame.kind, frame)
+        if self.wire is not None:
+            self.wire.put("agent", frame)
+
+    def open(self, agent: Agent, wire: Wire) -> None:
+        """Over the connection by which the agent was started."""
+        self.agent = agent.number
+        self.wire = wire
+        wire.readers["driver"] = lambda frame: self._hear(wire, frame)
+        for frame in self.session.again([0, 0]):
+            wire.put("agent", frame)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its driver is."""
+        return not self._world.is_driven_by(self.epoch)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.is_over or self.is_dead
+
+    def _hear(self, wire: Wire, frame: Frame) -> None:
+        if self.is_idle or wire not in (self.wire, self.candidate):
+            return
+        if frame.kind == "end":
+            self.lose(wire)
+        elif frame.kind == "resumed":
+            self._go_on(wire, frame.body)
+        elif frame.kind == "have":
+            self.session.taken(frame.body)
+        else:
+            self._take(frame)
+
+    def _take(self, frame: Frame) -> None:
+        number, self._next = self._next, self._next + 1
+        if number in self._heard or number in self.durable:
+            return
+        self._heard.add(number)
+        self.session.received(frame.kind, 1)
+        if frame.kind == "bye":
+            self.bye = number, frame
+            if self._world.breakdowns.kills_at("bye"):
+                self._world.die()
+                return
+            self.done(number)
+        else:
+            self._world.take(self, number, frame)
+        if self._world.random.random() < 0.5:
+            self.acknowledge()
+
+    def done(self, number: int) -> None:
+        """The frame is durable. When the agent has said bye, it waits for that."""
+        self.durable.add(number)
+        if self.bye is not None:
+            self.acknowledge()
+
+    def acknowledge(self) -> None:
+        """Tell the agent what it need not keep."""
+        if self.wire is not None and not self.is_dead:
+            self.wire.put("agent", Frame("have", self.have()))
+
+    def have(self) -> list[int]:
+        """What the agent need not keep."""
+        return [self.durable.prefix, self.session.have[1]]
+
+    # Another connection
+
+    def lose(self, wire: Wire) -> None:
+        """The end of this connection is seen."""
+        if self.is_idle or wire not in (self.wire, self.candidate):
+            return
+        if self.bye is not None:
+            self._world.take(self, *self.bye)
+            return
+        if wire is self.candidate:
+            self.candidate = None
+            self._world.at(_PAUSE, self._try)
+            return
+        self.wire = None
+        self.renew()
+        self._world.tell(on.HostAway(self.host, "it broke"))
+
+    def renew(self) -> None:
+        """Connect again, for as long as it makes sense."""
+        self._away_since = self._world.now
+        self._world.at(self._world.travel(), self._try)
+
+    def _try(self) -> None:
+        if self.is_idle or self.wire is not None or self.candidate is not None:
+            return
+        agent = self._world.agents[self.host, self.agent]
+        away = self._world.now - self._away_since
+        if not self._world.reaches(self.host):
+            self._again_or_give_up(away < self._world.lease)
+        elif self._world.refuses(self.host):
+            self._again_or_give_up(away < self._world.reconnect)
+        elif not agent.is_alive:
+            self._again_or_give_up(False)
+        else:
+            self._shake_hands(agent)
+
+    def _again_or_give_up(self, again: bool) -> None:
+        if again:
+            self._world.at(_PAUSE, self._try)
+        else:
+            self._world.lost(self)
+
+    def _shake_hands(self, agent: Agent) -> None:
+        wire = Wire(self._world, self.host)
+        wire.readers["driver"] = lambda frame: self._hear(wire, frame)
+        have = self.have()
+        before = agent.wire
+        try:
+            agent.admit(wire, self.epoch, have)
+        except (StaleEpoch, BadFrame) as error:
+            self._world.history.append(f"{self._world.now:7.2f} *** {agent} refuses: {error}")
+            self._world.lost(self)
+            return
+        if before is not None:
+            before.cut("driver")
+        self._next = have[LASTING] + 1
+        self.candidate = wire
+        self._world.may_break(self, agent, wire)
+
+    def _go_on(self, wire: Wire, have: list[int]) -> None:
+        """The agent has so many of our frames."""
+        self.candidate = None
+        self.wire = wire
+        for frame in self.session.again(have):
+            wire.put("agent", frame)
+        self._world.tell(on.HostBack(self.host, self._world.now - self._away_since))

@@ -1,0 +1,103 @@
+"""Static jobs whose drivers and connections are lost."""
+
+import signal
+from functools import partial
+
+from hvlaunch.errors import HostLost
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.pool import HostState
+from tests.simulation.breakdowns import Breakdowns
+from tests.simulation.links import Link
+from tests.simulation.play import facts
+from tests.simulation.wired import Wired
+from tests.simulation.wires import Agent
+from tests.simulation.world import World, WorldHost
+
+__all__ = ["WiredStaticWorld"]
+
+_OVER = 6.0
+_LIVES_ON = 0.8
+
+
+class WiredStaticWorld(Wired, World):
+    """`faults` are the world's own."""
+
+    def __init__(self, seed: int, *, faults: float) -> None:
+        super().__init__(seed, faults=faults)
+        self._count_agents = 0
+        self._agent_of: dict[str, int] = {}
+        self.plug_in(Breakdowns(seed, over=_OVER, lease=self.lease))
+
+    @property
+    def living(self) -> list[str]:
+        return [f"{host.name}/{slot}" for host in self.hosts.values() for slot in host.live]
+
+    def connect(self, host: WorldHost) -> None:
+        if self.is_driven:
+            super().connect(host)
+
+    def greet(self, host: WorldHost) -> None:
+        if self.is_driven:
+            host.link = "ready"
+            self._count_agents += 1
+            self._agent_of[host.name] = self._count_agents
+            self.greeted(host.name, self._count_agents)
+            self.send(host.name, on.HostReady(host.name, facts(host.number)))
+            self.send(host.name, on.RendezvousReached(host.name, "10.0.0.100"))
+
+    def interrupt(self) -> None:
+        if self.is_driven:
+            super().interrupt()
+
+    def exit(self, host: WorldHost, slot: int) -> None:
+        if self.random.random() > _LIVES_ON:
+            super().exit(host, slot)
+
+    def send(self, name: str, event: on.Event) -> None:
+        if name in self._agent_of:
+            self.report(name, self._agent_of[name], event)
+
+    def reopen(self, host: str) -> None:
+        self._agent_of.pop(host, None)
+        self.hosts[host].live.clear()
+        self.hosts[host].link = "connecting"
+
+    def returned(self, states: dict[str, HostState]) -> None:
+        pass
+
+    def close(self, link: Link) -> None:
+        self.tell(on.HostClosed(link.host))
+
+    def give_up(self, link: Link) -> None:
+        self.broken.append(f"lose {link.host}")
+        self.tell(on.HostGone(link.host, HostLost("lost", host=link.host).problem))
+
+    def lose(self, host: WorldHost) -> None:
+        self.broken.append(f"lose {host.name}")
+        was_ready = host.link == "ready"
+        self.vanish(host)
+        if not was_ready and self.is_driven:
+            self.tell(on.HostFailed(host.name, HostLost("lost", host=host.name).problem))
+
+    def vanish(self, host: WorldHost) -> None:
+        super().vanish(host)
+        agent = self.agents.get((host.name, self._agent_of.get(host.name, 0)))
+        if agent is not None:
+            agent.die()
+
+    def agent_gives_up(self, agent: Agent) -> None:
+        host = self.hosts[agent.host]
+        if self._agent_of.get(agent.host) != agent.number:
+            agent.die()
+            return
+        self.check_gives_up(agent)
+        self.broken += [f"lose {host.name}", "exit 137", "exit 143"]
+        self.report(
+            host.name,
+            agent.number,
+            on.HostParting(host.name, HostLost("the driver is gone", host=host.name).problem),
+        )
+        host.orders += 1
+        for after, number in ((0.0, signal.SIGTERM), (self.grace, signal.SIGKILL)):
+            self.at(after, partial(self.deliver, host, number, host.orders))
+        self.at(self.grace, partial(self.vanish, host))
