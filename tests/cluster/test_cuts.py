@@ -53,5 +53,5 @@ def test_the_drivers_link_is_away_for_most_of_the_lease(
         ticks = f"[{rank}]{TICK}"
         job.saw(ticks, job.stdout.count(ticks) + 50)  # more than had time to come before the cut
     assert job.interrupt().code() == 130
-    assert "lost" not in job.stderr
+    assert "lost: " not in job.stderr  # a host; a connection that was silent may be
     cluster["a"].touched = cluster["b"].touched = True

@@ -149,7 +149,7 @@ class Driver:
         self._carry_out_all(began)
         if self._keeping is not None:
             self._keeping.begin(self._spec, self._keys, self._rendezvous.port)
-            self._keep(began)
+        self._keep(began)
 
     def take_over(self, takeover: "Takeover") -> None:
         """Be where the driver was that has written this journal: run() goes on from there. Raises OtherVersion."""
@@ -228,9 +228,13 @@ class Driver:
         places = [launch.place for launch in self._ranks.see(actions)]
         if places:
             self._printer.place({place.rank: (place.host, place.local_rank) for place in places})
-        for watch in self._watchers:
-            watch(arrival.event, actions, now)
         return Turn(now, arrival, actions)
+
+    def _show(self, turns: Sequence[Turn]) -> None:
+        """Nobody is told what is not on record: whoever takes the job over would tell it again."""
+        for turn in turns:
+            for watch in self._watchers:
+                watch(turn.arrival.event, turn.actions, turn.at)
 
     def _is_for_watchers(self, event: on.Event) -> bool:
         """Whether it changes nothing; else it may be time for the engine to look at its clock."""
@@ -243,6 +247,7 @@ class Driver:
         What they were made of need not be said again then.
         """
         if self._keeping is None:
+            self._show(turns)
             return
         self._unkept += turns
         if not self._unkept or (
@@ -253,6 +258,7 @@ class Driver:
         greeted = [turn.arrival.source for turn in kept if isinstance(turn.arrival.event, on.HostReady)]
         hellos = {source.number: without_secrets(source.hello) for source in greeted if source is not None}
         self._keeping.write(kept, hellos)
+        self._show(kept)
         for turn in kept:
             _settle(turn.arrival)
 

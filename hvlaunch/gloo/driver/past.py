@@ -27,9 +27,7 @@ __all__ = [
     "read_past",
 ]
 
-_HINT = (
-    "hvlaunch stop JOB ends nothing now: the workers end by themselves, and the job has to be started again"
-)
+_HINT = "start the job again: the workers that it had end by themselves"
 
 
 class NoJournal(HvlaunchError):

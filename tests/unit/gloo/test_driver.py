@@ -274,6 +274,29 @@ def test_a_journal_is_written_ahead_replays_and_has_no_key(rig: Rig, tmp_path: P
     assert KEYS.beacons not in text
 
 
+def test_nobody_is_told_what_is_not_on_record(rig: Rig, tmp_path: Path) -> None:
+    """A driver that takes the job over would tell it again."""
+
+    class Noted(Keeping):
+        def write(self, turns: Sequence[Turn], hellos: Mapping[int, Mapping[str, Any]]) -> None:
+            super().write(turns, hellos)
+            written.extend(turn.arrival.event for turn in turns)
+
+    def see(event: on.Event, _actions: Sequence[do.Action], _now: float) -> None:
+        told.append((event, event in written or isinstance(event, on.HostStage)))
+
+    written: list[on.Event] = []
+    told: list[tuple[on.Event, bool]] = []
+    rig.keeping = Noted(tmp_path, pytest.fail)
+    rig.watchers = [see]
+    rig.started()
+    for agent in rig.agents.values():
+        agent.end_worker(0)
+    assert rig.end().exit_code == 0
+    assert [event for event, was_written in told if not was_written] == []
+    assert any(isinstance(event, on.WorkerStarted) for event, _ in told)
+
+
 def test_what_is_not_in_the_journal_is_not_taken_from_agents(rig: Rig, tmp_path: Path) -> None:
     class Stuck(Keeping):
         def write(self, turns: Sequence[Turn], hellos: Mapping[int, Mapping[str, Any]]) -> None:

@@ -170,12 +170,12 @@ def test_cut_anywhere_it_has_the_first_turns_or_is_refused(tmp_path: Path) -> No
         (copy / f"{JOURNAL}-wal").write_bytes(log[:size])
         try:
             past = read_past(copy / JOURNAL)
-        except (ForeignJournal, TornJournal):
+        except (ForeignJournal, TornJournal, NoJournal):
             counts.add(-1)
             continue
         assert [one.at for one in past.turns] == [1.0, 2.0, 3.0][: len(past.turns)]
         counts.add(len(past.turns))
-    assert counts == {-1, 0, 1, 3}
+    assert counts == {-1, 1, 3}
 
 
 def test_a_disk_that_is_full_ends_it_and_not_the_job(tmp_path: Path) -> None:
