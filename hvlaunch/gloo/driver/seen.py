@@ -1,9 +1,8 @@
 """A small file in the job's directory: up to which frame each agent was told that we have them, and what was printed."""
 
+import mmap
 import os
-import struct
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +11,11 @@ from hvlaunch.console.lines import Stream
 __all__ = ["SEEN", "Seen", "SeenFile", "SeenFrames"]
 
 SEEN = "seen"
-_LINK = struct.Struct("<QQQ")
+_FIELDS = 4
+"""Of a link, 8 bytes each: those of Seen, and one that is free, so that no link lies in two pages."""
 _PLACES: dict[Stream, int] = {"stdout": 1, "stderr": 2}
+_PAGE = mmap.ALLOCATIONGRANULARITY
+_PER_PAGE = _PAGE // (8 * _FIELDS)
 
 
 class Seen(NamedTuple):
@@ -29,15 +31,34 @@ class Seen(NamedTuple):
 class SeenFile:
     """For any thread. A number is written before anybody relies on it: what was written outlives the process.
 
-    A disk that is full is found out by the journal.
+    It is memory that the file shares: a call of the kernel for each line that is printed would be a tenth of what printing costs.
+    Where there is no room, nothing is kept; that a disk is full is found out by the journal.
     """
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._lock = threading.Lock()
+        self._pages: dict[int, memoryview] = {}
 
     def of(self, link: int) -> "SeenFrames":
-        return SeenFrames(self._fd, link)
+        number, place = divmod(link, _PER_PAGE)
+        with self._lock:
+            if number not in self._pages:
+                self._pages[number] = self._page(number)
+            return SeenFrames(self._pages[number][_FIELDS * place : _FIELDS * (place + 1)])
+
+    def _page(self, number: int) -> memoryview:
+        offset = number * _PAGE
+        try:
+            size = os.fstat(self._fd).st_size
+            while (
+                size < offset + _PAGE
+            ):  # with its blocks: a page without one could not be written where the disk is full
+                size += os.pwrite(self._fd, bytes(offset + _PAGE - size), size)
+            return memoryview(mmap.mmap(self._fd, _PAGE, offset=offset)).cast("Q")
+        except OSError:
+            return memoryview(bytearray(_PAGE)).cast("Q")
 
     def close(self) -> None:
         os.close(self._fd)
@@ -46,12 +67,13 @@ class SeenFile:
 class SeenFrames:
     """Those of one link."""
 
-    def __init__(self, fd: int, link: int) -> None:
-        self._fd = fd
-        self._at = link * _LINK.size
+    def __init__(self, numbers: memoryview) -> None:
+        self._numbers = numbers
         self._lock = threading.Lock()
-        data = os.pread(fd, _LINK.size, self._at)
-        self.last = Seen(*_LINK.unpack(data)) if len(data) == _LINK.size else Seen()
+
+    @property
+    def last(self) -> Seen:
+        return Seen(*self._numbers[: len(Seen._fields)])
 
     def tell(self, number: int) -> None:
         """The agent is about to be told that it need not keep any frame up to this one."""
@@ -63,9 +85,4 @@ class SeenFrames:
 
     def _set(self, place: int, number: int) -> None:
         with self._lock:
-            if number > self.last[place]:
-                fields = list(self.last)
-                fields[place] = number
-                self.last = Seen(*fields)
-                with suppress(OSError):
-                    os.pwrite(self._fd, _LINK.pack(*fields), self._at)
+            self._numbers[place] = max(self._numbers[place], number)

@@ -1,6 +1,12 @@
 """Which frames an agent need not keep."""
 
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from hvlaunch.gloo.driver.durable import DurableFrames
 from hvlaunch.gloo.driver.seen import Seen, SeenFile
@@ -38,3 +44,29 @@ def test_what_was_seen_is_in_the_file_at_once(tmp_path: Path) -> None:
     seen.print("stderr", 8)  # of another outlet, later
     assert SeenFile(path).of(2).last == Seen(told=5, stdout=0, stderr=9)
     assert SeenFile(path).of(1).last == SeenFile(path).of(3).last == Seen()
+
+
+def test_what_was_seen_of_many_links_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    program = (
+        "import os, sys; from pathlib import Path; from hvlaunch.gloo.driver.seen import SeenFile\n"
+        "file = SeenFile(Path(sys.argv[1]))\n"
+        "for link in range(1000): file.of(link).print('stdout', link + 1)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, path], check=False).returncode == -9
+    file = SeenFile(path)
+    assert [file.of(link).last.stdout for link in range(1001)] == [*range(1, 1001), 0]
+
+
+def test_where_the_disk_is_full_printing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "")
+
+    file = SeenFile(tmp_path / "seen")
+    file.of(1).print("stdout", 3)
+    monkeypatch.setattr(os, "pwrite", full)
+    beyond = file.of(10_000)
+    beyond.print("stdout", 7)
+    assert (beyond.last.stdout, file.of(1).last.stdout) == (7, 3)
+    assert SeenFile(tmp_path / "seen").of(1).last.stdout == 3
