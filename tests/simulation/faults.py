@@ -236,6 +236,9 @@ def lose_beats(world: "ElasticWorld") -> bool:
     """For longer than a worker may be silent, none comes of any."""
     world.faults_detail = ""
     world.beats_from = world.now + world.random.uniform(0.6, 1.1) * world.options.worker_timeout
+    world.workers.codes.add(
+        128 + signal.SIGKILL
+    )  # where it comes twice in a row, all may be killed for their silence
     return True
 
 
