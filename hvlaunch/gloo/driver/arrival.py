@@ -41,3 +41,5 @@ class Turn(NamedTuple):
     at: float
     arrival: Arrival
     actions: Sequence[do.Action]
+    is_decided: bool = True
+    """Whether the engine was asked: a journal has no other turns."""

@@ -214,8 +214,7 @@ class Driver:
                 _settle(arrival)
                 continue
             if self._is_for_watchers(arrival.event):
-                for watch in self._watchers:
-                    watch(arrival.event, (), self._clock())
+                turns.append(Turn(self._clock(), arrival, (), is_decided=False))
                 continue
             turns.append(self._take_turn(arrival))
             if any(isinstance(action, do.Finish) for action in turns[-1].actions):
@@ -254,11 +253,13 @@ class Driver:
             turns and len(self._unkept) < _MOST_AT_ONCE and not any(turn.actions for turn in turns)
         ):
             return
-        kept, self._unkept = self._unkept, []
+        told, self._unkept = self._unkept, []
+        kept = [turn for turn in told if turn.is_decided]
         greeted = [turn.arrival.source for turn in kept if isinstance(turn.arrival.event, on.HostReady)]
         hellos = {source.number: without_secrets(source.hello) for source in greeted if source is not None}
-        self._keeping.write(kept, hellos)
-        self._show(kept)
+        if kept:
+            self._keeping.write(kept, hellos)
+        self._show(told)
         for turn in kept:
             _settle(turn.arrival)
 

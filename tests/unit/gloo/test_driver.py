@@ -282,17 +282,27 @@ def test_nobody_is_told_what_is_not_on_record(rig: Rig, tmp_path: Path) -> None:
             super().write(turns, hellos)
             written.extend(turn.arrival.event for turn in turns)
 
-    def see(event: on.Event, _actions: Sequence[do.Action], _now: float) -> None:
+    def see(event: on.Event, _actions: Sequence[do.Action], now: float) -> None:
         told.append((event, event in written or isinstance(event, on.HostStage)))
+        times.append(now)
 
     written: list[on.Event] = []
     told: list[tuple[on.Event, bool]] = []
+    times: list[float] = []
     rig.keeping = Noted(tmp_path, pytest.fail)
     rig.watchers = [see]
     rig.started()
+    for _ in range(5):
+        rig.now += 0.001
+        rig.events.put(on.HostNoise("a", "a line"))
+        rig.events.put(on.HostStage("a", "connect"))
+    until(lambda: len(written) and on.HostNoise("a", "a line") in written, "the record")
     for agent in rig.agents.values():
         agent.end_worker(0)
     assert rig.end().exit_code == 0
+    assert times == sorted(times)
+    assert sum(isinstance(event, on.HostStage) for event, _ in told) >= 5
+    assert not any(isinstance(event, on.HostStage) for event in written)
     assert [event for event, was_written in told if not was_written] == []
     assert any(isinstance(event, on.WorkerStarted) for event, _ in told)
 
