@@ -169,6 +169,7 @@ def _parts(world: "ElasticWorld", host: "SimHost") -> bool:
     for one in list(host.processes):
         if one.agent == host.agent:
             world.at(world.delay(), lambda one=one: world.workers.end(one, None, signal.SIGTERM))  # type: ignore[misc]
+    world.workers.codes.add(128 + signal.SIGTERM)  # where they outlive all that hvlaunch sends them
     return True
 
 

@@ -118,7 +118,8 @@ class Invariants:
         host = self.world.hosts[name]
         if (
             host.unlisted_since is None
-            or host.is_cut
+            or not host.reachable
+            or (host.link == "ready" and host.dead == host.agent)
             or host.is_full
             or host.staying == host.agent
             or any(one.outlives_kill for one in host.processes)
