@@ -8,9 +8,9 @@ from contextlib import suppress
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_NOT_WRITTEN
 
-__all__ = ["complain", "print_answer"]
+__all__ = ["BROKEN_PIPE", "complain", "print_answer"]
 
-_BROKEN_PIPE = 141  # 128 + SIGPIPE
+BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 def print_answer(text: str) -> int:
@@ -24,7 +24,7 @@ def print_answer(text: str) -> int:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
         if isinstance(error, BrokenPipeError):
-            return _BROKEN_PIPE
+            return BROKEN_PIPE
         complain(f"stdout: {os.strerror(error.errno or errno.EIO).lower()}")
         return EXIT_NOT_WRITTEN
     return 0

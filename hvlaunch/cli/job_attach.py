@@ -3,18 +3,17 @@
 import argparse
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
-from hvlaunch.cli.answer import complain
+from hvlaunch.cli.answer import BROKEN_PIPE, complain
 from hvlaunch.cli.job_view import View, await_output, has_ended, is_shown
 from hvlaunch.console.duration import duration
 from hvlaunch.console.store_reader import STREAMS, StoreReader, from_where, newest_lines
 from hvlaunch.console.stored import Position, Stored, segments
 from hvlaunch.gloo.watch.milestones import count
 from hvlaunch.hosts.fold import host_set
-from hvlaunch.jobs.control import Control, ControlRefused, DriverGone
+from hvlaunch.jobs.control import DriverGone, state_of
 from hvlaunch.jobs.directory import has_driver
 from hvlaunch.jobs.known import KnownJob, choose, result_of
 from hvlaunch.jobs.minder import SUCCESSOR_LOG, start_successor
@@ -31,7 +30,6 @@ _STATE_PATIENCE = 5.0
 _TAKE_OVER_PATIENCE = 60.0
 _LEAVE_PATIENCE = 0.5
 _VIEWED = "viewed"
-_BROKEN_PIPE = 141
 
 
 def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
@@ -55,7 +53,7 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         for item in found:
             view.show(item)
             if not view.is_read:
-                return _BROKEN_PIPE
+                return BROKEN_PIPE
         view.printer.close()
     except KeyboardInterrupt:
         view.printer.close(_LEAVE_PATIENCE)
@@ -154,9 +152,8 @@ def _state(job: KnownJob) -> str:
     if has_ended(job):
         result = result_of(job)
         return f"{who} has ended{since}, exit code {0 if result is None else result['exit_code']}"
-    try:
-        state: Mapping[str, Any] = Control(job, _STATE_PATIENCE).get("/job")
-    except (DriverGone, ControlRefused):
+    state = state_of(job, _STATE_PATIENCE)
+    if state is None:
         return f"{who}: its driver (process {job.about.get('pid')}) does not answer{since}"
     hosts = host_set(host["host"] for host in state["hosts"] if host["state"] == "ready")
     current = f", round {state['round']['number']}" if state["round"] else ""

@@ -14,7 +14,7 @@ from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.option import BadValue
 from hvlaunch.cli.parser import Parser
 from hvlaunch.errors import BadUsage
-from hvlaunch.jobs.control import Control, ControlRefused, DriverGone
+from hvlaunch.jobs.control import Control, DriverGone, state_of
 from hvlaunch.jobs.directory import jobs_directory, remove
 from hvlaunch.jobs.known import KnownJob, await_driver, await_end, choose, known_jobs, prune
 
@@ -143,13 +143,7 @@ def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 def _state(job: KnownJob) -> Mapping[str, Any] | None:
     """What the job's driver says of it now; None where it says nothing."""
-    if not job.has_driver:
-        return None
-    try:
-        found: Mapping[str, Any] | None = Control(job, _PATIENCE).get("/job")
-    except (DriverGone, ControlRefused):
-        return None
-    return found
+    return state_of(job, _PATIENCE) if job.has_driver else None
 
 
 def _events(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 
-from hvlaunch.cli.answer import print_answer
+from hvlaunch.cli.answer import BROKEN_PIPE, print_answer
 from hvlaunch.cli.job_view import Ranks, View, await_output, has_ended, is_shown
 from hvlaunch.console.store_reader import StoreReader, from_where
 from hvlaunch.console.stored import Stored
@@ -17,7 +17,6 @@ __all__ = ["logs"]
 _LOOK = 0.05
 _PATIENCE = 10.0
 """Seconds for another driver to begin."""
-_BROKEN_PIPE = 141
 _STREAMS = {"stdout": "stdout", "stderr": "stderr", "said": "hvlaunch", "shown": "report"}
 
 
@@ -36,9 +35,9 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     for item in found:
         view.show(item)
         if not view.is_read:
-            return _BROKEN_PIPE
+            return BROKEN_PIPE
     view.printer.close()
-    return 0 if view.is_read else _BROKEN_PIPE
+    return 0 if view.is_read else BROKEN_PIPE
 
 
 def _read(job: KnownJob, reader: StoreReader, *, follows: bool) -> Iterator[Stored]:

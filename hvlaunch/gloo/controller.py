@@ -230,7 +230,7 @@ def _server(job: _Job, keeping: "Keeping | None", say: Callable[[str], None]) ->
 
 
 def _takeover(past: "Past", ways: HostWays, stored: Mapping[str, int]) -> "Takeover":
-    from hvlaunch.gloo.driver.journal import boot_id  # noqa: PLC0415 (few drivers are killed)
+    from hvlaunch.boot import boot_id  # noqa: PLC0415 (few drivers are killed)
     from hvlaunch.gloo.driver.takeover import Takeover  # noqa: PLC0415 (as above)
 
     return Takeover(past, ways.lost, stored, past.shift(boot_id(), time.monotonic(), time.time()))

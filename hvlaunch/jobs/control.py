@@ -12,7 +12,7 @@ from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, HvlaunchError
 from hvlaunch.jobs.directory import CONTROL, has_driver, reachable
 from hvlaunch.jobs.known import KnownJob
 
-__all__ = ["Control", "ControlRefused", "DriverGone"]
+__all__ = ["Control", "ControlRefused", "DriverGone", "state_of"]
 
 _PATIENCE = 20.0
 _LOOK = 0.05
@@ -67,6 +67,15 @@ class Control:
     def _gone(self) -> DriverGone:
         hint = f"hvlaunch jobs, or the log of the driver (process {self._job.about.get('pid')})"
         return DriverGone(f"job {self._job.id}: its driver does not answer", hint=hint)
+
+
+def state_of(job: KnownJob, patience: float) -> Mapping[str, Any] | None:
+    """What the job's driver says of it now; None where it says nothing for so many seconds."""
+    try:
+        state: Mapping[str, Any] | None = Control(job, patience).get("/job")
+    except (DriverGone, ControlRefused):
+        return None
+    return state
 
 
 class _UnixConnection(HTTPConnection):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.agent.quick import dumps
+from hvlaunch.boot import boot_id
 from hvlaunch.gloo.driver.arrival import Arrival, Turn
 from hvlaunch.gloo.engine.actions import Action
 from hvlaunch.gloo.engine.codec import BadData, encode
@@ -25,7 +26,6 @@ __all__ = [
     "FORMAT",
     "JOURNAL",
     "Journal",
-    "boot_id",
     "checksum",
     "digest",
 ]
@@ -67,14 +67,6 @@ def _origin(arrival: Arrival) -> tuple[int | None, int | None, float | None, int
 
 def checksum(number: int, at: float, event: str) -> int:
     return zlib.crc32(f"{number} {at!r} {event}".encode())
-
-
-def boot_id() -> str:
-    """Changes when this machine boots; empty where it is not known."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 class Journal:

@@ -44,14 +44,11 @@ Item: TypeAlias = on.Event | Arrival | Inquiry
 Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
 """Sees each event, what the engine made of it before that is carried out, and the time."""
 
-_OUTPUT_IN_FLIGHT = 64 << 20
 _PULSES_PER_WORKER_TIMEOUT = 8
 """So it is known of a silent host before one of its workers has been silent for too long."""
 _MOST_AT_ONCE = 256
 _KEPT_WITHIN = 0.05
 """Seconds in which is on record of what nothing follows."""
-_SECRETS = ("key", "session")
-_WINDOW_RANGE = (256 << 10, 4 << 20)
 
 
 class Driver:

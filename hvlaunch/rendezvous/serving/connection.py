@@ -16,7 +16,7 @@ from hvlaunch.rendezvous.serving.http import (
     Route,
     render_head,
 )
-from hvlaunch.rendezvous.serving.keeping import Keeping
+from hvlaunch.rendezvous.serving.store_keeping import StoreKeeping
 from hvlaunch.rendezvous.serving.traffic import Traffic, plain_address
 
 __all__ = ["ClientConnection"]
@@ -39,7 +39,7 @@ class ClientConnection(asyncio.Protocol):
         admit: Callable[[Head], Answer | Route],
         limits: HttpLimits,
         traffic: "Traffic[ClientConnection]",
-        keeping: Keeping | None = None,
+        keeping: StoreKeeping | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvlaunch.rendezvous.serving import keeping as keeping_module
+from hvlaunch.rendezvous.serving import store_keeping
 from hvlaunch.rendezvous.serving.http import Answer
-from hvlaunch.rendezvous.serving.keeping import Keeping
 from hvlaunch.rendezvous.serving.once import Once
 from hvlaunch.rendezvous.serving.store_file import BadStoreFile, StoreFile
+from hvlaunch.rendezvous.serving.store_keeping import StoreKeeping
 from hvlaunch.rendezvous.store import Store, StoreLimits
 
 LIMITS = StoreLimits(deletions=3, deleted_names=20)
@@ -34,7 +34,7 @@ class Rig(NamedTuple):
 
     store: Store
     once: Once
-    keeping: Keeping
+    keeping: StoreKeeping
     said: list[str]
 
     def state(self) -> Any:
@@ -56,7 +56,7 @@ class Rig(NamedTuple):
 def rig(file: StoreFile | None) -> Rig:
     store, once = Store(LIMITS, version=FRESH), Once(size=3)
     said: list[str] = []
-    keeping = Keeping(file, store, once, said.append, lambda: pytest.fail("a fault"))
+    keeping = StoreKeeping(file, store, once, said.append, lambda: pytest.fail("a fault"))
     keeping.begin()
     return Rig(store, once, keeping, said)
 
@@ -248,7 +248,7 @@ def test_a_value_that_grows_by_parts_is_written_by_parts(path):
 
 
 def test_the_file_stays_small_however_much_changes(path, monkeypatch):
-    monkeypatch.setattr(keeping_module, "_SLACK", 10_000)
+    monkeypatch.setattr(store_keeping, "_SLACK", 10_000)
     with written(path) as one:
         one.store.put("a", "stays", b"s")
         for number in range(2000):
@@ -268,7 +268,7 @@ def test_after_the_machine_has_started_again_watchers_get_all_keys(path, monkeyp
     changes = reopened(path).store.changes("a", since=since)
     assert changes is not None
     assert (dict(changes.values), changes.complete) == ({"k": None, "j": b"w"}, False)
-    monkeypatch.setattr(keeping_module, "_boot", lambda: b"another")
+    monkeypatch.setattr(store_keeping, "_boot", lambda: b"another")
     changes = reopened(path).store.changes("a", since=since)
     assert changes is not None
     assert (dict(changes.values), changes.complete) == ({"j": b"w"}, True)

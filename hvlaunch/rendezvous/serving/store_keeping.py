@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
+from hvlaunch.boot import boot_id
 from hvlaunch.rendezvous.serving.items import APPENDED, DELETED, DONE, MARK, NOTE, SET, pack
 from hvlaunch.rendezvous.serving.once import Once
 from hvlaunch.rendezvous.serving.store_file import BadStoreFile, StoreFile
 from hvlaunch.rendezvous.store import Store
 
-__all__ = ["Keeping"]
+__all__ = ["StoreKeeping"]
 
 _BOOT = "boot"
 _SLACK = (
@@ -20,7 +20,7 @@ _SLACK = (
 _BLOCK = 1 << 20  # bytes of a block, about, where a file is rewritten
 
 
-class Keeping:
+class StoreKeeping:
     """Keeps what `store`, `once` and notes of the server's own hold. Belongs to the server's thread.
 
     What changes in one turn of the event loop is written at once, before the next; without a loop by flush(). Nobody is
@@ -202,7 +202,4 @@ class Keeping:
 
 def _boot() -> bytes:
     """What is another after the machine has started again."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
-    except OSError:
-        return os.uname().nodename.encode()
+    return (boot_id() or os.uname().nodename).encode()
