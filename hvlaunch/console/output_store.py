@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.console.bar_states import BarStates
-from hvlaunch.console.lines import Key, Stream
+from hvlaunch.console.lines import Stream
 from hvlaunch.console.recent import Origin, Place
 from hvlaunch.console.stored import Kind, Stored, items, pack, segment_path, segments
 
@@ -74,13 +74,14 @@ class OutputStore:
 
     def output(self, rank: int, stream: Stream, data: bytes, origin: Origin | None = None) -> None:
         """A rank wrote this."""
-        if not self._states.holds((rank, stream), data, origin):
-            self._release((rank, stream))
-            self._add(stream, data, rank, origin)
+        for kept, newest in self._states.add((rank, stream), data, origin):
+            self._add(stream, kept, rank, newest)
 
     def end(self, rank: int, stream: Stream, origin: Origin | None = None) -> None:
         """Nothing more comes of this stream."""
-        self._release((rank, stream))
+        held = self._states.release((rank, stream))
+        if held is not None:
+            self._add(stream, held[0], rank, held[1])
         self._add("stdout ended" if stream == "stdout" else "stderr ended", b"", rank, origin)
 
     def say(self, text: str) -> None:
@@ -152,11 +153,6 @@ class OutputStore:
         self._waiting.append(pack(Stored(self._wall(), kind, data, rank, origin)))
         if origin is not None:
             self._newest[origin[0]] = origin[1]
-
-    def _release(self, key: Key) -> None:
-        held = self._states.release(key)
-        if held is not None:
-            self._add(key[1], held[0], key[0], held[1])
 
     def _append_somehow(self, data: bytes) -> None:
         """Where there is no room, the oldest that is kept makes some. Raises OSError."""

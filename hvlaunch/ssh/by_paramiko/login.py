@@ -62,7 +62,11 @@ class Login:
     def over(self, stream: Stream) -> ParamikoConnection:
         """Shake hands and authenticate; the stream is closed where that fails. Raises as ParamikoClient.connect()."""
         stage("log in")
-        transport = ClientTransport(stream, name=f"ssh {self._name}")
+        try:
+            transport = ClientTransport(stream, name=f"ssh {self._name}")
+        except OSError as error:  # closed meanwhile
+            stream.close()
+            raise self._failed(f"the connection to {self._where} was closed: {error.strerror}") from None
         try:
             offers = self._keyring.offers(self._name, self._settings, self._deadline - _LAST_STEPS)
             self._shake_hands(transport, stream)

@@ -218,32 +218,33 @@ def test_of_a_bar_a_state_is_kept_each_second_and_the_last_one(tmp_path, form):
     seconds[0] = store.deadline
     store.write()
     assert store.deadline is None
-    states = [int(item.data) for item in all_items(tmp_path) if item.kind == "stderr"]
+    states = [int(item.data.split()[-1]) for item in all_items(tmp_path) if item.kind == "stderr"]
     assert states == [*range(0, 100, 8), 99]
     store.output(0, "stderr", b"\r100", ("a", 100))
     store.output(0, "stderr", b"\r101", ("a", 101))
     store.output(0, "stderr", b"done\n", ("a", 102))
     store.end(0, "stderr")
     store.write()
-    assert [item.data for item in all_items(tmp_path)][-3:] == [b"\r101", b"done\n", b""]
+    assert [item.data for item in all_items(tmp_path)][-3:] == [b"\r100\r101", b"done\n", b""]
     assert store.seen["a"] == 102
 
 
-def test_a_bar_that_is_cut_anywhere_ends_as_it_was_drawn(tmp_path):
-    """However its bytes come, and whichever states are left out: what is drawn last is whole."""
+@pytest.mark.parametrize("form", [b"\rstep %03d of 300", b"step %03d of 300\r", b"\r step %03d of 300\r"])
+@pytest.mark.parametrize("size", [1, 3, 7, 16, 50, 4096])
+def test_of_a_bar_that_is_cut_anywhere_whole_states_are_kept(tmp_path, form, size):
+    """However its bytes come, and whichever states are left out."""
     seconds = [10.0]
-    text = b"".join(b"\rstep %03d of 300" % number for number in range(300)) + b"\nend\n"
-    for size in (1, 3, 7, 16, 50):
-        directory = tmp_path / str(size)
-        directory.mkdir()
-        store = OutputStore(directory, clock=lambda: seconds[0])
-        for at in range(0, len(text), size):
-            store.output(0, "stdout", text[at : at + size])
-            store.write()
-            seconds[0] += 0.01
-        last, end = b"".join(data for _, data in kept(directory)).split(b"\n")[:2]
-        assert last.rpartition(b"\r")[2] == b"step 299 of 300"
-        assert end == b"end"
+    states = [form % number for number in range(300)]
+    text = b"".join(states) + b"\nend\n"
+    store = OutputStore(tmp_path, clock=lambda: seconds[0])
+    for at in range(0, len(text), size):
+        store.output(0, "stdout", text[at : at + size])
+        store.write()
+        seconds[0] += 0.01
+    *_, last, end = (found := b"".join(data for _, data in kept(tmp_path)).splitlines())
+    assert set(found) <= {state.strip(b"\r") for state in states} | {b"", b"end"}
+    assert last == states[-1].strip(b"\r")
+    assert end == b"end"
 
 
 def test_what_is_recent_is_bounded_and_goes_on_into_a_store(store, tmp_path):

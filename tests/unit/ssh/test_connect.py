@@ -23,8 +23,13 @@ from hvlaunch.errors import (
 )
 from hvlaunch.job import Host
 from hvlaunch.ssh.by_paramiko.client import ParamikoClient
+from hvlaunch.ssh.by_paramiko.login import Login
+from hvlaunch.ssh.config.ask_ssh import AskSSH
+from hvlaunch.ssh.config.questions import Questions
+from hvlaunch.ssh.config.settings import Target, resolve
 from hvlaunch.ssh.stages import listen
 from hvlaunch.ssh.streams.connect_limit import ConnectLimit
+from hvlaunch.ssh.streams.stream import GreetingSocket
 from hvlaunch.ssh.trust.keyring import Keyring
 
 from .conftest import (
@@ -290,6 +295,18 @@ def test_close_ends_a_proxy_command_that_is_still_waited_for(unused):
     assert isinstance(ended[0], ConnectFailed)
     with pytest.raises(ConnectFailed, match="hvlaunch stopped connecting"):
         client.connect(unused.host())
+
+
+def test_a_connection_that_is_closed_before_the_login_begins(unused):
+    """As close() may do to that of a ProxyCommand."""
+    near, far = socket.socketpair()
+    with far, GreetingSocket(fileno=near.detach()) as stream:
+        stream.close()
+        settings = resolve(unused.host(), unused.options(), timeout=PATIENCE, ask=Questions(AskSSH()))
+        deadline = time.monotonic() + PATIENCE
+        login = Login(Target("a", settings, ""), "strict", Keyring(), timeout=PATIENCE, deadline=deadline)
+        with pytest.raises(ConnectFailed, match="was closed"):
+            login.over(stream)
 
 
 def test_a_proxy_command_that_meets_a_full_sshd(unused):
