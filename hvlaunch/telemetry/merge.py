@@ -1,0 +1,176 @@
+"""Stacks of many ranks as one text: equal ones are one, with the set of their ranks. Pure.
+
+As in STAT (Arnold et al., "Stack Trace Analysis for Large Scale Debugging", IPDPS 2007) they make a tree that has a
+branch where they part. Here the branch of the fewest ranks comes first: it is the one to look at.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hvlaunch.hosts.fold import fold_ranks
+from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
+
+__all__ = ["Node", "merge", "summary", "tree_lines", "where"]
+
+_WRAPPERS = frozenset(
+    ("wrapper", "inner", "wrapped", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn", "__call__")
+)
+_MOST_GROUPS = 12
+_NOTHING = "unknown: it had ended, or could not be read"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Some calls that one or more ranks have in common, the outermost first, and where these ranks part."""
+
+    ranks: frozenset[int]
+    frames: tuple[Frame, ...]
+    branches: tuple["Node", ...] = ()
+    """Those of the fewest ranks first. A rank whose stack ends here is in none; one with several stacks may be in several."""
+
+
+def merge(stacks: Iterable[tuple[int, Sequence[Frame]]]) -> Node:
+    """The tree of these ranks' stacks."""
+    return _merge([(rank, tuple(frames)) for rank, frames in stacks])
+
+
+def _merge(stacks: Sequence[tuple[int, tuple[Frame, ...]]]) -> Node:
+    common = _common([frames for _, frames in stacks])
+    heads: dict[Frame, list[tuple[int, tuple[Frame, ...]]]] = {}
+    for rank, frames in stacks:
+        rest = frames[len(common) :]
+        if rest:
+            heads.setdefault(rest[0], []).append((rank, rest))
+    branches = sorted(
+        (_merge(one) for one in heads.values()),
+        key=lambda node: (len(node.ranks), min(node.ranks), _order(node.frames)),
+    )
+    return Node(frozenset(rank for rank, _ in stacks), common, tuple(branches))
+
+
+def _common(stacks: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:
+    """The frames with which all of them begin."""
+    if not stacks:
+        return ()
+    first, last = min(stacks, key=_order), max(stacks, key=_order)
+    same = 0
+    while same < min(len(first), len(last)) and first[same] == last[same]:
+        same += 1
+    return first[:same]
+
+
+def _order(frames: Sequence[Frame]) -> list[tuple[str, str, int]]:
+    return [(frame.function, frame.file, frame.line) for frame in frames]
+
+
+def where(frames: Sequence[Frame]) -> str:
+    """In a few words: what the user's own code calls, and from which line; `all_reduce (train.py:88)`."""
+    if not frames:
+        return _NOTHING
+    own = [number for number, frame in enumerate(frames) if frame.is_own]
+    if not own:
+        return str(frames[-1])
+    last = frames[own[-1]]
+    called = [frame.function for frame in frames[own[-1] + 1 :] if frame.function not in _WRAPPERS]
+    return str(Frame(called[0] if called else last.function, last.file, last.line))
+
+
+def _main_of(processes: Sequence[ProcessStack]) -> ProcessStack:
+    """Of a rank's processes the one that tells what the rank does: the first in Python, else the worker itself."""
+    return next((one for one in processes if one.is_python), processes[0])
+
+
+def _by_rank(stacks: Iterable[ProcessStack]) -> dict[int, list[ProcessStack]]:
+    found: dict[int, list[ProcessStack]] = {}
+    for one in sorted(stacks, key=lambda one: (one.rank, one.is_child)):
+        found.setdefault(one.rank, []).append(one)
+    return found
+
+
+def summary(stacks: Iterable[ProcessStack], most: int = _MOST_GROUPS) -> str:
+    """One line: `rank 7 in sleep (data.py:31); ranks 0-6 in all_reduce (train.py:88)`. At most so many groups."""
+    groups: dict[str, set[int]] = {}
+    for rank, processes in _by_rank(stacks).items():
+        main = _main_of(processes)
+        groups.setdefault(where(main.threads[0].frames if main.threads else ()), set()).add(rank)
+    rarest = sorted(groups.items(), key=lambda group: (len(group[1]), min(group[1])))
+    parts = [f"{fold_ranks(ranks)} in {place}" for place, ranks in rarest[:most]]
+    if rest := [rank for _, ranks in rarest[most:] for rank in ranks]:
+        parts.append(f"{fold_ranks(rest)} in {len(rarest) - most} other places")
+    return "; ".join(parts)
+
+
+def tree_lines(stacks: Iterable[ProcessStack]) -> list[str]:
+    """All of it: a tree for the workers' main threads, one for each kind of other threads and of children."""
+    ranks = _by_rank(stacks)
+    mains, others, helpers = _Trees(), _Trees(), 0
+    for rank, processes in ranks.items():
+        main = _main_of(processes)
+        mains.add("", rank, main.threads[0].frames if main.threads else ())
+        for one in processes:
+            for number, thread in enumerate(one.threads):
+                if one is main and number == 0:
+                    continue
+                if number and thread.is_helper:
+                    helpers += 1
+                else:
+                    others.add(_title(one, thread, is_main=number == 0), rank, thread.frames)
+    lines = [*mains.lines(), *others.lines()]
+    if helpers:
+        lines.append(f"{helpers} helper thread{'' if helpers == 1 else 's'} of libraries")
+    return [*lines, *_notes(ranks)]
+
+
+def _title(process: ProcessStack, thread: ThreadStack, *, is_main: bool) -> str:
+    command = process.command.split("/")[-1] if process.is_child else ""
+    if is_main:
+        return f"child {command}" if process.is_child else f"the worker itself, {process.command}"
+    return f"thread {thread.name}" + (f" of child {command}" if process.is_child else "")
+
+
+class _Trees:
+    """Stacks that are shown as one tree, by their title."""
+
+    def __init__(self) -> None:
+        self._stacks: dict[str, list[tuple[int, Sequence[Frame]]]] = {}
+
+    def add(self, title: str, rank: int, frames: Sequence[Frame]) -> None:
+        self._stacks.setdefault(title, []).append((rank, frames))
+
+    def lines(self) -> list[str]:
+        lines: list[str] = []
+        for title, stacks in self._stacks.items():
+            body = _branch(merge(stacks), "")
+            lines += [f"{title}:", *(f"  {line}" for line in body)] if title else body
+        return lines
+
+
+def _branch(node: Node, indent: str) -> list[str]:
+    frames = [str(frame) for frame in node.frames]
+    ends = node.ranks.difference(*(branch.ranks for branch in node.branches))
+    lines = []
+    if frames or not node.branches:
+        lines.append(f"{indent}{fold_ranks(node.ranks)}: {frames[0] if frames else _NOTHING}")
+        lines += [f"{indent}  {frame}" for frame in frames[1:]]
+        indent += "  "
+    if frames and node.branches and ends:
+        lines.append(f"{indent}{fold_ranks(ends)}: here")
+    elif node.branches and ends:
+        lines.append(f"{indent}{fold_ranks(ends)}: {_NOTHING}")
+    for branch in node.branches:
+        lines += _branch(branch, indent)
+    return lines
+
+
+def _notes(ranks: dict[int, list[ProcessStack]]) -> list[str]:
+    """Which of the stacks are not py-spy's, and why."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for rank, processes in ranks.items():
+        main = _main_of(processes)
+        if main.source != "py-spy":
+            found.setdefault((main.source, main.problem or ""), set()).add(rank)
+    return [
+        f"{fold_ranks(known)} by {'the kernel' if source == 'kernel' else source}"
+        + (f": {problem}" if problem else "")
+        for (source, problem), known in found.items()
+    ]

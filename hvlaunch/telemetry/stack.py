@@ -1,0 +1,157 @@
+"""Stacks of workers and of their children: what they are, and the form in which a host sends them. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from hvlaunch.agent.shapes import exactly, flag, of, or_null, record, several, text, whole
+
+__all__ = [
+    "STACKS",
+    "Frame",
+    "ProcessStack",
+    "Source",
+    "ThreadStack",
+    "as_json",
+    "process_stacks",
+]
+
+Source = Literal["py-spy", "faulthandler", "kernel"]
+
+_MOST_PROCESSES = 4096
+_MOST_THREADS = 256
+_MOST_FRAMES = 256
+_NAME = text(256)
+_PATH = text(1024)
+_COUNT = whole(0, 1 << 31)
+
+_SHAPE = {
+    "rank": _COUNT,
+    "pid": whole(1, 1 << 22),
+    "command": _PATH,
+    "is_child": flag,
+    "source": of("py-spy", "faulthandler", "kernel"),
+    "problem": or_null(text(512)),
+    "threads": several(
+        record(
+            {
+                "name": _NAME,
+                "is_python": flag,
+                "frames": several(
+                    lambda frame: (
+                        exactly(lambda _: True, 3)(frame)
+                        and _NAME(frame[0])
+                        and _PATH(frame[1])
+                        and _COUNT(frame[2])
+                    ),
+                    _MOST_FRAMES,
+                ),
+            }
+        ),
+        _MOST_THREADS,
+    ),
+}
+STACKS = several(record(_SHAPE), _MOST_PROCESSES)
+"""What a host may send."""
+
+_LIBRARIES = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A call that has not returned. `file` is a path, or empty where it is not known; `line` is 0 then."""
+
+    function: str
+    file: str
+    line: int
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's own code, and not a library's, Python's or the kernel's."""
+        return bool(self.file) and self._library_part() is None
+
+    @property
+    def short_file(self) -> str:
+        """Enough of the path to know the file by."""
+        path = PurePosixPath(self.file)
+        return self._library_part() or "/".join(
+            path.parts[-2:] if path.stem.startswith("__") else path.parts[-1:]
+        )
+
+    def _library_part(self) -> str | None:
+        """The path from the library on; None where the file is none of a library."""
+        if self.file.startswith(("<frozen", "lib", "[")):  # what is in C has the name of its library
+            return self.file
+        parts = PurePosixPath(self.file).parts
+        for number, part in enumerate(parts):
+            if part in _LIBRARIES:
+                return "/".join(parts[number + 1 :])
+        for number, part in enumerate(parts[:-1]):
+            if part in ("lib", "lib64") and parts[number + 1].startswith(("python3", "pypy3")):
+                return "/".join(parts[number + 2 :])
+        return None
+
+    def __str__(self) -> str:
+        if not self.file:
+            return self.function
+        return f"{self.function} ({self.short_file}{f':{self.line}' if self.line else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """One thread. `is_python` is whether its frames are Python's."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    """The outermost first."""
+    is_python: bool
+
+    @property
+    def is_helper(self) -> bool:
+        """Whether nothing of the user's own runs in it."""
+        return not any(frame.is_own for frame in self.frames)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStack:
+    """A worker's process, or one of a worker's children, at one moment."""
+
+    host: str
+    rank: int
+    pid: int
+    command: str
+    is_child: bool
+    """Whether it is a descendant of the worker's process."""
+    threads: tuple[ThreadStack, ...]
+    """The main thread first."""
+    source: Source
+    problem: str | None = None
+    """Why there is no better stack of it, and what to do about it, in one line."""
+
+    @property
+    def is_python(self) -> bool:
+        return any(thread.is_python for thread in self.threads)
+
+
+def process_stacks(host: str, found: object) -> tuple[ProcessStack, ...] | None:
+    """What a host has sent; None where it has not the form."""
+    if not STACKS(found):
+        return None
+    assert isinstance(found, list)  # noqa: S101 (for the type checker)
+    return tuple(_process(host, one) for one in found)
+
+
+def _process(host: str, found: Mapping[str, Any]) -> ProcessStack:
+    threads = tuple(
+        ThreadStack(one["name"], tuple(Frame(*frame) for frame in one["frames"]), one["is_python"])
+        for one in found["threads"]
+    )
+    return ProcessStack(host=host, **{**found, "threads": threads})
+
+
+def as_json(stacks: Sequence[ProcessStack]) -> list[dict[str, Any]]:
+    """As programs get them: frames are objects with `function`, `file` and `line`."""
+    from dataclasses import asdict  # noqa: PLC0415 (when somebody asks)
+
+    return [asdict(one) for one in stacks]
