@@ -32,7 +32,7 @@ BY_AGENT: Mapping[str, int] = {
     ),
     **dict.fromkeys(("stdin_taken", "relay"), _OF_EPOCH),
 }
-SELDOM = 1 << 18
+SELDOM = 1 << 20
 """Bytes of frames, after which the other end is told that it need not keep them."""
 
 
@@ -84,13 +84,13 @@ class Session:
             outbox.sent += 1
 
     def received(self, kind: str, size: int) -> bool:
-        """A frame of so many bytes was dealt with; whether it is time to tell the other end."""
+        """A frame of so many bytes was dealt with; whether it is time to tell the other end, which is said once."""
         stream = self._gets.get(kind)
         if stream is None:
             return False
         self.have[stream] += 1
         self._unsaid += size
-        return self._unsaid >= SELDOM
+        return self._unsaid >= SELDOM > self._unsaid - size
 
     @property
     def has_news(self) -> bool:

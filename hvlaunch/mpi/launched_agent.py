@@ -205,8 +205,8 @@ class _Channel:
             self._end.connection_ended()
         return data
 
-    def send(self, header: dict[str, Any], body: bytes) -> None:
-        self._sealed.sendall(encode(header, body))
+    def send(self, *frames: "Frame") -> None:
+        self._sealed.sendall(b"".join(encode(*frame) for frame in frames))
 
     def stderr(self) -> bytes:
         return b""

@@ -1,7 +1,7 @@
 """The seam between the driver and the ways to hosts: an agent is started, and frames go to it and come from it."""
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hvlaunch.agent.frames import encode
 from hvlaunch.errors import HostError, HostLost
@@ -34,7 +34,7 @@ class AgentChannel(Protocol):
         where it is known what ended the agent.
         """
 
-    def send(self, header: dict[str, Any], body: bytes) -> None:
+    def send(self, *frames: "Frame") -> None:
         """Blocks while the host does not take it. Raises OSError where the connection broke or the agent is gone."""
 
     def stderr(self) -> bytes:
@@ -190,9 +190,9 @@ class CommandChannel:
                 self._listener.heard_agent()
                 yield from decoder.feed(sent)
 
-    def send(self, header: dict[str, Any], body: bytes) -> None:
+    def send(self, *frames: "Frame") -> None:
         program, self._program = self._program, b""
-        self._channel.write(program + encode(header, body))
+        self._channel.write(b"".join((program, *(encode(*frame) for frame in frames))))
 
     def stderr(self) -> bytes:
         return bytes(self._channel.stderr())

@@ -5,7 +5,7 @@ agent/session.py counts them; docs/architecture.md, "Sessions", has the whole.
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ _HANDSHAKE_PATIENCE = 10.0
 _PAUSE = 0.2
 _SURELY = -1
 _HANDSHAKES = ("challenge", "resumed", "refused")
+_TELLING = ("have", "ack")
+"""With these the agent is told what it need not keep: a write of its own would cost as much as the printing of a piece."""
 
 
 class HostSession:
@@ -251,10 +253,12 @@ class HostSession:
                 self._session.sending(header["type"], (header, body))
             if self._channel is None:
                 return
-            if header["type"] == "have":
-                header = {**header, "frames": self._have()}
+            frames: Sequence[Frame] = [(header, body)]
+            if header["type"] in _TELLING:
+                have = {"type": "have", "frames": self._have()}
+                frames = [(have, b""), *frames[header["type"] == "have" :]]
             try:
-                self._channel.send(header, body)
+                self._channel.send(*frames)
             except OSError:
                 self._channel = None  # the reading side sees the end too, and knows more of its cause
 
@@ -359,7 +363,7 @@ class HostSession:
                 with self._counting:
                     again = self._session.again(found)
                 for frame in again:
-                    channel.send(*frame)
+                    channel.send(frame)
                 self._next = told + 1
                 self._channel = channel
         except BaseException:
@@ -384,7 +388,7 @@ class HostSession:
         )
         proof = session_proof(key, "driver", candidate.nonce, nonce, epoch, *have)
         resume = {"type": "resume", "nonce": nonce, "epoch": epoch, "have": have, "proof": proof}
-        candidate.channel.send(resume, b"")
+        candidate.channel.send((resume, b""))
         header, _ = next(candidate.frames)
         if header["type"] == "refused":
             from hvlaunch.gloo.driver.renewal import RenewalFailed  # noqa: PLC0415 (as above)

@@ -33,8 +33,8 @@ class Rig:
 
 def test_the_program_goes_before_the_first_frame_alone() -> None:
     rig = Rig(Host("a"))
-    rig.channel.send(PING, b"x")
-    rig.channel.send(PING, b"")
+    rig.channel.send((PING, b"x"))
+    rig.channel.send((PING, b""))
     program = rig.program.packed(is_near=False)
     assert rig.host.written.startswith(program)
     assert rig.host.frames(len(program)) == [(PING, b"x"), (PING, b"")]
@@ -44,7 +44,7 @@ def test_the_program_goes_before_the_first_frame_alone() -> None:
 
 def test_nothing_is_sent_to_this_machine_unless_another_python_is_to_run_it() -> None:
     here = Rig(Host("a"), remote_address=None)
-    here.channel.send(PING, b"")
+    here.channel.send((PING, b""))
     assert here.host.frames(0) == [(PING, b"")]
     assert sys.executable in here.connection.command
     for rig in (
@@ -52,7 +52,7 @@ def test_nothing_is_sent_to_this_machine_unless_another_python_is_to_run_it() ->
         Rig(Host("a"), "/opt/py", remote_address=None),
         Rig(Host("a", python="/opt/py"), "/other"),
     ):
-        rig.channel.send(PING, b"")
+        rig.channel.send((PING, b""))
         assert rig.host.written.startswith(rig.program.packed(is_near=False))
         assert '"/opt/py"' in rig.connection.command
         assert sys.executable not in rig.connection.command

@@ -93,7 +93,7 @@ def launched():
 def test_the_agent_gets_the_program_and_then_frames(launched):
     assert launched.connection.local_address == launched.connection.remote_address == "127.0.0.1"
     assert launched.connection.processes == 2
-    launched.channel.send({"type": "ping"}, b"")
+    launched.channel.send(({"type": "ping"}, b""))
     assert launched.agent.program() == launched.program.packed(is_near=True, with_ranks=True)
     assert launched.agent.hear() == ({"type": "ping"}, b"")
 
@@ -154,7 +154,7 @@ def test_an_agent_that_calls_again_goes_on_over_the_new_connection(launched):
     agent.say({"type": "bye", "left": 0})
     assert next(channel.frames()) == ({"type": "bye", "left": 0}, b"")
     assert ears.heard == 1
-    channel.send({"type": "ping"}, b"")
+    channel.send(({"type": "ping"}, b""))
     assert agent.hear() == ({"type": "ping"}, b"")
     connection.close()
     agent.socket.close()
@@ -183,7 +183,7 @@ def test_a_reset_is_no_end_though_a_send_has_taken_its_error(launched):
     launched.agent.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     launched.agent.socket.close()
     with pytest.raises(OSError, match="reset"):
-        launched.channel.send({"type": "ping"}, b"")
+        launched.channel.send(({"type": "ping"}, b""))
     with pytest.raises(ConnectionAbortedError, match="it was reset"):
         launched.frames(1)
     assert launched.connection.can_rejoin
