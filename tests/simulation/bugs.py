@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine import outcome, seating
+from hvlaunch.gloo.engine import inspection, outcome, seating
 from hvlaunch.gloo.engine.cooldown import Cooldown
 from hvlaunch.gloo.engine.course import AT_WORK, Course, Phase
 from hvlaunch.gloo.engine.draining import Draining
@@ -16,6 +16,7 @@ from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.gloo.engine.events import HostAnswers, HostQuiet
 from hvlaunch.gloo.engine.forming import AskingWorkers, FreshWorkers
 from hvlaunch.gloo.engine.health import Health, Overdue
+from hvlaunch.gloo.engine.inspection import Inspection
 from hvlaunch.gloo.engine.life import State
 from hvlaunch.gloo.engine.network import Network, Wiring
 from hvlaunch.gloo.engine.policy import Policy
@@ -361,7 +362,20 @@ def the_others_are_not_stopped_at_the_end(patch: Patch) -> None:
     patch.setattr(Course, "hosts_with_workers", lambda self: [])
 
 
+# Inspections
+
+
+def stacks_are_waited_for_as_long_as_it_takes(patch: Patch) -> None:
+    patch.setattr(inspection, "TIME", 5.0)
+
+
+def stacks_that_are_there_release_nobody(patch: Patch) -> None:
+    patch.setattr(Inspection, "taken", lambda *_: [])
+
+
 BUGS: Sequence[Bug] = (
+    Bug(stacks_are_waited_for_as_long_as_it_takes, "is killed at", 11),
+    Bug(stacks_that_are_there_release_nobody, "all stacks are there, and", 11),
     Bug(progress_forgives_no_strike, "in spite of progress", 109),
     Bug(who_is_starting_is_not_stopped_at_the_end, "was not told that the job ends", 127),
     Bug(a_host_that_was_out_of_the_list_is_not_forgiven, "since it was listed", 1486),
@@ -371,7 +385,7 @@ BUGS: Sequence[Bug] = (
     Bug(changes_of_the_pool_use_up_restarts, "restarts, and 2 were allowed", 64),
     Bug(survivors_sit_slot_by_slot, "rank 0 is no", 27),
     Bug(survivors_go_backwards, "survivors change their order", 11),
-    Bug(a_host_is_connected_in_its_cooldown, "is connected in its cool-down", 11),
+    Bug(a_host_is_connected_in_its_cooldown, "is connected in its cool-down", 16),
     Bug(nobody_wakes_up_after_a_cooldown, "whose cool-down is over", 125),
     Bug(a_cooldown_doubles_beyond_its_most, "excluded for 16.0 s", 432),
     Bug(spares_are_forgotten, "no worker is started in", 8),
@@ -387,7 +401,7 @@ BUGS: Sequence[Bug] = (
     Bug(who_is_silent_is_let_be, "the job never ends", 71),
     Bug(who_outlives_sigkill_is_waited_for, "does not end, and the host is kept", 54),
     Bug(a_failure_waits_for_ever, "nothing can ever happen again", 526),
-    Bug(lost_hosts_are_never_tried_again, "is needed, and excluded for good", 11),
+    Bug(lost_hosts_are_never_tried_again, "is needed, and excluded for good", 78),
     Bug(hosts_never_try_each_other_again, "failures are to be made up for", 337),
     Bug(an_early_end_is_not_told, "has no fault, and is named", 57),
     Bug(a_change_is_not_followed, "no round begins", 53),
@@ -403,7 +417,7 @@ BUGS: Sequence[Bug] = (
     Bug(who_hangs_on_a_host_that_was_cut_is_let_be, "and lives", 1117),
     Bug(all_are_silent_at_once_and_killed, "is killed for nothing", 71),
     Bug(who_outlives_sigkill_is_waited_for_at_the_end, "the job never ends", 60),
-    Bug(an_agent_that_ends_is_waited_for, "ends, and is waited for", 11),
+    Bug(an_agent_that_ends_is_waited_for, "ends, and is waited for", 148),
     Bug(an_agent_that_does_not_close_is_waited_for, "nothing can ever happen again", 92),
     Bug(the_first_list_of_hosts_is_waited_for, "nothing can ever happen again", 1),
 )

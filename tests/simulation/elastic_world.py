@@ -22,6 +22,8 @@ from tests.simulation.play import QUIET, Play, facts
 
 __all__ = ["ElasticWorld", "SimHost"]
 
+_SEEN = (on.HostsDiscovered, on.WorkerExited, on.Interrupted, on.StacksTaken)
+"""What laws look at though nothing follows."""
 MOST_STEPS = 6000
 
 Kind = Literal["in-process", "unmodified"]
@@ -170,7 +172,7 @@ class ElasticWorld(Play):
         self.ledger.hear(event, self.now)
         self.invariants.before(wanted)
         if wanted or not isinstance(event, QUIET):
-            if wanted or isinstance(event, on.HostsDiscovered | on.WorkerExited | on.Interrupted):
+            if wanted or isinstance(event, _SEEN):
                 for turn in self._turns:
                     turn(event, wanted)
                 self.ledger.note(wanted)

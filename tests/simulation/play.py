@@ -28,6 +28,9 @@ class Play(ABC):
         self.now = 0.0
         self.is_driven = True
         """Whether there is a driver."""
+        self.epoch = 0
+        """Which driver that is."""
+        self._stacks = random.Random(f"stacks {seed}")
         self.history: list[str] = []
         self.turns: list[tuple[float, on.Event, list[do.Action]]] = []
         self.result: JobResult | None = None
@@ -96,7 +99,20 @@ class Play(ABC):
         assert self.result is None, f"{action} after Finish"
         if isinstance(action, do.Finish):
             self.result = action.result
+        if isinstance(action, do.TakeStacks):
+            self._take_stacks(action)
         self.carry_out(action)
+
+    def _take_stacks(self, action: do.TakeStacks) -> None:
+        """The host answers, mostly soon; or never, or when the driver that has asked is no more."""
+        epoch = self.epoch
+
+        def answer() -> None:
+            if self.is_driven and self.epoch == epoch and self.result is None:
+                self.tell(on.StacksTaken(action.host, action.number))
+
+        if self._stacks.random() < 0.9:
+            self.at(self._stacks.expovariate(5.0), answer)
 
     def handle(self, event: on.Event) -> list[do.Action]:
         """What the engine wants now. A subclass may raise AssertionError where it must not want that."""

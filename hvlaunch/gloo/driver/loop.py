@@ -312,6 +312,9 @@ class Driver:
             case do.Stop(host, steps, slots):
                 orders = [(step.signal, step.after) for step in steps]
                 self._links[host].send({"type": "stop", "slots": slots, "steps": orders})
+            case do.TakeStacks(host, number):
+                if not self._is_replaying:
+                    self._events.put(on.StacksTaken(host, number))
             case do.Release(host):
                 self._links[host].send({"type": "bye"})
             case do.Abandon(host):

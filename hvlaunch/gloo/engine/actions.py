@@ -27,6 +27,7 @@ __all__ = [
     "Start",
     "Step",
     "Stop",
+    "TakeStacks",
 ]
 
 
@@ -131,6 +132,14 @@ class Stop(NamedTuple):
     slots: tuple[int, ...] | None = None
 
 
+class TakeStacks(NamedTuple):
+    """Let the host say what these workers are doing, before they are killed; StacksTaken with this number is the answer."""
+
+    host: str
+    number: int
+    slots: tuple[int, ...]
+
+
 class Release(NamedTuple):
     """Nothing more for this host: its agent ends what is left there, and itself."""
 
@@ -171,6 +180,7 @@ Action = (
     | Change
     | Signal
     | Stop
+    | TakeStacks
     | Release
     | GiveInput
     | Abandon

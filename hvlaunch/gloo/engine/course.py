@@ -7,7 +7,8 @@ from hvlaunch.errors import Problem
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action, Step
-from hvlaunch.gloo.engine.life import InvalidTransition
+from hvlaunch.gloo.engine.causes import RankDone
+from hvlaunch.gloo.engine.life import InvalidTransition, State
 from hvlaunch.gloo.engine.outcome import final_state, outcome
 from hvlaunch.gloo.engine.policy import Ending
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
@@ -99,11 +100,21 @@ class Course:
         actions: list[Action] = [] if ending.cause is None else [tell.JobEnding(ending.cause)]
         if self.phase is Phase.CONNECTING:
             return actions + self.close(now)
-        return actions + self.stop(gently(self._spec.grace), now) + self.close_if_over(now)
+        return actions + self._stop_for(ending, now) + self.close_if_over(now)
+
+    def _stop_for(self, ending: Ending, now: float) -> list[Action]:
+        """After a failure, what the workers are doing is asked first. Those that hang are being killed already."""
+        steps = gently(self._spec.grace)
+        if isinstance(ending.cause, RankDone):
+            return self.stop(steps, now)
+        self.phase = Phase.STOPPING
+        workers = [worker for worker in self._rounds.workers if worker.state is not State.HANGING]
+        return self._rounds.inspection.stop(workers, steps, now)
 
     def stop(self, steps: tuple[Step, ...], now: float) -> list[Action]:
         hosts = self.hosts_with_workers()
         self.phase = Phase.STOPPING
+        self._rounds.inspection.cancel()
         self._rounds.workers.stop(list(self._rounds.workers), steps, now)
         return [do.Stop(host, steps) for host in hosts]
 

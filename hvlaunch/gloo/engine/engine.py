@@ -116,6 +116,8 @@ class Engine:
                 return [do.Signal(host, number) for host in self._course.hosts_with_workers()]
             case on.InputRead():
                 return [do.GiveInput()] if self._rounds.second_try.input_read() else []
+            case on.StacksTaken(name, number):
+                return [*self._rounds.inspection.taken(name, number, now)]
             case on.WorkerAsked() | on.WorkerSuspended():
                 return self._worker_event(event, now)
             case on.WorkerExited() | on.WorkerNotStarted():

@@ -34,6 +34,7 @@ __all__ = [
     "Interrupted",
     "MasterPort",
     "RendezvousReached",
+    "StacksTaken",
     "ThreadFailed",
     "Tick",
     "UserSignal",
@@ -255,6 +256,13 @@ class WorkerAlone(NamedTuple):
     start: int = 0
 
 
+class StacksTaken(NamedTuple):
+    """What the host has to say for TakeStacks is there, or it has nothing to say."""
+
+    host: str
+    number: int
+
+
 class WorkerSuspended(NamedTuple):
     """The worker is stopped (SIGSTOP, a debugger), and has been for --worker-timeout."""
 
@@ -341,6 +349,7 @@ Event = (
     | WorkerStarted
     | WorkerNotStarted
     | WorkerExited
+    | StacksTaken
     | WorkerSuspended
     | WorkerAlone
     | WorkerAsked

@@ -10,6 +10,7 @@ from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action, HostNetwork
 from hvlaunch.gloo.engine.causes import Cause
+from hvlaunch.gloo.engine.inspection import Inspection
 from hvlaunch.gloo.engine.life import State
 from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.gloo.engine.pool import Pool, PoolHost
@@ -152,6 +153,18 @@ class FreshWorkers(Forming):
     sees_commits = False
     stops_at_failure = True
 
+    def __init__(
+        self,
+        spec: JobSpec,
+        pool: Pool,
+        workers: Workers,
+        starter: Starter,
+        patience: Patience,
+        inspection: Inspection,
+    ) -> None:
+        super().__init__(spec, pool, workers, starter, patience)
+        self._inspection = inspection
+
     def is_busy(self, current: Round | None) -> bool:
         return current is not None and self._workers.size > 0
 
@@ -253,14 +266,12 @@ class FreshWorkers(Forming):
         return True
 
     def change(self, current: Round, cause: Cause, now: float) -> list[Action]:
-        return self.break_off(current, cause, now)
+        stops = self._workers.stop(self._workers.living, gently(self._spec.grace), now)
+        return [tell.RoundEnding(current.number, cause), *stops] if stops else []
 
     def break_off(self, current: Round, cause: Cause, now: float) -> list[Action]:
-        living = self._workers.living
-        if not living:
-            return []
-        stops = self._workers.stop(living, gently(self._spec.grace), now)
-        return [tell.RoundEnding(current.number, cause), *stops]
+        stops = self._inspection.stop(self._workers.living, gently(self._spec.grace), now)
+        return [tell.RoundEnding(current.number, cause), *stops] if stops else []
 
     def has_trained(self, worker: Worker, *, is_member: bool) -> bool:
         return is_member

@@ -246,7 +246,7 @@ class Policy:
             return Decision()
         seconds = None if how == "late" or self._elastic is None else self._elastic.worker_timeout
         cause = why.WorkerHangs(worker.rank, worker.host, how, seconds)
-        kill = self._workers.stop([worker], AT_ONCE, now, Trigger.HANGS)
+        kill = self._rounds.inspection.stop([worker], AT_ONCE, now, Trigger.HANGS)
         self._rounds.changed()
         failed = Decision()
         if self._rounds.is_member(worker):
@@ -300,7 +300,9 @@ class Policy:
                 return Decision(
                     (), Ending(error=problem, cause=why.SecondTryFailed() if current.number else None)
                 )
-            return Decision((), Ending(error=problem, cause=limit))
+            return Decision(
+                excluded[1:], Ending(error=problem, cause=limit)
+            )  # its stops, which are under way
         return Decision([*self._rounds.break_off(cause, now), *excluded])
 
     # Hosts
@@ -354,7 +356,7 @@ class Policy:
         self._workers.forget_waits(host.name, now)
         self._rounds.changed()
         there = [worker for worker in self._workers.on(host.name) if not worker.is_ending]
-        stops = self._workers.stop(there, gently(self._spec.grace), now)
+        stops = self._rounds.inspection.stop(there, gently(self._spec.grace), now)
         return [tell.HostExcluded(host.name, seconds, cause), *stops]
 
     def host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:

@@ -11,6 +11,7 @@ from hvlaunch.gloo.engine.actions import Action
 from hvlaunch.gloo.engine.events import WorkerBeat
 from hvlaunch.gloo.engine.forming import AskingWorkers, Bounds, Forming, FreshWorkers, Patience
 from hvlaunch.gloo.engine.hold import Hold
+from hvlaunch.gloo.engine.inspection import Inspection
 from hvlaunch.gloo.engine.network import Wiring, shared_machines
 from hvlaunch.gloo.engine.pool import Pool
 from hvlaunch.gloo.engine.round import Round, RoundState, SecondTry
@@ -43,11 +44,14 @@ class Rounds:
         self._pool = pool
         self.bounds = Bounds.of(spec)
         self.workers = Workers()
+        self.inspection = Inspection(self.workers)
         self.wiring = Wiring(spec.network_interfaces)
         self._starter = Starter(self.workers, self.wiring)
         self._patience = Patience()
         self._hold = Hold()
-        self.forming: Forming = FreshWorkers(spec, pool, self.workers, self._starter, self._patience)
+        self.forming: Forming = FreshWorkers(
+            spec, pool, self.workers, self._starter, self._patience, self.inspection
+        )
         self.round: Round | None = None
         self.second_try = SecondTry(spec)
         self._number = 0

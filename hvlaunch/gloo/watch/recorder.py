@@ -164,7 +164,15 @@ class Recorder:
                 yield {"type": "workers_stopping", "host": host, "slots": which, "steps": orders}
             case do.Finish(result):
                 yield {"type": "job_ended", **result_record(result)}
-            case do.Connect() | do.Probe() | do.Signal() | do.Release() | do.Abandon() | do.GiveInput():
+            case (
+                do.Connect()
+                | do.Probe()
+                | do.Signal()
+                | do.TakeStacks()
+                | do.Release()
+                | do.Abandon()
+                | do.GiveInput()
+            ):
                 pass
             case _:
                 yield {"type": _name(action), **_fields(action), "text": sentence(action)}

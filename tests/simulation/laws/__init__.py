@@ -6,6 +6,7 @@ from tests.simulation.laws.causes import Causes
 from tests.simulation.laws.commits import Commits
 from tests.simulation.laws.cooldowns import Cooldowns
 from tests.simulation.laws.failures import Failures
+from tests.simulation.laws.inspections import Inspections
 from tests.simulation.laws.law import Law
 from tests.simulation.laws.names import Names
 from tests.simulation.laws.proofs import Proofs
@@ -25,6 +26,7 @@ LAWS: tuple[type[Law], ...] = (
     Commits,
     Cooldowns,
     Failures,
+    Inspections,
     Names,
     Proofs,
     Restarts,

@@ -59,6 +59,13 @@ def lost(host: str) -> on.HostGone:
     return on.HostGone(host, HostLost("lost: silent", host=host).problem)
 
 
+def _is_delayed(action: do.Action, takes: Sequence[do.TakeStacks]) -> bool:
+    """Whether it asks for stacks, or is an order that another replaces when they are there."""
+    if not isinstance(action, do.Stop | do.TakeStacks):
+        return False
+    return any((action.host, action.slots) == (take.host, take.slots) for take in takes)
+
+
 class Wanted(list[do.Action]):
     """Actions, which are equal only if their classes are: named tuples alone would not care."""
 
@@ -93,15 +100,21 @@ class History:
         self.journal = [begin_entry("0", "j0b", job, PORT)]
         self.is_journal_whole = True
         """Whether the engine has been told nothing else."""
+        self.has_stacks = True
+        """Whether every host that is asked for stacks has them at once: then nothing is said of what that replaces."""
         self.all.append(self)
 
     def play(self, *events: on.Event) -> Wanted:
         """Handle the events now; what the engine wants done about them."""
-        new = Wanted()
-        for event in events:
+        new, queue = Wanted(), [*events]
+        while queue:
+            event = queue.pop(0)
             actions = self.engine.handle(event, self.now)
             self.journal.append(turn_entry(event, actions, self.now))
-            new += actions
+            takes = [one for one in actions if isinstance(one, do.TakeStacks)] if self.has_stacks else []
+            queue[:0] = [on.StacksTaken(one.host, one.number) for one in takes]
+            delayed = [one for one in actions if _is_delayed(one, takes)]
+            new += [one for one in actions if one not in delayed]
         self.actions += new
         return new
 

@@ -64,7 +64,7 @@ def test_all_restarts_are_used_up() -> None:
     job.ask("b", 0)
     job.ask("a", 0, 1, 7)
     actions = job.exit("b", 0, 9)
-    assert do.Stop("a", GENTLE) in actions
+    assert do.Stop("a", GENTLE, (0,)) in actions
     assert tell.JobEnding(why.RestartsUsedUp(1)) in actions
     job.exit("a", 0, None, signal.SIGTERM, after=0.1)
     job.close()

@@ -18,7 +18,7 @@ from tests.unit.gloo.history import AT_ONCE, GENTLE, History, facts, lost, spec
 
 def test_one_failing_worker_stops_the_rest_and_gives_its_code() -> None:
     job = History(spec("a:2,b:2")).start()
-    assert job.exit("b", 1, 7) == [do.Stop("a", GENTLE), do.Stop("b", GENTLE)]
+    assert job.exit("b", 1, 7) == [do.Stop("a", GENTLE, (0, 1)), do.Stop("b", GENTLE, (0,))]
     for host, slot in (("a", 0), ("a", 1), ("b", 0)):
         job.exit(host, slot, None, signal.SIGTERM, after=0.01)
     job.close()
@@ -73,7 +73,7 @@ def test_who_ended_because_it_was_stopped(
 def test_a_command_that_cannot_be_started() -> None:
     job = History(spec("a:1,b:1")).start()
     actions = job.play(on.WorkerNotStarted("b", 0, 0, 127, "train: command not found"))
-    assert actions == [do.Stop("a", GENTLE), do.Stop("b", GENTLE)]
+    assert actions == [do.Stop("a", GENTLE, (0,))]
     job.exit("a", 0, None, signal.SIGTERM, after=0.1)
     job.close()
     assert job.result.exit_code == 127
@@ -94,7 +94,7 @@ def test_news_of_other_rounds_and_news_that_come_twice_change_nothing() -> None:
 
 def test_a_lost_host_ends_the_job() -> None:
     job = History(spec("a:1,b:1")).start()
-    assert job.play(lost("b")) == [do.Stop("a", GENTLE)]
+    assert job.play(lost("b")) == [do.Stop("a", GENTLE, (0,))]
     assert job.exit("a", 0, None, signal.SIGTERM, after=0.1) == [do.Release("a")]
     job.close()
     assert job.result.exit_code == 69
@@ -155,7 +155,7 @@ def test_a_host_lost_after_a_failure_leaves_the_failures_code() -> None:
 def test_an_agent_that_is_told_to_end_by_others_ends_the_job_and_is_waited_for() -> None:
     job = History(spec("a:1,b:1")).start()
     parting = on.HostParting("b", HostLost("lost: got SIGTERM", host="b").problem)
-    assert job.play(parting) == [do.Stop("a", GENTLE), do.Stop("b", GENTLE)]
+    assert job.play(parting) == [do.Stop("a", GENTLE, (0,)), do.Stop("b", GENTLE, (0,))]
     job.exit("b", 0, None, signal.SIGTERM, after=0.1)
     assert job.exit("a", 0, None, signal.SIGTERM, after=0.1) == [do.Release("a"), do.Release("b")]
     job.close()

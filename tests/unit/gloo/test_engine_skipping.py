@@ -107,7 +107,7 @@ def test_a_host_that_is_lost_later_ends_the_job() -> None:
     job.play(*ready("a", 1), *ready("b", 2))
     meet(job)
     actions = job.play(on.HostGone("b", REFUSED))
-    assert do.Stop("a", GENTLE) in actions
+    assert do.Stop("a", GENTLE, (0,)) in actions
 
 
 # --end-with-rank

@@ -1,5 +1,6 @@
 """Replaying journals. That those of all other histories here replay, each test makes sure of by itself (conftest.py)."""
 
+import signal
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from hvlaunch.gloo.engine import replay
 from hvlaunch.gloo.engine.codec import BadData, encode
 from hvlaunch.gloo.engine.course import Phase
 
-from .history import PORT, History, facts, lost, spec
+from .history import PORT, History, facts, spec
 
 
 def ended() -> History:
@@ -36,7 +37,7 @@ def test_the_engine_is_as_it_was_after_any_of_the_entries() -> None:
 def test_an_engine_that_was_replayed_goes_on() -> None:
     job = History(spec("a:1,b:1")).start()
     engine = replay(job.journal)
-    event = lost("b")
+    event = on.Interrupted(signal.SIGTERM)
     assert engine.handle(event, job.now) == job.play(event)
     assert engine.deadline == job.engine.deadline
 

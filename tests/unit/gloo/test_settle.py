@@ -25,7 +25,7 @@ def test_a_cause_that_comes_while_a_consequence_waits_is_named_and_stops_the_oth
     job.now += 0.5
     assert job.exit("a", 1, 1, look="consequence") == []
     job.now += 0.5
-    assert job.exit("b", 1, 7, look="cause") == [do.Stop("a", GENTLE), do.Stop("b", GENTLE)]
+    assert job.exit("b", 1, 7, look="cause") == [do.Stop("b", GENTLE, (0,))]
     job.exit("b", 0, None, signal.SIGTERM, after=0.1)
     job.close()
     assert named(job.result) == (3, 0, 7)
@@ -34,7 +34,7 @@ def test_a_cause_that_comes_while_a_consequence_waits_is_named_and_stops_the_oth
 @pytest.mark.parametrize("look", ["cause", "silent"])
 def test_a_failure_that_looks_like_a_cause_stops_the_others_at_once(look: Look) -> None:
     job = History(spec("a:1,b:1")).start()
-    assert job.exit("b", 0, 7, look=look) == [do.Stop("a", GENTLE), do.Stop("b", GENTLE)]
+    assert job.exit("b", 0, 7, look=look) == [do.Stop("a", GENTLE, (0,))]
     job.exit("a", 0, 1, look="consequence", after=0.1)
     job.close()
     assert named(job.result) == (1, None, 7)
@@ -45,7 +45,7 @@ def test_where_no_cause_comes_in_time_the_first_failure_is_named() -> None:
     job.exit("b", 0, 3, look="consequence")
     job.now += 1.0
     job.exit("b", 1, 4, look="consequence")
-    assert do.Stop("a", GENTLE) in job.wait()
+    assert do.Stop("a", GENTLE, (0,)) in job.wait()
     job.exit("a", 0, None, signal.SIGTERM, after=0.1)
     job.close()
     assert named(job.result) == (1, None, 3)
@@ -61,7 +61,7 @@ def test_where_all_have_ended_nothing_is_waited_for() -> None:
 
 def test_settle_0_never_waits() -> None:
     job = History(spec("a:1,b:1", settle=0.0)).start()
-    assert do.Stop("b", GENTLE) in job.exit("a", 0, 1, look="consequence")
+    assert do.Stop("b", GENTLE, (0,)) in job.exit("a", 0, 1, look="consequence")
 
 
 def test_an_unclear_failure_waits_and_comes_before_consequences() -> None:
