@@ -16,7 +16,7 @@ from hvlaunch.hosts.fold import host_set
 from hvlaunch.jobs.control import DriverGone, state_of
 from hvlaunch.jobs.directory import has_driver
 from hvlaunch.jobs.known import KnownJob, choose, result_of
-from hvlaunch.jobs.minder import SUCCESSOR_LOG, start_successor
+from hvlaunch.jobs.minder import SUCCESSOR_LOG, start_minder, start_successor
 
 __all__ = ["attach"]
 
@@ -100,13 +100,15 @@ def _newest(job: KnownJob, reader: StoreReader, view: View, found: Iterator[Stor
 
 
 def _take_over(job: KnownJob) -> None:
-    """Let another driver begin, unless one does already. Raises DriverGone."""
+    """Let another driver begin, unless one does already, and a minder, which may be gone with the machine. Raises DriverGone."""
     successor = start_successor(job.directory)
     deadline = time.monotonic() + _TAKE_OVER_PATIENCE
     while not has_driver(job.directory) and not has_ended(job):
         if successor.poll() is not None or time.monotonic() > deadline:
             raise DriverGone(f"job {job.id}: its driver was killed, and no other can take it over{_why(job)}")
         time.sleep(_LOOK)
+    with suppress(OSError):  # a full disk, or the job is over and its directory gone
+        start_minder(job.directory)
 
 
 def _why(job: KnownJob) -> str:

@@ -19,17 +19,22 @@ __all__ = [
     "CONTROL",
     "IN_MAKING",
     "LOCK",
+    "MINDER",
     "RESULT",
     "DriverLives",
     "JobDirectory",
     "NoJobDirectory",
     "has_driver",
+    "has_minder",
     "jobs_directory",
     "reachable",
     "remove",
+    "take_lock",
 ]
 
 LOCK, ABOUT, RESULT, CONTROL = "lock", "about.json", "result.json", "control"
+MINDER = "minder"
+"""The lock of the one that watches over the job."""
 IN_MAKING = "."
 """Names of directories that are not whole yet begin with it."""
 
@@ -128,7 +133,8 @@ class JobDirectory:
         return listener
 
     def reserve(self) -> None:
-        """Make room for how the job ends, whatever the job does to the disk. Raises OSError."""
+        """Make room for how the job ends, and for a minder's lock, whatever the job does to the disk. Raises OSError."""
+        os.close(os.open(self.path / MINDER, _FILE & ~os.O_EXCL, 0o600))
         with open(self.path / f"{RESULT}{_PART}", "xb", opener=_private) as file:
             file.write(b" " * _ROOM)
 
@@ -147,9 +153,19 @@ class JobDirectory:
 
 
 def has_driver(directory: Path) -> bool:
-    """Whether a driver holds the job's lock. This is seen by taking it for a moment."""
+    """Whether a driver holds the job's lock."""
+    return _is_held(directory / LOCK)
+
+
+def has_minder(directory: Path) -> bool:
+    """Whether there is one that starts another driver if this one is killed."""
+    return _is_held(directory / MINDER)
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether somebody holds this lock. It is seen by taking it for a moment."""
     try:
-        descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -171,8 +187,16 @@ def _check_owner(path: Path) -> None:
 
 
 def _locked(path: Path) -> int:
-    """The lock of a directory, taken. Others look at it for a moment (known.py). Raises OSError, DriverLives."""
-    lock = os.open(path / LOCK, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """The lock of a directory, taken. Raises OSError, DriverLives."""
+    try:
+        return take_lock(path / LOCK)
+    except BlockingIOError:
+        raise DriverLives(f"{path}: the job's driver lives", hint="hvlaunch jobs") from None
+
+
+def take_lock(path: Path, flags: int = 0) -> int:
+    """Its descriptor. Others look at it for a moment: _is_held(). Raises BlockingIOError where it is another's, OSError."""
+    lock = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
     deadline = time.monotonic() + _LOOKING
     while True:
         try:
@@ -182,7 +206,7 @@ def _locked(path: Path) -> int:
                 time.sleep(_LOOKING / 50)
                 continue
             os.close(lock)
-            raise DriverLives(f"{path}: the job's driver lives", hint="hvlaunch jobs") from None
+            raise
         return lock
 
 

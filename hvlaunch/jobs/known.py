@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvlaunch.errors import BadUsage
-from hvlaunch.jobs.directory import ABOUT, IN_MAKING, LOCK, RESULT, has_driver, remove
+from hvlaunch.jobs.directory import ABOUT, IN_MAKING, LOCK, RESULT, has_driver, has_minder, remove
 
 __all__ = ["KnownJob", "await_driver", "await_end", "choose", "known_jobs", "prune", "result_of"]
 
@@ -99,11 +99,11 @@ def await_end(job: KnownJob) -> Mapping[str, Any] | None:
 
 
 def await_driver(job: KnownJob) -> bool:
-    """Whether it has one, now or in a moment: of a detached job that has not ended another driver may be on its way."""
-    deadline = time.monotonic() + (_MINDING if job.about.get("detach", "never") != "never" else 0.0)
+    """Whether it has one, now or in a moment: where a minder watches over the job another driver may be on its way."""
+    deadline = time.monotonic() + _MINDING
     while not has_driver(job.directory):
-        if result_of(job) is not None or not job.directory.exists() or time.monotonic() >= deadline:
-            return False
+        if result_of(job) is not None or not has_minder(job.directory) or time.monotonic() >= deadline:
+            return has_driver(job.directory)
         time.sleep(_LOOK)
     return True
 

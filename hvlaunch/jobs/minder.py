@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
-from hvlaunch.jobs.directory import ABOUT, LOCK, RESULT, has_driver
+from hvlaunch.jobs.directory import ABOUT, LOCK, MINDER, RESULT, has_driver, has_minder, take_lock
 
 __all__ = ["SUCCESSOR_LOG", "start_minder", "start_successor"]
 
@@ -23,8 +24,17 @@ _LOOK = 0.1
 
 
 def start_minder(directory: Path) -> None:
-    """Begin to watch over the job of this directory, in a process that outlives this one. Raises OSError."""
-    _start("hvlaunch.jobs.minder", directory)
+    """Begin to watch over the job of this directory, unless somebody does, in a process that outlives this one. Raises OSError."""
+    if has_minder(directory):
+        return
+    try:
+        lock = take_lock(directory / MINDER, os.O_CREAT)
+    except BlockingIOError:
+        return
+    try:
+        _start("hvlaunch.jobs.minder", directory, kept=[lock])  # so it has the lock at once
+    finally:
+        os.close(lock)
 
 
 def start_successor(directory: Path) -> "subprocess.Popen[bytes]":
@@ -37,7 +47,9 @@ def start_successor(directory: Path) -> "subprocess.Popen[bytes]":
         os.close(log)
 
 
-def _start(module: str, directory: Path, log: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
+def _start(
+    module: str, directory: Path, log: int = subprocess.DEVNULL, kept: Sequence[int] = ()
+) -> "subprocess.Popen[bytes]":
     # Where `python -m` looks first, the working directory, anything may be.
     program = (
         f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_module({module!r}, run_name='__main__')"
@@ -47,6 +59,7 @@ def _start(module: str, directory: Path, log: int = subprocess.DEVNULL) -> "subp
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
+        pass_fds=kept,
         start_new_session=True,
     )
 
