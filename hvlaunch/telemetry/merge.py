@@ -16,6 +16,7 @@ _WRAPPERS = frozenset(
     ("wrapper", "inner", "wrapped", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn", "__call__")
 )
 _MOST_GROUPS = 12
+_LONGEST_COMMAND = 60
 _NOTHING = "unknown: it had ended, or could not be read"
 
 
@@ -76,8 +77,15 @@ def where(frames: Sequence[Frame]) -> str:
 
 
 def _main_of(processes: Sequence[ProcessStack]) -> ProcessStack:
-    """Of a rank's processes the one that tells what the rank does: the first in Python, else the worker itself."""
-    return next((one for one in processes if one.is_python), processes[0])
+    """Of a rank's processes the one that tells what the rank does: the first of Python, else the worker itself."""
+    pythons = [one for one in processes if one.is_python]
+    return next(
+        iter(pythons or [one for one in processes if _program(one).startswith("python")] or processes)
+    )
+
+
+def _program(process: ProcessStack) -> str:
+    return process.command.partition(" ")[0].rpartition("/")[2]
 
 
 def _by_rank(stacks: Iterable[ProcessStack]) -> dict[int, list[ProcessStack]]:
@@ -122,9 +130,11 @@ def tree_lines(stacks: Iterable[ProcessStack]) -> list[str]:
 
 
 def _title(process: ProcessStack, thread: ThreadStack, *, is_main: bool) -> str:
-    command = process.command.split("/")[-1] if process.is_child else ""
+    _, blank, rest = process.command.partition(" ")
+    command = f"{_program(process)}{blank}{rest}"
+    command = command if len(command) <= _LONGEST_COMMAND else f"{command[: _LONGEST_COMMAND - 3]}..."
     if is_main:
-        return f"child {command}" if process.is_child else f"the worker itself, {process.command}"
+        return f"child {command}" if process.is_child else f"the worker itself, {command}"
     return f"thread {thread.name}" + (f" of child {command}" if process.is_child else "")
 
 

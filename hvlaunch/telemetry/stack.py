@@ -81,9 +81,9 @@ class Frame:
 
     def _library_part(self) -> str | None:
         """The path from the library on; None where the file is none of a library."""
-        if self.file.startswith(("<frozen", "lib", "[")):  # what is in C has the name of its library
-            return self.file
         parts = PurePosixPath(self.file).parts
+        if self.file.startswith(("<frozen", "[")) or ".so" in parts[-1]:
+            return parts[-1]
         for number, part in enumerate(parts):
             if part in _LIBRARIES:
                 return "/".join(parts[number + 1 :])

@@ -26,6 +26,7 @@ from hvlaunch.torch.current import (
 )
 from hvlaunch.torch.http_store import HTTPStore
 from hvlaunch.torch.scheme import register
+from hvlaunch.torch.stack_signal import answer_stack_signal
 
 __all__ = [
     "HTTPStore",
@@ -49,3 +50,4 @@ __all__ = [
 ]
 
 register()
+answer_stack_signal()

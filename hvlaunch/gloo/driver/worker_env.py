@@ -112,6 +112,7 @@ def identity_env(
         "HVLAUNCH_HOST": place.host,
         "HVLAUNCH_WORKER": worker,
         "HVLAUNCH_TOKEN": token,
+        "HVLAUNCH_SCRATCH": scratch,
         "HOROVOD_HOSTNAME": place.host,
     }
     both = {f"{prefix}_{name}": value for prefix in ("HVLAUNCH", "HOROVOD") for name, value in ranks.items()}

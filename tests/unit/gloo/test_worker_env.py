@@ -44,6 +44,7 @@ def test_who_a_worker_is() -> None:
         "HVLAUNCH_CROSS_RANK": "1",
         "HVLAUNCH_CROSS_SIZE": "2",
         "HVLAUNCH_TOKEN": "t0k",
+        "HVLAUNCH_SCRATCH": "/tmp/s",
         "HVLAUNCH_WORKER": "c/1/0",
         "RANK": "4",
         "WORLD_SIZE": "5",

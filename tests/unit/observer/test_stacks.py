@@ -1,0 +1,207 @@
+"""What the observer finds out of processes: with py-spy, where there is one; by faulthandler; by the kernel."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvlaunch.agent.observer import stacks
+from hvlaunch.agent.observer.stacks import STACK_SIGNAL, find_py_spy, take_stacks
+from hvlaunch.telemetry.merge import summary
+from hvlaunch.telemetry.stack import process_stacks
+from hvlaunch.torch import stack_signal
+
+ROOT = Path(__file__).parents[3]
+PY_SPY = str(Path(sys.executable).with_name("py-spy"))
+SLEEPS = """
+import sys, time
+def doze():
+    print("up", flush=True)
+    time.sleep(1000)
+doze()
+"""
+ANSWERS = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+import importlib.util
+spec = importlib.util.spec_from_file_location("s", {str(ROOT / "hvlaunch/torch/stack_signal.py")!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.answer_stack_signal()
+{SLEEPS}"""
+
+Run = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Starts a program that says when it is up."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(text: str, *before: str) -> "subprocess.Popen[bytes]":
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        command = [*before, sys.executable, str(script)]
+        environment = {**os.environ, "HVLAUNCH_SCRATCH": str(tmp_path)}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, env=environment, cwd=ROOT, start_new_session=True
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        return process
+
+    yield start
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def fake(tmp_path: Path, script: str) -> str:
+    """A py-spy that does this; $5 is the pid."""
+    path = tmp_path / "fake-spy"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def only(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The only one, which is of the form that a driver takes."""
+    assert process_stacks("a", json.loads(json.dumps(found))) is not None
+    (one,) = found
+    return one
+
+
+def test_of_python_the_frames_are_known_and_the_process_goes_on(run: Run, tmp_path: Path) -> None:
+    if not os.access(PY_SPY, os.X_OK):
+        pytest.skip("no py-spy here")
+    process = run(SLEEPS)
+    one = only(take_stacks([(3, process.pid)], 5.0, str(tmp_path), PY_SPY))
+    assert (one["rank"], one["source"], one["problem"], one["is_child"]) == (3, "py-spy", None, False)
+    frames = [(function, Path(file).name, line) for function, file, line in one["threads"][0]["frames"]]
+    assert frames == [("<module>", "script.py", 6), ("doze", "script.py", 5)]
+    native = only(take_stacks([(3, process.pid)], 20.0, str(tmp_path), PY_SPY, native=True))
+    assert any(".so" in file for _, file, _ in native["threads"][0]["frames"])
+    assert process.poll() is None
+
+
+def test_what_runs_in_a_shell_is_a_child_of_the_rank(run: Run, tmp_path: Path) -> None:
+    shell = run(SLEEPS, "/bin/sh", "-c", '"$@"; exit 3', "sh")
+    found = take_stacks([(0, shell.pid)], 5.0, str(tmp_path), PY_SPY)
+    assert [one["is_child"] for one in found] == [False, True]
+    assert found[0]["source"] == "kernel"
+    known = process_stacks("a", found)
+    assert known is not None
+    if os.access(PY_SPY, os.X_OK):
+        assert summary(known) == "rank 0 in doze (script.py:5)"
+
+
+def test_without_py_spy_a_process_that_has_registered_tells_by_itself(run: Run, tmp_path: Path) -> None:
+    process = run(ANSWERS)
+    for _ in range(2):  # its file is appended to
+        one = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), None))
+        assert one["source"] == "faulthandler"
+        assert [function for function, _, _ in one["threads"][0]["frames"]] == ["<module>", "doze"]
+        assert "hvlaunch[stacks]" in one["problem"]
+    assert process.poll() is None
+
+
+def test_a_process_that_has_not_registered_is_never_signalled(run: Run, tmp_path: Path) -> None:
+    catches = f"import signal\nsignal.signal({int(STACK_SIGNAL)}, lambda *_: sys.exit(9))\n"
+    for text in (SLEEPS, f"import sys\n{catches}{SLEEPS}"):
+        process = run(text)
+        (tmp_path / f"stack.{process.pid}").write_text("")  # as one before it with this pid may have left it
+        one = only(take_stacks([(0, process.pid)], 2.0, str(tmp_path), None))
+        assert one["source"] == "kernel"
+        assert one["threads"][0]["frames"]
+        assert process.poll() is None
+
+
+def test_the_signal_is_the_one_that_workers_register() -> None:
+    assert stack_signal.STACK_SIGNAL == STACK_SIGNAL
+
+
+@pytest.mark.parametrize(
+    ("says", "problem"),
+    [
+        ("echo 'Permission Denied: Try sudo' >&2; exit 1", "no permission: give the container SYS_PTRACE"),
+        ("echo 'Error: Failed to find python version'; exit 1", "py-spy does not know this Python"),
+        ("echo '\033[2J boom'; exit 1", "py-spy: ?[2J boom"),
+        ("echo nonsense", "py-spy: nonsense"),
+        ("echo '[{\"os_thread_id\": 1}]'", "py-spy: [{"),
+        ("exit 1", "py-spy: no answer"),
+    ],
+)
+def test_why_there_are_no_frames_is_said_in_one_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, problem: str
+) -> None:
+    monkeypatch.setattr(stacks, "_YAMA", "/no/such")
+    process = run(SLEEPS)
+    one = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), fake(tmp_path, says)))
+    assert one["source"] == "kernel"
+    assert one["problem"].startswith(problem)
+
+
+def test_yama_is_named_with_what_it_is_set_to(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scope").write_text("2\n")
+    monkeypatch.setattr(stacks, "_YAMA", str(tmp_path / "scope"))
+    process = run(SLEEPS)
+    spy = fake(tmp_path, "echo 'Error: Permission denied'; exit 1")
+    one = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), spy))
+    assert one["problem"] == (
+        "no permission: sysctl kernel.yama.ptrace_scope=0 there (it is 2), or import hvlaunch.torch"
+    )
+
+
+def test_what_changed_while_it_was_read_is_read_again(run: Run, tmp_path: Path) -> None:
+    process = run(SLEEPS)
+    good = json.dumps(
+        [
+            {"os_thread_id": process.pid + 1, "thread_name": "x", "frames": []},
+            {"os_thread_id": process.pid, "thread_name": None, "frames": []},
+        ]
+    )
+    counted = f"echo x >> {tmp_path}/count; [ $(wc -l < {tmp_path}/count) = 3 ] && echo '{good}'"
+    one = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), fake(tmp_path, counted)))
+    assert (one["source"], one["problem"]) == ("py-spy", None)
+    assert [thread["name"] for thread in one["threads"]] == ["", "x"]  # the main thread first
+
+
+def test_what_hangs_holds_up_nobody(run: Run, tmp_path: Path) -> None:
+    processes = [run(SLEEPS) for _ in range(3)]
+    spy = fake(tmp_path, f"[ $5 = {processes[1].pid} ] && exec sleep 1000; echo no; exit 1")
+    began = time.monotonic()
+    found = take_stacks([(rank, one.pid) for rank, one in enumerate(processes)], 1.0, str(tmp_path), spy)
+    assert time.monotonic() - began < 10.0
+    assert [one["problem"] for one in found] == ["py-spy: no", "py-spy was not ready in time", "py-spy: no"]
+    assert all(one["threads"][0]["frames"] for one in found)
+
+
+def test_who_has_ended_is_no_process(run: Run, tmp_path: Path) -> None:
+    process = run(SLEEPS)
+    process.kill()
+    process.wait()
+    assert take_stacks([(0, process.pid)], 1.0, str(tmp_path), None) == []
+
+
+def test_py_spy_is_the_hosts_own_or_what_was_brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert find_py_spy(str(tmp_path), "/no/python") is None
+    brought = tmp_path / "py-spy"
+    shutil.copy("/bin/true", brought)
+    assert find_py_spy(str(tmp_path), "/no/python") == str(brought)
+    (tmp_path / "bin").mkdir()
+    shutil.copy("/bin/true", tmp_path / "bin" / "py-spy")
+    assert find_py_spy(str(tmp_path), "/no/python") == str(tmp_path / "bin" / "py-spy")
