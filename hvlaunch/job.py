@@ -19,6 +19,7 @@ __all__ = [
     "LauncherName",
     "Look",
     "MPIOptions",
+    "MapPolicy",
     "RelayPolicy",
     "SSHClient",
     "SSHOptions",
@@ -32,6 +33,8 @@ StdinPolicy = Literal["0", "all", "none"]
 ColorPolicy = Literal["auto", "always", "never"]
 LauncherName = Literal["mpirun", "srun", "jsrun"]
 RelayPolicy = Literal["auto", "always", "never"]
+MapPolicy = Literal["slot", "node"]
+"""How workers are dealt out: they fill the slots of one host after the other, or go to one host after the other."""
 DetachPolicy = Literal["never", "at start", "on hangup"]
 """When the driver leaves its terminal: not at all; as soon as the workers run; when the terminal is closed."""
 Look = Literal["cause", "unclear", "consequence", "silent"]
@@ -97,6 +100,8 @@ class ConsoleOptions:
     color: ColorPolicy = "auto"
     ranks: tuple[range, ...] | None = None
     """The ranks whose output is shown; None is all."""
+    hidden: tuple[Literal["stdout", "stderr"], ...] = ()
+    """The streams whose output is not shown: it is in files alone."""
     merge: bool = False
     """Print equal lines of several ranks once."""
     quiet: bool = False
@@ -158,6 +163,9 @@ class JobSpec:
     """The scheduler's job that the hosts are from: `Slurm job 123`; None where the user named them."""
     np: int | None = None
     """How many workers; None is one in every slot. With `elastic`, how many slots the first round waits for."""
+    map_by: MapPolicy = "slot"
+    visible_gpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By host, the GPUs that its workers see (CUDA_VISIBLE_DEVICES); on a host that is not here, all."""
     skip_bad_hosts: bool = False
     """Whether a static job does without the hosts that fail before it starts, if the others have slots enough."""
     end_with_rank: int | None = None

@@ -15,15 +15,30 @@ _MAKES_ELASTIC = {"min_np", "max_np", "host_discovery_script", "max_restarts", "
 
 def elastic_options(options: Options) -> ElasticOptions | None:
     """None where the job is not elastic. Raises BadUsage."""
-    if not options.given.keys() & _MAKES_ELASTIC:
+    bounds = _bounds(options)
+    if not bounds and not options.given.keys() & _MAKES_ELASTIC:
         for option in options.given_in("elastic"):
             raise BadUsage(f"{option.flag} is for elastic jobs", hint="--min-np N")
         return None
     _check(options)
     hostfile = None if options.hostfile is None else Path(options.hostfile)
     return ElasticOptions(
-        **{"min_np": options.np or 1, "hostfile": hostfile, **options.fields("elastic")},
+        **{"min_np": options.np or 1, "hostfile": hostfile, **options.fields("elastic"), **bounds},
     )
+
+
+def _bounds(options: Options) -> dict[str, int]:
+    """Those of `--nnodes N:M`, in workers. Raises BadUsage."""
+    low, high = options.given.get("nnodes", (1, 1))
+    if low == high:
+        return {}
+    words = f"--nnodes {low}:{high}"
+    for option, name in ((options.min_np, "--min-np"), (options.max_np, "--max-np")):
+        if option is not None:
+            raise BadUsage(f"{words} and {name} say the same", hint=f"without {name}")
+    if options.slots_per_host is None:
+        raise BadUsage(f"{words} needs the number of workers on each host", hint="--nproc-per-node N")
+    return {"min_np": low * options.slots_per_host, "max_np": high * options.slots_per_host}
 
 
 def _check(options: Options) -> None:

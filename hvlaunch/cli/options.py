@@ -6,6 +6,7 @@ from typing import get_args
 from hvlaunch.cli import values
 from hvlaunch.cli.option import Group, Option, Value
 from hvlaunch.cli.options_elastic import ELASTIC
+from hvlaunch.cli.options_familiar import FAMILIAR
 from hvlaunch.cli.options_general import GENERAL
 from hvlaunch.cli.options_horovod import HOROVOD
 from hvlaunch.cli.options_ssh import SSH
@@ -51,10 +52,10 @@ _HOSTS = Group(
             "slots_per_host",
             ("--slots-per-host",),
             "slots of hosts for which none are given",
-            Value(("N",), values.slots),
+            Value(("N",), values.slots_or_gpus),
             field="slots_per_host",
             default="the number of the host's GPUs, else 1",
-            aliases=("--slots",),
+            aliases=("--slots", "--nproc-per-node", "--nproc_per_node"),
         ),
         Option(
             "force_slots",
@@ -156,6 +157,7 @@ _WORKERS = Group(
             "working directory of the workers",
             Value(("DIR",), values.not_empty, completion="directory", path="hosts"),
             default="this directory",
+            aliases=("-wdir", "--wdir", "-wd", "--wd"),
             more="It is the same on every host. A relative one counts from this directory.",
             is_everyday=True,
         ),
@@ -213,6 +215,7 @@ _OUTPUT = Group(
             "directory for files with each worker's output",
             values.DIRECTORY,
             field="output_dir",
+            aliases=("--log-dir", "--log_dir"),
             more="Each job makes a folder in it: the files are `DIR/JOB/rank.N/stdout` and `DIR/JOB/rank.N/stderr`, and `DIR/latest` "
             "leads to the newest. The output is shown here as well.",
             example="hvlaunch -np 2 --output-filename logs python train.py",
@@ -433,7 +436,19 @@ _CONTROLLER = Group(
     ),
 )
 
-GROUPS = (_HOSTS, _WORKERS, _ENVIRONMENT, _OUTPUT, SSH, _ENDING, ELASTIC, _CONTROLLER, HOROVOD, GENERAL)
+GROUPS = (
+    _HOSTS,
+    _WORKERS,
+    _ENVIRONMENT,
+    _OUTPUT,
+    SSH,
+    _ENDING,
+    ELASTIC,
+    _CONTROLLER,
+    FAMILIAR,
+    HOROVOD,
+    GENERAL,
+)
 """All of them, in the order of help."""
 
 COMMAND = Option("command", ("command",), "what to start, and its arguments", Value(("COMMAND", "ARG")))

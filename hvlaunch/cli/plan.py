@@ -51,7 +51,7 @@ def plan(
     The environment is in it where the job is verbose. `left_out` has the names of variables that other hosts do not get, `launcher`
     what there is to say of another launcher. At the end is what starts where. Raises NotEnoughSlots.
     """
-    hosts = needed(spec.hosts, spec.np, spec.slots_per_host)
+    hosts = needed(spec.hosts, spec.np, spec.slots_per_host, spec.map_by)
     places = _places(spec, hosts)
     blocks = [
         *(_environment(spec, places, show_secrets=show_secrets) if spec.verbose else ()),
@@ -109,7 +109,8 @@ def _places(spec: JobSpec, hosts: Sequence[Host]) -> list[Placement] | None:
     """Who is where; None where that depends on hosts' GPUs."""
     if spec.slots_per_host is None and any(host.slots is None for host in hosts):
         return None
-    return place([(host.name, slots_of(host, spec.slots_per_host, gpus=0)) for host in hosts], spec.np)
+    slots = [(host.name, slots_of(host, spec.slots_per_host, gpus=0)) for host in hosts]
+    return place(slots, spec.np, spec.map_by)
 
 
 def _count(spec: JobSpec, hosts: Sequence[Host], places: Sequence[Placement] | None) -> str:
@@ -139,9 +140,11 @@ def _host_lines(
 
 
 def _ranks(places: Sequence[Placement]) -> str:
-    """Those of a host, which follow each other."""
+    """Those of a host."""
     first, last = places[0].rank, places[-1].rank
-    return str(first) if first == last else f"{first}-{last}"
+    if last - first == len(places) - 1:
+        return str(first) if first == last else f"{first}-{last}"
+    return ",".join(str(at.rank) for at in places)
 
 
 def _way(spec: JobSpec, host: Host, is_local: Callable[[Host], bool]) -> str:

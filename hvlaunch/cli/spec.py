@@ -38,13 +38,18 @@ _OFTEN_MISPLACED = frozenset(
 """Those of `misplaced`, which is loaded for commands that have one of them."""
 
 
+_FAMILIAR = frozenset(["nnodes", "include", "exclude", "map_by"])
+"""Those of `familiar`, which is loaded for lines that have one of them."""
+
+
 def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, list[str]]:
     """The job that the options ask for, and warnings of one line each.
 
     `environ` is the driver's environment. Reads the files that the options name, and resolves no host.
     Raises BadUsage.
     """
-    _check_command(options.command)
+    command = ("python", "-m", *options.command) if options.module else options.command
+    _check_command(command)
     _check_last_rank(options)
     elastic = elastic_options(options)
     variables = options.variables()
@@ -66,7 +71,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
     scheduled = _allocation(options, environ)
     hosts = _hosts(options, warnings.append) if scheduled is None else scheduled.hosts
     spec = JobSpec(
-        command=options.command,
+        command=command,
         hosts=hosts,
         force_slots=_force_slots(options, hosts),
         allocation=None if scheduled is None else scheduled.origin,
@@ -79,6 +84,10 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         mpi=_mpi(options),
         **{**options.fields(), "horovod": uses_horovod},
     )
+    if not _FAMILIAR.isdisjoint(options.given):
+        from hvlaunch.cli.familiar import with_familiar  # noqa: PLC0415 (few lines have them)
+
+        spec = with_familiar(spec, options)
     if spec.detach != "never" and "reconnect_timeout" not in options.given:
         spec = replace(spec, reconnect_timeout=spec.lease)  # time for another driver
     return spec, warnings
@@ -159,6 +168,12 @@ def _console(options: Options) -> ConsoleOptions:
     fields = options.fields("console")
     if options.prefix_timestamp:
         fields["prefix"] = ASCTIME + prefix
+    if options.tee or options.redirects:
+        if options.output_filename is None:
+            name = "--tee" if options.tee else "--redirects"
+            raise BadUsage(f"{name} needs a directory for the files", hint="--output-filename DIR")
+        hidden = (options.redirects or frozenset()) - (options.tee or frozenset())
+        fields["hidden"] = tuple(sorted(hidden))
     return ConsoleOptions(**fields)
 
 

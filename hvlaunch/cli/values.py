@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from hvlaunch.cli.option import BadValue, Value
 from hvlaunch.hosts.parse import MAX_SLOTS, is_user
+from hvlaunch.job import MapPolicy
 
 __all__ = [
     "COUNT",
@@ -25,6 +26,8 @@ __all__ = [
     "flat",
     "from_0",
     "from_0_to_1",
+    "hosts_or_bounds",
+    "mapping",
     "names",
     "not_empty",
     "one_or_zero",
@@ -38,6 +41,8 @@ __all__ = [
     "seconds",
     "size",
     "slots",
+    "slots_or_gpus",
+    "streams",
     "user",
     "words",
     "yes_or_no",
@@ -49,6 +54,12 @@ _LAST_PORT = 65535
 _LONGEST = 1_000_000.0  # seconds; poll(2) counts milliseconds in 31 bits
 _RANKS = r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_STREAMS = {
+    "0": frozenset[str](),
+    "1": frozenset({"stdout"}),
+    "2": frozenset({"stderr"}),
+    "3": frozenset({"stdout", "stderr"}),
+}
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _Number = TypeVar("_Number", int, float)
 
@@ -192,6 +203,39 @@ def readable(name: str) -> Path:
 def names(lists: Iterable[str]) -> tuple[str, ...]:
     """All names of lists with commas: `ib0, eth0`."""
     return tuple(name.strip() for text in lists for name in text.split(",") if name.strip())
+
+
+def hosts_or_bounds(text: str) -> tuple[int, int]:
+    """So many hosts, or torchrun's bounds: `2`, `1:4`."""
+    low, _, high = text.partition(":")
+    bounds = positive(low), positive(high or low)
+    if bounds[0] > bounds[1]:
+        raise BadValue(f"{text}: {bounds[0]} is more than {bounds[1]}")
+    return bounds
+
+
+def streams(text: str) -> frozenset[str]:
+    """The numbers that torchrun has for stdout and stderr."""
+    if text not in _STREAMS:
+        raise BadValue(f"{text!r} is none of 0, 1, 2 and 3, which hold for all workers")
+    return _STREAMS[text]
+
+
+def mapping(text: str) -> tuple[MapPolicy, int | None]:
+    """Open MPI's words: the policy, and how many workers are on each host, if that is said."""
+    found = re.fullmatch("ppr:([0-9]{1,5}):(?:node|host)", text)
+    if found is not None:
+        return "slot", slots(found[1])
+    if text not in ("slot", "node"):
+        raise BadValue(
+            f"{text!r} is none of slot, node and ppr:N:node; for mpirun's own: --mpi --binding-args"
+        )
+    return ("slot" if text == "slot" else "node"), None
+
+
+def slots_or_gpus(text: str) -> int | None:
+    """None where it is as many as there are GPUs, in torchrun's words."""
+    return None if text in ("auto", "gpu") else slots(text)
 
 
 def flat(groups: Iterable[Sequence[str]]) -> tuple[str, ...]:

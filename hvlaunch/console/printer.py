@@ -82,7 +82,7 @@ class Printer:
         `environ` tells what the terminal can do, `now` which time prefixes have. Raises BadUsage where the prefix is not valid.
         """
         options = options or ConsoleOptions()
-        self._shown = options.ranks
+        self._shown, self._hidden = options.ranks, options.hidden
         self._outlets: dict[Stream, Outlet] = {}
         self._each: list[Outlet] = []
         self._raw: tuple[RawFile, ...] = ()
@@ -153,7 +153,7 @@ class Printer:
     def place(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Learn host and local_rank of these ranks, whose workers will be started."""
         self._places = {**self._places, **places}
-        shown = {rank: place for rank, place in places.items() if self._shows(rank)}
+        shown = {rank: place for rank, place in places.items() if self._shows(rank, None)}
         self._put(_Word(lambda display, _: display.place(shown), None, lambda keeper: keeper.place(places)))
 
     def read_by(self, ranks: Iterable[int]) -> None:
@@ -202,7 +202,7 @@ class Printer:
         """
         if stream == "stderr":
             self._ended.add(rank)
-        tell = (lambda display, now: display.end((rank, stream), now)) if self._shows(rank) else None
+        tell = (lambda display, now: display.end((rank, stream), now)) if self._shows(rank, stream) else None
         self._put(_Word(tell, stream, lambda keeper: keeper.end(rank, stream, origin)))
         if done is not None:
             self._put(Output(rank, stream, b"", done))
@@ -372,7 +372,7 @@ class Printer:
                 self._recent.add(item, len(item.data))
             else:
                 item.keep(self._store)
-            if self._outlets and self._shows(item.rank):
+            if self._outlets and self._shows(item.rank, item.stream):
                 self._outlets[item.stream].put(item)
             else:
                 self._owed.append(item)
@@ -394,8 +394,10 @@ class Printer:
                 self._store.place(self._places)
                 self._recent.pour_into(self._store)
 
-    def _shows(self, rank: int) -> bool:
-        return self._shown is None or any(rank in part for part in self._shown)
+    def _shows(self, rank: int, stream: Stream | None) -> bool:
+        return stream not in self._hidden and (
+            self._shown is None or any(rank in part for part in self._shown)
+        )
 
     def _keep(self, files: OutputFiles) -> None:
         if self._files is not None:

@@ -61,6 +61,7 @@ def head_of(options: ConsoleOptions) -> Mapping[str, object]:
         "prefix": options.prefix,
         "color": options.color,
         "merge": options.merge,
+        "hidden": options.hidden,
         "ranks": None if ranks is None else [[part.start, part.stop, part.step] for part in ranks],
     }
 
@@ -72,6 +73,7 @@ def options_of(head: Mapping[str, Any]) -> ConsoleOptions:
         prefix=head["prefix"],
         color=head["color"],
         merge=head["merge"],
+        hidden=tuple(head["hidden"]),
         ranks=None if ranks is None else tuple(range(*part) for part in ranks),
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hvlaunch.errors import BadUsage, NotEnoughSlots, SlotsUnlikely
-from hvlaunch.job import Host
+from hvlaunch.job import Host, MapPolicy
 
 __all__ = ["Launch", "Placement", "Seat", "needed", "place", "seats", "slots_of", "unlikely"]
 
@@ -50,8 +50,10 @@ class Launch(NamedTuple):
         return self.place.host, self.slot
 
 
-def place(slots: Sequence[tuple[str, int]], np: int | None = None) -> list[Placement]:
-    """Give `np` workers their places by rank, filling the slots host by host in the order given.
+def place(
+    slots: Sequence[tuple[str, int]], np: int | None = None, map_by: MapPolicy = "slot"
+) -> list[Placement]:
+    """Give `np` workers their places by rank, host by host in the order given, or by turns.
 
     `slots` has each host once, with the number of its slots; np None is one worker in every slot.
     Raises NotEnoughSlots where np is more than the slots, BadUsage where it is less than 1. Source of
@@ -62,7 +64,7 @@ def place(slots: Sequence[tuple[str, int]], np: int | None = None) -> list[Place
     size = available if np is None else np
     if size > available:
         raise NotEnoughSlots(size, available)
-    used = _fill(slots, size)
+    used = _shares(slots, size, map_by)
     cross_sizes = Counter(local_rank for _, count in used for local_rank in range(count))
     cross_ranks: Counter[int] = Counter()
     placements: list[Placement] = []
@@ -82,7 +84,10 @@ def place(slots: Sequence[tuple[str, int]], np: int | None = None) -> list[Place
                 )
             )
             cross_ranks[local_rank] += 1
-    return placements
+    if map_by == "slot":
+        return placements
+    placements.sort(key=lambda at: (at.local_rank, at.group_rank))
+    return [at._replace(rank=rank) for rank, at in enumerate(placements)]
 
 
 def slots_of(host: Host, slots_per_host: int | None, gpus: int) -> int:
@@ -102,7 +107,9 @@ def unlikely(host: str, slots: int, cpus: int | None = None) -> SlotsUnlikely | 
     return SlotsUnlikely(cause, host=host, hint=f"{as_port}--force-slots if so many workers are meant")
 
 
-def needed(hosts: Sequence[Host], np: int | None, slots_per_host: int | None = None) -> list[Host]:
+def needed(
+    hosts: Sequence[Host], np: int | None, slots_per_host: int | None = None, map_by: MapPolicy = "slot"
+) -> list[Host]:
     """The first hosts, as many as `np` workers may need; all where np is None. The others are not used.
 
     A host whose slots only its agent can count (its GPUs) is taken for one slot. Raises
@@ -115,7 +122,7 @@ def needed(hosts: Sequence[Host], np: int | None, slots_per_host: int | None = N
     for index, host in enumerate(hosts, 1):
         least += slots_of(host, slots_per_host, gpus=0)
         if least >= np:
-            return list(hosts[:index])
+            return list(hosts[: index if map_by == "slot" else np])
     if slots_per_host or all(host.slots for host in hosts):
         raise NotEnoughSlots(np, least)
     return list(hosts)
@@ -126,15 +133,15 @@ def _check(np: int | None) -> None:
         raise BadUsage(f"-np {np}: must be at least 1")
 
 
-def _fill(slots: Sequence[tuple[str, int]], size: int) -> list[tuple[str, int]]:
-    """The hosts in use, each with the number of its workers."""
-    used: list[tuple[str, int]] = []
-    for host, count in slots:
-        taken = min(count, size)
-        if taken > 0:
-            used.append((host, taken))
-            size -= taken
-    return used
+def _shares(slots: Sequence[tuple[str, int]], size: int, map_by: MapPolicy = "slot") -> list[tuple[str, int]]:
+    """The hosts that `size` workers are on, at most one in each slot, and how many on each."""
+    taken = [0] * len(slots)
+    while size > 0 and any(count > has for (_, count), has in zip(slots, taken, strict=True)):
+        for index, (_, count) in enumerate(slots):
+            more = min(count - taken[index], size, 1 if map_by == "node" else size)
+            taken[index] += more
+            size -= more
+    return [(host, count) for (host, _), count in zip(slots, taken, strict=True) if count]
 
 
 def seats(hosts: Iterable[tuple[str, Sequence[int]]]) -> dict[Seat, Placement]:

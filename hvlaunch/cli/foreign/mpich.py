@@ -1,6 +1,6 @@
 """The options of MPICH's mpiexec, which is Hydra; Intel MPI's and MVAPICH's are mostly the same."""
 
-from hvlaunch.cli.foreign.foreign_option import absent, needless, same, word
+from hvlaunch.cli.foreign.foreign_option import absent, needless, other, same, word
 
 __all__ = ["MPICH"]
 
@@ -12,6 +12,7 @@ MPICH = (
         "-n, -np N",
         "-hosts, -host HOSTS",
         "-machinefile FILE",
+        "-wdir DIR",
         "-v",
         "-V",
         "-h",
@@ -22,7 +23,6 @@ MPICH = (
     *word("--hostfile {}", "-f FILE"),
     *word("--slots-per-host {}", "-ppn, -perhost N"),
     *word("--slots-per-host 1", "-rr"),
-    *word("--cwd {}", "-wdir DIR"),
     *word("-x {=}", "-env, -genv NAME VALUE"),
     *word("-x NAME, for each", "-envlist, -genvlist NAMES"),
     *word("--env all", "-envall, -genvall"),
@@ -44,7 +44,8 @@ MPICH = (
     *absent("hosts are used in the order that you name them", "-order-nodes ORDER"),
     *absent("a worker sees all GPUs of its host, and takes the one of its LOCAL_RANK", "-gpus-per-proc N"),
     *word("-H without this machine", "-skip-launch-node"),
-    *word(_BOUND, "-bind-to, -map-by, -membind, -topolib VALUE"),
+    *other("--map-by slot, node or ppr:N:node; for mpirun's own: --mpi --binding-args", "-map-by VALUE"),
+    *word(_BOUND, "-bind-to, -membind, -topolib VALUE"),
     *word(_PASSED, "-demux, -nameserver, -usize, -port, -ckpoint-prefix VALUE"),
     *word(_PASSED, "-profile, -disable-hostname-propagation, -pmi-port"),
 )

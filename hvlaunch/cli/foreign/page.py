@@ -24,7 +24,7 @@ _LINES = {
     ),
     "torchrun": (
         "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint a:29500 train.py    # on each host",
-        "hvlaunch -H a:4,b:4 python train.py",
+        "hvlaunch --nnodes 2 --nproc-per-node 4 -H a,b python train.py",
     ),
     "mpirun (Open MPI)": (
         "mpirun -np 8 -host a:4,b:4 -x NCCL_DEBUG=INFO python train.py",

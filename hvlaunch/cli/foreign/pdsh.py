@@ -88,7 +88,8 @@ CLUSH = (
         "--conf FILE",
         "-O, --option NAME=VALUE",
     ),
-    *absent("hvlaunch has no modes", "-m, --mode MODE"),
+    *other("a Python module; hvlaunch has no modes", "-m MODE"),
+    *absent("hvlaunch has no modes", "--mode MODE"),
     *absent("hvlaunch chooses how it waits for its hosts", "-E, --engine NAME"),
     *needless("commands run on the hosts", "--remote VALUE"),
     *needless(

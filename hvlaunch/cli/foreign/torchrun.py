@@ -5,9 +5,16 @@ from hvlaunch.cli.foreign.foreign_option import absent, needless, same, word
 __all__ = ["TORCHRUN"]
 
 TORCHRUN = (
-    *same("-h, --help"),
-    *word("the hosts: -H a:4,b:4; an elastic job has --min-np and --max-np", "--nnodes N"),
-    *word("--slots-per-host {}, or slots with each host: -H a:4,b:4", "--nproc-per-node N"),
+    *same(
+        "-h, --help",
+        "--nnodes N[:M]",
+        "--nproc-per-node N",
+        "-m, --module",
+        "--no-python",
+        "--log-dir DIR",
+        "--redirects STREAMS",
+        "--tee STREAMS",
+    ),
     *needless(
         "hvlaunch's own rendezvous is always there",
         "--rdzv-backend NAME",
@@ -28,12 +35,9 @@ TORCHRUN = (
     *needless("each worker is a process of its own", "--start-method METHOD"),
     *word("--events FILE", "--event-log-handler NAME"),
     *absent("workers have no roles; a script can read its RANK", "--role NAME"),
-    *word("python -m {}, behind the options", "-m, --module MODULE"),
-    *needless("the command is started as it is", "--no-python"),
     *word("python FILE, behind the options", "--run-path"),
-    *word("--output-filename {}", "--log-dir DIR"),
-    *word("--output-filename DIR, and --ranks for what is shown", "-r, --redirects STREAMS"),
-    *word("--output-filename DIR, which shows the output too", "-t, --tee STREAMS"),
+    *word("--redirects {}", "-r STREAMS"),
+    *word("--tee {}", "-t STREAMS"),
     *word("--ranks {}, which counts all ranks", "--local-ranks-filter RANKS"),
     *word(
         "--output-filename DIR, and grep in its files",

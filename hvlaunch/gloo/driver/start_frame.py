@@ -40,6 +40,8 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
     shared = shared_env(
         start.network, spec.env, keys.certificate, spec.worker_ports, spec.lease, is_sealed=is_sealed
     )
+    if start.host in spec.visible_gpus:
+        shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.visible_gpus[start.host]))
     body = {
         "argv": spec.command,
         "defaults": default_env(start.facts.cpus, len(start.launches)),

@@ -46,7 +46,7 @@ class Engine:
         self._rendezvous_port = rendezvous_port
         hosts: Sequence[Host] = spec.hosts
         if spec.elastic is None:
-            least = needed(spec.hosts, spec.np, spec.slots_per_host)
+            least = needed(spec.hosts, spec.np, spec.slots_per_host, spec.map_by)
             hosts = hosts if spec.skip_bad_hosts else least
         self._pool = Pool(hosts, spec.slots_per_host)
         self._rounds = Rounds(spec, self._pool)

@@ -180,7 +180,9 @@ class FreshWorkers(Forming):
                 raise self._too_few(NotEnoughSlots(current.size, self._pool.capacity(hosts)))
         if hosts is None:
             return None
-        places = place([(host.name, self._pool.slots(host)) for host in hosts], self._spec.np)
+        places = place(
+            [(host.name, self._pool.slots(host)) for host in hosts], self._spec.np, self._spec.map_by
+        )
         last = self._spec.end_with_rank
         if last is not None and last >= len(places):
             raise self._too_few(

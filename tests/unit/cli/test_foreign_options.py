@@ -35,10 +35,6 @@ def answer(line):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (
-            "--nproc-per-node 4 train.py",
-            "--nproc-per-node is torchrun's: here write --slots-per-host 4, or slots with each host: -H a:4,b:4",
-        ),
         ("-ppn 4 true", "-ppn is mpirun's: here write --slots-per-host 4"),
         ("-env A true", "-env is mpirun's: here write -x A=true"),
         ("-genv A 1 true", "-genv is mpirun's: here write -x A=1"),
@@ -47,14 +43,11 @@ def answer(line):
             "-N is mpirun's: here write --slots-per-host 4; or srun's: here write -H with the hosts",
         ),
         ("-N4 true", "-N is mpirun's: here write --slots-per-host 4; or srun's: "),
-        ("-wdir /data true", "-wdir is mpirun's: here write --cwd /data"),
-        ("--wdir=/data true", "--wdir is mpirun's: here write --cwd /data"),
         ("--oversubscribe true", "--oversubscribe is mpirun's and srun's, and not needed here: "),
         (
             "--allow-run-as-root true",
             "--allow-run-as-root is mpirun's, and not needed here: root may start jobs",
         ),
-        ("--map-by node true", "--map-by is mpirun's: here write --mpi --binding-args='--map-by node'"),
         ("--bind-to core true", "--bind-to is mpirun's: here write --mpi --binding-args='--bind-to core'"),
         (
             "-mca btl tcp true",
@@ -65,19 +58,8 @@ def answer(line):
             "--output tag true",
             "--output is mpirun's: here write --output-filename DIR, --prefix or -prefix-timestamp; or ",
         ),
-        ("--tee 3 true", "--tee is torchrun's and accelerate's: here write --output-filename DIR"),
-        ("--redirects 3 true", "--redirects is torchrun's: here write --output-filename DIR"),
-        (
-            "--no-python true",
-            "--no-python is torchrun's, deepspeed's and accelerate's, and not needed here: ",
-        ),
-        ("--include a@b true", "--include is deepspeed's: here write -H a:4,b:4 with the hosts to use"),
-        (
-            "--exclude a true",
-            "--exclude is srun's: here write -H or --hostfile without them; or deepspeed's: ",
-        ),
         ("--num_gpus 8 true", "--num_gpus is deepspeed's: here write --slots-per-host 8"),
-        ("--num_nodes=2 true", "--num_nodes is deepspeed's: here write -H or --hostfile with so many hosts"),
+        ("--num_nodes=2 true", "--num_nodes is deepspeed's: here write --nnodes 2"),
         ("--num-processes 4 true", "--num-processes is accelerate's: here write -np 4"),
         ("--ntasks=8 true", "--ntasks is srun's: here write -np 8"),
         ("-w a,b true", "-w is srun's: here write -H a,b; or pdsh's and clush's: here write -H a,b, and "),
@@ -90,8 +72,10 @@ def answer(line):
             "--gres is srun's, and hvlaunch has nothing like it: give it to salloc or sbatch",
         ),
         ("--fsdp_version 2 true", "--fsdp_version is accelerate's: here write -x FSDP_VERSION=2"),
-        ("--wdir 'a true", "here write --cwd ''\"'\"'a'"),
-        ("--wdir", "here write --cwd DIR"),
+        ("--default-hostfile 'a true", "here write --hostfile ''\"'\"'a'"),
+        ("--default-hostfile", "here write --hostfile FILE"),
+        ("--default-hostfile=h true", "--default-hostfile is mpirun's: here write --hostfile h"),
+        ("-t 3 true", "-t is torchrun's and accelerate's: here write --tee 3; or srun's: "),
         ("-c 4 true", "-c is mpirun's: here write -np 4; or srun's: "),
         ("-l -w a true", "or pdsh's and clush's: here write --ssh-user USER"),
         ("-u true", "here write timeout SECONDS hvlaunch ..."),
@@ -126,13 +110,13 @@ def test_what_may_be_a_secret_is_not_repeated(line):
 
 def test_all_of_a_line_is_answered_up_to_what_nobody_has():
     lines = answer("--nnodes=2 -np 4 --node_rank 0 -v --standalone --bogus --nproc-per-node 4 x").split("\n")
-    assert [line.split()[0] for line in lines] == ["--nnodes", "--node_rank", "--standalone"]
+    assert [line.split()[0] for line in lines] == ["--node_rank", "--standalone"]
     assert all("torchrun's" in line for line in lines)
 
 
 def test_what_one_launcher_has_all_of_is_read_as_its_own():
-    assert "-m is torchrun's" in answer("-m train.main")
-    assert "srun" not in answer("--nnodes 2 -m train.main").partition("\n")[2]
+    assert "srun's" in answer("-r 3 true")
+    assert "srun's" not in answer("--standalone -r 3 true").partition("\n")[2]
 
 
 def test_a_value_in_one_word_with_a_short_name_is_ours_where_nobody_else_has_such_a_name():
@@ -249,8 +233,8 @@ def test_the_table_is_not_loaded_for_a_line_that_needs_none():
 
 def test_dashes_and_underscores_are_all_one():
     assert (
-        {row.program for row in rows_of("--nproc_per_node")}
-        == {row.program for row in rows_of("-nproc-per-node")}
+        {row.program for row in rows_of("--rdzv_endpoint")}
+        == {row.program for row in rows_of("-rdzv-endpoint")}
         == {"torchrun"}
     )
 

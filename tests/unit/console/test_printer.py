@@ -200,6 +200,18 @@ def test_hidden_ranks_are_in_files_and_tails_all_the_same(tmp_path):
         assert console.printer.tail(rank) == b"err %d" % rank
 
 
+def test_a_hidden_stream_is_in_files_and_tails_all_the_same(tmp_path):
+    console = Console(options=ConsoleOptions(hidden=("stdout",)))
+    console.printer.keep(OutputFiles(tmp_path, 1))
+    console.output(0, b"out\n")
+    console.output(0, b"err\n", "stderr")
+    console.printer.end(0, "stdout")
+    assert console.close() == (b"", b"[0]<stderr>: err\n")
+    assert len(console.done) == 2
+    assert (tmp_path / "rank.0" / "stdout").read_bytes() == b"out\n"
+    assert console.printer.tail(0) == b"err\n"
+
+
 def test_hidden_ranks_are_not_waited_for_when_lines_are_merged():
     still = Console(options=ConsoleOptions(ranks=(range(2),), merge=True), clock=lambda: 0.0)
     still.printer.place({rank: ("a", rank) for rank in range(4)})

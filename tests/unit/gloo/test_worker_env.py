@@ -152,6 +152,14 @@ def test_the_frame_carries_what_is_shared_once() -> None:
     assert [worker["env"]["RANK"] for worker in plan["workers"]] == ["0", "1"]
 
 
+def test_only_the_gpus_that_were_chosen_are_seen() -> None:
+    job = spec("a:2", env={"CUDA_VISIBLE_DEVICES": "all that the user has here"}, visible_gpus={"a": (1, 3)})
+    for host, seen in (("a", "1,3"), ("b", "all that the user has here")):
+        launches = tuple(Launch(at.local_rank, 0, at) for at in place([(host, 2)]))
+        _, body = start_frame(do.Start(host, 0, launches, NETWORK, facts(1)), job, job_id="j", keys=KEYS)
+        assert json.loads(body)["env"]["CUDA_VISIBLE_DEVICES"] == seen
+
+
 @pytest.mark.parametrize(
     ("job", "scheme"),
     [

@@ -155,3 +155,30 @@ def test_needed_hosts_are_those_that_get_a_worker(slots: list[tuple[str, int]], 
     np = data.draw(st.integers(1, sum(count for _, count in slots)))
     hosts = needed([Host(*pair) for pair in slots], np)
     assert [host.name for host in hosts] == list(dict.fromkeys(p.host for p in place(slots, np)))
+
+
+def test_workers_by_turns():
+    found = place([("a", 3), ("b", 1), ("c", 2)], 5, "node")
+    assert [(at.rank, at.host, at.local_rank) for at in found] == [
+        (0, "a", 0),
+        (1, "b", 0),
+        (2, "c", 0),
+        (3, "a", 1),
+        (4, "c", 1),
+    ]
+    assert [(at.local_size, at.cross_rank, at.cross_size, at.group_rank) for at in found] == [
+        (2, 0, 3, 0),
+        (1, 1, 3, 1),
+        (2, 2, 3, 2),
+        (2, 0, 2, 0),
+        (2, 1, 2, 2),
+    ]
+
+
+def test_by_turns_only_the_first_hosts_are_needed():
+    hosts = [Host(name, slots=2) for name in "abcd"]
+    assert needed(hosts, 3, map_by="node") == hosts[:3]
+    assert needed(hosts, 8, map_by="node") == hosts
+    assert needed(hosts, 3) == hosts[:2]
+    with pytest.raises(NotEnoughSlots):
+        needed(hosts, 9, map_by="node")

@@ -14,7 +14,6 @@ IN_VARIABLES = [(group, option) for group, option in OPTIONS if names_of(option)
 TEXTS = {
     values.count: ["2"],
     values.positive: ["3"],
-    values.slots: ["4"],
     values.port: ["2222"],
     values.port_or_any: ["0"],
     values.address: ["10.0.0.9"],
@@ -25,6 +24,10 @@ TEXTS = {
     values.size: ["2M"],
     values.user: ["me"],
     values.ranks: ["0,2-4"],
+    values.slots_or_gpus: ["3"],
+    values.hosts_or_bounds: ["1:2"],
+    values.streams: ["2"],
+    values.mapping: ["ppr:2:node"],
     values.not_empty: ["some-text"],
     values.words: ["--first 'a b'", "--second"],
     str: ["some text"],

@@ -145,6 +145,7 @@ def test_what_is_shown_is_a_file_that_sets_the_same(here):
         "--quiet",
         "--detach",
         "--profile",
+        "--exclude",
     }
     words = [word for line in lines if line[0] not in skipped for word in line]
     options = parse([*words, "--show-secrets", "--show-config", "python", "-c", "it's \x7f \x01 ü"])
