@@ -1,6 +1,7 @@
 """`hvlaunch attach`: look on at a job as if it had been started here, and leave it running."""
 
 import argparse
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from hvlaunch.cli.job_view import View, await_output, has_ended, is_shown
 from hvlaunch.console.duration import duration
 from hvlaunch.console.store_reader import STREAMS, StoreReader, from_where, newest_lines
 from hvlaunch.console.stored import Position, Stored, segments
+from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.gloo.watch.milestones import count
 from hvlaunch.hosts.fold import host_set
 from hvlaunch.jobs.control import DriverGone, state_of
@@ -36,17 +38,18 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     """Show the job until it ends, or Ctrl-C; the exit code is the job's, or 0. Raises HvlaunchError."""
     job = choose(jobs, options.job)
     viewed = _Viewed(job)
+    successors = _Successors(job)
     if not has_driver(job.directory) and not has_ended(job):
         if viewed.position is None and not segments(job.directory):
             viewed.position = Position(
                 0, 0
             )  # all that will be kept is new: its terminal has shown what was before
-        _take_over(job)
+        successors.start()
     await_output(job)
     reader = StoreReader(job.directory, viewed.position)
     view = View(reader, options.ranks)
     _say_state(job, view)
-    found = _read(job, reader, view, viewed)
+    found = _read(job, reader, view, viewed, successors)
     if viewed.position is None:
         found = _newest(job, reader, view, found)
     try:
@@ -65,7 +68,9 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     return 0 if result is None else int(result["exit_code"])
 
 
-def _read(job: KnownJob, reader: StoreReader, view: View, viewed: "_Viewed") -> Iterator[Stored]:
+def _read(
+    job: KnownJob, reader: StoreReader, view: View, viewed: "_Viewed", successors: "_Successors"
+) -> Iterator[Stored]:
     """What comes, until the job has ended. Raises DriverGone."""
     while True:
         is_over = has_ended(job)
@@ -79,7 +84,7 @@ def _read(job: KnownJob, reader: StoreReader, view: View, viewed: "_Viewed") -> 
             viewed.note(reader.position)
         if not has_driver(job.directory) and not has_ended(job):
             view.printer.say("its driver was killed; another one takes the job over")
-            _take_over(job)
+            successors.start()
         time.sleep(_LOOK)
 
 
@@ -99,16 +104,30 @@ def _newest(job: KnownJob, reader: StoreReader, view: View, found: Iterator[Stor
             yield item
 
 
-def _take_over(job: KnownJob) -> None:
-    """Let another driver begin, unless one does already, and a minder, which may be gone with the machine. Raises DriverGone."""
-    successor = start_successor(job.directory)
-    deadline = time.monotonic() + _TAKE_OVER_PATIENCE
-    while not has_driver(job.directory) and not has_ended(job):
-        if successor.poll() is not None or time.monotonic() > deadline:
-            raise DriverGone(f"job {job.id}: its driver was killed, and no other can take it over{_why(job)}")
-        time.sleep(_LOOK)
-    with suppress(OSError):  # a full disk, or the job is over and its directory gone
-        start_minder(job.directory)
+class _Successors:
+    """Other drivers of the job, each of which was started where there was none."""
+
+    def __init__(self, job: KnownJob) -> None:
+        self._job = job
+        self._newest: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Let another driver begin, unless one does already, and a minder, which may be gone with the machine. Raises DriverGone."""
+        job = self._job
+        if self._newest is not None and self._newest.wait() == EXIT_HOSTS:  # another would find the same
+            raise self._gone()
+        self._newest = start_successor(job.directory)
+        deadline = time.monotonic() + _TAKE_OVER_PATIENCE
+        while not has_driver(job.directory) and not has_ended(job):
+            if self._newest.poll() is not None or time.monotonic() > deadline:
+                raise self._gone()
+            time.sleep(_LOOK)
+        with suppress(OSError):  # a full disk, or the job is over and its directory gone
+            start_minder(job.directory)
+
+    def _gone(self) -> DriverGone:
+        job = self._job
+        return DriverGone(f"job {job.id}: its driver was killed, and no other can take it over{_why(job)}")
 
 
 def _why(job: KnownJob) -> str:

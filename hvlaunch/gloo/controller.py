@@ -334,11 +334,13 @@ def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.S
 
 
 def _keep(directory: "JobDirectory", result: JobResult) -> None:
-    from hvlaunch.gloo.watch.recorder import result_record  # noqa: PLC0415 (for jobs that failed)
+    from hvlaunch.gloo.driver.keeping import forget  # noqa: PLC0415 (for jobs that failed)
+    from hvlaunch.gloo.watch.recorder import result_record  # noqa: PLC0415 (as above)
     from hvlaunch.jobs.known import prune  # noqa: PLC0415 (as above)
 
     with suppress(OSError):
         directory.keep(result_record(result))
+    forget(directory.path)
     prune(directory.path.parent)
 
 

@@ -17,7 +17,7 @@ from hvlaunch.gloo.driver.journal import JOURNAL
 from hvlaunch.gloo.driver.keys import KEYS, Keys
 from hvlaunch.gloo.driver.past import NoJournal, Past, read_past
 from hvlaunch.job import JobResult
-from hvlaunch.jobs.directory import RESULT, JobDirectory
+from hvlaunch.jobs.directory import RESULT, DriverLives, JobDirectory
 
 __all__ = ["main", "succeed"]
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return succeed(Path(words[0])).exit_code
     except HvlaunchError as error:
         sys.stderr.write(f"hvlaunch: {error}\n")
-        return error.exit_code
+        return error.exit_code if isinstance(error, DriverLives) else EXIT_HOSTS
 
 
 if __name__ == "__main__":

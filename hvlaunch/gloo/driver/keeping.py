@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.driver.journal import Journal
     from hvlaunch.gloo.driver.past import Past
 
-__all__ = ["Keeping"]
+__all__ = ["Keeping", "forget"]
 
 STORE = "store"
 
@@ -72,9 +72,13 @@ class Keeping:
             self._journal.write(turns, hellos)
 
     def close(self) -> None:
-        """The job has ended. Its keys open nothing any more, and nobody shall wonder."""
+        """The job has ended. What is kept stays until it is on record how: see forget()."""
         self._seen.close()
-        for name in (KEYS, SEEN, STORE):
-            (self._directory / name).unlink(missing_ok=True)
         if self._journal is not None:
             self._journal.close()
+
+
+def forget(directory: Path) -> None:
+    """Nobody shall take over a job that has ended, of which the keys open nothing any more."""
+    for name in (KEYS, SEEN, STORE):
+        (directory / name).unlink(missing_ok=True)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from hvlaunch.console.stored import items, segment_path, segments
+from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.jobs.known import KnownJob, known_jobs
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
@@ -52,6 +53,17 @@ def detach(site: Site, *words: str, **options: object) -> subprocess.CompletedPr
         timeout=DEADLINE,
         check=False,
         **options,
+    )
+
+
+def start(site: Site, *words: str) -> "subprocess.Popen[bytes]":
+    """With its stdout and stderr in pipes, which nobody need read."""
+    return subprocess.Popen(
+        [*HVLAUNCH, *words],
+        env=site.environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -244,6 +256,39 @@ def test_where_the_driver_is_killed_another_goes_on(site, tmp_path):
     assert {key: data for key, data in kept(job).items() if data} == {
         (rank, "stdout"): whole_output(300) for rank in range(2)
     }
+
+
+def test_how_a_job_ended_is_known_though_its_driver_was_killed_over_its_last_lines(site):
+    """Nobody reads what it prints; the engine has finished, and the agent has ended."""
+    script = "import sys; print('x' * 200_000); sys.exit(3)"
+    words = ["--detach-on-hangup", "--grace", "600", sys.executable, "-c", script]
+    driver = start(site, *words)
+    wait_until(
+        lambda: b"HostClosed" in b"".join(map(Path.read_bytes, site.root.glob("*/journal.db*"))), "it is over"
+    )
+    driver.kill()
+    driver.communicate()
+    assert site_code(site, "attach") == 3
+    [result] = [job.result for job in known_jobs(site.root)]
+    assert result is not None
+    assert result["exit_code"] == 3
+
+
+def test_who_looks_on_at_a_job_that_can_not_be_taken_over_is_told_once(site, tmp_path):
+    """As where the disk was full: each successor finds the same."""
+    words = ["--detach-on-hangup", *worker(100, tmp_path / "go")]
+    driver = start(site, *words)
+    assert driver.stdout is not None
+    driver.stdout.readline()
+    looking = start(site, "attach")
+    assert looking.stdout is not None
+    assert looking.stdout.read(1)
+    (only_job(site).directory / "keys.json").unlink()
+    driver.kill()
+    _, said = looking.communicate(timeout=DEADLINE)
+    driver.communicate()
+    assert looking.returncode == EXIT_HOSTS
+    assert said.decode().count("no other can take it over") == 1
 
 
 def driver_pid(site: Site) -> int:
