@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hvlaunch.hosts.fold import fold_ranks
 from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
 
-__all__ = ["Node", "merge", "summary", "tree_lines", "where"]
+__all__ = ["Node", "main_of", "merge", "summary", "tree_lines", "where"]
 
 _WRAPPERS = frozenset(
     ("wrapper", "inner", "wrapped", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn", "__call__")
@@ -76,7 +76,7 @@ def where(frames: Sequence[Frame]) -> str:
     return str(Frame(called[0] if called else last.function, last.file, last.line))
 
 
-def _main_of(processes: Sequence[ProcessStack]) -> ProcessStack:
+def main_of(processes: Sequence[ProcessStack]) -> ProcessStack:
     """Of a rank's processes the one that tells what the rank does: the first of Python, else the worker itself."""
     pythons = [one for one in processes if one.is_python]
     return next(
@@ -99,7 +99,7 @@ def summary(stacks: Iterable[ProcessStack], most: int = _MOST_GROUPS) -> str:
     """One line: `rank 7 in sleep (data.py:31); ranks 0-6 in all_reduce (train.py:88)`. At most so many groups."""
     groups: dict[str, set[int]] = {}
     for rank, processes in _by_rank(stacks).items():
-        main = _main_of(processes)
+        main = main_of(processes)
         groups.setdefault(where(main.threads[0].frames if main.threads else ()), set()).add(rank)
     rarest = sorted(groups.items(), key=lambda group: (len(group[1]), min(group[1])))
     parts = [f"{fold_ranks(ranks)} in {place}" for place, ranks in rarest[:most]]
@@ -113,7 +113,7 @@ def tree_lines(stacks: Iterable[ProcessStack]) -> list[str]:
     ranks = _by_rank(stacks)
     mains, others, helpers = _Trees(), _Trees(), 0
     for rank, processes in ranks.items():
-        main = _main_of(processes)
+        main = main_of(processes)
         mains.add("", rank, main.threads[0].frames if main.threads else ())
         for one in processes:
             for number, thread in enumerate(one.threads):
@@ -176,7 +176,7 @@ def _notes(ranks: dict[int, list[ProcessStack]]) -> list[str]:
     """Which of the stacks are not py-spy's, and why."""
     found: dict[tuple[str, str], set[int]] = {}
     for rank, processes in ranks.items():
-        main = _main_of(processes)
+        main = main_of(processes)
         if main.source != "py-spy":
             found.setdefault((main.source, main.problem or ""), set()).add(rank)
     return [

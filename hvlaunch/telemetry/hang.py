@@ -1,0 +1,233 @@
+"""Whether a job hangs: all its ranks are silent, and none gets on. Pure: it is told what was measured, and when.
+
+A rank gets on that reads or writes, that computes here and there, or that waits for input. One that computes does not get
+on where it stands at one place all the time, in a collective or in a loop of Python: MPI and CUDA wait by
+computing. Frames of C tell such a wait from a long call to a library that computes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from hvlaunch.telemetry.merge import main_of
+from hvlaunch.telemetry.sample import HostSample, WorkerSample
+from hvlaunch.telemetry.stack import Frame, ProcessStack
+from hvlaunch.telemetry.verdict import Doing, Verdict, doing, is_collective, verdict
+
+__all__ = ["Judge"]
+
+_SILENT_PART = 1 / 4
+"""Of the timeout, after which somebody looks."""
+_LOOKS = 6
+"""Within the timeout."""
+_SHORTEST_PAUSE = 0.5
+_BUSY = 0.1
+"""Cores in use."""
+_MOVED = 1 << 16
+"""Bytes between two looks."""
+_DISK_MOVES = 1 << 18
+"""Bytes per second, of a host whose worker waits for a disk."""
+_LEAST_STACKS = 3
+_SYNCHRONIZING = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "cuStreamSynchronize",
+)
+
+_Place: TypeAlias = tuple[tuple[int, str, tuple[Frame, ...]], ...]
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What is known of one rank since it was last heard of."""
+
+    host: str
+    sample: WorkerSample | None = None
+    at: float = 0.0
+    is_busy: bool = False
+    place: _Place = ()
+    looks: int = 0
+    """For how many stacks in a row it was there."""
+    stacks: list[ProcessStack] = field(default_factory=list)
+
+
+class Judge:
+    """Judges one job. Times are in seconds of one clock; `timeout` is --hang-timeout."""
+
+    def __init__(self, timeout: float, now: float) -> None:
+        self._timeout = timeout
+        self._heard = now
+        """When the job was last heard of."""
+        self._got_on = now
+        """When a rank was last seen to get on."""
+        self._ranks: dict[int, _Rank] = {}
+        self._has_said = False
+        self._next = now + timeout * _SILENT_PART
+
+    @property
+    def pause(self) -> float:
+        """Seconds between two looks."""
+        return max(_SHORTEST_PAUSE, self._timeout / _LOOKS)
+
+    @property
+    def next_look(self) -> float:
+        """When to look, unless something is heard until then."""
+        return self._next
+
+    def heard(self, at: float) -> None:
+        """A rank has printed, committed, told its progress, begun or ended, or the user has typed something."""
+        if at <= self._heard:
+            return
+        self._heard = self._got_on = at
+        self._ranks.clear()
+        self._has_said = False
+        self._next = at + self._timeout * _SILENT_PART
+
+    @property
+    def has_said(self) -> bool:
+        """Whether the job hangs by what is known now."""
+        return self._has_said
+
+    def samples(self, now: float, hosts: Iterable[HostSample]) -> frozenset[int]:
+        """What was measured. Returns the ranks whose stacks are to be shown to stacks(): those that compute, at first all."""
+        is_first = not self._ranks
+        known = dict(self._ranks)
+        for host in hosts:
+            for worker in host.workers:
+                rank = known.get(worker.rank)
+                if rank is None or rank.sample is None or rank.sample.pid != worker.pid:
+                    rank = _Rank(host.host)
+                    self._ranks[worker.rank] = rank
+                elif _has_moved(host, rank.sample, worker):
+                    self._gets_on(now)
+                rank.is_busy = _is_busy(rank, worker, now)
+                rank.sample, rank.at = worker, now
+        self._next = now + self.pause
+        due = self._got_on + self._timeout
+        if now < due < self._next:
+            self._next = due
+        return frozenset(
+            number for number, rank in self._ranks.items() if is_first or rank.is_busy or not rank.looks
+        )
+
+    def stacks(self, now: float, stacks: Iterable[ProcessStack]) -> None:
+        """The stacks that samples() has asked for."""
+        for number, found in _by_rank(stacks).items():
+            rank = self._ranks.get(number)
+            if rank is None:
+                continue
+            place = _place(found)
+            if rank.looks and place != rank.place and rank.is_busy:
+                self._gets_on(now)
+            rank.looks = rank.looks + 1 if place == rank.place else 1
+            rank.place, rank.stacks = place, found
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time for a verdict. The stacks of all are wanted then, with the frames of C of `computing`."""
+        return not self._has_said and bool(self._ranks) and now >= self._got_on + self._timeout
+
+    @property
+    def computing(self) -> frozenset[int]:
+        """Ranks that compute."""
+        return frozenset(number for number, rank in self._ranks.items() if rank.is_busy)
+
+    def verdict(
+        self,
+        now: float,
+        stacks: Iterable[ProcessStack],
+        native: Iterable[ProcessStack] = (),
+        *,
+        ended: Iterable[int] = (),
+        reading: Iterable[int] = (),
+    ) -> Verdict | None:
+        """Whether the job hangs. `ended` are ranks that are no more; `reading` those that wait for stdin."""
+        found, deep = _by_rank(stacks), _by_rank(native)
+        if any(number in self._ranks and not self._ranks[number].is_busy for number in reading):
+            self._gets_on(now)
+            return None
+        for number in self.computing:
+            if self._computes(number, found, deep):
+                self._gets_on(now)
+                return None
+        ranks = {
+            number: doing(
+                _deepest(found.get(number, rank.stacks), deep.get(number, ())),
+                rank.sample.state if rank.sample is not None else "",
+                is_busy=rank.is_busy,
+            )
+            for number, rank in self._ranks.items()
+        }
+        if all(one.how == "computes" for one in ranks.values()):
+            self._gets_on(now)
+            return None
+        self._has_said = True
+        ranks |= {number: Doing("ended") for number in ended if number not in ranks}
+        return verdict(now - self._got_on, ranks, {number: rank.host for number, rank in self._ranks.items()})
+
+    def _gets_on(self, at: float) -> None:
+        """As heard(), but that it is known by looking only."""
+        self._got_on = max(self._got_on, at)
+        self._has_said = False
+
+    def _computes(
+        self,
+        number: int,
+        found: Mapping[int, Sequence[ProcessStack]],
+        deep: Mapping[int, Sequence[ProcessStack]],
+    ) -> bool:
+        """Whether a rank that uses a processor gets on: it is not always at one place, or a library computes there."""
+        rank = self._ranks[number]
+        now = found.get(number, rank.stacks)
+        if not now or _place(now) != rank.place or rank.looks < _LEAST_STACKS:
+            return True
+        main = main_of(now)
+        if not main.is_python or not main.threads:
+            return True
+        if is_collective(main.threads[0].frames):
+            return False
+        if number not in deep:
+            return not main.threads[0].frames[-1].is_own
+        frames = main_of(deep[number]).threads[0].frames if deep[number] else ()
+        if is_collective(frames) or any(frame.function in _SYNCHRONIZING for frame in frames):
+            return False
+        return bool(frames) and not frames[-1].is_own
+
+
+def _by_rank(stacks: Iterable[ProcessStack]) -> dict[int, list[ProcessStack]]:
+    found: dict[int, list[ProcessStack]] = {}
+    for one in stacks:
+        found.setdefault(one.rank, []).append(one)
+    return found
+
+
+def _place(stacks: Sequence[ProcessStack]) -> _Place:
+    """Where all threads of all its processes are."""
+    return tuple(
+        (process.pid, thread.name, thread.frames)
+        for process in sorted(stacks, key=lambda one: one.pid)
+        for thread in process.threads
+    )
+
+
+def _deepest(stacks: Sequence[ProcessStack], native: Sequence[ProcessStack]) -> Sequence[ProcessStack]:
+    """The stacks with frames of C, where they tell that a collective is what computes."""
+    main = main_of(native) if native else None
+    if main is not None and main.threads and is_collective(main.threads[0].frames):
+        return native
+    return stacks
+
+
+def _has_moved(host: HostSample, before: WorkerSample, now: WorkerSample) -> bool:
+    if now.io - before.io >= _MOVED or now.processes != before.processes:
+        return True
+    return now.state == "D" and host.disk_read + host.disk_write >= _DISK_MOVES
+
+
+def _is_busy(rank: _Rank, worker: WorkerSample, now: float) -> bool:
+    if worker.state == "T":
+        return False
+    if rank.sample is None or now <= rank.at:
+        return worker.cpu >= _BUSY
+    used = (worker.cpu_time - rank.sample.cpu_time) / (now - rank.at)
+    return used >= _BUSY or worker.state == rank.sample.state == "R"

@@ -1,0 +1,197 @@
+"""Whether a job hangs, by what was measured."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from hvlaunch.telemetry.hang import Judge
+from hvlaunch.telemetry.sample import HostSample, WorkerSample
+from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
+from hvlaunch.telemetry.verdict import Verdict
+
+TIMEOUT = 60.0
+REDUCE = (
+    Frame("train", "/home/me/train.py", 88),
+    Frame("all_reduce", "/x/site-packages/torch/distributed/distributed_c10d.py", 3000),
+)
+SLEEP = (Frame("train", "/home/me/train.py", 12), Frame("fetch", "/home/me/data.py", 31))
+BLAS = Frame("exec_blas", "/x/site-packages/numpy.libs/libscipy_openblas64_.so", 0)
+MPI = Frame("PMPI_Barrier", "/usr/lib/libmpi.so.40", 0)
+OF_HOST: Mapping[str, Any] = dict.fromkeys(
+    ("time", "cores", "cpu", "load", "memory_used", "memory_total", "network_in", "network_out", "disk_read"),
+    0,
+)
+
+
+class Rank:
+    """One rank as the observers see it; each may be changed while time goes by."""
+
+    def __init__(self, frames: Sequence[Frame] = REDUCE, **what: Any) -> None:
+        self.frames = tuple(frames)
+        self.native: tuple[Frame, ...] = ()
+        self.cpu = what.pop("cpu", 0.0)
+        self.writes = what.pop("writes", 0)
+        self.state = what.pop("state", "S")
+        self.move: Callable[[float], Sequence[Frame]] | None = what.pop("move", None)
+        self.native = what.pop("native", ())
+        self.children: Sequence[Sequence[Frame]] = what.pop("children", ())
+        assert not what
+
+    def sample(self, rank: int, now: float) -> WorkerSample:
+        io = int(self.writes * now)
+        return WorkerSample(
+            rank, rank + 100, 1, self.cpu, self.cpu * now, 0, self.state, 1, None, io, None, ()
+        )
+
+    def stacks(self, rank: int, now: float, *, native: bool = False) -> Iterable[ProcessStack]:
+        frames = tuple(self.move(now)) if self.move is not None else self.frames
+        mine = frames + tuple(self.native) if native else frames
+        for number, one in enumerate([mine, *self.children]):
+            thread = ThreadStack("MainThread", tuple(one), is_python=True)
+            yield ProcessStack(
+                "ab"[rank // 4], rank, rank + 100 + number, "python", number > 0, (thread,), "py-spy"
+            )
+
+
+def watch(
+    ranks: Mapping[int, Rank],
+    until: float = 20 * TIMEOUT,
+    *,
+    disk: float = 0.0,
+    ended: Sequence[int] = (),
+    reading: Sequence[int] = (),
+    with_native: bool = True,
+) -> tuple[float, Verdict] | None:
+    """Let the judge look as the driver does, from a first line at 0 on: when it says what."""
+    judge = Judge(TIMEOUT, 0.0)
+    while judge.next_look <= until:
+        now = judge.next_look
+        workers = tuple(rank.sample(number, now) for number, rank in ranks.items())
+        wanted = judge.samples(
+            now,
+            [
+                HostSample(host=name, workers=mine, disk_write=disk, free={}, gpus=(), problems=(), **OF_HOST)
+                for name in "ab"
+                if (mine := tuple(one for one in workers if "ab"[one.rank // 4] == name))
+            ],
+        )
+        judge.stacks(now, [one for number in sorted(wanted) for one in ranks[number].stacks(number, now)])
+        if not judge.is_due(now):
+            continue
+        all_ = [one for number, rank in ranks.items() for one in rank.stacks(number, now)]
+        deep = [one for number in judge.computing for one in ranks[number].stacks(number, now, native=True)]
+        said = judge.verdict(now, all_, deep if with_native else (), ended=ended, reading=reading)
+        if said is not None:
+            return now, said
+    return None
+
+
+def others(*odd: int) -> dict[int, Rank]:
+    return {number: Rank() for number in range(8) if number not in odd}
+
+
+def said(ranks: Mapping[int, Rank], **how: Any) -> Verdict:
+    found = watch(ranks, **how)
+    assert found is not None
+    assert TIMEOUT <= found[0] <= TIMEOUT + 5
+    return found[1]
+
+
+def test_the_rank_is_named_that_all_others_wait_for() -> None:
+    verdict = said({**others(5), 5: Rank(SLEEP)})
+    assert verdict.ranks == (5,)
+    assert (
+        verdict.text
+        == "rank 5 (host b) waits in fetch (data.py:31); ranks 0-4,6-7 wait for it in all_reduce (train.py:88)"
+    )
+
+
+def test_ranks_in_different_collectives_are_told_apart_by_number() -> None:
+    broadcast = (Frame("train", "/home/me/train.py", 41), Frame("broadcast", REDUCE[1].file, 9))
+    verdict = said({**others(2), 2: Rank(broadcast)})
+    assert verdict.ranks == (2,)
+    assert "rank 2 (host a) waits in broadcast (train.py:41); ranks 0-1,3-7" in verdict.text
+
+
+def test_all_in_one_collective_are_named_with_its_line() -> None:
+    verdict = said(others())
+    assert verdict.ranks == tuple(range(8))
+    assert verdict.text.startswith("all of them wait in all_reduce (train.py:88)")
+
+
+def test_stopped_and_ended_ranks_are_named_for_that() -> None:
+    assert said({**others(1), 1: Rank(state="T")}).text.startswith("rank 1 (host a) is stopped (SIGSTOP")
+    assert said(others(7), ended=[7]).text.startswith("rank 7 has ended; ranks 0-6 wait for it")
+
+
+def test_a_busy_loop_at_one_line_is_a_hang_and_a_long_call_to_a_library_is_none() -> None:
+    spin = (Frame("train", "/home/me/train.py", 31),)
+    verdict = said({**others(3), 3: Rank(spin, cpu=1.0, state="R")})
+    assert verdict.text.startswith("rank 3 (host a) computes in train (train.py:31), always there; ranks")
+    assert watch({**others(3), 3: Rank(spin, cpu=1.0, native=(BLAS,))}) is None
+
+
+def test_mpi_waits_by_computing() -> None:
+    ranks = {
+        number: Rank((Frame("main", "/home/me/mpi.py", 14),), cpu=1.0, native=(MPI,)) for number in range(8)
+    }
+    ranks[6] = Rank(SLEEP)
+    verdict = said(ranks)
+    assert verdict.ranks == (6,)
+    assert "wait for it in PMPI_Barrier (mpi.py:14)" in verdict.text
+
+
+def test_what_a_child_does_is_told() -> None:
+    loader = (
+        Frame("train", "/home/me/train.py", 20),
+        Frame("_get", "/x/site-packages/torch/utils/data/d.py", 1),
+    )
+    verdict = said({**others(4), 4: Rank(loader, children=[SLEEP])})
+    assert "rank 4 (host b) waits in _get (train.py:20) [also there: fetch (data.py:31)]" in verdict.text
+
+
+def moving(now: float) -> Sequence[Frame]:
+    return (Frame("evaluate", "/home/me/train.py", 50 + int(now * 7) % 13),)
+
+
+@pytest.mark.parametrize(
+    ("rank", "disk"),
+    [
+        (Rank(cpu=1.0, move=moving), 0.0),
+        (Rank(SLEEP, writes=20 << 20), 0.0),
+        (Rank(SLEEP, state="D"), 20e6),
+    ],
+    ids=["computes here and there", "writes", "waits for a disk that moves"],
+)
+def test_who_gets_on_does_not_hang_and_those_who_wait_for_it_neither(rank: Rank, disk: float) -> None:
+    assert watch({**others(0), 0: rank}, disk=disk) is None
+
+
+def test_one_that_waits_for_a_disk_that_does_nothing_hangs() -> None:
+    assert said({**others(0), 0: Rank(SLEEP, state="D")}).ranks == (0,)
+
+
+def test_all_that_compute_at_one_line_do_not_hang() -> None:
+    spin = Rank((Frame("train", "/home/me/train.py", 31),), cpu=1.0)
+    assert watch(dict.fromkeys(range(8), spin)) is None
+
+
+def test_who_waits_for_input_does_not_hang() -> None:
+    assert watch({**others(0), 0: Rank(SLEEP)}, reading=[0]) is None
+
+
+def test_time_begins_anew_with_each_line_and_a_hang_is_said_once() -> None:
+    judge = Judge(TIMEOUT, 0.0)
+    judge.heard(50.0)
+    assert judge.next_look == 50 + TIMEOUT / 4
+    ranks = {**others(5), 5: Rank(SLEEP)}
+    found = watch(ranks)
+    assert found is not None
+    judge.heard(40.0)
+    assert judge.next_look == 50 + TIMEOUT / 4
+
+
+def test_without_frames_of_c_a_loop_in_ones_own_code_is_still_seen() -> None:
+    spin = (Frame("train", "/home/me/train.py", 31),)
+    assert said({**others(3), 3: Rank(spin, cpu=1.0)}, with_native=False).ranks == (3,)
