@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FRAME_COST",
     "LAST_OUTPUT",
+    "LONGEST_ANSWER",
     "LONGEST_ERROR",
     "LONGEST_TEXT",
     "LONGEST_TRACEBACK",
@@ -44,6 +45,8 @@ LONGEST_TEXT = 4096
 LONGEST_ERROR = 1 << 18
 """Bytes of a worker's error file."""
 LONGEST_TRACEBACK = 1 << 16
+LONGEST_ANSWER = 1 << 19
+"""Bytes of what an observer says to one question."""
 MOST_ADDRESSES = 4096
 MOST_GPUS = 256
 OUTPUT_CHUNK = 1 << 16

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hvlaunch.agent.caller import Sealed
     from hvlaunch.agent.frames import Frame
     from hvlaunch.agent.local_ranks import Meeting
+    from hvlaunch.agent.observing import Observing
     from hvlaunch.agent.rejoin import Visitors
     from hvlaunch.agent.relay import RelayListener
     from hvlaunch.agent.workers import Step
@@ -101,6 +102,7 @@ class Agent:
         )
         self._meeting = meeting
         self._relay: Optional[RelayListener] = None
+        self._observing: Optional[Observing] = None
         self._greeting = Greeting(channel, self._selector, self._call_soon, directory, self._listen)
         self._workers.renew_port = lambda: self._greeting.renew_port(is_taken=True)
         self._wake_read, self._wake_write = os.pipe()
@@ -275,6 +277,12 @@ class Agent:
             self._greeting.renew_port()
         elif kind == "relay" and self._relay is not None:
             self._relay.obey(header, body)
+        elif kind == "observe":
+            if self._observing is None:
+                from hvlaunch.agent.observing import Observing  # noqa: PLC0415 (when somebody looks)
+
+                self._observing = Observing(self._channel, self._selector)
+            self._observing.obey(header, body)
         elif kind == "bye":
             self._end_workers([(signal.SIGKILL, 0.0)])
         else:

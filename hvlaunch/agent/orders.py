@@ -71,6 +71,7 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
         close=Form(id=_ID),
         credit=Form(id=_ID, bytes=_COUNT),
     ),
+    "observe": Choice("what", begin=Form(1 << 20, 1, code=_WORDS), ask=Form(1 << 24, 1)),
     "ping": Form(),
     "have": Form(frames=_HAVE),
     "leave": Form(),

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-__all__ = ["CannotStart", "OomWatch", "WorkerProcess", "exit_of", "start"]
+__all__ = ["CannotStart", "OomWatch", "WorkerProcess", "exit_of", "spawn", "start"]
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _ERROR_FILE_LIMIT = 1 << 18
@@ -86,7 +86,7 @@ def start(slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool)
         fds.extend((*os.pipe(), *os.pipe()))
         fds.extend(os.pipe() if with_stdin else [os.open(os.devnull, os.O_RDONLY)])
         stdout, their_stdout, stderr, their_stderr, their_stdin, *stdin = fds
-        pid = _spawn(program, argv, env, [their_stdin, their_stdout, their_stderr])
+        pid = spawn(program, argv, env, [their_stdin, their_stdout, their_stderr])
     except (OSError, ValueError) as error:
         for fd in fds:
             os.close(fd)
@@ -103,7 +103,8 @@ def start(slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool)
     )
 
 
-def _spawn(program: str, argv: Sequence[str], env: Dict[str, str], fds: Sequence[int]) -> int:
+def spawn(program: str, argv: Sequence[str], env: Dict[str, str], fds: Sequence[int]) -> int:
+    """Its pid; `fds` become its descriptors 0, 1, 2. Raises OSError, ValueError."""
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
     command = [os.fsencode(word) for word in argv]
     variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}

@@ -63,6 +63,7 @@ _RARE = (
     "in_time",
     "listening",
     "marked",
+    "observing",
     "rejoin",
     "relay",
     "spill",

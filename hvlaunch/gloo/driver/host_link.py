@@ -105,6 +105,10 @@ class HostLink:
         self.hello: Mapping[str, Any] = {}
         """What its agent was greeted with."""
         self.stdin_taken: Callable[[int, int], None] = lambda _slot, _size: None
+        self.pids: dict[tuple[int, int], int] = {}
+        """Of the workers that live there, by slot and start."""
+        self.observed: Callable[[Mapping[str, Any], bytes], None] = lambda _header, _body: None
+        """Gets what comes of its observer."""
         self._opening = opening
         self._post = post
         self._printer = printer
@@ -167,6 +171,10 @@ class HostLink:
             case on.HostParting(_, problem):
                 self._session.is_over = True
                 self._parting = problem.cause
+            case on.WorkerStarted():
+                self.pids[turn.event.slot, turn.event.start] = turn.event.pid
+            case on.WorkerExited():
+                self.pids.pop((turn.event.slot, turn.event.start), None)
             case on.HostFailed() | on.HostGone() | on.HostClosed():
                 self.close()
             case _:
@@ -295,11 +303,13 @@ class HostLink:
             case "started":
                 self._tell_time(header["at"])
                 worker = header["round"], header["slot"], header["pid"], header["start"]
+                self.pids[header["slot"], header["start"]] = header["pid"]
                 self._tell(on.WorkerStarted(name, *worker))
             case "not_started":
                 why = header["code"], header["cause"], header["start"]
                 self._tell(on.WorkerNotStarted(name, header["round"], header["slot"], *why))
             case "exited":
+                self.pids.pop((header["slot"], header["start"]), None)
                 self._tell(self._exited(header, body))
             case "suspended":
                 self._tell(on.WorkerSuspended(name, header["round"], header["slot"], header["start"]))
@@ -310,6 +320,8 @@ class HostLink:
                 self._tell(on.MasterPort(name, header["port"]))
             case "stdin_taken":
                 self.stdin_taken(header["slot"], header["bytes"])
+            case "observed":
+                self.observed(header, body)
             case "pong":
                 self._tell_time(header["at"])
             case "parting" | "fault":

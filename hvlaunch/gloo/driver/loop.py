@@ -18,6 +18,7 @@ from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.lease import Lease
 from hvlaunch.gloo.driver.links import HostLinks, without_secrets
+from hvlaunch.gloo.driver.observers import Observers
 from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.driver.start_frame import gets_stdin, start_frame
 from hvlaunch.gloo.driver.stdin import StdinPump
@@ -100,6 +101,7 @@ class Driver:
         self._links = HostLinks(
             spec, keys, printer, rendezvous, self._ranks, connect, events.put, clock=clock, keeping=keeping
         )
+        self.observers = Observers(lambda: self._links, self._ranks.of, clock)
         self._unkept: list[Turn] = []
         """Turns that are not on record yet, of which nothing follows."""
         self._stdin_pump: StdinPump | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hvlaunch.agent.frames import (
+    LONGEST_ANSWER,
     LONGEST_ERROR,
     LONGEST_TEXT,
     LONGEST_TRACEBACK,
@@ -101,6 +102,7 @@ REPORTS: Mapping[str, Form | Choice] = {
         close=Form(id=_ID),
         credit=Form(id=_ID, bytes=_SIZE),
     ),
+    "observed": Choice("what", answer=Form(LONGEST_ANSWER), ended=Form(cause=_CAUSE)),
     "pong": Form(at=_TIME),
     "have": Form(frames=_HAVE),
     "challenge": Form(nonce=text(64)),
