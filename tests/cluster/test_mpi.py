@@ -102,7 +102,7 @@ def test_every_ranks_environment_is_as_with_gloo(cluster: TestHosts, mpirun: str
         return [json.loads(line) for _, line in sorted(lines)]
 
     differ = re.compile(
-        r"(.*_)?(JOB_ID|RUN_ID|TOKEN|PORT|RENDEZVOUS|RENDEZVOUS_ADDR|RENDEZVOUS_CERT|ERROR_FILE)"
+        r"(.*_)?(JOB_ID|RUN_ID|TOKEN|PORT|RENDEZVOUS|RENDEZVOUS_ADDR|RENDEZVOUS_CERT|ERROR_FILE|SCRATCH)"
     )
     ours = re.compile(
         r"HVLAUNCH_|HOROVOD_|TORCHELASTIC_|MASTER_|[A-Z_]*RANK$|[A-Z_]*WORLD_SIZE$|[A-Z]*_SOCKET_IFNAME|A$"

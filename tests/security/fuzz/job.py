@@ -18,6 +18,7 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.causes import HostProblem
 from hvlaunch.gloo.engine.engine import Engine
+from hvlaunch.gloo.engine.inspection import TIME as INSPECTION
 from hvlaunch.gloo.watch.sentences import detail, sentence
 from hvlaunch.job import ElasticOptions, Host
 from hvlaunch.rendezvous.serving.connection import ClientConnection
@@ -198,7 +199,7 @@ class Job:
             case do.Stop(host="b", steps=steps):
                 workers, self._workers_of_b = self._workers_of_b, []
                 code, signal = (
-                    (None, 15) if steps[0].after == 0.0 else (0, None)
+                    (None, 15) if steps[0].after <= INSPECTION else (0, None)
                 )  # there is time to end by itself
                 for number, slot, start in workers:
                     ending = code, signal, self._now, 1
