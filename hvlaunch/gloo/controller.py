@@ -183,12 +183,15 @@ def _run(
         from hvlaunch.gloo.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)
 
         watchers: list[Watcher] = [] if journal is None else [journal.see]
-        history = None if directory is None else _serve_control(directory, server, spec, events.put, printer)
+        takeover = None if job.past is None else _takeover(job.past, ways, stored)
+        wall = time.time if takeover is None else takeover.wall
+        history = (
+            None if directory is None else _serve_control(directory, server, spec, events.put, printer, wall)
+        )
         if history is not None:
             watchers.append(history.see)
         if detachment is not None and spec.detach == "at start":
             watchers.append(detachment.leave_when_running)
-        takeover = None if job.past is None else _takeover(job.past, ways, stored)
         driver = Driver(
             spec,
             events,
@@ -201,6 +204,7 @@ def _run(
             watchers=watchers,
             keeping=keeping,
             clock=time.monotonic if takeover is None else takeover.clock,
+            wall=wall,
         )
         if journal is not None:
             journal.begin(spec, keys.job_id, server.port)
@@ -350,17 +354,20 @@ def _serve_control(
     spec: JobSpec,
     post: Callable[[on.Event | Inquiry], None],
     printer: Printer,
+    wall: Callable[[], float],
 ) -> "History | None":
     """Let others of this user ask and order; what keeps all that they may ask for."""
     from hvlaunch.gloo.driver.history import History  # noqa: PLC0415 (as the directory)
     from hvlaunch.jobs.directory import NoJobDirectory  # noqa: PLC0415 (as the directory)
 
-    def make_recorder(write: Callable[[Mapping[str, object]], None], wall: Callable[[], float]) -> "Watcher":
+    def make_recorder(
+        write: Callable[[Mapping[str, object]], None], seen_at: Callable[[], float]
+    ) -> "Watcher":
         from hvlaunch.gloo.driver.ranks import Ranks  # noqa: PLC0415 (when somebody asks)
         from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (as above)
 
         ranks = Ranks()
-        recorder = Recorder(spec, directory.about["id"], write, ranks.of, wall)
+        recorder = Recorder(spec, directory.about["id"], write, ranks.of, seen_at)
 
         def see(event: on.Event, actions: "Sequence[do.Action]", now: float) -> None:
             ranks.see(actions)
@@ -372,7 +379,7 @@ def _serve_control(
         listener = directory.listen()
     except NoJobDirectory:
         return None
-    history = History(make_recorder)
+    history = History(make_recorder, wall=wall)
 
     def admit(head: "Head") -> "Answer | Route":
         from hvlaunch.gloo.driver.control import Control  # noqa: PLC0415 (when somebody asks)

@@ -36,6 +36,14 @@ class Journal:
     def write(self, at: float, event: on.Event, actions: Sequence[do.Action], origin: Origin | None) -> None:
         self._new.append((at, event, list(actions), origin))
 
+    def fold(self, lull: on.Lull) -> None:
+        """The newest turn was idle: with those before it that were, it comes to this."""
+        at, _, _, origin = self._new.pop()
+        if self._new and isinstance(self._new[-1][1], on.Lull):
+            before = self._new.pop()[3]
+            origin = max(filter(None, (before, origin)), default=None)
+        self._new.append((at, lull, [], origin))
+
     def tear(self, share: float) -> None:
         """The newest record is written as far as this share of its bytes."""
         newest = self._line(self._new.pop())

@@ -206,6 +206,8 @@ class Wired(Play):
             self._is_clean = False
             self.journal.tear(self.random.random())
             raise Killed
+        if self.engine.is_idle:
+            self.journal.fold(self.engine.lull())
         self.continuity.kept(event, wanted, self._origin)
         self._acts_left = kill if isinstance(kill, int) else None
         self._note(event, wanted, self._origin)

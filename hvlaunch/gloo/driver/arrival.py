@@ -43,3 +43,5 @@ class Turn(NamedTuple):
     actions: Sequence[do.Action]
     is_decided: bool = True
     """Whether the engine was asked: a journal has no other turns."""
+    is_idle: bool = False
+    """Whether it has changed nothing but what a Lull has."""

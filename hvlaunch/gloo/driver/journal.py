@@ -19,7 +19,7 @@ from hvlaunch.gloo.driver.arrival import Arrival, Turn
 from hvlaunch.gloo.engine.actions import Action
 from hvlaunch.gloo.engine.codec import BadData, encode
 from hvlaunch.gloo.engine.entries import Entry
-from hvlaunch.gloo.engine.events import Event
+from hvlaunch.gloo.engine.events import Event, Lull
 
 __all__ = [
     "APPLICATION",
@@ -33,8 +33,12 @@ __all__ = [
 JOURNAL = "journal.db"
 APPLICATION = 0x68766C6A
 """What SQLite keeps in the file's header, so that no other program's database is taken for a journal."""
-FORMAT = 1
+FORMAT = 2
 _BUSY = 2.0
+_MOST_IDLE = 4096
+"""Turns, at least, that the newest may be idle before one takes their place."""
+_IDLE_PER_WORKER = 16
+"""The same, for each worker: what one turn says in their place is as long as there are workers."""
 _TABLES = """
 CREATE TABLE begin(entry TEXT NOT NULL);
 CREATE TABLE drivers(
@@ -42,8 +46,10 @@ CREATE TABLE drivers(
 CREATE TABLE hellos(link INTEGER PRIMARY KEY, header TEXT NOT NULL);
 CREATE TABLE turns(
     number INTEGER PRIMARY KEY, at REAL NOT NULL, event TEXT NOT NULL, actions INTEGER NOT NULL,
-    link INTEGER, frame INTEGER, offset REAL, version INTEGER, checksum INTEGER NOT NULL);
+    link INTEGER, frame INTEGER, offset REAL, version INTEGER, wall REAL NOT NULL, checksum INTEGER NOT NULL);
 """
+_INSERT = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_NEWEST_OF = "SELECT max(at), max(version), max(wall) FROM turns WHERE number >= ?"
 
 
 def digest(actions: Iterable[Action]) -> int:
@@ -51,11 +57,11 @@ def digest(actions: Iterable[Action]) -> int:
     return zlib.crc32(",".join(action.__class__.__name__ for action in actions).encode())
 
 
-def _row(number: int, turn: Turn) -> tuple[Any, ...]:
+def _row(number: int, turn: Turn, wall: float) -> tuple[Any, ...]:
     """Raises BadData."""
     event = dumps(encode(Event, turn.arrival.event))
-    origin = _origin(turn.arrival)
-    return number, turn.at, event, digest(turn.actions), *origin, checksum(number, turn.at, event)
+    row = number, turn.at, event, digest(turn.actions), *_origin(turn.arrival), wall
+    return *row, checksum(row)
 
 
 def _origin(arrival: Arrival) -> tuple[int | None, int | None, float | None, int | None]:
@@ -65,26 +71,28 @@ def _origin(arrival: Arrival) -> tuple[int | None, int | None, float | None, int
     return source.number, arrival.frame, source.offset, None
 
 
-def checksum(number: int, at: float, event: str) -> int:
-    return zlib.crc32(f"{number} {at!r} {event}".encode())
+def checksum(row: tuple[Any, ...]) -> int:
+    """Of all that is said of a turn."""
+    return zlib.crc32(repr(row).encode())
 
 
 class Journal:
     """Writes. All by one thread.
 
-    Where no more can be written the journal is removed, and `say` is told, once: with a gap it would tell of another job.
+    Where no more can be written the journal is removed, and `lost` is told why: with a gap it would tell of another job.
     """
 
     def __init__(
-        self, path: Path, say: Callable[[str], None], *, is_synced: bool = False, turns: int = 0
+        self, path: Path, lost: Callable[[str], None], *, is_synced: bool = False, turns: int = 0
     ) -> None:
         """Of a new job, or of one of which `turns` are there already. Raises OSError."""
         if not turns:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         self._path = path
-        self._say = say
+        self._lost = lost
         self._turns = turns
-        self._hellos: set[int] = set()
+        self._idle = 0
+        """How many of the newest turns were idle."""
         self.is_whole = True
         self._database = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
         self._database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'OFF'}")
@@ -110,21 +118,45 @@ class Journal:
     def write(self, turns: Sequence[Turn], hellos: Mapping[int, Mapping[str, Any]]) -> None:
         """Further turns, all or none, and what agents were greeted with, by their links."""
         try:
-            rows = [_row(number, turn) for number, turn in enumerate(turns, self._turns)]
+            wall = time.time()
+            rows = [_row(number, turn, wall) for number, turn in enumerate(turns, self._turns)]
         except BadData as error:
-            self._end(str(error))
+            self.end(str(error))
             return
         self._turns += len(rows)
+        for turn in turns:
+            self._idle = self._idle + 1 if turn.is_idle else 0
         new = [(link, dumps(header)) for link, header in hellos.items()]
 
         def write() -> None:
             self._database.execute("BEGIN")
             if new:
                 self._database.executemany("INSERT OR REPLACE INTO hellos VALUES (?, ?)", new)
-            self._database.executemany("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._database.executemany(_INSERT, rows)
             self._database.execute("COMMIT")
 
         self._try(write)
+
+    def is_to_be_folded(self, workers: int) -> bool:
+        """Whether so many of the newest turns were idle that one should take their place, where there are so many workers."""
+        return self._idle >= max(_MOST_IDLE, _IDLE_PER_WORKER * workers)
+
+    def fold(self, lull: Lull) -> None:
+        """The newest turns, which were idle, come to this."""
+        first = self._turns - self._idle
+        event = dumps(encode(Event, lull))
+
+        def write() -> None:
+            self._database.execute("BEGIN")
+            found = self._database.execute(_NEWEST_OF, (first,)).fetchone()
+            self._database.execute("DELETE FROM turns WHERE number >= ?", (first,))
+            at, version, wall = found
+            row = first, at, event, digest(()), None, None, None, version, wall
+            self._database.execute(_INSERT, (*row, checksum(row)))
+            self._database.execute("COMMIT")
+
+        self._try(write)
+        self._turns, self._idle = first + 1, 1
 
     def close(self) -> None:
         self._database.close()
@@ -139,9 +171,12 @@ class Journal:
         try:
             write()
         except sqlite3.Error as error:
-            self._end(str(error))
+            self.end(str(error))
 
-    def _end(self, cause: str) -> None:
+    def end(self, cause: str) -> None:
+        """Remove it: nobody can go on from it. May be repeated."""
+        if not self.is_whole:
+            return
         self.is_whole = False
         self._database.close()
         for name in (
@@ -149,4 +184,4 @@ class Journal:
             *(self._path.with_name(f"{self._path.name}-{end}") for end in ("wal", "shm")),
         ):
             name.unlink(missing_ok=True)
-        self._say(f"journal {self._path}: {cause}; the job goes on, and ends if hvlaunch is killed")
+        self._lost(f"journal {self._path}: {cause}")

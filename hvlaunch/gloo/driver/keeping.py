@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.driver.arrival import Turn
     from hvlaunch.gloo.driver.journal import Journal
     from hvlaunch.gloo.driver.past import Past
+    from hvlaunch.gloo.engine.engine import Engine
 
 __all__ = ["Keeping", "forget"]
 
@@ -35,12 +36,14 @@ class Keeping:
     ) -> None:
         """Of a new job, or of one of which this is the past. Raises OSError, BadStoreFile."""
         self._directory = directory
-        self._say = say
+        self._say: Callable[[str], None] | None = say
+        self._is_whole = True
         self._is_synced = is_synced
         self._seen = SeenFile(directory / SEEN)
         begin = StoreFile.create if past is None else StoreFile.open
         self.store_file = begin(directory / STORE, sync=is_synced)
         """What the rendezvous holds."""
+        self.store_file.lost = self.lose
         self._journal: Journal | None = None
 
     def seen(self, link: int) -> SeenFrames:
@@ -53,23 +56,37 @@ class Keeping:
             from hvlaunch.gloo.driver.journal import JOURNAL, Journal  # noqa: PLC0415 (see the docstring)
 
             keys.save(self._directory / KEYS)
-            self._journal = Journal(self._directory / JOURNAL, self._say, is_synced=self._is_synced)
+            self._journal = Journal(self._directory / JOURNAL, self.lose, is_synced=self._is_synced)
             self._journal.begin(begin_entry(__version__, keys.job_id, spec, port, str(Path.cwd())))
         except (OSError, ImportError, BadData) as error:
-            self._say(f"{self._directory}: {error}; the job goes on, and ends if hvlaunch is killed")
+            self.lose(f"{self._directory}: {error}")
 
     def go_on(self, past: "Past", epoch: int, shift: float) -> None:
         """As begin(), for another driver: it writes on behind what was. Raises OSError."""
         from hvlaunch.gloo.driver.journal import JOURNAL, Journal  # noqa: PLC0415 (as in begin())
 
         path = self._directory / JOURNAL
-        self._journal = Journal(path, self._say, is_synced=self._is_synced, turns=len(past.turns))
+        self._journal = Journal(path, self.lose, is_synced=self._is_synced, turns=len(past.turns))
         self._journal.take_over(epoch, shift)
 
     def write(self, turns: "Sequence[Turn]", hellos: Mapping[int, Mapping[str, Any]]) -> None:
         """Further turns. When it returns they need no driver's memory any more."""
         if self._journal is not None:
             self._journal.write(turns, hellos)
+            if not self._is_whole:
+                self._journal.end("the rest is not whole")
+
+    def lose(self, cause: str) -> None:
+        """No other driver can take the job over any more: say so, once. For any thread."""
+        self._is_whole = False
+        say, self._say = self._say, None
+        if say is not None:
+            say(f"warning: {cause}: the job goes on, and ends if hvlaunch is killed")
+
+    def fold(self, engine: "Engine") -> None:
+        """All turns of the engine are written; let one take the place of those in which nothing has happened, if they are many."""
+        if self._journal is not None and self._journal.is_to_be_folded(engine.workers.size):
+            self._journal.fold(engine.lull())
 
     def close(self) -> None:
         """The job has ended. What is kept stays until it is on record how: see forget()."""

@@ -53,7 +53,8 @@ _KEPT_WITHIN = 0.05
 
 
 class Driver:
-    """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections.
+    """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections. `wall` tells when
+    what is seen was, in seconds since 1970.
 
     `record` takes records for --events; `watchers` see all before anybody else does; `keeping` keeps what another
     driver needs to take the job over.
@@ -73,6 +74,7 @@ class Driver:
         watchers: Sequence[Watcher] = (),
         keeping: "Keeping | None" = None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._spec = spec
         self._events = events
@@ -87,13 +89,15 @@ class Driver:
         self._past: Takeover | None = None
         self._told: list[Message] = []
         """What workers that ask for their places were told by a driver before us."""
+        self._began_last: Sequence[do.Start] = ()
+        """The newest workers that it began to start together."""
         self._is_replaying = False
         """What happens has happened to a driver before us, which has carried out what follows of it."""
         self._watchers = [*watchers, Narrator(spec, self._say, printer.status, clock).see]
         if record is not None:
             from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (few jobs have one)
 
-            self._watchers.append(Recorder(spec, keys.job_id, record, self._ranks.of).see)
+            self._watchers.append(Recorder(spec, keys.job_id, record, self._ranks.of, wall).see)
         self._worker_messages = (
             None if spec.elastic is None else _worker_messages(rendezvous, events.put, self._ranks)
         )
@@ -154,7 +158,7 @@ class Driver:
         """Be where the driver was that has written this journal: run() goes on from there. Raises OtherVersion."""
         self._past = takeover
         self._is_replaying = True
-        for number, turn in enumerate(takeover.past.turns):
+        for number, turn in takeover.turns():
             actions = self._engine.handle_or_end(turn.event, turn.at)
             takeover.check(number, actions)
             self._ranks.see(actions)
@@ -163,12 +167,14 @@ class Driver:
             self._links.remember(turn, takeover.past.hellos)
             for action in actions:
                 self._carry_out(action)
+            self._began_last = _starts(actions) or self._began_last
         self._is_replaying = False
 
     def _go_on(self, takeover: "Takeover") -> None:
         """Do what a driver that was killed may not have come to, and take up the sessions."""
         if self._keeping is not None:
             self._keeping.go_on(takeover.past, takeover.epoch, takeover.shift)
+        self._open_to_horovod(self._began_last)
         self._readers.clear()  # whoever reads stdin has got its end
         self._printer.place(self._ranks.places())
         if self._worker_messages is not None:
@@ -226,7 +232,7 @@ class Driver:
         places = [launch.place for launch in self._ranks.see(actions)]
         if places:
             self._printer.place({place.rank: (place.host, place.local_rank) for place in places})
-        return Turn(now, arrival, actions)
+        return Turn(now, arrival, actions, is_idle=self._engine.is_idle)
 
     def _show(self, turns: Sequence[Turn]) -> None:
         """Nobody is told what is not on record: whoever takes the job over would tell it again."""
@@ -258,15 +264,15 @@ class Driver:
         hellos = {source.number: without_secrets(source.hello) for source in greeted if source is not None}
         if kept:
             self._keeping.write(kept, hellos)
+            self._keeping.fold(self._engine)
         self._show(told)
         for turn in kept:
             _settle(turn.arrival)
 
     def _carry_out_all(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
-            starts = [action for action in turn.actions if isinstance(action, do.Start)]
-            if starts and self._spec.horovod:
-                self._open_to_horovod(starts)
+            starts = _starts(turn.actions)
+            self._open_to_horovod(starts)
             for action in turn.actions:
                 self._carry_out(action)
             if starts and self._readers:
@@ -333,10 +339,13 @@ class Driver:
                 pass  # facts and group states are for those who look on
 
     def _open_to_horovod(self, starts: Sequence[do.Start]) -> None:
+        """To the workers of these, unless they may be at work there already."""
+        if not starts or not self._spec.horovod:
+            return
         from hvlaunch.gloo.driver import horovod  # noqa: PLC0415 (few jobs have such workers)
 
         places = [launch.place for start in starts for launch in start.launches]
-        self._rendezvous.open_to_horovod(horovod.scopes(places), horovod.addresses(starts))
+        self._rendezvous.open_to_horovod(horovod.scopes(places), horovod.addresses(starts), starts[0].round)
 
     def _start(self, start: do.Start) -> None:
         self._keep_files(start.round, start.launches[0].place.size)
@@ -399,6 +408,10 @@ class Driver:
             link.stdin_taken = lambda slot, size, name=name: pump.taken(index[name, slot], size)  # type: ignore[misc]
         self._stdin_pump = pump
         pump.start()
+
+
+def _starts(actions: Sequence[do.Action]) -> list[do.Start]:
+    return [action for action in actions if isinstance(action, do.Start)]
 
 
 def _settle(arrival: Arrival) -> None:

@@ -78,6 +78,8 @@ class PastTurn(NamedTuple):
     frame: int | None
     offset: float | None
     version: int | None
+    wall: float
+    """When it was, in seconds since 1970."""
 
 
 class Past(NamedTuple):
@@ -88,8 +90,6 @@ class Past(NamedTuple):
     turns: tuple[PastTurn, ...]
     hellos: Mapping[int, Mapping[str, Any]]
     """What agents were greeted with, less what is secret, by the numbers of their links."""
-    written: float
-    """When the last turn was written, in seconds since 1970."""
 
     @property
     def version(self) -> int:
@@ -101,31 +101,28 @@ class Past(NamedTuple):
         last = self.drivers[-1]
         if boot and boot == last.boot:
             return last.shift
-        at = self.turns[-1].at if self.turns else monotonic + last.shift
-        return at + max(0.0, wall - self.written) - monotonic
+        return self.turns[-1].at + max(0.0, wall - self.turns[-1].wall) - monotonic
 
 
 def read_past(path: Path) -> Past:
     """The whole journal. Raises NoJournal, ForeignJournal, OtherVersion, TornJournal."""
-    written = _look_at(path)
+    _look_at(path)
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as database:
             database.execute("PRAGMA synchronous = OFF")
             _check_format(path, database)
-            return _read(path, database)._replace(written=written)
+            return _read(path, database)
     except (sqlite3.Error, BadData, ValueError, TypeError) as error:
         raise TornJournal(f"journal {path}: {error}", hint=_HINT) from None
 
 
-def _look_at(path: Path) -> float:
-    """When it was written. Raises NoJournal, ForeignJournal."""
+def _look_at(path: Path) -> None:
+    """Raises NoJournal, ForeignJournal."""
     try:
         found = os.lstat(path)
         writer = other_writer(found)
         if writer is not None or not os.path.isfile(path) or os.path.islink(path):  # noqa: PTH113, PTH114
             raise ForeignJournal(f"journal {path}: {writer or 'not a file'}")
-        wal = path.with_name(f"{path.name}-wal")
-        return max(found.st_mtime, wal.stat().st_mtime if wal.exists() else 0.0)
     except OSError as error:
         cause = os.strerror(error.errno or 0).lower()
         raise NoJournal(f"journal {path}: {cause}", hint=_HINT) from None
@@ -152,12 +149,12 @@ def _read(path: Path, database: sqlite3.Connection) -> Past:
     hellos = {link: json.loads(header) for link, header in database.execute("SELECT * FROM hellos")}
     turns = []
     for number, row in enumerate(database.execute("SELECT * FROM turns ORDER BY number")):
-        count, at, event, actions, link, frame, offset, version, check = row
-        if count != number or check != checksum(number, at, event):
+        count, at, event, *others, check = row
+        if count != number or check != checksum(row[:-1]):
             raise TornJournal(f"journal {path}: turn {number} is not as it was written", hint=_HINT)
-        turns.append(PastTurn(at, decode(Event, json.loads(event)), actions, link, frame, offset, version))
+        turns.append(PastTurn(at, decode(Event, json.loads(event)), *others))
     if not turns:
         raise NoJournal(f"journal {path}: its driver was killed before anything had happened", hint=_HINT)
     if not drivers:
         raise TornJournal(f"journal {path}: it has no driver", hint=_HINT)
-    return Past(begin, drivers, tuple(turns), hellos, 0.0)
+    return Past(begin, drivers, tuple(turns), hellos)

@@ -1,19 +1,19 @@
 """What a driver needs that takes a job over: all that was, and the ways to agents that wait."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.journal import digest
-from hvlaunch.gloo.driver.past import OtherVersion, Past
+from hvlaunch.gloo.driver.past import OtherVersion, Past, PastTurn
 from hvlaunch.gloo.engine.actions import Action
 from hvlaunch.job import Host
 
 __all__ = ["Takeover"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Takeover:
     """One driver takes the place of another."""
 
@@ -24,10 +24,23 @@ class Takeover:
     """By the numbers of links: the newest frame whose output is kept."""
     shift: float
     """What the new driver's clock has more than the machine's monotonic one."""
+    _now: float | None = None
+    """While turns are told again: when the one was that is told now."""
 
     def clock(self) -> float:
         """The driver's clock, which goes on where it was."""
         return time.monotonic() + self.shift
+
+    def wall(self) -> float:
+        """The time, in seconds since 1970; that of a past turn while it is told again."""
+        return time.time() if self._now is None else self._now
+
+    def turns(self) -> Iterator[tuple[int, PastTurn]]:
+        """All past turns, by their numbers."""
+        for number, turn in enumerate(self.past.turns):
+            self._now = turn.wall
+            yield number, turn
+        self._now = None
 
     @property
     def epoch(self) -> int:

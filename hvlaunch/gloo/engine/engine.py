@@ -15,8 +15,9 @@ from hvlaunch.gloo.engine.actions import Action
 from hvlaunch.gloo.engine.course import AT_WORK, WITH_WORKERS, Course, Phase
 from hvlaunch.gloo.engine.draining import Draining
 from hvlaunch.gloo.engine.health import Health, Overdue
-from hvlaunch.gloo.engine.host_errors import no_directory, no_list, no_start, stuck
+from hvlaunch.gloo.engine.host_errors import no_list, no_start, stuck, unfit
 from hvlaunch.gloo.engine.life import InvalidTransition
+from hvlaunch.gloo.engine.lull import lull, pass_over
 from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.gloo.engine.outcome import group_state
 from hvlaunch.gloo.engine.policy import Decision, Ending, Policy
@@ -24,7 +25,7 @@ from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.gloo.engine.round import Round
 from hvlaunch.gloo.engine.rounds import Rounds
 from hvlaunch.gloo.engine.workers import Workers
-from hvlaunch.hosts.placement import needed, unlikely
+from hvlaunch.hosts.placement import needed
 from hvlaunch.job import Host, JobSpec
 
 __all__ = ["Engine"]
@@ -62,6 +63,10 @@ class Engine:
         self._has_released = False
         self._group: tuple[str, int | None] = ("", None)
         self.deadline: float | None = None
+        self._due: float | None = None
+        """The same, but for looks for silent workers."""
+        self.is_idle = False
+        """Whether the last event has changed nothing but what lull() has."""
 
     @property
     def phase(self) -> Phase:
@@ -85,14 +90,23 @@ class Engine:
 
     def handle(self, event: on.Event, now: float) -> list[Action]:
         """What to do about `event` at `now` (seconds of the driver's clock)."""
+        self.is_idle = False
         if isinstance(event, on.WorkerBeat | on.WorkerStarted | on.WorkerAlone):
             return self._life_sign(event, now)
+        if isinstance(event, on.Lull):
+            pass_over(event, self._rounds, self._health)
+            self._due, self.deadline, self.is_idle = event.due, event.deadline, True
+            return []
+        due = self._due if self._goes_on else self.deadline
+        is_early = isinstance(event, on.Tick) and (due is None or now < due)
+        tally = self._tally if is_early else None
         actions = self._handle(event, now)
         if self.deadline is not None and now >= self.deadline:
             actions += self._tick(now)
         self.deadline = self._next_deadline(now)
         if self._elastic is not None:
             self._tell_group_state(actions)
+        self.is_idle = is_early and not actions and tally == self._tally
         return actions
 
     def handle_or_end(self, event: on.Event, now: float) -> list[Action]:
@@ -106,7 +120,7 @@ class Engine:
 
     def _handle(self, event: on.Event, now: float) -> list[Action]:
         match event:
-            case on.Tick() | on.HostStage():
+            case on.Tick() | on.HostStage() | on.Lull():
                 return []
             case on.Interrupted(number):
                 return self._course.interrupt(number, now)
@@ -236,21 +250,12 @@ class Engine:
         actions: list[Action] = []
         if facts.trouble is not None:
             actions.append(tell.KernelLacks(host.name, facts.trouble))
-        problem = self._unfit(host, facts)
+        problem = unfit(host.name, facts, self._pool.slots(host), self._spec)
         if problem is not None:
             self._pool.errors[host.name] = problem
             actions += self._policy.host_failed(host, problem, now)
         self._rounds.changed()
         return actions + self._proceed(now)
-
-    def _unfit(self, host: PoolHost, facts: on.HostFacts) -> Problem | None:
-        """Why no worker can be started on the host."""
-        if facts.cwd_error is not None:
-            return no_directory(host.name, self._spec.cwd, facts.cwd_error)
-        if self._spec.force_slots or facts.gpus is not None:
-            return None
-        error = unlikely(host.name, self._pool.slots(host), facts.cpus)
-        return None if error is None else error.problem
 
     def _host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
         """It did not get ready, or was ready and is gone."""
@@ -307,7 +312,7 @@ class Engine:
             self._rounds.is_alone(worker, event.library)
         elif self._health is not None and self.phase in AT_WORK:
             due = self._health.beat(worker, event.commit, now, is_last=event.is_last)
-            self._rounds.beat(worker, event)
+            self.is_idle = not self._rounds.beat(worker, event) and self._goes_on
             self.deadline = due if self.deadline is None else min(self.deadline, due)
         return []
 
@@ -450,7 +455,22 @@ class Engine:
                 actions.append(tell.HostLostAtEnd(stuck(name)))
         return actions
 
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a round of an elastic job does, and may be all that happens."""
+        return self._health is not None and self.phase is Phase.RUNNING and self._rounds.is_running
+
+    @property
+    def _tally(self) -> tuple[int, int]:
+        """What a Tick may change of which nothing is to be done yet."""
+        return sum(worker.drain_until is not None for worker in self.workers), self._pool.resting
+
+    def lull(self) -> on.Lull:
+        """What the newest turns come to that were idle."""
+        return lull(self._rounds, self._health, self._due, self.deadline)
+
     def _next_deadline(self, now: float) -> float | None:
+        self._due = None
         if self.phase is Phase.DONE:
             return None
         waits = (self._pool.connecting, self._pool.parting, self._pool.closing)
@@ -461,7 +481,9 @@ class Engine:
             others += [self._list_by, self._policy.settle_by]
             if self._health is not None:
                 found += self._health.deadlines()
-        return min([*found, *(due for due in others if due is not None)], default=None)
+        self._due = min([*found, *(due for due in others if due is not None)], default=None)
+        looks = self._health.next_check if self._health is not None and self.phase in AT_WORK else None
+        return min((due for due in (self._due, looks) if due is not None), default=None)
 
     def _tell_group_state(self, actions: list[Action]) -> None:
         """Add to what is actions how the workers are, if that has changed. Finish stays the last."""

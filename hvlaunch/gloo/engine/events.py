@@ -32,8 +32,10 @@ __all__ = [
     "HostsDiscovered",
     "InputRead",
     "Interrupted",
+    "Lull",
     "MasterPort",
     "RendezvousReached",
+    "Sign",
     "StacksTaken",
     "ThreadFailed",
     "Tick",
@@ -326,6 +328,27 @@ class Tick(NamedTuple):
     """The engine's deadline has come."""
 
 
+class Sign(NamedTuple):
+    """What beats have told of a worker."""
+
+    host: str
+    slot: int
+    commit: int
+    beat_at: float | None
+
+
+class Lull(NamedTuple):
+    """In place of many turns one after the other in which nothing happened: what they came to."""
+
+    signs: tuple[Sign, ...] = ()
+    commit: int = -1
+    """The round's newest."""
+    commit_at: float = 0.0
+    next_check: float | None = None
+    due: float | None = None
+    deadline: float | None = None
+
+
 Event = (
     Began
     | HostsDiscovered
@@ -359,4 +382,5 @@ Event = (
     | InputRead
     | ThreadFailed
     | Tick
+    | Lull
 )

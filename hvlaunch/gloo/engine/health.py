@@ -32,7 +32,8 @@ class Health:
         self._rounds = rounds
         self._answers: dict[str, float] = {}
         """Since when each host has answered that once did not; for ever to come while it does not."""
-        self._next_check: float | None = None
+        self.next_check: float | None = None
+        """When to look for silent workers, while there are rounds."""
 
     def beat(self, worker: Worker, commit: int, now: float, *, is_last: bool = False) -> float:
         """The worker lives; after its last beat nobody expects another. When to look after those that may not."""
@@ -40,9 +41,9 @@ class Health:
         current = self._rounds.round
         if is_news and current is not None and worker.round == current.number:
             current.committed(commit, now)
-        if self._next_check is None:
-            self._next_check = now + self._options.worker_timeout / _CHECKS_PER_TIMEOUT
-        return self._next_check
+        if self.next_check is None:
+            self.next_check = now + self._options.worker_timeout / _CHECKS_PER_TIMEOUT
+        return self.next_check
 
     def hears(self, event: HostQuiet | HostAnswers, now: float) -> None:
         """A host does not answer, or does again."""
@@ -64,16 +65,16 @@ class Health:
 
         If all fell silent at once, and there are several, they have twice the time: it may be the driver, and nobody else has the state.
         """
-        if self._next_check is None or now < self._next_check:
+        if self.next_check is None or now < self.next_check:
             return []
         beating = [
             worker for worker in self._rounds.workers if worker.beat_at is not None and not worker.is_ending
         ]
-        if now > self._next_check + _LATE:
+        if now > self.next_check + _LATE:
             for worker in beating:
                 worker.beat(worker.commit, now)  # what they sent meanwhile is still to be read
         timeout = self._options.worker_timeout
-        self._next_check = now + timeout / _CHECKS_PER_TIMEOUT if beating else None
+        self.next_check = now + timeout / _CHECKS_PER_TIMEOUT if beating else None
         newest = max((worker.beat_at or 0.0 for worker in beating), default=0.0)
         return [
             worker for worker in beating if now > self._silent_by(worker, newest, is_alone=len(beating) == 1)
@@ -128,9 +129,7 @@ class Health:
         return [worker for worker, due in dues.items() if due <= now]
 
     def deadlines(self) -> Iterator[float]:
-        """When to look again, while there are rounds."""
-        if self._next_check is not None:
-            yield self._next_check
+        """When to look for others than silent ones, while there are rounds."""
         current = self._rounds.round
         if current is not None:
             if current.leave_by is not None and self._rounds.workers.count(State.WORKING):

@@ -1,8 +1,11 @@
 """What is wrong with hosts that the engine finds wanting."""
 
 from hvlaunch.errors import DiscoveryFailed, HostLost, Problem, StartTimeout, WorkingDirectoryMissing
+from hvlaunch.gloo.engine.events import HostFacts
+from hvlaunch.hosts.placement import unlikely
+from hvlaunch.job import JobSpec
 
-__all__ = ["no_directory", "no_list", "no_start", "stuck"]
+__all__ = ["no_list", "no_start", "stuck", "unfit"]
 
 
 def no_list() -> Problem:
@@ -13,7 +16,7 @@ def no_list() -> Problem:
     ).problem
 
 
-def no_directory(host: str, path: str, cause: str) -> Problem:
+def _no_directory(host: str, path: str, cause: str) -> Problem:
     """The workers' directory is not there, or can't be entered."""
     return WorkingDirectoryMissing(
         f"working directory {path}: {cause}",
@@ -36,3 +39,13 @@ def no_start(host: str, seconds: float, *, is_connected: bool) -> Problem:
 def stuck(host: str) -> Problem:
     """Its workers live on after SIGKILL."""
     return HostLost("lost: its workers do not end, even after SIGKILL", host=host).problem
+
+
+def unfit(host: str, facts: HostFacts, slots: int, spec: JobSpec) -> Problem | None:
+    """Why no worker can be started on a host with these slots."""
+    if facts.cwd_error is not None:
+        return _no_directory(host, spec.cwd, facts.cwd_error)
+    if spec.force_slots or facts.gpus is not None:
+        return None
+    error = unlikely(host, slots, facts.cpus)
+    return None if error is None else error.problem

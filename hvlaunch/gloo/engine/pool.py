@@ -178,6 +178,11 @@ class Pool:
         seconds = host.cooldown.begin(now, bounds)
         return None if host.cooldown.is_for_good else seconds
 
+    @property
+    def resting(self) -> int:
+        """How many hosts are in their cool-down."""
+        return len(self._resting)
+
     def wake_ups(self, now: float) -> list[float]:
         """When cool-downs are over."""
         self._resting = {host for host in self._resting if host.cooldown.holds(now)}

@@ -128,11 +128,14 @@ class Rounds:
         if self.round is not None and self.is_member(worker):
             self.round.alone[worker.rank] = library
 
-    def beat(self, worker: Worker, event: WorkerBeat) -> None:
-        """What the worker says of its round, and of its training."""
+    def beat(self, worker: Worker, event: WorkerBeat) -> bool:
+        """What the worker says of its round, and of its training; whether that is news."""
+        is_news = worker.is_done is not event.is_done
         worker.is_done = event.is_done
         if self.round is not None and event.round == self.round.number and self.is_member(worker):
+            is_news = is_news or worker.rank not in self.round.met
             self.round.has_met(worker.rank)
+        return is_news
 
     def is_member(self, worker: Worker) -> bool:
         """Whether the worker is in the round that there is, or was when it was told to end."""
@@ -142,17 +145,18 @@ class Rounds:
 
     def settle(self, now: float) -> Settled:
         """What is to be done for the next round, or for the one that there is."""
-        if self._is_running:
+        if self.is_running:
             return Settled([] if self._elastic is None else self._grow(now))
         if self.has_begun and self.forming.is_busy(self.round):
             return Settled([])
         settled = self._form(now)
-        if self._is_running and self._elastic is not None:
+        if self.is_running and self._elastic is not None:
             settled.actions.extend(self._grow(now))
         return settled
 
     @property
-    def _is_running(self) -> bool:
+    def is_running(self) -> bool:
+        """Whether there is a round, which goes on."""
         return self.round is not None and self.round.state is RoundState.RUNNING
 
     def _form(self, now: float) -> Settled:
@@ -298,7 +302,7 @@ class Rounds:
         until = self._patience.until
         found = [] if until is None or until <= now else [until]
         found += self._pool.wake_ups(now)
-        if self.round is not None and self._is_running and self.forming.stops_at_failure:
+        if self.round is not None and self.is_running and self.forming.stops_at_failure:
             found += self._hold.deadlines(self.round, now)
         found += self.forming.deadlines(now)
         if self._plan is not None and self.wiring.deadline is not None and self.wiring.deadline > now:

@@ -23,16 +23,19 @@ class HorovodScopes:
         self._sizes: dict[str, int] = {}
         self._addresses: frozenset[str] = frozenset()
         self._finished: dict[str, set[str]] = {}
+        self.round: int | None = None
+        """For which they are open."""
 
-    def open(self, sizes: Mapping[str, int], addresses: Iterable[str]) -> None:
-        """From now on, these scopes and addresses, and no others. Until the first time there are none."""
+    def open(self, sizes: Mapping[str, int], addresses: Iterable[str], number: int) -> None:
+        """From now on, these scopes and addresses, and no others, in the round of this number. Until the first time there are none."""
+        self.round = number
         self._sizes = dict(sizes)
         self._addresses = frozenset(addresses)
         self._finished.clear()
 
     def describe(self) -> bytes:
         """What restore() takes."""
-        return json.dumps([self._sizes, sorted(self._addresses)]).encode("ascii")
+        return json.dumps([self._sizes, sorted(self._addresses), self.round]).encode("ascii")
 
     def restore(self, described: bytes) -> None:
         """Be open as another was. Which ranks have finished is not known any more; who counts on them is the next open()."""

@@ -245,15 +245,17 @@ class RendezvousServer:
 
         self._call(know)
 
-    def open_to_horovod(self, sizes: Mapping[str, int], addresses: Iterable[str]) -> None:
+    def open_to_horovod(self, sizes: Mapping[str, int], addresses: Iterable[str], number: int) -> None:
         """Let clients at these addresses use the scopes of these names and sizes without a token (see HorovodScopes).
 
-        It takes the place of an earlier call's, and what the scopes hold is forgotten. Raises RendezvousClosed.
+        What is open for a round of another number is closed and forgotten. Raises RendezvousClosed.
         """
 
         def change() -> None:
+            if self._horovod.round == number:
+                return
             self._horovod.clear(self._store)
-            self._horovod.open(sizes, addresses)
+            self._horovod.open(sizes, addresses, number)
             self._horovod.clear(self._store)
             self._keeping.note(_HOROVOD, self._horovod.describe())
 

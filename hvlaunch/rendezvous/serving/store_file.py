@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,6 +39,8 @@ class StoreFile:
         self.limit = limit
         self.size = 0
         """Bytes that were written."""
+        self.lost: Callable[[str], None] | None = None
+        """Is told why, in place of the server's user, when it has been given up; by the server's thread."""
         self._descriptor = descriptor
         self._sync = sync
         self._check = 0

@@ -120,10 +120,13 @@ class StoreKeeping:
             self._enough = 2 * file.size + _SLACK
 
     def _give_up(self, cause: str) -> None:
-        self._stop().give_up(cause)
-        self._say(
-            f"warning: what workers keep at the rendezvous is no longer kept on disk ({cause}): no other driver can take this job over"
-        )
+        file = self._stop()
+        file.give_up(cause)
+        what = f"what workers keep at the rendezvous is no longer kept on disk ({cause})"
+        if file.lost is not None:
+            file.lost(what)
+        else:
+            self._say(f"warning: {what}: no other driver can take this job over")
 
     def _stop(self) -> StoreFile:
         file, self._file = self._file, None

@@ -67,6 +67,8 @@ class Rig:
         self.keeping: Keeping | None = None
         self.was_asked = False
         """Whether the rendezvous has had a client."""
+        self.rendezvous: Any = None
+        """What has more of it."""
         self.events = Events()
         self.stderr = BytesIO()
         self._printer = Printer(BytesIO(), self.stderr)
@@ -78,6 +80,7 @@ class Rig:
             port=4711, expect=lambda _: None, listen_at=lambda _: None, was_asked=self.was_asked
         )
         rendezvous.subscribe = lambda *_, **__: None
+        rendezvous.open_to_horovod = getattr(self.rendezvous, "open_to_horovod", None)
         self.driver = Driver(
             self.spec,
             self.events,  # type: ignore[arg-type]

@@ -12,6 +12,8 @@ import pytest
 from hvlaunch import __version__
 from hvlaunch.gloo.driver.arrival import Arrival, Turn
 from hvlaunch.gloo.driver.journal import JOURNAL, Journal, digest
+from hvlaunch.gloo.driver.keeping import Keeping
+from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.past import ForeignJournal, NoJournal, OtherVersion, TornJournal, read_past
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
@@ -104,7 +106,7 @@ def test_further_drivers_write_on_behind_it(tmp_path: Path) -> None:
     ("statement", "error", "words"),
     [
         ("PRAGMA application_id = 1", ForeignJournal, "not one of hvlaunch's"),
-        ("PRAGMA user_version = 99", OtherVersion, "format 99; this hvlaunch knows format 1"),
+        ("PRAGMA user_version = 99", OtherVersion, "format 99; this hvlaunch knows format 2"),
         (
             f"UPDATE begin SET entry = replace(entry, '{__version__}', '0.0.1')",
             OtherVersion,
@@ -116,6 +118,7 @@ def test_further_drivers_write_on_behind_it(tmp_path: Path) -> None:
             "turn 1 is not as it was written",
         ),
         ("UPDATE turns SET at = 2.5 WHERE number = 1", TornJournal, "turn 1 is not as it was written"),
+        ("UPDATE turns SET frame = 5 WHERE number = 1", TornJournal, "turn 1 is not as it was written"),
         ("DELETE FROM turns WHERE number = 1", TornJournal, "turn 1 is not as it was written"),
         ("DELETE FROM drivers", TornJournal, "no driver"),
         ("DELETE FROM begin", TornJournal, "journal"),
@@ -186,8 +189,51 @@ def test_a_disk_that_is_full_ends_it_and_not_the_job(tmp_path: Path) -> None:
     for number in range(200):
         journal.write([turn(4.0 + number, on.HostNoise("a", "x" * 500))], {})
     assert len(said) == 1
-    assert "database or disk is full; the job goes on, and ends if hvlaunch is killed" in said[0]
+    assert "database or disk is full" in said[0]
     assert not list(tmp_path.iterdir())
+    with pytest.raises(NoJournal):
+        read_past(tmp_path / JOURNAL)
+
+
+def test_what_says_that_nothing_happens_does_not_let_it_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvlaunch.gloo.driver.journal._MOST_IDLE", 50)
+    workers = 2
+    journal = written(tmp_path)
+    for number in range(1000):
+        beat = turn(4.0 + number, on.WorkerBeat("a", 0, 0, number), version=9 + number)
+        journal.write([beat._replace(is_idle=True)], {})
+        if journal.is_to_be_folded(workers):
+            journal.fold(on.Lull((on.Sign("a", 0, number, 4.0 + number),)))
+    journal.write([turn(2000.0, on.Tick(), do.Release("a"))], {})
+    past = read_past(tmp_path / JOURNAL)
+    assert len(past.turns) < 60
+    assert [type(one.event) for one in past.turns[3:6]] == [on.Lull, on.WorkerBeat, on.WorkerBeat]
+    assert isinstance(past.turns[3].event, on.Lull)
+    [sign] = past.turns[3].event.signs
+    assert past.turns[3].at == sign.beat_at == past.turns[4].at - 1
+    assert past.turns[3].version == past.turns[4].version - 1  # type: ignore[operator]
+    assert past.turns[-1].event == on.Tick()
+
+
+def test_of_many_workers_more_turns_are_kept_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvlaunch.gloo.driver.journal._MOST_IDLE", 50)
+    journal = written(tmp_path)
+    journal.write([turn(4.0, on.Tick())._replace(is_idle=True)] * 100, {})
+    assert journal.is_to_be_folded(6)
+    assert not journal.is_to_be_folded(7)
+
+
+def test_that_it_can_not_be_taken_over_is_said_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    keeping = Keeping(tmp_path, said.append)
+    keeping.begin(JOB, Keys.new(), 4711)
+    keeping.write([turn(1.0, on.Began())], {})
+    assert len(read_past(tmp_path / JOURNAL).turns) == 1
+    assert keeping.store_file.lost is not None
+    keeping.store_file.lost("the disk is full")
+    keeping.write([turn(2.0, on.Tick())], {})
+    keeping.lose("again")
+    assert said == ["warning: the disk is full: the job goes on, and ends if hvlaunch is killed"]
     with pytest.raises(NoJournal):
         read_past(tmp_path / JOURNAL)
 
@@ -196,6 +242,6 @@ def test_the_clock_goes_on_where_it_was(tmp_path: Path) -> None:
     written(tmp_path)
     past = read_past(tmp_path / JOURNAL)
     boot = past.drivers[0].boot
-    assert past.shift(boot, 50.0, past.written + 10) == 0.0
-    assert past.shift("another boot", 5.0, past.written + 10) + 5.0 == pytest.approx(3.0 + 10)
-    assert past.shift("another boot", 5.0, past.written - 99) + 5.0 == pytest.approx(3.0)
+    assert past.shift(boot, 50.0, past.turns[-1].wall + 10) == 0.0
+    assert past.shift("another boot", 5.0, past.turns[-1].wall + 10) + 5.0 == pytest.approx(3.0 + 10)
+    assert past.shift("another boot", 5.0, past.turns[-1].wall - 99) + 5.0 == pytest.approx(3.0)

@@ -31,7 +31,7 @@ def store():
 @pytest.fixture
 def scopes():
     scopes = HorovodScopes()
-    scopes.open(SIZES, {HOST, "relay:b"})
+    scopes.open(SIZES, {HOST, "relay:b"}, 0)
     return scopes
 
 
@@ -150,7 +150,7 @@ def test_a_new_round_has_scopes_of_its_own(ask, scopes, store):
     store.put("s", "k", b"")
     scopes.clear(store)
     assert store.scopes() == ["s"]
-    scopes.open({"global": 2}, {"10.0.0.2"})
+    scopes.open({"global": 2}, {"10.0.0.2"}, 1)
     assert ask("GET", "/global/0").status == 401
     assert ask("GET", "/local_a/0", peer="10.0.0.2").status == 401
     ask("PUT", "/global/0", b"", peer="10.0.0.2")

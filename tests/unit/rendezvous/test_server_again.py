@@ -137,7 +137,7 @@ def test_the_driver_hears_what_it_has_not_heard_of(serve):
 def test_what_the_server_knew_beside_its_store(serve):
     first = serve()
     first.listen_at("127.0.0.3")
-    first.open_to_horovod({"global": 1}, {"127.0.0.1"})
+    first.open_to_horovod({"global": 1}, {"127.0.0.1"}, 1)
     first.put("global", "0", b"address")
     first.expect(["127.0.0.3"])
     with closing(Wire(first.port)) as wire:
@@ -153,6 +153,10 @@ def test_what_the_server_knew_beside_its_store(serve):
         assert other.ask("GET", "/global/0").status == 200
     with closing(Wire(second.port)) as wire:
         assert wire.ask("GET", "/global/0", headers=b"").body == b"address"
+        second.open_to_horovod({"global": 1}, {"127.0.0.1"}, 1)  # the driver may not know that it is
+        assert wire.ask("GET", "/global/0", headers=b"").body == b"address"
+        second.open_to_horovod({"global": 1}, {"127.0.0.1"}, 2)
+        assert wire.ask("GET", "/global/0", headers=b"").status == 404
     assert "127.0.0.3" in second._traffic.strangers._known
 
 

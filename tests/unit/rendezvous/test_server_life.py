@@ -110,7 +110,7 @@ def test_horovod_s_scopes_are_open_to_the_job_s_addresses(start, connect):
     server = start()
     server.put("global", "0", b"from the round before")
     assert connect(server).ask("GET", "/global/0", headers=b"").status == 401
-    server.open_to_horovod({"global": 2, "local_a": 1}, {"127.0.0.1"})
+    server.open_to_horovod({"global": 2, "local_a": 1}, {"127.0.0.1"}, 1)
     wire = connect(server)
     assert wire.ask("GET", "/global/0", headers=b"").status == 404
     assert wire.ask("PUT", "/global/0", b"v", headers=b"").status == 200
@@ -118,7 +118,7 @@ def test_horovod_s_scopes_are_open_to_the_job_s_addresses(start, connect):
     assert server.get("global", "0") == b"v"
     if has_ipv6():
         assert connect(server, "::1").ask("GET", "/global/0", headers=b"").status == 401
-    server.open_to_horovod({"local_a": 1}, {"127.0.0.1", "::1"})
+    server.open_to_horovod({"local_a": 1}, {"127.0.0.1", "::1"}, 2)
     assert server.keys("global") == []
     assert connect(server).ask("GET", "/global/0", headers=b"").status == 401
     assert wire.ask("GET", "/local_a/0", headers=b"").status == 404
@@ -156,7 +156,7 @@ from hvlaunch.rendezvous.serving.server import RendezvousServer
 with RendezvousServer("t") as server:
     server.subscribe("s", lambda key, value, _: print(key, value.decode()))
     server.put("s", "k", b"v")
-    server.open_to_horovod({"global": 1}, {"10.0.0.1"})
+    server.open_to_horovod({"global": 1}, {"10.0.0.1"}, 3)
     assert server.wait("s", "k", 60) == server.get("s", "k") == b"v"
     assert server.wait("s", "absent", 0) is None
     server.stats()

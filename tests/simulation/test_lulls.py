@@ -1,0 +1,73 @@
+"""One event stands for all turns in which nothing happens: an engine that has it is as one that had them."""
+
+import json
+
+import pytest
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.codec import decode, encode
+from hvlaunch.gloo.engine.engine import Engine
+from hvlaunch.job import JobSpec
+from tests.simulation.elastic_world import ElasticWorld
+from tests.simulation.play import Play
+from tests.simulation.snapshots import snapshot
+from tests.simulation.world import World
+
+SEEDS = 40
+MANY = 5000
+SHARDS = 20
+
+
+class Pair:
+    """An engine that has all turns, and one that has a Lull for each run of idle ones."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.whole, self._short = (Engine(spec, 4711) for _ in range(2))
+        self.saved = 0
+        self._idle = 0
+        self._now = 0.0
+
+    def handle(self, event: on.Event, now: float) -> list[do.Action]:
+        lull = json.dumps(encode(on.Event, self.whole.lull())) if self._idle else ""
+        actions = self.whole.handle(event, now)
+        if self.whole.is_idle:
+            self._idle, self._now = self._idle + 1, now
+            return actions
+        if self._idle:
+            assert self._short.handle(decode(on.Event, json.loads(lull)), self._now) == []
+        assert self._short.handle(event, now) == actions
+        if self._idle:
+            assert snapshot(self._short) == snapshot(self.whole)
+        self.saved, self._idle = self.saved + self._idle, 0
+        return actions
+
+
+def passed_over(world: Play) -> int:
+    """How many turns an engine need not have had. Before each there is a Tick, as a driver has them that looks after hosts."""
+    world.run()
+    pair = Pair(world.spec)
+    for now, event, actions in world.turns:
+        deadline = pair.whole.deadline
+        if not isinstance(event, on.Began) and (deadline is None or now < deadline):
+            assert pair.handle(on.Tick(), now) == []
+        assert pair.handle(event, now) == actions
+    return pair.saved
+
+
+def test_an_engine_need_not_have_them() -> None:
+    saved = sum(passed_over(ElasticWorld(seed)) for seed in range(SEEDS))
+    assert saved > 20 * SEEDS
+
+
+def test_nor_need_that_of_a_static_job() -> None:
+    saved = sum(passed_over(World(seed, faults=0.3)) for seed in range(SEEDS))
+    assert saved > 5 * SEEDS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_many_need_not_have_them(shard: int) -> None:
+    for seed in range(shard, MANY, SHARDS):
+        passed_over(ElasticWorld(seed))
+        passed_over(World(seed, faults=0.3))

@@ -1,0 +1,98 @@
+"""What another driver does with what was, before it goes on."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hvlaunch.console.printer import Printer
+from hvlaunch.gloo.driver.agent_channel import AgentConnection
+from hvlaunch.gloo.driver.journal import JOURNAL
+from hvlaunch.gloo.driver.keeping import Keeping
+from hvlaunch.gloo.driver.loop import Driver
+from hvlaunch.gloo.driver.past import read_past
+from hvlaunch.gloo.driver.takeover import Takeover
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.job import Host
+from tests.unit.gloo.test_driver import KEYS, Events, Rig, until
+
+LATER = 1000.0
+
+
+class Horovod:
+    """What a rendezvous is opened to, by rounds."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+
+    def open_to_horovod(self, sizes: Mapping[str, int], _addresses: set[str], number: int) -> None:
+        assert sizes["global"] == 2
+        self.rounds.append(number)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Path]:
+    """Of a job whose workers run."""
+    rig = Rig()
+    rig.spec = replace(rig.spec, horovod=True)
+    rig.rendezvous = Horovod()
+    rig.keeping = Keeping(tmp_path, pytest.fail)
+    rig.started()
+    until(lambda: on.WorkerStarted in {type(turn.event) for turn in read_past(tmp_path / JOURNAL).turns}, "turns")
+    assert rig.rendezvous.rounds == [0]
+    yield tmp_path / JOURNAL
+    for agent in rig.agents.values():
+        agent.end_worker(0)
+    rig.end()
+
+
+def lost(_: Host) -> AgentConnection:
+    raise AssertionError("nobody is to be reached")
+
+
+def taken_over(journal: Path, rendezvous: Any, **options: Any) -> tuple[Driver, Takeover]:
+    takeover = Takeover(read_past(journal), lost, {}, 0.0)
+    events: Any = Events()
+    driver = Driver(
+        takeover.past.begin.spec,
+        events,
+        Printer(BytesIO(), BytesIO()),
+        rendezvous,
+        KEYS,
+        lost,
+        stdin=-1,
+        clock=takeover.clock,
+        wall=takeover.wall,
+        **options,
+    )
+    driver.take_over(takeover)
+    return driver, takeover
+
+
+def stub(**others: Any) -> Any:
+    return SimpleNamespace(port=4711, expect=lambda _: None, listen_at=lambda _: None, **others)
+
+
+def test_what_was_is_told_with_its_own_time(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = time.time()
+    records: list[Mapping[str, Any]] = []
+    monkeypatch.setattr(time, "time", lambda: before + LATER)
+    _, takeover = taken_over(journal, stub(), record=records.append)
+    assert {"job_started", "worker_started"} <= {record["type"] for record in records}
+    latest = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(before + LATER / 2))
+    assert all(record["time"] < latest for record in records)
+    assert takeover.wall() == before + LATER
+
+
+def test_workers_may_meet_that_a_driver_before_us_was_just_to_start(journal: Path) -> None:
+    horovod = Horovod()
+    driver, takeover = taken_over(journal, stub(open_to_horovod=horovod.open_to_horovod))
+    assert not horovod.rounds
+    driver._links.take_up = lambda _: None  # type: ignore[method-assign]
+    driver._go_on(takeover)
+    assert horovod.rounds == [0]
