@@ -17,7 +17,7 @@ from hvlaunch.gloo.engine.draining import Draining
 from hvlaunch.gloo.engine.health import Health, Overdue
 from hvlaunch.gloo.engine.host_errors import no_list, no_start, stuck, unfit
 from hvlaunch.gloo.engine.life import InvalidTransition
-from hvlaunch.gloo.engine.lull import lull, pass_over
+from hvlaunch.gloo.engine.lull import lull, pass_over, tally
 from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.gloo.engine.outcome import group_state
 from hvlaunch.gloo.engine.policy import Decision, Ending, Policy
@@ -99,14 +99,14 @@ class Engine:
             return []
         due = self._due if self._goes_on else self.deadline
         is_early = isinstance(event, on.Tick) and (due is None or now < due)
-        tally = self._tally if is_early else None
+        before = tally(self._rounds, self._pool) if is_early else None
         actions = self._handle(event, now)
         if self.deadline is not None and now >= self.deadline:
             actions += self._tick(now)
         self.deadline = self._next_deadline(now)
         if self._elastic is not None:
             self._tell_group_state(actions)
-        self.is_idle = is_early and not actions and tally == self._tally
+        self.is_idle = is_early and not actions and before == tally(self._rounds, self._pool)
         return actions
 
     def handle_or_end(self, event: on.Event, now: float) -> list[Action]:
@@ -459,11 +459,6 @@ class Engine:
     def _goes_on(self) -> bool:
         """Whether a round of an elastic job does, and may be all that happens."""
         return self._health is not None and self.phase is Phase.RUNNING and self._rounds.is_running
-
-    @property
-    def _tally(self) -> tuple[int, int]:
-        """What a Tick may change of which nothing is to be done yet."""
-        return sum(worker.drain_until is not None for worker in self.workers), self._pool.resting
 
     def lull(self) -> on.Lull:
         """What the newest turns come to that were idle."""

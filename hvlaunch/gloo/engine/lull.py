@@ -2,9 +2,15 @@
 
 from hvlaunch.gloo.engine.events import Lull, Sign
 from hvlaunch.gloo.engine.health import Health
+from hvlaunch.gloo.engine.pool import Pool
 from hvlaunch.gloo.engine.rounds import Rounds
 
-__all__ = ["lull", "pass_over"]
+__all__ = ["lull", "pass_over", "tally"]
+
+
+def tally(rounds: Rounds, pool: Pool) -> tuple[int, int]:
+    """What a Tick may change before anything is due: then its turn is not idle."""
+    return sum(worker.drain_until is not None for worker in rounds.workers), pool.resting
 
 
 def lull(rounds: Rounds, health: Health | None, due: float | None, deadline: float | None) -> Lull:

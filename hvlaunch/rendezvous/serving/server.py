@@ -246,18 +246,16 @@ class RendezvousServer:
         self._call(know)
 
     def open_to_horovod(self, sizes: Mapping[str, int], addresses: Iterable[str], number: int) -> None:
-        """Let clients at these addresses use the scopes of these names and sizes without a token (see HorovodScopes).
-
-        What is open for a round of another number is closed and forgotten. Raises RendezvousClosed.
+        """Let clients there use these scopes without a token (see HorovodScopes), in the round of this number; those
+        of another round are closed and forgotten. Raises RendezvousClosed.
         """
 
         def change() -> None:
-            if self._horovod.round == number:
-                return
-            self._horovod.clear(self._store)
-            self._horovod.open(sizes, addresses, number)
-            self._horovod.clear(self._store)
-            self._keeping.note(_HOROVOD, self._horovod.describe())
+            if self._horovod.round != number:
+                self._horovod.clear(self._store)
+                self._horovod.open(sizes, addresses, number)
+                self._horovod.clear(self._store)
+                self._keeping.note(_HOROVOD, self._horovod.describe())
 
         self._call(change)
 

@@ -64,7 +64,13 @@ def test_these_are_all_that_there_are():
         for thing in vars(module).values()
         if isinstance(thing, type) and thing.__module__ == module.__name__
     }
-    assert classes - set(EVENTS) - set(ACTIONS) == {on.HostFacts, on.Sign, do.HostAddress, do.HostNetwork, do.Step}
+    assert classes - set(EVENTS) - set(ACTIONS) == {
+        on.HostFacts,
+        on.Sign,
+        do.HostAddress,
+        do.HostNetwork,
+        do.Step,
+    }
 
 
 @pytest.mark.parametrize(("union", "kind"), KINDS)

@@ -195,7 +195,9 @@ def test_a_disk_that_is_full_ends_it_and_not_the_job(tmp_path: Path) -> None:
         read_past(tmp_path / JOURNAL)
 
 
-def test_what_says_that_nothing_happens_does_not_let_it_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_says_that_nothing_happens_does_not_let_it_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hvlaunch.gloo.driver.journal._MOST_IDLE", 50)
     workers = 2
     journal = written(tmp_path)
@@ -215,7 +217,9 @@ def test_what_says_that_nothing_happens_does_not_let_it_grow(tmp_path: Path, mon
     assert past.turns[-1].event == on.Tick()
 
 
-def test_of_many_workers_more_turns_are_kept_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_workers_more_turns_are_kept_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hvlaunch.gloo.driver.journal._MOST_IDLE", 50)
     journal = written(tmp_path)
     journal.write([turn(4.0, on.Tick())._replace(is_idle=True)] * 100, {})

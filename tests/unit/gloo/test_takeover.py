@@ -43,7 +43,10 @@ def journal(tmp_path: Path) -> Iterator[Path]:
     rig.rendezvous = Horovod()
     rig.keeping = Keeping(tmp_path, pytest.fail)
     rig.started()
-    until(lambda: on.WorkerStarted in {type(turn.event) for turn in read_past(tmp_path / JOURNAL).turns}, "turns")
+    until(
+        lambda: on.WorkerStarted in {type(turn.event) for turn in read_past(tmp_path / JOURNAL).turns},
+        "turns",
+    )
     assert rig.rendezvous.rounds == [0]
     yield tmp_path / JOURNAL
     for agent in rig.agents.values():
