@@ -92,10 +92,12 @@ def test_what_was_is_told_with_its_own_time(journal: Path, monkeypatch: pytest.M
     assert takeover.wall() == before + LATER
 
 
-def test_workers_may_meet_that_a_driver_before_us_was_just_to_start(journal: Path) -> None:
+def test_workers_may_meet_that_a_driver_before_us_was_just_to_start(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     horovod = Horovod()
     driver, takeover = taken_over(journal, stub(open_to_horovod=horovod.open_to_horovod))
     assert not horovod.rounds
-    driver._links.take_up = lambda _: None  # type: ignore[method-assign]
+    monkeypatch.setattr(driver._links, "take_up", lambda _: None)
     driver._go_on(takeover)
     assert horovod.rounds == [0]
