@@ -172,7 +172,7 @@ class Greeting:
 
     def _reach_host(self, header: Dict[str, Any]) -> None:
         targets = [(str(address), int(header["port"])) for address in header["addresses"]]
-        about = {"type": "probed", "target": header["target"]}
+        about = {"type": "probed", "target": header["target"], "agent": header["agent"]}
 
         def found(index: int) -> bool:
             self._send_soon({**about, "address": targets[index][0]})

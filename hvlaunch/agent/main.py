@@ -272,6 +272,8 @@ class Agent:
         elif kind == "probe":
             self._greeting.probe(header)
         elif kind == "start":
+            if self._ending:
+                return  # sent before the driver knew
             self._greeting.lend_ports()
             self._workers.start(header, body)
             self._greeting.renew_port()

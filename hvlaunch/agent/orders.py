@@ -58,7 +58,7 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
         session=or_null(_NAME),
     ),
     "modules": Form(1 << 20),
-    "probe": Form(target=_NAME, addresses=several(_NAME, 1 << 12), port=PORT, key=_NAME),
+    "probe": Form(target=_NAME, agent=_COUNT, addresses=several(_NAME, 1 << 12), port=PORT, key=_NAME),
     "start": Form(_ALL, 1, round=_SLOT),
     "stdin": Form(1 << 20, slot=_SLOT),
     "stop": Form(slots=or_null(several(_SLOT, 1 << 20)), steps=several(pair(_SIGNAL, _SECONDS), 1 << 10)),

@@ -85,7 +85,7 @@ BREACHES: list[tuple[str, dict[str, Any], bytes]] = [
     ("an address that nobody told it", REACHED | {"address": "6.6.6.6"}, b""),
     ("addresses that nobody tried", REACHED | {"tried": ["6.6.6.6"]}, b""),
     ("a relay elsewhere", REACHED | {"address": "6.6.6.6", "relay_port": 1}, b""),
-    ("a probe that nobody asked for", {"type": "probed", "target": "b", "address": None}, b""),
+    ("a probe that nobody asked for", {"type": "probed", "target": "b", "agent": 0, "address": None}, b""),
     ("a suspension in a static job", {"type": "suspended", **ABOUT}, b""),
     ("a port before any worker was started", {"type": "master_port", "port": 5}, b""),
     ("a port that is none", {"type": "master_port", "port": 65536}, b""),

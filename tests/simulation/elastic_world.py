@@ -51,6 +51,8 @@ class SimHost:
     heard_until: float = 0.0
     queue: list[on.Event] = field(default_factory=list)
     """What its agent has sent, and the driver has not read."""
+    parting: int = -1
+    """The agent that ends on its own account: it starts no more workers."""
     staying: int = -1
     """The agent that answers pings, and neither ends nor does anything else."""
     is_full: bool = False
@@ -66,8 +68,13 @@ class SimHost:
         self.had = self.slots
 
     @property
+    def is_dead(self) -> bool:
+        """Whether its agent has gone with the power, which may be back."""
+        return self.dead == self.agent
+
+    @property
     def reachable(self) -> bool:
-        return self.is_up and not self.is_cut
+        return self.is_up and not self.is_cut and not self.is_dead
 
 
 class ElasticWorld(Play):
@@ -222,8 +229,8 @@ class ElasticWorld(Play):
     def obey(self, action: do.Action) -> None:
         """An agent does what it was told."""
         match action:
-            case do.Probe(name, target, addresses, _):
-                self._probe(self.hosts[name], self.hosts[target], list(addresses))
+            case do.Probe():
+                self._probe(action)
             case do.Release(name):
                 self._end_agent(self.hosts[name])
             case _:
@@ -240,7 +247,7 @@ class ElasticWorld(Play):
         host.queue.append(event)
 
         def deliver() -> None:
-            if host.agent != agent or host.link == "none" or not host.is_up:
+            if host.agent != agent or host.link == "none" or not host.is_up or host.is_dead:
                 return
             event = host.queue[0]
             if host.is_cut or (host.is_full and isinstance(event, on.WorkerExited | on.HostClosed)):
@@ -278,12 +285,13 @@ class ElasticWorld(Play):
 
         self.at(12.0 if host.is_slow else 0.1 + self.delay(), connected)
 
-    def _probe(self, host: SimHost, target: SimHost, addresses: list[str]) -> None:
+    def _probe(self, probe: do.Probe) -> None:
+        host, target = self.hosts[probe.host], self.hosts[probe.target]
         assert target.name != host.name
         if target.reachable and frozenset((host.name, target.name)) not in self.cut_pairs:
-            for address in addresses:
-                self.hear(host, on.HostProbed(host.name, target.name, address))
-        self.hear(host, on.HostProbed(host.name, target.name, None))
+            for address in probe.addresses:
+                self.hear(host, on.HostProbed(host.name, target.name, address, probe.agent))
+        self.hear(host, on.HostProbed(host.name, target.name, None, probe.agent))
 
     def _release(self, host: SimHost, action: do.Release) -> None:
         if host.link == "closing" or (self.is_catching_up and host.link == "none"):
@@ -322,7 +330,7 @@ class ElasticWorld(Play):
 
     def notice(self, host: SimHost) -> None:
         """The driver's pings are answered, or not; it sends none to a host that is lost."""
-        is_quiet = host.link == "ready" and (not host.reachable or host.dead == host.agent)
+        is_quiet = host.link == "ready" and not host.reachable
         if is_quiet != host.is_quiet:
             host.is_quiet = is_quiet
             self.tell(on.HostQuiet(host.name) if is_quiet else on.HostAnswers(host.name))

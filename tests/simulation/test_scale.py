@@ -48,7 +48,7 @@ class Job:
         for probe in self.take(do.Probe):
             assert isinstance(probe, do.Probe)
             for address in (*probe.addresses, None):
-                self.tell(on.HostProbed(probe.host, probe.target, address))
+                self.tell(on.HostProbed(probe.host, probe.target, address, probe.agent))
         assert len(self.take(do.Start)) == len(self.names)
 
     def exits(self, code: int, signal: int | None = None) -> None:

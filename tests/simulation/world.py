@@ -154,11 +154,11 @@ class World(Play):
     def obey(self, action: do.Action) -> None:
         """An agent does what it was told."""
         match action:
-            case do.Probe(name, target, addresses, _):
+            case do.Probe(name, target, addresses, _, agent):
                 assert self.hosts[target].link in ("ready", "closed")
                 for address in addresses:
-                    self.send(name, on.HostProbed(name, target, address))
-                self.send(name, on.HostProbed(name, target, None))
+                    self.send(name, on.HostProbed(name, target, address, agent))
+                self.send(name, on.HostProbed(name, target, None, agent))
             case do.Start():
                 if action.round != self.round:
                     self.begin_again(action.round)

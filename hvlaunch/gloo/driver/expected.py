@@ -46,9 +46,9 @@ class Expected:
         self._had: set[object] = set()
         """What may come only once, and has."""
         # What one side writes, the other only reads: so neither needs a lock.
-        self._probes: dict[str, tuple[frozenset[str], int]] = {}
-        """By target: the addresses that were asked for, and how many answers there may be."""
-        self._answers: Counter[str] = Counter()
+        self._probes: dict[tuple[str, int], tuple[frozenset[str], int]] = {}
+        """By target and its agent: the addresses that were asked for, and how many answers there may be."""
+        self._answers: Counter[tuple[str, int]] = Counter()
         self._stdin: Counter[int] = Counter()
         """Bytes by slot."""
         self._taken: Counter[int] = Counter()
@@ -70,7 +70,7 @@ class Expected:
             case "hello":
                 self._asked = header
             case "probe":
-                target = header["target"]
+                target = header["target"], header["agent"]
                 addresses, answers = self._probes.get(target, _NOT_ASKED)
                 more = header["addresses"]
                 self._probes[target] = addresses.union(more), answers + len(more) + 1
@@ -97,7 +97,7 @@ class Expected:
                 if event.relay_port is not None:
                     self._had.add("relay")
             case on.HostProbed():
-                self._answers[event.target] += 1
+                self._answers[event.target, event.agent] += 1
             case on.MasterPort():
                 self._ports += 1
             case on.HostParting():
@@ -191,7 +191,7 @@ class Expected:
             raise BadFrame("an address of the rendezvous that it was not told")
 
     def _check_probed(self, header: Mapping[str, Any]) -> None:
-        target, address = header["target"], header["address"]
+        target, address = (header["target"], header["agent"]), header["address"]
         addresses, answers = self._probes.get(target, _NOT_ASKED)
         self._answers[target] += 1
         if self._answers[target] > answers or (address is not None and address not in addresses):

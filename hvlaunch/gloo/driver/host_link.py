@@ -299,7 +299,7 @@ class HostLink:
                 tried = tuple(header["tried"])
                 self._tell(on.RendezvousReached(name, header["address"], tried, header["relay_port"]))
             case "probed":
-                self._tell(on.HostProbed(name, header["target"], header["address"]))
+                self._tell(on.HostProbed(name, header["target"], header["address"], header["agent"]))
             case "started":
                 self._tell_time(header["at"])
                 worker = header["round"], header["slot"], header["pid"], header["start"]

@@ -12,6 +12,7 @@ from hvlaunch.gloo.driver.host_link import HostLink, Opening, OutputPrinter
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.lease import agents_lease
 from hvlaunch.gloo.driver.ranks import Ranks
+from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.network import is_usable
 from hvlaunch.hosts.local import own_addresses
@@ -95,10 +96,11 @@ class HostLinks:
                 key, stored = self._keys.session(link.number), takeover.stored.get(str(link.number), 0)
                 link.take_up(takeover.epoch, key, takeover.lost(link.host), stored)
 
-    def probe(self, host: str, target: str, addresses: tuple[str, ...], port: int) -> None:
+    def probe(self, probe: do.Probe) -> None:
         """Let the host try the addresses of another host's beacon."""
-        where = {"target": target, "addresses": addresses, "port": port}
-        self._links[host].send({"type": "probe", **where, "key": self._beacon_keys[target]})
+        question = {**probe._asdict(), "type": "probe", "key": self._beacon_keys[probe.target]}
+        del question["host"]
+        self._links[probe.host].send(question)
 
     def close(self) -> None:
         """Tell all agents that nobody will come back, and give them up."""

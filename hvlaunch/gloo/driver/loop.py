@@ -312,7 +312,7 @@ class Driver:
                 if not self._is_replaying:
                     link.open()
             case do.Probe():
-                self._links.probe(*action)
+                self._links.probe(action)
             case do.Start():
                 self._start(action)
             case do.Signal(host, number):

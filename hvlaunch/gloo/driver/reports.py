@@ -76,7 +76,7 @@ REPORTS: Mapping[str, Form | Choice] = {
         trouble=or_null(_CAUSE),
     ),
     "reached": Form(address=or_null(_NAME), tried=several(_NAME, MOST_ADDRESSES), relay_port=or_null(PORT)),
-    "probed": Form(target=_CAUSE, address=or_null(_NAME)),
+    "probed": Form(target=_CAUSE, agent=_COUNT, address=or_null(_NAME)),
     "started": Form(fields=_WORKER, pid=whole(1, 1 << 22), at=_TIME),
     "not_started": Form(fields=_WORKER, code=_NOT_STARTED, cause=_CAUSE),
     "output": Form(OUTPUT_CHUNK, fields=_WORKER, stream=of("stdout", "stderr")),

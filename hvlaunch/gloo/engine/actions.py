@@ -67,12 +67,13 @@ class Connect(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Let the host try the addresses of another host's beacon."""
+    """Let the host try the addresses of another host's beacon; `agent` counts the agents that the target has had."""
 
     host: str
     target: str
     addresses: tuple[str, ...]
     port: int
+    agent: int = 0
 
 
 class Start(NamedTuple):

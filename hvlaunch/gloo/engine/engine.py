@@ -228,8 +228,8 @@ class Engine:
                     actions = [tell.RendezvousUnreachable(name, tried, self._rendezvous_port)]
                 self._rounds.reached(name)
                 return actions + self._proceed(now)
-            case on.HostProbed(name, target, address):
-                self._rounds.wiring.add(name, target, address)
+            case on.HostProbed():
+                self._rounds.wiring.add(event)
                 return self._proceed(now, is_minor=True)
             case on.HostFailed(_, problem) | on.HostGone(_, problem):
                 return self._host_failed(host, problem, now)
@@ -323,8 +323,9 @@ class Engine:
         if isinstance(event, on.WorkerSuspended):
             return self._follow(self._policy.hangs(worker, "stopped", now), now)
         self._health.beat(worker, event.commit, now)
+        is_first = not self._rounds.forming.sees_commits
         decision = self._policy.asked(worker, event, now)
-        if decision.ending is None and self._rounds.awaits_asks:
+        if decision.ending is None and self._rounds.awaits_asks and not is_first:
             return [*decision.actions]
         return self._follow(decision, now)
 

@@ -196,11 +196,15 @@ class RendezvousReached(NamedTuple):
 
 
 class HostProbed(NamedTuple):
-    """The host reaches another host, `target`, at `address`; None: no more addresses will follow."""
+    """The host reaches another host, `target`, at `address`; None: no more addresses will follow.
+
+    `agent` is that of the question.
+    """
 
     host: str
     target: str
     address: str | None
+    agent: int = 0
 
 
 class MasterPort(NamedTuple):

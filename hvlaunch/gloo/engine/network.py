@@ -1,10 +1,11 @@
 """Which addresses and interfaces the workers use: who tries whom, what they find, the choice. Pure."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from hvlaunch.errors import BadUsage, Problem, Unreachable
 from hvlaunch.gloo.engine.actions import Action, Probe
-from hvlaunch.gloo.engine.events import HostFacts
+from hvlaunch.gloo.engine.events import HostFacts, HostProbed
 
 __all__ = [
     "LOOPBACK",
@@ -203,6 +204,8 @@ class Wiring:
         self._only = only
         self._findings: dict[str, dict[str, list[str | None]]] = {}
         """By who tries, then by whom; a pair without findings has been asked for."""
+        self._agents: Counter[str] = Counter()
+        """How many each host has had before this one: what others find of those counts no more."""
         self._hosts: tuple[str, ...] = ()
         self._in_doubt = False
         self.network: Network | None = None
@@ -228,22 +231,31 @@ class Wiring:
         if target in known:
             return []
         known[target] = []
-        return [Probe(host, target, addresses, port)]
+        return [Probe(host, target, addresses, port, self._agents[target])]
 
-    def add(self, host: str, target: str, address: str | None) -> None:
-        """`host` got through to `target` at the address; None: it has tried all."""
+    def add(self, found: HostProbed) -> None:
+        """Somebody got through to a host, or has tried all of its addresses."""
+        host, target, address, agent = found
         known = self._findings.get(host, {}).get(target)
-        if known is None:
+        if known is None or agent != self._agents[target]:
             return
         known.append(address)
         if self.network is not None:
             self.network.add(host, target, address)
 
     def forget(self, host: str) -> None:
-        """The host is gone; if it comes back, it may have other addresses."""
+        """The host's agent is gone; if it comes back, it may have other addresses."""
+        self._agents[host] += 1
         self._findings.pop(host, None)
         for targets in self._findings.values():
             targets.pop(host, None)
+        self.network, self._hosts, self.deadline = None, (), None
+
+    def ask_again(self, host: str, target: str) -> None:
+        """There is no way between the two: when both are wanted again, it need not be so any more."""
+        for one, other in ((host, target), (target, host)):
+            if self._findings.get(one, {}).get(other) == [None]:
+                del self._findings[one][other]
         self.network, self._hosts, self.deadline = None, (), None
 
     def doubt(self) -> None:

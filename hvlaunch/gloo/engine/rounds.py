@@ -179,6 +179,8 @@ class Rounds:
         network = self.wiring.network
         problem = network.problem() if network is not None else None
         if problem is not None:
+            if problem.host is not None and problem.other is not None:
+                self.wiring.ask_again(problem.host, problem.other)
             return Settled(actions, problem)
         self._plan = self._short_since = None
         self._patience.end()

@@ -189,9 +189,9 @@ class Job:
     def _do_on_b(self, action: do.Action | tell.Fact) -> None:
         """As an agent and workers do that are well."""
         match action:
-            case do.Probe("b", target, addresses, _):
+            case do.Probe("b", target, addresses, _, agent):
                 for address in (*addresses, None):
-                    self._feed(on.HostProbed("b", target, address))
+                    self._feed(on.HostProbed("b", target, address, agent))
             case do.Start(host="b", round=number, launches=launches):
                 for launch in launches:
                     self._workers_of_b.append((number, launch.slot, launch.start))
@@ -211,8 +211,8 @@ class Job:
 
     def _carry_out(self, action: do.Action | tell.Fact) -> None:
         match action:
-            case do.Probe("a", target, addresses, port):
-                about = {"target": target, "addresses": [*addresses], "port": port}
+            case do.Probe("a", target, addresses, port, agent):
+                about = {"target": target, "agent": agent, "addresses": [*addresses], "port": port}
                 self._to_send.append(({"type": "probe", **about}, b""))
             case do.Start(host="a", round=number, launches=launches):
                 workers = [{"slot": launch.slot, "start": launch.start} for launch in launches]

@@ -65,7 +65,7 @@ def _relay(number: int, what: str, body: bytes = b"", **more: int) -> Valid:
 _LINE: list[Valid] = [
     (_HELLO, b""),
     ({"type": "modules"}, b""),
-    ({"type": "probe", "target": "b", "addresses": ["10.0.0.2"], "port": 9, "key": "k"}, b""),
+    ({"type": "probe", "target": "b", "agent": 0, "addresses": ["10.0.0.2"], "port": 9, "key": "k"}, b""),
     _start(0),
     ({"type": "ping"}, b""),
     _relay(1, "data", b"HTTP/1.1 200 OK\r\n\r\n"),

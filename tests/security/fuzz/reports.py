@@ -49,8 +49,8 @@ class _Agent:
         port = 5000 if relays else None
         address = "127.0.0.1" if relays else "10.0.0.100"
         yield {"type": "reached", "address": address, "tried": ["10.0.0.100"], "relay_port": port}, b""
-        yield {"type": "probed", "target": "b", "address": "10.0.0.2"}, b""
-        yield {"type": "probed", "target": "b", "address": None}, b""
+        yield {"type": "probed", "target": "b", "agent": 0, "address": "10.0.0.2"}, b""
+        yield {"type": "probed", "target": "b", "agent": 0, "address": None}, b""
         before = None
         for life in range(2):
             if self._job().abouts.get(0) is before:
@@ -120,7 +120,7 @@ class _Agent:
             ({"type": "parting", "cause": "got SIGTERM"}, b""),
             (self._exited(), b"{}"),
             (HELLO | {"facts": FACTS | {"gpus": [["0", "H200", "143771"]]}}, b""),
-            ({"type": "probed", "target": "b", "address": "10.0.0.2"}, b""),
+            ({"type": "probed", "target": "b", "agent": 0, "address": "10.0.0.2"}, b""),
         ]
         frames += [_relay(number, what) for number in (1, 2, 3) for what in ("open", "end", "close")]
         frames += [

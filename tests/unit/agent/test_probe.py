@@ -315,11 +315,12 @@ class TestAgents:
         prober.send(
             "probe",
             target="t",
+            agent=3,
             addresses=["127.0.0.1", "127.0.0.1"],
             port=port,
             key="the-target",
         )
-        assert prober.expect("probed")[0] == {"type": "probed", "target": "t", "address": "127.0.0.1"}
+        assert prober.expect("probed")[0] == {"type": "probed", "target": "t", "agent": 3, "address": "127.0.0.1"}
         prober.expect("probed", address="127.0.0.1")
         prober.expect("probed", address=None)
 
@@ -327,8 +328,8 @@ class TestAgents:
         target, prober = launch(), launch()
         port = target.hello(name="t", key="somebody-else")["beacon_port"]
         prober.hello()
-        prober.send("probe", target="t", addresses=["127.0.0.1"], port=port, key="the-target")
-        assert prober.expect("probed")[0] == {"type": "probed", "target": "t", "address": None}
+        prober.send("probe", target="t", agent=3, addresses=["127.0.0.1"], port=port, key="the-target")
+        assert prober.expect("probed")[0] == {"type": "probed", "target": "t", "agent": 3, "address": None}
 
     def test_each_address_that_answers_is_told_at_once(self, agent: AgentProcess) -> None:
         with closing(free_port()) as free:  # at all addresses
@@ -339,7 +340,7 @@ class TestAgents:
             saying(b"no", "127.0.0.4", port),
         ):
             addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"]
-            agent.send("probe", target="t", addresses=addresses, port=port, key="right")
+            agent.send("probe", target="t", agent=3, addresses=addresses, port=port, key="right")
             assert agent.expect("probed")[0]["address"] == "127.0.0.2"
             assert agent.bye()[1] == 0
 
@@ -386,7 +387,7 @@ class TestAgents:
         target.start(["sleep", "1000"])
         target.expect("started")
         prober.hello()
-        prober.send("probe", target="t", addresses=["127.0.0.1"], port=port, key="right")
+        prober.send("probe", target="t", agent=3, addresses=["127.0.0.1"], port=port, key="right")
         found = prober.expect("probed")[0]["address"]
         assert found == (None if elastic is None else "127.0.0.1")
 
@@ -396,7 +397,7 @@ class TestAgents:
         prober.hello()
         before = prober.agent.num_fds()
         for _ in range(5):
-            prober.send("probe", target="t", addresses=["127.0.0.1"] * 4, port=port, key="the-target")
+            prober.send("probe", target="t", agent=3, addresses=["127.0.0.1"] * 4, port=port, key="the-target")
             prober.expect("probed", address=None)
         assert prober.agent.num_fds() <= before
 

@@ -141,3 +141,16 @@ def test_signals_for_workers_that_have_ended_are_no_trouble(agent: AgentProcess)
     agent.send("ping")
     agent.expect("pong")
     assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+
+
+def test_an_agent_that_ends_starts_nobody(launch: Launch) -> None:
+    """The driver may have sent the order before it knew."""
+    agent = launch(grace=1000.0)
+    agent.hello()
+    stubborn(agent)
+    agent.agent.send_signal(signal.SIGTERM)
+    agent.expect("parting")
+    agent.start(["sleep", "1000"], slots=[1])
+    agent.settle()
+    assert [header["slot"] for header, _ in agent.seen if header["type"] == "started"] == [0]
+    assert agent.bye()[1] == 0

@@ -28,7 +28,7 @@ def arrive(job: History, *names: str) -> list[do.Action]:
 def wire(job: History) -> list[do.Action]:
     new: list[do.Action] = []
     for probe in [action for action in job.actions if isinstance(action, do.Probe)]:
-        new += job.play(on.HostProbed(probe.host, probe.target, probe.addresses[0]))
+        new += job.play(on.HostProbed(probe.host, probe.target, probe.addresses[0], probe.agent))
     return new
 
 

@@ -138,8 +138,8 @@ class History:
         new = self.play(*(on.RendezvousReached(name, "10.0.0.100") for name in self.names))
         for probe in [action for action in self.actions if isinstance(action, do.Probe)]:
             for address in probe.addresses:
-                new += self.play(on.HostProbed(probe.host, probe.target, address))
-            new += self.play(on.HostProbed(probe.host, probe.target, None))
+                new += self.play(on.HostProbed(probe.host, probe.target, address, probe.agent))
+            new += self.play(on.HostProbed(probe.host, probe.target, None, probe.agent))
         return new
 
     def start(self: Self, special: Mapping[str, on.HostFacts] | None = None) -> Self:  # noqa: PYI019 (typing.Self is Python 3.11)

@@ -125,7 +125,9 @@ class PlayedAgent:
 
     def _probe(self, header: Mapping[str, Any], _: bytes) -> None:
         for address in (*header["addresses"], None):
-            self.say({"type": "probed", "target": header["target"], "address": address})
+            self.say(
+                {"type": "probed", "target": header["target"], "agent": header["agent"], "address": address}
+            )
 
     def _start(self, _: Mapping[str, Any], body: bytes) -> None:
         for worker in json.loads(body)["workers"]:

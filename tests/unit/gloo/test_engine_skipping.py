@@ -26,7 +26,7 @@ def places(job: History) -> list[tuple[str, list[int]]]:
 
 def meet(job: History) -> None:
     for probe in job.of(do.Probe):
-        job.play(on.HostProbed(probe.host, probe.target, probe.addresses[0]))
+        job.play(on.HostProbed(probe.host, probe.target, probe.addresses[0], probe.agent))
 
 
 def test_a_bad_host_is_skipped_and_the_next_takes_its_place() -> None:

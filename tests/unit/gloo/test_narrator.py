@@ -39,7 +39,7 @@ class Told(History):
     def find(self):
         """The hosts that try each other get through."""
         for probe in self.of(do.Probe):
-            self.play(on.HostProbed(probe.host, probe.target, probe.addresses[0]))
+            self.play(on.HostProbed(probe.host, probe.target, probe.addresses[0], probe.agent))
 
 
 @pytest.mark.parametrize("quiet", [False, True])
