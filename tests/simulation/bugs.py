@@ -384,7 +384,7 @@ BUGS: Sequence[Bug] = (
     Bug(there_is_one_restart_too_few, "1 restarts, and 2 were allowed", 23),
     Bug(changes_of_the_pool_use_up_restarts, "restarts, and 2 were allowed", 64),
     Bug(survivors_sit_slot_by_slot, "rank 0 is no", 27),
-    Bug(survivors_go_backwards, "survivors change their order", 11),
+    Bug(survivors_go_backwards, "survivors change their order", 16),
     Bug(a_host_is_connected_in_its_cooldown, "is connected in its cool-down", 16),
     Bug(nobody_wakes_up_after_a_cooldown, "whose cool-down is over", 125),
     Bug(a_cooldown_doubles_beyond_its_most, "excluded for 16.0 s", 432),
@@ -417,7 +417,7 @@ BUGS: Sequence[Bug] = (
     Bug(who_hangs_on_a_host_that_was_cut_is_let_be, "and lives", 1117),
     Bug(all_are_silent_at_once_and_killed, "is killed for nothing", 71),
     Bug(who_outlives_sigkill_is_waited_for_at_the_end, "the job never ends", 60),
-    Bug(an_agent_that_ends_is_waited_for, "ends, and is waited for", 148),
+    Bug(an_agent_that_ends_is_waited_for, "ends, and is waited for", 289),
     Bug(an_agent_that_does_not_close_is_waited_for, "nothing can ever happen again", 92),
     Bug(the_first_list_of_hosts_is_waited_for, "nothing can ever happen again", 1),
 )

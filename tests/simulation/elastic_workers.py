@@ -91,7 +91,7 @@ class Workers:
 
     def _start(self, start: do.Start) -> None:
         host = self._world.hosts[start.host]
-        if host.link != "ready" or not host.is_up:
+        if host.link != "ready" or not host.is_up or host.agent in (host.dead, host.parting):
             return
         new = []
         for slot, count, place in start.launches:
@@ -193,12 +193,9 @@ class Workers:
         members = self.rounds[number]
         if any(one.place is not None and len(members) < one.place.size for one in members):
             return  # one had ended before it was told its place
-        waiting_for = [one for one in members if one.round != number or one.commit < self.checkpoint]
-        if self._world.kind == "in-process":
-            waiting_for = [one for one in members if one.round != number]
-        elif any(not one.is_waiting for one in members):
+        if self._world.kind == "unmodified" and any(not one.is_waiting for one in members):
             return
-        if waiting_for or any(not one.live for one in members) or self._is_split(members, number):
+        if any(one.round != number or not one.live for one in members) or self._is_split(members, number):
             return
         newest = max(one.commit for one in members)
         for one in members:

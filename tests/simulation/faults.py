@@ -131,7 +131,12 @@ def lose_agent(world: "ElasticWorld") -> bool:
     world.faulty.add(host.name)
     world.all_die(host)
     agent = host.agent
-    world.at(world.delay(), lambda: world.gone(host, agent))
+
+    def noticed() -> None:
+        world.all_die(host, agent)  # whom it was told to start when it was no more
+        world.gone(host, agent)
+
+    world.at(world.delay(), noticed)
     return True
 
 
@@ -165,6 +170,7 @@ def _parts(world: "ElasticWorld", host: "SimHost") -> bool:
     world.faulty.add(host.name)
     if host.link != "ready" or not host.reachable:
         return False
+    host.parting = host.agent
     world.hear(host, on.HostParting(host.name, HostLost("lost: got SIGTERM", host=host.name).problem))
     for one in list(host.processes):
         if one.agent == host.agent:

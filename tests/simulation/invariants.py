@@ -119,7 +119,6 @@ class Invariants:
         if (
             host.unlisted_since is None
             or not host.reachable
-            or (host.link == "ready" and host.dead == host.agent)
             or host.is_full
             or host.staying == host.agent
             or any(one.outlives_kill for one in host.processes)

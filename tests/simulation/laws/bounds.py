@@ -10,7 +10,7 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.course import AT_WORK, Phase
 from tests.simulation.laws.law import Law
-from tests.simulation.ledger import Worker
+from tests.simulation.ledger import End, Worker
 
 if TYPE_CHECKING:
     from tests.simulation.elastic_world import ElasticWorld
@@ -36,6 +36,9 @@ class Bounds(Law):
         self._next = float("inf")
         self._is_ending = False
         self._stands_since: float | None = None
+        self._usable: dict[str, int] = {}
+        self._usable_since = 0.0
+        self._last_end: End | None = None
 
     def _want(self, seconds: float, text: str, check: Check) -> None:
         due = self.ledger.now + seconds + _SLACK
@@ -79,7 +82,8 @@ class Bounds(Law):
             )
         if isinstance(event, on.WorkerExited) and ledger.ends and ledger.current is not None:
             end, current = ledger.ends[-1], ledger.current
-            if end.is_failure and end.was_member and end.heard_at == ledger.now:
+            is_news, self._last_end = end is not self._last_end, end
+            if is_news and end.is_failure and end.was_member and end.heard_at == ledger.now:
                 self._want(
                     self.world.spec.settle,
                     "a worker's failure leads to nothing",
@@ -128,12 +132,14 @@ class Bounds(Law):
         self._next = min((due for due, *_ in rest), default=float("inf"))
 
     def _check_standstill(self) -> None:
-        """Enough who may be in a round, and none there is."""
+        """Enough who may be in a round, and none there is; other hosts have to find each other first."""
         world, ledger = self.world, self.ledger
+        usable = {host.name: host.slots for host in ledger.usable()}
+        if usable != self._usable:
+            self._usable, self._usable_since = usable, ledger.now
         if world.engine.phase not in AT_WORK or world.is_late:
             self._stands_since = None
             return
-        usable = {host.name: host.slots for host in ledger.usable()}
         if ledger.is_asking:
             living = list(ledger.living())
             able = sum(one.has_asked and one.slot < usable.get(one.host, 0) for one in living)
@@ -145,6 +151,6 @@ class Bounds(Law):
         elif self._stands_since is None:
             self._stands_since = ledger.now
         else:
-            most = _PATIENCE + _PROBING + 3 * _SLACK
             since = max(self._stands_since, world.asleep_until)
+            most = max(since + _PATIENCE, self._usable_since) + _PROBING + 3 * _SLACK - since
             assert ledger.now <= since + most, f"enough workers wait for {most:g} s, and no round begins"

@@ -21,6 +21,7 @@ class Commits(Law):
             return
         ledger = self.ledger
         given_up = {one.host for one in actions if isinstance(one, do.Abandon)}
+        killed = {(one.cause.host, one.cause.rank) for one in actions if isinstance(one, tell.WorkerKilled)}
         members = [ledger.workers[one.launch.seat] for one in actions if isinstance(one, do.Assign)]
         newest = max(worker.commit for worker in members)
         kept = [
@@ -30,6 +31,7 @@ class Commits(Law):
             and worker.last_round in ledger.rounds
             and (worker.host, worker.slot) not in left
             and worker.host not in given_up
+            and (worker.host, worker.rank) not in killed
         ]
         assert newest >= max(kept, default=-1), f"training goes back to commit {newest}, from {max(kept)}"
 

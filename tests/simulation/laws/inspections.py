@@ -46,15 +46,13 @@ class Inspections(Law):
             self._awaited.add((take.host, take.number))
             for worker in self._of(take):
                 self._due.setdefault(worker, self._until)
-        for stop in stops:
-            for worker in self._of(stop):
-                due = self._due.get(worker)
-                at = now + stop.steps[0].after
-                assert due is None or at <= due + _ROUNDING or now >= due, (
-                    f"{worker} is killed at {at:.2f}, not by {due:.2f}"
-                )
-        told = {worker for stop in stops for worker in self._of(stop)}
-        left = {worker for take in takes for worker in self._of(take)} - told
+        told = {worker: now + stop.steps[0].after for stop in stops for worker in self._of(stop)}
+        for worker, at in told.items():
+            due = self._due.get(worker)
+            assert due is None or at <= due + _ROUNDING or now >= due, (
+                f"{worker} is killed at {at:.2f}, not by {due:.2f}"
+            )
+        left = {worker for take in takes for worker in self._of(take)} - told.keys()
         assert not left, f"{left} are asked what they do, and not stopped"
 
     def _of(self, action: do.TakeStacks | do.Stop) -> list[Worker]:

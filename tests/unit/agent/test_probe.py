@@ -320,7 +320,12 @@ class TestAgents:
             port=port,
             key="the-target",
         )
-        assert prober.expect("probed")[0] == {"type": "probed", "target": "t", "agent": 3, "address": "127.0.0.1"}
+        assert prober.expect("probed")[0] == {
+            "type": "probed",
+            "target": "t",
+            "agent": 3,
+            "address": "127.0.0.1",
+        }
         prober.expect("probed", address="127.0.0.1")
         prober.expect("probed", address=None)
 
@@ -397,7 +402,9 @@ class TestAgents:
         prober.hello()
         before = prober.agent.num_fds()
         for _ in range(5):
-            prober.send("probe", target="t", agent=3, addresses=["127.0.0.1"] * 4, port=port, key="the-target")
+            prober.send(
+                "probe", target="t", agent=3, addresses=["127.0.0.1"] * 4, port=port, key="the-target"
+            )
             prober.expect("probed", address=None)
         assert prober.agent.num_fds() <= before
 
