@@ -21,8 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import outlived
 from benchmarks.outlived import END, PATIENCE, START, Kind, Shown, Training, Wrong
 from hvlaunch.gloo.driver.journal import JOURNAL
+from hvlaunch.jobs.directory import has_driver
 from hvlaunch.jobs.known import KnownJob, known_jobs
 from tests.cluster.machines import DriverMachine
+from tests.cluster.testhosts import wait_until
 
 MACHINE = outlived.GATE
 LEASE = 60
@@ -66,6 +68,7 @@ class Away(Training):
         self.machine.rise()
         errors = self.errors.open("ab")
         self.attached = self.machine.popen("attach", self.job.id, stdout=subprocess.DEVNULL, stderr=errors)
+        wait_until(lambda: has_driver(self.job.directory), "it is taken over", PATIENCE)
         self.shown = Shown()
         self.process = self._logs()
         self._reader = threading.Thread(target=self._read, daemon=True)

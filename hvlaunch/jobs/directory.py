@@ -108,11 +108,11 @@ class JobDirectory:
         try:
             _check_owner(path)
             found.path, found._lock = path, _locked(path)  # noqa: SLF001 (it is one of ours)
-            for part in path.glob("*.part"):
-                part.unlink()
+            (path / f"{ABOUT}{_PART}").unlink(missing_ok=True)
             found.about = {**json.loads((path / ABOUT).read_bytes()), "pid": os.getpid()}
             (path / CONTROL).unlink(missing_ok=True)
-            _write(path / ABOUT, found.about)
+            with suppress(OSError):  # a full disk is no reason to let the job end
+                _write(path / ABOUT, found.about)
         except (OSError, ValueError, TypeError) as error:
             cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise NoJobDirectory(f"{path}: {cause.lower()}") from None
@@ -135,8 +135,10 @@ class JobDirectory:
     def reserve(self) -> None:
         """Make room for how the job ends, and for a minder's lock, whatever the job does to the disk. Raises OSError."""
         os.close(os.open(self.path / MINDER, _FILE & ~os.O_EXCL, 0o600))
-        with open(self.path / f"{RESULT}{_PART}", "xb", opener=_private) as file:
-            file.write(b" " * _ROOM)
+        part = self.path / f"{RESULT}{_PART}"
+        if not part.exists():  # else a driver before us has made it
+            with open(part, "xb", opener=_private) as file:
+                file.write(b" " * _ROOM)
 
     def keep(self, result: Mapping[str, Any]) -> None:
         """The job has ended so that people may want to look at it: the directory stays. Raises OSError."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.jobs.directory import ABOUT, LOCK, MINDER, RESULT, has_driver, has_minder, take_lock
 
 __all__ = ["SUCCESSOR_LOG", "start_minder", "start_successor"]
@@ -65,10 +66,13 @@ def _start(
 
 
 def _mind(directory: Path) -> None:
-    """Until the job has ended, or its drivers have died too often."""
+    """Until the job has ended, or can't be taken over, or its drivers have died too often."""
     starts: deque[float] = deque(maxlen=_MOST_STARTS)
+    successor: subprocess.Popen[bytes] | None = None
     while True:
         _wait_for_end_of_driver(directory)
+        if successor is not None and successor.wait() == EXIT_HOSTS:
+            return
         if not (directory / ABOUT).exists() or (directory / RESULT).exists():
             return
         if len(starts) == _MOST_STARTS and time.monotonic() < starts[0] + _WITHIN:

@@ -108,9 +108,22 @@ def test_how_a_job_ended_has_room_on_a_disk_that_is_full(root, monkeypatch):
     directory.close()
 
 
+def test_a_disk_that_is_full_does_not_keep_another_driver_from_a_job(root, monkeypatch):
+    killed = JobDirectory(root, "0123456789ab", ABOUT)
+    killed.reserve()
+    os.close(killed._lock)
+    monkeypatch.setattr(os, "open", _without_new_files(os.open))
+    directory = JobDirectory.adopt(killed.path)
+    directory.reserve()
+    directory.keep({"exit_code": 3})
+    monkeypatch.undo()
+    assert json.loads((directory.path / RESULT).read_text()) == {"exit_code": 3}
+    directory.close()
+
+
 def _without_new_files(real):
     def open_known(path, flags, *rest, **options):
-        if flags & os.O_CREAT:
+        if flags & os.O_CREAT and not os.path.exists(path):  # noqa: PTH110 (it may open files by what it gets)
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(path, flags, *rest, **options)
 
