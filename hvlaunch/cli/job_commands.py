@@ -67,6 +67,8 @@ def _parser(name: str) -> Parser:
             parser.add_argument("--json", action="store_true", help="an object for each job, on its own line")
         case "attach" | "logs":
             _add_view_options(parser, name)
+        case "top":
+            _add_top_options(parser)
         case "events":
             parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
         case "stop":
@@ -95,6 +97,17 @@ def _add_view_options(parser: Parser, name: str) -> None:
     )
 
 
+def _add_top_options(parser: Parser) -> None:
+    parser.add_argument(
+        "--plain", action="store_true", help="a table, again and again, as it is where there is no textual"
+    )
+    parser.add_argument("--web", action="store_true", help="print the address of a page for a browser")
+    parser.add_argument("--bind", metavar="ADDRESS", help="serve the page at this address, by https")
+    parser.add_argument(
+        "--no-tls", action="store_true", help="with --bind: by http, which others on the network can read"
+    )
+
+
 def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
     def convert(text: str) -> Any:
         try:
@@ -117,6 +130,13 @@ def _logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
     with _what_can_be_read():
         return logs(jobs, options)
+
+
+def _top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.job_top import top  # noqa: PLC0415 (for this word alone)
+
+    with _what_can_be_read():
+        return top(jobs, options)
 
 
 @contextmanager
@@ -210,6 +230,7 @@ _ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
     "attach": _attach,
     "logs": _logs,
     "events": _events,
+    "top": _top,
     "signal": _signal,
     "stop": _stop,
     "wait": _wait,

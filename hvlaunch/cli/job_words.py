@@ -31,6 +31,11 @@ JOB_WORDS = {
             "print the output of a job, as far as it is kept",
         ),
         JobWord("events", "[JOB] [-f]", "print what has happened in a job, an object on each line"),
+        JobWord(
+            "top",
+            "[JOB] [--plain] [--web [--bind ADDRESS [--no-tls]]]",
+            "show what a job's hosts and ranks do, full screen or in a browser",
+        ),
         JobWord("signal", "SIGNAL [JOB]", "send a signal to all workers of a job"),
         JobWord("stop", "[JOB] [--kill]", "stop a job as Ctrl-C does, and wait for its end"),
         JobWord("wait", "[JOB]", "wait for a job's end; its exit code is this command's"),

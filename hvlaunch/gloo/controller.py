@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.driver.history import History
     from hvlaunch.gloo.driver.keeping import Keeping
     from hvlaunch.gloo.driver.loop import Item, Watcher
+    from hvlaunch.gloo.driver.page_door import PageDoor
     from hvlaunch.gloo.driver.past import Past
     from hvlaunch.gloo.driver.takeover import Takeover
     from hvlaunch.gloo.engine import actions as do
@@ -91,6 +92,13 @@ def take_over(
         result = _run_and_report(job, None, None, nothing.fileno(), None)
     _keep(directory, result)
     return result
+
+
+class _Outside(NamedTuple):
+    """What those who look on are served by."""
+
+    history: "History"
+    page: "PageDoor"
 
 
 class _Job(NamedTuple):
@@ -185,11 +193,11 @@ def _run(
         watchers: list[Watcher] = [] if journal is None else [journal.see]
         takeover = None if job.past is None else _takeover(job.past, ways, stored)
         wall = time.time if takeover is None else takeover.wall
-        history = (
-            None if directory is None else _serve_control(directory, server, spec, events.put, printer, wall)
+        outside = (
+            None if directory is None else _serve_control(directory, server, job, events.put, printer, wall)
         )
-        if history is not None:
-            watchers.append(history.see)
+        if outside is not None:
+            watchers.append(outside.history.see)
         if detachment is not None and spec.detach == "at start":
             watchers.append(detachment.leave_when_running)
         driver = Driver(
@@ -211,8 +219,9 @@ def _run(
         if takeover is not None:
             driver.take_over(takeover)
         result = driver.run()
-        if history is not None:
-            history.close()
+        if outside is not None:
+            outside.history.close()
+            outside.page.close()
     return result, _LastRound(driver.size, driver.output_dir)
 
 
@@ -351,13 +360,14 @@ def _keep(directory: "JobDirectory", result: JobResult) -> None:
 def _serve_control(
     directory: "JobDirectory",
     server: RendezvousServer,
-    spec: JobSpec,
+    job: _Job,
     post: Callable[[on.Event | Inquiry], None],
     printer: Printer,
     wall: Callable[[], float],
-) -> "History | None":
+) -> _Outside | None:
     """Let others of this user ask and order; what keeps all that they may ask for."""
     from hvlaunch.gloo.driver.history import History  # noqa: PLC0415 (as the directory)
+    from hvlaunch.gloo.driver.page_door import PageDoor  # noqa: PLC0415 (as the directory)
     from hvlaunch.jobs.directory import NoJobDirectory  # noqa: PLC0415 (as the directory)
 
     def make_recorder(
@@ -367,7 +377,7 @@ def _serve_control(
         from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (as above)
 
         ranks = Ranks()
-        recorder = Recorder(spec, directory.about["id"], write, ranks.of, seen_at)
+        recorder = Recorder(spec, job_id, write, ranks.of, seen_at)
 
         def see(event: on.Event, actions: "Sequence[do.Action]", now: float) -> None:
             ranks.see(actions)
@@ -375,6 +385,7 @@ def _serve_control(
 
         return see
 
+    spec, job_id = job.spec, job.keys.job_id
     try:
         listener = directory.listen()
     except NoJobDirectory:
@@ -385,10 +396,14 @@ def _serve_control(
         from hvlaunch.gloo.driver.control import Control  # noqa: PLC0415 (when somebody asks)
 
         keep_output = partial(printer.keep_output, partial(_new_store, spec, directory))
-        return Control(directory.about, history, post, keep_output)(head)
+        return Control(directory.about, history, post, keep_output, page.ask)(head)
 
+    certificate = job.keys.certificate
+    page = PageDoor(directory.path, job_id, server.serve_beside, admit, lambda: certificate.fingerprint)
     server.serve_beside(listener, admit)
-    return history
+    if job.past is not None:
+        page.reopen()
+    return _Outside(history, page)
 
 
 @contextmanager

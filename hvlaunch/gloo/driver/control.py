@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
+from hvlaunch.errors import HvlaunchError
 from hvlaunch.gloo.driver.history import History
 from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.engine import events as on
@@ -33,10 +34,15 @@ class Control:
         history: History,
         post: Callable[[on.Event | Inquiry], None],
         keep_output: Callable[[], None],
+        open_page: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     ) -> None:
-        """`keep_output` makes the job's output be kept in its directory from now on, and what was newest before."""
+        """`keep_output` makes the job's output be kept in its directory from now on, and what was newest before.
+
+        `open_page` is PageDoor.ask.
+        """
         self._about = about
         self._keep_output = keep_output
+        self._open_page = open_page
         self._history = history
         self._post = post
 
@@ -53,6 +59,7 @@ class Control:
             b"/signal": ("POST", self._signal),
             b"/stop": ("POST", self._stop),
             b"/output": ("POST", self._output),
+            b"/page": ("POST", self._page),
         }
         if path not in routes:
             return Answer(404, b"there is no such path\n")
@@ -102,6 +109,18 @@ class Control:
     def _output(self, _body: bytes) -> Answer:
         self._keep_output()
         return _done()
+
+    def _page(self, body: bytes) -> Answer:
+        with suppress(ValueError):
+            wish = json.loads(body)
+            match wish:
+                case {"bind": None | str(), "is_open": bool(), **rest} if not rest:
+                    self._keep_output()
+                    try:
+                        return Answer(200, _json(self._open_page(wish)))
+                    except HvlaunchError as error:
+                        return _bad(f"{error}\n".encode())
+        return _bad(b'the body is not {"bind": null, "is_open": false}, or with an address\n')
 
     def _stop(self, body: bytes) -> Answer:
         is_kill = _field(body, "kill", bool)

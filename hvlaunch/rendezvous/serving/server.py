@@ -17,7 +17,7 @@ from hvlaunch.rendezvous.serving.horovod import HorovodScopes
 from hvlaunch.rendezvous.serving.listeners import Listeners, listen_again
 from hvlaunch.rendezvous.serving.once import Once
 from hvlaunch.rendezvous.serving.porch import Answerer, wait_on_porch
-from hvlaunch.rendezvous.serving.side_doors import SideDoors
+from hvlaunch.rendezvous.serving.side_doors import Door, SideDoors
 from hvlaunch.rendezvous.serving.store_file import StoreFile
 from hvlaunch.rendezvous.serving.store_keeping import StoreKeeping
 from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits, plain_address
@@ -151,14 +151,14 @@ class RendezvousServer:
                 self._ring()
 
     def serve_beside(self, listener: socket.socket, admit: Callable[[Head], Answer | Route]) -> None:
-        """Serve something else to programs of this user, who come by a Unix socket; it is closed with the server.
-
-        `admit` is asked for each request, as RequestReader says. Raises RendezvousClosed.
+        """Serve something else by this socket, which is closed with the server: to programs of this user by a Unix socket,
+        to browsers by another, with the job's certificate or without. `admit` is as Door says. Raises RendezvousClosed.
         """
+        context = None if self._certificate is None else self._tls_context
         with self._lock:
             if self._closing or self._thread is None:
                 raise RendezvousClosed("the rendezvous is not running")
-            self._side_doors.add(listener, admit)
+            self._side_doors.add(listener, Door(admit, context))
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._accept_beside, listener)
             else:

@@ -43,7 +43,7 @@ class Job:
         self.server = RendezvousServer("token")
         self.server.start()
         self.kept: list[bool] = []
-        control = Control(ABOUT, self.history, self.events.put, lambda: self.kept.append(True))
+        control = Control(ABOUT, self.history, self.events.put, lambda: self.kept.append(True), dict)
         self.server.serve_beside(self.directory.listen(), control)
 
     @property

@@ -1,0 +1,180 @@
+"""What has happened to a job's rounds and hosts, and why: a time line, made of its events (docs/events.md). Pure."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from hvlaunch.console.visible import visible
+from hvlaunch.hosts.fold import fold_ranks, host_set
+
+__all__ = ["Moment", "RoundSpan", "Timeline"]
+
+Kind = Literal["job", "round", "host", "failure"]
+Record = Mapping[str, Any]
+
+_KEPT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that people may want to know of, in a few words."""
+
+    time: float
+    """Seconds since 1970."""
+    kind: Kind
+    text: str
+    host: str | None = None
+    rank: int | None = None
+    round: int | None = None
+
+
+@dataclass(slots=True)
+class RoundSpan:
+    """A round from its start to its end, or so far."""
+
+    number: int
+    begin: float
+    hosts: dict[str, int] = field(default_factory=dict)
+    """How many workers each has."""
+    end: float | None = None
+    cause: str | None = None
+    """Of its end."""
+
+
+class Timeline:
+    """Fed with a job's events in their order."""
+
+    def __init__(self) -> None:
+        self._moments: deque[Moment] = deque(maxlen=_KEPT)
+        self._rounds: deque[RoundSpan] = deque(maxlen=_KEPT)
+        self.ending: Record | None = None
+        """The job's last event."""
+
+    @property
+    def moments(self) -> list[Moment]:
+        return list(self._moments)
+
+    @property
+    def rounds(self) -> list[RoundSpan]:
+        return list(self._rounds)
+
+    def see(self, record: Record) -> None:
+        """The next event."""
+        when = datetime.fromisoformat(record["time"].replace("Z", "+00:00")).timestamp()
+        kind = record["type"]
+        number = record.get("round")
+        if kind in _BEGIN and isinstance(number, int):
+            self._begin(number, when)
+        if kind in _END:
+            self._end(when, record.get("reason") or record.get("text"))
+        if kind == "job_ended":
+            self.ending = record
+        if kind in ("workers_starting", "worker_placed"):
+            self._place(record, when)
+        if (found := _TEXTS.get(kind)) is not None and (text := found[1](record)):
+            host, rank = record.get("host"), record.get("rank")
+            self._moments.append(Moment(when, found[0], visible(text), host, rank, number))
+
+    def _begin(self, number: int, when: float) -> None:
+        if not self._rounds or self._rounds[-1].number < number:
+            self._end(when, None)
+            self._rounds.append(RoundSpan(number, when))
+
+    def _end(self, when: float, cause: str | None) -> None:
+        if self._rounds and self._rounds[-1].end is None:
+            self._rounds[-1].end = when
+            self._rounds[-1].cause = None if cause is None else visible(cause)
+
+    def _place(self, record: Record, when: float) -> None:
+        self._begin(record["round"], when)
+        last = self._rounds[-1]
+        if last.number == record["round"]:
+            count = len(record["ranks"]) if "ranks" in record else 1
+            last.hosts[record["host"]] = last.hosts.get(record["host"], 0) + count
+
+
+def _because(record: Record) -> str:
+    reason = record.get("reason")
+    return f": {reason}" if reason else ""
+
+
+def _round(record: Record) -> str:
+    hosts = record.get("hosts") or ()
+    where = f" on {host_set(hosts)}" if hosts else ""
+    return f"round {record['round']} begins: {_count(record['workers'], 'worker')}{where}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _exit(record: Record) -> str:
+    """Empty for a good end."""
+    if record.get("code") == 0:
+        return ""
+    how = f"signal {record['signal']}" if record.get("signal") else f"exit code {record.get('code')}"
+    killer = ", killed for want of memory" if record.get("oom_killed") else ""
+    return f"{_rank(record)} ended with {how}{killer}"
+
+
+def _rank(record: Record) -> str:
+    rank = record.get("rank")
+    who = "a worker" if rank is None else fold_ranks([rank])
+    return f"{who} on {record['host']}" if record.get("host") else who
+
+
+def _host(what: str) -> Callable[[Record], str]:
+    def text(record: Record) -> str:
+        cause = record.get("cause")
+        return f"{record['host']} {what}{f': {cause}' if isinstance(cause, str) else _because(record)}"
+
+    return text
+
+
+def _text(record: Record) -> str:
+    return str(record.get("text") or record["type"].replace("_", " "))
+
+
+def _end_of_job(record: Record) -> str:
+    error = f": {record['cause']}" if record.get("cause") else ""
+    return f"the job has ended with exit code {record['exit_code']}{error}"
+
+
+def _not_started(record: Record) -> str:
+    return f"{_rank(record)} can't be started: {record.get('cause')}"
+
+
+_BEGIN = ("round_starting", "round_formed")
+_END = ("round_broken", "round_changing", "round_ending", "job_ending", "job_ended", "interrupting")
+_TEXTS: Mapping[str, tuple[Kind, Callable[[Record], str]]] = {
+    "round_starting": ("round", _round),
+    "round_formed": ("round", _round),
+    "round_broken": ("failure", lambda record: f"round {record['round']} is broken{_because(record)}"),
+    "round_changing": ("round", lambda record: f"round {record['round']} changes{_because(record)}"),
+    "round_ending": ("failure", lambda record: f"round {record['round']} ends{_because(record)}"),
+    "worker_exited": ("failure", _exit),
+    "worker_not_started": ("failure", _not_started),
+    "worker_killed": ("failure", _text),
+    "worker_start_failed": ("failure", _text),
+    "host_ready": ("host", lambda record: f"{record['host']} is ready"),
+    "host_failed": ("failure", _host("did not get ready")),
+    "host_not_usable": ("failure", _host("can't be used")),
+    "host_skipped": ("failure", _host("is skipped")),
+    "host_lost": ("failure", _host("is lost")),
+    "host_lost_at_end": ("failure", _host("is lost")),
+    "host_parting": ("host", _host("leaves")),
+    "host_away": ("host", _host("has lost its connection")),
+    "host_back": ("host", lambda record: f"{record['host']} is back after {record['seconds']:.1f} s"),
+    "host_excluded": ("failure", _text),
+    "slots_lacking": ("host", _text),
+    "pool_empty": ("host", _text),
+    "interrupted": ("job", lambda record: f"signal {record['signal']}"),
+    "interrupting": ("job", _text),
+    "beginning_again": ("round", _text),
+    "job_hangs": ("failure", _text),
+    "job_ending": ("job", lambda record: f"the job ends{_because(record)}"),
+    "job_ended": ("job", _end_of_job),
+}
+"""What is told of which event. An event that is not here is none for the time line."""

@@ -1,0 +1,216 @@
+"""The view of a job, of what its driver, its hosts and its workers tell."""
+
+import pytest
+
+from hvlaunch.console.stored import Stored
+from hvlaunch.view.figures import bar, size, steps
+from hvlaunch.view.model import Model, as_json
+from hvlaunch.view.rows import Progress, slowest_rank
+from hvlaunch.view.strip import strip
+from hvlaunch.view.table import plain
+
+
+def worker(rank, host="a", state="working", **more):
+    return {
+        "rank": rank,
+        "local_rank": 0,
+        "host": host,
+        "slot": 0,
+        "start": 0,
+        "round": 0,
+        "state": state,
+        **more,
+    }
+
+
+def host(name, state="ready", *, is_excluded=False):
+    return {"host": name, "state": state, "is_listed": True, "is_excluded": is_excluded}
+
+
+def job(workers, hosts):
+    state = {"number": 0, "size": len(workers), "state": "running", "elapsed": 1.0, "ended": []}
+    about = {"id": "0123456789ab", "name": "demo", "command": ["train"], "began": 1000.0, "pid": 1}
+    return {**about, "phase": "running", "round": state, "workers": workers, "hosts": hosts}
+
+
+def sample(name, workers=(), gpus=()):
+    return {
+        "host": name, "time": 1.0, "cores": 8, "cpu": 2.0, "load": 1.0, "memory_used": 4 << 30, "memory_total": 16 << 30,
+        "network_in": 0.0, "network_out": 0.0, "disk_read": 0.0, "disk_write": 0.0, "free": {}, "workers": list(workers),
+        "gpus": list(gpus), "problems": [],
+    }  # fmt: skip
+
+
+def worker_sample(rank, state="R", gpus=(), last_output=0.5):
+    return {
+        "rank": rank, "pid": 100 + rank, "processes": 1, "cpu": 0.5, "cpu_time": 3.0, "memory": 1 << 30, "state": state,
+        "threads": 1, "waits_in": None, "io": 0, "last_output": last_output, "gpus": list(gpus),
+    }  # fmt: skip
+
+
+def gpu(index, utilization):
+    return {"index": index, "utilization": utilization, "memory_used": 2 << 30, "memory_total": 8 << 30}
+
+
+def shown(workers, hosts, samples=(), model=None, now=1010.0):
+    return (model or Model()).view(job(workers, hosts), samples, now)
+
+
+def test_a_host_has_its_ranks_with_what_they_use():
+    gpus = [gpu(0, 0.25), gpu(1, 0.75)]
+    samples = [sample("a", [worker_sample(0, gpus=[1]), worker_sample(1)], gpus)]
+    (row,) = shown([worker(0), worker(1)], [host("a")], samples).hosts
+    assert (row.cpu, row.cores, row.gpu, row.gpu_memory_used) == (2.0, 8, 0.5, 4 << 30)
+    first, second = row.ranks
+    assert (first.pid, first.cpu, first.memory, first.gpu, first.gpu_memory) == (
+        100,
+        0.5,
+        1 << 30,
+        0.75,
+        2 << 30,
+    )
+    assert (second.pid, second.gpu) == (101, None)
+
+
+def test_without_samples_the_states_are_shown_all_the_same():
+    view = shown([worker(0), worker(1, "b")], [host("a"), host("b")])
+    assert not view.is_sampled
+    assert [(row.host, row.cpu, [one.cpu for one in row.ranks]) for row in view.hosts] == [
+        ("a", None, [None]),
+        ("b", None, [None]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workers", "hosts", "samples", "first_host", "first_rank"),
+    [
+        ([worker(0), worker(1, "b", "hanging")], [host("a"), host("b")], [], "b", 1),
+        ([worker(0), worker(1, state="starting")], [host("a")], [], "a", 1),
+        ([worker(0), worker(1, "b")], [host("a"), host("b", "parting")], [], "b", 1),
+        ([worker(0), worker(1)], [host("a")], [sample("a", [worker_sample(0), worker_sample(1, "T")])], "a", 1),
+        ([worker(0, progress={"step": 5}), worker(1, "b", progress={"step": 4})], [host("a"), host("b")], [], "b", 1),
+    ],
+    ids=["hanging", "starting", "host leaves", "stopped", "behind"],
+)  # fmt: skip
+def test_the_worst_comes_first(workers, hosts, samples, first_host, first_rank):
+    view = shown(workers, hosts, samples)
+    assert (view.hosts[0].host, view.hosts[0].ranks[0].rank) == (first_host, first_rank)
+
+
+def test_hosts_that_the_job_does_not_use_are_left_out():
+    gone = {**host("b", "none"), "is_listed": False}
+    assert [row.host for row in shown([worker(0)], [host("a"), gone]).hosts] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "rank"),
+    [
+        ({0: Progress(5), 1: Progress(4), 2: Progress(5)}, 1),
+        ({0: Progress(5, rate=1.0), 1: Progress(5, rate=1.0), 2: Progress(5, rate=0.5)}, 2),
+        ({0: Progress(5, rate=1.0), 1: Progress(5, rate=0.95)}, None),
+        ({0: Progress(5), 1: Progress(5)}, None),
+        ({0: Progress(5)}, None),
+        ({}, None),
+    ],
+)
+def test_the_slowest_rank(progress, rank):
+    assert slowest_rank(progress) == rank
+
+
+def test_a_rate_is_of_the_last_two_steps_that_were_told():
+    model = Model()
+    for now, step in [(10.0, 4), (12.0, 8), (13.0, 8)]:
+        view = shown([worker(0, progress={"step": step, "total": 20})], [host("a")], model=model, now=now)
+    (row,) = view.ranks
+    assert (row.step, row.total, row.rate) == (8, 20, 2.0)
+
+
+def test_the_last_lines_are_without_what_a_terminal_would_obey():
+    model = Model()
+    model.hear(
+        [Stored(1.0, "stdout", b"first\n\x1b[31msecond\x1b[0m \x07\n", 0), Stored(1.0, "said", b"no rank's")]
+    )
+    (row,) = shown([worker(0)], [host("a")], model=model).ranks
+    assert (row.line, row.printed) == (r"second \x07", 24)
+
+
+def test_a_view_is_data():
+    view = as_json(shown([worker(0)], [host("a")], [sample("a", [worker_sample(0)])]))
+    assert view["hosts"][0]["ranks"][0]["pid"] == 100
+    assert (view["id"], view["ending"], view["round"]) == ("0123456789ab", None, 0)
+
+
+def test_the_end_is_shown_with_the_last_lines_of_the_rank_that_is_named():
+    model = Model()
+    model.hear([Stored(1.0, "stderr", b"Traceback\nValueError: x\n", 1)])
+    end = {
+        "time": "2026-11-22T10:00:00.000Z",
+        "type": "job_ended",
+        "exit_code": 1,
+        "rank": 1,
+        "host": "a",
+        "cause": "exit code 1",
+    }
+    model.see([end])
+    view = shown([worker(1)], [host("a")], model=model)
+    assert view.phase == "ended"
+    assert view.ending is not None
+    assert (view.ending.exit_code, view.ending.rank, view.ending.lines) == (
+        1,
+        1,
+        ("Traceback", "ValueError: x"),
+    )
+
+
+def test_a_plain_table_has_the_columns_that_are_known():
+    view = shown([worker(0), worker(1)], [host("a")])
+    text = plain(view, 80)
+    assert "job 0123456789ab (demo): running, round 0 running, 2 of 2 workers on 1 host," in text
+    assert "HOST  RANK  STATE" in text
+    assert "CPU" not in text
+    assert "CPU" in plain(shown([worker(0)], [host("a")], [sample("a", [worker_sample(0)])]), 200)
+
+
+def test_of_a_thousand_ranks_hosts_are_shown_and_the_worst_ranks():
+    workers = [worker(rank, f"h{rank // 8}", "hanging" if rank == 777 else "working") for rank in range(1000)]
+    text = plain(shown(workers, [host(f"h{number}") for number in range(125)]), 120)
+    lines = text.splitlines()
+    assert lines[3].startswith("h97")
+    assert "1 hanging, 7 working" in lines[3]
+    assert [line.split()[:3] for line in lines if line.startswith("h97 ")][-1] == ["h97", "777", "hanging"]
+    assert len(lines) < 150
+    assert max(map(len, lines)) <= 120
+
+
+def test_rounds_and_failures_in_one_line():
+    model = Model()
+    stamp = "1970-01-01T00:{}:00.000Z".format
+    model.see(
+        [
+            {"type": "round_starting", "time": stamp("17"), "round": 0, "workers": 1, "hosts": ["a"]},
+            {"type": "round_broken", "time": stamp("18"), "round": 0, "reason": "rank 0 failed"},
+            {"type": "round_starting", "time": stamp("19"), "round": 1, "workers": 1, "hosts": ["a"]},
+        ]
+    )
+    assert strip(shown([worker(0)], [host("a")], model=model, now=1000 + 200), 20) == "--000000x-----111111"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (None, "-"),
+        (0, "0B"),
+        (999, "999B"),
+        (1000, "1.0K"),
+        (5 << 20, "5.0M"),
+        (123 << 30, "123G"),
+        (1 << 50, "1.0P"),
+    ],
+)
+def test_a_size_in_few_letters(count, text):
+    assert size(count) == text
+
+
+def test_other_figures():
+    assert [steps(None, None, None), steps(3, None, None), steps(3, 10, 2.5)] == ["-", "3", "3/10 2.5/s"]
+    assert [bar(0.5, 4), bar(2.0, 2), bar(0.0625, 2)] == ["██  ", "██", "▏ "]
