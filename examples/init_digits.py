@@ -33,7 +33,7 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
     """Each rank tests every size-th image; the counts are added up."""
     images, labels = test[hvt.rank() :: hvt.size()]
     right = model(images.to(hvt.device())).argmax(dim=1).cpu() == labels
-    counts = hvt.allreduce(torch.tensor([int(right.sum()), len(labels)]), torch.distributed.ReduceOp.SUM)
+    counts = hvt.allreduce(torch.tensor([int(right.sum()), len(labels)]), op=hvt.Sum)
     return counts[0].item() / counts[1].item()
 
 

@@ -1,15 +1,22 @@
 """What a training script imports: `import hvlaunch.torch as hvt; hvt.init()`. docs/torch.md is the guide.
 
-With it torch knows `init_method="hvlaunch://"`.
+The names are Horovod's, so that its scripts go on with `import hvlaunch.torch as hvd`. With this torch knows `init_method="hvlaunch://"`.
 """
 
+from torch.nn import SyncBatchNorm
+
+from hvlaunch.torch import elastic
 from hvlaunch.torch.collectives import (
-    allgather_object,
-    allreduce,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
+    allgather_async,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    barrier,
+    broadcast_async,
+    broadcast_async_,
+    reducescatter_async,
 )
+from hvlaunch.torch.compression import Compression
 from hvlaunch.torch.current import (
     cross_group,
     cross_rank,
@@ -24,14 +31,63 @@ from hvlaunch.torch.current import (
     shutdown,
     size,
 )
+from hvlaunch.torch.differentiable import (
+    allgather,
+    allreduce,
+    allreduce_,
+    alltoall,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    reducescatter,
+)
+from hvlaunch.torch.elastic.interruptions import HorovodInternalError
+from hvlaunch.torch.handles import poll, synchronize
 from hvlaunch.torch.http_store import HTTPStore
+from hvlaunch.torch.optimizer import DistributedOptimizer
+from hvlaunch.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from hvlaunch.torch.reduction import Average, Max, Min, Product, Sum
 from hvlaunch.torch.scheme import register
+from hvlaunch.torch.sharing import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 from hvlaunch.torch.stack_signal import answer_stack_signal
 
 __all__ = [
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
     "HTTPStore",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "SyncBatchNorm",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
     "allgather_object",
     "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
@@ -39,14 +95,27 @@ __all__ = [
     "cross_rank",
     "cross_size",
     "device",
+    "elastic",
+    "global_process_set",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
     "init",
     "is_initialized",
     "local_group",
     "local_rank",
     "local_size",
+    "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
     "shutdown",
     "size",
+    "synchronize",
 ]
 
 register()

@@ -1,106 +1,237 @@
-"""What scripts do with a group beside training in it: reduce a number, give all ranks the same start."""
+"""Collectives on tensors, by Horovod's names. Each is begun by a function that ends with `_async`, whose handle has the result.
+
+As everywhere in torch, all workers begin the same collectives in the same order; names are taken, and not needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import distributed as dist
-from torch import nn
 
 from hvlaunch.torch.current import world
-from hvlaunch.torch.skeleton import TensorSpec, join, split
+from hvlaunch.torch.handles import Handle
+from hvlaunch.torch.process_sets import ProcessSet, global_process_set
+from hvlaunch.torch.reduction import Average, Op, Sum, carried, chosen, divided, scaled
 
 __all__ = [
-    "allgather_object",
-    "allreduce",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
+    "allgather_async",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall_async",
+    "barrier",
+    "broadcast_async",
+    "broadcast_async_",
+    "reducescatter_async",
 ]
 
-T = TypeVar("T")
 
-_AVG = dist.ReduceOp.AVG
-_FLIGHT = 64
-"""Broadcasts on their way at once."""
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[torch.Tensor]:
+    """Begin: a new tensor, the average of all workers' or the result of `op`; each is multiplied by the factors before and after.
 
-
-def allreduce(
-    tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = _AVG, group: dist.ProcessGroup | None = None
-) -> torch.Tensor:
-    """A new tensor: the average over all ranks, or the result of op (a torch.distributed.ReduceOp). Collective.
-
-    The tensor itself is not changed. group is a group of torch; the default is all workers. Gloo has no average, so it
-    is the sum divided by the size; the average of integers is rounded down.
+    Averages of integers are cut off. Raises NotInitialized, and ValueError for a set that this worker is not in.
     """
-    result = tensor.detach().to(world().carrier, copy=True).contiguous()
-    dist.all_reduce(result, dist.ReduceOp.SUM if op == _AVG else op, group=group)
-    if op == _AVG:
-        whole = None if result.is_floating_point() or result.is_complex() else "floor"
-        result = torch.div(result, dist.get_world_size(group), rounding_mode=whole)
-    return result.to(tensor.device)
+    del name
+    return _reduced(tensor, None, chosen(op, average), (prescale_factor, postscale_factor), process_set)
 
 
-def broadcast_object(obj: T, root_rank: int = 0, group: dist.ProcessGroup | None = None) -> T:
-    """The root's object (root is a global rank), on every rank. Collective. Pickled: only for workers that trust each other."""
-    held = [obj]
-    dist.broadcast_object_list(held, root_rank, group=group, device=world().carrier)
-    return held[0]
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[torch.Tensor]:
+    """As allreduce_async(), and the tensor itself gets the result."""
+    del name
+    return _reduced(tensor, tensor, chosen(op, average), (prescale_factor, postscale_factor), process_set)
 
 
-def allgather_object(obj: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The objects of all ranks, in order of rank. Collective. Pickled, as by broadcast_object."""
-    world()
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, obj, group=group)
+def _reduced(
+    tensor: torch.Tensor,
+    target: torch.Tensor | None,
+    op: Op,
+    factors: tuple[float, float],
+    process_set: ProcessSet,
+) -> Handle[torch.Tensor]:
+    result = scaled(carried(tensor, world().carrier), factors[0])
+    work = dist.all_reduce(result, Sum if op == Average else op, process_set.group, async_op=True)
+
+    def finish() -> torch.Tensor:
+        reduced = divided(result, process_set.size()) if op == Average else result
+        return _home(scaled(reduced, factors[1]), tensor, target)
+
+    return Handle([work], finish)
+
+
+def _home(result: torch.Tensor, like: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
+    """On the device, and of the type, of what was given; in the target, if there is one."""
+    if target is None:
+        return result.to(like.device, like.dtype)
+    with torch.no_grad():
+        target.copy_(result)
+    return target
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle[torch.Tensor]:
+    """Begin: the tensors of all workers behind each other, in order of rank. Their first dimensions may differ.
+
+    Raises ValueError where the others do.
+    """
+    del name
+    rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
+    mine = carried(rows, world().carrier)
+    shapes = _shapes(rows, process_set)
+    if len({shape[1:] for shape in shapes}) > 1:
+        raise ValueError(
+            f"allgather: all dimensions but the first must be alike, and are {sorted(set(shapes))}"
+        )
+    longest = max(shape[0] for shape in shapes)
+    padded = mine
+    if mine.shape[0] < longest:
+        padded = mine.new_zeros((longest, *mine.shape[1:]))
+        padded[: mine.shape[0]] = mine
+    found = [torch.empty_like(padded) for _ in shapes]
+    work = dist.all_gather(found, padded, process_set.group, async_op=True)
+
+    def finish() -> torch.Tensor:
+        parts = [part[: shape[0]] for part, shape in zip(found, shapes, strict=True)]
+        return torch.cat(parts).to(tensor.device, tensor.dtype)
+
+    return Handle([work], finish)
+
+
+def _shapes(tensor: torch.Tensor, process_set: ProcessSet) -> list[tuple[int, ...]]:
+    """Those of all workers, in order of rank. Collective. Raises ValueError where their lengths differ."""
+    count = torch.tensor([tensor.dim()], device=world().carrier)
+    counts = _all(count, process_set)
+    if len({int(one) for one in counts}) > 1:
+        raise ValueError(
+            f"tensors of {sorted({int(one) for one in counts})} dimensions can't be put together"
+        )
+    shape = torch.tensor(tensor.shape, dtype=torch.int64, device=world().carrier)
+    return [tuple(one.tolist()) for one in _all(shape, process_set)]
+
+
+def _all(tensor: torch.Tensor, process_set: ProcessSet) -> list[torch.Tensor]:
+    found = [torch.empty_like(tensor) for _ in range(process_set.size())]
+    dist.all_gather(found, tensor, process_set.group)
     return found
 
 
-def broadcast_parameters(
-    model: nn.Module | Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0
-) -> None:
-    """Give all ranks the root's parameters and buffers, in place. Collective.
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[torch.Tensor]:
+    """Begin: a new tensor, that of the root (a global rank)."""
+    del name
+    return _broadcast(tensor, None, root_rank, process_set)
 
-    model: a module, a state_dict, or the result of named_parameters(); the same on all ranks except for the values.
-    DistributedDataParallel does this by itself.
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[torch.Tensor]:
+    """As broadcast_async(), and the tensor itself gets the result."""
+    del name
+    return _broadcast(tensor, tensor, root_rank, process_set)
+
+
+def _broadcast(
+    tensor: torch.Tensor, target: torch.Tensor | None, root_rank: int, process_set: ProcessSet
+) -> Handle[torch.Tensor]:
+    result = carried(tensor, world().carrier)
+    work = dist.broadcast(result, root_rank, process_set.group, async_op=True)
+    return Handle([work], lambda: _home(result, tensor, target))
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
+    """Begin: what all workers have for this one, in order of rank; and how many rows are from each.
+
+    `splits` is how many rows go to each worker; without it all get as many. Raises ValueError where they are not those of the tensor.
     """
-    _broadcast(_tensors_of(model), root_rank)
-
-
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Give all ranks the root's optimizer state, with learning rates and other settings. Collective.
-
-    The other ranks' optimizers may be new: they need not have made a step.
-    """
-    is_root = world().place.rank == root_rank
-    skeleton, tensors = split(optimizer.state_dict() if is_root else None)
-    skeleton, specs = broadcast_object((skeleton, [TensorSpec.of(tensor) for tensor in tensors]), root_rank)
-    if not is_root:
-        tensors = [spec.empty() for spec in specs]
-    _broadcast(tensors, root_rank)
-    if not is_root:
-        optimizer.load_state_dict(join(skeleton, tensors))
-
-
-def _tensors_of(
-    model: nn.Module | Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]],
-) -> list[torch.Tensor]:
-    if isinstance(model, nn.Module):
-        return [*model.parameters(), *model.buffers()]
-    named = model.items() if isinstance(model, Mapping) else model
-    return [tensor for _, tensor in named if isinstance(tensor, torch.Tensor)]
-
-
-def _broadcast(tensors: list[torch.Tensor], root_rank: int) -> None:
-    """Several at once, so that many small ones cost little more than one."""
+    del name
+    size = process_set.size()
+    sent = _splits(tensor, splits, size)
     carrier = world().carrier
-    for begin in range(0, len(tensors), _FLIGHT):
-        targets = [tensor.detach() for tensor in tensors[begin : begin + _FLIGHT]]
-        carried = [target.to(carrier).contiguous() for target in targets]
-        for work in [dist.broadcast(tensor, root_rank, async_op=True) for tensor in carried]:
-            work.wait()
-        for target, tensor in zip(targets, carried, strict=True):
-            if tensor.data_ptr() != target.data_ptr():
-                target.copy_(tensor)
+    counts = torch.tensor(sent, dtype=torch.int64, device=carrier)
+    received = torch.empty_like(counts)
+    dist.all_to_all_single(received, counts, group=process_set.group)
+    rows = received.tolist()
+    mine = carried(tensor, carrier)
+    result = mine.new_empty((sum(rows), *mine.shape[1:]))
+    work = dist.all_to_all_single(result, mine, rows, sent, process_set.group, async_op=True)
+    return Handle(
+        [work], lambda: (result.to(tensor.device, tensor.dtype), received.to(tensor.device, torch.int32))
+    )
+
+
+def _splits(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None, size: int) -> list[int]:
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if splits is None:
+        if rows % size:
+            raise ValueError(f"alltoall: {rows} rows can't be divided among {size} workers: give splits")
+        return [rows // size] * size
+    sent = [int(count) for count in (splits.tolist() if isinstance(splits, torch.Tensor) else splits)]
+    if len(sent) != size or sum(sent) != rows or min(sent) < 0:
+        raise ValueError(f"alltoall: splits {sent} are not {size} numbers whose sum is {rows}")
+    return sent
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Op = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle[torch.Tensor]:
+    """Begin: this worker's rows of the average of all, or of their sum. The first ranks have one row more where there is a rest.
+
+    Raises ValueError for another operator, and for a tensor without rows.
+    """
+    del name
+    if op not in (Average, Sum):
+        raise ValueError("reducescatter: op is Average or Sum")
+    if not tensor.dim():
+        raise ValueError("reducescatter: a tensor of no dimensions has no rows")
+    whole = _reduced(tensor, None, op, (prescale_factor, postscale_factor), process_set)
+    begin, end = rows_of(tensor.shape[0], process_set)
+    return whole.then(lambda result: result[begin:end].clone())
+
+
+def rows_of(rows: int, process_set: ProcessSet) -> tuple[int, int]:
+    """The first of this worker's rows, and the one behind its last."""
+    each, more = divmod(rows, process_set.size())
+    rank = process_set.rank()
+    begin = rank * each + min(rank, more)
+    return begin, begin + each + (rank < more)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until all workers have come here. Collective."""
+    carrier = world().carrier
+    ids = None if carrier.index is None else [carrier.index]
+    dist.barrier(process_set.group, device_ids=ids)

@@ -63,13 +63,11 @@ def collectives(rank):
     """Everything once; whether it was right is judged by each rank."""
     tensor = torch.tensor([float(rank), 1.0])
     assert hvt.allreduce(tensor).tolist() == [2.0, 1.0]
-    assert hvt.allreduce(tensor, dist.ReduceOp.SUM).tolist() == [10.0, 5.0]
+    assert hvt.allreduce(tensor, op=hvt.Sum).tolist() == [10.0, 5.0]
     assert hvt.allreduce(torch.tensor([rank + 1])).tolist() == [3]
-    assert hvt.allreduce(torch.tensor([rank]), dist.ReduceOp.MAX, group=hvt.local_group()).item() in (1, 4)
     assert tensor.tolist() == [rank, 1.0]
     assert hvt.broadcast_object({"from": rank}, root_rank=3) == {"from": 3}
     assert hvt.allgather_object(rank) == [0, 1, 2, 3, 4]
-    assert hvt.allgather_object(rank, group=hvt.local_group()) == ([0, 1] if rank < 2 else [2, 3, 4])
 
 
 def models(rank):

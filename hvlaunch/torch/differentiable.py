@@ -1,0 +1,302 @@
+"""The collectives as functions that gradients flow through, by Horovod's names; what is begun here is waited for.
+
+A gradient is the average over the workers, as the gradients of a loss that all of them average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import torch
+
+from hvlaunch.torch import collectives
+from hvlaunch.torch.compression import Compression, Compressor
+from hvlaunch.torch.handles import Handle, together
+from hvlaunch.torch.process_sets import ProcessSet, global_process_set
+from hvlaunch.torch.reduction import Average, Op, Sum, chosen
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "allreduce_",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
+
+def _apply(function: type[torch.autograd.Function], *words: Any) -> Any:
+    return function.apply(*words)
+
+
+class _Allreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
+        ctx.how = op, factors, process_set = how
+        before, after = factors
+        return collectives.allreduce_async(tensor, None, None, op, before, after, process_set).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        op, factors, process_set = ctx.how
+        return _apply(_Allreduce, gradients[0], op, factors, process_set), None, None, None
+
+
+class _Allgather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
+        ctx.shape, ctx.process_set = tensor.shape, process_set
+        return collectives.allgather_async(tensor, None, process_set).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        process_set: ProcessSet = ctx.process_set
+        rows = ctx.shape[0] if ctx.shape else 1
+        before = collectives.allgather_async(torch.tensor([rows]), None, process_set).wait()
+        begin = int(before[: process_set.rank()].sum())
+        mean = allreduce(gradients[0], process_set=process_set)
+        return mean[begin : begin + rows].reshape(ctx.shape), None
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root_rank: int, process_set: ProcessSet) -> torch.Tensor:
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        return collectives.broadcast_async(tensor, root_rank, None, process_set).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        process_set: ProcessSet = ctx.process_set
+        mean = allreduce(gradients[0], process_set=process_set)
+        is_root = process_set.ranks[process_set.rank()] == ctx.root_rank
+        return mean if is_root else torch.zeros_like(mean), None, None
+
+
+class _Alltoall(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, splits: Any, process_set: ProcessSet
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        result, received = collectives.alltoall_async(tensor, splits, None, process_set).wait()
+        ctx.received, ctx.process_set = received, process_set
+        ctx.mark_non_differentiable(received)
+        return result, received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        result, _ = _apply(_Alltoall, gradients[0], ctx.received, ctx.process_set)
+        return result, None, None
+
+
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
+        ctx.how = op, factors, process_set = how
+        before, after = factors
+        return collectives.reducescatter_async(tensor, None, op, process_set, before, after).wait()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        op, factors, process_set = ctx.how
+        size = process_set.size() if op == Sum else 1
+        gradient = gradients[0] * (size * factors[0] * factors[1])
+        return _apply(_Allgather, gradient, process_set), None, None, None
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """A new tensor: the average of all workers', or the result of `op` (Average, Sum, Min, Max, Product). Collective.
+
+    tensor: of any shape, the same on all workers; averages of integers are cut off. Raises NotInitialized.
+    """
+    del name
+    small, dtype = compression.compress(tensor)
+    factors = prescale_factor, postscale_factor
+    result: torch.Tensor = _apply(_Allreduce, small, chosen(op, average), factors, process_set)
+    return compression.decompress(result, dtype)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """As allreduce(), and the tensor itself gets the result; no gradients flow. Collective."""
+    how = (average, name, op, prescale_factor, postscale_factor, process_set)
+    return collectives.allreduce_async_(tensor, *how).wait()
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[torch.Tensor]]:
+    """Begin allreduce() of several at once."""
+    how = (average, name, op, prescale_factor, postscale_factor, process_set)
+    return together([collectives.allreduce_async(tensor, *how) for tensor in tensors])
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle[list[torch.Tensor]]:
+    """As grouped_allreduce_async(), and the tensors themselves get the results."""
+    how = (average, name, op, prescale_factor, postscale_factor, process_set)
+    return together([collectives.allreduce_async_(tensor, *how) for tensor in tensors])
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """allreduce() of each. Collective."""
+    how = (average, name, compression, op, prescale_factor, postscale_factor, process_set)
+    return [allreduce(tensor, *how) for tensor in tensors]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """allreduce_() of each, all at once. Collective."""
+    how = (average, name, op, prescale_factor, postscale_factor, process_set)
+    return grouped_allreduce_async_(tensors, *how).wait()
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The tensors of all workers behind each other, in order of rank; their first dimensions may differ. Collective."""
+    del name
+    result: torch.Tensor = _apply(_Allgather, tensor, process_set)
+    return result
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """allgather() of each. Collective."""
+    return [allgather(tensor, name, process_set) for tensor in tensors]
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """A new tensor: that of the root (a global rank). Collective."""
+    del name
+    result: torch.Tensor = _apply(_Broadcast, tensor, root_rank, process_set)
+    return result
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """As broadcast(), and the tensor itself gets the result; no gradients flow. Collective."""
+    return collectives.broadcast_async_(tensor, root_rank, name, process_set).wait()
+
+
+@overload
+def alltoall(
+    tensor: torch.Tensor,
+    splits: None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor: ...
+
+
+@overload
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """What all workers have for this one, in order of rank; with `splits` (rows for each), also the rows from each. Collective."""
+    del name
+    result, received = _apply(_Alltoall, tensor, splits, process_set)
+    return result if splits is None else (result, received)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """The worker's rows of the average of all, or of their sum. Collective."""
+    del name
+    small, dtype = compression.compress(tensor)
+    factors = prescale_factor, postscale_factor
+    result: torch.Tensor = _apply(_Reducescatter, small, op, factors, process_set)
+    return compression.decompress(result, dtype)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """reducescatter() of each. Collective."""
+    how = (name, compression, op, process_set, prescale_factor, postscale_factor)
+    return [reducescatter(tensor, *how) for tensor in tensors]

@@ -1,0 +1,48 @@
+"""Operators of reductions, and how each is made of what torch's backends can do."""
+
+from __future__ import annotations
+
+import torch
+from torch import distributed as dist
+
+__all__ = ["Average", "Max", "Min", "Op", "Product", "Sum", "carried", "chosen", "divided", "scaled"]
+
+Op = dist.ReduceOp.RedOpType
+
+Average = dist.ReduceOp.AVG
+Sum = dist.ReduceOp.SUM
+Min = dist.ReduceOp.MIN
+Max = dist.ReduceOp.MAX
+Product = dist.ReduceOp.PRODUCT
+
+_WIDER = {torch.int16: torch.int32, torch.bool: torch.uint8}
+"""Gloo and NCCL take none of these."""
+
+
+def chosen(op: Op | None, average: bool | None) -> Op:
+    """The operator, by its older name too. Raises ValueError where both are given."""
+    if op is not None and average is not None:
+        raise ValueError("either op or average can be given, not both")
+    if op is not None:
+        return op
+    return Sum if average is False else Average
+
+
+def carried(tensor: torch.Tensor, carrier: torch.device) -> torch.Tensor:
+    """A copy of it on the backend's device, of a type that the backend takes."""
+    return tensor.detach().to(carrier, _WIDER.get(tensor.dtype, tensor.dtype), copy=True).contiguous()
+
+
+def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """The tensor, times the factor; integers are cut off."""
+    if factor == 1.0:
+        return tensor
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.mul_(factor)
+    return (tensor.double() * factor).to(tensor.dtype)
+
+
+def divided(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """A sum of so many, as their average; integers are cut off."""
+    whole = None if tensor.is_floating_point() or tensor.is_complex() else "trunc"
+    return torch.div(tensor, size, rounding_mode=whole)
