@@ -42,12 +42,14 @@ class Silence(Law):
         return silent > (self._timeout if hangs else self._most)
 
     def _looks_so(self, worker: Worker) -> bool:
-        """Its beats got lost, and others were heard, or there are none."""
+        """Its beats got lost, and others were heard, or there are none; or nobody was for twice the time."""
         others = [
             one.beat_at for one in self.ledger.living() if one.beat_at is not None and one is not worker
         ]
-        were_heard = bool(others) and max(others) - (worker.beat_at or 0.0) >= self._timeout / 2
-        return self.ledger.now < self.world.beats_from + 3 * self._timeout and (were_heard or not others)
+        now, since = self.ledger.now, worker.beat_at or 0.0
+        were_heard = bool(others) and max(others) - since >= self._timeout / 2
+        is_long = now - since > 2 * self._timeout
+        return now < self.world.beats_from + 3 * self._timeout and (were_heard or not others or is_long)
 
     def after(self) -> None:
         world, now = self.world, self.ledger.now
