@@ -5,7 +5,7 @@ gloo's driver and engine that speak with them: so output, signals, ends, reports
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -40,6 +40,7 @@ __all__ = ["run"]
 
 _LOOPBACK = "127.0.0.1"
 _END_PATIENCE = 10.0  # seconds for the launcher to notice that its processes have ended
+_LOST_PATIENCE = 2.0  # ... where it may wait in vain for those of a host that is out of reach
 
 
 def run(
@@ -114,8 +115,9 @@ def _ways(
             **command.env,
         }
         process = LauncherProcess(command, env, say=say, ended=ended)
-        stack.callback(_end, arrivals, process)
-        connect = partial(_connect, arrivals, returns, process, spec.start_timeout)
+        agents: list[LaunchedAgent] = []
+        stack.callback(_end, arrivals, agents, process)
+        connect = partial(_connect, arrivals, agents, returns, process, spec.start_timeout)
         yield HostWays(connect, connect)
 
 
@@ -138,21 +140,29 @@ def _rankfile(launcher: Launcher, request: Request) -> Iterator[str | None]:
         yield file.name
 
 
-def _end(arrivals: Arrivals, process: LauncherProcess) -> None:
+def _end(arrivals: Arrivals, agents: Sequence[LaunchedAgent], process: LauncherProcess) -> None:
     """Wait for a launcher whose processes are about to end; one that is still starting them is stopped."""
     complete = arrivals.is_complete
     arrivals.close()
-    process.close(_END_PATIENCE if complete else 0.0)
+    patience = _END_PATIENCE if all(agent.has_ended for agent in agents) else _LOST_PATIENCE
+    process.close(patience if complete else 0.0)
 
 
 def _connect(
-    arrivals: Arrivals, returns: ReturnCalls, process: LauncherProcess, timeout: float, host: Host
+    arrivals: Arrivals,
+    agents: list[LaunchedAgent],
+    returns: ReturnCalls,
+    process: LauncherProcess,
+    timeout: float,
+    host: Host,
 ) -> AgentConnection:
     """Raises HvlaunchError."""
     caller, processes = arrivals.of(host.name, timeout)
-    return LaunchedAgent(
+    agent = LaunchedAgent(
         host.name, caller.connection, processes, process.wait, lambda: arrivals.trouble, returns
     )
+    agents.append(agent)
+    return agent
 
 
 def _addresses(spec: JobSpec) -> list[str]:

@@ -42,6 +42,8 @@ class LauncherEnd:
         """It ends them. A worker that ends now for a cause of its own may be why."""
         self.is_over = False
         """It has ended a worker, or all before they were started."""
+        self.was_told = False
+        """The agent has said its last word: nothing of the job is left on its host."""
 
     def concerns_driver(self, header: Mapping[str, Any]) -> bool:
         """Whether the driver is to be told of the frame."""
@@ -58,6 +60,7 @@ class LauncherEnd:
                 return False
             self._waiting -= 1
         elif kind == "bye":
+            self.was_told = True
             self.connection_ended()
         return True
 
@@ -92,6 +95,11 @@ class LaunchedAgent:
         self.on_call: Callable[[], None] = lambda: None
         self._word = returns.expect(self._called)
         self._begin(connection)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the host's processes have ended, as far as anybody here knows: so the launcher can know it too."""
+        return self._end.was_told or self._end.is_over
 
     def _called(self) -> None:
         self.on_call()

@@ -4,8 +4,9 @@ import socket
 import ssl
 import struct
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import islice
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from hvlaunch.agent.pieces import PieceWriter
 from hvlaunch.errors import AgentFailed, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
+from hvlaunch.mpi.controller import _end
 from hvlaunch.mpi.launched_agent import LaunchedAgent, LauncherEnd, plain
 from hvlaunch.mpi.launcher_errors import EndedByLauncher, LauncherFailed
 from hvlaunch.mpi.return_calls import ReturnCalls
@@ -262,6 +264,22 @@ def test_other_ends_are_the_drivers():
     assert end.concerns_driver({"type": "bye", "left": 0})
     end.connection_ended()
     assert not end.is_over
+
+
+@pytest.mark.parametrize(
+    ("said", "patience"),
+    [([{"type": "bye", "left": 0}], 10.0), ([PARTING, TERMINATED], 10.0), ([TERMINATED], 2.0), ([], 2.0)],
+)
+def test_a_launcher_that_waits_for_a_lost_host_is_not_waited_for_as_long(launched, said, patience):
+    for header in said:
+        launched.agent.say(header)
+    launched.agent.program()
+    launched.agent.socket.close()
+    with suppress(OSError, EndedByLauncher):
+        launched.frames(len(said) + 1)
+    process = Mock()
+    _end(Mock(is_complete=True), [launched.connection], process)
+    process.close.assert_called_once_with(patience)
 
 
 def test_addresses_of_sockets_for_both_families():
