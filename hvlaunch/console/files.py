@@ -2,12 +2,17 @@
 
 import os
 import resource
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hvlaunch.console.lines import Stream
 from hvlaunch.errors import BadUsage
+
+if TYPE_CHECKING:
+    from hvlaunch.console.file_sizes import FileSizes
 
 __all__ = ["NO_LINK", "OutputFiles", "not_written", "rank_directory"]
 
@@ -32,11 +37,19 @@ class OutputFiles:
     """
 
     def __init__(
-        self, directory: Path, size: int, *, root: int | None = None, most_open: int | None = None
+        self,
+        directory: Path,
+        size: int,
+        *,
+        root: int | None = None,
+        most_open: int | None = None,
+        sizes: "FileSizes | None" = None,
+        goes_on: bool = False,
     ) -> None:
         """Make the directories and empty files of ranks 0 to size - 1. Raises BadUsage.
 
-        `root` is the directory where it is open already, and is closed with the files.
+        `root` is the directory where it is open already, and is closed with the files. `sizes` keeps what is on record. Who
+        `goes_on` leaves in the files what is there, but for what is not on record.
         """
         self._directory = directory
         self._size = size
@@ -45,15 +58,45 @@ class OutputFiles:
         )
         self._open: OrderedDict[tuple[int, Stream], int] = OrderedDict()
         self._root = -1 if root is None else root
+        self._sizes = sizes
+        self._ends: Counter[tuple[int, Stream]] = Counter()
         try:
             if root is None:
                 directory.mkdir(parents=True, exist_ok=True)
                 self._root = os.open(directory, _DIRECTORY)
             for rank in range(size):
                 for stream in _STREAMS:
-                    os.close(self._make(rank, stream, os.O_TRUNC))
+                    self._begin(rank, stream, goes_on=goes_on)
+            if sizes is not None:
+                sizes.publish()
         except OSError as error:
             raise not_written(directory, error) from None
+
+    def _begin(self, rank: int, stream: Stream, *, goes_on: bool) -> None:
+        """Raises OSError."""
+        file = self._make(rank, stream, 0 if goes_on else os.O_TRUNC)
+        try:
+            end = os.fstat(file).st_size
+            if self._sizes is not None and not self._sizes.is_known:
+                self._sizes.note(rank, stream, end)
+            elif self._sizes is not None and end > self._sizes.of(rank, stream):
+                end = self._sizes.of(rank, stream)
+                os.ftruncate(file, end)
+            self._ends[rank, stream] = end
+        finally:
+            os.close(file)
+
+    def settler(self, rank: int, stream: Stream, done: Callable[[int], None]) -> Callable[[int], None]:
+        """`done`, which also puts on record what was written there until now."""
+        sizes, end = self._sizes, self._ends[rank, stream]
+        if sizes is None or rank >= self._size:
+            return done
+
+        def settle(size: int) -> None:
+            sizes.note(rank, stream, end)
+            done(size)
+
+        return settle
 
     def write(self, rank: int, stream: Stream, data: bytes) -> None:
         """Append `data` to the rank's file. Raises OSError, with the file's name."""
@@ -61,7 +104,9 @@ class OutputFiles:
         rest = memoryview(data)
         try:
             while rest:
-                rest = rest[os.write(descriptor, rest) :]
+                written = os.write(descriptor, rest)
+                self._ends[rank, stream] += written
+                rest = rest[written:]
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path(rank, stream))) from None
 

@@ -66,6 +66,7 @@ class OutputStore:
             self._go_on()
         else:
             self._begin_segment()
+        self._before = dict(self.seen)
 
     def place(self, places: Mapping[int, Place]) -> None:
         """Ranks will write, on these hosts and as these local ranks."""
@@ -73,16 +74,24 @@ class OutputStore:
         self._add("placed", json.dumps(places).encode())
 
     def output(self, rank: int, stream: Stream, data: bytes, origin: Origin | None = None) -> None:
-        """A rank wrote this."""
+        """A rank wrote this. What came in a frame that is kept already is skipped, as everywhere."""
+        if self.has(origin):
+            return
         for kept, newest in self._states.add((rank, stream), data, origin):
             self._add(stream, kept, rank, newest)
 
     def end(self, rank: int, stream: Stream, origin: Origin | None = None) -> None:
         """Nothing more comes of this stream."""
+        if self.has(origin):
+            return
         held = self._states.release((rank, stream))
         if held is not None:
             self._add(stream, held[0], rank, held[1])
         self._add("stdout ended" if stream == "stdout" else "stderr ended", b"", rank, origin)
+
+    def has(self, origin: Origin | None) -> bool:
+        """Whether it was kept here before this store was opened. For any thread."""
+        return origin is not None and origin[1] <= self._before.get(origin[0], -1)
 
     def say(self, text: str) -> None:
         """A message of hvlaunch's own."""

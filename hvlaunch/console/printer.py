@@ -181,7 +181,7 @@ class Printer:
         What waits (an unfinished last line, up to lines.LONGEST; a bar's state; lines to be merged) counts as
         written: its worker could otherwise never send the rest.
         """
-        if stream == "stderr":
+        if stream == "stderr" and not (self._store is not None and self._store.has(origin)):
             before = b"" if rank in self._ended else self._tails.get(rank, b"")
             self._ended.discard(rank)
             self._tails[rank] = (before + data[-TAIL:])[-TAIL:]
@@ -367,7 +367,7 @@ class Printer:
             self._tell(item)
         else:
             if self._files is not None and item.data:
-                self._file(self._files, item)
+                item = self._file(self._files, item)
             if self._store is None:
                 self._recent.add(item, len(item.data))
             else:
@@ -422,7 +422,8 @@ class Printer:
         for output in owed:
             output.done(len(output.data))
 
-    def _file(self, files: OutputFiles, item: Output) -> None:
+    def _file(self, files: OutputFiles, item: Output) -> Output:
+        """Once it is done with, the file's size is on record too."""
         try:
             files.write(item.rank, item.stream, item.data)
         except OSError as error:
@@ -430,6 +431,7 @@ class Printer:
             self._report(
                 files, f"{error.filename}: {_reason(error)}; the files of --output-filename are not complete"
             )
+        return item._replace(done=files.settler(item.rank, item.stream, item.done))
 
     def _write(self, now: float) -> bool:
         """Write what is taken at once; whether that was anything."""

@@ -124,7 +124,6 @@ def _run_and_report(
     events: SimpleQueue[Item] = SimpleQueue()
     has_store = directory is not None and (spec.detach != "never" or stdout is None)
     store = _output_store(spec, directory) if has_store and directory is not None else None
-    stored = {} if store is None else dict(store.seen)
     with failures_as_events(events.put) as failures, ExitStack() as signals:
         detachment: Detachment | None = None
         printer = Printer(
@@ -142,7 +141,7 @@ def _run_and_report(
         last_words: Callable[[bool], str] | None = None
         try:
             try:
-                result, last = _run(job, events, printer, stdin, detachment, stored)
+                result, last = _run(job, events, printer, stdin, detachment)
             except HvlaunchError:
                 if failures.first is None:
                     raise
@@ -177,9 +176,8 @@ def _run(
     printer: Printer,
     stdin: int,
     detachment: "Detachment | None",
-    stored: Mapping[str, int],
 ) -> tuple[JobResult, _LastRound]:
-    """The result, and what its report says of the last round. `stored` is as in Takeover."""
+    """The result, and what its report says of the last round."""
     spec, keys, directory = job.spec, job.keys, job.directory
     with (
         _event_file(job, printer.say) as record,
@@ -191,7 +189,7 @@ def _run(
         from hvlaunch.gloo.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)
 
         watchers: list[Watcher] = [] if journal is None else [journal.see]
-        takeover = None if job.past is None else _takeover(job.past, ways, stored)
+        takeover = None if job.past is None else _takeover(job.past, ways)
         wall = time.time if takeover is None else takeover.wall
         outside = (
             None if directory is None else _serve_control(directory, server, job, events.put, printer, wall)
@@ -242,11 +240,13 @@ def _server(job: _Job, keeping: "Keeping | None", say: Callable[[str], None]) ->
         yield server
 
 
-def _takeover(past: "Past", ways: HostWays, stored: Mapping[str, int]) -> "Takeover":
+def _takeover(past: "Past", ways: HostWays) -> "Takeover":
     from hvlaunch.boot import boot_id  # noqa: PLC0415 (few drivers are killed)
     from hvlaunch.gloo.driver.takeover import Takeover  # noqa: PLC0415 (as above)
 
-    return Takeover(past, ways.lost, stored, past.shift(boot_id(), time.monotonic(), time.time()))
+    boot = boot_id()
+    is_same_boot = bool(boot) and boot == past.drivers[-1].boot
+    return Takeover(past, ways.lost, is_same_boot, past.shift(boot, time.monotonic(), time.time()))
 
 
 def _report(result: JobResult, printer: Printer, last: _LastRound) -> str:

@@ -114,12 +114,15 @@ def test_a_driver_is_killed_and_another_goes_on(
     cluster: TestHosts, tmp_path: Path, options: tuple[object, ...]
 ) -> None:
     command = [sys.executable, "-c", LINES, 200, 0.05, 0]
-    job = Succession(cluster, tmp_path, *options, command=command)
+    kept = tmp_path / "kept"
+    job = Succession(cluster, tmp_path, *options, "--output-filename", kept, command=command)
     job.first.saw("line 2 20 ", 1)
     job.kill()
     job.succeed()
     assert job.code() == 0, job.process.stderr.read()  # type: ignore[union-attr]
     is_whole(job.output, 200)
+    [folder] = (path for path in kept.iterdir() if not path.is_symlink())
+    is_whole("".join(path.read_text() for path in folder.rglob("stdout")), 200)
     assert "restart" not in job.output
     assert json.loads((job.directory / "result.json").read_text())["exit_code"] == 0
 

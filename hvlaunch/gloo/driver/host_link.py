@@ -180,10 +180,10 @@ class HostLink:
             case _:
                 pass
 
-    def take_up(self, epoch: int, key: str, connection: AgentConnection, stored: int) -> None:
-        """Go on where the driver before us was. `connection` is lost; output up to the frame `stored` is kept elsewhere."""
+    def take_up(self, epoch: int, key: str, connection: AgentConnection) -> None:
+        """Go on where the driver before us was. `connection` is lost."""
         seen = self._seen.last if self._seen is not None else Seen()
-        self._printed_before = {"stdout": max(seen.stdout, stored), "stderr": max(seen.stderr, stored)}
+        self._printed_before = {"stdout": seen.stdout, "stderr": seen.stderr}
         self._expected.begin_epoch()
         self.last_heard = self._clock()
         durable = DurableFrames(seen.told, self._settled_before)

@@ -13,6 +13,7 @@ from hvlaunch.job import JobSpec
 from hvlaunch.rendezvous.serving.store_file import StoreFile
 
 if TYPE_CHECKING:
+    from hvlaunch.console.file_sizes import FileSizes
     from hvlaunch.gloo.driver.arrival import Turn
     from hvlaunch.gloo.driver.journal import Journal
     from hvlaunch.gloo.driver.past import Past
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Keeping", "forget"]
 
 STORE = "store"
+FILES = "files"
 
 
 class Keeping:
@@ -49,6 +51,19 @@ class Keeping:
     def seen(self, link: int) -> SeenFrames:
         """What is on record of the frames of this link."""
         return self._seen.of(link)
+
+    def sizes(self, number: int, ranks: int, *, is_known: bool) -> "FileSizes | None":
+        """Where it is on record how large the files of this round's ranks are, or is to be; None where that can't be."""
+        from hvlaunch.console.file_sizes import FileSizes  # noqa: PLC0415 (few jobs have files)
+
+        path = self._directory / f"{FILES}.{number}"
+        try:
+            for other in self._directory.glob(f"{FILES}.*"):
+                if other != path:
+                    other.unlink()
+            return FileSizes(path, ranks, is_known=is_known and path.exists())
+        except OSError:
+            return None
 
     def begin(self, spec: JobSpec, keys: Keys, port: int) -> None:
         """Once the hosts are being connected to: all this takes some milliseconds, in which nothing else is to be done."""
@@ -99,3 +114,5 @@ def forget(directory: Path) -> None:
     """Nobody shall take over a job that has ended, of which the keys open nothing any more."""
     for name in (KEYS, SEEN, STORE):
         (directory / name).unlink(missing_ok=True)
+    for path in directory.glob(f"{FILES}.*"):
+        path.unlink(missing_ok=True)

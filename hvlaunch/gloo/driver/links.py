@@ -93,8 +93,7 @@ class HostLinks:
             if link.last_heard is None:
                 link.open()
             elif not link.is_closed:
-                key, stored = self._keys.session(link.number), takeover.stored.get(str(link.number), 0)
-                link.take_up(takeover.epoch, key, takeover.lost(link.host), stored)
+                link.take_up(takeover.epoch, self._keys.session(link.number), takeover.lost(link.host))
 
     def probe(self, probe: do.Probe) -> None:
         """Let the host try the addresses of another host's beacon."""

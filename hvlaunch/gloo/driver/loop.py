@@ -181,7 +181,10 @@ class Driver:
             self._worker_messages.carry_out_again(self._told)
             self._worker_messages.open(takeover.past.version)
         if self._files_of is not None and self._result is None:
-            self._keep_files(self._files_of, self.size)
+            try:
+                self._open_files(self._files_of, goes_on=True, is_known=takeover.is_same_boot)
+            except BadUsage as error:
+                self._printer.say(str(error))
         self._links.take_up(takeover)
         if self._result is None:
             replaced = self._decide([on.DriverReplaced(self._clock() - takeover.past.turns[-1].at)])
@@ -371,20 +374,30 @@ class Driver:
         number = number if self._spec.elastic is not None else 0  # its second try goes on in the same files
         if self._spec.output_dir is None or self._files_of == number:
             return
-        if self._is_replaying:
-            self._files_of = number
+        is_first, self._files_of = self._files_of is None, number
+        if not self._is_replaying:
+            try:
+                self._open_files(number)
+            except BadUsage as error:
+                if is_first:
+                    raise
+                self._printer.say(str(error))
+
+    def _open_files(self, number: int, *, goes_on: bool = False, is_known: bool = False) -> None:
+        """Those of this round; where a driver before us has written there, behind what it has. Raises BadUsage.
+
+        `is_known`: it is on record how much that was.
+        """
+        if self._spec.output_dir is None:
             return
-        try:
-            if self._job_folder is None:
-                self._job_folder = _job_folder(self._spec.output_dir, self._keys.job_id)
-            below = "" if self._spec.elastic is None else f"round.{number}"
-            self._printer.keep(self._job_folder.files(size, below))
-            self.output_dir = self._job_folder.path / below
-        except BadUsage as error:
-            if self._files_of is None:
-                raise
-            self._printer.say(str(error))
-        self._files_of = number
+        if self._job_folder is None:
+            self._job_folder = _job_folder(
+                self._spec.output_dir, self._keys.job_id, goes_on=self._past is not None
+            )
+        below = "" if self._spec.elastic is None else f"round.{number}"
+        sizes = None if self._keeping is None else self._keeping.sizes(number, self.size, is_known=is_known)
+        self._printer.keep(self._job_folder.files(self.size, below, sizes=sizes, goes_on=goes_on))
+        self.output_dir = self._job_folder.path / below
 
     def _feed_stdin(self) -> None:
         """Pass stdin on to the workers that get it; those of a second try have the slots of the first."""
@@ -420,10 +433,10 @@ def _settle(arrival: Arrival) -> None:
         arrival.source.settle(arrival.frame)
 
 
-def _job_folder(directory: Path, job_id: str) -> "JobFolder":
+def _job_folder(directory: Path, job_id: str, *, goes_on: bool) -> "JobFolder":
     from hvlaunch.console.job_folder import JobFolder  # noqa: PLC0415 (few jobs have one)
 
-    return JobFolder(directory, job_id)
+    return JobFolder(directory, job_id, goes_on=goes_on)
 
 
 def _worker_messages(

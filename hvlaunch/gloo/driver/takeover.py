@@ -1,7 +1,7 @@
 """What a driver needs that takes a job over: all that was, and the ways to agents that wait."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
@@ -20,8 +20,8 @@ class Takeover:
     past: Past
     lost: Callable[[Host], AgentConnection]
     """The connection to a host's agent, which is lost: another can be made in its place."""
-    stored: Mapping[str, int]
-    """By the numbers of links: the newest frame whose output is kept."""
+    is_same_boot: bool
+    """Whether the machine has not started again since: then all is there that was written."""
     shift: float
     """What the new driver's clock has more than the machine's monotonic one."""
     _now: float | None = None

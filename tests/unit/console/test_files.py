@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hvlaunch.console.file_sizes import FileSizes
 from hvlaunch.console.files import OutputFiles, rank_directory
 from hvlaunch.errors import BadUsage
 
@@ -108,3 +109,39 @@ def test_a_write_that_fails_names_the_file(tmp_path):
         files.write(0, "stdout", b"x")
     assert raised.value.errno == errno.EISDIR
     assert raised.value.filename == str(tmp_path / "rank.0" / "stdout")
+
+
+def test_another_driver_goes_on_just_behind_what_is_on_record(tmp_path: Path) -> None:
+    done: list[int] = []
+    files = OutputFiles(tmp_path / "out", 2, sizes=FileSizes(tmp_path / "sizes", 2, is_known=False))
+    files.write(0, "stdout", b"one\n")
+    settle = files.settler(0, "stdout", done.append)
+    files.write(0, "stdout", b"tw")  # of which its agent was not told
+    settle(4)
+    files.write(1, "stderr", b"nor of this")
+    files.close()
+    assert done == [4]
+    for lines in (b"two\n", b"three\n"):
+        again = OutputFiles(
+            tmp_path / "out", 2, sizes=FileSizes(tmp_path / "sizes", 2, is_known=True), goes_on=True
+        )
+        again.write(0, "stdout", lines)
+        again.settler(0, "stdout", done.append)(len(lines))
+        again.close()
+    assert (tmp_path / "out" / "rank.0" / "stdout").read_bytes() == b"one\ntwo\nthree\n"
+    assert (tmp_path / "out" / "rank.1" / "stderr").read_bytes() == b""
+
+
+def test_what_is_on_record_nowhere_stays(tmp_path: Path) -> None:
+    """As after a start of the machine, which may lack the newest of what was noted."""
+    first = OutputFiles(tmp_path / "out", 1)
+    first.write(0, "stdout", b"one\n")
+    first.close()
+    sizes = FileSizes(tmp_path / "sizes", 1, is_known=False)
+    assert not (tmp_path / "sizes").exists()
+    again = OutputFiles(tmp_path / "out", 1, sizes=sizes, goes_on=True)
+    again.write(0, "stdout", b"two\n")
+    assert (tmp_path / "out" / "rank.0" / "stdout").read_bytes() == b"one\ntwo\n"
+    assert FileSizes(tmp_path / "sizes", 1, is_known=True).of(0, "stdout") == 4
+    with pytest.raises(OSError, match="sizes"):
+        FileSizes(tmp_path / "sizes", 2000, is_known=True)

@@ -34,6 +34,19 @@ def test_the_output_of_two_jobs_is_never_mixed(tmp_path):
     assert (tmp_path / "latest").readlink().name == jobs[1].path.name
 
 
+def test_another_driver_goes_on_in_the_folder_of_its_job(tmp_path):
+    jobs = [folder(tmp_path, "aa"), folder(tmp_path, "bb")]
+    first = jobs[0].files(1, "round.0")
+    first.write(0, "stdout", b"one\n")
+    again = JobFolder(tmp_path, "aa", goes_on=True)
+    files = again.files(1, "round.0", goes_on=True)
+    files.write(0, "stdout", b"two\n")
+    again.files(1, "round.1", goes_on=True)
+    assert again.path == jobs[0].path
+    assert (again.path / "round.0" / "rank.0" / "stdout").read_text() == "one\ntwo\n"
+    assert (tmp_path / "latest").readlink().name == jobs[1].path.name
+
+
 def test_folders_sort_by_time(tmp_path):
     for at, job_id in ((1_800_000_000.0, "zz"), (1_800_000_000.5, "yy"), (1_800_000_001.0, "aa")):
         folder(tmp_path, job_id, at).close()

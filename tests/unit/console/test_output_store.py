@@ -257,3 +257,17 @@ def test_what_is_recent_is_bounded_and_goes_on_into_a_store(store, tmp_path):
     lines = [data for _, data in kept(tmp_path)]
     assert 900 < len(lines) < 1100
     assert lines[-1] == b"1999\n"
+
+
+def test_what_is_kept_already_is_not_kept_again(store, tmp_path):
+    store.output(0, "stdout", b"one\n", ("a", 7))
+    store.write()
+    store.close()
+    again = new_store(tmp_path)
+    for number, text in ((6, b"zero\n"), (7, b"one\n"), (8, b"two\n")):
+        again.output(0, "stdout", text, ("a", number))
+    again.output(0, "stdout", b"another\n", ("b", 1))
+    again.end(0, "stdout", ("a", 7))
+    again.write()
+    assert kept(tmp_path) == [(0, b"one\n"), (0, b"two\n"), (0, b"another\n")]
+    assert not [item for item in all_items(tmp_path) if item.kind == "stdout ended"]

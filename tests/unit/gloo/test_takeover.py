@@ -59,7 +59,7 @@ def lost(_: Host) -> AgentConnection:
 
 
 def taken_over(journal: Path, rendezvous: Any, **options: Any) -> tuple[Driver, Takeover]:
-    takeover = Takeover(read_past(journal), lost, {}, 0.0)
+    takeover = Takeover(read_past(journal), lost, is_same_boot=True, shift=0.0)
     events: Any = Events()
     driver = Driver(
         takeover.past.begin.spec,
