@@ -33,17 +33,18 @@ __all__ = [
 JOURNAL = "journal.db"
 APPLICATION = 0x68766C6A
 """What SQLite keeps in the file's header, so that no other program's database is taken for a journal."""
-FORMAT = 2
+FORMAT = 3
 _BUSY = 2.0
 _MOST_IDLE = 4096
 """Turns, at least, that the newest may be idle before one takes their place."""
 _IDLE_PER_WORKER = 16
 """The same, for each worker: what one turn says in their place is as long as there are workers."""
 _TABLES = """
-CREATE TABLE begin(entry TEXT NOT NULL);
+CREATE TABLE begin(entry TEXT NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE drivers(
-    epoch INTEGER PRIMARY KEY, turn INTEGER NOT NULL, shift REAL NOT NULL, boot TEXT NOT NULL, wall REAL NOT NULL);
-CREATE TABLE hellos(link INTEGER PRIMARY KEY, header TEXT NOT NULL);
+    epoch INTEGER PRIMARY KEY, turn INTEGER NOT NULL, shift REAL NOT NULL, boot TEXT NOT NULL, wall REAL NOT NULL,
+    checksum INTEGER NOT NULL);
+CREATE TABLE hellos(link INTEGER PRIMARY KEY, header TEXT NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE turns(
     number INTEGER PRIMARY KEY, at REAL NOT NULL, event TEXT NOT NULL, actions INTEGER NOT NULL,
     link INTEGER, frame INTEGER, offset REAL, version INTEGER, wall REAL NOT NULL, checksum INTEGER NOT NULL);
@@ -60,8 +61,7 @@ def digest(actions: Iterable[Action]) -> int:
 def _row(number: int, turn: Turn, wall: float) -> tuple[Any, ...]:
     """Raises BadData."""
     event = dumps(encode(Event, turn.arrival.event))
-    row = number, turn.at, event, digest(turn.actions), *_origin(turn.arrival), wall
-    return *row, checksum(row)
+    return _checked(number, turn.at, event, digest(turn.actions), *_origin(turn.arrival), wall)
 
 
 def _origin(arrival: Arrival) -> tuple[int | None, int | None, float | None, int | None]:
@@ -72,8 +72,12 @@ def _origin(arrival: Arrival) -> tuple[int | None, int | None, float | None, int
 
 
 def checksum(row: tuple[Any, ...]) -> int:
-    """Of all that is said of a turn."""
+    """The last column of each row, of all others."""
     return zlib.crc32(repr(row).encode())
+
+
+def _checked(*row: Any) -> tuple[Any, ...]:
+    return *row, checksum(row)
 
 
 class Journal:
@@ -105,7 +109,7 @@ class Journal:
             self._database.executescript(
                 f"BEGIN; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT}; {_TABLES}"
             )
-            self._database.execute("INSERT INTO begin VALUES (?)", (json.dumps(entry),))
+            self._database.execute("INSERT INTO begin VALUES (?, ?)", _checked(json.dumps(entry)))
             self._add_driver(1, 0.0)
             self._database.execute("COMMIT")
 
@@ -126,12 +130,12 @@ class Journal:
         self._turns += len(rows)
         for turn in turns:
             self._idle = self._idle + 1 if turn.is_idle else 0
-        new = [(link, dumps(header)) for link, header in hellos.items()]
+        new = [_checked(link, dumps(header)) for link, header in hellos.items()]
 
         def write() -> None:
             self._database.execute("BEGIN")
             if new:
-                self._database.executemany("INSERT OR REPLACE INTO hellos VALUES (?, ?)", new)
+                self._database.executemany("INSERT OR REPLACE INTO hellos VALUES (?, ?, ?)", new)
             self._database.executemany(_INSERT, rows)
             self._database.execute("COMMIT")
 
@@ -151,8 +155,8 @@ class Journal:
             found = self._database.execute(_NEWEST_OF, (first,)).fetchone()
             self._database.execute("DELETE FROM turns WHERE number >= ?", (first,))
             at, version, wall = found
-            row = first, at, event, digest(()), None, None, None, version, wall
-            self._database.execute(_INSERT, (*row, checksum(row)))
+            row = _checked(first, at, event, digest(()), None, None, None, version, wall)
+            self._database.execute(_INSERT, row)
             self._database.execute("COMMIT")
 
         self._try(write)
@@ -162,8 +166,8 @@ class Journal:
         self._database.close()
 
     def _add_driver(self, epoch: int, shift: float) -> None:
-        row = epoch, self._turns, shift, boot_id(), time.time()
-        self._database.execute("INSERT INTO drivers VALUES (?, ?, ?, ?, ?)", row)
+        row = _checked(epoch, self._turns, shift, boot_id(), time.time())
+        self._database.execute("INSERT INTO drivers VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def _try(self, write: Callable[[], None]) -> None:
         if not self.is_whole:

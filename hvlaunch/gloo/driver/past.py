@@ -3,7 +3,7 @@
 import json
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,21 +140,30 @@ def _check_format(path: Path, database: sqlite3.Connection) -> None:
 
 def _read(path: Path, database: sqlite3.Connection) -> Past:
     """Raises OtherVersion, TornJournal, sqlite3.Error, ValueError, TypeError."""
-    (entry,) = database.execute("SELECT entry FROM begin").fetchone()
+    [(entry,)] = _rows(path, database, "begin")
     begin = begin_of(json.loads(entry))
     if begin.version != __version__:
         cause = f"job {begin.job_id}: hvlaunch {begin.version} has begun it, and this is {__version__}"
         raise OtherVersion(cause, hint="the same version")
-    drivers = tuple(PastDriver(*row) for row in database.execute("SELECT * FROM drivers ORDER BY epoch"))
-    hellos = {link: json.loads(header) for link, header in database.execute("SELECT * FROM hellos")}
+    drivers = tuple(PastDriver(*row) for row in _rows(path, database, "drivers"))
+    hellos = {link: json.loads(header) for link, header in _rows(path, database, "hellos")}
     turns = []
-    for number, row in enumerate(database.execute("SELECT * FROM turns ORDER BY number")):
-        count, at, event, *others, check = row
-        if count != number or check != checksum(row[:-1]):
-            raise TornJournal(f"journal {path}: turn {number} is not as it was written", hint=_HINT)
+    for number, (count, at, event, *others) in enumerate(_rows(path, database, "turns")):
+        if count != number:
+            raise TornJournal(f"journal {path}: turn {number} is missing", hint=_HINT)
         turns.append(PastTurn(at, decode(Event, json.loads(event)), *others))
     if not turns:
         raise NoJournal(f"journal {path}: its driver was killed before anything had happened", hint=_HINT)
     if not drivers:
         raise TornJournal(f"journal {path}: it has no driver", hint=_HINT)
     return Past(begin, drivers, tuple(turns), hellos)
+
+
+def _rows(path: Path, database: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
+    """All of a table, in the order of its first column. Raises TornJournal, sqlite3.Error."""
+    for *row, check in database.execute(f"SELECT * FROM {table} ORDER BY 1"):  # noqa: S608 (its name is ours)
+        if check != checksum(tuple(row)):
+            raise TornJournal(
+                f"journal {path}: a row of {table} is not as it was written: {row[:1]}", hint=_HINT
+            )
+        yield tuple(row)

@@ -1,6 +1,8 @@
 """What a driver that takes a job over finds in its journal, or does not."""
 
 import os
+import random
+import shutil
 import sqlite3
 import stat
 from collections.abc import Mapping
@@ -106,20 +108,17 @@ def test_further_drivers_write_on_behind_it(tmp_path: Path) -> None:
     ("statement", "error", "words"),
     [
         ("PRAGMA application_id = 1", ForeignJournal, "not one of hvlaunch's"),
-        ("PRAGMA user_version = 99", OtherVersion, "format 99; this hvlaunch knows format 2"),
-        (
-            f"UPDATE begin SET entry = replace(entry, '{__version__}', '0.0.1')",
-            OtherVersion,
-            "0.0.1 has begun it",
-        ),
+        ("PRAGMA user_version = 99", OtherVersion, "format 99; this hvlaunch knows format 3"),
+        ("UPDATE begin SET entry = replace(entry, 'a', 'b')", TornJournal, "a row of begin is not as"),
+        ("UPDATE drivers SET shift = 1.5", TornJournal, "a row of drivers is not as"),
         (
             'UPDATE turns SET event = \'{"is":"Tick"}\' WHERE number = 1',
             TornJournal,
-            "turn 1 is not as it was written",
+            "a row of turns is not as",
         ),
-        ("UPDATE turns SET at = 2.5 WHERE number = 1", TornJournal, "turn 1 is not as it was written"),
-        ("UPDATE turns SET frame = 5 WHERE number = 1", TornJournal, "turn 1 is not as it was written"),
-        ("DELETE FROM turns WHERE number = 1", TornJournal, "turn 1 is not as it was written"),
+        ("UPDATE turns SET at = 2.5 WHERE number = 1", TornJournal, "a row of turns is not as"),
+        ("UPDATE turns SET frame = 5 WHERE number = 1", TornJournal, "a row of turns is not as"),
+        ("DELETE FROM turns WHERE number = 1", TornJournal, "turn 1 is missing"),
         ("DELETE FROM drivers", TornJournal, "no driver"),
         ("DELETE FROM begin", TornJournal, "journal"),
         ("DROP TABLE turns", TornJournal, "no such table"),
@@ -132,6 +131,13 @@ def test_what_can_not_be_gone_on_from_is_said(
 ) -> None:
     with pytest.raises(error, match=words):
         read_past(damaged(tmp_path, statement))
+
+
+def test_another_version_of_hvlaunch_decides_otherwise(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / JOURNAL, pytest.fail)
+    journal.begin(begin_entry("0.0.1", "j0b", JOB, 4711, "/home"))
+    with pytest.raises(OtherVersion, match=r"0\.0\.1 has begun it"):
+        read_past(tmp_path / JOURNAL)
 
 
 def test_there_may_be_none(tmp_path: Path) -> None:
@@ -160,25 +166,55 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
         read_past(tmp_path / "link")
 
 
-def test_cut_anywhere_it_has_the_first_turns_or_is_refused(tmp_path: Path) -> None:
-    """As after a loss of power: a transaction is there or not, and nothing else."""
-    journal = written(tmp_path)
-    database, log = ((tmp_path / name).read_bytes() for name in (JOURNAL, f"{JOURNAL}-wal"))
-    journal.close()
-    counts = set()
-    for size in (*range(0, len(log), 103), len(log)):
-        copy = tmp_path / str(size)
-        copy.mkdir()
-        (copy / JOURNAL).write_bytes(database)
-        (copy / f"{JOURNAL}-wal").write_bytes(log[:size])
+class LongJournal:
+    """One of which a part is in SQLite's log."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir()
+        journal = written(directory)
+        for number in range(60):
+            noise = turn(4.0 + number, on.HostNoise("a", "x" * 200))
+            journal.write([noise], {number: {"type": "hello"}})
+            if number == 40:
+                journal._database.execute("PRAGMA wal_checkpoint(FULL)")
+        self.database, self.log = ((directory / name).read_bytes() for name in (JOURNAL, f"{JOURNAL}-wal"))
+        self._past = read_past(directory / JOURNAL)
+        self._copy = directory.with_name("copy")
+
+    def found(self, database: bytes, log: bytes) -> int:
+        """How many of the first turns there are; -1 where it is refused."""
+        shutil.rmtree(self._copy, ignore_errors=True)
+        self._copy.mkdir()
+        (self._copy / JOURNAL).write_bytes(database)
+        (self._copy / f"{JOURNAL}-wal").write_bytes(log)
         try:
-            past = read_past(copy / JOURNAL)
-        except (ForeignJournal, TornJournal, NoJournal):
-            counts.add(-1)
-            continue
-        assert [one.at for one in past.turns] == [1.0, 2.0, 3.0][: len(past.turns)]
-        counts.add(len(past.turns))
-    assert counts == {-1, 1, 3}
+            past = read_past(self._copy / JOURNAL)
+        except (ForeignJournal, TornJournal, NoJournal, OtherVersion):
+            return -1
+        assert past.turns == self._past.turns[: len(past.turns)]
+        assert past.drivers == self._past.drivers
+        assert past.hellos.items() <= self._past.hellos.items()
+        return len(past.turns)
+
+
+def test_whatever_is_left_of_it_has_the_first_turns_or_is_refused(tmp_path: Path) -> None:
+    """As after a loss of power: its log is cut at any byte, its last page is torn, bytes are others."""
+    chance = random.Random(7)
+    journal = LongJournal(tmp_path / "job")
+    database, log = journal.database, journal.log
+    assert journal.found(database, log) == 63
+    cuts = {journal.found(database, log[:size]) for size in chance.sample(range(len(log)), 60)}
+    assert -1 not in cuts
+    assert len(cuts) > 5
+    assert {journal.found(database[:-size], log) for size in range(1, len(database), 1021)} <= {-1, 63}
+    counts = set()
+    for _ in range(150):
+        damaged = [bytearray(database), bytearray(log)]
+        data, size = chance.choice(damaged), chance.choice([1, 8, 512])
+        begin = chance.randrange(len(data) - size)
+        data[begin : begin + size] = bytes(chance.choices(b'0123abc{",', k=size))
+        counts.add(journal.found(*map(bytes, damaged)))
+    assert {-1, 63} < counts
 
 
 def test_a_disk_that_is_full_ends_it_and_not_the_job(tmp_path: Path) -> None:
