@@ -47,6 +47,8 @@ class DriverChannel:
         self.is_away = False
         """Whether the connection is lost, and no other is there yet."""
         self.closed = False
+        self._has_parted = False
+        """Whether bye was sent, which is the last of what is numbered."""
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
 
@@ -56,6 +58,11 @@ class DriverChannel:
         return not self.is_away and bool(self._begun or self._own or self._relayed)
 
     @property
+    def is_heard(self) -> bool:
+        """Whether the driver needs none of what was sent again, but for the last frame; or can't get it again."""
+        return not self.can_rejoin or (not self._own and self.session.kept <= 1)
+
+    @property
     def relayed_frames(self) -> int:
         """How many relayed frames wait."""
         return len(self._relayed)
@@ -63,8 +70,9 @@ class DriverChannel:
     def send(self, header: Dict[str, Any], body: bytes = b"", *, relayed: bool = False) -> None:
         """Send a frame, now or as soon as the other side takes it."""
         kind = header["type"]
-        if self.closed or (self.is_away and kind not in BY_AGENT):
+        if self.closed or (self._has_parted if kind in BY_AGENT else self.is_away):
             return
+        self._has_parted |= kind == "bye"
         blocked = self.blocked
         (self._relayed if relayed else self._own).append((kind, encode(header, body)))
         if not blocked:

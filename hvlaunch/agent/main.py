@@ -88,6 +88,8 @@ class Agent:
         self._end_by = float("inf")
         """When workers that still live can't be killed."""
         self._alone = False
+        self._stays = False
+        """Whether to wait, once all has ended, until the driver needs none of what was said again."""
         self._greeted = False
         self._last_heard = time.monotonic()
         self._lost_at: Optional[float] = None
@@ -135,27 +137,16 @@ class Agent:
     def run(self) -> int:
         """Work until there is nothing left to do and nobody left to do it for; the exit code."""
         while not (self._ending and (self._workers.all_ended or time.monotonic() >= self._end_by)):
-            self._watch_writing()
-            for call, _ in self._selector.select(self._timeout()):
-                call()
-            if self._relay is not None:
-                self._relay.read_on()
-            now = time.monotonic()
-            self._workers.take_due_steps(now)
-            if self._lost_at is not None and now >= self._lost_at + self._reconnect:
-                self._give_up("the driver is gone")
-            elif now >= self._last_heard + self._lease:
-                self._give_up("heard nothing from the driver for %g seconds" % self._lease)
-            elif self._is_lost():
-                self._call_driver()
+            self._turn()
         pids = reaper.kill_descendants(self._patience)
         left = len(pids)
         if self._workers.ranks is not None:
             left += self._workers.ranks.finish()
         self._workers.read_the_rest()
-        if pids:
-            self._channel.send({"type": "remaining", "pids": pids[:_MOST_PIDS]})
-        self._channel.send({"type": "bye", "left": left})
+        self._channel.send({"type": "bye", "left": left, "pids": pids[:_MOST_PIDS]})
+        self._end_by = float("inf")
+        while self._stays and not self._channel.is_heard:
+            self._turn()
         self._channel.flush_all(_LAST_WORDS if self._alone else self._lease)
         if self._guardian_fd >= 0:
             try:
@@ -169,12 +160,29 @@ class Agent:
             end_daemon(os.getppid())
         return int(self._guardian_fd < 0)
 
+    def _turn(self) -> None:
+        """Whatever has come, or is due."""
+        self._watch_writing()
+        for call, _ in self._selector.select(self._timeout()):
+            call()
+        if self._relay is not None:
+            self._relay.read_on()
+        now = time.monotonic()
+        self._workers.take_due_steps(now)
+        if self._lost_at is not None and now >= self._lost_at + self._reconnect:
+            self._give_up("the driver is gone")
+        elif now >= self._last_heard + self._lease:
+            self._give_up("heard nothing from the driver for %g seconds" % self._lease)
+        elif self._is_lost():
+            self._call_driver()
+
     def _timeout(self) -> float:
-        end = self._last_heard + self._lease
-        deadlines = [self._end_by if self._ending else end if self._is_lost() else end - self._lease / 2]
-        if self._lost_at is not None and not self._ending:
-            deadlines.append(self._lost_at + self._reconnect)
-        deadlines.extend(self._workers.deadlines())
+        deadlines = [self._end_by, *self._workers.deadlines()]
+        if self._needs_driver:
+            end = self._last_heard + self._lease
+            deadlines.append(end if self._is_lost() else end - self._lease / 2)
+            if self._lost_at is not None:
+                deadlines.append(self._lost_at + self._reconnect)
         return max(0.0, min(deadlines) - time.monotonic())
 
     def _watch_writing(self) -> None:
@@ -222,10 +230,14 @@ class Agent:
         if sealed is not None and sealed.again is not None and self._channel.can_rejoin:
             self._receive_visitors().call(sealed.again, self._is_lost, self._call_soon)
 
+    @property
+    def _needs_driver(self) -> bool:
+        return self._stays or not self._ending
+
     def _is_lost(self) -> bool:
         """Whether another connection is needed, as far as we know."""
         half = self._last_heard + self._lease / 2
-        return not self._ending and (self._lost_at is not None or time.monotonic() >= half)
+        return self._needs_driver and (self._lost_at is not None or time.monotonic() >= half)
 
     def _hang_up(self) -> None:
         """Wait for nothing more of this connection."""
@@ -286,6 +298,7 @@ class Agent:
                 self._observing = Observing(self._channel, self._selector)
             self._observing.obey(header, body)
         elif kind == "bye":
+            self._stays = not self._ending
             self._end_workers([(signal.SIGKILL, 0.0)])
         else:
             self._workers.obey(header, body)
@@ -342,6 +355,7 @@ class Agent:
         self._selector.unregister(self._guardian_fd)
         self._guardian_fd = -1
         self._alone = True
+        self._stays = False
         self._end_workers([(signal.SIGKILL, _LAST_MOMENT)])
 
     def _end_workers(self, steps: Sequence[Step]) -> None:
@@ -353,6 +367,7 @@ class Agent:
 
     def _give_up(self, cause: str, *, alone: bool = True) -> None:
         """End the workers and then ourselves; `alone` is when nobody is there to report to."""
+        self._stays = False
         if self._ending:
             return
         self._channel.send({"type": "parting", "cause": cause})

@@ -26,7 +26,7 @@ BY_AGENT: Mapping[str, int] = {
     **dict.fromkeys(
         (
             *("hello", "reached", "probed", "started", "not_started", "output", "exited", "alone"),
-            *("suspended", "master_port", "parting", "fault", "remaining", "bye"),
+            *("suspended", "master_port", "parting", "fault", "bye"),
         ),
         LASTING,
     ),
@@ -91,6 +91,11 @@ class Session:
         self.have[stream] += 1
         self._unsaid += size
         return self._unsaid >= SELDOM > self._unsaid - size
+
+    @property
+    def kept(self) -> int:
+        """How many frames of the lasting stream the other end may lack."""
+        return len(self._outboxes[LASTING].kept)
 
     @property
     def has_news(self) -> bool:

@@ -163,13 +163,14 @@ def test_output_behind_the_end_of_its_stream_ends_the_host(rig: Rig) -> None:
 
 def test_a_frame_behind_the_last_ends_the_host(rig: Rig) -> None:
     rig.link.send({"type": "bye"})
-    rig.channel.frame({"type": "bye", "left": 0})
-    rig.channel.frame({"type": "pong", "at": 1.0})
-    assert "a frame of type pong after bye" in lost(rig)
+    rig.channel.frame({"type": "bye", "left": 0, "pids": []})
+    rig.channel.frame({"type": "pong", "at": 1.0})  # it waits until all is durable
+    rig.channel.frame({"type": "master_port", "port": 4711})
+    assert "a frame of type master_port after bye" in lost(rig)
 
 
 def test_a_last_frame_that_was_not_asked_for_ends_the_host(rig: Rig) -> None:
-    rig.channel.frame({"type": "bye", "left": 0})
+    rig.channel.frame({"type": "bye", "left": 0, "pids": []})
     assert "a frame of type bye that was not asked for" in lost(rig)
 
 

@@ -83,6 +83,8 @@ class Breakdowns:
         wire.cut(*random.choice([("agent", "driver"), ("agent", "driver"), ("agent",), ("driver",)]))
         soon = random.random() * 0.3
         late = soon if self.is_gentle else world.lease / 2
+        if kind == "driver unaware" and not self.is_gentle:
+            world.is_long_unaware(link.host)
         world.at(late if kind == "driver unaware" else soon, lambda: link.lose(wire))
         world.at(0.05, lambda: wire.cut("agent", "driver"))
         if kind == "agent unaware":

@@ -83,7 +83,7 @@ class Continuity:
         key = agent.host, agent.number
         for number, frame in enumerate(agent.sent[:count], 1):
             newest = self._printed[key] if frame.kind == "output" else self._kept[key]
-            assert number <= newest or frame.kind == "bye", f"{agent} is to forget what nobody has: {frame}"
+            assert number <= newest, f"{agent} is to forget what nobody has: {frame}"
 
     def admitted(self, agent: Agent, epoch: int) -> None:
         """An agent takes somebody for its driver."""
@@ -94,7 +94,7 @@ class Continuity:
         """The job is over, and all is printed that came."""
         for key in self._closed:
             agent = self._world.agents[key]
-            if agent.is_ending:
-                continue  # it had given its driver up, and waits for nobody
+            if agent.is_ending or agent.is_lost:
+                continue  # it waits for nobody
             last = max((n for n, frame in enumerate(agent.sent, 1) if frame.kind == "output"), default=0)
             assert self._printed[key] >= last, f"output of {agent} is lost"

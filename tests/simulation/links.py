@@ -55,7 +55,9 @@ class Link:
         self.wire: Wire | None = None
         self.is_over = False
         self.bye: tuple[int, Frame] | None = None
-        """The agent's last word, which counts when its end is seen."""
+        """The agent's last word, which counts when its end is seen, or when there is no way to it any more."""
+        self.is_released = False
+        """Whether the agent was told to end."""
         self.unprinted: deque[int] = deque()
         """Frames of output that wait for the printer."""
         self.candidate: Wire | None = None
@@ -68,6 +70,9 @@ class Link:
 
     def send(self, frame: Frame) -> None:
         """Now, or over the next connection."""
+        if frame.kind == "bye":
+            self.is_released = True
+            self._acknowledge_all()
         self.session.sending(frame.kind, frame)
         if self.wire is not None:
             self.wire.put("agent", frame)
@@ -92,7 +97,9 @@ class Link:
     def _hear(self, wire: Wire, frame: Frame) -> None:
         if self.is_idle or wire not in (self.wire, self.candidate):
             return
-        if frame.kind == "end":
+        if frame.kind == "end" and self.bye is not None:
+            self._end()
+        elif frame.kind == "end":
             self.lose(wire)
         elif frame.kind == "resumed":
             self._go_on(wire, frame.body)
@@ -112,16 +119,21 @@ class Link:
             if self._world.breakdowns.kills_at("bye"):
                 self._world.die()
                 return
-            self.done(number)
+            self._acknowledge_all()
         else:
             self._world.take(self, number, frame)
         if self._world.random.random() < 0.5:
             self.acknowledge()
 
     def done(self, number: int) -> None:
-        """The frame is durable. When the agent has said bye, it waits for that."""
+        """The frame is durable. An agent that was told to end waits for that."""
         self.durable.add(number)
-        if self.bye is not None:
+        if self.is_released:
+            self._acknowledge_all()
+
+    def _acknowledge_all(self) -> None:
+        """At once, where all is durable that has come before the agent's last word."""
+        if self.durable.prefix >= self._next - 1 - (self.bye is not None):
             self.acknowledge()
 
     def acknowledge(self) -> None:
@@ -138,9 +150,6 @@ class Link:
     def lose(self, wire: Wire) -> None:
         """The end of this connection is seen."""
         if self.is_idle or wire not in (self.wire, self.candidate):
-            return
-        if self.bye is not None:
-            self._world.take(self, *self.bye)
             return
         if wire is self.candidate:
             self.candidate = None
@@ -172,6 +181,13 @@ class Link:
     def _again_or_give_up(self, again: bool) -> None:
         if again:
             self._world.at(_PAUSE, self._try)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        """Its agent is gone, or there is no way to it."""
+        if self.bye is not None:
+            self._world.take(self, *self.bye)
         else:
             self._world.lost(self)
 

@@ -110,6 +110,9 @@ class Wired(Play):
     def refuses(self, host: str) -> bool:
         return self.breakdowns.refuses(host, self.now)
 
+    def is_long_unaware(self, host: str) -> None:
+        """The driver hears nothing of this host from now on, and only later why."""
+
     def may_break(self, link: Link, agent: Agent, wire: Wire) -> None:
         """A connection is being made anew."""
         self.breakdowns.may_break(self, link, agent, wire)
@@ -328,7 +331,8 @@ class Wired(Play):
     def lost(self, link: Link) -> None:
         """There will be no other connection to its agent."""
         agent = self.agents[link.host, link.agent]
-        assert not (self.breakdowns.is_gentle and agent.is_alive), f"{agent} lives, and is lost"
+        must_be_found = self.breakdowns.is_gentle and self.reaches(link.host)
+        assert not (must_be_found and agent.is_alive), f"{agent} lives, and is lost"
         if self.engine.pool[link.host].state is HostState.CLOSING and not agent.is_alive:
             self.close(link)
         else:

@@ -75,15 +75,31 @@ class WiredStaticWorld(Wired, World):
     def lose(self, host: WorldHost) -> None:
         self.broken.append(f"lose {host.name}")
         was_ready = host.link == "ready"
+        agent = self._agent(host)
+        if agent is not None:
+            agent.is_lost = True
         self.vanish(host)
         if not was_ready and self.is_driven:
             self.tell(on.HostFailed(host.name, HostLost("lost", host=host.name).problem))
 
     def vanish(self, host: WorldHost) -> None:
         super().vanish(host)
-        agent = self.agents.get((host.name, self._agent_of.get(host.name, 0)))
+        agent = self._agent(host)
         if agent is not None:
             agent.die()
+
+    def _agent(self, host: WorldHost) -> Agent | None:
+        return self.agents.get((host.name, self._agent_of.get(host.name, 0)))
+
+    def _blame(self, agent: Agent) -> None:
+        """For all that the end of an agent, which has given its driver up, looks like."""
+        self.broken += [f"lose {agent.host}", "exit 137", "exit 143"]
+
+    def check_again(self) -> None:
+        super().check_again()
+        for agent in self.agents.values():
+            if agent.is_ending and agent.is_alive:
+                self._blame(agent)  # of which the driver has not heard yet
 
     def agent_gives_up(self, agent: Agent) -> None:
         host = self.hosts[agent.host]
@@ -91,7 +107,7 @@ class WiredStaticWorld(Wired, World):
             agent.die()
             return
         self.check_gives_up(agent)
-        self.broken += [f"lose {host.name}", "exit 137", "exit 143"]
+        self._blame(agent)
         self.report(
             host.name,
             agent.number,

@@ -82,6 +82,9 @@ class Agent:
         self.session: Session = world.make_session(BY_AGENT, BY_DRIVER)
         self.is_alive = True
         self.is_ending = False
+        """Whether it has given its driver up."""
+        self.is_lost = False
+        """Whether its host is."""
         self.has_parted = False
         self.sent: list[Frame] = []
         """All that it has said, in order: the truth."""
@@ -156,21 +159,22 @@ class Agent:
         self._world.continuity.admitted(self, epoch)
         self._acknowledged(have)
         again = self.session.again(have)
-        self._end_if_done()
         self._join(wire)
         wire.put("driver", Frame("resumed", self.session.tell()))
         for frame in again:
             wire.put("driver", frame)
         self._flush()
+        self._end_if_done()
 
     def part(self) -> None:
-        """It has said bye. It has to wait until its driver has all that it said, which the real one does not do yet."""
+        """It has said bye, and waits until all before that is durable."""
         self.has_parted = True
         if self.is_ending:
             self.die()
+        self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if self.has_parted and not self._waiting and not self.session._outboxes[LASTING].kept:
+        if self.has_parted and not self._waiting and self.session.kept <= 1:
             self.die()
 
     def give_up(self) -> None:

@@ -134,10 +134,11 @@ def without_words(text: str) -> str:
 
 
 def without_docstrings(code: CodeType) -> CodeType:
-    """The code less the docstrings of its functions, a twelfth of what is sent. No function may use its own docstring's text."""
+    """The code less the docstrings of its functions and its own, an eighth of what is sent. Nothing may use its own docstring's text."""
     constants = [without_docstrings(each) if isinstance(each, CodeType) else each for each in code.co_consts]
-    has_one = code.co_flags & _DOCUMENTED == _DOCUMENTED and not code.co_name.startswith("<")
-    if has_one and constants and isinstance(constants[0], str):
+    is_function = code.co_flags & _DOCUMENTED == _DOCUMENTED and not code.co_name.startswith("<")
+    is_module = "__doc__" in code.co_names[:2]
+    if (is_function or is_module) and constants and isinstance(constants[0], str):
         constants[0] = ""
     return code.replace(co_consts=tuple(constants))
 

@@ -37,8 +37,9 @@ __all__ = ["HostLink", "Opening", "OutputPrinter"]
 
 _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
-_WITHOUT_EVENT = ("remaining", "bye")
 _MOST_PARTINGS = 4  # that are passed on, of an agent that says so again and again
+_UNREAD = 5.0
+"""Seconds that an agent which is to end waits for somebody who reads what its workers have printed."""
 
 
 class OutputPrinter(Protocol):
@@ -118,8 +119,9 @@ class HostLink:
         self._unacknowledged = 0
         self._parting: str | None = None
         self._partings = 0
-        self._bye: int | None = None
-        self._remaining: tuple[int, ...] = ()
+        self._closed: on.HostClosed | None = None
+        """What its agent said last, which is so when it has ended."""
+        self._closed_at = 0.0
         self._noise = bytearray()
         self._noise_told = False
         self._has_stopped = False
@@ -142,8 +144,8 @@ class HostLink:
 
     @property
     def has_parted(self) -> bool:
-        """Whether its agent has said its last word: only its guardian is there."""
-        return self._bye is not None
+        """Whether its agent has said its last word, and waits only until all before that is durable."""
+        return self._closed is not None
 
     @property
     def last_acknowledged(self) -> float | None:
@@ -194,8 +196,10 @@ class HostLink:
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send a frame, as soon as those before it are through. Never blocks."""
         self._has_stopped = self._has_stopped or header["type"] == "stop"
-        self._has_released = self._has_released or header["type"] == "bye"
         self._expected.sent(header, body)
+        if header["type"] == "bye":
+            self._has_released = True
+            self._session.acknowledge()
         self._session.send(header, body)
 
     def ping(self) -> None:
@@ -214,6 +218,13 @@ class HostLink:
         """The agent need not keep this frame of the lasting stream any more. For any thread."""
         if frame:
             self._session.durable.add(frame)
+            if self._has_released:
+                self._session.acknowledge()
+
+    def let_go(self) -> None:
+        """Where its agent has waited for long, it need not any more: perhaps nobody reads what its workers have printed."""
+        if self.has_parted and self._clock() >= self._closed_at + _UNREAD:
+            self._session.send({"type": "leave"})
 
     def leave(self) -> None:
         """Tell the agent that nobody will come back; close() follows. Never blocks."""
@@ -249,7 +260,7 @@ class HostLink:
                     continue
                 self._expected.check(header, body)
                 self._obey(header, body)
-                if self._seen is None or header["type"] in _WITHOUT_EVENT:
+                if self._seen is None:
                     self.settle(self._session.number)
         except Garbled:
             return on.HostGone(self.host.name, host_ends.garbled(self.host.name).problem)
@@ -326,11 +337,10 @@ class HostLink:
                 self._tell_time(header["at"])
             case "parting" | "fault":
                 self._part(header["cause"], _lines(body))
-            case "remaining":
-                self._remaining = tuple(header["pids"])
             case "bye":
-                self._session.is_over = True
-                self._bye = header["left"]
+                self._closed_at = self._clock()
+                self._closed = on.HostClosed(name, header["left"], tuple(header["pids"]))
+                self._session.acknowledge()
 
     def _tell(self, event: on.Event) -> None:
         """Of what the frame has said that came last."""
@@ -440,8 +450,8 @@ class HostLink:
     def _ending(self) -> on.Event:
         """Why there are no more frames."""
         name, session = self.host.name, self._session
-        if self._bye is not None:
-            return on.HostClosed(name, self._bye, self._remaining)
+        if self._closed is not None:
+            return self._closed
         if self._is_taken_up and self._has_released and session.lost is not None:
             return on.HostClosed(name)  # it told a driver that was no more
         status, broken, stderr = session.status, session.broken, session.stderr()

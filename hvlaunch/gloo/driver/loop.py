@@ -298,6 +298,8 @@ class Driver:
         if is_due:
             for name in heard.keys() - silent:
                 links[name].ping()
+            for link in self._links:
+                link.let_go()
             for name in set(self._lease.doubtful) - set(silent):
                 links[name].renew()
 

@@ -110,8 +110,7 @@ REPORTS: Mapping[str, Form | Choice] = {
     "refused": Form(cause=_CAUSE),
     "parting": Form(cause=_CAUSE),
     "fault": Form(LONGEST_TRACEBACK, cause=_CAUSE),
-    "remaining": Form(pids=several(whole(1, 1 << 22), 16)),
-    "bye": Form(left=_COUNT),
+    "bye": Form(left=_COUNT, pids=several(whole(1, 1 << 22), 16)),
 }
 
 

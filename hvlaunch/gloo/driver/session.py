@@ -60,7 +60,9 @@ class HostSession:
         self.lost: str | None = None
         """Why there is no other connection in its place."""
         self.is_over = False
-        """Whether the agent has said that it ends: no other connection is needed then."""
+        """Whether no other connection is needed: the agent ends on its own account, or has ended."""
+        self.has_bye = False
+        """Whether the agent has said its last word. It waits until all before that is durable."""
         self.key: str | None = None
         """What proves at another connection that it is ours; None where there can be none."""
         self.scratch: str | None = None
@@ -149,6 +151,11 @@ class HostSession:
             self.send({"type": "have"})
         self.send({"type": "ping"})
 
+    def acknowledge(self) -> None:
+        """Let the agent know at once, where all is durable that has come before its last word."""
+        if self._received - self.has_bye <= self.durable.prefix > self._told:
+            self.send({"type": "have"})
+
     def _have(self) -> list[int]:
         """What to tell the agent that it need not keep: never less than before."""
         have = self._session.tell()
@@ -192,12 +199,14 @@ class HostSession:
                         continue
                     kind = header["type"]
                     if self._is_new(kind):
+                        self.has_bye |= kind == "bye"
                         yield header, body
                     if self._session.received(kind, len(body) + FRAME_COST):
                         self.send({"type": "have"})
             except OSError as error:
                 self.broken = self.broken or str(error) or type(error).__name__
             frames = self._go_on() if self._may_go_on() else None
+        self.is_over = True
 
     def _is_new(self, kind: str) -> bool:
         """Whether the frame has not come yet, on another connection; `number` is its number from here on."""
@@ -284,8 +293,12 @@ class HostSession:
         )
 
     def _may_go_on(self) -> bool:
-        """Whether the connection has ended, and perhaps not the agent: its end has an exit status on its first connection."""
-        if self.broken is None and not self._is_renewed and self._reading is not None:
+        """Whether the connection has ended, and perhaps not the agent.
+
+        Its end has an exit status on its first connection; later ones have their carriers', who wait for an agent that has said bye.
+        """
+        may_tell = self.has_bye or not self._is_renewed
+        if self.broken is None and may_tell and self._reading is not None:
             self.status = self._reading.exit_status(_EXIT_STATUS_WAIT)
         return self.status is None and self._is_ready_for_renewal()
 

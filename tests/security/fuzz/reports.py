@@ -66,7 +66,7 @@ class _Agent:
                 yield {"type": "master_port", "port": 20002}, b""
         yield {"type": "parting", "cause": "heard nothing"}, b""
         yield {"type": "fault", "cause": "KeyError: 1"}, b"Traceback\n"
-        yield {"type": "bye", "left": 0}, b""
+        yield {"type": "bye", "left": 0, "pids": []}, b""
 
     @property
     def _about(self) -> dict[str, int]:
@@ -116,7 +116,7 @@ class _Agent:
             ({"type": "suspended", **about}, b""),
             ({"type": "alone", **about, "library": "mpi4py"}, b""),
             ({"type": "master_port", "port": 5}, b""),
-            ({"type": "bye", "left": 0}, b""),
+            ({"type": "bye", "left": 0, "pids": []}, b""),
             ({"type": "parting", "cause": "got SIGTERM"}, b""),
             (self._exited(), b"{}"),
             (HELLO | {"facts": FACTS | {"gpus": [["0", "H200", "143771"]]}}, b""),

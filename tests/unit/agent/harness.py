@@ -267,9 +267,12 @@ class AgentProcess:
             self.seen.append((header, body))
             if header["type"] in BY_AGENT:
                 self._have[BY_AGENT[header["type"]]] += 1
-            if self.acks and header["type"] == "output" and body and not self.process.stdin.closed:
-                with suppress(BrokenPipeError):  # it may have ended since
+            if self.process.stdin.closed:
+                continue
+            with suppress(BrokenPipeError):  # it may have ended since
+                if self.acks and header["type"] == "output" and body:
                     self.send("ack", bytes=len(body) + FRAME_COST)
+                if self.acks and header["type"] in ("output", "bye"):
                     self.send("have", frames=self._have)
 
     def output(self, stream: str = "stdout", slot: int = 0) -> bytes:
@@ -343,5 +346,6 @@ class AgentProcess:
             return
         with suppress(OSError, ValueError):  # it may be closed
             self.send("bye")
+            self.send("leave")
         self.hang_up()
         self.status()

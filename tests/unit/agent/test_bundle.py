@@ -75,7 +75,7 @@ def test_every_login_shell_starts_the_agent(
     candidates = ["/no/such dir/python", spaced_python]
     agent = launch(shell=shell_command(shell), candidates=candidates, env=new_user)
     assert agent.hello()["facts"]["executable"] == sys.executable
-    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
     assert agent.stderr() == ""
 
 
@@ -219,12 +219,13 @@ def test_the_bundle_stays_small(is_near: bool, limit: int) -> None:
     assert len(bundle(CONFIG, is_near=is_near)) < limit
 
 
-def test_compiled_code_is_less_the_docstrings_of_functions_and_else_as_it_was() -> None:
-    text = 'def f():\n    """Words."""\n    return ["a" for _ in "b"], (lambda: "c")()\ndef g():\n    return "d"\n'
+def test_compiled_code_is_less_its_docstrings_and_else_as_it_was() -> None:
+    text = '"""Words."""\n__all__ = ["f"]\ndef f():\n    """Words."""\n    return ["a" for _ in "b"], (lambda: "c")()\ndef g():\n    return "d"\n'
     names: dict[str, Any] = {}
     exec(without_docstrings(compile(text, "f", "exec")), names)
     assert (names["f"](), names["g"]()) == ((["a"], "c"), "d")
-    assert not names["f"].__doc__
+    assert names["__all__"] == ["f"]
+    assert not names["f"].__doc__ and not names["__doc__"]
 
 
 def shape(text: str) -> str:
@@ -408,7 +409,7 @@ def test_the_agent_runs_on_every_python_from_the_oldest_promised(launch: Launch,
     assert agent.output() == b"words"
     agent.start(["/no/such/file"])
     agent.expect("not_started", code=127)
-    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
     assert agent.stderr() == ""
 
 

@@ -45,7 +45,7 @@ def test_after_a_fork_bomb_under_a_limit_of_processes(launch: Launch, limited: G
     agent.start(python(BOMB), own={"HVLAUNCH_SIZE": "2"})
     agent.read_output(len("refused"))
     if ending == "bye":
-        assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+        assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
     elif ending == "agent":
         process.kill()
         assert agent.status() == 128 + signal.SIGKILL
@@ -88,8 +88,8 @@ def test_a_frozen_worker_is_told_of(launch: Launch, freezer: Group, hunt: Hunt) 
     found = hunt.pids()
     freezer.freeze(found)
     agent.send("bye")
-    assert sorted(agent.expect("remaining")[0]["pids"]) == sorted(found)
-    assert agent.expect("bye")[0]["left"] == 3
+    bye, _ = agent.expect("bye", left=3)
+    assert sorted(bye["pids"]) == sorted(found)
     assert agent.status() == 1
     assert "can't be killed" in agent.stderr()
     assert sorted(hunt.pids()) == sorted(found)
@@ -111,8 +111,7 @@ def test_another_users_process_is_told_of(launch: Launch, hunt: Hunt) -> None:
         agent.start([str(sudo), "--reuid", "0", "--clear-groups", "sleep", hunt.mark])
         hunt.wait_for("sleep")
         agent.send("bye")
-        assert agent.expect("remaining")[0]["pids"] == hunt.pids()
-        assert agent.expect("bye")[0]["left"] == 1
+        assert agent.expect("bye", left=1)[0]["pids"] == hunt.pids()
         assert agent.status() == 1
 
 
@@ -126,5 +125,5 @@ def test_who_kills_by_name_does_not_meet_guardian_and_agent(launch: Launch, hunt
     names = [process.name() for process in (agent.guardian, agent.agent)]
     assert names == ["hvl-guardian", "hvl-agent"]
     assert not any(name in each for each in names)
-    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
     assert hunt.pids() == []

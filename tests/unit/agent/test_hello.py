@@ -83,7 +83,7 @@ def test_a_gpu_count_that_hangs_ends_with_the_agent(launch: Launch, tmp_path: Pa
     )
     hunt.wait_for("sleep")
     began = time.monotonic()
-    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
     assert time.monotonic() - began < 15
     assert hunt.pids() == []
 

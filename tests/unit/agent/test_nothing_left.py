@@ -85,7 +85,7 @@ def neighbour(launch: Launch) -> Iterator[None]:
 
 
 def test_after_a_bye(job: Job) -> None:
-    assert job.link.bye() == ({"type": "bye", "left": 0}, 0)
+    assert job.link.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
     job.assert_nothing_left()
 
 
@@ -201,7 +201,7 @@ def test_after_an_agent_that_is_stopped_and_whose_channel_stays(launch: Launch, 
 def test_after_a_stopped_worker(job: Job) -> None:
     for pid in job.hunt.pids():
         os.kill(pid, signal.SIGSTOP)
-    assert job.link.bye() == ({"type": "bye", "left": 0}, 0)
+    assert job.link.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
     job.assert_nothing_left()
 
 
@@ -230,7 +230,7 @@ def test_after_a_worker_that_ended_and_left_daemons(launch: Launch, hunt: Hunt) 
     agent.start(["/bin/sh", "-c", "(setsid sleep $0 >/dev/null 2>&1 &); exit 0", hunt.mark])
     agent.expect("exited", code=0)
     hunt.wait_for("sleep")
-    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
     assert hunt.pids() == []
 
 
@@ -243,7 +243,7 @@ def test_where_proc_is_empty(launch: Launch, hunt: Hunt, ending: str) -> None:
     agent.start(["/bin/sh", "-c", "setsid sleep $0 & sleep $0", hunt.mark])
     hunt.wait_for("sh", "sleep", "sleep")
     if ending == "bye":
-        assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+        assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
     else:
         agent.agent.kill()
         assert agent.status() == 128 + signal.SIGKILL
@@ -256,7 +256,7 @@ def test_a_guardian_that_is_stopped_ends_with_its_agent(launch: Launch, hunt: Hu
     agent.start(["/bin/sh", "-c", "setsid sleep $0 & sleep $0", hunt.mark])
     hunt.wait_for("sh", "sleep", "sleep")
     agent.guardian.suspend()
-    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
     assert hunt.pids() == []
 
 

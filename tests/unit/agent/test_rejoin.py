@@ -9,7 +9,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ import pytest
 from hvlaunch.agent.carrier import EXIT_NO_AGENT
 from hvlaunch.agent.frames import FRAME_COST, Decoder, encode
 from hvlaunch.agent.rejoin import session_proof
+from hvlaunch.agent.session import BY_AGENT
 from hvlaunch.gloo.driver.bundle import carrier
 from hvlaunch.gloo.driver.piece_reader import PieceReader
-from tests.unit.agent.harness import PATIENCE, AgentProcess, python, until
+from tests.unit.agent.harness import PATIENCE, AgentProcess, has_ended, python, until
 
 KEY = "the session's key"
 COUNT = "import sys\nfor i in range(int(sys.argv[1])): print(i, flush=True)\n"
@@ -38,6 +39,7 @@ class Again:
         self.link.settimeout(PATIENCE)
         self._reader, self._decoder = PieceReader(lambda _: None), Decoder()
         self._frames: list[Any] = []
+        self.have: list[int] = []
 
     def close(self) -> None:
         self.link.close()
@@ -49,6 +51,9 @@ class Again:
             if not data:
                 return None
             self._frames.extend(self._decoder.feed(self._reader.feed(data)))
+        kind = self._frames[0][0]["type"]
+        if kind in BY_AGENT:
+            self.have[BY_AGENT[kind]] += 1
         return self._frames.pop(0)
 
     def send(self, kind: str, body: bytes = b"", **facts: Any) -> None:
@@ -56,6 +61,7 @@ class Again:
 
     def resume(self, have: list[int], key: str = KEY, epoch: int = 1) -> Any:
         """The agent's answer; None where it hangs up."""
+        self.have = list(have)
         asked = self.next()[0]["nonce"]
         proof = session_proof(key, "driver", asked, "mine", epoch, *have)
         self.send("resume", nonce="mine", epoch=epoch, have=have, proof=proof)
@@ -66,12 +72,15 @@ class Again:
         return answer
 
     def until(self, kind: str) -> list[Any]:
-        """All frames up to one of this type, each of the output acknowledged."""
+        """All frames up to one of this type, each of the output acknowledged, and all that came before a bye."""
         frames = []
         while (frame := self.next()) is not None:
             frames.append(frame)
             if frame[0]["type"] == "output" and frame[1]:
                 self.send("ack", bytes=len(frame[1]) + FRAME_COST)
+            if frame[0]["type"] == "bye":
+                with suppress(BrokenPipeError):  # nothing was before it that we lacked
+                    self.send("have", frames=self.have)
             if frame[0]["type"] == kind:
                 return frames
         raise AssertionError(f"no {kind}: {frames}")
@@ -228,6 +237,45 @@ def test_an_agent_that_is_left_waits_for_nobody(meet: Callable[..., Met]) -> Non
     assert met.agent.status() == 0
 
 
+def part(met: Met) -> None:
+    """A worker has printed, and the agent has said bye."""
+    met.agent.start(python("print('once')"))
+    met.expect("started")
+    met.agent.expect("exited")
+    met.agent.send("bye")
+    met.agent.expect("bye")
+    met.agent.seen.clear()
+
+
+def test_an_agent_that_is_to_end_waits_until_the_driver_has_what_was_printed(
+    meet: Callable[..., Met],
+) -> None:
+    met = meet(acks=False)
+    part(met)
+    met.hang_up()  # and no byte of it was dealt with
+    with closing(met.again()) as driver:
+        assert driver.resume(met.have, epoch=2)[0]["have"] == [3, 0]
+        frames = driver.until("bye")
+        assert text(frames) == b"once\n"
+        assert driver.next() is None
+    assert met.agent.process.wait(PATIENCE) == 0
+
+
+@pytest.mark.parametrize("ending", ["leave", "end of file", "guardian"])
+def test_it_waits_for_no_longer_than_there_may_be_a_driver(launch: Launch, ending: str) -> None:
+    met = Met(launch(acks=False, reconnect=0.3))
+    part(met)
+    agent = met.agent.agent
+    if ending == "leave":
+        met.agent.send("leave")
+    elif ending == "guardian":
+        met.agent.guardian.kill()
+    else:
+        met.hang_up()
+    until(lambda: has_ended(agent), "the agent's end")
+    assert list(met.agent.frames()) == []
+
+
 def run_carrier(scratch: str) -> "subprocess.Popen[bytes]":
     program = zlib.decompress(carrier(scratch)).decode()
     return subprocess.Popen(
@@ -253,7 +301,7 @@ def test_a_carrier_joins_a_connection_to_the_agent_and_ends_when_all_has_ended(
             encode({"type": "resume", "nonce": "mine", "epoch": 1, "have": met.have, "proof": proof})
         )
         assert next(decoder.feed(reader.feed(process.stdout.read(1 << 16))))[0]["type"] == "resumed"
-        process.stdin.write(encode({"type": "bye"}))
+        process.stdin.write(encode({"type": "have", "frames": met.have}) + encode({"type": "bye"}))
         said = b""
         while select.select([process.stdout], [], [], PATIENCE)[0] and (data := process.stdout.read(1 << 16)):
             said += data

@@ -192,7 +192,7 @@ def test_a_host_out_of_files_says_so(launch: Launch) -> None:
     header, _ = agent.expect("not_started")
     assert header["code"] == 126
     assert "too many open files" in header["cause"]
-    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
 
 
 SHOW_SIGNALS = ["/bin/grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]

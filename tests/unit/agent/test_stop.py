@@ -140,7 +140,7 @@ def test_signals_for_workers_that_have_ended_are_no_trouble(agent: AgentProcess)
     stop(agent, (signal.SIGTERM, 0.0), (signal.SIGKILL, 0.0), slots=[0, 7])
     agent.send("ping")
     agent.expect("pong")
-    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
 
 
 def test_an_agent_that_ends_starts_nobody(launch: Launch) -> None:

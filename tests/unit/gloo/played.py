@@ -145,5 +145,5 @@ class PlayedAgent:
         self.say({"type": "pong", "at": 1.0})
 
     def _bye(self, *_: object) -> None:
-        self.say({"type": "bye", "left": 0})
+        self.say({"type": "bye", "left": 0, "pids": []})
         self.close()

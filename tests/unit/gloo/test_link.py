@@ -13,12 +13,15 @@ from hvlaunch.agent.pieces import START
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.arrival import Arrival
 from hvlaunch.gloo.driver.bundle import NO_PYTHON
 from hvlaunch.gloo.driver.expected import Expected
 from hvlaunch.gloo.driver.host_link import HostLink, Opening
 from hvlaunch.gloo.driver.relay import HostRelay
+from hvlaunch.gloo.driver.seen import SeenFrames
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host
+from tests.unit.agent.harness import until
 from tests.unit.gloo.fakes import FACTS, FakeConnection
 
 BUNDLE = b"BUNDLE"
@@ -88,6 +91,7 @@ class Rig:
             hello=lambda connection: self.hello | {"cwd": connection.local_address},
             relay=lambda send: FakeRelay(self, send),
             window=WINDOW,
+            seen=SeenFrames(memoryview(bytearray(32)).cast("Q")),
         )
         self.ranks: dict[tuple[int, int], int] = {}
         """By slot and start."""
@@ -102,7 +106,12 @@ class Rig:
         self.link.open()
 
     def event(self) -> Any:
-        return self.events.get(timeout=60)
+        """The next, which is on record."""
+        event = self.events.get(timeout=60)
+        if isinstance(event, Arrival):
+            self.link.settle(event.frame)
+            return event.event
+        return event
 
     def ready(self) -> "Rig":
         assert self.event() == on.HostConnected("a")
@@ -255,16 +264,55 @@ def test_the_time_of_an_end_is_told_by_our_clock(rig: Rig) -> None:
 def test_a_clean_end(rig: Rig) -> None:
     rig.ready()
     rig.link.send({"type": "bye"})
-    rig.channel.frame({"type": "bye", "left": 0})
+    rig.channel.frame({"type": "bye", "left": 0, "pids": []})
     rig.channel.end()
     assert rig.event() == on.HostClosed("a", 0)
+
+
+def test_an_agent_is_told_that_all_is_durable_before_it_is_told_to_end(rig: Rig) -> None:
+    rig.ready()
+    rig.settle()
+    rig.link.send({"type": "bye"})
+    assert rig.sent(3)[1:] == [{"type": "have", "frames": [2, 0]}, {"type": "bye"}]
+
+
+def parted(rig: Rig) -> None:
+    """Its agent has said bye, and nobody has read yet what a worker has printed."""
+    rig.ready()
+    rig.ranks[0, 1] = 0
+    rig.start(0, 1)
+    rig.channel.frame({"type": "output", "stream": "stdout", "round": 0, "slot": 0, "start": 1}, b"line")
+    rig.settle()
+    rig.link.send({"type": "bye"})
+    rig.channel.frame({"type": "bye", "left": 0, "pids": []})
+    until(lambda: rig.link.has_parted, "its bye")
+
+
+def test_an_agent_that_has_said_bye_is_told_at_once_that_all_before_is_durable(rig: Rig) -> None:
+    parted(rig)
+    rig.sink.dones[0](4)
+    assert rig.sent(3)[1:] == [{"type": "bye"}, {"type": "have", "frames": [4, 0]}]
+
+
+def test_an_agent_does_not_wait_for_ever_for_somebody_who_reads(rig: Rig) -> None:
+    parted(rig)
+    rig.now += 4.0
+    rig.link.let_go()
+    rig.link.ping()
+    rig.now += 1.0
+    rig.link.let_go()
+    assert rig.sent(5)[1:] == [
+        {"type": "bye"},
+        {"type": "have", "frames": [2, 0]},
+        {"type": "ping"},
+        {"type": "leave"},
+    ]
 
 
 def test_an_end_with_processes_that_cannot_be_killed(rig: Rig) -> None:
     rig.ready()
     rig.link.send({"type": "bye"})
-    rig.channel.frame({"type": "remaining", "pids": [7, 8]})
-    rig.channel.frame({"type": "bye", "left": 2})
+    rig.channel.frame({"type": "bye", "left": 2, "pids": [7, 8]})
     rig.channel.end()
     assert rig.event() == on.HostClosed("a", 2, (7, 8))
     assert rig.link.has_parted
@@ -273,7 +321,7 @@ def test_an_end_with_processes_that_cannot_be_killed(rig: Rig) -> None:
 def test_an_agent_that_takes_its_leave_unasked_is_lost(rig: Rig) -> None:
     """Else its workers would count as ended, and a job whose workers have all ended has ended well."""
     rig.ready()
-    rig.channel.frame({"type": "bye", "left": 0})
+    rig.channel.frame({"type": "bye", "left": 0, "pids": []})
     event = rig.event()
     assert isinstance(event, on.HostGone)
     assert "bye that was not asked for" in str(event.problem)
@@ -395,7 +443,7 @@ def test_an_agents_own_error_is_one_line_and_its_traceback_apart(rig: Rig) -> No
 def test_an_agent_that_parts_in_an_orderly_way_closes(rig: Rig) -> None:
     rig.ready()
     rig.channel.frame({"type": "parting", "cause": "got SIGTERM"})
-    rig.channel.frame({"type": "bye", "left": 0})
+    rig.channel.frame({"type": "bye", "left": 0, "pids": []})
     rig.channel.end(0)
     event = rig.event()
     assert isinstance(event, on.HostParting)
@@ -452,4 +500,4 @@ def test_what_is_about_a_session_comes_where_it_was_asked_for_alone(rig: Rig, he
 def test_an_agent_that_a_launcher_started_may_end_unasked():
     expected = Expected(lambda _slot, _start: None, window=1)
     expected.may_end()
-    expected.check({"type": "bye", "left": 0}, b"")
+    expected.check({"type": "bye", "left": 0, "pids": []}, b"")

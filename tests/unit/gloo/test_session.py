@@ -52,6 +52,14 @@ class Rig:
         self.session.greet(HELLO)
         self.frames = self.session.frames()
 
+    def part(self) -> None:
+        """The agent has said bye, and waits: its hello is not durable yet."""
+        self.session.send({"type": "bye"})
+        self.next("bye")
+        self.session.acknowledge()
+        self.session.ping()
+        self.next("pong")
+
     def next(self, kind: str) -> Any:
         """The next frame of the kind."""
         return next(header for header, _ in self.frames if header["type"] == kind)
@@ -75,3 +83,22 @@ def test_an_agent_of_this_machine_goes_on_over_a_carrier(python: str | None) -> 
         assert it.next("bye")["left"] == 0
         assert isinstance(it.events.get(timeout=60), on.HostAway)
         assert isinstance(it.events.get(timeout=60), on.HostBack)
+
+
+def test_an_agent_ends_when_all_is_durable_that_came_before_its_bye() -> None:
+    with rig() as it:
+        it.part()
+        it.session.durable.add(1)
+        it.session.acknowledge()
+        assert next(it.frames, None) is None
+        assert it.session.status == 0
+
+
+def test_an_agent_that_has_said_bye_hears_over_a_carrier_what_is_durable() -> None:
+    with rig() as it:
+        it.part()
+        it.connection.close()
+        it.session.durable.add(1)
+        assert next(it.frames, None) is None
+        assert [type(it.events.get(timeout=60)) for _ in range(2)] == [on.HostAway, on.HostBack]
+        assert it.session.status == 0  # the carrier's: it has waited for the agent's end

@@ -153,8 +153,8 @@ def test_an_agent_that_calls_again_goes_on_over_the_new_connection(launched):
     assert called.is_set()
     ears = FakeListener()
     connection, channel = launched.connection.rejoin(launched.program, Host("a"), "", ears, 60)
-    agent.say({"type": "bye", "left": 0})
-    assert next(channel.frames()) == ({"type": "bye", "left": 0}, b"")
+    agent.say({"type": "bye", "left": 0, "pids": []})
+    assert next(channel.frames()) == ({"type": "bye", "left": 0, "pids": []}, b"")
     assert ears.heard == 1
     channel.send(({"type": "ping"}, b""))
     assert agent.hear() == ({"type": "ping"}, b"")
@@ -253,7 +253,7 @@ def test_a_worker_that_the_launcher_lets_nobody_start_has_not_failed():
 def test_an_end_before_the_workers_start_is_the_launchers():
     end = LauncherEnd(1)
     assert not end.concerns_driver(PARTING)
-    assert end.concerns_driver({"type": "bye", "left": 0})
+    assert end.concerns_driver({"type": "bye", "left": 0, "pids": []})
     assert end.is_over
 
 
@@ -261,7 +261,7 @@ def test_other_ends_are_the_drivers():
     end = LauncherEnd(1)
     assert end.concerns_driver({"type": "parting", "cause": "heard nothing from the driver for 30 seconds"})
     assert end.concerns_driver(TERMINATED)
-    assert end.concerns_driver({"type": "bye", "left": 0})
+    assert end.concerns_driver({"type": "bye", "left": 0, "pids": []})
     end.connection_ended()
     assert not end.is_over
 
