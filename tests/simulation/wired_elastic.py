@@ -73,7 +73,9 @@ class WiredElasticWorld(Wired, ElasticWorld):
         super().take(link, number, frame)
 
     def is_long_unaware(self, host: str) -> None:
-        self.faulty.add(host)  # as one that is cut off: it is lost where the ends of its workers are waited for
+        self.faulty.add(
+            host
+        )  # as one that is cut off: it is lost where the ends of its workers are waited for
 
     def close(self, link: Link) -> None:
         self.hosts[link.host].link = "none"

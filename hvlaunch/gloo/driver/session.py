@@ -153,7 +153,7 @@ class HostSession:
 
     def acknowledge(self) -> None:
         """Let the agent know at once, where all is durable that has come before its last word."""
-        if self._received - self.has_bye <= self.durable.prefix > self._told:
+        if self._told < self._received - self.has_bye <= self.durable.prefix:
             self.send({"type": "have"})
 
     def _have(self) -> list[int]:

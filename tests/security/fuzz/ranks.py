@@ -26,7 +26,7 @@ _LIFE: list[Valid] = [
     ({"type": "parting", "cause": "got SIGTERM"}, b""),
     ({"type": "ended", "status": 256, "max_rss": 1}, b""),
 ]
-_LINE: list[Valid] = [*_LIFE, *_LIFE, ({"type": "bye", "left": 0, "pids": []}, b"")]
+_LINE: list[Valid] = [*_LIFE, *_LIFE, ({"type": "bye", "left": 0}, b"")]
 _FRAMES: list[Valid] = [*_LINE, ({"type": "not_started", "code": 127, "cause": "x: command not found"}, b"")]
 
 

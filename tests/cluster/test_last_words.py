@@ -1,0 +1,54 @@
+"""What workers have printed last, and nobody has read yet, outlives their agents' end, and their driver's."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cluster.heirs import LIMIT, Heir
+from tests.cluster.jobs import HVLAUNCH
+from tests.cluster.test_successor import is_whole
+from tests.cluster.testhosts import TestHosts, wait_until
+
+LINES = """
+import os
+for number in range(200):
+    os.write(1, b"line %s %d \\n" % (os.environb[b"HVLAUNCH_RANK"], number))
+"""
+JOB = ["-H", "a:2,b:2,c:2,d:2", "--grace", "1", "--reconnect-timeout", "20", sys.executable, "-c", LINES]
+
+
+def full_pipe() -> tuple[int, int]:
+    """Its two ends. Nobody can write to it."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, bytes(4096))
+    except BlockingIOError:
+        os.set_blocking(writer, True)
+    return reader, writer
+
+
+def test_a_driver_is_killed_whose_workers_have_ended_and_nothing_is_printed(
+    cluster: TestHosts, tmp_path: Path
+) -> None:
+    reader, writer = full_pipe()
+    journal = tmp_path / "journal"
+    process = cluster.driver.popen(
+        [*HVLAUNCH, *JOB],
+        env={**cluster.driver.env, "HVLAUNCH_JOURNAL": str(journal)},
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(writer)
+    job = Heir(cluster, process)
+    wait_until(
+        lambda: journal.exists() and journal.read_text().count('"Release"') == 4, "agents are to end", LIMIT
+    )
+    job.kill()
+    assert job.succeed().wait(LIMIT) == 0
+    is_whole(job.stored, 200)
+    with open(reader, "rb") as pipe:
+        assert not pipe.read().strip(b"\0")
