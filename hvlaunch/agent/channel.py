@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DriverChannel"]
 
 _READ_SIZE = 1 << 16
+_AFTER_BYE = ("have", "pong")
 
 
 class DriverChannel:
@@ -48,7 +49,7 @@ class DriverChannel:
         """Whether the connection is lost, and no other is there yet."""
         self.closed = False
         self._has_parted = False
-        """Whether bye was sent, which is the last of what is numbered."""
+        """Whether bye was sent, behind which nothing is told."""
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
 
@@ -70,7 +71,9 @@ class DriverChannel:
     def send(self, header: Dict[str, Any], body: bytes = b"", *, relayed: bool = False) -> None:
         """Send a frame, now or as soon as the other side takes it."""
         kind = header["type"]
-        if self.closed or (self._has_parted if kind in BY_AGENT else self.is_away):
+        if self.closed or (self.is_away and kind not in BY_AGENT):
+            return
+        if self._has_parted and kind not in _AFTER_BYE:
             return
         self._has_parted |= kind == "bye"
         blocked = self.blocked

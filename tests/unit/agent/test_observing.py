@@ -48,7 +48,7 @@ def test_a_question_is_answered(launch: Any, version: str) -> None:
     assert answer(agent) == {"id": 2, "problem": "KeyError: 'cats'"}
     ask(agent, 3)
     assert answer(agent)["id"] == 3
-    assert agent.bye()[0] == {"type": "bye", "left": 0}
+    assert agent.bye()[0] == {"type": "bye", "left": 0, "pids": []}
 
 
 def test_who_is_asked_and_is_not_there_says_so(agent: AgentProcess) -> None:
@@ -147,4 +147,4 @@ def test_the_ends_of_workers_and_another_round_are_as_without_it(agent: AgentPro
     assert agent.run(["true"])[0]["code"] == 0
     agent.start(["true"], round_number=1)  # before which all descendants are killed
     agent.expect("exited", code=0, start=1)
-    assert agent.bye() == ({"type": "bye", "left": 0}, 0)
+    assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
