@@ -50,5 +50,5 @@ def test_a_driver_is_killed_whose_workers_have_ended_and_nothing_is_printed(
     job.kill()
     assert job.succeed().wait(LIMIT) == 0
     is_whole(job.stored, 200)
-    with open(reader, "rb") as pipe:
+    with os.fdopen(reader, "rb") as pipe:
         assert not pipe.read().strip(b"\0")
