@@ -52,6 +52,7 @@ EXIT_INTERNAL = 70
 EXIT_NOT_WRITTEN = 74
 """EX_IOERR of sysexits.h."""
 EXIT_TOO_FEW = 75
+EXIT_HUNG = 76
 
 _SHOWN = 100
 """Characters of a word that a message quotes."""
@@ -157,6 +158,16 @@ class NotEnoughSlotsInTime(HvlaunchError):
         )
         self.needed = needed
         self.available = available
+        self.seconds = seconds
+
+
+class JobHung(HvlaunchError):
+    """No worker has got on for `seconds`; `detail` says which wait for which."""
+
+    exit_code = EXIT_HUNG
+
+    def __init__(self, seconds: float, detail: str) -> None:
+        super().__init__(f"the job hangs: no rank has got on for {seconds:.0f} s; {detail}")
         self.seconds = seconds
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "Look",
     "MPIOptions",
     "MapPolicy",
+    "OnHang",
     "RelayPolicy",
     "SSHClient",
     "SSHOptions",
@@ -35,6 +36,7 @@ LauncherName = Literal["mpirun", "srun", "jsrun"]
 RelayPolicy = Literal["auto", "always", "never"]
 MapPolicy = Literal["slot", "node"]
 """How workers are dealt out: they fill the slots of one host after the other, or go to one host after the other."""
+OnHang = Literal["warn", "stop", "restart"]
 DetachPolicy = Literal["never", "at start", "on hangup"]
 """When the driver leaves its terminal: not at all; as soon as the workers run; when the terminal is closed."""
 Look = Literal["cause", "unclear", "consequence", "silent"]
@@ -212,6 +214,10 @@ class JobSpec:
     """Seconds between the first signal to a worker that must stop and SIGKILL."""
     settle: float = 2.0
     """Seconds that a failure which looks like a consequence waits for one that does not, before the others are stopped."""
+    hang_timeout: float = 60.0
+    """Seconds without a line, and without any rank that gets on, after which a job is said to hang; 0 never."""
+    on_hang: OnHang = "warn"
+    """What follows then. A static job can't be restarted: it ends."""
     verbose: bool = False
 
 

@@ -10,7 +10,7 @@ from hvlaunch.cli.options_familiar import FAMILIAR
 from hvlaunch.cli.options_general import GENERAL
 from hvlaunch.cli.options_horovod import HOROVOD
 from hvlaunch.cli.options_ssh import SSH
-from hvlaunch.job import ColorPolicy, RelayPolicy, StdinPolicy
+from hvlaunch.job import ColorPolicy, OnHang, RelayPolicy, StdinPolicy
 
 __all__ = ["COMMAND", "GROUPS"]
 
@@ -311,6 +311,25 @@ _ENDING = Group(
             more="Where the first worker that fails seems to have lost its connection to another one, the others are stopped "
             "that much later, unless a worker fails before for an error of its own; any other failure stops them at once. "
             "0 never waits.",
+        ),
+        Option(
+            "hang_timeout",
+            ("--hang-timeout",),
+            "time without progress after which a job hangs",
+            values.SECONDS,
+            field="hang_timeout",
+            more="A job hangs when no rank has printed anything for so long, and none computes, reads or writes "
+            "meanwhile: hvlaunch says then which rank the others wait for, and at which line. 0 never looks.",
+        ),
+        Option(
+            "on_hang",
+            ("--on-hang",),
+            "what follows when a job hangs",
+            Value(choices=get_args(OnHang)),
+            field="on_hang",
+            more="`warn` says so, and waits. `stop` ends the job with exit code 76. `restart` begins a new round of an elastic "
+            "job, and ends any other as `stop` does.",
+            example="hvlaunch -np 8 -H a:4,b:4 --on-hang stop python train.py",
         ),
         Option(
             "lease",

@@ -132,6 +132,11 @@ class Judge:
         """Ranks that compute."""
         return frozenset(number for number, rank in self._ranks.items() if rank.is_busy)
 
+    @property
+    def steady(self) -> frozenset[int]:
+        """Ranks that compute, and were always seen at one place: their frames of C tell more."""
+        return frozenset(number for number in self.computing if self._ranks[number].looks >= _LEAST_STACKS)
+
     def verdict(
         self,
         now: float,
@@ -143,7 +148,7 @@ class Judge:
     ) -> Verdict | None:
         """Whether the job hangs. `ended` are ranks that are no more; `reading` those that wait for stdin."""
         found, deep = _by_rank(stacks), _by_rank(native)
-        if any(number in self._ranks and not self._ranks[number].is_busy for number in reading):
+        if any(self._reads(number, found) for number in reading):
             self._gets_on(now)
             return None
         for number in self.computing:
@@ -169,6 +174,16 @@ class Judge:
         """As heard(), but that it is known by looking only."""
         self._got_on = max(self._got_on, at)
         self._has_said = False
+
+    def _reads(self, number: int, found: Mapping[int, Sequence[ProcessStack]]) -> bool:
+        """Whether a rank that may read stdin waits for that, by where the kernel holds it."""
+        rank = self._ranks.get(number)
+        if rank is None or rank.sample is None or rank.is_busy or rank.sample.state != "S":
+            return False
+        if rank.sample.waits_in is not None:
+            return "read" in rank.sample.waits_in
+        main = main_of(found[number]) if found.get(number) else None
+        return main is None or not main.threads or not is_collective(main.threads[0].frames)
 
     def _computes(
         self,

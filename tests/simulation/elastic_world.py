@@ -100,6 +100,7 @@ class ElasticWorld(Play):
             grace=2.0,
             start_timeout=10.0,
             lease=20.0 if seed % 3 == 2 else 5.0,
+            on_hang="restart",
             elastic=self.options,
         )
         self.workers = Workers(self, goal=rng.randint(3, 14))

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING
 
 from hvlaunch.errors import HostLost
@@ -37,6 +38,9 @@ def plan_faults(world: "ElasticWorld") -> None:
             world.at(when, lambda: interrupt(world))
             when += world.random.random() * 3
     world.at(HEALED, lambda: heal(world))
+    apart = Random(f"{world.seed} hangs")  # so that the other faults of each seed stay as they are
+    if apart.random() < 0.1:
+        world.at(apart.random() * HEALED, lambda: note(world, be_judged))
 
 
 def note(world: "ElasticWorld", fault: "Callable[[ElasticWorld], bool]") -> None:
@@ -386,6 +390,12 @@ def empty(world: "ElasticWorld") -> bool:
 
 def fail_discovery(world: "ElasticWorld") -> bool:
     world.fail_discovery()
+    return True
+
+
+def be_judged(world: "ElasticWorld") -> bool:
+    """The hosts say that nobody gets on."""
+    world.tell(on.JobHangs(60.0, (0,), "rank 0 waits"))
     return True
 
 

@@ -24,6 +24,7 @@ class Play(ABC):
     engine: Engine
 
     def __init__(self, seed: int, *, most_steps: int) -> None:
+        self.seed = seed
         self.random = random.Random(seed)
         self.now = 0.0
         self.is_driven = True

@@ -10,6 +10,7 @@ from hvlaunch.errors import Problem
 __all__ = [
     "Cause",
     "HostProblem",
+    "JobHung",
     "MoreWorkers",
     "NewTraining",
     "NoCommit",
@@ -63,6 +64,14 @@ class NoCommit(NamedTuple):
     """No worker of the round has committed anything for so long."""
 
     seconds: float
+
+
+class JobHung(NamedTuple):
+    """No worker of the round has got on for so long (--hang-timeout)."""
+
+    seconds: float
+    detail: str
+    """Who waits for whom, and where."""
 
 
 class NotMet(NamedTuple):
@@ -145,6 +154,7 @@ Cause = (
     | WorkerHangs
     | WorkerLeft
     | NoCommit
+    | JobHung
     | NotMet
     | HostProblem
     | WorkersFail

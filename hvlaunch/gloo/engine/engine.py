@@ -62,6 +62,8 @@ class Engine:
         self._discovery_error = ""
         self._has_released = False
         self._group: tuple[str, int | None] = ("", None)
+        self.hang: on.JobHangs | None = None
+        """As long as the job hangs."""
         self.deadline: float | None = None
         self._due: float | None = None
         """The same, but for looks for silent workers."""
@@ -130,6 +132,8 @@ class Engine:
                 return [do.Signal(host, number) for host in self._course.hosts_with_workers()]
             case on.InputRead():
                 return [do.GiveInput()] if self._rounds.second_try.input_read() else []
+            case on.JobHangs() | on.JobGoesOn():
+                return self._judged(event, now)
             case on.StacksTaken(name, number):
                 return [*self._rounds.inspection.taken(name, number, now)]
             case on.WorkerAsked() | on.WorkerSuspended():
@@ -402,6 +406,21 @@ class Engine:
             return []
         self._has_released = True
         return self._course.let_go([host for host in self._pool if host.name not in used], now)
+
+    def _judged(self, event: on.JobHangs | on.JobGoesOn, now: float) -> list[Action]:
+        """The job hangs, or does no more."""
+        if self.phase not in (Phase.RUNNING, Phase.FINISHING):
+            return []
+        had_hung = self.hang is not None
+        if isinstance(event, on.JobGoesOn):
+            self.hang = None
+            return [tell.JobGoingOn()] if had_hung else []
+        self.hang = event
+        hanging = Decision([tell.JobHanging(*event)])
+        if self._spec.on_hang == "warn":
+            return [*hanging.actions]
+        self.hang = None
+        return self._follow(hanging.also(self._policy.hung(event, now)), now)
 
     # Time
 

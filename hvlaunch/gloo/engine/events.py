@@ -32,6 +32,8 @@ __all__ = [
     "HostsDiscovered",
     "InputRead",
     "Interrupted",
+    "JobGoesOn",
+    "JobHangs",
     "Lull",
     "MasterPort",
     "RendezvousReached",
@@ -318,6 +320,20 @@ class UserSignal(NamedTuple):
     signal: int
 
 
+class JobHangs(NamedTuple):
+    """No rank has got on for so long, by what their hosts say: hvlaunch/telemetry/hang.py."""
+
+    seconds: float
+    ranks: tuple[int, ...]
+    """Those that the others wait for."""
+    text: str
+    """Who waits for whom, and where."""
+
+
+class JobGoesOn(NamedTuple):
+    """A job that was said to hang does not."""
+
+
 class InputRead(NamedTuple):
     """Something was read from stdin that is for the workers; it waits."""
 
@@ -383,6 +399,8 @@ Event = (
     | WorkerBeat
     | Interrupted
     | UserSignal
+    | JobHangs
+    | JobGoesOn
     | InputRead
     | ThreadFailed
     | Tick

@@ -19,6 +19,8 @@ __all__ = [
     "HostSkipped",
     "Interrupting",
     "JobEnding",
+    "JobGoingOn",
+    "JobHanging",
     "KeepingHosts",
     "KernelLacks",
     "PoolEmpty",
@@ -211,6 +213,20 @@ class Interrupting(NamedTuple):
     grace: float
 
 
+class JobHanging(NamedTuple):
+    """No rank has got on for so many seconds."""
+
+    seconds: float
+    ranks: tuple[int, ...]
+    """Those that the others wait for."""
+    detail: str
+    """Who waits for whom, and where."""
+
+
+class JobGoingOn(NamedTuple):
+    """A job that was said to hang does not."""
+
+
 class JobEnding(NamedTuple):
     """Failures are made up for no longer."""
 
@@ -240,5 +256,7 @@ Fact = (
     | WorkersAlone
     | BeginningAgain
     | Interrupting
+    | JobHanging
+    | JobGoingOn
     | JobEnding
 )

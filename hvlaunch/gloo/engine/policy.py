@@ -4,7 +4,7 @@ import signal
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from hvlaunch.errors import NotEnoughSlots, Problem
+from hvlaunch.errors import JobHung, NotEnoughSlots, Problem
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
@@ -258,6 +258,12 @@ class Policy:
             ending = ending._replace(failure=killed)
         return Decision([tell.WorkerKilled(cause), *failed.actions, *kill], ending)
 
+    def hung(self, event: on.JobHangs, now: float) -> Decision:
+        """No worker gets on, and the user does not want to wait for what may never come."""
+        if self._elastic is not None and self._spec.on_hang == "restart":
+            return self._fail(why.JobHung(event.seconds, event.text), now)
+        return Decision((), Ending(error=JobHung(event.seconds, event.text).problem))
+
     def no_commit(self, now: float) -> Decision:
         """The round gets nowhere: whoever hangs in it will not leave it either."""
         seconds = None if self._elastic is None else self._elastic.commit_timeout
@@ -283,7 +289,7 @@ class Policy:
         is_news = current.state is not RoundState.BROKEN
         fruitful = None if problem is not None else current.is_fruitful(now)
         current.is_unknown = current.is_unknown or problem is not None
-        is_told_by_victim = isinstance(cause, why.WorkerLeft | why.NotMet | why.NoCommit)
+        is_told_by_victim = isinstance(cause, why.WorkerLeft | why.NotMet | why.NoCommit | why.JobHung)
         current.is_unexplained = current.is_unexplained or (is_news and host is None and is_told_by_victim)
         excluded: list[Action] = []
         if host is not None and current.culprit is None:

@@ -19,6 +19,7 @@ def overview(engine: Engine, now: float) -> Mapping[str, Any]:
         "round": None if current is None else _round(current, now),
         "workers": [_worker(worker) for worker in sorted(engine.workers, key=lambda worker: worker.rank)],
         "hosts": [_host(host, now) for host in engine.pool],
+        "hang": None if engine.hang is None else engine.hang._asdict(),
     }
 
 

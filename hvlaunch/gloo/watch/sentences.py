@@ -4,7 +4,7 @@ import signal
 from collections.abc import Sequence
 
 from hvlaunch.console.endings import signal_name
-from hvlaunch.errors import GaveUp
+from hvlaunch.errors import GaveUp, JobHung
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import events as on
@@ -46,6 +46,10 @@ def sentence(fact: tell.Fact) -> str:
         case tell.BeginningAgain(host, port, uid):
             taken = f"rank 0's MASTER_PORT {port} on host {host} was taken by a program of another user, uid {uid}"
             return f"{taken}: the job begins once more, at another port"
+        case tell.JobHanging(seconds, _, text):
+            return JobHung(seconds, text).cause
+        case tell.JobGoingOn():
+            return "the job goes on: it does not hang any more"
         case tell.JobEnding(cause):
             return f"the job ends: {because(cause)}"
         case _:
@@ -159,6 +163,8 @@ def because(cause: why.Cause) -> str:
             return f"its workers fail ({because(last)})"
         case why.NoCommit(seconds):
             return f"no commit for {seconds:g} s"
+        case why.JobHung(seconds, text):
+            return JobHung(seconds, text).cause
         case why.NotMet(ranks, hosts, seconds):
             who = f"{span('rank', ranks)} on {fold_hosts(hosts)}"
             return f"{who} did not meet the other workers of the round within {seconds:g} s"

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Restarts"]
 
-_FAILURES = (why.WorkerEnded, why.WorkerHangs, why.WorkerLeft, why.NoCommit, why.NotMet, why.HostProblem)
+_FAILURES = (
+    why.WorkerEnded,
+    why.WorkerHangs,
+    why.WorkerLeft,
+    why.NoCommit,
+    why.JobHung,
+    why.NotMet,
+    why.HostProblem,
+)
 
 
 class Restarts(Law):

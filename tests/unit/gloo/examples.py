@@ -66,6 +66,11 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
         "rank 1 on host a has left the round",
         {"kind": "worker_left", "rank": 1, "host": "a", "words": ""},
     ),
+    (
+        why.JobHung(60.0, "rank 3 waits"),
+        "the job hangs: no rank has got on for 60 s; rank 3 waits",
+        {"kind": "job_hung", "seconds": 60.0, "detail": "rank 3 waits"},
+    ),
     (why.NoCommit(20.0), "no commit for 20 s", {"kind": "no_commit", "seconds": 20.0}),
     (
         why.NotMet((1, 3), ("a", "b"), 60.0),
@@ -163,6 +168,11 @@ FACTS: list[tuple[tell.Fact, str]] = [
         ),
     ),
     (tell.HostSkipped(LOST), "host b is skipped: lost: silent; try: ping b"),
+    (
+        tell.JobHanging(60.0, (3,), "rank 3 waits"),
+        "the job hangs: no rank has got on for 60 s; rank 3 waits",
+    ),
+    (tell.JobGoingOn(), "the job goes on: it does not hang any more"),
     (tell.JobEnding(why.RankDone(0, "a")), "the job ends: rank 0 on host a is done (--end-with-rank)"),
     (tell.HostExcluded("b", 4.0, why.HostProblem(LOST)), "host b is excluded for 4 s: lost: silent"),
     (
