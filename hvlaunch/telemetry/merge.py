@@ -72,7 +72,11 @@ def where(frames: Sequence[Frame]) -> str:
     if not own:
         return str(frames[-1])
     last = frames[own[-1]]
-    called = [frame.function for frame in frames[own[-1] + 1 :] if frame.function.rpartition(".")[2] not in _WRAPPERS]
+    called = [
+        frame.function
+        for frame in frames[own[-1] + 1 :]
+        if frame.function.rpartition(".")[2] not in _WRAPPERS
+    ]
     return str(Frame(called[0] if called else last.function, last.file, last.line))
 
 
