@@ -18,7 +18,7 @@ from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HvlaunchError
-from hvlaunch.gloo.driver.inquiry import Inquiry
+from hvlaunch.gloo.driver.inquiry import Inquiry, Observe
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.signals import signals_as_events
 from hvlaunch.gloo.driver.thread_failures import failures_as_events
@@ -361,7 +361,7 @@ def _serve_control(
     directory: "JobDirectory",
     server: RendezvousServer,
     job: _Job,
-    post: Callable[[on.Event | Inquiry], None],
+    post: Callable[[on.Event | Inquiry | Observe], None],
     printer: Printer,
     wall: Callable[[], float],
 ) -> _Outside | None:

@@ -1,9 +1,64 @@
-"""What a host measures of itself, of its workers and of its GPUs at one moment. Pure."""
+"""What a host measures of itself, of its workers and of its GPUs at one moment, and the form in which it sends that. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["GpuSample", "HostSample", "WorkerSample"]
+from hvlaunch.agent.frames import MOST_GPUS
+from hvlaunch.agent.shapes import exactly, mapping, number, of, or_null, record, several, text, whole
+
+__all__ = ["SAMPLE", "GpuSample", "HostSample", "WorkerSample", "as_json", "host_sample"]
+
+_MOST_WORKERS = 1 << 16
+_MOST_PIDS = 1 << 12
+_COUNT = whole(0, 1 << 31)
+_BYTES = whole(0, 1 << 63)
+_RATE = number(0, 1 << 53)
+_PIDS = several(_COUNT, _MOST_PIDS)
+_WORKER = {
+    "rank": _COUNT,
+    "pid": whole(1, 1 << 22),
+    "processes": _COUNT,
+    "cpu": _RATE,
+    "cpu_time": _RATE,
+    "memory": _BYTES,
+    "state": of("R", "S", "D", "T", "Z"),
+    "threads": _COUNT,
+    "waits_in": or_null(text(64)),
+    "io": _BYTES,
+    "gpus": several(_COUNT, MOST_GPUS),
+}
+_GPU = {
+    "index": _COUNT,
+    "name": text(256),
+    "utilization": number(0, 1),
+    "memory_used": _BYTES,
+    "memory_total": _BYTES,
+    "power": _RATE,
+    "temperature": number(-300, 1 << 16),
+    "throttled": several(text(64), 64),
+    "ecc_errors": _BYTES,
+    "xids": several(_COUNT, 64),
+    "pids": _PIDS,
+}
+SAMPLE = record(
+    {
+        "cores": whole(1, 1 << 16),
+        "cpu": _RATE,
+        "load": _RATE,
+        "memory_used": _BYTES,
+        "memory_total": _BYTES,
+        "network_in": _RATE,
+        "network_out": _RATE,
+        "disk_read": _RATE,
+        "disk_write": _RATE,
+        "free": mapping(of("cwd", "scratch", "shm"), exactly(_BYTES, 2), 3),
+        "workers": several(record(_WORKER), _MOST_WORKERS),
+        "gpus": several(record(_GPU), MOST_GPUS),
+        "problems": several(text(512), 64),
+    }
+)
+"""What a host may send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +127,32 @@ class HostSample:
     gpus: tuple[GpuSample, ...]
     problems: tuple[str, ...]
     """What could not be measured, and why."""
+
+
+def host_sample(host: str, time: float, found: Any, printed_at: Mapping[int, float]) -> HostSample | None:
+    """What a host has sent; None where it has not the form. `printed_at` has when a rank printed last, if it has."""
+    if not SAMPLE(found):
+        return None
+
+    def silence(rank: int) -> float | None:
+        at = printed_at.get(rank)
+        return None if at is None else max(0.0, time - at)
+
+    workers = tuple(
+        WorkerSample(**{**one, "gpus": tuple(one["gpus"])}, last_output=silence(one["rank"]))
+        for one in found["workers"]
+    )
+    gpus = tuple(
+        GpuSample(**{**one, **{name: tuple(one[name]) for name in ("throttled", "xids", "pids")}})
+        for one in found["gpus"]
+    )
+    free = {name: (space[0], space[1]) for name, space in found["free"].items()}
+    made = {"workers": workers, "gpus": gpus, "free": free, "problems": tuple(found["problems"])}
+    return HostSample(host=host, time=time, **{**found, **made})
+
+
+def as_json(sample: HostSample) -> dict[str, Any]:
+    """As programs get it: the fields by their names."""
+    from dataclasses import asdict  # noqa: PLC0415 (when somebody asks)
+
+    return asdict(sample)

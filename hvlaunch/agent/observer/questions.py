@@ -12,10 +12,18 @@ if TYPE_CHECKING:
 __all__ = ["ANSWERS"]
 
 
-def _samples(question: Dict[str, Any]) -> Any:
-    from hvlaunch.agent.observer.samples import sample  # noqa: PLC0415 (each kind imports its own)
+class _Samples:
+    """Keeps what has to be known of the sample before."""
 
-    return sample(question)
+    def __init__(self) -> None:
+        self._samples: Any = None
+
+    def __call__(self, question: Dict[str, Any]) -> Any:
+        if self._samples is None:
+            from hvlaunch.agent.observer.samples import Samples  # noqa: PLC0415 (each kind imports its own)
+
+            self._samples = Samples()
+        return self._samples.take(question["workers"], question["paths"])
 
 
-ANSWERS: Mapping[str, Callable[[Dict[str, Any]], Any]] = {"samples": _samples}
+ANSWERS: Mapping[str, Callable[[Dict[str, Any]], Any]] = {"samples": _Samples()}

@@ -6,13 +6,16 @@ import re
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hvlaunch.errors import HvlaunchError
 from hvlaunch.gloo.driver.history import History
-from hvlaunch.gloo.driver.inquiry import Inquiry
+from hvlaunch.gloo.driver.inquiry import Inquiry, Observe
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route
+
+if TYPE_CHECKING:
+    from hvlaunch.gloo.driver.observation import Observation
 
 __all__ = ["Control"]
 
@@ -21,6 +24,9 @@ T = TypeVar("T")
 _MOST_WAIT = 60.0
 _PATIENCE = 15.0
 """Seconds for the driver's loop to answer."""
+_FRESH_WITHIN = 2.0
+_SAMPLED_ON = 10.0
+"""Seconds for which hosts are asked for samples on, when somebody has asked."""
 _SIGNALS = {number.name: number for number in signal.Signals}
 _QUERY = re.compile(rb"(?:since=(?P<since>[0-9]{1,12}))?&?(?:wait=(?P<wait>[0-9]{1,3}))?")
 
@@ -32,7 +38,7 @@ class Control:
         self,
         about: Mapping[str, Any],
         history: History,
-        post: Callable[[on.Event | Inquiry], None],
+        post: Callable[[on.Event | Inquiry | Observe], None],
         keep_output: Callable[[], None],
         open_page: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     ) -> None:
@@ -56,6 +62,7 @@ class Control:
         routes: dict[bytes, tuple[str, Route]] = {
             b"/job": ("GET", lambda _body: self._job()),
             b"/events": ("GET", lambda _body: self._events(since, wait)),
+            b"/samples": ("GET", lambda _body: self._samples()),
             b"/signal": ("POST", self._signal),
             b"/stop": ("POST", self._stop),
             b"/output": ("POST", self._output),
@@ -97,6 +104,23 @@ class Control:
             return call_off
 
         return Later(begin, wait, page()) if wait else page()
+
+    def _samples(self) -> Later:
+        """The newest samples, fresh ones if hosts give them soon. Whoever asks again soon finds that they go on."""
+
+        def begin(give: Give) -> CallOff:
+            giver = _Giver(give)
+
+            def ask(observation: "Observation") -> None:
+                observation.keep_on(_SAMPLED_ON)
+                observation.when_fresh(
+                    _FRESH_WITHIN, lambda: giver(Answer(200, _json(observation.as_json())))
+                )
+
+            self._post(Observe(ask))
+            return giver.call_off
+
+        return Later(begin, _PATIENCE, Answer(503, b"the driver is busy\n"))
 
     def _signal(self, body: bytes) -> Answer:
         name = _field(body, "signal", str)

@@ -108,6 +108,8 @@ class HostLink:
         self.stdin_taken: Callable[[int, int], None] = lambda _slot, _size: None
         self.pids: dict[tuple[int, int], int] = {}
         """Of the workers that live there, by slot and start."""
+        self.last_output: dict[int, float] = {}
+        """When a rank has printed last."""
         self.observed: Callable[[Mapping[str, Any], bytes], None] = lambda _header, _body: None
         """Gets what comes of its observer."""
         self._opening = opening
@@ -141,6 +143,11 @@ class HostLink:
     @property
     def is_closed(self) -> bool:
         return self._session.is_closed
+
+    @property
+    def scratch(self) -> str:
+        """The job's directory there; empty before the agent's hello."""
+        return self._session.scratch or ""
 
     @property
     def has_parted(self) -> bool:
@@ -389,6 +396,7 @@ class HostLink:
         done = partial(self._printed, header["stream"], frame)
         origin = str(self.number), frame
         if body:
+            self.last_output[rank] = self.last_heard or 0.0
             self._printer.output(rank, header["stream"], body, done, origin)
         else:
             self._printer.end(rank, header["stream"], done, origin)

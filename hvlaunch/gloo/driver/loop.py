@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -14,7 +15,7 @@ from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.arrival import Arrival, Turn
 from hvlaunch.gloo.driver.host_link import HostLink
-from hvlaunch.gloo.driver.inquiry import Inquiry
+from hvlaunch.gloo.driver.inquiry import Inquiry, Observe
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.lease import Lease
 from hvlaunch.gloo.driver.links import HostLinks, without_secrets
@@ -33,13 +34,14 @@ from hvlaunch.rendezvous.serving.server import RendezvousServer
 if TYPE_CHECKING:
     from hvlaunch.console.job_folder import JobFolder
     from hvlaunch.gloo.driver.keeping import Keeping
+    from hvlaunch.gloo.driver.observation import Observation
     from hvlaunch.gloo.driver.takeover import Takeover
     from hvlaunch.gloo.driver.worker_messages import Message, WorkerMessages
     from hvlaunch.hosts.discovery import Discovery, Source
 
 __all__ = ["Driver", "Item", "Watcher"]
 
-Item: TypeAlias = on.Event | Arrival | Inquiry
+Item: TypeAlias = on.Event | Arrival | Inquiry | Observe
 """What comes by the driver's queue."""
 
 Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
@@ -122,6 +124,13 @@ class Driver:
         self._quiet: set[str] = set()
         """Hosts that the engine knows to be."""
         self._result: JobResult | None = None
+
+    @cached_property
+    def observation(self) -> "Observation":
+        """What the hosts do; nothing is asked before somebody subscribes."""
+        from hvlaunch.gloo.driver.observation import Observation  # noqa: PLC0415 (when somebody asks)
+
+        return Observation(self.observers, self._spec.cwd, self._clock)
 
     def run(self) -> JobResult:
         """Take events until the engine has finished. Leaves no connection open, whatever happens."""
@@ -216,6 +225,9 @@ class Driver:
         for item in items:
             if isinstance(item, Inquiry):
                 item.answer(overview(self._engine, self._clock()))
+                continue
+            if isinstance(item, Observe):
+                item.answer(self.observation)
                 continue
             arrival = item if isinstance(item, Arrival) else Arrival(item)
             if isinstance(arrival.event, on.WorkerAlone) and self._rendezvous.was_asked:

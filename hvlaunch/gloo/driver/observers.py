@@ -14,7 +14,7 @@ from hvlaunch.gloo.driver.agenda import Agenda
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.host_link import HostLink
 
-__all__ = ["Answer", "Answered", "Observers"]
+__all__ = ["Answer", "Answered", "Observers", "Target"]
 
 _LONGEST = 1 << 24
 """Bytes of an answer, before it was compressed."""
@@ -33,6 +33,18 @@ class Answer(NamedTuple):
     found: Any = None
     problem: str | None = None
     """Why there is none."""
+
+
+class Target(NamedTuple):
+    """A host that may be asked."""
+
+    host: str
+    scratch: str
+    """The job's private directory there."""
+    workers: Mapping[int, int]
+    """The pids of those that live there, by rank."""
+    last_output: Mapping[int, float]
+    """When a rank has printed last, by the driver's clock."""
 
 
 Answered: TypeAlias = Callable[[Answer], None]
@@ -59,11 +71,11 @@ class Observers:
     def ask(
         self,
         kind: str,
-        question: Callable[[str, Mapping[int, int]], Mapping[str, Any] | None],
+        question: Callable[["Target"], Mapping[str, Any] | None],
         within: float,
         answered: Answered,
     ) -> list[str]:
-        """Ask all hosts that are there, each what `question` has for it: it gets the host and the pids of its workers by rank.
+        """Ask all hosts that are there, each what `question` has for it.
 
         None is no question; bytes under `data` go with it as they are. `answered` is called for each of the hosts that
         are returned, `within` seconds at the latest, perhaps before this returns.
@@ -72,10 +84,9 @@ class Observers:
         for link in list(self._links()):
             if link.last_heard is None or link.is_closed or link.has_parted:
                 continue
-            name = link.host.name
-            content = question(name, self._workers(link))
+            content = question(Target(link.host.name, link.scratch, self._workers(link), link.last_output))
             if content is not None:
-                asked.append(name)
+                asked.append(link.host.name)
                 self._of(link).ask(kind, content, within, answered)
         return asked
 

@@ -17,7 +17,7 @@ import pytest
 
 from hvlaunch.gloo.driver.control import Control
 from hvlaunch.gloo.driver.history import History
-from hvlaunch.gloo.driver.inquiry import Inquiry
+from hvlaunch.gloo.driver.inquiry import Inquiry, Observe
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.jobs.control import Control as Client
 from hvlaunch.jobs.control import ControlRefused, DriverGone
@@ -38,7 +38,7 @@ class Job:
 
     def __init__(self, root: Path) -> None:
         self.directory = JobDirectory(root, ID, ABOUT)
-        self.events: SimpleQueue[on.Event | Inquiry] = SimpleQueue()
+        self.events: SimpleQueue[on.Event | Inquiry | Observe] = SimpleQueue()
         self.history = History(recorder)
         self.server = RendezvousServer("token")
         self.server.start()

@@ -1,0 +1,184 @@
+"""What the whole host does: processors, memory, network, disks, and the space that is left."""
+
+from __future__ import annotations
+
+import os
+
+from hvlaunch.agent.in_time import in_time
+from hvlaunch.agent.observer.proc import ProcFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Set
+
+__all__ = ["Machine"]
+
+_SECTOR = 512
+_SPACE_EVERY = 10.0
+_SPACE_WITHIN = 0.2
+_RECEIVED, _SENT = 0, 8  # proc(5), net/dev, behind the interface's name
+_SECTORS_READ, _SECTORS_WRITTEN = 5, 9  # diskstats of the kernel's iostats.rst
+_NO_DISKS = ("loop", "ram", "zram", "dm-", "md")
+
+
+class Machine:
+    """Rates are since the last time that it was asked. `root` is where /proc and /sys are."""
+
+    def __init__(self, root: str = "") -> None:
+        self._root = root
+        self._files = {
+            name: ProcFile("%s/proc/%s" % (root, name))
+            for name in ("stat", "meminfo", "loadavg", "net/dev", "diskstats")
+        }
+        self._interfaces = _devices(root + "/sys/class/net")
+        self._disks = _devices(root + "/sys/block")
+        self._counts: Dict[str, float] = {}
+        self._space = Space()
+        self._cgroup = _cgroup_memory(root)
+
+    def sample(self, seconds: float, now: float, paths: Dict[str, str]) -> Dict[str, Any]:
+        """`seconds` are those since the last time; `paths` are the places whose space is of interest."""
+        problems: List[str] = []
+        cores = os.cpu_count() or 1
+        used, total = self._read("meminfo", _memory, problems) or (0, 0)
+        if self._cgroup is not None:
+            used, total = self._cgroup(used, total)
+        received, sent = self._read("net/dev", self._traffic, problems) or (0, 0)
+        read, written = self._read("diskstats", self._transfers, problems) or (0, 0)
+        busy = self._read("stat", _busy, problems) or 0.0
+        load = self._read("loadavg", lambda text: float(text.split()[0]), problems) or 0.0
+        space, more = self._space.now(paths, now)
+        return {
+            "cores": cores,
+            "cpu": min(float(cores), self._rate("cpu", busy, seconds)),
+            "load": load,
+            "memory_used": used,
+            "memory_total": total,
+            "network_in": self._rate("received", received, seconds),
+            "network_out": self._rate("sent", sent, seconds),
+            "disk_read": self._rate("read", read, seconds),
+            "disk_write": self._rate("written", written, seconds),
+            "free": space,
+            "problems": problems + more,
+        }
+
+    def _read(self, name: str, parse: Callable[[bytes], Any], problems: List[str]) -> Any:
+        try:
+            return parse(self._files[name].read())
+        except (OSError, ValueError, IndexError, KeyError) as error:
+            cause = os.strerror(error.errno or 0).lower() if isinstance(error, OSError) else "unknown form"
+            problems.append("/proc/%s: %s" % (name, cause))
+            return None
+
+    def _rate(self, name: str, count: float, seconds: float) -> float:
+        before = self._counts.get(name, count)
+        self._counts[name] = count
+        return round(max(0.0, count - before) / seconds, 3)
+
+    def _traffic(self, text: bytes) -> Any:
+        """Received and sent bytes of the devices; of all but the loopback where no device is known."""
+        received = sent = 0
+        for line in text.splitlines()[2:]:
+            name, _, rest = line.partition(b":")
+            interface = name.strip().decode()
+            if interface in self._interfaces or (not self._interfaces and interface != "lo"):
+                words = rest.split(None, _SENT + 1)
+                received += int(words[_RECEIVED])
+                sent += int(words[_SENT])
+        return received, sent
+
+    def _transfers(self, text: bytes) -> Any:
+        read = written = 0
+        for line in text.splitlines():
+            words = line.split(None, _SECTORS_WRITTEN + 1)
+            disk = words[2].decode()
+            if disk in self._disks or (not self._disks and not disk.startswith(_NO_DISKS)):
+                read += int(words[_SECTORS_READ])
+                written += int(words[_SECTORS_WRITTEN])
+        return read * _SECTOR, written * _SECTOR
+
+
+class Space:
+    """Free and total bytes of file systems, which may hang: looked at now and then, and never waited for for long."""
+
+    def __init__(self, look: Callable[[str], Any] = os.statvfs) -> None:
+        self._look = look
+        self._found: Dict[str, List[int]] = {}
+        self._hanging: Set[str] = set()
+        self._problems: List[str] = []
+        self._next = 0.0
+
+    def now(self, paths: Dict[str, str], now: float) -> Any:
+        """The newest figures by name, and why there are none."""
+        if now >= self._next:
+            self._next = now + _SPACE_EVERY
+            self._problems = []
+            for name, path in paths.items():
+                if not self._renew(name, path):
+                    self._problems.append("%s (%s) does not answer" % (name, path))
+        return dict(self._found), self._problems
+
+    def _renew(self, name: str, path: str) -> bool:
+        if name in self._hanging:  # its thread hangs still
+            return False
+        self._hanging.add(name)
+
+        def look() -> bool:
+            try:
+                found = self._look(path)
+                self._found[name] = [found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize]
+            except OSError:
+                self._found.pop(name, None)
+            self._hanging.discard(name)
+            return True
+
+        is_answered = in_time(look, _SPACE_WITHIN, otherwise=False)
+        if not is_answered:
+            self._found.pop(name, None)
+        return is_answered
+
+
+def _devices(directory: str) -> Set[str]:
+    """Those that are hardware, or a virtual machine's: what is made of others would be counted twice."""
+    try:
+        return {name for name in os.listdir(directory) if os.path.exists("%s/%s/device" % (directory, name))}
+    except OSError:
+        return set()
+
+
+def _busy(text: bytes) -> float:
+    """Seconds that processors have worked, for this system and for its guests."""
+    words = [int(word) for word in text[: text.index(b"\n")].split()[1:9]]
+    user, nice, system, _idle, _iowait, irq, softirq, _steal = words
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _memory(text: bytes) -> Any:
+    """Used and total bytes."""
+    found = {line.split(b":")[0]: int(line.split()[1]) for line in text.splitlines()[:8]}
+    total = found[b"MemTotal"]
+    return (total - found.get(b"MemAvailable", found[b"MemFree"])) * 1024, total * 1024
+
+
+def _cgroup_memory(root: str) -> Optional[Callable[[int, int], Any]]:
+    """What gives used and total bytes, where the job's cgroup (version 2) may have less than the host."""
+    try:
+        with open(root + "/proc/self/cgroup") as file:
+            path = next(line.rstrip("\n")[3:] for line in file if line.startswith("0::"))
+        at = "%s/sys/fs/cgroup%s/" % (root, path.rstrip("/"))
+        with open(at + "memory.max") as file:
+            limit = int(file.read())
+    except (OSError, ValueError, StopIteration):
+        return None
+    current, details = ProcFile(at + "memory.current"), ProcFile(at + "memory.stat")
+
+    def measure(used: int, total: int) -> Any:
+        if limit >= total > 0:
+            return used, total
+        try:
+            cache = details.read().partition(b"inactive_file ")[2].split(None, 1)
+            return max(0, int(current.read()) - int(cache[0])), limit
+        except (OSError, ValueError, IndexError):
+            return used, total
+
+    return measure

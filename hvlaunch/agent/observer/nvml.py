@@ -1,0 +1,180 @@
+"""NVIDIA's management library (NVML), by ctypes: nvml.h has its functions and numbers."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_uint, c_ulonglong, c_void_p
+
+from hvlaunch.agent.observer.gpu import THROTTLES, NoGpus
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List
+
+__all__ = ["Library"]
+
+_LIBRARY = "libnvidia-ml.so.1"
+_MORE, _NO_FUNCTION = 7, 13  # NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_FUNCTION_NOT_FOUND
+_TEMPERATURE_GPU, _UNCORRECTED, _SINCE_START, _XID = 0, 1, 0, 8
+_MOST_PROCESSES = 256
+_MOST_XIDS = 16
+_NAME = 96
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", c_uint), ("memory", c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong))
+
+
+class _ProcessV1(ctypes.Structure):
+    _fields_ = (("pid", c_uint), ("used", c_ulonglong))
+
+
+class _ProcessV2(ctypes.Structure):
+    _fields_ = (
+        ("pid", c_uint),
+        ("used", c_ulonglong),
+        ("gpu_instance", c_uint),
+        ("compute_instance", c_uint),
+    )
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (
+        ("device", c_void_p),
+        ("kind", c_ulonglong),
+        ("data", c_ulonglong),
+        ("gpu_instance", c_uint),
+        ("compute_instance", c_uint),
+    )
+
+
+_PROCESSES = (
+    ("nvmlDeviceGetComputeRunningProcesses_v3", _ProcessV2),
+    ("nvmlDeviceGetComputeRunningProcesses_v2", _ProcessV2),
+    ("nvmlDeviceGetComputeRunningProcesses", _ProcessV1),
+)
+_WAITS = ("nvmlEventSetWait_v2", "nvmlEventSetWait")
+
+
+class NvmlError(Exception):
+    """A call has failed."""
+
+    def __init__(self, function: str, code: int) -> None:
+        super().__init__("%s: NVML's error %d" % (function, code))
+        self.code = code
+
+
+class Library:
+    """The library, initialised. Raises NoGpus where there is none, or it does not fit its driver."""
+
+    def __init__(self, path: str = _LIBRARY) -> None:
+        try:
+            self._nvml = ctypes.CDLL(path)
+            self._call("nvmlInit_v2")
+            self._devices = self._find_devices()
+        except (OSError, NvmlError) as error:
+            raise NoGpus(str(error)) from None
+        self._events = c_void_p()
+        self._xids: Dict[int, List[int]] = {}
+        self._watch_xids()
+
+    def read(self) -> List[Dict[str, Any]]:
+        """All GPUs now. Raises NvmlError where not even their memory can be read."""
+        self._hear_xids()
+        return [self._device(index, device) for index, device in enumerate(self._devices)]
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        """Raises NvmlError, also where an old library has no such function."""
+        try:
+            code = getattr(self._nvml, function)(*arguments)
+        except AttributeError:
+            code = _NO_FUNCTION
+        if code != 0:
+            raise NvmlError(function, code)
+
+    def _tries(self, function: str, *arguments: Any) -> bool:
+        """Whether it went well."""
+        try:
+            self._call(function, *arguments)
+        except NvmlError:
+            return False
+        return True
+
+    def _find_devices(self) -> List[c_void_p]:
+        count = c_uint()
+        self._call("nvmlDeviceGetCount_v2", byref(count))
+        devices = [c_void_p() for _ in range(count.value)]
+        for index, device in enumerate(devices):
+            self._call("nvmlDeviceGetHandleByIndex_v2", c_uint(index), byref(device))
+        return devices
+
+    def _number(self, function: str, device: c_void_p, kind: Any, *more: Any) -> int:
+        """0 where this GPU has no such number."""
+        number = kind()
+        return int(number.value) if self._tries(function, device, *more, byref(number)) else 0
+
+    def _device(self, index: int, device: c_void_p) -> Dict[str, Any]:
+        memory, utilization = _Memory(), _Utilization()
+        name = ctypes.create_string_buffer(_NAME)
+        self._call("nvmlDeviceGetMemoryInfo", device, byref(memory))
+        self._call("nvmlDeviceGetName", device, name, c_uint(_NAME))
+        self._tries("nvmlDeviceGetUtilizationRates", device, byref(utilization))  # with MIG there is none
+        reasons = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", device, c_ulonglong)
+        kinds = c_uint(_UNCORRECTED), c_uint(_SINCE_START)
+        return {
+            "index": index,
+            "name": name.value.decode("utf-8", "replace"),
+            "utilization": utilization.gpu / 100,
+            "memory_used": memory.used,
+            "memory_total": memory.total,
+            "power": self._number("nvmlDeviceGetPowerUsage", device, c_uint) / 1000,
+            "temperature": self._number("nvmlDeviceGetTemperature", device, c_uint, c_uint(_TEMPERATURE_GPU)),
+            "throttled": [word for bit, word in THROTTLES.items() if reasons & bit],
+            "ecc_errors": self._number("nvmlDeviceGetTotalEccErrors", device, c_ulonglong, *kinds),
+            "xids": self._xids.get(device.value or 0, []),
+            "pids": self._pids(device),
+        }
+
+    def _pids(self, device: c_void_p) -> List[int]:
+        for function, kind in _PROCESSES:
+            processes = (kind * _MOST_PROCESSES)()
+            count = c_uint(_MOST_PROCESSES)
+            try:
+                self._call(function, device, byref(count), processes)
+            except NvmlError as error:
+                if error.code != _MORE:
+                    continue
+            return [process.pid for process in processes[: min(count.value, _MOST_PROCESSES)]]
+        return []
+
+    def _watch_xids(self) -> None:
+        self._tries("nvmlEventSetCreate", byref(self._events))
+        for device in self._devices:
+            self._tries("nvmlDeviceRegisterEvents", device, c_ulonglong(_XID), self._events)
+
+    def _hear_xids(self) -> None:
+        """Those since the last time: none is told twice, so they are kept."""
+        if not self._events.value:
+            return
+        for _ in range(_MOST_XIDS):
+            event = self._next_event()
+            if event is None:
+                return
+            device, xid = event
+            self._xids[device] = [*self._xids.get(device, ()), xid][-_MOST_XIDS:]
+
+    def _next_event(self) -> Any:
+        event = _Event()
+        for function in _WAITS:
+            try:
+                self._call(function, self._events, byref(event), c_uint(0))
+            except NvmlError as error:
+                if error.code == _NO_FUNCTION:
+                    continue
+                return None
+            return (event.device or 0, event.data) if event.kind & _XID else None
+        return None

@@ -1,0 +1,166 @@
+"""What workers do, each with all its descendants.
+
+All numbers below /proc are listed each time, but only those that are new are looked at: whose child it is. What was seen below
+a worker once stays its, also when its parent ends. As psutil does, but with the files kept open.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from hvlaunch.agent.observer.proc import ProcFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+__all__ = ["Processes"]
+
+_STATE, _PARENT, _UTIME, _CSTIME, _THREADS, _RSS = 0, 1, 11, 14, 17, 21  # proc(5), stat, behind the name
+_STATES = {"R": "R", "D": "D", "T": "T", "t": "T", "Z": "Z", "X": "Z"}
+"""All others sleep."""
+_LOOKED_AT_AGAIN = 60
+"""Each time so many-th of those that are no worker's are looked at again: their numbers may be others' by now."""
+
+
+class _Process:
+    """One process of a worker, at its last reading."""
+
+    def __init__(self, proc: str, pid: int, root: int) -> None:
+        self.root = root
+        self._at = "%s/%d" % (proc, pid)
+        self._stat = ProcFile(self._at + "/stat")
+        self._io = ProcFile(self._at + "/io")
+        self._may_read_io = True
+        self.ticks: Optional[int] = None
+        self.used = 0
+        """Ticks since the reading before."""
+        self.state = "S"
+        self.threads = self.pages = self.io = 0
+
+    def read(self) -> None:
+        """Raises OSError where it is gone."""
+        words = self._stat.read().rpartition(b")")[2].split(None, _RSS + 1)
+        ticks = sum(map(int, words[_UTIME : _CSTIME + 1]))
+        self.used = 0 if self.ticks is None else max(0, ticks - self.ticks)
+        self.ticks = ticks
+        self.state = _STATES.get(words[_STATE].decode(), "S")
+        self.threads = int(words[_THREADS])
+        self.pages = int(words[_RSS])
+        if self._may_read_io:
+            try:
+                found = self._io.read().split(None, 4)
+                self.io = int(found[1]) + int(found[3])
+            except (OSError, IndexError, ValueError):
+                self._may_read_io = False  # it may not be known, or the kernel counts none
+
+    def waits_in(self) -> Optional[str]:
+        """The kernel's function that it waits in."""
+        try:
+            with open(self._at + "/wchan", "rb") as file:
+                name = file.read(64).decode("ascii", "replace")
+        except OSError:
+            return None
+        return name if name and name != "0" else None
+
+    def close(self) -> None:
+        self._stat.close()
+        self._io.close()
+
+
+class Processes:
+    """Of the workers of this host. `proc` is where /proc is."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        self._proc = proc
+        self._own: Dict[int, _Process] = {}
+        """Of workers, by pid."""
+        self._others: Set[int] = set()
+        self._turn = 0
+        self._workers: Dict[int, int] = {}
+        """Ranks by pid."""
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._tick = os.sysconf("SC_CLK_TCK")
+
+    def sample(self, workers: Sequence[Tuple[int, int]], seconds: float) -> List[Dict[str, Any]]:
+        """What they have done in the `seconds` since the last time. Raises OSError where there is no /proc."""
+        ranks = {pid: rank for rank, pid in workers}
+        if ranks != self._workers:
+            self._forget(ranks)
+        self._find(ranks)
+        families: Dict[int, List[Tuple[int, _Process]]] = {}
+        for pid, process in list(self._own.items()):
+            try:
+                process.read()
+            except (OSError, ValueError) as error:
+                process.close()
+                del self._own[pid]
+                if getattr(error, "errno", None) == errno.EMFILE:
+                    raise
+                continue
+            families.setdefault(process.root, []).append((pid, process))
+        return [self._sum(ranks[root], root, family, seconds) for root, family in families.items()]
+
+    def worker_of(self, pid: int) -> Optional[int]:
+        """The pid of the worker that it is, or descends from; None for others."""
+        process = self._own.get(pid)
+        return None if process is None else process.root
+
+    def _forget(self, ranks: Dict[int, int]) -> None:
+        """There are other workers: look at all again."""
+        for pid in [pid for pid, process in self._own.items() if process.root not in ranks]:
+            self._own.pop(pid).close()
+        self._others.clear()
+        self._workers = ranks
+
+    def _find(self, ranks: Dict[int, int]) -> None:
+        """Learn of new processes, whose they are."""
+        listed = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
+        self._turn = (self._turn + 1) % _LOOKED_AT_AGAIN
+        self._others &= listed
+        new = {pid for pid in listed if pid not in self._own}
+        if self._turn:
+            new -= {pid for pid in self._others if pid % _LOOKED_AT_AGAIN != self._turn}
+        parents = {pid: self._parent_of(pid) for pid in new}
+        for pid in new:
+            root = self._root_of(pid, parents, ranks)
+            if root is None:
+                self._others.add(pid)
+            else:
+                self._others.discard(pid)
+                self._own[pid] = _Process(self._proc, pid, root)
+
+    def _root_of(self, pid: int, parents: Dict[int, int], ranks: Dict[int, int]) -> Optional[int]:
+        for _ in range(len(parents) + 1):
+            if pid in ranks:
+                return pid
+            if pid in self._own:
+                return self._own[pid].root
+            pid = parents.get(pid, 0)
+        return None
+
+    def _parent_of(self, pid: int) -> int:
+        """0 where it is gone, or may not be known."""
+        try:
+            with open("%s/%d/stat" % (self._proc, pid), "rb", buffering=0) as file:
+                return int(file.read().rpartition(b")")[2].split(None, 2)[_PARENT])
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def _sum(
+        self, rank: int, root: int, family: List[Tuple[int, _Process]], seconds: float
+    ) -> Dict[str, Any]:
+        busiest = max(family, key=lambda each: (each[1].used, each[0] == root))[1]
+        return {
+            "rank": rank,
+            "pid": root,
+            "processes": len(family),
+            "cpu": round(sum(one.used for _, one in family) / self._tick / seconds, 3),
+            "cpu_time": sum(one.ticks or 0 for _, one in family) / self._tick,
+            "memory": sum(one.pages for _, one in family) * self._page,
+            "state": busiest.state,
+            "threads": sum(one.threads for _, one in family),
+            "waits_in": None if busiest.state == "R" else busiest.waits_in(),
+            "io": sum(one.io for _, one in family),
+        }

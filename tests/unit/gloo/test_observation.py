@@ -1,0 +1,225 @@
+"""Questions to observers, and samples for who subscribes: with links that this test plays, and a clock of its own."""
+
+import json
+import zlib
+from binascii import b2a_base64
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hvlaunch.gloo.driver import observers as module
+from hvlaunch.gloo.driver.observation import Observation
+from hvlaunch.gloo.driver.observers import Answer, Observers
+from tests.unit.telemetry.samples import SAMPLE_OF_A_HOST
+
+
+class PlayedLink:
+    """A host with the worker of rank 7 at pid 70. `asked` are the questions that came, `begun` how many observers."""
+
+    def __init__(self, name: str) -> None:
+        self.host = SimpleNamespace(name=name)
+        self.last_heard: float | None = 0.0
+        self.is_closed = self.has_parted = False
+        self.scratch = "/scratch"
+        self.pids = {(0, 1): 70, (1, 0): 71}
+        self.last_output = {7: 90.0}
+        self.asked: list[dict[str, Any]] = []
+        self.begun = 0
+        self.observed: Callable[[Mapping[str, Any], bytes], None] = lambda *_: None
+
+    def send(self, header: Mapping[str, Any], body: bytes) -> None:
+        assert header["type"] == "observe"
+        if header["what"] == "begin":
+            self.begun += 1
+        else:
+            self.asked.append(json.loads(body.partition(b"\n")[0]))
+
+    def say(self, **said: Any) -> None:
+        self.observed({"what": "answer"}, json.dumps(said).encode())
+
+    def answer(self, answer: Any = SAMPLE_OF_A_HOST) -> None:
+        """Answer the newest question."""
+        self.say(id=self.asked[-1]["id"], answer=answer)
+
+
+class World:
+    """Hosts, and an agenda that is carried out by go_on()."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.now = 100.0
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+        monkeypatch.setattr(module, "Agenda", lambda _clock: self)
+        self.links = [PlayedLink(name) for name in names]
+        links: list[Any] = self.links
+        self.observers = Observers(lambda: links, lambda _host, slot, _start: {0: 7}.get(slot), self._clock)
+        self.observation = Observation(self.observers, "/here", self._clock)
+        self.answers: list[Answer] = []
+
+    def _clock(self) -> float:
+        return self.now
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        self.calls.append((when, call))
+
+    def go_on(self, seconds: float = 0.0) -> None:
+        """So much time goes by."""
+        end = self.now + seconds
+        while due := [each for each in self.calls if each[0] <= end]:
+            first = min(due, key=lambda each: each[0])
+            self.calls.remove(first)
+            self.now = max(self.now, first[0])
+            first[1]()
+        self.now = end
+
+    def ask(self, within: float = 5.0) -> list[str]:
+        return self.observers.ask("cats", lambda target: {"of": target.host}, within, self.answers.append)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch, "a", "b")
+
+
+def test_all_hosts_that_are_there_are_asked_and_answer(world: World) -> None:
+    a, b = world.links
+    b.last_heard = None
+    assert world.ask() == ["a"]
+    assert (a.begun, [one["kind"] for one in a.asked]) == (1, ["cats"])
+    a.answer("meow")
+    assert world.answers == [Answer("a", "meow")]
+    world.ask()
+    assert a.begun == 1
+    a.say(id=2, problem="no cats\x1b")
+    assert world.answers[1:] == [Answer("a", problem="no cats\\x1b")]
+
+
+def test_a_long_answer_may_be_compressed(world: World) -> None:
+    [a, _] = world.links
+    world.ask()
+    text = json.dumps({"id": 1, "answer": "x" * 100_000}).encode()
+    a.observed({"what": "answer"}, b2a_base64(zlib.compress(text), newline=False))
+    assert world.answers == [Answer("a", "x" * 100_000)]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"nonsense",
+        b"[]",
+        b'{"id": 1, "more": 1, "answer": 1}',
+        b'{"id": "1"}',
+        b'{"id": 1, "problem": 7}',
+        b"{" * 5000,
+        b2a_base64(zlib.compress(b" " * (1 << 25)), newline=False),
+    ],
+)
+def test_who_says_nonsense_is_begun_anew(world: World, said: bytes) -> None:
+    [a, _] = world.links
+    world.ask()
+    a.observed({"what": "answer"}, said)
+    assert [answer.problem for answer in world.answers] == ["its observer does not speak as one"]
+    world.go_on(3.0)
+    world.ask()
+    assert a.begun == 2
+
+
+def test_who_does_not_answer_in_time_is_begun_anew_with_growing_pauses(world: World) -> None:
+    [a, _] = world.links
+    world.links.pop()
+    world.ask()
+    world.go_on(5.0)
+    assert [answer.problem for answer in world.answers] == ["its observer did not answer within 5 s"]
+    for _ in range(1000):
+        world.ask()
+        world.go_on(1.0)
+    assert 10 < a.begun < 20
+    world.go_on(70.0)
+    assert {answer.problem for answer in world.answers} == {"its observer did not answer within 5 s"}
+    assert len(world.answers) == 1001
+    a.answer("too late")
+    assert len(world.answers) == 1001
+
+
+def test_an_observer_that_ends_has_its_cause_told(world: World) -> None:
+    [a, _] = world.links
+    world.ask()
+    a.observed({"what": "ended", "cause": "resource temporarily unavailable"}, b"")
+    assert [answer.problem for answer in world.answers] == ["its observer: resource temporarily unavailable"]
+
+
+def test_nobody_looks_and_nothing_is_asked(world: World) -> None:
+    world.go_on(60.0)
+    assert not any(link.begun for link in world.links)
+    end = world.observation.subscribe()
+    world.go_on(0.5)
+    end()
+    world.go_on(60.0)
+    assert [len(link.asked) for link in world.links] == [1, 1]
+    assert [call for call in world.calls if call[0] < world.now] == []
+
+
+def test_the_most_eager_subscriber_says_how_often_and_a_second_is_the_least(world: World) -> None:
+    [a, _] = world.links
+    ends = [world.observation.subscribe(interval) for interval in (0.1, 30.0)]
+    for _ in range(10):
+        world.go_on(1.0)
+        a.answer()
+    assert 10 <= len(a.asked) <= 11
+    ends[0]()
+    before = len(a.asked)
+    for _ in range(60):
+        world.go_on(1.0)
+        a.answer()
+    assert 2 <= len(a.asked) - before <= 3
+
+
+def test_a_host_that_is_at_a_question_is_not_asked_another(world: World) -> None:
+    a, b = world.links
+    world.observation.subscribe()
+    for _ in range(4):
+        world.go_on(1.0)
+        a.answer()
+    assert (len(a.asked), len(b.asked)) == (4, 1)
+    world.go_on(2.0)
+    assert world.observation.problems()["b"] == "its observer did not answer within 5 s"
+    assert [sample.host for sample in world.observation.newest()] == ["a"]
+
+
+def test_a_sample_is_of_its_host_with_the_time_since_the_last_output(world: World) -> None:
+    [a, _] = world.links
+    world.observation.subscribe()
+    world.go_on()
+    assert a.asked[0]["workers"] == [[7, 70]]
+    assert a.asked[0]["paths"] == {"cwd": "/here", "scratch": "/scratch", "shm": "/dev/shm"}
+    a.answer()
+    [sample] = world.observation.newest()
+    assert (sample.host, sample.time, sample.workers[0].rank) == ("a", 100.0, 7)
+    assert sample.workers[0].last_output == 10.0
+    assert json.loads(json.dumps(world.observation.as_json()))["hosts"][0]["workers"][0]["io"] == 5
+
+
+@pytest.mark.parametrize(("answers", "waited"), [(2, 0.0), (1, 2.0)])
+def test_who_wants_fresh_samples_waits_for_all_hosts_but_not_for_ever(
+    world: World, answers: int, waited: float
+) -> None:
+    got: list[float] = []
+    world.observation.keep_on(10.0)
+    world.observation.when_fresh(2.0, lambda: got.append(world.now))
+    world.go_on()
+    for link in world.links[:answers]:
+        link.answer()
+    world.go_on(3.0)
+    assert got == [100.0 + waited]
+
+
+def test_a_host_that_is_gone_is_not_told_of(world: World) -> None:
+    [a, _] = world.links
+    world.observation.subscribe()
+    world.go_on()
+    a.answer()
+    world.links.pop(0)
+    world.go_on(1.0)
+    assert world.observation.newest() == []
