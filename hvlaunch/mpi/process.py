@@ -96,9 +96,9 @@ class LauncherProcess:
             family += _family(self._process.pid)
             self._signal(number)
             patience = seconds
-        self._waiter.join(_LAST_WORDS + 1)
         if family:
             _end(family)
+        self._waiter.join(_LAST_WORDS + 1)
         if self._process.returncode == -signal.SIGKILL:
             _remove_directory(self._process.pid)
 

@@ -1,0 +1,25 @@
+"""The launcher as a child."""
+
+import os
+import threading
+
+from hvlaunch.mpi import process as module
+from hvlaunch.mpi.command import Command
+from hvlaunch.mpi.process import LauncherProcess
+
+
+def test_a_launcher_that_is_stopped_is_not_listened_to_as_long_as_its_ssh_holds_its_pipes(monkeypatch):
+    monkeypatch.setattr(module, "_LAST_WORDS", 1000.0)
+    ended: list[int] = []
+    is_there = threading.Event()
+    process = LauncherProcess(
+        Command(("sh", "-c", "sleep 3600 & echo there; wait"), {}),
+        dict(os.environ),
+        say=lambda _: is_there.set(),
+        ended=ended.append,
+    )
+    assert is_there.wait(60)
+    closing = threading.Thread(target=process.close, args=(0.0,), daemon=True)
+    closing.start()
+    closing.join(60)
+    assert ended == [143]
