@@ -16,13 +16,18 @@ BATCH = 1 << 18
 
 
 class Output(NamedTuple):
-    """What a rank wrote; `done(len(data))` is called when that is written."""
+    """What a rank wrote; `done(len(data))` is called when that is written.
+
+    `note(True)` is called right before it is written, `note(False)` where that was not taken at once: who is killed in between, or
+    has to wait for a reader, leaves the truth behind.
+    """
 
     rank: int
     stream: Stream
     data: bytes
     done: Callable[[int], None]
     origin: Origin | None = None
+    note: Callable[[bool], None] | None = None
 
     def keep(self, keeper: Keeper) -> None:
         """Give it to who keeps output."""
@@ -44,6 +49,8 @@ class Outlet:
         self._page: list[tuple[RawFile, Sequence[bytes | memoryview]]] = []
         self._owed: list[Output] = []
         """What the display got for this page."""
+        self._is_noted = False
+        """Whether that is on record as written."""
         self._is_dropped = False
         self._broken: set[RawFile] = set()
 
@@ -72,9 +79,11 @@ class Outlet:
         while True:
             while self._page:
                 file, parts = self._page[0]
+                self._note(is_printed=True)
                 rest = self._write_to(file, parts)
                 has_written = has_written or sum(map(len, rest)) < sum(map(len, parts))
                 if rest:
+                    self._note(is_printed=False)
                     self._page[0] = file, rest
                     return has_written
                 del self._page[0]
@@ -85,7 +94,15 @@ class Outlet:
                 self._settle()
                 return has_written
 
+    def _note(self, *, is_printed: bool) -> None:
+        if is_printed != self._is_noted:
+            self._is_noted = is_printed
+            for output in self._owed if is_printed else reversed(self._owed):
+                if output.note is not None:
+                    output.note(is_printed)
+
     def _settle(self) -> None:
+        self._is_noted = False
         owed, self._owed = self._owed, []
         for output in owed:
             output.done(len(output.data))

@@ -175,8 +175,9 @@ class Printer:
         data: bytes,
         done: Callable[[int], None],
         origin: Origin | None = None,
+        note: Callable[[bool], None] | None = None,
     ) -> None:
-        """Print what a worker wrote; `done(len(data))` when that was written, or is kept where nothing is printed.
+        """Print what a worker wrote; `done(len(data))` when that was written, or is kept where nothing is printed; `note` as in Output.
 
         What waits (an unfinished last line, up to lines.LONGEST; a bar's state; lines to be merged) counts as
         written: its worker could otherwise never send the rest.
@@ -185,7 +186,7 @@ class Printer:
             before = b"" if rank in self._ended else self._tails.get(rank, b"")
             self._ended.discard(rank)
             self._tails[rank] = (before + data[-TAIL:])[-TAIL:]
-        self._put(Output(rank, stream, data, done, origin))
+        self._put(Output(rank, stream, data, done, origin, note))
         if self._has_ended:
             self._let_go()
 

@@ -43,13 +43,19 @@ _UNREAD = 5.0
 
 
 class OutputPrinter(Protocol):
-    """Where workers' output goes. `done` is called with the number of bytes once they are printed.
+    """Where workers' output goes. `done` is called with the number of bytes once they are printed; `note` before that, as in Output.
 
     `origin` names the link and the frame: what has the same was printed before.
     """
 
     def output(
-        self, rank: int, stream: Stream, data: bytes, done: Callable[[int], None], origin: Origin
+        self,
+        rank: int,
+        stream: Stream,
+        data: bytes,
+        done: Callable[[int], None],
+        origin: Origin,
+        note: Callable[[bool], None] | None,
     ) -> None: ...
 
     def end(self, rank: int, stream: Stream, done: Callable[[int], None], origin: Origin) -> None: ...
@@ -397,7 +403,8 @@ class HostLink:
         origin = str(self.number), frame
         if body:
             self.last_output[rank] = self.last_heard or 0.0
-            self._printer.output(rank, header["stream"], body, done, origin)
+            note = None if self._seen is None else partial(self._note, self._seen, header["stream"], frame)
+            self._printer.output(rank, header["stream"], body, done, origin, note)
         else:
             self._printer.end(rank, header["stream"], done, origin)
 
@@ -407,6 +414,11 @@ class HostLink:
         if header["what"] == "open":  # a host that takes no answers asks no more
             self._session.wait_for_relayed(MOST_RELAYED)
         self._relay.obey(header, body)
+
+    @staticmethod
+    def _note(seen: SeenFrames, stream: Stream, frame: int, is_printed: bool) -> None:
+        """Called by the printer's thread alone."""
+        (seen.print if is_printed else seen.take_back)(stream, frame)
 
     def _printed(self, stream: Stream, frame: int, size: int) -> None:
         """Called by the printer's thread alone."""

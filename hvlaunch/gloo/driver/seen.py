@@ -80,8 +80,14 @@ class SeenFrames:
         self._set(0, number)
 
     def print(self, stream: Stream, number: int) -> None:
-        """The output of this frame was printed."""
+        """The output of this frame is printed: it was, or will be in the next moment."""
         self._set(_PLACES[stream], number)
+
+    def take_back(self, stream: Stream, number: int) -> None:
+        """The output of this frame, and what came after it, was not printed."""
+        with self._lock:
+            place = _PLACES[stream]
+            self._numbers[place] = min(self._numbers[place], number - 1)
 
     def _set(self, place: int, number: int) -> None:
         with self._lock:

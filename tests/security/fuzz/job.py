@@ -145,7 +145,13 @@ class Job:
     # What the link's printer is asked for:
 
     def output(
-        self, rank: int, stream: Any, data: bytes, done: Callable[[int], None], origin: tuple[str, int]
+        self,
+        rank: int,
+        stream: Any,
+        data: bytes,
+        done: Callable[[int], None],
+        origin: tuple[str, int],
+        note: Callable[[bool], None] | None,
     ) -> None:
         """To a real file; half of it is acknowledged, so that it must stay within the window."""
         self._check_stream(rank, stream)

@@ -70,3 +70,35 @@ def test_what_the_display_is_told_keeps_its_turn(pipe):
     assert lines[499][:9] == b"0 host0: "
     hosts = [line[2:7] for line in lines[:-1]]
     assert hosts == [b"host%d" % (number // 500 % 2) for number in range(len(hosts))]
+
+
+def test_what_is_written_is_on_record_before_it_is_and_not_where_nobody_takes_it(pipe):
+    """The register outlives this process: who is killed has printed what it says, unless in that very moment."""
+    read, write = pipe
+    outlet = outlet_of(write)
+    register: list[int] = []
+    done: list[int] = []
+
+    def note(number):
+        def told(is_printed):
+            if is_printed:
+                register.append(number)
+            else:
+                assert register.pop() == number
+
+        return told
+
+    real = outlet._write_to
+
+    def write_to(file, parts):
+        assert register[-1] == len(done) + len(outlet._owed) - 1
+        return real(file, parts)
+
+    outlet._write_to = write_to
+    for number in range(MANY):
+        outlet.put(Output(0, "stdout", SOME, done.append, note=note(number)))
+    outlet.write(0.0)
+    assert outlet.waits_at is not None
+    assert register == list(range(len(done)))
+    read_all(read, outlet, done)
+    assert register == list(range(MANY))

@@ -43,6 +43,10 @@ def test_what_was_seen_is_in_the_file_at_once(tmp_path: Path) -> None:
     seen.print("stderr", 9)
     seen.print("stderr", 8)  # of another outlet, later
     assert SeenFile(path).of(2).last == Seen(told=5, stdout=0, stderr=9)
+    seen.take_back("stderr", 9)
+    seen.take_back("stderr", 8)
+    assert SeenFile(path).of(2).last.stderr == 7
+    seen.print("stderr", 9)
     assert SeenFile(path).of(1).last == SeenFile(path).of(3).last == Seen()
 
 

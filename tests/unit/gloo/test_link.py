@@ -34,7 +34,13 @@ class Sink:
         self.dones: list[Callable[[int], None]] = []
 
     def output(
-        self, rank: int, stream: str, data: bytes, done: Callable[[int], None], origin: tuple[str, int]
+        self,
+        rank: int,
+        stream: str,
+        data: bytes,
+        done: Callable[[int], None],
+        origin: tuple[str, int],
+        note: Callable[[bool], None] | None,
     ) -> None:
         self.got.append((rank, stream, data))
         self.dones.append(done)
