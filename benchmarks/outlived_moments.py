@@ -46,19 +46,25 @@ rank, how, count = os.environ["HVLAUNCH_RANK"], sys.argv[1], int(sys.argv[2])
 for number in range(count):
     print("line", rank, number, ".", flush=True)
     time.sleep(0.05)
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.02)
 if how == "fails" and rank == "3":
     sys.exit(7)
 if how != "ends":
     time.sleep(1000)
 """
 LINE = re.compile(r"line (\d+) (\d+) ")
-RANKS, COUNT = 8, 30
+RANKS, COUNT = 8, 10
 OPTIONS = ["-H", "a:2,b:2,c:2,d:2", "--grace", "1", "--lease", "10"]
 CODES = {"ends": {0}, "fails": {7}, "is stopped": {130, 143}}
 PHASES = {"starting": ("ends",), "stopping": tuple(CODES)}
-MODES = ("detached", "attach follows", "nobody follows")
+MODES = {
+    "detached": ["--detach"],
+    "attach follows": ["--reconnect-timeout", "20"],  # on a busy machine it comes late
+    "nobody follows": [],
+}
 LIMIT = 90.0
-STARTING, STOPPING = 1.6, 1.2
+STARTING, STOPPING = 2.5, 1.2
 """Seconds from the beginning of a phase, in which its driver is killed."""
 EMPTY = 40.0
 """Seconds after which nothing may be left."""
@@ -116,10 +122,12 @@ class Trial:
 
     def __init__(self, hosts: TestHosts, folder: Path, mode: str, how: str) -> None:
         self.hosts, self.mode, self.how = hosts, mode, how
+        self.trigger = folder / "trigger"
+        """When it is there workers do what ends the job."""
+        folder.mkdir()
         self._jobs = folder / "hvlaunch" / "jobs"
         self._env = {**hosts.driver.env, "XDG_STATE_HOME": str(folder)}
-        detach = ["--detach"] if mode == "detached" else []
-        words = [*detach, *OPTIONS, sys.executable, "-c", WORKER, how, str(COUNT)]
+        words = [*MODES[mode], *OPTIONS, sys.executable, "-c", WORKER, how, str(COUNT), str(self.trigger)]
         self.typed = self.seen = self._start(*words)
         self.killed = 0.0
 
@@ -258,8 +266,11 @@ def attempt(hosts: TestHosts, folder: Path, mode: str, phase: str, result: Resul
     how = random.choice(PHASES[phase])
     trial = Trial(hosts, folder, mode, how)
     try:
-        if phase == "stopping":
+        if phase == "starting":
+            trial.trigger.touch()
+        else:
             trial.await_last_lines()
+            trial.trigger.touch()
             if how == "is stopped":
                 trial.stop()
         time.sleep(random.uniform(0.0, STARTING if phase == "starting" else STOPPING))

@@ -120,7 +120,13 @@ class Renewal:
         """Raises HostLost where there is no agent any more, and other HvlaunchErrors where there may be one."""
         ears = Ears()
         connection, channel = self._connect(ears, limit)
-        watch = threading.Timer(limit, connection.close)
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            connection.close()
+
+        watch = threading.Timer(limit, end)
         watch.daemon = True
         watch.start()
         try:
@@ -132,10 +138,13 @@ class Renewal:
             connection.close()
             if status == EXIT_NO_AGENT:
                 raise HostLost("its agent is gone", host=self._host) from None
+            if late.is_set():  # a machine that is busy, as likely as not
+                raise StartTimeout(f"its agent did not answer within {limit:g} s", host=self._host) from None
             raise HostError(f"no way to its agent: {last or f'status {status}'}", host=self._host) from None
         except (OSError, BadFrame, Garbled) as error:
             connection.close()
-            raise HostError(f"no way to its agent: {error}", host=self._host) from None
+            kind = StartTimeout if late.is_set() else HostError
+            raise kind(f"no way to its agent: {error}", host=self._host) from None
         finally:
             watch.cancel()
 

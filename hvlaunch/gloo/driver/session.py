@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.frames import FRAME_COST, BadFrame
@@ -337,29 +338,33 @@ class HostSession:
         with self._writing:
             self._channel = None
         while (renewal := self._start_renewal()) is not None:
-            frames, may_try_again = self._try(renewal)
+            frames, patience = self._try(renewal)
             self._end_renewal()
             if frames is not None:
                 self.lost = None
                 self._post(on.HostBack(self._host.name, self._clock() - began))
                 return frames
-            if not may_try_again or self._clock() >= began + self._patience:
+            if self._clock() >= began + patience:
                 return None
             self._closed.wait(_PAUSE)
         return None
 
-    def _try(self, renewal: "Renewal") -> "tuple[Iterator[Frame] | None, bool]":
-        """The frames of the renewal's connection; else None, and whether another may be better: `lost` has the cause."""
+    def _try(self, renewal: "Renewal") -> "tuple[Iterator[Frame] | None, float]":
+        """The frames of the renewal's connection; else None, and until when another may be better: `lost` has the cause."""
         from hvlaunch.gloo.driver.renewal import RenewalFailed  # noqa: PLC0415 (as above)
 
         try:
-            return self._resume(renewal.wait()), False
+            return self._resume(renewal.wait()), 0.0
         except RenewalFailed as error:
             self.lost = str(error)
-            return None, False
-        except (OSError, BadFrame, Garbled, StopIteration) as error:
+            return None, 0.0
+        except (OSError, StopIteration) as error:
+            # This connection is lost too, but the agent was there: the next one finds out whether it still is.
             self.lost = f"its agent did not take it: {str(error) or type(error).__name__}"
-            return None, True
+            return None, inf
+        except (BadFrame, Garbled) as error:
+            self.lost = f"its agent did not take it: {error}"
+            return None, self._patience
 
     def _resume(self, candidate: "Candidate") -> "Iterator[Frame]":
         """Prove who we are, see that it is our agent, and send what it lacks.

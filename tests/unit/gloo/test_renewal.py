@@ -89,6 +89,35 @@ def test_a_host_that_does_not_answer_is_tried_for_as_long_as_it_is_wanted() -> N
     assert attempts.renewal(patience=2.0).wait().nonce == "n"
 
 
+class Mute:
+    """A channel over which nothing comes until its connection is closed: the host is very busy."""
+
+    def __init__(self, attempts: "Attempts", error: type[Exception] | None) -> None:
+        self._attempts, self._error = attempts, error
+
+    def frames(self) -> Iterator[Any]:
+        assert self._attempts.connections[-1].closed.wait(60)
+        if self._error is not None:
+            raise self._error
+        yield from ()
+
+    def exit_status(self, _timeout: float) -> int | None:
+        return None
+
+    def stderr(self) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize("error", [None, OSError])
+def test_so_is_one_whose_agent_does_not(
+    error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvlaunch.gloo.driver.renewal._FIRST_LIMIT", 0.01)
+    attempts = Attempts()
+    attempts._results += [*(Mute(attempts, error) for _ in range(5)), challenge()]
+    assert attempts.renewal(patience=2.0).wait().nonce == "n"
+
+
 def test_where_there_is_no_agent_none_is_looked_for_again() -> None:
     attempts = Attempts(FakeChannel([], EXIT_NO_AGENT))
     with pytest.raises(RenewalFailed, match="its agent is gone"):

@@ -38,13 +38,13 @@ HELLO: dict[str, Any] = {
 class Rig:
     """A session with an agent of this machine, which `python` runs: None is ours, from its files."""
 
-    def __init__(self, python: str | None = None) -> None:
+    def __init__(self, python: str | None = None, patience: float = 60.0) -> None:
         self.host = Host("here", python=python)
         self.connections: list[CommandConnection] = []
         self.events: SimpleQueue[on.Event] = SimpleQueue()
         program = AgentProgram(CONFIG, None, {python or ""})
         self.session = HostSession(
-            self.host, program, FakeListener(), self.events.put, time.monotonic, patience=60.0
+            self.host, program, FakeListener(), self.events.put, time.monotonic, patience=patience
         )
         connect: Callable[..., Any] = lambda _timeout=None: connect_local(self.host)  # noqa: E731 (it is passed on)
         self.connection = CommandConnection(connect(), connect)
@@ -66,8 +66,8 @@ class Rig:
 
 
 @contextmanager
-def rig(python: str | None = None) -> Iterator[Rig]:
-    it = Rig(python)
+def rig(python: str | None = None, patience: float = 60.0) -> Iterator[Rig]:
+    it = Rig(python, patience)
     with closing(it.session):
         it.session.scratch = it.next("hello")["scratch"]
         it.session.ping()
@@ -102,3 +102,20 @@ def test_an_agent_that_has_said_bye_hears_over_a_carrier_what_is_durable() -> No
         assert next(it.frames, None) is None
         assert [type(it.events.get(timeout=60)) for _ in range(2)] == [on.HostAway, on.HostBack]
         assert it.session.status == 0  # the carrier's: it has waited for the agent's end
+
+
+def test_another_connection_may_break_too_after_its_agent_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it took: the next one finds out whether the agent is still there."""
+    shake_hands = HostSession._shake_hands
+    failures = iter([OSError("the connection was reset"), StopIteration()])
+
+    def break_first(session: HostSession, candidate: Any) -> Any:
+        for error in failures:
+            raise error
+        return shake_hands(session, candidate)
+
+    monkeypatch.setattr(HostSession, "_shake_hands", break_first)
+    with rig(patience=0.0) as it:
+        it.connection.close()
+        it.session.send({"type": "bye"})
+        assert it.next("bye")["left"] == 0
