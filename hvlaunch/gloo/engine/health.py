@@ -94,9 +94,9 @@ class Health:
         return now >= current.commit_at + timeout
 
     def _may_lack_commits(self, current: Round) -> bool:
-        """Not where nobody is left in it: who waits for the next round can't commit."""
+        """Not where nobody is left in it: who waits for the next round, or is done, can't commit."""
         sees_commits = self._rounds.forming.sees_commits and current.state is not RoundState.BROKEN
-        return sees_commits and self._rounds.workers.count(State.WORKING) > 0
+        return sees_commits and not all(worker.is_done for worker in self._rounds.workers.working)
 
     def absent(self, now: float) -> list[Worker]:
         """Those of the round who have not met the others in time."""

@@ -277,6 +277,15 @@ def test_a_round_that_all_have_left_is_not_broken_for_lack_of_commits() -> None:
     assert not job.of(do.Break, pass_time(job, 100.0))
 
 
+def test_a_round_whose_workers_are_all_done_is_not_broken_for_lack_of_commits() -> None:
+    """The news of their ends may be on its way for long."""
+    job = pool("a:1,b:1", min_np=2, commit_timeout=15.0, worker_timeout=1e6)
+    for host in "ab":
+        job.play(on.WorkerBeat(host, 0, 0, 6, is_last=True, round=0, is_done=True))
+    job.now += 100.0
+    assert not job.of(do.Break, job.play(on.Tick()))
+
+
 # A pool that flaps
 
 
