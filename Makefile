@@ -104,7 +104,8 @@ clean: ## remove what was made, but for the virtual environment
 system-packages:
 	@PATH="$$PATH:/usr/sbin:/sbin"; missing=; \
 	for need in sshd=openssh-server ip=iproute2 iptables=iptables ps=procps fish=fish tcsh=tcsh zsh=zsh \
-	    mpirun.openmpi=openmpi-bin mpirun.mpich=mpich slurmctld=slurm-wlm munged=munge; do \
+	    mpirun.openmpi=openmpi-bin mpirun.mpich=mpich slurmctld=slurm-wlm munged=munge \
+	    tmux=tmux; do \
 	    command -v "$${need%=*}" >/dev/null || missing="$$missing $${need#*=}"; \
 	done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
@@ -113,6 +114,10 @@ system-packages:
 	else \
 	    echo "make test: these are missing, and only root can install them:$$missing"; \
 	    echo "make test: the tests on real hosts will be skipped; all others run"; \
+	fi
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then exit 0; fi; \
+	if ! { $(CAN_APT) && apt-get update -qq && $(APT_INSTALL) chromium chromium-driver; }; then \
+	    echo 'make test: there is no Chromium: the page of hvlaunch top will not be tried in a browser'; \
 	fi
 
 $(VENV)/.made:

@@ -148,7 +148,9 @@ class TopScreen(App[None]):
         return _key(self._rows[row]) if 0 <= row < len(self._rows) else None
 
     def _fits(self, row: HostRow | RankRow) -> bool:
-        cells = host_cells(row) if isinstance(row, HostRow) else (row.host, *rank_cells(row))
+        cells = (
+            host_cells(row) if isinstance(row, HostRow) else (row.host, f"rank {row.rank}", *rank_cells(row))
+        )
         return self._wanted in " ".join(cells).casefold()
 
     # What keys do:

@@ -68,11 +68,13 @@ class Timeline:
         if kind in _BEGIN and isinstance(number, int):
             self._begin(number, when)
         if kind in _END:
-            self._end(when, record.get("reason") or record.get("text"))
+            self._end(when, record.get("cause") or record.get("text"))
         if kind == "job_ended":
             self.ending = record
         if kind in ("workers_starting", "worker_placed"):
             self._place(record, when)
+        if kind == "worker_exited" and self._rounds and self._rounds[-1].end is not None:
+            return  # its round is over: it was stopped for that
         if (found := _TEXTS.get(kind)) is not None and (text := found[1](record)):
             host, rank = record.get("host"), record.get("rank")
             self._moments.append(Moment(when, found[0], visible(text), host, rank, number))
@@ -96,8 +98,8 @@ class Timeline:
 
 
 def _because(record: Record) -> str:
-    reason = record.get("reason")
-    return f": {reason}" if reason else ""
+    cause = record.get("cause")
+    return f": {cause}" if cause else ""
 
 
 def _round(record: Record) -> str:
@@ -126,11 +128,7 @@ def _rank(record: Record) -> str:
 
 
 def _host(what: str) -> Callable[[Record], str]:
-    def text(record: Record) -> str:
-        cause = record.get("cause")
-        return f"{record['host']} {what}{f': {cause}' if isinstance(cause, str) else _because(record)}"
-
-    return text
+    return lambda record: f"{record['host']} {what}{_because(record)}"
 
 
 def _text(record: Record) -> str:

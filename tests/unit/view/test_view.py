@@ -188,7 +188,7 @@ def test_rounds_and_failures_in_one_line():
     model.see(
         [
             {"type": "round_starting", "time": stamp("17"), "round": 0, "workers": 1, "hosts": ["a"]},
-            {"type": "round_broken", "time": stamp("18"), "round": 0, "reason": "rank 0 failed"},
+            {"type": "round_broken", "time": stamp("18"), "round": 0, "cause": "rank 0 failed"},
             {"type": "round_starting", "time": stamp("19"), "round": 1, "workers": 1, "hosts": ["a"]},
         ]
     )

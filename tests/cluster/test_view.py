@@ -1,0 +1,245 @@
+"""`hvlaunch top` as people use it: its full screen in tmux, and its page in Chromium, both of one job that loses a worker and its driver."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hvlaunch.jobs.directory import jobs_directory
+from tests.cluster.testhosts import wait_until
+
+LIMIT = 100.0
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+WORKER = """\
+import os, signal, time
+signal.signal(signal.SIGUSR1, lambda *_: print("got USR1", flush=True))
+for step in range(10**6):
+    print(f"step {step} of <b>rank {os.environ['RANK']}</b>", flush=True)
+    if step == 3: print("a needle", flush=True)
+    time.sleep(0.2)
+"""
+HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("view")]
+
+
+class Job:
+    """An elastic job of three workers, which goes on without a terminal."""
+
+    def __init__(self, state: Path) -> None:
+        self.env = {**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+        options = ["--detach", "-np", "3", "--min-np", "3", "-H", "localhost:3", "--grace", "1"]
+        self.id = self.do(*options, sys.executable, "-c", WORKER).strip()
+        self.directory = jobs_directory(self.env) / self.id
+
+    def do(self, *words: str) -> str:
+        done = subprocess.run([*HVLAUNCH, *words], env=self.env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @property
+    def driver(self) -> int:
+        return int(json.loads((self.directory / "about.json").read_text())["pid"])
+
+    def kill_worker(self, rank: int) -> None:
+        events = map(json.loads, self.do("events", self.id).splitlines())
+        pids = [one["pid"] for one in events if one["type"] == "worker_started" and one["rank"] == rank]
+        os.kill(pids[-1], signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    job = Job(tmp_path_factory.mktemp("state"))
+    yield job
+    subprocess.run([*HVLAUNCH, "stop", job.id], env=job.env, capture_output=True, check=False)
+
+
+class Screen:
+    """A terminal of tmux, in which a command runs."""
+
+    def __init__(self, command: list[str], env: dict[str, str], directory: Path) -> None:
+        self._tmux = ["tmux", "-S", str(directory / "tmux"), "-f", "/dev/null"]
+        self._env = env
+        self._do("new-session", "-d", "-x", "120", "-y", "30", *command)
+        self._do("set-option", "-g", "remain-on-exit", "on")
+
+    def _do(self, *words: str) -> str:
+        done = subprocess.run(
+            [*self._tmux, *words], env=self._env, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    def press(self, *keys: str) -> None:
+        self._do("send-keys", *keys)
+
+    @property
+    def text(self) -> str:
+        return self._do("capture-pane", "-p")
+
+    def shows(self, *texts: str) -> str:
+        """What is there when all these texts are."""
+        shown = ""
+
+        def is_there() -> bool:
+            nonlocal shown
+            shown = self.text
+            return all(text in shown for text in texts)
+
+        deadline = time.monotonic() + LIMIT
+        while not is_there():
+            assert time.monotonic() < deadline, f"{texts} are not all in\n{shown}"
+            time.sleep(0.1)
+        return shown
+
+    def close(self) -> None:
+        subprocess.run([*self._tmux, "kill-server"], capture_output=True, check=False)
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="there is no tmux")
+def test_the_full_screen(job, tmp_path):
+    screen = Screen([*HVLAUNCH, "top", job.id], job.env, tmp_path)
+    try:
+        shown = screen.shows(f"job {job.id}: running, round ", "3 of 3 workers on 1 host", "of <b>rank 2</b>")
+        assert [line.split()[:2] for line in shown.splitlines() if "<b>" in line] == [
+            [str(rank), "working"] for rank in range(3)
+        ]
+        screen.press("Down", "Down", "Enter")
+        assert "<b>rank 0</b>" not in screen.shows("output of rank 1", "[1] step", "esc back")
+        screen.press("Escape")  # what comes before the screen has changed would be Alt and a letter
+        screen.shows("LAST LINE", "q leave")
+        screen.press("/")
+        screen.shows("host, rank, state, line")
+        screen.press("rank 2")
+        screen.shows("  rank 2  ", "<b>rank 2</b>")
+        wait_until(lambda: "<b>rank 1</b>" not in screen.text, "the filter", LIMIT)
+        screen.press("Escape")
+        screen.shows("<b>rank 1</b>", "<b>rank 2</b>")
+        screen.press("k")
+        screen.shows("Send a signal to all workers", "USR1")
+        screen.press("Enter")
+        wait_until(lambda: job.do("logs", job.id).count("got USR1") == 3, "the signal", LIMIT)
+        job.kill_worker(1)
+        screen.shows(
+            "rank 1 on localhost ended with signal SIGKILL", "round 1 begins: 3 workers on localhost"
+        )
+        screen.press("x")
+        screen.shows(f"Stop job {job.id}?", "n: no")
+        screen.press("n")
+        screen.press("q")
+        screen.shows("Pane is dead (status 0")
+        assert job.id in job.do("jobs")
+    finally:
+        screen.close()
+
+
+class Browser:
+    """Chromium, with a profile of its own."""
+
+    def __init__(self, profile: Path) -> None:
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+
+        options = webdriver.ChromeOptions()
+        options.binary_location = CHROMIUM or ""
+        for word in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--disable-gpu",
+            f"--user-data-dir={profile}",
+        ):
+            options.add_argument(word)
+        options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+        self.web = webdriver.Chrome(options=options, service=Service(DRIVER))
+        self.web.set_window_size(1200, 1400)
+        self.asked: set[str] = set()
+
+    def text(self, selector: str) -> str:
+        return str(
+            self.web.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+        )
+
+    def shows(self, selector: str, text: str) -> str:
+        """What the element shows when the text is in it."""
+        return wait_until(
+            lambda: shown if text in (shown := self.text(selector)) else None,
+            f"{text} in {selector}",
+            LIMIT,
+        )
+
+    def click(self, selector: str) -> None:
+        self.web.find_element("css selector", selector).click()
+
+    def requests(self) -> set[str]:
+        """The addresses of all that this page asked for."""
+        for entry in self.web.get_log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                self.asked.add(message["params"]["request"]["url"])
+        return self.asked
+
+
+DRAWN = """\
+const canvas = document.querySelector("#plot-output canvas");
+if (!canvas || !canvas.width) return false;
+const colors = new Set(new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer));
+return colors.size > 3;
+"""
+
+
+@pytest.mark.skipif(None in (CHROMIUM, DRIVER), reason="there is no Chromium")
+def test_the_page(job, tmp_path):
+    url = job.do("top", "--web", job.id).strip()
+    browser = Browser(tmp_path)
+    try:
+        browser.web.get(f"{url[:-4]}0000")
+        browser.shows("#link", "this token is wrong")
+        assert not browser.web.find_element("css selector", "#main").is_displayed()
+        browser.web.get("about:blank")
+        browser.web.get(url)
+        browser.shows("#summary", "3 of 3 workers on 1 host")
+        assert "<b>rank 2</b>" in browser.shows("#table", "of <b>rank 2</b>")
+        wait_until(lambda: browser.web.execute_script(DRAWN), "a plot", LIMIT)
+        browser.web.find_element("css selector", "#search").send_keys("NEEDLE\n")
+        browser.shows("#search-note", "with “NEEDLE”")
+        assert {line.split("]")[1].strip() for line in browser.text("#lines").splitlines()} == {"a needle"}
+        browser.click("#take-stacks")
+        wait_until(
+            lambda: ("asking" not in (note := browser.text("#stacks-note")) and "press" not in note) or None,
+            "stacks",
+            LIMIT,
+        )
+        job.kill_worker(2)
+        browser.shows("#moments", "was killed by SIGKILL")
+        wait_until(
+            lambda: browser.web.find_elements("css selector", "#timeline rect.round-1") or None,
+            "round 1",
+            LIMIT,
+        )
+        before = job.driver
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: job.driver != before or None, "another driver", LIMIT)
+        printed = browser.text("#table")
+        browser.shows("#table", "working")
+        wait_until(
+            lambda: (browser.text("#table") not in ("", printed) and browser.text("#link") == "") or None,
+            "news",
+            LIMIT,
+        )
+        assert "round 0 begins" in browser.text("#moments")
+        browser.web.refresh()
+        browser.shows("#summary", "3 of 3 workers")
+        here = url.partition("#")[0]
+        own = ("about:", "chrome:", "data:", here)
+        assert [address for address in browser.requests() if not address.startswith(own)] == []
+        assert f"{here}view" in browser.requests()
+        browser.click("#stop")
+        browser.click("#ask-yes")
+        assert "Exit code 143" in browser.shows("#report", "Exit code")
+    finally:
+        browser.web.quit()
