@@ -4,12 +4,10 @@ import asyncio
 import queue
 from types import SimpleNamespace
 
-import pytest
+from textual.widgets import DataTable
 
 from hvlaunch.cli.top_screen import TopScreen
-from hvlaunch.view.model import Model
-
-pytest.importorskip("textual")
+from hvlaunch.view.model import Model, View
 
 
 def view(ranks=3):
@@ -32,10 +30,10 @@ class Feed:
     has_ended = False
 
     def __init__(self, *views):
-        self.views = queue.SimpleQueue()
+        self.views: queue.SimpleQueue[View | None] = queue.SimpleQueue()
         for one in views:
             self.views.put(one)
-        self.orders = []
+        self.orders: list[tuple[str, dict[str, object]]] = []
         self.control = SimpleNamespace(post=lambda path, body: self.orders.append((path, body)))
         self.job = SimpleNamespace(id="0123456789ab", directory=None)
 
@@ -47,7 +45,7 @@ def played(feed, play):
     async def run():
         screen = TopScreen(feed)
         async with screen.run_test(size=(120, 30)) as pilot:
-            await until(pilot, lambda: screen.screen.query_one("#table").row_count)
+            await until(pilot, lambda: screen.screen.query_one("#table", DataTable).row_count)
             await play(screen, pilot)
         feed.views.put(None)
 
@@ -66,7 +64,7 @@ def test_a_filter_stays_while_news_come():
     feed = Feed(view())
 
     async def play(screen, pilot):
-        table = screen.screen.query_one("#table")
+        table = screen.screen.query_one("#table", DataTable)
         assert table.row_count == 4
         await pilot.press("slash", *"rank", "space", "2")
         await until(pilot, lambda: table.row_count == 1)
@@ -83,7 +81,7 @@ def test_news_that_come_behind_a_question_are_shown_after_it():
     feed = Feed(view())
 
     async def play(screen, pilot):
-        table = screen.screen.query_one("#table")
+        table = screen.screen.query_one("#table", DataTable)
         await pilot.press("x")
         feed.views.put(view(5))
         await until(pilot, feed.views.empty)
@@ -114,7 +112,7 @@ def test_a_thousand_ranks_are_folded_and_unfolded():
     feed = Feed(view(1000))
 
     async def play(screen, pilot):
-        table = screen.screen.query_one("#table")
+        table = screen.screen.query_one("#table", DataTable)
         assert table.row_count == 125 + 5
         await pilot.press("f")
         await until(pilot, lambda: table.row_count == 1125)
