@@ -38,6 +38,8 @@ ONCE_NOT_CLEAN = (
     253388,
     255322,
     257066,
+    400262,
+    476267,
 )
 """Found by longer runs: a defect of the engine, of this world or of a law."""
 

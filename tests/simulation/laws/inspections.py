@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine import facts as tell
 from tests.simulation.laws.law import Law
 from tests.simulation.ledger import Worker
 
@@ -52,6 +53,8 @@ class Inspections(Law):
             assert due is None or at <= due + _ROUNDING or now >= due, (
                 f"{worker} is killed at {at:.2f}, not by {due:.2f}"
             )
+        given_up = {action.problem.host for action in actions if isinstance(action, tell.HostLostAtEnd)}
+        self._due = {worker: due for worker, due in self._due.items() if worker.host not in given_up}
         left = {worker for take in takes for worker in self._of(take)} - told.keys()
         assert not left, f"{left} are asked what they do, and not stopped"
 
