@@ -69,6 +69,12 @@ def _parser(name: str) -> Parser:
             _add_view_options(parser, name)
         case "top":
             _add_top_options(parser)
+        case "stacks":
+            _add_ranks(parser)
+            parser.add_argument("--native", action="store_true", help="with the frames of C and C++ (py-spy)")
+            parser.add_argument(
+                "--json", action="store_true", help="an object for each process, on its own line"
+            )
         case "events":
             parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
         case "stop":
@@ -78,13 +84,18 @@ def _parser(name: str) -> Parser:
     return parser
 
 
-def _add_view_options(parser: Parser, name: str) -> None:
+def _add_ranks(parser: Parser) -> None:
     from hvlaunch.cli import values  # noqa: PLC0415 (for these words alone)
-    from hvlaunch.cli.since import since  # noqa: PLC0415 (as above)
 
     parser.add_argument(
         "--ranks", metavar="LIST", type=_reader(values.ranks), help="show these ranks, such as 0,8-15"
     )
+
+
+def _add_view_options(parser: Parser, name: str) -> None:
+    from hvlaunch.cli.since import since  # noqa: PLC0415 (for these words alone)
+
+    _add_ranks(parser)
     if name == "attach":
         return
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
@@ -186,6 +197,13 @@ def _events(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         number = page["next"]
 
 
+def _stacks(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.job_stacks import stacks  # noqa: PLC0415 (for this word alone)
+
+    with _what_can_be_read():
+        return stacks(jobs, options)
+
+
 def _signal(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     Control(_running(jobs, options.job)).post("/signal", {"signal": options.signal})
     return 0
@@ -231,6 +249,7 @@ _ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
     "logs": _logs,
     "events": _events,
     "top": _top,
+    "stacks": _stacks,
     "signal": _signal,
     "stop": _stop,
     "wait": _wait,

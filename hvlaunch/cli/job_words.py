@@ -36,6 +36,11 @@ JOB_WORDS = {
             "[JOB] [--plain] [--web [--bind ADDRESS [--no-tls]]]",
             "show what a job's hosts and ranks do, full screen or in a browser",
         ),
+        JobWord(
+            "stacks",
+            "[JOB] [--ranks LIST] [--native] [--json]",
+            "print what the workers of a job are doing: their stacks, equal ones once",
+        ),
         JobWord("signal", "SIGNAL [JOB]", "send a signal to all workers of a job"),
         JobWord("stop", "[JOB] [--kill]", "stop a job as Ctrl-C does, and wait for its end"),
         JobWord("wait", "[JOB]", "wait for a job's end; its exit code is this command's"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hvlaunch.cli.option import BadValue, Value
+from hvlaunch.hosts.fold import ranges_of
 from hvlaunch.hosts.parse import MAX_SLOTS, is_user
 from hvlaunch.job import MapPolicy
 
@@ -52,7 +53,6 @@ __all__ = [
 _MOST_WORKERS = 1 << 20  # more is a slip of the finger, and would eat the memory
 _LAST_PORT = 65535
 _LONGEST = 1_000_000.0  # seconds; poll(2) counts milliseconds in 31 bits
-_RANKS = r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _STREAMS = {
     "0": frozenset[str](),
@@ -174,18 +174,10 @@ def user(text: str) -> str:
 
 def ranks(text: str) -> tuple[range, ...]:
     """Numbers, ranges with both ends included, and steps: `0,8-15`, `0-62/2`."""
-    return tuple(_ranks_part(part.strip()) for part in text.split(","))
-
-
-def _ranks_part(text: str) -> range:
-    found = re.fullmatch(_RANKS, text)
-    if found is None:
-        raise BadValue(f"{text!r} is neither a rank nor a range such as 8-15")
-    first = int(found[1])
-    last, step = int(found[2] or first), int(found[3] or 1)
-    if last < first or step == 0:
-        raise BadValue(f"{text!r} has no rank in it")
-    return range(first, last + 1, step)
+    try:
+        return ranges_of(text)
+    except ValueError as error:
+        raise BadValue(str(error)) from None
 
 
 def readable(name: str) -> Path:

@@ -1,8 +1,9 @@
 """The failure report: printed last of all, for a person who has to find out why at 3 a.m."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGKILL, SIGPIPE
+from typing import NamedTuple
 
 from hvlaunch.console.advice import advice, start_advice
 from hvlaunch.console.causes import describe
@@ -11,26 +12,41 @@ from hvlaunch.console.duration import duration
 from hvlaunch.console.endings import delta, end, endings, signal_name
 from hvlaunch.console.evidence import Evidence, find_evidence
 from hvlaunch.console.files import rank_directory
+from hvlaunch.console.visible import visible
 from hvlaunch.hosts.fold import fold_hosts, fold_ranks
 from hvlaunch.job import JobResult, WorkerExit
 
-__all__ = ["failure_report"]
+__all__ = ["Doing", "failure_report"]
+
+
+class Doing(NamedTuple):
+    """What workers were doing before they were stopped."""
+
+    places: Sequence[str]
+    """Which ranks were where, a line for each place."""
+    job_id: str | None
+    """Under which all stacks are kept, if they are."""
 
 
 def failure_report(
-    result: JobResult, tails: Mapping[int, bytes], size: int, *, output_dir: Path | None = None
+    result: JobResult,
+    tails: Mapping[int, bytes],
+    size: int,
+    *,
+    output_dir: Path | None = None,
+    doing: Doing | None = None,
 ) -> str:
     """Plain text that ends with a newline; empty for a job that went well.
 
     `tails` has the last bytes of stderr by rank (Printer.tail), `size` is the number of workers, `output_dir` is
-    where all output is kept, if it is.
+    where all output is kept, if it is; `doing` is what the workers did that were stopped, if it is known.
     """
     if result.failure is not None and result.failure.not_started is not None:
         lines = _not_started(result.exits)
     elif result.failure is not None:
-        lines = _failed(result, result.failure, tails, size, output_dir)
+        lines = _failed(result, result.failure, tails, size, output_dir, doing)
     elif result.error is not None:
-        lines = [*describe(result.error), *_workers(result, size)]
+        lines = [*describe(result.error), *_workers(result, size), *_doing(doing)]
         if result.interrupted is not None:
             lines.append(f"  Interrupted by {signal_name(result.interrupted)}.")
     elif result.interrupted is not None:
@@ -56,7 +72,12 @@ def _not_started(exits: Iterable[WorkerExit]) -> list[str]:
 
 
 def _failed(
-    result: JobResult, failure: WorkerExit, tails: Mapping[int, bytes], size: int, output_dir: Path | None
+    result: JobResult,
+    failure: WorkerExit,
+    tails: Mapping[int, bytes],
+    size: int,
+    output_dir: Path | None,
+    doing: Doing | None,
 ) -> list[str]:
     victim = result.first_victim
     evidence = {
@@ -74,6 +95,7 @@ def _failed(
         evidence[failure.rank]
     ):
         lines.append(f"  The others lost connections because of rank {failure.rank}.")
+    lines += _doing(doing)
     if result.interrupted is not None:
         lines.append(f"  Then interrupted by {signal_name(result.interrupted)}.")
     if result.error is not None:
@@ -111,6 +133,13 @@ def _workers(result: JobResult, size: int) -> list[str]:
         return ["  The job ends: no worker was started."] if has_host and not result.elapsed else []
     ends = endings(result.exits, size, None, never_started=result.never_started)
     return _indented(f"The workers, after {duration(result.elapsed)}", ends)
+
+
+def _doing(doing: Doing | None) -> list[str]:
+    if doing is None:
+        return []
+    all_of_it = [] if doing.job_id is None else [f"  All their stacks: hvlaunch stacks {doing.job_id}"]
+    return [*_indented("Before they were stopped", map(visible, doing.places)), *all_of_it]
 
 
 def _interrupted(result: JobResult, number: int, size: int) -> str:

@@ -18,7 +18,7 @@ from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HvlaunchError
-from hvlaunch.gloo.driver.inquiry import Inquiry, Observe
+from hvlaunch.gloo.driver.inquiry import Inquiry, Observe, StacksWanted
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.signals import signals_as_events
 from hvlaunch.gloo.driver.thread_failures import failures_as_events
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.watch.journal import Journal
     from hvlaunch.jobs.directory import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
+    from hvlaunch.telemetry.stack import ProcessStack
 
 __all__ = ["run", "take_over"]
 
@@ -56,6 +57,8 @@ class _LastRound(NamedTuple):
 
     size: int = 0
     output_dir: Path | None = None
+    stacks: "Sequence[ProcessStack]" = ()
+    """What its workers were doing before they were stopped for a failure."""
 
 
 def run(
@@ -136,7 +139,10 @@ def _run_and_report(
         )
         if store is not None and directory is not None and stdout is not None:
             detachment = _detachment(directory, printer, on_detached)
-        signals.enter_context(signals_as_events(events.put, _left_alone(spec, detachment, signal.SIGHUP)))
+        wanted = StacksWanted(partial(_show_stacks, printer))
+        signals.enter_context(
+            signals_as_events(events.put, _left_alone(spec, detachment, signal.SIGHUP), wanted)
+        )
         patience = spec.grace
         last_words: Callable[[bool], str] | None = None
         try:
@@ -150,7 +156,7 @@ def _run_and_report(
             if failures.first is not None:
                 result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
             if result.exit_code != 0:
-                printer.show(_report(result, printer, last))
+                printer.show(_report(result, printer, last, directory))
             else:
                 last_words = None if spec.console.quiet else partial(ended_well, result)
                 patience = _PAGER_PATIENCE
@@ -161,7 +167,7 @@ def _run_and_report(
         # The printer may be what failed, in the end still; its thread is no more, and stderr is free.
         is_told = printer.is_whole and result.error is failures.first
         result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
-        told = "" if is_told else _report(result, printer, last)
+        told = "" if is_told else _report(result, printer, last, directory)
         story = failures.traceback() if spec.verbose else ""
         if stderr is not None:
             _write_last(stderr, visible(story + told))
@@ -209,6 +215,7 @@ def _run(
             record=record,
             watchers=watchers,
             keeping=keeping,
+            directory=None if directory is None else directory.path,
             clock=time.monotonic if takeover is None else takeover.clock,
             wall=wall,
         )
@@ -220,7 +227,7 @@ def _run(
         if outside is not None:
             outside.history.close()
             outside.page.close()
-    return result, _LastRound(driver.size, driver.output_dir)
+    return result, _LastRound(driver.size, driver.output_dir, driver.before_kill())
 
 
 @contextmanager
@@ -249,11 +256,24 @@ def _takeover(past: "Past", ways: HostWays) -> "Takeover":
     return Takeover(past, ways.lost, is_same_boot, past.shift(boot, time.monotonic(), time.time()))
 
 
-def _report(result: JobResult, printer: Printer, last: _LastRound) -> str:
-    from hvlaunch.console.report import failure_report  # noqa: PLC0415 (15 ms, and hopefully never)
+def _report(result: JobResult, printer: Printer, last: _LastRound, directory: "JobDirectory | None") -> str:
+    from hvlaunch.console.report import Doing, failure_report  # noqa: PLC0415 (15 ms, and hopefully never)
 
     tails = {end.rank: printer.tail(end.rank) for end in result.exits}
-    return failure_report(result, tails, last.size, output_dir=last.output_dir)
+    doing = None
+    if last.stacks:
+        from hvlaunch.telemetry.merge import notes, places  # noqa: PLC0415 (as above)
+
+        job_id = None if directory is None else directory.path.name
+        doing = Doing([*places(last.stacks), *notes(last.stacks)], job_id)
+    return failure_report(result, tails, last.size, output_dir=last.output_dir, doing=doing)
+
+
+def _show_stacks(printer: Printer, found: "Sequence[ProcessStack]") -> None:
+    """Somebody has pressed Ctrl and the backslash."""
+    from hvlaunch.telemetry.merge import tree_lines  # noqa: PLC0415 (when somebody asks)
+
+    printer.say("\n".join(["what the workers are doing:", *tree_lines(found)]) if found else "no workers")
 
 
 def _write_last(stderr: BinaryIO, text: str) -> None:
@@ -361,7 +381,7 @@ def _serve_control(
     directory: "JobDirectory",
     server: RendezvousServer,
     job: _Job,
-    post: Callable[[on.Event | Inquiry | Observe], None],
+    post: Callable[[on.Event | Inquiry | Observe | StacksWanted], None],
     printer: Printer,
     wall: Callable[[], float],
 ) -> _Outside | None:

@@ -42,9 +42,9 @@ class Control:
         """What GET gives, as data; None is 404. The driver may take `wait` seconds longer. Raises DriverGone, ControlRefused."""
         return self._ask("GET", path, None, wait)
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+    def post(self, path: str, body: Mapping[str, Any], wait: float = 0.0) -> Any:
         """What POST gives. Raises as get()."""
-        return self._ask("POST", path, json.dumps(body).encode(), 0.0)
+        return self._ask("POST", path, json.dumps(body).encode(), wait)
 
     def _ask(self, method: str, path: str, body: bytes | None, wait: float) -> Any:
         connection = _UnixConnection(self._job, timeout=self._patience + wait)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hvlaunch.hosts.fold import fold_ranks
 from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
 
-__all__ = ["Node", "main_of", "merge", "summary", "tree_lines", "where"]
+__all__ = ["Node", "main_of", "merge", "notes", "places", "summary", "tree_lines", "where"]
 
 _WRAPPERS = frozenset(
     ("wrapper", "inner", "wrapped", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn", "__call__")
@@ -99,8 +99,8 @@ def _by_rank(stacks: Iterable[ProcessStack]) -> dict[int, list[ProcessStack]]:
     return found
 
 
-def summary(stacks: Iterable[ProcessStack], most: int = _MOST_GROUPS) -> str:
-    """One line: `rank 7 in sleep (data.py:31); ranks 0-6 in all_reduce (train.py:88)`. At most so many groups."""
+def places(stacks: Iterable[ProcessStack], most: int = _MOST_GROUPS) -> list[str]:
+    """Which ranks are where, the fewest first: `rank 7 in sleep (data.py:31)`. The last has all but the first `most`."""
     groups: dict[str, set[int]] = {}
     for rank, processes in _by_rank(stacks).items():
         main = main_of(processes)
@@ -109,7 +109,12 @@ def summary(stacks: Iterable[ProcessStack], most: int = _MOST_GROUPS) -> str:
     parts = [f"{fold_ranks(ranks)} in {place}" for place, ranks in rarest[:most]]
     if rest := [rank for _, ranks in rarest[most:] for rank in ranks]:
         parts.append(f"{fold_ranks(rest)} in {len(rarest) - most} other places")
-    return "; ".join(parts)
+    return parts
+
+
+def summary(stacks: Iterable[ProcessStack], most: int = _MOST_GROUPS) -> str:
+    """All places in one line."""
+    return "; ".join(places(stacks, most))
 
 
 def tree_lines(stacks: Iterable[ProcessStack]) -> list[str]:
@@ -176,8 +181,12 @@ def _branch(node: Node, indent: str) -> list[str]:
     return lines
 
 
+def notes(stacks: Iterable[ProcessStack]) -> list[str]:
+    """Which ranks' stacks are not by py-spy, and why."""
+    return _notes(_by_rank(stacks))
+
+
 def _notes(ranks: dict[int, list[ProcessStack]]) -> list[str]:
-    """Which of the stacks are not py-spy's, and why."""
     found: dict[tuple[str, str], set[int]] = {}
     for rank, processes in ranks.items():
         main = main_of(processes)

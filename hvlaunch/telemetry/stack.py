@@ -14,6 +14,7 @@ __all__ = [
     "Source",
     "ThreadStack",
     "as_json",
+    "from_json",
     "process_stacks",
 ]
 
@@ -148,6 +149,15 @@ def _process(host: str, found: Mapping[str, Any]) -> ProcessStack:
         for one in found["threads"]
     )
     return ProcessStack(host=host, **{**found, "threads": threads})
+
+
+def from_json(found: Mapping[str, Any]) -> ProcessStack:
+    """One of as_json()."""
+    threads = tuple(
+        ThreadStack(one["name"], tuple(Frame(**frame) for frame in one["frames"]), one["is_python"])
+        for one in found["threads"]
+    )
+    return ProcessStack(**{**found, "threads": threads})
 
 
 def as_json(stacks: Sequence[ProcessStack]) -> list[dict[str, Any]]:

@@ -26,4 +26,21 @@ class _Samples:
         return self._samples.take(question["workers"], question["paths"])
 
 
-ANSWERS: Mapping[str, Callable[[Dict[str, Any]], Any]] = {"samples": _Samples()}
+def _stacks(question: Dict[str, Any]) -> Any:
+    from hvlaunch.agent.observer.stacks import answer  # noqa: PLC0415 (as the samples)
+
+    return answer(question)
+
+
+def _py_spy(question: Dict[str, Any]) -> Any:
+    from hvlaunch.agent.observer.stacks import take_py_spy  # noqa: PLC0415 (as the samples)
+
+    return take_py_spy(question)
+
+
+ANSWERS: Mapping[str, Callable[[Dict[str, Any]], Any]] = {
+    "samples": _Samples(),
+    "stacks": _stacks,
+    "stacks_before_kill": _stacks,  # which waits for nobody's request
+    "py_spy": _py_spy,
+}

@@ -13,7 +13,9 @@ import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import time
+import zlib
 
 from hvlaunch.agent.observer.tree import command_of, descendants, parents, read_text
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     Stack = Dict[str, Any]
     Frame = List[Any]
 
-__all__ = ["STACK_SIGNAL", "find_py_spy", "take_stacks"]
+__all__ = ["STACK_SIGNAL", "answer", "find_py_spy", "shortened", "take_py_spy", "take_stacks"]
 
 STACK_SIGNAL = signal.SIGRTMIN + 11
 """As in hvlaunch/torch/stack_signal.py."""
@@ -32,6 +34,8 @@ _MOST_PROCESSES = 1024
 _MOST_THREADS = 64
 _MOST_FRAMES = 128
 _MOST_LINES = 1 << 30
+_CUTS = ((_MOST_THREADS, _MOST_FRAMES), (8, 64), (2, 32), (1, 16), (1, 4))
+"""How many threads of each process, and how many of their innermost frames."""
 _LONGEST_NAME = 256
 _LONGEST_PATH = 1024
 _AT_ONCE = 2 * (os.cpu_count() or 1)
@@ -51,7 +55,29 @@ _ENTRIES = (
     "__x64_sys",
     "__arm64_sys",
 )
+_MOST_ANSWER = 2 << 20
+_MOST_PROGRAM = 64 << 20
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+
+
+def answer(question: Dict[str, Any]) -> Dict[str, Any]:
+    """The stacks of `workers` (rank and pid), and the machine's architecture where it has no py-spy."""
+    py_spy = find_py_spy(question["scratch"], sys.executable)
+    workers = [(rank, pid) for rank, pid in question["workers"]]
+    seconds, native = question["seconds"], question["native"]
+    found = take_stacks(workers, seconds, question["scratch"], py_spy, native=native)
+    return {"stacks": shortened(found, _MOST_ANSWER), "lacks": None if py_spy else os.uname().machine}
+
+
+def take_py_spy(question: Dict[str, Any]) -> Dict[str, Any]:
+    """Put the program that comes with the question into the job's directory. Raises OSError, zlib.error."""
+    program = zlib.decompressobj().decompress(question["data"], _MOST_PROGRAM)
+    path = os.path.join(question["scratch"], "py-spy")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with open(os.open(path + ".part", flags, 0o700), "wb") as file:
+        file.write(program)
+    os.rename(path + ".part", path)
+    return {}
 
 
 def find_py_spy(scratch: str, python: str) -> Optional[str]:
@@ -89,6 +115,21 @@ def take_stacks(
             one["problem"] = "no py-spy there; pip install 'hvlaunch[stacks]' where hvlaunch runs"
     _by_faulthandler([one for one in pythons if one["source"] == "kernel"], scratch, deadline)
     return found
+
+
+def shortened(stacks: List[Stack], most: int) -> List[Stack]:
+    """The same in at most so many characters of JSON: with fewer threads, then with fewer frames, then with fewer processes."""
+    for threads, frames in _CUTS:
+        for one in stacks:
+            one["threads"] = one["threads"][:threads]
+            for thread in one["threads"]:
+                thread["frames"] = thread["frames"][-frames:]
+        if len(json.dumps(stacks)) <= most:
+            return stacks
+    stacks.sort(key=lambda one: bool(one["is_child"]))
+    while len(json.dumps(stacks)) > most:
+        del stacks[len(stacks) // 2 :]
+    return stacks
 
 
 def _is_python(pid: int) -> bool:
@@ -216,7 +257,10 @@ def _take(stack: Stack, output: bytes) -> bool:
     try:
         threads = json.loads(output)
         found = [
-            (thread["os_thread_id"] != stack["pid"], _thread(thread["thread_name"] or "", thread["frames"]))
+            (
+                thread["os_thread_id"] != stack["pid"],
+                _thread(thread["thread_name"] or "MainThread", thread["frames"]),
+            )
             for thread in threads
         ]
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hvlaunch.errors import HvlaunchError
 from hvlaunch.gloo.driver.history import History
-from hvlaunch.gloo.driver.inquiry import Inquiry, Observe
+from hvlaunch.gloo.driver.inquiry import Inquiry, Observe, StacksWanted
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route
 
@@ -27,6 +27,7 @@ _PATIENCE = 15.0
 _FRESH_WITHIN = 2.0
 _SAMPLED_ON = 10.0
 """Seconds for which hosts are asked for samples on, when somebody has asked."""
+_STACKS_PATIENCE = 40.0
 _SIGNALS = {number.name: number for number in signal.Signals}
 _QUERY = re.compile(rb"(?:since=(?P<since>[0-9]{1,12}))?&?(?:wait=(?P<wait>[0-9]{1,3}))?")
 
@@ -38,7 +39,7 @@ class Control:
         self,
         about: Mapping[str, Any],
         history: History,
-        post: Callable[[on.Event | Inquiry | Observe], None],
+        post: Callable[[on.Event | Inquiry | Observe | StacksWanted], None],
         keep_output: Callable[[], None],
         open_page: Callable[[Mapping[str, Any]], Mapping[str, Any]],
     ) -> None:
@@ -67,6 +68,7 @@ class Control:
             b"/stop": ("POST", self._stop),
             b"/output": ("POST", self._output),
             b"/page": ("POST", self._page),
+            b"/stacks": ("POST", self._stacks),
         }
         if path not in routes:
             return Answer(404, b"there is no such path\n")
@@ -146,6 +148,26 @@ class Control:
                         return _bad(f"{error}\n".encode())
         return _bad(b'the body is not {"bind": null, "is_open": false}, or with an address\n')
 
+    def _stacks(self, body: bytes) -> Answer | Later:
+        """What workers are doing, when their hosts have said so."""
+        wanted = _stacks_wanted(body)
+        if wanted is None:
+            return _bad(b'the body is not {"ranks": "0-3,8", "native": false}; null is all ranks\n')
+        ranks, native = wanted
+
+        def begin(give: Give) -> CallOff:
+            from hvlaunch.telemetry.stack import as_json  # noqa: PLC0415 (when somebody asks)
+
+            giver = _Giver(give)
+            self._post(
+                StacksWanted(
+                    lambda found: giver(Answer(200, _json({"stacks": as_json(found)}))), ranks, native=native
+                )
+            )
+            return giver.call_off
+
+        return Later(begin, _STACKS_PATIENCE, Answer(503, b"the driver is busy\n"))
+
     def _stop(self, body: bytes) -> Answer:
         is_kill = _field(body, "kill", bool)
         if is_kill is None:
@@ -153,6 +175,23 @@ class Control:
         for _ in range(1 + is_kill):  # as the second Ctrl-C kills
             self._post(on.Interrupted(signal.SIGTERM))
         return _done()
+
+
+def _stacks_wanted(body: bytes) -> tuple[tuple[range, ...] | None, bool] | None:
+    """Which ranks, and whether with frames of C; None where the body says no such thing."""
+    from hvlaunch.hosts.fold import ranges_of  # noqa: PLC0415 (when somebody asks)
+
+    with suppress(ValueError):
+        value = json.loads(body)
+        if (
+            isinstance(value, dict)
+            and value.keys() == {"ranks", "native"}
+            and isinstance(value["native"], bool)
+        ):
+            ranks = value["ranks"]
+            if ranks is None or isinstance(ranks, str):
+                return (None if ranks is None else ranges_of(ranks)), value["native"]
+    return None
 
 
 class _Giver:

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.observation import Observation
+    from hvlaunch.telemetry.stack import ProcessStack
 
-__all__ = ["Inquiry", "Observe"]
+__all__ = ["Inquiry", "Observe", "StacksWanted"]
 
 
 class Inquiry(NamedTuple):
@@ -19,3 +20,14 @@ class Observe(NamedTuple):
     """Asked likewise, for what observes the hosts."""
 
     answer: "Callable[[Observation], None]"
+
+
+class StacksWanted(NamedTuple):
+    """Somebody wants to know what workers are doing."""
+
+    answer: "Callable[[list[ProcessStack]], None]"
+    """Called once, from any thread."""
+    ranks: tuple[range, ...] | None = None
+    """None is all."""
+    native: bool = False
+    """With the frames of C and C++."""

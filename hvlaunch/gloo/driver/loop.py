@@ -15,12 +15,13 @@ from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.arrival import Arrival, Turn
 from hvlaunch.gloo.driver.host_link import HostLink
-from hvlaunch.gloo.driver.inquiry import Inquiry, Observe
+from hvlaunch.gloo.driver.inquiry import Inquiry, Observe, StacksWanted
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.lease import Lease
 from hvlaunch.gloo.driver.links import HostLinks, without_secrets
 from hvlaunch.gloo.driver.observers import Observers
 from hvlaunch.gloo.driver.ranks import Ranks
+from hvlaunch.gloo.driver.stack_taking import StackTaking
 from hvlaunch.gloo.driver.start_frame import gets_stdin, start_frame
 from hvlaunch.gloo.driver.stdin import StdinPump
 from hvlaunch.gloo.engine import actions as do
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Driver", "Item", "Watcher"]
 
-Item: TypeAlias = on.Event | Arrival | Inquiry | Observe
+Item: TypeAlias = on.Event | Arrival | Inquiry | Observe | StacksWanted
 """What comes by the driver's queue."""
 
 Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
@@ -59,7 +60,7 @@ class Driver:
     what is seen was, in seconds since 1970.
 
     `record` takes records for --events; `watchers` see all before anybody else does; `keeping` keeps what another
-    driver needs to take the job over.
+    driver needs to take the job over; `directory` is the job's.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Driver:
         record: Callable[[Mapping[str, object]], None] | None = None,
         watchers: Sequence[Watcher] = (),
         keeping: "Keeping | None" = None,
+        directory: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -108,6 +110,9 @@ class Driver:
             spec, keys, printer, rendezvous, self._ranks, connect, events.put, clock=clock, keeping=keeping
         )
         self.observers = Observers(lambda: self._links, self._ranks.of, clock)
+        tell = None if spec.elastic is None else self._say
+        self._stacks = StackTaking(self.observers, directory, self._engine, events.put, tell)
+        self.before_kill = self._stacks.before_kill
         self._unkept: list[Turn] = []
         """Turns that are not on record yet, of which nothing follows."""
         self._stdin_pump: StdinPump | None = None
@@ -223,6 +228,9 @@ class Driver:
         """What the engine makes of these, one after the other."""
         turns: list[Turn] = []
         for item in items:
+            if isinstance(item, StacksWanted):
+                self._stacks.take(item)
+                continue
             if isinstance(item, Inquiry):
                 item.answer(overview(self._engine, self._clock()))
                 continue
@@ -288,6 +296,7 @@ class Driver:
         for turn in turns:
             starts = _starts(turn.actions)
             self._open_to_horovod(starts)
+            self._stacks.carry_out(turn.actions)
             for action in turn.actions:
                 self._carry_out(action)
             if starts and self._readers:
@@ -337,9 +346,6 @@ class Driver:
             case do.Stop(host, steps, slots):
                 orders = [(step.signal, step.after) for step in steps]
                 self._links[host].send({"type": "stop", "slots": slots, "steps": orders})
-            case do.TakeStacks(host, number):
-                if not self._is_replaying:
-                    self._events.put(on.StacksTaken(host, number))
             case do.Release(host):
                 self._links[host].send({"type": "bye"})
             case do.Abandon(host):
@@ -368,6 +374,8 @@ class Driver:
         self._keep_files(start.round, start.launches[0].place.size)
         self._rendezvous.expect([address for own in start.facts.addresses.values() for address in own])
         link = self._links[start.host]
+        if not self._is_replaying:
+            self._stacks.prepare(self._clock())
         for launch in start.launches:
             if self._stdin_pump is None and gets_stdin(launch.place, self._spec):
                 self._readers.append((link, launch.slot, launch.place.rank))

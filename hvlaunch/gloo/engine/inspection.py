@@ -13,7 +13,7 @@ from hvlaunch.gloo.engine.workers import Worker, Workers
 
 __all__ = ["TIME", "Inspection"]
 
-TIME = 0.5
+TIME = 0.45
 """Seconds by which a kill may be later for it."""
 
 
@@ -49,7 +49,8 @@ class Inspection:
             self.cancel()
             self._until = now + TIME
         self._number += 1
-        delayed = tuple(Step(step.signal, self._until - now + step.after) for step in steps)
+        delay = round(self._until - now, 6)
+        delayed = tuple(Step(step.signal, delay + step.after) for step in steps)
         stops = self._workers.stop(workers, delayed, now, trigger)
         self._awaited.update((stop.host, self._number) for stop in stops)
         self._orders.append(_Order(workers, steps))

@@ -1,6 +1,7 @@
 """The commands for jobs that are there already: with real jobs on this machine, as a user types them."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -44,6 +45,25 @@ def test_a_job_from_its_start_to_its_end(site, capsys):
     site.do("forget", "base")
     site.do("jobs")
     assert capsys.readouterr().out == "no jobs\n"
+
+
+def test_what_workers_are_doing_and_what_they_did_before_they_were_stopped(site, capsys):
+    job = site.start("--job-name", "base")
+    assert site.do("stacks", "--ranks", "1", "--json") == 0
+    (one,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (one["rank"], one["is_child"]) == (1, False)
+    assert site.do("stacks") == 0
+    assert "ranks 0-1" in capsys.readouterr().out
+    os.kill(one["pid"], signal.SIGKILL)
+    assert job.wait(DEADLINE) == 137
+    assert job.stderr is not None
+    assert "Before they were stopped:\n    rank 0 in " in job.stderr.read()
+    assert site.do("stacks", "base") == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("rank 0: ")
+    assert "has ended: this is what its workers were doing" in told.err
+    assert site.do("stacks", "base", "--ranks", "1") == 0
+    assert capsys.readouterr().out == "no workers\n"
 
 
 def test_a_job_that_ends_well_leaves_nothing(site, capsys):

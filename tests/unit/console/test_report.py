@@ -6,7 +6,7 @@ from signal import SIGINT, SIGKILL, SIGPIPE, SIGSEGV, SIGTERM
 
 import pytest
 
-from hvlaunch.console.report import failure_report
+from hvlaunch.console.report import Doing, failure_report
 from hvlaunch.errors import UnknownHost
 from hvlaunch.job import JobResult
 from tests.unit.console.reports import ENDS, check, ended, stopped, worker
@@ -313,3 +313,27 @@ def test_an_interrupt_after_a_failure_or_an_error():
 def test_a_code_that_nobody_explains_is_still_told():
     report = failure_report(JobResult(exit_code=70, elapsed=0.0), {}, 0)
     assert report == "hvlaunch: the job ended with exit code 70\n"
+
+
+def test_what_the_others_were_doing_before_they_were_stopped():
+    places = ["rank 1 in load (data.py:31)", "rank 2 in \x1b[2J (x.py:1)"]
+    told = failure_report(
+        ended(worker(0, code=1, when=2.0), *stopped(1, 2)), {}, 3, doing=Doing(places, "0123456789ab")
+    )
+    assert (
+        """
+  Before they were stopped:
+    rank 1 in load (data.py:31)
+    rank 2 in \\x1b[2J (x.py:1)
+  All their stacks: hvlaunch stacks 0123456789ab
+"""
+        in told
+    )
+    lost = failure_report(
+        ended(error=UnknownHost("no such host", host="b").problem, exit_code=69),
+        {},
+        3,
+        doing=Doing(places, None),
+    )
+    assert "  Before they were stopped:\n    rank 1 in load" in lost
+    assert "hvlaunch stacks" not in lost

@@ -17,13 +17,14 @@ import pytest
 
 from hvlaunch.gloo.driver.control import Control
 from hvlaunch.gloo.driver.history import History
-from hvlaunch.gloo.driver.inquiry import Inquiry, Observe
+from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.jobs.control import Control as Client
 from hvlaunch.jobs.control import ControlRefused, DriverGone
 from hvlaunch.jobs.directory import CONTROL, JobDirectory
 from hvlaunch.jobs.known import KnownJob, known_jobs
 from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.telemetry.stack import ProcessStack
 
 ID = "0123456789ab"
 ABOUT = {"id": ID, "command": ["train"], "pid": 4711}
@@ -38,7 +39,7 @@ class Job:
 
     def __init__(self, root: Path) -> None:
         self.directory = JobDirectory(root, ID, ABOUT)
-        self.events: SimpleQueue[on.Event | Inquiry | Observe] = SimpleQueue()
+        self.events: SimpleQueue[Any] = SimpleQueue()
         self.history = History(recorder)
         self.server = RendezvousServer("token")
         self.server.start()
@@ -112,6 +113,22 @@ def test_a_signal_for_the_workers(job, word):
     assert job.events.get(timeout=20) == on.UserSignal(signal.SIGUSR1)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "wanted"), [(None, None), ("0-3,8", (range(4), range(8, 9))), ("2-6/2", (range(2, 7, 2),))]
+)
+def test_stacks_are_given_when_the_hosts_have_said_them(job, ranks, wanted):
+    def take() -> None:
+        asked = job.events.get(timeout=20)
+        assert (asked.ranks, asked.native) == (wanted, True)
+        asked.answer([ProcessStack("a", 3, 77, "train", False, (), "kernel")])
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    (one,) = job.client.post("/stacks", {"ranks": ranks, "native": True}, 20)["stacks"]
+    assert (one["host"], one["rank"], one["source"]) == ("a", 3, "kernel")
+    thread.join()
+
+
 @pytest.mark.parametrize(("kill", "times"), [(False, 1), (True, 2)])
 def test_a_stop(job, kill, times):
     job.client.post("/stop", {"kill": kill})
@@ -127,6 +144,10 @@ def test_a_stop(job, kill, times):
         ("/signal", {}),
         ("/stop", {"kill": "yes"}),
         ("/stop", {"kill": True, "more": 1}),
+        ("/stacks", {"ranks": None}),
+        ("/stacks", {"ranks": "x", "native": False}),
+        ("/stacks", {"ranks": [1], "native": False}),
+        ("/stacks", {"ranks": None, "native": 1}),
     ],
 )
 def test_an_order_that_is_none(job, path, body):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hvlaunch.gloo.driver.inquiry import Inquiry
+from hvlaunch.gloo.driver.inquiry import Inquiry, StacksWanted
 from hvlaunch.gloo.driver.signals import signals_as_events
 from hvlaunch.gloo.engine import events as on
 
@@ -23,7 +23,7 @@ from hvlaunch.gloo.engine import events as on
 )
 def test_each_is_an_event_and_handlers_come_back(number: signal.Signals, event: on.Event) -> None:
     before = signal.getsignal(number)
-    got: list[on.Event | Inquiry] = []
+    got: list[on.Event | Inquiry | StacksWanted] = []
     with signals_as_events(got.append):
         os.kill(os.getpid(), number)
     assert got == [event]
@@ -31,16 +31,25 @@ def test_each_is_an_event_and_handlers_come_back(number: signal.Signals, event: 
 
 
 def test_a_hangup_may_mean_something_else() -> None:
-    got: list[on.Event | Inquiry] = []
+    got: list[on.Event | Inquiry | StacksWanted] = []
     with signals_as_events(got.append, on.Began()):
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGTERM)
     assert got == [on.Began(), on.Interrupted(signal.SIGTERM)]
 
 
+def test_the_key_for_a_core_asks_for_stacks() -> None:
+    wanted = StacksWanted(lambda _found: None)
+    got: list[on.Event | Inquiry | StacksWanted] = []
+    with signals_as_events(got.append, None, wanted):
+        os.kill(os.getpid(), signal.SIGQUIT)
+    assert got == [wanted]
+    assert signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL
+
+
 def test_what_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    got: list[on.Event | Inquiry] = []
+    got: list[on.Event | Inquiry | StacksWanted] = []
     try:
         with signals_as_events(got.append):
             os.kill(os.getpid(), signal.SIGHUP)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -176,7 +177,7 @@ def test_what_changed_while_it_was_read_is_read_again(run: Run, tmp_path: Path) 
     counted = f"echo x >> {tmp_path}/count; [ $(wc -l < {tmp_path}/count) = 3 ] && echo '{good}'"
     one = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), fake(tmp_path, counted)))
     assert (one["source"], one["problem"]) == ("py-spy", None)
-    assert [thread["name"] for thread in one["threads"]] == ["", "x"]  # the main thread first
+    assert [thread["name"] for thread in one["threads"]] == ["MainThread", "x"]  # the main thread first
 
 
 def test_what_hangs_holds_up_nobody(run: Run, tmp_path: Path) -> None:
@@ -205,3 +206,30 @@ def test_py_spy_is_the_hosts_own_or_what_was_brought(tmp_path: Path, monkeypatch
     (tmp_path / "bin").mkdir()
     shutil.copy("/bin/true", tmp_path / "bin" / "py-spy")
     assert find_py_spy(str(tmp_path), "/no/python") == str(tmp_path / "bin" / "py-spy")
+
+
+def test_a_driver_brings_py_spy_into_the_jobs_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/no/such")
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    question = {"scratch": str(tmp_path), "workers": [], "seconds": 1.0, "native": False}
+    assert stacks.answer(question) == {"stacks": [], "lacks": os.uname().machine}
+    stacks.take_py_spy({"scratch": str(tmp_path), "data": zlib.compress(Path("/bin/true").read_bytes())})
+    assert (tmp_path / "py-spy").stat().st_mode & 0o777 == 0o700
+    assert stacks.answer(question) == {"stacks": [], "lacks": None}
+
+
+def test_an_answer_is_as_long_as_it_may_be() -> None:
+    frames = [["function", "/a/long/path/of/a/file.py", line] for line in range(128)]
+    threads = [{"name": "thread", "is_python": True, "frames": frames} for _ in range(64)]
+    found: list[dict[str, Any]] = [
+        {"rank": rank, "is_child": child, "threads": [dict(one) for one in threads]}
+        for rank in range(8)
+        for child in (True, False)
+    ]
+    for most in (1 << 20, 1 << 16, 1 << 12):
+        found = stacks.shortened(found, most)
+        assert len(json.dumps(found)) <= most
+        assert found[0]["threads"][0]["frames"][-1][2] == 127
+    assert not any(one["is_child"] for one in found)

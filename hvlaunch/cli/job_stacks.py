@@ -1,0 +1,55 @@
+"""`hvlaunch stacks`: what the workers of a job are doing, or were before they were killed."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvlaunch.cli.answer import complain, print_answer
+from hvlaunch.cli.job_view import Ranks
+from hvlaunch.console.visible import visible
+from hvlaunch.errors import BadUsage
+from hvlaunch.gloo.driver.stacks import kept_stacks
+from hvlaunch.jobs.control import Control
+from hvlaunch.jobs.known import KnownJob, await_driver, choose
+from hvlaunch.telemetry.merge import tree_lines
+from hvlaunch.telemetry.stack import ProcessStack, from_json
+
+__all__ = ["stacks"]
+
+_WAIT = 30.0
+"""Seconds longer than other answers: processes are looked into."""
+
+
+def stacks(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    """Print them; the exit code. Raises HvlaunchError, OSError."""
+    job = choose(jobs, options.job)
+    found = [one for one in _found(job, options) if _is_wanted(one, options.ranks)]
+    if options.json:
+        return print_answer("".join(f"{json.dumps(one)}\n" for one in found))
+    known = [from_json(one) for one in found]
+    return print_answer("".join(f"{visible(line)}\n" for line in _lines(known)))
+
+
+def _lines(found: Sequence[ProcessStack]) -> list[str]:
+    return tree_lines(found) if found else ["no workers"]
+
+
+def _found(job: KnownJob, options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
+    if await_driver(job):
+        ranks = None if options.ranks is None else ",".join(map(_text, options.ranks))
+        answer = Control(job).post("/stacks", {"ranks": ranks, "native": options.native}, _WAIT)
+        return list(answer["stacks"])
+    kept = list(kept_stacks(job.directory))
+    if not kept:
+        raise BadUsage(f"job {job.id} has ended, and no stacks were taken", hint=f"hvlaunch logs {job.id}")
+    complain(f"job {job.id} has ended: this is what its workers were doing before they were stopped")
+    return list(kept[-1]["stacks"])
+
+
+def _text(part: range) -> str:
+    return f"{part.start}-{part.stop - 1}/{part.step}"
+
+
+def _is_wanted(one: Mapping[str, Any], ranks: Ranks) -> bool:
+    return ranks is None or any(one["rank"] in part for part in ranks)

@@ -1,0 +1,74 @@
+"""What the loop has to do with stacks. Most jobs take none, and do not load what takes them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvlaunch.gloo.driver.inquiry import Inquiry, StacksWanted
+from hvlaunch.gloo.driver.observers import Observers
+from hvlaunch.gloo.engine.actions import Action, TakeStacks
+from hvlaunch.gloo.engine.engine import Engine
+from hvlaunch.gloo.engine.events import StacksTaken
+
+if TYPE_CHECKING:
+    from hvlaunch.gloo.driver.stacks import Stacks
+    from hvlaunch.telemetry.stack import ProcessStack
+
+__all__ = ["StackTaking"]
+
+_PREPARE_AFTER = 5.0
+"""Seconds after the first workers were started. Shorter jobs need no more than what is on their hosts."""
+
+
+class StackTaking:
+    """For the loop's thread alone. `say` gets what an elastic job's workers did before they were stopped: it has no report."""
+
+    def __init__(
+        self,
+        observers: Observers,
+        directory: Path | None,
+        engine: Engine,
+        post: Callable[[StacksTaken | Inquiry], None],
+        say: Callable[[str], None] | None,
+    ) -> None:
+        self._observers = observers
+        self._directory = directory
+        self._engine = engine
+        self._post = post
+        self._say = say
+        self._stacks: Stacks | None = None
+        self._is_prepared = False
+
+    def take(self, wanted: StacksWanted) -> None:
+        """Somebody wants to know."""
+        self._made().take(wanted.ranks, wanted.answer, native=wanted.native)
+
+    def prepare(self, now: float) -> None:
+        """Workers are started: soon hosts are brought what stacks are taken with."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            prepare = Inquiry(lambda _state: self._made().prepare())
+            self._observers.at(now + _PREPARE_AFTER, lambda: self._post(prepare))
+
+    def carry_out(self, actions: Sequence[Action]) -> None:
+        """Workers are about to be killed, where there is a TakeStacks among these."""
+        takes = [action for action in actions if isinstance(action, TakeStacks)]
+        if takes:
+            self._made().take_before_kill(takes, self._engine.workers, self._post, self._tell)
+
+    def before_kill(self) -> "Sequence[ProcessStack]":
+        """What the workers were doing that were killed last for a failure."""
+        return () if self._stacks is None else self._stacks.before_kill()
+
+    def _made(self) -> "Stacks":
+        if self._stacks is None:
+            from hvlaunch.gloo.driver.stacks import Stacks  # noqa: PLC0415 (when somebody asks, or a worker has failed)
+
+            self._stacks = Stacks(self._observers, self._directory)
+        return self._stacks
+
+    def _tell(self, found: "Sequence[ProcessStack]") -> None:
+        if self._say is not None and found:
+            from hvlaunch.telemetry.merge import summary  # noqa: PLC0415 (after a failure)
+
+            self._say(f"before they were stopped: {summary(found)}")

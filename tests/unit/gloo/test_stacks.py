@@ -1,0 +1,168 @@
+"""The driver's side of stacks: hosts are asked, and their answers put together. The observers are this test's."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvlaunch.gloo.driver import stacks as module
+from hvlaunch.gloo.driver.observers import Answer, Target
+from hvlaunch.gloo.driver.stacks import STACKS_FILE, Stacks, kept_stacks
+from hvlaunch.gloo.engine.actions import TakeStacks
+from hvlaunch.gloo.engine.events import StacksTaken
+from hvlaunch.gloo.engine.life import State
+from hvlaunch.gloo.engine.workers import Workers
+from hvlaunch.hosts.placement import Launch, Placement
+from hvlaunch.telemetry.merge import notes, places
+from hvlaunch.telemetry.stack import ProcessStack
+
+
+def said(rank: int, line: int = 1, **more: object) -> dict[str, Any]:
+    thread = {"name": "MainThread", "is_python": True, "frames": [["main", "/me/train.py", line]]}
+    return {
+        "rank": rank,
+        "pid": 100 + rank,
+        "command": "python train.py",
+        "is_child": False,
+        "source": "py-spy",
+        "problem": None,
+        "threads": [thread],
+        **more,
+    }
+
+
+class Hosts:
+    """Two workers on each host; what is asked waits until answer()."""
+
+    def __init__(self, *names: str) -> None:
+        self.pids = {name: {2 * at: 100 + 2 * at, 2 * at + 1: 101 + 2 * at} for at, name in enumerate(names)}
+        self.asked: list[tuple[str, str, Mapping[str, Any]]] = []
+        self.calls: dict[str, Callable[[Answer], None]] = {}
+
+    def ask(self, kind, question, within, answered) -> list[str]:
+        found = []
+        for name, pids in self.pids.items():
+            content = question(Target(name, f"/tmp/{name}", pids, {}))
+            if content is not None:
+                found.append(name)
+                self.asked.append((kind, name, content))
+                self.calls[name] = answered
+        return found
+
+    def answer(self, name: str, *processes: dict[str, Any], lacks: str | None = None) -> None:
+        self.calls[name](Answer(name, {"stacks": list(processes), "lacks": lacks}))
+
+
+@pytest.fixture
+def hosts() -> Hosts:
+    return Hosts("a", "b")
+
+
+@pytest.fixture
+def taking(hosts: Hosts, tmp_path: Path) -> Stacks:
+    return Stacks(hosts, tmp_path)  # type: ignore[arg-type]
+
+
+def test_all_hosts_are_asked_at_once_and_put_together(hosts: Hosts, taking: Stacks) -> None:
+    told: list[list[ProcessStack]] = []
+    taking.take(None, told.append, native=True)
+    content = {"seconds": 20.0, "native": True}
+    assert hosts.asked == [
+        ("stacks", "a", {"workers": [(0, 100), (1, 101)], "scratch": "/tmp/a", **content}),
+        ("stacks", "b", {"workers": [(2, 102), (3, 103)], "scratch": "/tmp/b", **content}),
+    ]
+    hosts.answer("b", said(2), said(3, 7))
+    assert not told
+    hosts.answer("a", said(0), said(1))
+    assert [places(found) for found in told] == [
+        ["rank 3 in main (train.py:7)", "ranks 0-2 in main (train.py:1)"]
+    ]
+
+
+def test_only_the_ranks_that_were_asked_for(hosts: Hosts, taking: Stacks) -> None:
+    told: list[list[ProcessStack]] = []
+    taking.take((range(3, 9),), told.append)
+    assert [(name, content["workers"]) for _, name, content in hosts.asked] == [("b", [(3, 103)])]
+    hosts.answer("b", said(3), said(0))  # which it has not
+    assert [[one.rank for one in found] for found in told] == [[3]]
+    taking.take((range(50, 51),), told.append)
+    assert told[1] == []
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        ({"stacks": [{**said(2), "threads": 7}], "lacks": None}, "its observer does not speak as one"),
+        ("nonsense", "its observer does not speak as one"),
+        (None, "its observer does not speak as one"),
+    ],
+)
+def test_what_a_host_says_is_believed_only_in_its_form(
+    hosts: Hosts, taking: Stacks, found: object, problem: str
+) -> None:
+    told: list[list[ProcessStack]] = []
+    taking.take((range(2, 4),), told.append)
+    hosts.calls["b"](Answer("b", found))
+    assert notes(told[0]) == [f"ranks 2-3 by the kernel: {problem}"]
+    taking.take((range(2, 4),), told.append)
+    hosts.calls["b"](Answer("b", None, "it has ended\x1b[2J"))
+    assert notes(told[1]) == ["ranks 2-3 by the kernel: it has ended\\x1b[2J"]
+
+
+def test_before_a_kill_each_host_is_heard_at_once_and_all_is_kept(
+    hosts: Hosts, taking: Stacks, tmp_path: Path
+) -> None:
+    heard: list[StacksTaken] = []
+    workers = Workers()
+    for host, slot, rank in (("a", 1, 1), ("b", 0, 2), ("b", 1, 3), ("gone", 0, 9)):
+        place = Placement(host, rank, slot, 0, 10, 2, 1, 0, 1)
+        workers.launch(Launch(slot, 0, place), born=0, state=State.WORKING, now=0.0)
+    takes = [
+        TakeStacks("a", 1, (1,)),
+        TakeStacks("b", 1, (0,)),
+        TakeStacks("b", 2, (1, 7)),
+        TakeStacks("gone", 2, (0,)),
+    ]
+    taking.take_before_kill(takes, workers, heard.append, lambda _: None)
+    assert heard == [StacksTaken("gone", 2)]
+    assert {kind for kind, _, _ in hosts.asked} == {"stacks_before_kill"}
+    assert {content["seconds"] for _, _, content in hosts.asked} == {0.35}
+    hosts.answer("a", said(1))
+    assert heard[1:] == [StacksTaken("a", 1)]
+    late = places(taking.before_kill())
+    assert late == ["rank 1 in main (train.py:1)", "ranks 2-3 in unknown: it had ended, or could not be read"]
+    hosts.answer("b", said(2), said(3))
+    assert heard[2:] == [StacksTaken("b", 1), StacksTaken("b", 2)]
+    assert places(taking.before_kill()) == ["ranks 1-3 in main (train.py:1)"]
+    (kept,) = kept_stacks(tmp_path)
+    assert [one["rank"] for one in kept["stacks"]] == [1, 2, 3]
+    assert (tmp_path / STACKS_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_host_without_py_spy_is_brought_it_once(
+    hosts: Hosts, taking: Stacks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "py-spy"
+    program.write_bytes(b"program" * 100)
+    monkeypatch.setattr(module, "own_py_spy", lambda: program)
+    taking.prepare()
+    assert [content["workers"] for _, _, content in hosts.asked] == [[], []]
+    machine = os.uname().machine
+    begun = dict(hosts.calls)
+    for _ in range(2):
+        begun["a"](Answer("a", {"stacks": [], "lacks": machine}))
+        begun["b"](Answer("b", {"stacks": [], "lacks": "another"}))
+    brought = [(name, content) for kind, name, content in hosts.asked if kind == "py_spy"]
+    assert [name for name, _ in brought] == ["a"]
+    assert brought[0][1]["scratch"] == "/tmp/a"
+    assert len(brought[0][1]["data"]) < 100
+
+
+def test_nothing_is_asked_where_there_is_nothing_to_bring(
+    hosts: Hosts, taking: Stacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "own_py_spy", lambda: None)
+    taking.prepare()
+    assert hosts.asked == []
