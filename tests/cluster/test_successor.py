@@ -137,6 +137,19 @@ def test_the_exit_code_is_that_of_the_first_failing_worker(cluster: TestHosts, t
     assert "rank 3 of 8 on host b failed first" in job.stored
 
 
+def test_of_two_successors_one_drives_and_the_other_says_so(cluster: TestHosts, tmp_path: Path) -> None:
+    job = Succession(cluster, tmp_path, command=[sys.executable, "-c", LINES, 200, 0.02, 0])
+    job.first.saw("line 2 20 ", 1)
+    job.kill()
+    job.succeed()
+    first = job.process
+    job.succeed()
+    ends = {one.wait(LIMIT): one.stderr.read().decode() for one in (first, job.process)}  # type: ignore[union-attr]
+    assert ends.keys() == {0, 2}
+    assert "the job's driver lives" in ends[2]
+    is_whole(job.output, 200)
+
+
 def test_one_killed_after_another_at_random_moments(cluster: TestHosts, tmp_path: Path) -> None:
     chance = random.Random(int(os.environ.get("SEED", "1")))
     command = [sys.executable, "-c", LINES, 300, 0.05, 0]
