@@ -171,7 +171,8 @@ _TEXTS: Mapping[str, tuple[Kind, Callable[[Record], str]]] = {
     "interrupted": ("job", lambda record: f"signal {record['signal']}"),
     "interrupting": ("job", _text),
     "beginning_again": ("round", _text),
-    "job_hangs": ("failure", _text),
+    "job_hanging": ("failure", _text),
+    "job_going_on": ("job", _text),
     "job_ending": ("job", lambda record: f"the job ends{_because(record)}"),
     "job_ended": ("job", _end_of_job),
 }
