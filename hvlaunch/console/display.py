@@ -4,23 +4,28 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from hvlaunch.console.bars import Bars
-from hvlaunch.console.color import paint_message, paint_prefix, paint_report
+from hvlaunch.console.color import can_redraw, colored, paint_message, paint_prefix, paint_report
 from hvlaunch.console.lines import Key, LineSplitter, Screen, Stream
 from hvlaunch.console.prefix import Prefix
-from hvlaunch.console.raw_file import RawFile
+from hvlaunch.console.raw_file import RawFile, same_place
 from hvlaunch.console.visible import visible
+from hvlaunch.job import ConsoleOptions
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from hvlaunch.console.live import LiveRows
     from hvlaunch.console.merge import Merger
     from hvlaunch.console.prompts import Prompts
+    from hvlaunch.console.unfinished import UnfinishedLines
 
-__all__ = ["Display", "Page"]
+__all__ = ["Display", "Page", "displays"]
 
 Page = list[tuple[RawFile, list[bytes]]]
 """Parts for each file, one after the other."""
 
 _OWN = b"hvlaunch: "
+_MOST_LIVE_ROWS = 8
 _PATIENCE = 5.0
 """Seconds before a pipe or a file is told what hvlaunch waits for."""
 
@@ -65,6 +70,27 @@ class Display:
         self._page: Page = []
         self._waited_for: Callable[[], str] | None = None
         self._patience = self._status_at = 0.0
+        self._unfinished: UnfinishedLines | None = None
+        self._touched: set[Key] = set()
+        """Those whose unfinished lines may be others than was noted."""
+
+    def keep_unfinished(self, lines: "UnfinishedLines | None") -> None:
+        """Note there, from now on, how lines begin that are not shown yet."""
+        self._unfinished = lines
+        self._touched.update(self._splitters)
+
+    def note_unfinished(self) -> None:
+        """All that was given out is written."""
+        if self._unfinished is not None:
+            for key in self._touched:
+                splitter = self._splitters.get(key)
+                self._unfinished.note(key, b"" if splitter is None else splitter.unfinished)
+        self._touched.clear()
+
+    @property
+    def oldest(self) -> float | None:
+        """When the oldest line came that is still to be merged; None where none is."""
+        return None if self._merger is None else self._merger.oldest
 
     def read_by(self, ranks: Iterable[int]) -> None:
         """Learn which ranks read what the user types on this terminal."""
@@ -89,6 +115,8 @@ class Display:
         if splitter is None:
             splitter = self._splitters[key] = LineSplitter()
         text = splitter.feed(data)
+        if self._unfinished is not None:
+            self._touched.add(key)
         if splitter.has_states or key in self._bars:
             text = self._bars.feed(key, text, splitter.state, now)
             if self._live is not None:
@@ -101,6 +129,7 @@ class Display:
     def end(self, key: Key, now: float) -> None:
         """The stream has ended: its unfinished line, or the last state of its bar, is a line now."""
         splitter = self._splitters.pop(key, None)
+        self._touched.add(key)
         if self._prompts is not None:
             self._prompts.feed(key, b"", now)
         text = splitter.end() if splitter is not None else b""
@@ -236,3 +265,32 @@ class Display:
         rank, stream = key
         prefix = self._prefix.of((rank,), stream)
         return (paint_prefix(prefix, (rank,)) if self._color else prefix) + text
+
+
+def displays(
+    out: RawFile,
+    err: RawFile,
+    options: ConsoleOptions,
+    environ: Mapping[str, str],
+    now: "Callable[[], datetime] | None",
+) -> dict[Stream, Display]:
+    """Where each stream goes, stderr last; one display where both end in the same place."""
+
+    def display(files: Mapping[Stream, RawFile], rows: int) -> Display:
+        is_terminal = next(iter(files.values())).is_terminal
+        return Display(
+            files,
+            Prefix(options.prefix, now=now),
+            color=colored(options.color, terminal=is_terminal, environ=environ),
+            live_rows=rows if can_redraw(terminal=is_terminal, environ=environ) else 0,
+            merge=options.merge,
+        )
+
+    if same_place(out, err):
+        shared = display({"stdout": out, "stderr": err}, _MOST_LIVE_ROWS)
+        return {"stdout": shared, "stderr": shared}
+    # The program that reads a pipe may write to the same terminal: then only one row can be redrawn without harm.
+    return {
+        "stdout": display({"stdout": out}, 1 if err.is_pipe else _MOST_LIVE_ROWS),
+        "stderr": display({"stderr": err}, 1 if out.is_pipe else _MOST_LIVE_ROWS),
+    }

@@ -50,9 +50,14 @@ class Merger:
     @property
     def deadline(self) -> float | None:
         """When lines are to be taken; None where none waits."""
+        return None if self.oldest is None else self.oldest + _WINDOW
+
+    @property
+    def oldest(self) -> float | None:
+        """When the oldest line came that waits."""
         while self._arrived and self._arrived[0].taken:
             self._arrived.popleft()
-        return self._arrived[0].born + _WINDOW if self._arrived else None
+        return self._arrived[0].born if self._arrived else None
 
     def expect(self, ranks: Iterable[int]) -> None:
         """Learn of ranks that will write: a line that all of them have written waits no longer."""

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from hvlaunch.console.display import Display
@@ -47,10 +48,10 @@ class Outlet:
         self._failed = failed
         self._waiting: deque[Output | Callable[[float], None]] = deque()
         self._page: list[tuple[RawFile, Sequence[bytes | memoryview]]] = []
-        self._owed: list[Output] = []
-        """What the display got for this page."""
+        self._owed: deque[tuple[float, list[Output]]] = deque()
+        """What the display got, and when: for this page, or to merge it."""
         self._is_noted = False
-        """Whether that is on record as written."""
+        """Whether what this page has is on record as written."""
         self._is_dropped = False
         self._broken: set[RawFile] = set()
 
@@ -97,28 +98,43 @@ class Outlet:
     def _note(self, *, is_printed: bool) -> None:
         if is_printed != self._is_noted:
             self._is_noted = is_printed
-            for output in self._owed if is_printed else reversed(self._owed):
+            written = self._written()
+            for output in written if is_printed else reversed(written):
                 if output.note is not None:
                     output.note(is_printed)
 
     def _settle(self) -> None:
+        """What was written is done with; how an unfinished line begins is noted."""
         self._is_noted = False
-        owed, self._owed = self._owed, []
-        for output in owed:
+        self.display.note_unfinished()
+        for output in self._written():
             output.done(len(output.data))
+        for _ in range(self._paged()):
+            self._owed.popleft()
+
+    def _paged(self) -> int:
+        """How much of what the display got is in no page to come: not what waits to be merged."""
+        oldest = None if self._is_dropped else self.display.oldest
+        return sum(oldest is None or given < oldest for given, _ in self._owed)
+
+    def _written(self) -> list[Output]:
+        return [output for _, outputs in islice(self._owed, self._paged()) for output in outputs]
 
     def _feed(self, now: float) -> None:
         """Give the display what waits, as much as one page shall have."""
         size = 0
+        given: list[Output] = []
         while self._waiting and size < BATCH:
             item = self._waiting.popleft()
             if isinstance(item, Output):
                 if item.data:
                     self.display.output((item.rank, item.stream), item.data, now)
-                self._owed.append(item)
+                given.append(item)
                 size += len(item.data)
             else:
                 item(now)
+        if given:
+            self._owed.append((now, given))
 
     def _write_to(
         self, file: RawFile, parts: "Sequence[bytes | memoryview]"

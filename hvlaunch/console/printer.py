@@ -11,13 +11,11 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-from hvlaunch.console.color import can_redraw, colored
-from hvlaunch.console.display import Display
+from hvlaunch.console.display import Display, displays
 from hvlaunch.console.files import OutputFiles
-from hvlaunch.console.lines import Stream
+from hvlaunch.console.lines import Key, Stream
 from hvlaunch.console.outlet import BATCH, Outlet, Output
-from hvlaunch.console.prefix import Prefix
-from hvlaunch.console.raw_file import RawFile, same_place
+from hvlaunch.console.raw_file import RawFile, new_bell
 from hvlaunch.console.recent import Keeper, Origin, Place, Recent
 from hvlaunch.job import ConsoleOptions
 
@@ -25,13 +23,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from hvlaunch.console.output_store import OutputStore
+    from hvlaunch.console.unfinished import UnfinishedLines
 
 __all__ = ["TAIL", "Printer"]
 
 TAIL = 16384
 """Bytes of each rank's stderr that are kept for the failure report."""
 
-_MOST_LIVE_ROWS = 8
 _READ_SIZE = 4096
 _LOOK = 0.1
 _UNWOKEN = 0.05
@@ -88,9 +86,9 @@ class Printer:
         self._raw: tuple[RawFile, ...] = ()
         if stdout is not None and stderr is not None:
             self._raw = out, err = RawFile(stdout, "stdout"), RawFile(stderr, "stderr")
-            displays = _displays(out, err, options, environ, now)
-            outlets = {id(display): Outlet(display, self._not_written) for display in displays.values()}
-            self._outlets = {stream: outlets[id(display)] for stream, display in displays.items()}
+            shown = displays(out, err, options, environ, now)
+            outlets = {id(display): Outlet(display, self._not_written) for display in shown.values()}
+            self._outlets = {stream: outlets[id(display)] for stream, display in shown.items()}
             self._each = list(outlets.values())
         self._store = store
         self._recent = Recent()
@@ -100,6 +98,7 @@ class Printer:
         self._clock = clock
         self._on_broken = on_broken
         self._files: OutputFiles | None = None
+        self._unfinished: UnfinishedLines | None = None
         self._tails: dict[int, bytes] = {} if store is None else store.tails(TAIL)
         self._ended: set[int] = set()
         self._reported: set[object] = set()
@@ -127,6 +126,16 @@ class Printer:
         `make_store` is called in the printer's thread, and may raise OSError.
         """
         self._put(_Task(lambda: self._begin_store(make_store)))
+
+    def keep_unfinished(self, lines: "UnfinishedLines") -> None:
+        """Note there how lines begin that are not shown yet, until all output is in a store."""
+        self._put(_Task(lambda: self._keep_unfinished(lines if self._store is None else None)))
+
+    def begun(self, lines: Mapping[Key, bytes], done: Callable[[int], None]) -> None:
+        """Lines of which another driver has shown nothing begin so: keep that. `done` is called once they are."""
+        for (rank, stream), text in lines.items():
+            self._put(_Word(None, None, partial(_keep_line, rank, stream, text)))
+        self._put(Output(0, "stdout", b"", done))
 
     def go_headless(self) -> None:
         """Write what stdout and stderr take at once, and then nothing more there: all is kept in the store alone.
@@ -179,8 +188,7 @@ class Printer:
     ) -> None:
         """Print what a worker wrote; `done(len(data))` when that was written, or is kept where nothing is printed; `note` as in Output.
 
-        What waits (an unfinished last line, up to lines.LONGEST; a bar's state; lines to be merged) counts as
-        written: its worker could otherwise never send the rest.
+        What waits (an unfinished last line, up to lines.LONGEST; a bar's state) counts as written: its worker could otherwise never send the rest.
         """
         if stream == "stderr" and not (self._store is not None and self._store.has(origin)):
             before = b"" if rank in self._ended else self._tails.get(rank, b"")
@@ -342,7 +350,7 @@ class Printer:
             if (descriptor := outlet.waits_at) is not None:
                 poll.register(descriptor, select.POLLOUT)
         if is_woken:
-            self._bell = self._bell or _new_bell()
+            self._bell = self._bell or new_bell()
             if self._bell is None:
                 timeout = _UNWOKEN if timeout is None else min(timeout, _UNWOKEN)
             else:
@@ -394,6 +402,14 @@ class Printer:
                 self._store = make_store()
                 self._store.place(self._places)
                 self._recent.pour_into(self._store)
+                self._keep_unfinished(None)
+
+    def _keep_unfinished(self, lines: "UnfinishedLines | None") -> None:
+        if lines is None and self._unfinished is not None:
+            self._unfinished.forget()
+        self._unfinished = lines
+        for outlet in self._each:
+            outlet.display.keep_unfinished(lines)
 
     def _shows(self, rank: int, stream: Stream | None) -> bool:
         return stream not in self._hidden and (
@@ -457,41 +473,8 @@ class Printer:
             self._handle(self._said(text))
 
 
-def _displays(
-    out: RawFile,
-    err: RawFile,
-    options: ConsoleOptions,
-    environ: Mapping[str, str],
-    now: "Callable[[], datetime] | None",
-) -> dict[Stream, Display]:
-    """Where each stream goes, stderr last; one display where both end in the same place."""
-
-    def display(files: Mapping[Stream, RawFile], rows: int) -> Display:
-        is_terminal = next(iter(files.values())).is_terminal
-        return Display(
-            files,
-            Prefix(options.prefix, now=now),
-            color=colored(options.color, terminal=is_terminal, environ=environ),
-            live_rows=rows if can_redraw(terminal=is_terminal, environ=environ) else 0,
-            merge=options.merge,
-        )
-
-    if same_place(out, err):
-        shared = display({"stdout": out, "stderr": err}, _MOST_LIVE_ROWS)
-        return {"stdout": shared, "stderr": shared}
-    # The program that reads a pipe may write to the same terminal: then only one row can be redrawn without harm.
-    return {
-        "stdout": display({"stdout": out}, 1 if err.is_pipe else _MOST_LIVE_ROWS),
-        "stderr": display({"stderr": err}, 1 if out.is_pipe else _MOST_LIVE_ROWS),
-    }
-
-
-def _new_bell() -> tuple[int, int] | None:
-    """A pipe whose one end wakes who waits at the other; None where no descriptor is left."""
-    try:
-        return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
+def _keep_line(rank: int, stream: Stream, text: bytes, keeper: Keeper) -> None:
+    keeper.output(rank, stream, text)
 
 
 def _reason(error: OSError) -> str:

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
-__all__ = ["RawFile", "same_place"]
+__all__ = ["RawFile", "new_bell", "same_place"]
 
 _MOST_PARTS = 32
 """More parts than this are small ones, and are joined: that is cheaper, and the kernel has a limit (IOV_MAX)."""
@@ -110,6 +110,14 @@ def _without(parts: list[memoryview], size: int) -> Iterator[memoryview]:
         if size < len(part):
             yield part[size:]
         size = max(0, size - len(part))
+
+
+def new_bell() -> tuple[int, int] | None:
+    """A pipe whose one end wakes who waits at the other; None where no descriptor is left."""
+    try:
+        return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def same_place(first: RawFile, second: RawFile) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from hvlaunch.console.stored import items, segment_path, segments
+from hvlaunch.console.unfinished import UnfinishedLines
+from hvlaunch.gloo.driver.keeping import UNFINISHED
 from tests.cluster.jobs import Job
 from tests.cluster.test_sessions import LIMIT, LINES
 from tests.cluster.testhosts import TestHosts, wait_until
@@ -128,12 +130,20 @@ def test_a_driver_is_killed_and_another_goes_on(
 
 
 def test_the_exit_code_is_that_of_the_first_failing_worker(cluster: TestHosts, tmp_path: Path) -> None:
-    script = 'import os, sys, time; print("up", flush=True); time.sleep(3); sys.exit(7 * (os.environ["RANK"] == "3"))'
+    """And the line is whole that had only begun when the driver was killed."""
+    script = (
+        'import os, sys, time; rank = os.environ["RANK"]; print("up", flush=True); print("begun", rank, end="", flush=True);'
+        'time.sleep(3); print(" and ended") if rank == "0" else sys.exit(7 * (rank == "3"))'
+    )
     job = Succession(cluster, tmp_path, command=[sys.executable, "-c", script])
     job.first.saw("up", 8)
+    unfinished = UnfinishedLines(job.directory / UNFINISHED)
+    wait_until(lambda: len(unfinished.read()) == 8, "the unfinished lines", LIMIT)
     job.kill()
     job.succeed()
     assert job.code() == 7
+    assert "begun 0 and ended\n" in job.stored
+    assert "begun" not in job.first.stdout
     assert "rank 3 of 8 on host b failed first" in job.stored
 
 

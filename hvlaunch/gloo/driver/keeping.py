@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch import __version__
+from hvlaunch.console.unfinished import UnfinishedLines
 from hvlaunch.gloo.driver.keys import KEYS, Keys
 from hvlaunch.gloo.driver.seen import SEEN, SeenFile, SeenFrames
 from hvlaunch.gloo.engine.codec import BadData
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.driver.past import Past
     from hvlaunch.gloo.engine.engine import Engine
 
-__all__ = ["Keeping", "forget"]
+__all__ = ["UNFINISHED", "Keeping", "forget"]
 
 STORE = "store"
 FILES = "files"
+UNFINISHED = "unfinished"
 
 
 class Keeping:
@@ -42,6 +44,8 @@ class Keeping:
         self._is_whole = True
         self._is_synced = is_synced
         self._seen = SeenFile(directory / SEEN)
+        self.unfinished = UnfinishedLines(directory / UNFINISHED)
+        """How lines begin that were taken from agents and not shown."""
         begin = StoreFile.create if past is None else StoreFile.open
         self.store_file = begin(directory / STORE, sync=is_synced)
         """What the rendezvous holds."""
@@ -112,7 +116,7 @@ class Keeping:
 
 def forget(directory: Path) -> None:
     """Nobody shall take over a job that has ended, of which the keys open nothing any more."""
-    for name in (KEYS, SEEN, STORE):
+    for name in (KEYS, SEEN, STORE, UNFINISHED):
         (directory / name).unlink(missing_ok=True)
     for path in directory.glob(f"{FILES}.*"):
         path.unlink(missing_ok=True)

@@ -165,6 +165,7 @@ class Driver:
         began = self._decide([on.Began()])
         self._carry_out_all(began)
         if self._keeping is not None:
+            self._printer.keep_unfinished(self._keeping.unfinished)
             self._keeping.begin(self._spec, self._keys, self._rendezvous.port)
         self._keep(began)
 
@@ -191,6 +192,9 @@ class Driver:
         self._open_to_horovod(self._began_last)
         self._readers.clear()  # whoever reads stdin has got its end
         self._printer.place(self._ranks.places())
+        if self._keeping is not None:
+            unfinished = self._keeping.unfinished
+            self._printer.begun(unfinished.read(), lambda _: unfinished.forget())
         if self._worker_messages is not None:
             self._worker_messages.carry_out_again(self._told)
             self._worker_messages.open(takeover.past.version)
