@@ -81,7 +81,7 @@ class Display:
 
     def note_unfinished(self) -> None:
         """All that was given out is written."""
-        if self._unfinished is not None:
+        if self._touched and self._unfinished is not None:
             for key in self._touched:
                 splitter = self._splitters.get(key)
                 self._unfinished.note(key, b"" if splitter is None else splitter.unfinished)
@@ -115,7 +115,7 @@ class Display:
         if splitter is None:
             splitter = self._splitters[key] = LineSplitter()
         text = splitter.feed(data)
-        if self._unfinished is not None:
+        if self._unfinished is not None and not (data.endswith(b"\n") and key not in self._unfinished.noted):
             self._touched.add(key)
         if splitter.has_states or key in self._bars:
             text = self._bars.feed(key, text, splitter.state, now)

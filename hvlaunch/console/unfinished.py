@@ -26,12 +26,13 @@ class UnfinishedLines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = -1
-        self._noted: dict[Key, bytes] = {}
+        self.noted: dict[Key, bytes] = {}
+        """Lines that are not empty, by this process."""
 
     def note(self, key: Key, text: bytes) -> None:
         """So the unfinished line of this rank and stream begins now; empty where there is none."""
         text = text if len(text) <= _LONGEST else b""
-        if text == self._noted.get(key, b""):
+        if text == self.noted.get(key, b""):
             return
         with suppress(OSError):
             if self._file < 0:
@@ -40,7 +41,9 @@ class UnfinishedLines:
             rank, stream = key
             place = _PLACE * (len(_STREAMS) * rank + _STREAMS.index(stream))
             os.pwrite(self._file, _HEAD.pack(len(text), zlib.crc32(text)) + text, place)
-            self._noted[key] = text
+            self.noted[key] = text
+            if not text:
+                del self.noted[key]
 
     def read(self) -> dict[Key, bytes]:
         """What another process has noted."""
@@ -66,4 +69,4 @@ class UnfinishedLines:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-        self._noted.clear()
+        self.noted.clear()

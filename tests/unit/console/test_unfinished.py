@@ -58,7 +58,12 @@ def test_another_driver_keeps_it_before_the_rest(path: Path, tmp_path: Path) -> 
     printer = Printer(None, None, store=OutputStore(tmp_path), options=ConsoleOptions(ranks=()))
     lines = UnfinishedLines(path)
     stored = threading.Event()
-    printer.begun(lines.read(), lambda _: (lines.forget(), stored.set()))
+
+    def done(_: int) -> None:
+        lines.forget()
+        stored.set()
+
+    printer.begun(lines.read(), done)
     printer.output(1, "stdout", b" is 0.5\n", lambda _: None)
     assert stored.wait(WAIT)
     assert printer.close(WAIT)
