@@ -98,6 +98,24 @@ class OutputFiles:
 
         return settle
 
+    def end(self, rank: int, stream: Stream) -> int:
+        """How large the file is."""
+        return self._ends[rank, stream]
+
+    def noter(
+        self, rank: int, stream: Stream, begin: int, note: Callable[[bool], None] | None
+    ) -> Callable[[bool], None] | None:
+        """`note`, which also puts on record whether what was written there behind `begin` counts."""
+        sizes, end = self._sizes, self._ends[rank, stream]
+        if sizes is None or note is None or rank >= self._size:
+            return note
+
+        def tell(is_printed: bool) -> None:
+            sizes.note(rank, stream, end if is_printed else begin)
+            note(is_printed)
+
+        return tell
+
     def write(self, rank: int, stream: Stream, data: bytes) -> None:
         """Append `data` to the rank's file. Raises OSError, with the file's name."""
         descriptor = self._descriptor(rank, stream)

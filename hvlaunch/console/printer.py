@@ -440,7 +440,8 @@ class Printer:
             output.done(len(output.data))
 
     def _file(self, files: OutputFiles, item: Output) -> Output:
-        """Once it is done with, the file's size is on record too."""
+        """With it, the file's size is on record too."""
+        begin = files.end(item.rank, item.stream)
         try:
             files.write(item.rank, item.stream, item.data)
         except OSError as error:
@@ -448,7 +449,10 @@ class Printer:
             self._report(
                 files, f"{error.filename}: {_reason(error)}; the files of --output-filename are not complete"
             )
-        return item._replace(done=files.settler(item.rank, item.stream, item.done))
+        return item._replace(
+            done=files.settler(item.rank, item.stream, item.done),
+            note=files.noter(item.rank, item.stream, begin, item.note),
+        )
 
     def _write(self, now: float) -> bool:
         """Write what is taken at once; whether that was anything."""

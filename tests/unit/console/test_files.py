@@ -117,6 +117,10 @@ def test_another_driver_goes_on_just_behind_what_is_on_record(tmp_path: Path) ->
     files.write(0, "stdout", b"one\n")
     settle = files.settler(0, "stdout", done.append)
     files.write(0, "stdout", b"tw")  # of which its agent was not told
+    tell = files.noter(0, "stdout", 4, lambda _: None)
+    assert tell is not None
+    tell(True)
+    tell(False)  # nobody has taken it
     settle(4)
     files.write(1, "stderr", b"nor of this")
     files.close()
