@@ -15,6 +15,13 @@ from tests.unit.gloo.played import PlayedAgent
 __all__ = ["SimulatedHosts"]
 
 
+class _Rendezvous(RendezvousServer):
+    """These hosts reach the driver at an address that it has not."""
+
+    def listen_at(self, address: str) -> None:
+        pass
+
+
 class SimulatedHosts:
     """`count` hosts with `slots` workers each, which print one line and run until they are let go."""
 
@@ -26,6 +33,8 @@ class SimulatedHosts:
             name: PlayedAgent(f"10.1.{number >> 8}.{number & 255}", self._note_start)
             for number, name in enumerate(names, 1)
         }
+        self.driver: Driver
+        """While it runs."""
         self._awaited = threading.Semaphore(0)
         self._workers = count * slots
 
@@ -35,12 +44,17 @@ class SimulatedHosts:
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
             printer = Printer(nowhere, nowhere)
             keys = Keys.new()
-            rendezvous = RendezvousServer(keys.token, port=4711)
-            driver = Driver(self._spec, events, printer, rendezvous, keys, self._connect, stdin=-1)
             try:
-                return driver.run()
+                with _Rendezvous(keys.token) as server:
+                    self.driver = Driver(self._spec, events, printer, server, keys, self._connect, stdin=-1)
+                    return self.driver.run()
             finally:
                 printer.close()
+
+    @property
+    def questions(self) -> int:
+        """How many the observers were asked."""
+        return sum(agent.questions for agent in self._agents.values())
 
     def wait_until_started(self, timeout: float) -> None:
         """Until every worker was started. Raises TimeoutError."""

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import cache
 from queue import SimpleQueue
 from threading import Event
 from typing import Any
@@ -11,12 +12,20 @@ from typing import Any
 from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
 from hvlaunch.agent.pieces import PieceWriter
 from tests.unit.gloo.fakes import FACTS
+from tests.unit.telemetry.samples import SAMPLE_OF_A_HOST
 
 __all__ = ["PlayedAgent"]
 
 _BUNDLE_SIZE = re.compile(r"read\((\d+)\)")
 _STREAMS = ("stdout", "stderr")
 _FIRST = {"round": 0, "start": 0}
+
+
+@cache
+def _sample(ranks: tuple[int, ...]) -> str:
+    """As JSON, with a worker for each rank."""
+    [worker] = SAMPLE_OF_A_HOST["workers"]
+    return json.dumps({**SAMPLE_OF_A_HOST, "workers": [{**worker, "rank": rank} for rank in ranks]})
 
 
 class PlayedAgent:
@@ -32,6 +41,8 @@ class PlayedAgent:
         self.remote_address: str | None = address
         self.slots: list[int] = []
         """Those that have workers."""
+        self.questions = 0
+        """How many its observer was asked."""
         self.got: Counter[str] = Counter()
         """How many frames of each type came."""
         self.is_silent = False
@@ -140,6 +151,16 @@ class PlayedAgent:
     def _stop(self, header: Mapping[str, Any], _: bytes) -> None:
         while self.slots:
             self.end_worker(self.slots.pop(), None, header["steps"][0][0])
+
+    def _observe(self, header: Mapping[str, Any], body: bytes) -> None:
+        """Answer as an observer does that always measures the same."""
+        if header["what"] == "begin":
+            return
+        self.questions += 1
+        question = json.loads(body.partition(b"\n")[0])
+        ranks = tuple(rank for rank, _ in question["workers"])
+        said = f'{{"id":{question["id"]},"answer":{_sample(ranks)}}}'
+        self.say({"type": "observed", "what": "answer"}, said.encode())
 
     def _ping(self, *_: object) -> None:
         self.say({"type": "pong", "at": 1.0})
