@@ -21,7 +21,7 @@ _SILENT_PART = 1 / 4
 _LOOKS = 6
 """Within the timeout."""
 _SHORTEST_PAUSE = 0.5
-_BUSY = 0.1
+_BUSY = 0.05
 """Cores in use."""
 _MOVED = 1 << 16
 """Bytes between two looks."""

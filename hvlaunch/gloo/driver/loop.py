@@ -14,6 +14,7 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.arrival import Arrival, Turn
+from hvlaunch.gloo.driver.hang_watch import HangWatch
 from hvlaunch.gloo.driver.host_link import HostLink
 from hvlaunch.gloo.driver.inquiry import Inquiry, Observe, StacksWanted
 from hvlaunch.gloo.driver.keys import Keys
@@ -113,6 +114,10 @@ class Driver:
         tell = None if spec.elastic is None else self._say
         self._stacks = StackTaking(self.observers, directory, self._engine, events.put, tell)
         self.before_kill = self._stacks.before_kill
+        self._hang_watch = HangWatch(
+            spec.hang_timeout, self._links, self._ranks, self._reading, events.put, self.observers.at, clock
+        )
+        self._watchers.append(self._hang_watch.see)
         self._unkept: list[Turn] = []
         """Turns that are not on record yet, of which nothing follows."""
         self._stdin_pump: StdinPump | None = None
@@ -154,6 +159,7 @@ class Driver:
         finally:
             if self._discovery is not None:
                 self._discovery.stop()
+            self._hang_watch.end()
             self._links.close()
             if self._job_folder is not None:
                 self._job_folder.close()
@@ -384,6 +390,11 @@ class Driver:
             if self._stdin_pump is None and gets_stdin(launch.place, self._spec):
                 self._readers.append((link, launch.slot, launch.place.rank))
         link.send(*start_frame(start, self._spec, job_id=self._keys.job_id, keys=self._keys))
+
+    def _reading(self) -> list[int]:
+        """The ranks that what comes by stdin goes to."""
+        has_ended = self._stdin_pump is None or self._stdin_pump.has_ended
+        return [] if has_ended else [rank for _, _, rank in self._readers]
 
     def _tell(self, action: "Message") -> None:
         """Pass on what is for workers that ask for their places."""

@@ -41,6 +41,11 @@ class StdinPump:
         """Begin to read, in a thread that ends with the process."""
         threading.Thread(target=self._run, name="stdin", daemon=True).start()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing more to read."""
+        return self._has_ended
+
     def taken(self, index: int, size: int) -> None:
         """The worker behind targets[index] has read `size` bytes."""
         with self._changed:

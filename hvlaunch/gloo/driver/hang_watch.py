@@ -1,0 +1,149 @@
+"""Looks whether the job hangs, as soon as it has been silent for a while: what hosts say, for the judge."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hvlaunch.gloo.driver.inquiry import Observe, StacksWanted
+from hvlaunch.gloo.driver.ranks import Ranks
+from hvlaunch.gloo.engine import events as on
+
+if TYPE_CHECKING:
+    from hvlaunch.gloo.driver.host_link import HostLink
+    from hvlaunch.gloo.driver.observation import Observation
+    from hvlaunch.telemetry.hang import Judge
+    from hvlaunch.telemetry.stack import ProcessStack
+
+__all__ = ["HangWatch"]
+
+_SAMPLED_FOR = 0.5
+"""Seconds, of each look."""
+_PATIENCE = 2.0
+"""Seconds after which hosts that have not answered are not waited for."""
+
+
+class HangWatch:
+    """Watches one job, from the start of its workers on. `reading` has the ranks that what the user types goes to.
+
+    `post` puts what is wanted, and what was found, on the driver's queue; `at` calls something at a time of `clock`. One
+    look follows the other, so whichever thread it is that calls, it is one at a time.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        links: "Iterable[HostLink]",
+        ranks: Ranks,
+        reading: Callable[[], Collection[int]],
+        post: "Callable[[StacksWanted | Observe | on.Event], None]",
+        at: Callable[[float, Callable[[], None]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._timeout = timeout
+        self._links = links
+        self._ranks = ranks
+        self._reading = reading
+        self._post = post
+        self._at = at
+        self._clock = clock
+        self._judge: Judge | None = None
+        self._seen_at = 0.0
+        self._commits: dict[tuple[str, int, int], int] = {}
+        self._is_told = self._is_on = self._is_over = False
+
+    def _begin(self) -> None:
+        """Workers are being started; once is enough."""
+        if not self._is_on and self._timeout:
+            self._is_on = True
+            self._at(self._clock() + self._timeout / 4, self._look)
+
+    def end(self) -> None:
+        """The job is over."""
+        self._is_over = True
+
+    def see(self, event: on.Event, _actions: object, now: float) -> None:
+        """What happens may be a sign that the job goes on."""
+        match event:
+            case on.WorkerStarted():
+                self._seen_at = now
+                self._begin()
+            case on.WorkerExited() | on.WorkerAsked() | on.InputRead() | on.HostGone():
+                self._seen_at = now
+            case on.WorkerBeat(host, slot, start, commit) if commit > self._commits.get(
+                (host, slot, start), -1
+            ):
+                self._commits[host, slot, start] = commit
+                self._seen_at = now
+            case _:
+                pass
+
+    def _heard_at(self) -> float:
+        return max([self._seen_at, *(at for link in self._links for at in list(link.last_output.values()))])
+
+    def _living(self) -> list[int]:
+        """The ranks of the workers that live."""
+        workers = ((link.host.name, *worker) for link in self._links for worker in list(link.pids))
+        return [rank for worker in workers if (rank := self._ranks.of(*worker)) is not None]
+
+    def _look(self) -> None:
+        if self._is_over:
+            return
+        if self._judge is None:
+            from hvlaunch.telemetry.hang import Judge  # noqa: PLC0415 (a job that is never silent needs none)
+
+            self._judge = Judge(self._timeout, self._heard_at())
+        judge = self._judge
+        judge.heard(self._heard_at())
+        self._tell_end(judge)
+        if self._clock() < judge.next_look or not self._living():
+            self._at(max(judge.next_look, self._clock() + judge.pause / 2), self._look)
+            return
+        self._post(Observe(partial(self._observe, judge)))
+
+    def _observe(self, judge: "Judge", observation: "Observation") -> None:
+        observation.keep_on(_SAMPLED_FOR)
+        observation.when_fresh(_PATIENCE, partial(self._sampled, judge, observation))
+
+    def _tell_end(self, judge: "Judge") -> None:
+        if self._is_told and not judge.has_said:
+            self._is_told = False
+            self._post(on.JobGoesOn())
+
+    def _sampled(self, judge: "Judge", observation: "Observation") -> None:
+        judge.heard(self._heard_at())
+        wanted = judge.samples(self._clock(), observation.newest())
+        self._ask(wanted, partial(self._shown, judge))
+
+    def _ask(
+        self, ranks: Iterable[int], then: "Callable[[Sequence[ProcessStack]], None]", *, native: bool = False
+    ) -> None:
+        """Have the stacks of these ranks taken, if there are any."""
+        known = tuple(range(rank, rank + 1) for rank in sorted(ranks))
+        if known:
+            self._post(StacksWanted(then, known, native=native))
+        else:
+            then([])
+
+    def _shown(self, judge: "Judge", stacks: "Sequence[ProcessStack]") -> None:
+        judge.stacks(self._clock(), stacks)
+        if judge.is_due(self._clock()):
+            self._ask(self._living(), partial(self._all_shown, judge))
+        else:
+            self._tell_end(judge)
+            self._at(judge.next_look, self._look)
+
+    def _all_shown(self, judge: "Judge", stacks: "Sequence[ProcessStack]") -> None:
+        self._ask(judge.steady, partial(self._decide, judge, stacks), native=True)
+
+    def _decide(
+        self, judge: "Judge", stacks: "Sequence[ProcessStack]", native: "Sequence[ProcessStack]"
+    ) -> None:
+        judge.heard(self._heard_at())
+        if judge.is_due(self._clock()):
+            living = self._living()
+            ended = [rank for rank in self._ranks.places() if rank not in living]
+            verdict = judge.verdict(self._clock(), stacks, native, ended=ended, reading=self._reading())
+            if verdict is not None:
+                self._is_told = True
+                self._post(on.JobHangs(round(verdict.seconds, 3), verdict.ranks, verdict.text))
+        self._at(judge.next_look, self._look)

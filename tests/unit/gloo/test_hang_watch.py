@@ -1,0 +1,120 @@
+"""Whether somebody looks as soon as a job is silent, and not before."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from hvlaunch.gloo.driver.hang_watch import HangWatch
+from hvlaunch.gloo.driver.inquiry import Observe, StacksWanted
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.telemetry.sample import HostSample, WorkerSample
+from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
+
+TIMEOUT = 60.0
+REDUCE = (
+    Frame("step", "/me/train.py", 88),
+    Frame("all_reduce", "/x/site-packages/torch/distributed/c.py", 1),
+)
+SLEEP = (Frame("load", "/me/data.py", 31),)
+
+
+class Rig:
+    """A job of two ranks, whose time goes by in run_until(); it is its Observation too."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+        self.said: list[on.Event] = []
+        self.looks: list[float] = []
+        self.last_output = {0: 0.0}
+        link = SimpleNamespace(host=SimpleNamespace(name="a"), last_output=self.last_output)
+        link.pids = {(0, 0): 100, (1, 0): 101}
+        ranks = SimpleNamespace(of=lambda _host, slot, _start: slot, places=lambda: {0: None, 1: None})
+        self.watch = HangWatch(
+            TIMEOUT,
+            [link],  # type: ignore[list-item]
+            ranks,  # type: ignore[arg-type]
+            list,
+            self.post,
+            lambda when, call: self.calls.append((when, call)),
+            lambda: self.now,
+        )
+        self.watch.see(on.WorkerStarted("a", 0, 0, 100), [], 0.0)
+
+    def post(self, what: Any) -> None:
+        if isinstance(what, Observe):
+            what.answer(self)  # type: ignore[arg-type]
+            return
+        if not isinstance(what, StacksWanted):
+            self.said.append(what)
+            return
+        assert what.ranks is not None
+        ranks = [rank for part in what.ranks for rank in part]
+        what.answer([_stack(rank) for rank in ranks])
+
+    def keep_on(self, _seconds: float) -> None:
+        self.looks.append(self.now)
+
+    def when_fresh(self, _within: float, call: Callable[[], None]) -> None:
+        call()
+
+    def newest(self) -> list[HostSample]:
+        workers = tuple(
+            WorkerSample(rank, 100 + rank, 1, 0.0, 1.0, 0, "S", 1, None, 0, None, ()) for rank in (0, 1)
+        )
+        return [HostSample("a", self.now, 1, 0, 0, 0, 0, 0, 0, 0, 0, {}, workers, (), ())]
+
+    def run_until(self, end: float, *, printing: bool = False) -> None:
+        while self.calls and min(self.calls)[0] <= end:
+            when, call = self.calls.pop(self.calls.index(min(self.calls, key=lambda one: one[0])))
+            self.now = max(self.now, when)
+            if printing:
+                self.last_output[0] = self.now
+            call()
+        self.now = end
+
+
+def _stack(rank: int) -> ProcessStack:
+    thread = ThreadStack("MainThread", SLEEP if rank else REDUCE, is_python=True)
+    return ProcessStack("a", rank, 100 + rank, "python train.py", False, (thread,), "py-spy")
+
+
+def test_a_job_that_prints_costs_nothing() -> None:
+    rig = Rig()
+    rig.run_until(1000.0, printing=True)
+    assert not rig.looks
+    assert not rig.said
+
+
+def test_a_silent_job_is_looked_at_and_said_to_hang_once_and_to_go_on_when_it_prints() -> None:
+    rig = Rig()
+    rig.run_until(TIMEOUT - 1)
+    assert rig.looks[0] >= TIMEOUT / 4
+    assert not rig.said
+    rig.run_until(4 * TIMEOUT)
+    [hangs] = rig.said
+    assert isinstance(hangs, on.JobHangs)
+    assert hangs.ranks == (1,)
+    assert "rank 1 (host a) waits in load (data.py:31); rank 0 waits for it" in hangs.text
+    rig.last_output[0] = rig.now
+    rig.run_until(4 * TIMEOUT + 30)
+    assert rig.said[1:] == [on.JobGoesOn()]
+
+
+def test_commits_are_signs_of_life() -> None:
+    rig = Rig()
+    for number in range(20):
+        rig.run_until(number * TIMEOUT / 2)
+        rig.watch.see(on.WorkerBeat("a", 0, 0, number), [], rig.now)
+    assert not rig.said
+    for number in range(20, 24):
+        rig.run_until(number * TIMEOUT / 2)
+        rig.watch.see(on.WorkerBeat("a", 0, 0, 19), [], rig.now)
+    assert len(rig.said) == 1
+
+
+def test_nobody_looks_after_the_end() -> None:
+    rig = Rig()
+    rig.watch.end()
+    rig.run_until(4 * TIMEOUT)
+    assert not rig.looks
