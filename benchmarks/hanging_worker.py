@@ -21,7 +21,7 @@ STEPS = 20
 HANGS_AT = 5
 
 
-class Endless(torch.utils.data.Dataset):
+class Endless(torch.utils.data.Dataset[None]):
     def __len__(self) -> int:
         return FOR_EVER
 
@@ -70,15 +70,13 @@ def left_early() -> None:
     threading.Event().wait()  # HERE: left-early
 
 
-def import_lock() -> object:
+def import_lock() -> None:
     folder = Path(sys.argv[3])
     (folder / "slow_module.py").write_text("import time\ntime.sleep(1_000_000)\n")
     sys.path.insert(0, str(folder))
     threading.Thread(target=__import__, args=["slow_module"], daemon=True).start()
     time.sleep(1)
-    import slow_module  # noqa: PLC0415  # HERE: import-lock
-
-    return slow_module
+    __import__("slow_module")  # HERE: import-lock
 
 
 def half_open() -> None:

@@ -60,6 +60,7 @@ def play(kind: str, timeout: float, hosts: TestHosts, folder: str) -> list[str]:
     )
     printed = said_at = 0.0
     said = ""
+    assert job.stdout is not None
     for line in job.stdout:
         if "step" in line:
             printed = time.monotonic()
