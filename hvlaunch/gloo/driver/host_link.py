@@ -3,12 +3,11 @@
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvlaunch.agent.frames import FRAME_COST, MOST_RELAYED, PROTOCOL, BadFrame
 from hvlaunch.agent.shapes import plain
 from hvlaunch.console.lines import Stream
-from hvlaunch.console.recent import Origin
 from hvlaunch.errors import (
     AgentFailed,
     HostError,
@@ -22,6 +21,7 @@ from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.arrival import Arrival
 from hvlaunch.gloo.driver.durable import DurableFrames
 from hvlaunch.gloo.driver.expected import Expected
+from hvlaunch.gloo.driver.output_printer import OutputPrinter
 from hvlaunch.gloo.driver.piece_reader import Garbled
 from hvlaunch.gloo.driver.seen import Seen, SeenFrames
 from hvlaunch.gloo.driver.session import HostSession
@@ -33,35 +33,13 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.driver.past import PastTurn
     from hvlaunch.gloo.driver.relay import HostRelay
 
-__all__ = ["HostLink", "Opening", "OutputPrinter"]
+__all__ = ["HostLink", "Opening"]
 
 _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
 _MOST_PARTINGS = 4  # that are passed on, of an agent that says so again and again
 _UNREAD = 5.0
 """Seconds that an agent which is to end waits for somebody who reads what its workers have printed."""
-
-
-class OutputPrinter(Protocol):
-    """Where workers' output goes. `done` is called with the number of bytes once they are printed; `note` before that, as in Output.
-
-    `origin` names the link and the frame: what has the same was printed before.
-    """
-
-    def output(
-        self,
-        rank: int,
-        stream: Stream,
-        data: bytes,
-        done: Callable[[int], None],
-        origin: Origin,
-        note: Callable[[bool], None] | None,
-    ) -> None: ...
-
-    def end(self, rank: int, stream: Stream, done: Callable[[int], None], origin: Origin) -> None: ...
-
-    def tail(self, rank: int) -> bytes:
-        """The last bytes of its stderr."""
 
 
 class Opening(NamedTuple):

@@ -8,9 +8,10 @@ from hvlaunch.agent.frames import PROTOCOL
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.arrival import Arrival
-from hvlaunch.gloo.driver.host_link import HostLink, Opening, OutputPrinter
+from hvlaunch.gloo.driver.host_link import HostLink, Opening
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.lease import agents_lease
+from hvlaunch.gloo.driver.output_printer import OutputPrinter
 from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on

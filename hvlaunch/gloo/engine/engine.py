@@ -400,9 +400,8 @@ class Engine:
         if self._elastic is not None or self._has_released:
             return []
         used = set(self._rounds.next_hosts if current is None else current.hosts)
-        if not used or (
-            current is None and self._spec.skip_bad_hosts
-        ):  # others may have to take a host's place
+        may_replace = current is None and self._spec.skip_bad_hosts  # others may have to take a host's place
+        if not used or may_replace:
             return []
         self._has_released = True
         return self._course.let_go([host for host in self._pool if host.name not in used], now)
@@ -446,23 +445,9 @@ class Engine:
         decision = Decision(actions)
         if self.phase is Phase.RUNNING and (due := self._policy.settle_by) is not None and now >= due:
             decision = decision.also(self._policy.settle(now))
-        if self._health is not None:
-            decision = decision.also(self._watch(self._health, now))
+        if self._health is not None and self.phase is Phase.RUNNING:
+            decision = decision.also(self._policy.watch(self._health, now))
         return self._follow(decision.also(Decision(self._give_up_stuck(now))), now)
-
-    def _watch(self, health: Health, now: float) -> Decision:
-        """Find the workers that hang."""
-        decision = Decision()
-        if self.phase is Phase.RUNNING and self._elastic is not None:
-            for worker in health.silent(now):
-                decision = decision.also(self._policy.hangs(worker, "silent", now))
-            if absent := health.absent(now):
-                decision = decision.also(self._policy.not_met(absent, now))
-            if health.is_without_commit(now):
-                decision = decision.also(self._policy.no_commit(now))
-            for worker in health.stragglers(now):
-                decision = decision.also(self._policy.hangs(worker, "late", now))
-        return decision
 
     def _give_up_stuck(self, now: float) -> list[Action]:
         """Wait no longer for workers that live on after SIGKILL: their hosts are lost, or tell of them when they close."""

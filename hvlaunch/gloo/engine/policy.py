@@ -11,6 +11,7 @@ from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action
 from hvlaunch.gloo.engine.blame import may_be_consequence
 from hvlaunch.gloo.engine.cooldown import Cooldown
+from hvlaunch.gloo.engine.health import Health
 from hvlaunch.gloo.engine.life import Trigger
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.gloo.engine.round import FRUITLESS_IN_A_ROW, Restarts, Round, RoundState
@@ -239,6 +240,19 @@ class Policy:
         if current.leave_by is None:
             current.leave_by = now + self._elastic.reset_timeout
         return Decision()
+
+    def watch(self, health: Health, now: float) -> "Decision":
+        """Find the workers of a running round that hang."""
+        decision = Decision()
+        for worker in health.silent(now):
+            decision = decision.also(self.hangs(worker, "silent", now))
+        if absent := health.absent(now):
+            decision = decision.also(self.not_met(absent, now))
+        if health.is_without_commit(now):
+            decision = decision.also(self.no_commit(now))
+        for worker in health.stragglers(now):
+            decision = decision.also(self.hangs(worker, "late", now))
+        return decision
 
     def hangs(self, worker: Worker, how: Literal["silent", "stopped", "late"], now: float) -> Decision:
         """A worker does not do what it should: it is killed, and counts as failed."""
