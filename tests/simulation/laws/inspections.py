@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Inspections"]
 
-_MOST = 0.5
+_MOST = 0.45
 _ROUNDING = 1e-6
 
 
