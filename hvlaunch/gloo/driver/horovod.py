@@ -1,13 +1,23 @@
-"""What Horovod's workers need of the rendezvous: which scopes a round has, how large, and who may use them. Pure."""
+"""What Horovod's workers need of the rendezvous: which scopes a round has, how large, and who may use them."""
 
 import ipaddress
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from hvlaunch.gloo.driver.relay import peer_name
 from hvlaunch.gloo.engine.actions import Start
 from hvlaunch.hosts.placement import Placement
 
-__all__ = ["addresses", "scopes"]
+if TYPE_CHECKING:
+    from hvlaunch.rendezvous.serving.server import RendezvousServer
+
+__all__ = ["addresses", "let_in", "scopes"]
+
+
+def let_in(starts: Sequence[Start], rendezvous: "RendezvousServer") -> None:
+    """The workers of these, which are all of a round, unless they may be at work there already."""
+    places = [launch.place for start in starts for launch in start.launches]
+    rendezvous.open_to_horovod(scopes(places), addresses(starts), starts[0].round)
 
 
 def scopes(places: Iterable[Placement]) -> dict[str, int]:

@@ -372,13 +372,10 @@ class Driver:
                 pass  # facts and group states are for those who look on
 
     def _open_to_horovod(self, starts: Sequence[do.Start]) -> None:
-        """To the workers of these, unless they may be at work there already."""
-        if not starts or not self._spec.horovod:
-            return
-        from hvlaunch.gloo.driver import horovod  # noqa: PLC0415 (few jobs have such workers)
+        if starts and self._spec.horovod:
+            from hvlaunch.gloo.driver.horovod import let_in  # noqa: PLC0415 (few jobs have such workers)
 
-        places = [launch.place for start in starts for launch in start.launches]
-        self._rendezvous.open_to_horovod(horovod.scopes(places), horovod.addresses(starts), starts[0].round)
+            let_in(starts, self._rendezvous)
 
     def _start(self, start: do.Start) -> None:
         self._keep_files(start.round, start.launches[0].place.size)

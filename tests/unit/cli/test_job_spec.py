@@ -42,7 +42,7 @@ def test_everything_said_arrives(here):
         "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log "
         "--horovod --rendezvous-relay always --rendezvous-port 4711 --rendezvous-bind 10.0.0.9 --worker-port-range 29500-29599 "
         "--mpi --mpirun /m --mpi-args=-a --mpi-args=-b --binding-args=-c "
-        "--end-with-rank 2 --reconnect-timeout 4 --spill 0 --fsync --grace 3 --settle 1 --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --cwd /data python -m train -np 4"
+        "--end-with-rank 2 --reconnect-timeout 4 --spill 0 --fsync --grace 3 --settle 1 --hang-timeout 5 --on-hang stop --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --cwd /data python -m train -np 4"
     )
     spec = spec_of(line, {"PATH": "/bin", "OTHER": "x"})
     assert spec == JobSpec(
@@ -86,6 +86,8 @@ def test_everything_said_arrives(here):
         fsync=True,
         grace=3.0,
         settle=1.0,
+        hang_timeout=5.0,
+        on_hang="stop",
         verbose=True,
     )
     defaults = JobSpec(command=(), hosts=(), cwd="")

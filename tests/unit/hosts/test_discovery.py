@@ -159,7 +159,13 @@ def test_a_script_ends_with_a_driver_that_is_killed(script, tmp_path):
     source = script(f"sleep 1000 & echo $$ $! > {str(pids)!r}.new; mv {str(pids)!r}.new {str(pids)!r}; wait")
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, source.command])
     wait_for(pids.exists)
-    [sweeper] = [child for child in psutil.Process(driver.pid).children() if "kill -9" in child.cmdline()[-1]]
+
+    def sweepers():
+        children = psutil.Process(driver.pid).children()
+        return [child for child in children if "kill -9" in "".join(child.cmdline()[-1:])]
+
+    wait_for(sweepers)  # it may still be a fork of Python
+    [sweeper] = sweepers()
     driver.kill()
     driver.wait()
     for pid in (*map(int, pids.read_text().split()), sweeper.pid):

@@ -268,7 +268,12 @@ def test_other_ends_are_the_drivers():
 
 @pytest.mark.parametrize(
     ("said", "patience"),
-    [([{"type": "bye", "left": 0}], 10.0), ([PARTING, TERMINATED], 10.0), ([TERMINATED], 2.0), ([], 2.0)],
+    [
+        ([{"type": "bye", "left": 0, "pids": []}], 10.0),
+        ([PARTING, TERMINATED], 10.0),
+        ([TERMINATED], 2.0),
+        ([], 2.0),
+    ],
 )
 def test_a_launcher_that_waits_for_a_lost_host_is_not_waited_for_as_long(launched, said, patience):
     for header in said:
