@@ -316,7 +316,7 @@ _ENDING = Group(
             "hang_timeout",
             ("--hang-timeout",),
             "time without progress after which a job hangs",
-            values.SECONDS,
+            Value(("SECONDS",), values.from_0, unit="s"),
             field="hang_timeout",
             more="A job hangs when no rank has printed anything for so long, and none computes, reads or writes "
             "meanwhile: hvlaunch says then which rank the others wait for, and at which line. 0 never looks.",

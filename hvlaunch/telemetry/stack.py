@@ -83,7 +83,7 @@ class Frame:
     def _library_part(self) -> str | None:
         """The path from the library on; None where the file is none of a library."""
         parts = PurePosixPath(self.file).parts
-        if self.file.startswith(("<frozen", "[")) or ".so" in parts[-1]:
+        if self.file.startswith(("<frozen", "[")) or any(".so" in name for name in parts[-1:]):
             return parts[-1]
         for number, part in enumerate(parts):
             if part in _LIBRARIES:

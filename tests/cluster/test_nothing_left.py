@@ -20,9 +20,15 @@ class Scene:
 
     def __init__(self, hosts: TestHosts) -> None:
         self.hosts = hosts
-        self.other = Job(
-            hosts, ["-H", "a:1,b:1,c:1,d:1", "--lease", 60, "sh", "-c", "echo other; exec sleep 3600"]
-        )
+        fixed = [
+            "-H",
+            "a:1,b:1,c:1,d:1",
+            "--lease",
+            60,
+            "--hang-timeout",
+            0,
+        ]  # else it has observers at times
+        self.other = Job(hosts, [*fixed, "sh", "-c", "echo other; exec sleep 3600"])
         self.other.saw("other", 4)
         self.before = pids(hosts)
 

@@ -64,7 +64,7 @@ class Screen:
 
     def __init__(self, command: list[str], env: dict[str, str], directory: Path) -> None:
         self._tmux = ["tmux", "-S", str(directory / "tmux"), "-f", "/dev/null"]
-        self._env = env
+        self._env = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
         self._do("new-session", "-d", "-x", "120", "-y", "30", *command)
         self._do("set-option", "-g", "remain-on-exit", "on")
 

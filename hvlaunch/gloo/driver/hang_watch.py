@@ -1,8 +1,8 @@
 """Looks whether the job hangs, as soon as it has been silent for a while: what hosts say, for the judge."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from hvlaunch.gloo.driver.inquiry import Observe, StacksWanted
 from hvlaunch.gloo.driver.ranks import Ranks
@@ -22,6 +22,27 @@ _PATIENCE = 2.0
 """Seconds after which hosts that have not answered are not waited for."""
 
 
+P = ParamSpec("P")
+
+
+def _harmless(
+    step: "Callable[Concatenate[HangWatch, P], None]",
+) -> "Callable[Concatenate[HangWatch, P], None]":
+    """A defect in looking for hangs must not end a job that does not hang."""
+
+    @wraps(step)
+    def guarded(self: "HangWatch", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            step(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 (see above)
+            self.end()
+            self._say(
+                f"internal error: {type(error).__name__}: {error}; no hang of this job is found any more"
+            )
+
+    return guarded
+
+
 class HangWatch:
     """Watches one job, from the start of its workers on. `reading` has the ranks that what the user types goes to.
 
@@ -38,6 +59,7 @@ class HangWatch:
         post: "Callable[[StacksWanted | Observe | on.Event], None]",
         at: Callable[[float, Callable[[], None]], None],
         clock: Callable[[], float],
+        say: Callable[[str], None],
     ) -> None:
         self._timeout = timeout
         self._links = links
@@ -46,6 +68,7 @@ class HangWatch:
         self._post = post
         self._at = at
         self._clock = clock
+        self._say = say
         self._judge: Judge | None = None
         self._seen_at = 0.0
         self._commits: dict[tuple[str, int, int], int] = {}
@@ -85,6 +108,7 @@ class HangWatch:
         workers = ((link.host.name, *worker) for link in self._links for worker in list(link.pids))
         return [rank for worker in workers if (rank := self._ranks.of(*worker)) is not None]
 
+    @_harmless
     def _look(self) -> None:
         if self._is_over:
             return
@@ -100,6 +124,7 @@ class HangWatch:
             return
         self._post(Observe(partial(self._observe, judge)))
 
+    @_harmless
     def _observe(self, judge: "Judge", observation: "Observation") -> None:
         observation.keep_on(_SAMPLED_FOR)
         observation.when_fresh(_PATIENCE, partial(self._sampled, judge, observation))
@@ -109,6 +134,7 @@ class HangWatch:
             self._is_told = False
             self._post(on.JobGoesOn())
 
+    @_harmless
     def _sampled(self, judge: "Judge", observation: "Observation") -> None:
         judge.heard(self._heard_at())
         wanted = judge.samples(self._clock(), observation.newest())
@@ -124,6 +150,7 @@ class HangWatch:
         else:
             then([])
 
+    @_harmless
     def _shown(self, judge: "Judge", stacks: "Sequence[ProcessStack]") -> None:
         judge.stacks(self._clock(), stacks)
         if judge.is_due(self._clock()):
@@ -132,9 +159,11 @@ class HangWatch:
             self._tell_end(judge)
             self._at(judge.next_look, self._look)
 
+    @_harmless
     def _all_shown(self, judge: "Judge", stacks: "Sequence[ProcessStack]") -> None:
         self._ask(judge.steady, partial(self._decide, judge, stacks), native=True)
 
+    @_harmless
     def _decide(
         self, judge: "Judge", stacks: "Sequence[ProcessStack]", native: "Sequence[ProcessStack]"
     ) -> None:

@@ -14,6 +14,7 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.arrival import Arrival, Turn
+from hvlaunch.gloo.driver.finding import host_discovery
 from hvlaunch.gloo.driver.hang_watch import HangWatch
 from hvlaunch.gloo.driver.host_link import HostLink
 from hvlaunch.gloo.driver.inquiry import Inquiry, Observe, StacksWanted
@@ -30,7 +31,7 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.gloo.watch.narrator import Narrator
 from hvlaunch.gloo.watch.overview import overview
-from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
+from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.driver.observation import Observation
     from hvlaunch.gloo.driver.takeover import Takeover
     from hvlaunch.gloo.driver.worker_messages import Message, WorkerMessages
-    from hvlaunch.hosts.discovery import Discovery, Source
 
 __all__ = ["Driver", "Item", "Watcher"]
 
@@ -106,7 +106,7 @@ class Driver:
         self._worker_messages = (
             None if spec.elastic is None else _worker_messages(rendezvous, events.put, self._ranks)
         )
-        self._discovery = None if spec.elastic is None else _discovery(spec.elastic, events.put)
+        self._discovery = None if spec.elastic is None else host_discovery(spec.elastic, events.put)
         self._links = HostLinks(
             spec, keys, printer, rendezvous, self._ranks, connect, events.put, clock=clock, keeping=keeping
         )
@@ -115,7 +115,14 @@ class Driver:
         self._stacks = StackTaking(self.observers, directory, self._engine, events.put, tell)
         self.before_kill = self._stacks.before_kill
         self._hang_watch = HangWatch(
-            spec.hang_timeout, self._links, self._ranks, self._reading, events.put, self.observers.at, clock
+            spec.hang_timeout,
+            self._links,
+            self._ranks,
+            self._reading,
+            events.put,
+            self.observers.at,
+            clock,
+            self._say,
         )
         self._watchers.append(self._hang_watch.see)
         self._unkept: list[Turn] = []
@@ -479,21 +486,3 @@ def _worker_messages(
     from hvlaunch.gloo.driver.worker_messages import WorkerMessages  # noqa: PLC0415 (only elastic jobs have one)
 
     return WorkerMessages(rendezvous, post, lambda *worker: ranks.of(*worker) is not None)
-
-
-def _discovery(options: ElasticOptions, post: Callable[[on.Event], None]) -> "Discovery | None":
-    """What finds hosts; None where the pool is what it is."""
-    from hvlaunch.hosts.discovery import Discovery, HostFile, HostScript  # noqa: PLC0415 (as those messages)
-
-    if options.discovery_script is not None:
-        source: Source = HostScript(options.discovery_script, options.discovery_timeout)
-    elif options.hostfile is not None:
-        source = HostFile(options.hostfile)
-    else:
-        return None
-    return Discovery(
-        source,
-        lambda hosts: post(on.HostsDiscovered(tuple(hosts))),
-        lambda error: post(on.DiscoveryFailed(error.problem)),
-        interval=options.discovery_interval,
-    )

@@ -335,3 +335,8 @@ def test_what_can_not_be_with_skipped_hosts_or_a_last_rank(line, cause):
 )
 def test_who_leaves_has_agents_that_wait_for_the_lease(here, line, patience):
     assert spec_of(line).reconnect_timeout == patience
+
+
+def test_hangs_need_not_be_looked_for(here):
+    assert spec_of("--hang-timeout 0 true").hang_timeout == 0
+    assert spec_of("true").hang_timeout == 60

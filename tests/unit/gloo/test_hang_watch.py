@@ -4,9 +4,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from hvlaunch.gloo.driver.hang_watch import HangWatch
 from hvlaunch.gloo.driver.inquiry import Observe, StacksWanted
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.telemetry.hang import Judge
 from hvlaunch.telemetry.sample import HostSample, WorkerSample
 from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
 
@@ -25,6 +28,7 @@ class Rig:
         self.now = 0.0
         self.calls: list[tuple[float, Callable[[], None]]] = []
         self.said: list[on.Event] = []
+        self.words: list[str] = []
         self.looks: list[float] = []
         self.last_output = {0: 0.0}
         link = SimpleNamespace(host=SimpleNamespace(name="a"), last_output=self.last_output)
@@ -38,6 +42,7 @@ class Rig:
             self.post,
             lambda when, call: self.calls.append((when, call)),
             lambda: self.now,
+            self.words.append,
         )
         self.watch.see(on.WorkerStarted("a", 0, 0, 100), [], 0.0)
 
@@ -118,3 +123,27 @@ def test_nobody_looks_after_the_end() -> None:
     rig.watch.end()
     rig.run_until(4 * TIMEOUT)
     assert not rig.looks
+
+
+def test_a_defect_in_it_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    monkeypatch.setattr(Judge, "samples", lambda *_: [][1])
+    rig.run_until(4 * TIMEOUT)
+    assert rig.words == [
+        "internal error: IndexError: list index out of range; no hang of this job is found any more"
+    ]
+    assert len(rig.looks) == 1
+    assert not rig.said
+
+
+def test_stacks_of_the_kernel_alone_are_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of `sleep`: calls that are in no file."""
+    kernel = (Frame("clock_nanosleep", "", 0),)
+    monkeypatch.setattr(f"{__name__}.SLEEP", kernel)
+    monkeypatch.setattr(f"{__name__}.REDUCE", kernel)
+    rig = Rig()
+    rig.run_until(4 * TIMEOUT)
+    assert not rig.words
+    [hangs] = rig.said
+    assert isinstance(hangs, on.JobHangs)
+    assert "clock_nanosleep" in hangs.text
