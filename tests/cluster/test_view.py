@@ -227,7 +227,7 @@ def test_the_page(job, tmp_path):
             "news",
             LIMIT,
         )
-        assert "round 0 begins" in browser.text("#moments")
+        browser.shows("#moments", "round 0 begins")
         browser.web.refresh()
         browser.shows("#summary", "3 of 3 workers")
         here = url.partition("#")[0]
