@@ -65,8 +65,8 @@ class Screen:
     def __init__(self, command: list[str], env: dict[str, str], directory: Path) -> None:
         self._tmux = ["tmux", "-S", str(directory / "tmux"), "-f", "/dev/null"]
         self._env = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")}
-        self._do("new-session", "-d", "-x", "120", "-y", "30", *command)
-        self._do("set-option", "-g", "remain-on-exit", "on")
+        said = [*("sh", "-c", '"$@"; echo "left with $?"; exec sleep 600', "sh"), *command]
+        self._do("new-session", "-d", "-x", "120", "-y", "30", *said)
 
     def _do(self, *words: str) -> str:
         done = subprocess.run(
@@ -131,7 +131,7 @@ def test_the_full_screen(job, tmp_path):
         screen.shows(f"Stop job {job.id}?", "n: no")
         screen.press("n")
         screen.press("q")
-        screen.shows("Pane is dead (status 0")
+        screen.shows("left with 0")
         assert job.id in job.do("jobs")
     finally:
         screen.close()
