@@ -1,11 +1,12 @@
-"""The HTTP key-value server that workers meet at, and its client."""
+"""The HTTP key-value server that workers meet at, and its client; and how workers tell their progress there."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hvlaunch.rendezvous.client import Client
+    from hvlaunch.rendezvous.telling import progress
 
-__all__ = ["Client"]
+__all__ = ["Client", "progress"]
 
 
 def __getattr__(
@@ -15,4 +16,8 @@ def __getattr__(
         from hvlaunch.rendezvous.client import Client  # noqa: PLC0415 (see above)
 
         return Client
+    if name == "progress":
+        from hvlaunch.rendezvous.telling import progress  # noqa: PLC0415 (see above)
+
+        return progress
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

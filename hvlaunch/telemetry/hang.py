@@ -3,10 +3,12 @@
 A rank gets on that reads or writes, that computes here and there, or that waits for input. One that computes does not get
 on where it stands at one place all the time, in a collective or in a loop of Python: MPI and CUDA wait by
 computing. Frames of C tell such a wait from a long call to a library that computes.
+
+Where ranks tell their steps, these alone count: then it is known, and not inferred, whether one gets on.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from hvlaunch.telemetry.merge import main_of
@@ -28,6 +30,10 @@ _MOVED = 1 << 16
 _DISK_MOVES = 1 << 18
 """Bytes per second, of a host whose worker waits for a disk."""
 _LEAST_STACKS = 3
+_STEPS = 2
+"""How much longer than any before a step may take, if that is more than the timeout."""
+_LONGEST_PATIENCE = 5
+"""Timeouts."""
 _SYNCHRONIZING = (
     "cudaStreamSynchronize",
     "cudaDeviceSynchronize",
@@ -61,6 +67,8 @@ class Judge:
         """When the job was last heard of."""
         self._got_on = now
         """When a rank was last seen to get on."""
+        self._by_steps = False
+        self._patience = timeout
         self._ranks: dict[int, _Rank] = {}
         self._has_said = False
         self._next = now + timeout * _SILENT_PART
@@ -75,10 +83,17 @@ class Judge:
         """When to look, unless something is heard until then."""
         return self._next
 
-    def heard(self, at: float) -> None:
-        """A rank has printed, committed, told its progress, begun or ended, or the user has typed something."""
+    def heard(self, at: float, *, by_steps: bool = False) -> None:
+        """A rank has printed, committed, told its progress, begun or ended, or the user has typed something.
+
+        `by_steps`: ranks tell their steps, and are not through with them.
+        """
+        was_by_steps, self._by_steps = self._by_steps, by_steps
         if at <= self._heard:
             return
+        if was_by_steps and by_steps:
+            longest = min(_STEPS * (at - self._heard), _LONGEST_PATIENCE * self._timeout)
+            self._patience = max(self._patience, longest)
         self._heard = self._got_on = at
         self._ranks.clear()
         self._has_said = False
@@ -104,7 +119,7 @@ class Judge:
                 rank.is_busy = _is_busy(rank, worker, now)
                 rank.sample, rank.at = worker, now
         self._next = now + self.pause
-        due = self._got_on + self._timeout
+        due = self._due
         if now < due < self._next:
             self._next = due
         return frozenset(
@@ -125,7 +140,11 @@ class Judge:
 
     def is_due(self, now: float) -> bool:
         """Whether it is time for a verdict. The stacks of all are wanted then, with the frames of C of `computing`."""
-        return not self._has_said and bool(self._ranks) and now >= self._got_on + self._timeout
+        return not self._has_said and bool(self._ranks) and now >= self._due
+
+    @property
+    def _due(self) -> float:
+        return self._heard + self._patience if self._by_steps else self._got_on + self._timeout
 
     @property
     def computing(self) -> frozenset[int]:
@@ -145,16 +164,17 @@ class Judge:
         *,
         ended: Iterable[int] = (),
         reading: Iterable[int] = (),
+        steps: Mapping[int, int] | None = None,
     ) -> Verdict | None:
-        """Whether the job hangs. `ended` are ranks that are no more; `reading` those that wait for stdin."""
+        """Whether the job hangs. `ended` are ranks that are no more; `reading` those that wait for stdin; `steps` what ranks told."""
         found, deep = _by_rank(stacks), _by_rank(native)
         if any(self._reads(number, found) for number in reading):
             self._gets_on(now)
             return None
-        for number in self.computing:
-            if self._computes(number, found, deep):
-                self._gets_on(now)
-                return None
+        busy = [number for number in self.computing if self._computes(number, found, deep)]
+        if busy and not self._by_steps:
+            self._gets_on(now)
+            return None
         ranks = {
             number: doing(
                 _deepest(found.get(number, rank.stacks), deep.get(number, ())),
@@ -163,15 +183,20 @@ class Judge:
             )
             for number, rank in self._ranks.items()
         }
-        if all(one.how == "computes" for one in ranks.values()):
+        if all(one.how == "computes" for one in ranks.values()) and not self._by_steps:
             self._gets_on(now)
             return None
         self._has_said = True
+        ranks |= {number: replace(ranks[number], how="works") for number in busy}
         ranks |= {number: Doing("ended") for number in ended if number not in ranks}
-        return verdict(now - self._got_on, ranks, {number: rank.host for number, rank in self._ranks.items()})
+        since = self._heard if self._by_steps else self._got_on
+        hosts = {number: rank.host for number, rank in self._ranks.items()}
+        return verdict(now - since, ranks, hosts, steps or {})
 
     def _gets_on(self, at: float) -> None:
         """As heard(), but that it is known by looking only."""
+        if self._by_steps:
+            return
         self._got_on = max(self._got_on, at)
         self._has_said = False
 

@@ -1,7 +1,8 @@
 """A hang as a user is told of it: which ranks wait, and for which. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hvlaunch.hosts.fold import fold_ranks
@@ -10,12 +11,13 @@ from hvlaunch.telemetry.stack import Frame, ProcessStack
 
 __all__ = ["Doing", "How", "Verdict", "doing", "is_collective", "verdict"]
 
-How = Literal["collective", "waits", "computes", "stopped", "ended"]
-"""`collective`: it waits for other ranks in one. `computes`: at one place all the time."""
+How = Literal["collective", "waits", "computes", "works", "stopped", "ended"]
+"""`collective`: it waits for other ranks in one. `computes`: at one place all the time; `works`: here and there."""
 
 _PLACES_INSIDE = 3
 """Of its children and other threads, how many are told."""
-_MOST_GROUPS = 8
+_MOST_STEPS = 3
+"""Of more than so many different ones, none is usual."""
 _COLLECTIVE_FILES = (
     "torch/distributed/",
     "torch/nn/parallel/",
@@ -34,6 +36,8 @@ class Doing:
     how: How
     place: str = ""
     inside: tuple[str, ...] = ()
+    apart: str = ""
+    """How its step differs from that of most others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +81,18 @@ def doing(stacks: Sequence[ProcessStack], state: str, *, is_busy: bool) -> Doing
     return Doing("computes" if is_busy else "waits", place, inside)
 
 
-def verdict(seconds: float, ranks: Mapping[int, Doing], hosts: Mapping[int, str]) -> Verdict:
-    """What is to be said of a job none of whose ranks has got on for so long. `hosts` has the hosts of the ranks."""
-    groups = _groups(ranks)
+def verdict(
+    seconds: float, ranks: Mapping[int, Doing], hosts: Mapping[int, str], steps: Mapping[int, int]
+) -> Verdict:
+    """What is to be said of a job none of whose ranks has got on for so long.
+
+    `hosts` has the hosts of the ranks, `steps` the newest step of those that tell it.
+    """
+    apart = _steps_apart(steps)
+    groups = _groups({rank: replace(one, apart=apart.get(rank, "")) for rank, one in ranks.items()})
     odd = [group for group in groups if group[0].how != "collective"]
-    waiting = [group for group in groups if group[0].how == "collective"]
+    odd = odd or [group for group in groups if group[0].apart]
+    waiting = [group for group in groups if group not in odd]
     if not odd or not waiting:
         odd, waiting = _apart(groups)
     texts = [_said(one, who, hosts) for one, who in odd]
@@ -90,7 +101,7 @@ def verdict(seconds: float, ranks: Mapping[int, Doing], hosts: Mapping[int, str]
         texts += [_waits(one, who, object_) for one, who in waiting]
     elif waiting:
         one, who = waiting[0]
-        texts.append(f"all of them wait {_at(one)}")
+        texts.append(f"all of them wait {_at(one)}" if len(who) > 1 else _said(one, who, hosts))
         if one.how == "collective" and len(who) > 1:
             texts.append("a connection between them may be dead, or one of them is a collective behind")
     culprits = sorted(rank for _, who in (odd or waiting) for rank in who)
@@ -105,11 +116,25 @@ def _groups(ranks: Mapping[int, Doing]) -> list[tuple[Doing, list[int]]]:
     return sorted(found.items(), key=lambda group: (len(group[1]), min(group[1])))
 
 
+def _steps_apart(steps: Mapping[int, int]) -> dict[int, str]:
+    """Of ranks that are at another step than most; of those that have not made one that others have, at a tie."""
+    counts = Counter(steps.values())
+    if not 1 < len(counts) <= _MOST_STEPS:
+        return {}
+    usual = max(counts, key=lambda step: (counts[step], step))
+    return {
+        rank: f"at step {step}, {'others' if len(counts) > 2 else 'the others'} at {usual}"  # noqa: PLR2004 (two steps)
+        for rank, step in steps.items()
+        if step != usual
+    }
+
+
 def _apart(
     groups: Sequence[tuple[Doing, list[int]]],
 ) -> tuple[list[tuple[Doing, list[int]]], list[tuple[Doing, list[int]]]]:
-    """Where all wait, or none does, in collectives: the most on one side, the others on the other."""
-    if len(groups) > 1 and len(groups[0][1]) == len(groups[-1][1]):
+    """Where all wait, or none does, in collectives: the most on one side, if they wait, the others on the other."""
+    is_even = len(groups) > 1 and len(groups[0][1]) == len(groups[-1][1])
+    if is_even or groups[-1][0].how not in ("collective", "waits"):
         return list(groups), []
     return list(groups[:-1]), list(groups[-1:])
 
@@ -128,8 +153,11 @@ def _said(one: Doing, who: Iterable[int], hosts: Mapping[int, str]) -> str:
             )
         case "computes":
             text = f"{name} {'compute' if many else 'computes'} {_at(one)}, always there"
+        case "works":
+            text = f"{name} {'compute' if many else 'computes'}, now {_at(one)}"
         case _:
             text = f"{name} {'wait' if many else 'waits'} {_at(one)}"
+    text += f" ({one.apart})" if one.apart else ""
     return text + (f" [also there: {', '.join(one.inside)}]" if one.inside else "")
 
 

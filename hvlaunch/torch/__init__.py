@@ -5,6 +5,7 @@ The names are Horovod's, so that its scripts go on with `import hvlaunch.torch a
 
 from torch.nn import SyncBatchNorm
 
+from hvlaunch.rendezvous.telling import progress
 from hvlaunch.torch import elastic
 from hvlaunch.torch.collectives import (
     allgather_async,
@@ -109,6 +110,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "poll",
+    "progress",
     "rank",
     "reducescatter",
     "reducescatter_async",

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hvlaunch.console.stored import Stored
-from hvlaunch.view.rows import HostRow, Progress, RankRow, host_rows
+from hvlaunch.view.rows import HostRow, RankRow, host_rows
 from hvlaunch.view.tails import Tails
 from hvlaunch.view.timeline import Moment, RoundSpan, Timeline
 
@@ -53,12 +53,11 @@ class View:
 
 
 class Model:
-    """Gathers what comes bit by bit: events, output, steps."""
+    """Gathers what comes bit by bit: events and output."""
 
     def __init__(self) -> None:
         self._timeline = Timeline()
         self._tails = Tails()
-        self._steps: dict[int, tuple[int, float, float | None]] = {}
 
     @property
     def ending(self) -> Ending | None:
@@ -88,11 +87,6 @@ class Model:
 
     def view(self, job: Mapping[str, Any], samples: Iterable[Mapping[str, Any]] | None, now: float) -> View:
         """The job as GET /job tells of it, with the newest samples of its hosts, in seconds since 1970."""
-        progress = {
-            worker["rank"]: found
-            for worker in job["workers"]
-            if (found := self._progress(worker, now)) is not None
-        }
         last = {
             worker["rank"]: (self._tails.line(worker["rank"]), self._tails.printed[worker["rank"]])
             for worker in job["workers"]
@@ -109,25 +103,11 @@ class Model:
             round_state=current.get("state"),
             size=current.get("size", 0),
             is_sampled=bool(samples),
-            hosts=tuple(host_rows(job, samples or (), progress, last)),
+            hosts=tuple(host_rows(job, samples or (), last)),
             moments=tuple(self._timeline.moments),
             rounds=tuple(self._timeline.rounds),
             ending=self.ending,
         )
-
-    def _progress(self, worker: Mapping[str, Any], now: float) -> Progress | None:
-        """Where a rank is, by the step that it tells and when it told the one before."""
-        told = worker.get("progress")
-        if not isinstance(told, Mapping) or not isinstance(told.get("step"), int):
-            return None
-        rank, step = worker["rank"], told["step"]
-        before = self._steps.get(rank)
-        rate = before[2] if before is not None else None
-        if before is None or step != before[0]:
-            if before is not None and step > before[0]:
-                rate = (step - before[0]) / max(now - before[1], 1e-3)
-            self._steps[rank] = step, now, rate
-        return Progress(step, told.get("total"), told.get("rate", rate))
 
 
 def as_json(view: View) -> dict[str, Any]:

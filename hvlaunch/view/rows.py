@@ -9,6 +9,8 @@ __all__ = ["HostRow", "Progress", "RankRow", "host_rows", "slowest_rank"]
 
 _SLOW = 0.9
 """Of the median rate: who is below is slow."""
+_TOLD_WITHIN = 1.5
+"""Seconds after which a rank's steps have been told: so many may lie between ranks that are as far."""
 _WORST = ("hanging", "stopping", "dismissed", "waiting", "starting", "ended", "working")
 """States of ranks, the worst first."""
 _WORST_HOSTS = ("none", "parting", "closing", "connecting", "ready")
@@ -89,7 +91,6 @@ class HostRow:
 def host_rows(
     job: Mapping[str, Any],
     samples: Iterable[Mapping[str, Any]],
-    progress: Mapping[int, Progress],
     last: Mapping[int, tuple[str, int]],
 ) -> list[HostRow]:
     """The rows of a job: `job` as GET /job tells, `samples` as GET /samples does, `last` lines and bytes printed by rank."""
@@ -97,6 +98,11 @@ def host_rows(
     workers: dict[str, list[Mapping[str, Any]]] = {}
     for worker in job["workers"]:
         workers.setdefault(worker["host"], []).append(worker)
+    progress = {
+        worker["rank"]: Progress(*(told[name] for name in ("step", "total", "rate")))
+        for worker in job["workers"]
+        if (told := worker.get("progress")) is not None
+    }
     slowest = slowest_rank(progress)
     rows = []
     for host in job["hosts"]:
@@ -128,7 +134,8 @@ def slowest_rank(progress: Mapping[int, Progress]) -> int | None:
     if len(progress) < 2:  # noqa: PLR2004 (nobody is slower than oneself)
         return None
     behind = min(progress, key=lambda rank: (progress[rank].step, rank))
-    if progress[behind].step < max(one.step for one in progress.values()):
+    lead = max(one.step for one in progress.values()) - progress[behind].step
+    if lead > max((one.rate or 0.0) * _TOLD_WITHIN for one in progress.values()):
         return behind
     rates = {rank: one.rate for rank, one in progress.items() if one.rate is not None}
     if not rates:

@@ -18,8 +18,10 @@ LIMIT = 100.0
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WORKER = """\
 import os, signal, time
+from hvlaunch.rendezvous import progress
 signal.signal(signal.SIGUSR1, lambda *_: print("got USR1", flush=True))
 for step in range(10**6):
+    progress(step, 10**6, loss=1 / (step + 1))
     print(f"step {step} of <b>rank {os.environ['RANK']}</b>", flush=True)
     if step == 3: print("a needle", flush=True)
     time.sleep(0.2)
@@ -108,6 +110,7 @@ def test_the_full_screen(job, tmp_path):
         assert [line.split()[:2] for line in shown.splitlines() if "<b>" in line] == [
             [str(rank), "working"] for rank in range(3)
         ]
+        screen.shows("/1000000")
         screen.press("Down", "Down", "Enter")
         assert "<b>rank 0</b>" not in screen.shows("output of rank 1", "[1] step", "esc back")
         screen.press("Escape")  # what comes before the screen has changed would be Alt and a letter
@@ -222,6 +225,7 @@ def test_the_page(job, tmp_path):
         wait_until(lambda: job.driver != before or None, "another driver", LIMIT)
         printed = browser.text("#table")
         browser.shows("#table", "working")
+        browser.shows("#table", "/1000000")
         wait_until(
             lambda: (browser.text("#table") not in ("", printed) and browser.text("#link") == "") or None,
             "news",

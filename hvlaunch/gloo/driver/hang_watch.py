@@ -1,8 +1,8 @@
 """Looks whether the job hangs, as soon as it has been silent for a while: what hosts say, for the judge."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from hvlaunch.gloo.driver.inquiry import Observe, StacksWanted
 from hvlaunch.gloo.driver.ranks import Ranks
@@ -11,6 +11,7 @@ from hvlaunch.gloo.engine import events as on
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.host_link import HostLink
     from hvlaunch.gloo.driver.observation import Observation
+    from hvlaunch.gloo.driver.progress import Progress
     from hvlaunch.telemetry.hang import Judge
     from hvlaunch.telemetry.stack import ProcessStack
 
@@ -23,6 +24,7 @@ _PATIENCE = 2.0
 
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def _harmless(
@@ -55,15 +57,18 @@ class HangWatch:
         timeout: float,
         links: "Iterable[HostLink]",
         ranks: Ranks,
+        progress: "Progress",
         reading: Callable[[], Collection[int]],
         post: "Callable[[StacksWanted | Observe | on.Event], None]",
         at: Callable[[float, Callable[[], None]], None],
         clock: Callable[[], float],
+        *,
         say: Callable[[str], None],
     ) -> None:
         self._timeout = timeout
         self._links = links
         self._ranks = ranks
+        self._progress = progress
         self._reading = reading
         self._post = post
         self._at = at
@@ -100,13 +105,24 @@ class HangWatch:
             case _:
                 pass
 
-    def _heard_at(self) -> float:
-        return max([self._seen_at, *(at for link in self._links for at in list(link.last_output.values()))])
+    def _listen(self, judge: "Judge") -> None:
+        """Let it know when the job was last heard of: where workers tell their steps, what they print is no sign."""
+        steps = self._progress.steps(self._workers())
+        signs = [self._seen_at] if steps.moved_at is None else [self._seen_at, steps.moved_at]
+        if not steps.are_exact:
+            signs += [at for link in self._links for at in list(link.last_output.values())]
+        judge.heard(max(signs), by_steps=steps.are_exact)
+
+    def _workers(self) -> list[tuple[str, int, int]]:
+        """Those that live: host, slot and start."""
+        return [(link.host.name, *worker) for link in self._links for worker in list(link.pids)]
 
     def _living(self) -> list[int]:
         """The ranks of the workers that live."""
-        workers = ((link.host.name, *worker) for link in self._links for worker in list(link.pids))
-        return [rank for worker in workers if (rank := self._ranks.of(*worker)) is not None]
+        return list(self._by_rank(dict.fromkeys(self._workers())))
+
+    def _by_rank(self, workers: "Mapping[tuple[str, int, int], T]") -> "dict[int, T]":
+        return {rank: one for worker, one in workers.items() if (rank := self._ranks.of(*worker)) is not None}
 
     @_harmless
     def _look(self) -> None:
@@ -115,9 +131,9 @@ class HangWatch:
         if self._judge is None:
             from hvlaunch.telemetry.hang import Judge  # noqa: PLC0415 (a job that is never silent needs none)
 
-            self._judge = Judge(self._timeout, self._heard_at())
+            self._judge = Judge(self._timeout, self._seen_at)
         judge = self._judge
-        judge.heard(self._heard_at())
+        self._listen(judge)
         self._tell_end(judge)
         if self._clock() < judge.next_look or not self._living():
             self._at(max(judge.next_look, self._clock() + judge.pause / 2), self._look)
@@ -136,7 +152,7 @@ class HangWatch:
 
     @_harmless
     def _sampled(self, judge: "Judge", observation: "Observation") -> None:
-        judge.heard(self._heard_at())
+        self._listen(judge)
         wanted = judge.samples(self._clock(), observation.newest())
         self._ask(wanted, partial(self._shown, judge))
 
@@ -167,11 +183,14 @@ class HangWatch:
     def _decide(
         self, judge: "Judge", stacks: "Sequence[ProcessStack]", native: "Sequence[ProcessStack]"
     ) -> None:
-        judge.heard(self._heard_at())
+        self._listen(judge)
         if judge.is_due(self._clock()):
             living = self._living()
             ended = [rank for rank in self._ranks.places() if rank not in living]
-            verdict = judge.verdict(self._clock(), stacks, native, ended=ended, reading=self._reading())
+            steps = self._by_rank(self._progress.steps(self._workers()).of)
+            verdict = judge.verdict(
+                self._clock(), stacks, native, ended=ended, reading=self._reading(), steps=steps
+            )
             if verdict is not None:
                 self._is_told = True
                 self._post(on.JobHangs(round(verdict.seconds, 3), verdict.ranks, verdict.text))

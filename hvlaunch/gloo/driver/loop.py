@@ -22,6 +22,7 @@ from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.lease import Lease
 from hvlaunch.gloo.driver.links import HostLinks, without_secrets
 from hvlaunch.gloo.driver.observers import Observers
+from hvlaunch.gloo.driver.progress import Progress
 from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.driver.stack_taking import StackTaking
 from hvlaunch.gloo.driver.start_frame import gets_stdin, start_frame
@@ -114,15 +115,17 @@ class Driver:
         tell = None if spec.elastic is None else self._say
         self._stacks = StackTaking(self.observers, directory, self._engine, events.put, tell)
         self.before_kill = self._stacks.before_kill
+        self._progress = Progress(rendezvous, lambda *worker: self._ranks.of(*worker) is not None, clock)
         self._hang_watch = HangWatch(
             spec.hang_timeout,
             self._links,
             self._ranks,
+            self._progress,
             self._reading,
             events.put,
             self.observers.at,
             clock,
-            self._say,
+            say=self._say,
         )
         self._watchers.append(self._hang_watch.see)
         self._unkept: list[Turn] = []
@@ -156,6 +159,7 @@ class Driver:
                 self._begin()
             else:
                 self._go_on(self._past)
+            self._progress.open()
             if self._discovery is not None:
                 self._discovery.start()
             while self._result is None:
@@ -249,7 +253,7 @@ class Driver:
                 self._stacks.take(item)
                 continue
             if isinstance(item, Inquiry):
-                item.answer(overview(self._engine, self._clock()))
+                item.answer(overview(self._engine, self._clock(), self._progress.of))
                 continue
             if isinstance(item, Observe):
                 item.answer(self.observation)

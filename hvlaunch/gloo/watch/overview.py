@@ -1,6 +1,6 @@
 """A job at one moment, as data for those who ask: its phase, its round, its workers and hosts. docs/control.md has the fields."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvlaunch.gloo.engine.engine import Engine
@@ -11,13 +11,18 @@ from hvlaunch.gloo.engine.workers import Worker
 __all__ = ["overview"]
 
 
-def overview(engine: Engine, now: float) -> Mapping[str, Any]:
-    """What the engine knows at `now`, in seconds of the driver's clock."""
+def overview(
+    engine: Engine, now: float, progress: Callable[[tuple[str, int, int]], Mapping[str, Any] | None]
+) -> Mapping[str, Any]:
+    """What the engine knows at `now`, in seconds of the driver's clock; `progress` is what a worker tells of its own."""
     current = engine.round
     return {
         "phase": engine.phase.name.lower(),
         "round": None if current is None else _round(current, now),
-        "workers": [_worker(worker) for worker in sorted(engine.workers, key=lambda worker: worker.rank)],
+        "workers": [
+            _worker(worker, progress((worker.host, worker.slot, worker.start)))
+            for worker in sorted(engine.workers, key=lambda worker: worker.rank)
+        ],
         "hosts": [_host(host, now) for host in engine.pool],
         "hang": None if engine.hang is None else engine.hang._asdict(),
     }
@@ -33,8 +38,11 @@ def _round(current: Round, now: float) -> Mapping[str, Any]:
     }
 
 
-def _worker(worker: Worker) -> Mapping[str, Any]:
+def _worker(worker: Worker, progress: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Of one that tells no steps, its commits are."""
     place = worker.launch.place
+    if progress is None and worker.commit >= 0:
+        progress = {"step": worker.commit, "total": None, "rate": None, "metrics": {}}
     return {
         "rank": place.rank,
         "local_rank": place.local_rank,
@@ -43,6 +51,7 @@ def _worker(worker: Worker) -> Mapping[str, Any]:
         "start": worker.start,
         "round": worker.round,
         "state": worker.state.name.lower(),
+        "progress": progress,
     }
 
 

@@ -19,9 +19,9 @@ HANGS = on.JobHangs(60.0, (3,), "rank 3 waits")
 def test_by_default_a_hang_is_told_and_shown_until_the_job_goes_on() -> None:
     job = History(spec("a:2,b:2")).start()
     assert job.play(HANGS) == [tell.JobHanging(60.0, (3,), "rank 3 waits")]
-    assert overview(job.engine, job.now)["hang"] == HANGS._asdict()
+    assert overview(job.engine, job.now, lambda _: None)["hang"] == HANGS._asdict()
     assert job.play(on.JobGoesOn()) == [tell.JobGoingOn()]
-    assert overview(job.engine, job.now)["hang"] is None
+    assert overview(job.engine, job.now, lambda _: None)["hang"] is None
     assert job.play(on.JobGoesOn()) == []
 
 
@@ -50,3 +50,13 @@ def test_a_job_that_ends_anyway_does_not_hang() -> None:
     job = History(spec("a:1,b:1", on_hang="stop")).start()
     job.play(on.Interrupted(signal.SIGINT))
     assert job.play(HANGS) == []
+
+
+def test_what_a_worker_tells_is_its_progress_else_its_commits_are() -> None:
+    job = training("a:2")
+    told = {"step": 7, "total": 9, "rate": 0.5, "metrics": {"loss": 0.1}}
+    workers = overview(job.engine, job.now, {("a", 1, 0): told}.get)["workers"]
+    committed = {"step": 5, "total": None, "rate": None, "metrics": {}}
+    assert [worker["progress"] for worker in workers] == [committed, told]
+    static = History(spec("a:1")).start()
+    assert overview(static.engine, static.now, lambda _: None)["workers"][0]["progress"] is None

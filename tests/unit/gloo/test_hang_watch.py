@@ -8,6 +8,7 @@ import pytest
 
 from hvlaunch.gloo.driver.hang_watch import HangWatch
 from hvlaunch.gloo.driver.inquiry import Observe, StacksWanted
+from hvlaunch.gloo.driver.progress import Steps
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.telemetry.hang import Judge
 from hvlaunch.telemetry.sample import HostSample, WorkerSample
@@ -34,15 +35,17 @@ class Rig:
         link = SimpleNamespace(host=SimpleNamespace(name="a"), last_output=self.last_output)
         link.pids = {(0, 0): 100, (1, 0): 101}
         ranks = SimpleNamespace(of=lambda _host, slot, _start: slot, places=lambda: {0: None, 1: None})
+        self.steps = Steps(None, False, {})
         self.watch = HangWatch(
             TIMEOUT,
             [link],  # type: ignore[list-item]
             ranks,  # type: ignore[arg-type]
+            SimpleNamespace(steps=lambda _workers: self.steps),  # type: ignore[arg-type]
             list,
             self.post,
             lambda when, call: self.calls.append((when, call)),
             lambda: self.now,
-            self.words.append,
+            say=self.words.append,
         )
         self.watch.see(on.WorkerStarted("a", 0, 0, 100), [], 0.0)
 
@@ -116,6 +119,20 @@ def test_commits_are_signs_of_life() -> None:
         rig.run_until(number * TIMEOUT / 2)
         rig.watch.see(on.WorkerBeat("a", 0, 0, 19), [], rig.now)
     assert len(rig.said) == 1
+
+
+def test_steps_count_where_they_are_told_and_lines_where_they_are_over() -> None:
+    rig = Rig()
+    rig.steps = Steps(10.0, True, {("a", 0, 0): 5, ("a", 1, 0): 4})
+    rig.run_until(10 + TIMEOUT - 1, printing=True)
+    assert not rig.said
+    rig.run_until(10 + TIMEOUT + 1, printing=True)
+    [hangs] = rig.said
+    assert isinstance(hangs, on.JobHangs)
+    assert "rank 1 (host a) waits in load (data.py:31) (at step 4, the others at 5)" in hangs.text
+    rig.steps = Steps(10.0, False, {("a", 0, 0): 5, ("a", 1, 0): 5})
+    rig.run_until(1000.0, printing=True)
+    assert rig.said[1:] == [on.JobGoesOn()]
 
 
 def test_nobody_looks_after_the_end() -> None:

@@ -62,9 +62,11 @@ def watch(
     ended: Sequence[int] = (),
     reading: Sequence[int] = (),
     with_native: bool = True,
+    steps: Mapping[int, int] | None = None,
 ) -> tuple[float, Verdict] | None:
     """Let the judge look as the driver does, from a first line at 0 on: when it says what."""
     judge = Judge(TIMEOUT, 0.0)
+    judge.heard(0.0, by_steps=steps is not None)
     while judge.next_look <= until:
         now = judge.next_look
         workers = tuple(rank.sample(number, now) for number, rank in ranks.items())
@@ -81,7 +83,9 @@ def watch(
             continue
         all_ = [one for number, rank in ranks.items() for one in rank.stacks(number, now)]
         deep = [one for number in judge.computing for one in ranks[number].stacks(number, now, native=True)]
-        said = judge.verdict(now, all_, deep if with_native else (), ended=ended, reading=reading)
+        said = judge.verdict(
+            now, all_, deep if with_native else (), ended=ended, reading=reading, steps=steps
+        )
         if said is not None:
             return now, said
     return None
@@ -195,3 +199,42 @@ def test_time_begins_anew_with_each_line_and_a_hang_is_said_once() -> None:
 def test_without_frames_of_c_a_loop_in_ones_own_code_is_still_seen() -> None:
     spin = (Frame("train", "/home/me/train.py", 31),)
     assert said({**others(3), 3: Rank(spin, cpu=1.0)}, with_native=False).ranks == (3,)
+
+
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [
+        (Rank(cpu=1.0, move=moving), "rank 3 (host a) computes, now in evaluate (train.py:"),
+        (Rank(SLEEP, writes=20 << 20), "rank 3 (host a) waits in fetch (data.py:31)"),
+    ],
+    ids=["computes here and there", "writes"],
+)
+def test_where_ranks_tell_their_steps_these_alone_count(rank: Rank, words: str) -> None:
+    assert watch({**others(3), 3: rank}) is None
+    verdict = said({**others(3), 3: rank}, steps=dict.fromkeys(range(8), 120))
+    assert verdict.ranks == (3,)
+    assert verdict.text.startswith(words)
+
+
+def test_of_ranks_in_one_collective_that_is_named_which_is_at_another_step() -> None:
+    verdict = said(others(), steps={**dict.fromkeys(range(8), 120), 6: 119})
+    assert verdict.ranks == (6,)
+    assert verdict.text.startswith(
+        "rank 6 (host b) waits in all_reduce (train.py:88) (at step 119, the others at 120); ranks 0-5,7 wait for it"
+    )
+
+
+def test_a_step_that_takes_as_long_as_others_did_is_no_hang() -> None:
+    judge = Judge(TIMEOUT, 0.0)
+    for end in (10.0, 100.0):
+        judge.heard(end, by_steps=True)
+    rank = Rank(SLEEP)
+    sample = HostSample(
+        host="a", workers=(rank.sample(0, 1.0),), disk_write=0, free={}, gpus=(), problems=(), **OF_HOST
+    )
+    judge.samples(150.0, [sample])
+    assert not judge.is_due(100.0 + 179)
+    assert judge.is_due(100.0 + 181)
+    judge.heard(280.0)
+    judge.samples(300.0, [sample])
+    assert judge.is_due(280.0 + TIMEOUT + 1)
