@@ -1,6 +1,7 @@
 """The engine when hosts say that a job hangs."""
 
 import signal
+from collections.abc import Mapping
 from typing import Literal
 
 import pytest
@@ -56,7 +57,7 @@ def test_what_a_worker_tells_is_its_progress_else_its_commits_are() -> None:
     job = training("a:2")
     told = {"step": 7, "total": 9, "rate": 0.5, "metrics": {"loss": 0.1}}
     workers = overview(job.engine, job.now, {("a", 1, 0): told}.get)["workers"]
-    committed = {"step": 5, "total": None, "rate": None, "metrics": {}}
+    committed: Mapping[str, object] = {"step": 5, "total": None, "rate": None, "metrics": {}}
     assert [worker["progress"] for worker in workers] == [committed, told]
     static = History(spec("a:1")).start()
     assert overview(static.engine, static.now, lambda _: None)["workers"][0]["progress"] is None
