@@ -72,9 +72,11 @@ class Round:
     hosts: tuple[str, ...] = ()
     is_broken: bool = False
     is_changing: bool = False
+    over_at: float = math.inf
+    """When it was broken."""
 
     def is_fruitful(self, now: float) -> bool:
-        return self.best > self.base or now - self.began_at >= 15.0
+        return self.best > self.base or min(now, self.over_at) - self.began_at >= 15.0
 
 
 @dataclass(frozen=True)
@@ -272,6 +274,9 @@ class Ledger:
         worker.round, worker.has_asked = None, True
         worker.last_round = max(worker.last_round, event.round)
         worker.commit = max(worker.commit, event.commit)
+        if event.round in self.rounds:
+            last = self.rounds[event.round]
+            last.best = max(last.best, event.commit)
 
     def _beat(self, event: on.WorkerBeat) -> None:
         worker = self.find(event)
@@ -326,7 +331,8 @@ class Ledger:
             worker.is_told = True
 
     def _break(self, action: do.Break | tell.RoundEnding) -> None:
-        self.rounds[action.round].is_broken = True
+        ended = self.rounds[action.round]
+        ended.is_broken, ended.over_at = True, self.now
 
     def _change(self, action: do.Change) -> None:
         self.rounds[action.round].is_changing = True

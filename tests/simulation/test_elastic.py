@@ -40,6 +40,7 @@ ONCE_NOT_CLEAN = (
     257066,
     400262,
     476267,
+    646766,
 )
 """Found by longer runs: a defect of the engine, of this world or of a law."""
 

@@ -14,7 +14,7 @@ from hvlaunch.gloo.engine.cooldown import Cooldown
 from hvlaunch.gloo.engine.health import Health
 from hvlaunch.gloo.engine.life import Trigger
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
-from hvlaunch.gloo.engine.round import FRUITLESS_IN_A_ROW, Restarts, Round, RoundState
+from hvlaunch.gloo.engine.round import FRUITLESS_IN_A_ROW, Round, RoundState
 from hvlaunch.gloo.engine.rounds import Rounds
 from hvlaunch.gloo.engine.seating import in_order
 from hvlaunch.gloo.engine.stopping import AT_ONCE, gently
@@ -71,7 +71,7 @@ class Policy:
         self._pool = pool
         self._rounds = rounds
         self._workers = rounds.workers
-        self._restarts = Restarts(spec.elastic)
+        self._restarts = rounds.restarts
 
     @property
     def _round(self) -> Round | None:
@@ -301,7 +301,7 @@ class Policy:
         if current is None:
             return Decision()
         is_news = current.state is not RoundState.BROKEN
-        fruitful = None if problem is not None else current.is_fruitful(now)
+        fruitful = current.is_fruitful(now) or (None if problem is not None else False)
         current.is_unknown = current.is_unknown or problem is not None
         is_told_by_victim = isinstance(cause, why.WorkerLeft | why.NotMet | why.NoCommit | why.JobHung)
         current.is_unexplained = current.is_unexplained or (is_news and host is None and is_told_by_victim)
@@ -314,7 +314,7 @@ class Policy:
                 excluded = self._strike(host, cause, now, fruitful=bool(fruitful))
         if not is_news:
             return Decision(excluded)
-        limit = self._restarts.failed(now, fruitful=True if excluded or current.follows_gain else fruitful)
+        limit = self._restarts.failed(now, fruitful=bool(excluded) or fruitful)
         if limit is not None:
             if self._elastic is None:
                 return Decision(

@@ -28,7 +28,7 @@ class Restarts:
         self._fruitless = 0
 
     def gained(self) -> None:
-        """Something was done about the last failure after all: the next round is not like those before."""
+        """A round got somewhere, as is known now; or something was done about the last failure after all."""
         self._fruitless = 0
 
     def failed(self, now: float, *, fruitful: bool | None) -> RestartsUsedUp | NoProgress | None:
@@ -90,6 +90,8 @@ class Round:
         self.state = RoundState.RUNNING
         self.cause: Cause | None = None
         """Why it ended, or is to end."""
+        self.over_at: float | None = None
+        """When it ended, or was to end."""
         self.culprit: str | None = None
         """The host whose failure ended it."""
         self.settle_by: float | None = None
@@ -120,13 +122,15 @@ class Round:
         """Where rank 0 was to listen; 0 where its workers have asked for their places."""
         self.commit_at = now
         self._first_commit = self.commit = commit
-        self.follows_gain = False
-        """Whether rounds got somewhere since the last failure, this one aside."""
 
     def add(self, end: WorkerExit) -> None:
         """Note how a worker of this round ended."""
         self.exits[end.rank] = end
         self.started.add(end.rank)
+
+    def end(self, state: RoundState, cause: Cause, now: float) -> None:
+        """It is to change, or is broken."""
+        self.state, self.cause, self.over_at = state, cause, now
 
     def has_met(self, rank: int) -> None:
         """The worker has met the others."""
@@ -147,8 +151,9 @@ class Round:
         self.meet_by = _later(self.meet_by, seconds)
 
     def is_fruitful(self, now: float) -> bool:
-        """Whether it has got somewhere."""
-        return self.commit > self._first_commit or now - self.started_at >= FRUITFUL
+        """Whether it has got somewhere, as far as is known by now."""
+        until = now if self.over_at is None else self.over_at
+        return self.commit > self._first_commit or until - self.started_at >= FRUITFUL
 
     @property
     def has_lost_only_its_port(self) -> bool:

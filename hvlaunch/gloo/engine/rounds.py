@@ -14,7 +14,7 @@ from hvlaunch.gloo.engine.hold import Hold
 from hvlaunch.gloo.engine.inspection import Inspection
 from hvlaunch.gloo.engine.network import Wiring, shared_machines
 from hvlaunch.gloo.engine.pool import Pool
-from hvlaunch.gloo.engine.round import Round, RoundState, SecondTry
+from hvlaunch.gloo.engine.round import Restarts, Round, RoundState, SecondTry
 from hvlaunch.gloo.engine.seating import Plan
 from hvlaunch.gloo.engine.starting import Starter
 from hvlaunch.gloo.engine.stopping import gently
@@ -54,6 +54,7 @@ class Rounds:
         )
         self.round: Round | None = None
         self.second_try = SecondTry(spec)
+        self.restarts = Restarts(spec.elastic)
         self._number = 0
         self._plan: Plan | None = None
         self._short_since: float | None = None
@@ -223,8 +224,8 @@ class Rounds:
         if before is not None:
             self.round.cause = before.cause
             before.committed(commit, now)  # who has asked may have told of it before its beat did
-            is_planned = before.state is not RoundState.BROKEN
-            self.round.follows_gain = is_planned and (before.follows_gain or before.is_fruitful(now))
+            if before.is_fruitful(now):
+                self.restarts.gained()
         self._number += 1
         return self.round
 
@@ -266,7 +267,7 @@ class Rounds:
         if self.round is None:
             return []
         self._hold.change(self.round, now)
-        self.round.state, self.round.cause = RoundState.CHANGING, cause
+        self.round.end(RoundState.CHANGING, cause, now)
         return self.forming.change(self.round, cause, now)
 
     def break_off(self, cause: why.Cause, now: float) -> list[Action]:
@@ -274,14 +275,14 @@ class Rounds:
         current = self.round
         if current is None or self._elastic is None or current.state is RoundState.BROKEN:
             return []
-        current.state, current.cause = RoundState.BROKEN, cause
+        current.end(RoundState.BROKEN, cause, now)
         self.changed()
         return self.forming.break_off(current, cause, now)
 
     def begin_again(self, cause: why.Cause, now: float) -> list[Action]:
         """Stop the workers of a static job, which begins once more when they have ended."""
         if self.round is not None:
-            self.round.state, self.round.cause = RoundState.BROKEN, cause
+            self.round.end(RoundState.BROKEN, cause, now)
         self.second_try.is_due = True
         self.changed()
         return [*self.workers.stop(self.workers.living, gently(self._spec.grace), now)]

@@ -1,4 +1,4 @@
-"""Restarts: exactly --max-restarts failures are made up for, and no more."""
+"""Restarts: exactly --max-restarts failures are made up for, and no more; a job that gets on is not given up."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -51,6 +51,10 @@ class Restarts(Law):
                 assert action.cause.limit == limit, f"{action.cause.limit} restarts, and {limit} were allowed"
                 least, most = len(self._failed), len(self._failed | self._unclear) + self._doubtful
                 assert least <= limit <= most, f"{least} restarts, and {limit} were allowed"
+            elif isinstance(action, tell.JobEnding) and isinstance(action.cause, why.NoProgress):
+                last = sorted(self.ledger.rounds.items())[-action.cause.times :]
+                fruitful = [number for number, one in last if one.best > one.base]
+                assert not fruitful, f"the job gets nowhere, and has got on in round {fruitful[0]}"
         if limit is not None:
             assert len(self._failed) <= limit, f"{len(self._failed)} failures are made up for, of {limit}"
 

@@ -1,6 +1,7 @@
 """The engine with an elastic job, by histories of events: restarts, cool-downs, and how the job ends."""
 
 import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -23,7 +24,7 @@ from tests.unit.gloo.elastic_history import (
     states,
     training,
 )
-from tests.unit.gloo.history import GENTLE, lost
+from tests.unit.gloo.history import GENTLE, History, lost
 
 # Ends
 
@@ -150,6 +151,44 @@ def test_a_job_whose_larger_rounds_fail_at_once_and_whose_smaller_ones_get_somew
     assert job.of(tell.JobEnding) == [tell.JobEnding(why.NoProgress(5))]
 
 
+def test_commits_that_are_told_after_the_failure_are_progress_too() -> None:
+    """A worker's beat may come late, or never; it says what it has when it asks."""
+    job = training("a:2", min_np=2)
+    for number in range(8):
+        _fail(job, number, commit=6 + number)
+    assert not job.of(tell.JobEnding)
+
+
+def _lose(job: History) -> None:
+    job.play(lost("b"))
+
+
+def _drain(job: History) -> None:
+    job.play(discovered("a:2"))
+    job.now += 31.0
+    job.play(on.Tick())
+
+
+@pytest.mark.parametrize("end", [_lose, _drain])
+def test_a_round_that_got_somewhere_counts_however_it_ended(end: Callable[[History], None]) -> None:
+    job = pool("a:2,b:1", min_np=2)
+    for number in range(5):
+        _fail(job, number, commit=5)
+        job.ask("b", 0, number, 5)
+    job.beat("a", 0, 6)
+    end(job)
+    for number in range(5, 9):
+        _fail(job, number, commit=6)
+    assert not job.of(tell.JobEnding)
+
+
+def _fail(job: History, number: int, *, commit: int) -> None:
+    """The round's second worker is killed and started anew, and the first has that commit."""
+    job.exit("a", 1, None, signal.SIGKILL)
+    job.ask("a", 0, number, commit)
+    job.ask("a", 1)
+
+
 def test_a_host_that_always_fails_is_excluded_twice_as_long_each_time() -> None:
     job = training("a:1,b:1")
     for seconds in (4, 8):
@@ -166,6 +205,19 @@ def test_a_host_that_always_fails_is_excluded_twice_as_long_each_time() -> None:
             job.beat("a", 0, 6)
         arrive(job, "b")
     assert not job.of(do.Finish)
+
+
+def test_a_cause_that_is_heard_of_late_does_not_make_its_round_one_that_got_somewhere() -> None:
+    job = elastic("a:1,b:1")
+    arrive(job, "a", "b")
+    for number in range(2):
+        at = job.now
+        job.exit("a", 0, 1, look="consequence")
+        job.wait()
+        assert job.of(tell.RoundEnding)[-1].round == number
+        job.now += 20.0
+        job.exit("b", 0, 1, look="cause", after=at - job.now)
+    assert excluded(job) == [("b", 4.0, "WorkersFail")]
 
 
 def test_a_host_where_workers_never_get_as_far_as_to_ask_is_excluded_as_long() -> None:
