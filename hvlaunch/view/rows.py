@@ -133,13 +133,13 @@ def slowest_rank(progress: Mapping[int, Progress]) -> int | None:
     """The rank that is furthest behind the others; where all are at the same step, one that is clearly slower."""
     if len(progress) < 2:  # noqa: PLR2004 (nobody is slower than oneself)
         return None
-    behind = min(progress, key=lambda rank: (progress[rank].step, rank))
-    lead = max(one.step for one in progress.values()) - progress[behind].step
-    if lead > max((one.rate or 0.0) * _TOLD_WITHIN for one in progress.values()):
-        return behind
     rates = {rank: one.rate for rank, one in progress.items() if one.rate is not None}
     if not rates:
         return None
+    behind = min(progress, key=lambda rank: (progress[rank].step, rank))
+    lead = max(one.step for one in progress.values()) - progress[behind].step
+    if lead > max(rates.values()) * _TOLD_WITHIN:
+        return behind
     slow = min(rates, key=lambda rank: (rates[rank], rank))
     return slow if rates[slow] < _SLOW * median(rates.values()) else None
 

@@ -109,7 +109,7 @@ def test_hosts_that_the_job_does_not_use_are_left_out():
 @pytest.mark.parametrize(
     ("progress", "rank"),
     [
-        ({0: Progress(5), 1: Progress(4), 2: Progress(5)}, 1),
+        ({0: Progress(5), 1: Progress(4), 2: Progress(5)}, None),
         ({0: Progress(5, rate=1.0), 1: Progress(5, rate=1.0), 2: Progress(5, rate=0.5)}, 2),
         ({0: Progress(5, rate=1.0), 1: Progress(5, rate=0.95)}, None),
         ({0: Progress(500, rate=100.0), 1: Progress(440, rate=98.0)}, None),
