@@ -1,9 +1,9 @@
 """Whether hvlaunch names the rank and the line where a job hangs. docs/hangs.md is about hangs.
 
     python benchmarks/hangs.py
-    python benchmarks/hangs.py --timeout 60 --only asleep stopped
+    python benchmarks/hangs.py --timeout 60 --at-once 4 --only asleep stopped
 
-On test hosts (tests/cluster/testhosts.py), 4 with 2 workers each. A job is right if hvlaunch names the culprit and its line
+On test hosts (tests/cluster/testhosts.py), 4 with 2 workers each; each of the jobs that run at once has its own. A job is right if hvlaunch names the culprit and its line
 within --hang-timeout and 5 s of the last line that was printed, and ends with exit code 76.
 """
 
@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -19,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.command_line import argument_parser
 from benchmarks.measure import heading, table
 from hvlaunch.errors import EXIT_HUNG
+from hvlaunch.hosts.fold import ranges_of
 from tests.cluster.testhosts import TestHosts
 
 HERE = Path(__file__).resolve().parent
@@ -52,8 +55,20 @@ def cut(hosts: TestHosts) -> None:
         culprit.run([tool, "-w", "-A", "OUTPUT", "-d", address, "-j", "DROP"], check=True)
 
 
-def play(kind: str, timeout: float, hosts: TestHosts, folder: str) -> list[str]:
+def ranks_in(said: str) -> set[int]:
+    found = re.findall(r"ranks? ([\d,-]+)", said)
+    return {rank for one in found for part in ranges_of(one) for rank in part}
+
+
+def play(kind: str, timeout: float) -> list[str]:
     """One job: its row of the table."""
+    with tempfile.TemporaryDirectory(prefix="hangs-") as folder, TestHosts(4, share=[folder]) as hosts:
+        row = played(kind, timeout, hosts, folder)
+    print(*row, sep=" | ", file=sys.stderr, flush=True)
+    return row
+
+
+def played(kind: str, timeout: float, hosts: TestHosts, folder: str) -> list[str]:
     argv = command(kind, timeout, folder, hosts)
     job = hosts.driver.popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -69,10 +84,7 @@ def play(kind: str, timeout: float, hosts: TestHosts, folder: str) -> list[str]:
         elif "the job hangs" in line and not said_at:
             said_at, said = time.monotonic(), line.strip()
     code = job.wait(LIMIT)
-    for tool in ("iptables", "ip6tables"):
-        hosts["c"].run([tool, "-w", "-F", "OUTPUT"], check=True)
-    hosts.repair()
-    named = f"rank {CULPRIT} " in said.partition("wait for")[0]
+    named = CULPRIT in ranks_in(said.partition("wait for")[0])
     has_line = f":{line_of(kind)})" in said
     seconds = said_at - printed
     is_right = named and has_line and code == EXIT_HUNG and seconds <= timeout + LATE
@@ -84,12 +96,10 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--timeout", type=float, default=15.0, metavar="SECONDS", help="--hang-timeout")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, metavar="KIND")
+    parser.add_argument("--at-once", type=int, default=1, metavar="JOBS")
     args = parser.parse_args()
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="hangs-") as folder, TestHosts(4, share=[folder]) as hosts:
-        for kind in args.only:
-            rows.append(play(kind, args.timeout, hosts, folder))
-            print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(args.at_once) as pool:
+        rows = list(pool.map(partial(play, timeout=args.timeout), args.only))
     print(heading("Jobs that hang"))
     print(table(["kind", "right", "said after", "code", "what was said"], rows))
     right = sum(row[1] == "yes" for row in rows)

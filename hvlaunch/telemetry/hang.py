@@ -24,7 +24,11 @@ _LOOKS = 6
 """Within the timeout."""
 _SHORTEST_PAUSE = 0.5
 _BUSY = 0.05
-"""Cores in use."""
+"""Cores in use, where there are enough for all."""
+_FRESH = 5.0
+"""Seconds after which a sample says nothing of now."""
+_AWAY = 3
+"""Looks in which a host has not answered, or nobody has looked."""
 _MOVED = 1 << 16
 """Bytes between two looks."""
 _DISK_MOVES = 1 << 18
@@ -71,6 +75,8 @@ class Judge:
         self._patience = timeout
         self._ranks: dict[int, _Rank] = {}
         self._has_said = False
+        self._operations: dict[str, int] = {}
+        self._looked = now
         self._next = now + timeout * _SILENT_PART
 
     @property
@@ -99,6 +105,12 @@ class Judge:
         self._has_said = False
         self._next = at + self._timeout * _SILENT_PART
 
+    def operations(self, now: float, counts: Mapping[str, int]) -> None:
+        """How many operations NCCL has begun, by who counts them: it says that while they go on."""
+        if any(count > self._operations.get(name, count) for name, count in counts.items()):
+            self._gets_on(now)
+        self._operations.update(counts)
+
     @property
     def has_said(self) -> bool:
         """Whether the job hangs by what is known now."""
@@ -108,20 +120,27 @@ class Judge:
         """What was measured. Returns the ranks whose stacks are to be shown to stacks(): those that compute, at first all."""
         is_first = not self._ranks
         known = dict(self._ranks)
+        if not is_first and now > self._looked + _AWAY * self.pause:
+            self._heard = self._got_on = now  # we were stopped: who knows what happened meanwhile
+        self._looked = now
         for host in hosts:
             for worker in host.workers:
                 rank = known.get(worker.rank)
                 if rank is None or rank.sample is None or rank.sample.pid != worker.pid:
                     rank = _Rank(host.host)
                     self._ranks[worker.rank] = rank
+                elif host.time <= rank.at:
+                    continue  # its host has not answered since
                 elif _has_moved(host, rank.sample, worker):
                     self._gets_on(now)
-                rank.is_busy = _is_busy(rank, worker, now)
-                rank.sample, rank.at = worker, now
+                rank.is_busy = _is_busy(rank, worker, host)
+                rank.sample, rank.at = worker, host.time
         self._next = now + self.pause
         due = self._due
         if now < due < self._next:
             self._next = due
+        if due <= now and self._is_late:
+            self._next = now + _SHORTEST_PAUSE
         return frozenset(
             number for number, rank in self._ranks.items() if is_first or rank.is_busy or not rank.looks
         )
@@ -140,7 +159,13 @@ class Judge:
 
     def is_due(self, now: float) -> bool:
         """Whether it is time for a verdict. The stacks of all are wanted then, with the frames of C of `computing`."""
-        return not self._has_said and bool(self._ranks) and now >= self._due
+        return not self._has_said and bool(self._ranks) and now >= self._due and not self._is_late
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether a host has not answered to the last look, and may still."""
+        ages = (self._looked - rank.at for rank in self._ranks.values())
+        return any(_FRESH < age <= _AWAY * self.pause for age in ages)
 
     @property
     def _due(self) -> float:
@@ -164,9 +189,12 @@ class Judge:
         *,
         ended: Iterable[int] = (),
         reading: Iterable[int] = (),
-        steps: Mapping[int, int] | None = None,
+        apart: Mapping[int, str] | None = None,
     ) -> Verdict | None:
-        """Whether the job hangs. `ended` are ranks that are no more; `reading` those that wait for stdin; `steps` what ranks told."""
+        """Whether the job hangs.
+
+        `ended` are ranks that are no more; `reading` those that wait for stdin; `apart` is as in telemetry.verdict.
+        """
         found, deep = _by_rank(stacks), _by_rank(native)
         if any(self._reads(number, found) for number in reading):
             self._gets_on(now)
@@ -188,10 +216,13 @@ class Judge:
             return None
         self._has_said = True
         ranks |= {number: replace(ranks[number], how="works") for number in busy}
+        ranks |= {
+            number: Doing("unseen") for number, rank in self._ranks.items() if self._looked > rank.at + _FRESH
+        }
         ranks |= {number: Doing("ended") for number in ended if number not in ranks}
         since = self._heard if self._by_steps else self._got_on
         hosts = {number: rank.host for number, rank in self._ranks.items()}
-        return verdict(now - since, ranks, hosts, steps or {})
+        return verdict(now - since, ranks, hosts, apart or {})
 
     def _gets_on(self, at: float) -> None:
         """As heard(), but that it is known by looking only."""
@@ -264,10 +295,12 @@ def _has_moved(host: HostSample, before: WorkerSample, now: WorkerSample) -> boo
     return now.state == "D" and host.disk_read + host.disk_write >= _DISK_MOVES
 
 
-def _is_busy(rank: _Rank, worker: WorkerSample, now: float) -> bool:
+def _is_busy(rank: _Rank, worker: WorkerSample, host: HostSample) -> bool:
+    """Whether it uses a processor, or would if it got one."""
     if worker.state == "T":
         return False
-    if rank.sample is None or now <= rank.at:
-        return worker.cpu >= _BUSY
-    used = (worker.cpu_time - rank.sample.cpu_time) / (now - rank.at)
-    return used >= _BUSY or worker.state == rank.sample.state == "R"
+    least = _BUSY * min(1.0, host.cores / max(host.load, 1.0))
+    if rank.sample is None:
+        return worker.cpu >= least
+    used = (worker.cpu_time - rank.sample.cpu_time) / (host.time - rank.at)
+    return used >= least or worker.state == rank.sample.state == "R"

@@ -9,10 +9,12 @@ from hvlaunch.hosts.fold import fold_ranks
 from hvlaunch.telemetry.merge import main_of, where
 from hvlaunch.telemetry.stack import Frame, ProcessStack
 
-__all__ = ["Doing", "How", "Verdict", "doing", "is_collective", "verdict"]
+__all__ = ["Doing", "How", "Verdict", "doing", "is_collective", "steps_apart", "verdict"]
 
-How = Literal["collective", "waits", "computes", "works", "stopped", "ended"]
-"""`collective`: it waits for other ranks in one. `computes`: at one place all the time; `works`: here and there."""
+How = Literal["collective", "waits", "computes", "works", "stopped", "unseen", "ended"]
+"""`collective`: it waits for other ranks in one. `computes`: at one place all the time; `works`: here and there.
+`unseen`: its host does not answer.
+"""
 
 _PLACES_INSIDE = 3
 """Of its children and other threads, how many are told."""
@@ -37,7 +39,7 @@ class Doing:
     place: str = ""
     inside: tuple[str, ...] = ()
     apart: str = ""
-    """How its step differs from that of most others."""
+    """How else it differs from most others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +84,16 @@ def doing(stacks: Sequence[ProcessStack], state: str, *, is_busy: bool) -> Doing
 
 
 def verdict(
-    seconds: float, ranks: Mapping[int, Doing], hosts: Mapping[int, str], steps: Mapping[int, int]
+    seconds: float, ranks: Mapping[int, Doing], hosts: Mapping[int, str], apart: Mapping[int, str]
 ) -> Verdict:
     """What is to be said of a job none of whose ranks has got on for so long.
 
-    `hosts` has the hosts of the ranks, `steps` the newest step of those that tell it.
+    `hosts` has the hosts of the ranks; `apart`, of some, how they differ from most others, beside what they do.
     """
-    apart = _steps_apart(steps)
     groups = _groups({rank: replace(one, apart=apart.get(rank, "")) for rank, one in ranks.items()})
     odd = [group for group in groups if group[0].how != "collective"]
-    odd = odd or [group for group in groups if group[0].apart]
+    if not odd or len(odd) == len(groups):
+        odd = [group for group in groups if group[0].apart]
     waiting = [group for group in groups if group not in odd]
     if not odd or not waiting:
         odd, waiting = _apart(groups)
@@ -116,8 +118,8 @@ def _groups(ranks: Mapping[int, Doing]) -> list[tuple[Doing, list[int]]]:
     return sorted(found.items(), key=lambda group: (len(group[1]), min(group[1])))
 
 
-def _steps_apart(steps: Mapping[int, int]) -> dict[int, str]:
-    """Of ranks that are at another step than most; of those that have not made one that others have, at a tie."""
+def steps_apart(steps: Mapping[int, int]) -> dict[int, str]:
+    """By the newest step of those that tell it: of ranks that are at another step than most; of those that have not made one that others have, at a tie."""
     counts = Counter(steps.values())
     if not 1 < len(counts) <= _MOST_STEPS:
         return {}
@@ -153,6 +155,8 @@ def _said(one: Doing, who: Iterable[int], hosts: Mapping[int, str]) -> str:
             )
         case "computes":
             text = f"{name} {'compute' if many else 'computes'} {_at(one)}, always there"
+        case "unseen":
+            text = f"{name} can't be seen: the host does not answer"
         case "works":
             text = f"{name} {'compute' if many else 'computes'}, now {_at(one)}"
         case _:

@@ -38,9 +38,16 @@ def _py_spy(question: Dict[str, Any]) -> Any:
     return take_py_spy(question)
 
 
+def _peers(question: Dict[str, Any]) -> Any:
+    from hvlaunch.agent.observer.peers import answer  # noqa: PLC0415 (as the samples)
+
+    return answer(question)
+
+
 ANSWERS: Mapping[str, Callable[[Dict[str, Any]], Any]] = {
     "samples": _Samples(),
     "stacks": _stacks,
     "stacks_before_kill": _stacks,  # which waits for nobody's request
     "py_spy": _py_spy,
+    "peers": _peers,
 }

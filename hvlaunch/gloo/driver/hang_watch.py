@@ -11,16 +11,19 @@ from hvlaunch.gloo.engine import events as on
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.host_link import HostLink
     from hvlaunch.gloo.driver.observation import Observation
+    from hvlaunch.gloo.driver.observers import Answer, Observers, Target
     from hvlaunch.gloo.driver.progress import Progress
     from hvlaunch.telemetry.hang import Judge
+    from hvlaunch.telemetry.peers import HostPeers
     from hvlaunch.telemetry.stack import ProcessStack
 
 __all__ = ["HangWatch"]
 
 _SAMPLED_FOR = 0.5
 """Seconds, of each look."""
-_PATIENCE = 2.0
+_PATIENCE = 4.0
 """Seconds after which hosts that have not answered are not waited for."""
+_PEERS_WITHIN = 9.0
 
 
 P = ParamSpec("P")
@@ -48,7 +51,7 @@ def _harmless(
 class HangWatch:
     """Watches one job, from the start of its workers on. `reading` has the ranks that what the user types goes to.
 
-    `post` puts what is wanted, and what was found, on the driver's queue; `at` calls something at a time of `clock`. One
+    `post` puts what is wanted, and what was found, on the driver's queue; `observers` also call something at a time of `clock`. One
     look follows the other, so whichever thread it is that calls, it is one at a time.
     """
 
@@ -60,7 +63,7 @@ class HangWatch:
         progress: "Progress",
         reading: Callable[[], Collection[int]],
         post: "Callable[[StacksWanted | Observe | on.Event], None]",
-        at: Callable[[float, Callable[[], None]], None],
+        observers: "Observers",
         clock: Callable[[], float],
         *,
         say: Callable[[str], None],
@@ -71,7 +74,10 @@ class HangWatch:
         self._progress = progress
         self._reading = reading
         self._post = post
-        self._at = at
+        self._observers = observers
+        self._at = observers.at
+        self._peers: dict[str, HostPeers] = {}
+        """What hosts have said last of how they reach each other."""
         self._clock = clock
         self._say = say
         self._judge: Judge | None = None
@@ -144,6 +150,23 @@ class HangWatch:
     def _observe(self, judge: "Judge", observation: "Observation") -> None:
         observation.keep_on(_SAMPLED_FOR)
         observation.when_fresh(_PATIENCE, partial(self._sampled, judge, observation))
+        self._observers.ask("peers", _workers_of, _PEERS_WITHIN, self._heard)
+
+    @_harmless
+    def _heard(self, answer: "Answer") -> None:
+        """A host's word on how it reaches others; there is time until the next look."""
+        from hvlaunch.telemetry.peers import host_peers  # noqa: PLC0415 (as the judge)
+
+        found = host_peers(answer.host, answer.found)
+        if found is not None:
+            self._peers[answer.host] = found
+        elif answer.problem is None:
+            self._peers.pop(answer.host, None)
+
+    def _known_peers(self) -> "list[HostPeers]":
+        """Of hosts that have workers."""
+        hosts = dict.fromkeys(host for host, _, _ in self._workers())
+        return [self._peers[host] for host in hosts if host in self._peers]
 
     def _tell_end(self, judge: "Judge") -> None:
         if self._is_told and not judge.has_said:
@@ -152,9 +175,15 @@ class HangWatch:
 
     @_harmless
     def _sampled(self, judge: "Judge", observation: "Observation") -> None:
+        from hvlaunch.telemetry.peers import operations  # noqa: PLC0415 (as the judge)
+
         self._listen(judge)
         wanted = judge.samples(self._clock(), observation.newest())
-        self._ask(wanted, partial(self._shown, judge))
+        judge.operations(self._clock(), operations(self._known_peers()))
+        if judge.is_due(self._clock()):
+            self._ask(self._living(), partial(self._all_shown, judge))
+        else:
+            self._ask(wanted, partial(self._shown, judge))
 
     def _ask(
         self, ranks: Iterable[int], then: "Callable[[Sequence[ProcessStack]], None]", *, native: bool = False
@@ -169,29 +198,35 @@ class HangWatch:
     @_harmless
     def _shown(self, judge: "Judge", stacks: "Sequence[ProcessStack]") -> None:
         judge.stacks(self._clock(), stacks)
-        if judge.is_due(self._clock()):
-            self._ask(self._living(), partial(self._all_shown, judge))
-        else:
-            self._tell_end(judge)
-            self._at(judge.next_look, self._look)
+        self._tell_end(judge)
+        self._at(judge.next_look, self._look)
 
     @_harmless
     def _all_shown(self, judge: "Judge", stacks: "Sequence[ProcessStack]") -> None:
+        judge.stacks(self._clock(), stacks)
         self._ask(judge.steady, partial(self._decide, judge, stacks), native=True)
 
     @_harmless
     def _decide(
         self, judge: "Judge", stacks: "Sequence[ProcessStack]", native: "Sequence[ProcessStack]"
     ) -> None:
+        from hvlaunch.telemetry.peers import notes  # noqa: PLC0415 (as the judge)
+        from hvlaunch.telemetry.verdict import steps_apart  # noqa: PLC0415 (as the judge)
+
         self._listen(judge)
         if judge.is_due(self._clock()):
             living = self._living()
             ended = [rank for rank in self._ranks.places() if rank not in living]
             steps = self._by_rank(self._progress.steps(self._workers()).of)
+            apart = {**steps_apart(steps), **notes(self._known_peers())}
             verdict = judge.verdict(
-                self._clock(), stacks, native, ended=ended, reading=self._reading(), steps=steps
+                self._clock(), stacks, native, ended=ended, reading=self._reading(), apart=apart
             )
             if verdict is not None:
                 self._is_told = True
                 self._post(on.JobHangs(round(verdict.seconds, 3), verdict.ranks, verdict.text))
         self._at(judge.next_look, self._look)
+
+
+def _workers_of(target: "Target") -> "Mapping[str, object] | None":
+    return {"workers": list(target.workers.items())} if target.workers else None

@@ -123,7 +123,7 @@ class Driver:
             self._progress,
             self._reading,
             events.put,
-            self.observers.at,
+            self.observers,
             clock,
             say=self._say,
         )

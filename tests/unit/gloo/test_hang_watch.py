@@ -1,5 +1,6 @@
 """Whether somebody looks as soon as a job is silent, and not before."""
 
+import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from hvlaunch.gloo.driver.hang_watch import HangWatch
 from hvlaunch.gloo.driver.inquiry import Observe, StacksWanted
+from hvlaunch.gloo.driver.observers import Answer
 from hvlaunch.gloo.driver.progress import Steps
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.telemetry.hang import Judge
@@ -36,6 +38,7 @@ class Rig:
         link.pids = {(0, 0): 100, (1, 0): 101}
         ranks = SimpleNamespace(of=lambda _host, slot, _start: slot, places=lambda: {0: None, 1: None})
         self.steps = Steps(None, False, {})
+        self.answers: Callable[[], list[Answer]] = list
         self.watch = HangWatch(
             TIMEOUT,
             [link],  # type: ignore[list-item]
@@ -43,7 +46,7 @@ class Rig:
             SimpleNamespace(steps=lambda _workers: self.steps),  # type: ignore[arg-type]
             list,
             self.post,
-            lambda when, call: self.calls.append((when, call)),
+            SimpleNamespace(at=lambda when, call: self.calls.append((when, call)), ask=self.ask),  # type: ignore[arg-type]
             lambda: self.now,
             say=self.words.append,
         )
@@ -60,6 +63,11 @@ class Rig:
         ranks = [rank for part in what.ranks for rank in part]
         what.answer([_stack(rank) for rank in ranks])
 
+    def ask(self, kind: str, _question: object, _within: float, answered: Callable[[Answer], None]) -> None:
+        assert kind == "peers"
+        for answer in self.answers():
+            answered(answer)
+
     def keep_on(self, _seconds: float) -> None:
         self.looks.append(self.now)
 
@@ -70,7 +78,7 @@ class Rig:
         workers = tuple(
             WorkerSample(rank, 100 + rank, 1, 0.0, 1.0, 0, "S", 1, None, 0, None, ()) for rank in (0, 1)
         )
-        return [HostSample("a", self.now, 1, 0, 0, 0, 0, 0, 0, 0, 0, {}, workers, (), ())]
+        return [HostSample("a", self.now, 8, 0, 0, 0, 0, 0, 0, 0, 0, {}, workers, (), ())]
 
     def run_until(self, end: float, *, printing: bool = False) -> None:
         while self.calls and min(self.calls)[0] <= end:
@@ -133,6 +141,25 @@ def test_steps_count_where_they_are_told_and_lines_where_they_are_over() -> None
     rig.steps = Steps(10.0, False, {("a", 0, 0): 5, ("a", 1, 0): 5})
     rig.run_until(1000.0, printing=True)
     assert rig.said[1:] == [on.JobGoesOn()]
+
+
+def test_operations_of_nccl_that_go_on_are_progress() -> None:
+    rig = Rig()
+
+    def answers() -> list[Answer]:
+        begun = int(min(rig.now, 200.0))
+        ranks = [{"pid": 100, "host": "a", "collective_counts": {"AllReduce": begun}}]
+        nccl = json.dumps({"communicators": [{"ranks": ranks, "missing_ranks": [{"pid": 101, "host": "a"}]}]})
+        found = {"pids": [[0, 100], [1, 101]], "addresses": [], "unanswered": [], "nccl": nccl}
+        return [Answer("a", found), Answer("b", {"pids": 7})]
+
+    rig.answers = answers
+    rig.run_until(200.0 + TIMEOUT - 1)
+    assert not rig.said
+    rig.run_until(200.0 + TIMEOUT + 20)
+    [hangs] = rig.said
+    assert isinstance(hangs, on.JobHangs)
+    assert "rank 1 (host a) waits in load (data.py:31) (NCCL gets no answer from it); rank 0" in hangs.text
 
 
 def test_nobody_looks_after_the_end() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hvlaunch.telemetry.hang import Judge
 from hvlaunch.telemetry.sample import HostSample, WorkerSample
 from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
-from hvlaunch.telemetry.verdict import Verdict
+from hvlaunch.telemetry.verdict import Verdict, steps_apart
 
 TIMEOUT = 60.0
 REDUCE = (
@@ -18,9 +18,8 @@ REDUCE = (
 SLEEP = (Frame("train", "/home/me/train.py", 12), Frame("fetch", "/home/me/data.py", 31))
 BLAS = Frame("exec_blas", "/x/site-packages/numpy.libs/libscipy_openblas64_.so", 0)
 MPI = Frame("PMPI_Barrier", "/usr/lib/libmpi.so.40", 0)
-OF_HOST: Mapping[str, Any] = dict.fromkeys(
-    ("time", "cores", "cpu", "load", "memory_used", "memory_total", "network_in", "network_out", "disk_read"),
-    0,
+IDLE: Mapping[str, Any] = dict.fromkeys(
+    ("cpu", "load", "memory_used", "memory_total", "network_in", "network_out", "disk_read", "disk_write"), 0
 )
 
 
@@ -54,6 +53,11 @@ class Rank:
             )
 
 
+def host_of(name: str, now: float, workers: tuple[WorkerSample, ...], **what: Any) -> HostSample:
+    more = {"cores": 8, "free": {}, "gpus": (), "problems": (), **IDLE, **what}
+    return HostSample(host=name, time=now, workers=workers, **more)
+
+
 def watch(
     ranks: Mapping[int, Rank],
     until: float = 20 * TIMEOUT,
@@ -70,21 +74,24 @@ def watch(
     while judge.next_look <= until:
         now = judge.next_look
         workers = tuple(rank.sample(number, now) for number, rank in ranks.items())
-        wanted = judge.samples(
-            now,
-            [
-                HostSample(host=name, workers=mine, disk_write=disk, free={}, gpus=(), problems=(), **OF_HOST)
-                for name in "ab"
-                if (mine := tuple(one for one in workers if "ab"[one.rank // 4] == name))
-            ],
-        )
+        hosts = [
+            host_of(name, now, mine, disk_write=disk)
+            for name in "ab"
+            if (mine := tuple(one for one in workers if "ab"[one.rank // 4] == name))
+        ]
+        wanted = judge.samples(now, hosts)
         judge.stacks(now, [one for number in sorted(wanted) for one in ranks[number].stacks(number, now)])
         if not judge.is_due(now):
             continue
         all_ = [one for number, rank in ranks.items() for one in rank.stacks(number, now)]
         deep = [one for number in judge.computing for one in ranks[number].stacks(number, now, native=True)]
         said = judge.verdict(
-            now, all_, deep if with_native else (), ended=ended, reading=reading, steps=steps
+            now,
+            all_,
+            deep if with_native else (),
+            ended=ended,
+            reading=reading,
+            apart=steps_apart(steps or {}),
         )
         if said is not None:
             return now, said
@@ -228,13 +235,50 @@ def test_a_step_that_takes_as_long_as_others_did_is_no_hang() -> None:
     judge = Judge(TIMEOUT, 0.0)
     for end in (10.0, 100.0):
         judge.heard(end, by_steps=True)
-    rank = Rank(SLEEP)
-    sample = HostSample(
-        host="a", workers=(rank.sample(0, 1.0),), disk_write=0, free={}, gpus=(), problems=(), **OF_HOST
-    )
-    judge.samples(150.0, [sample])
+    workers = (Rank(SLEEP).sample(0, 1.0),)
+    judge.samples(150.0, [host_of("a", 150.0, workers)])
     assert not judge.is_due(100.0 + 179)
     assert judge.is_due(100.0 + 181)
     judge.heard(280.0)
-    judge.samples(300.0, [sample])
+    judge.samples(300.0, [host_of("a", 300.0, workers)])
     assert judge.is_due(280.0 + TIMEOUT + 1)
+
+
+def look(judge: Judge, now: float, *, sampled_at: float | None = None, **host: Any) -> None:
+    """At two ranks that sleep; one uses `cpu` cores."""
+    cpu = host.pop("cpu", 0.0)
+    at = now if sampled_at is None else sampled_at
+    ranks = (Rank(SLEEP, cpu=cpu), Rank(SLEEP))
+    judge.samples(
+        now, [host_of("a", at, tuple(one.sample(number, at) for number, one in enumerate(ranks)), **host)]
+    )
+
+
+def test_who_gets_little_of_a_processor_that_many_want_computes_all_the_same() -> None:
+    judge = Judge(TIMEOUT, 0.0)
+    for now in (20.0, 30.0):
+        look(judge, now, cpu=0.01, load=0.5)
+    assert judge.computing == frozenset()
+    look(judge, 40.0, cpu=0.01, load=64.0)
+    assert judge.computing == {0}
+
+
+def test_a_host_that_answers_late_says_nothing_of_now() -> None:
+    judge = Judge(TIMEOUT, 0.0)
+    for now in (20.0, 30.0, 40.0, 50.0):
+        look(judge, now)
+    look(judge, 60.0, sampled_at=50.0)
+    assert not judge.is_due(60.0)
+    assert judge.next_look < 62.0
+    look(judge, 61.0)
+    assert judge.is_due(61.0)
+
+
+def test_a_driver_that_was_stopped_for_a_while_knows_nothing_of_that_time() -> None:
+    judge = Judge(TIMEOUT, 0.0)
+    look(judge, 20.0)
+    look(judge, 300.0)
+    assert not judge.is_due(300.0)
+    for now in (310.0, 330.0, 350.0, 361.0):
+        look(judge, now)
+    assert judge.is_due(361.0)

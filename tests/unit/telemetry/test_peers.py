@@ -1,0 +1,167 @@
+"""How hosts reach each other, by what they say of it: the odd one is named."""
+
+import json
+from typing import Any
+
+import pytest
+
+from hvlaunch.telemetry.nccl import NcclProcess, read_report
+from hvlaunch.telemetry.peers import HostPeers, host_peers, notes, operations
+
+MISMATCH = """\
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         4         8        32        32   RUNNING  MISMATCH
+
+Warnings
+========
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different collective operation counts
+  6 ranks have launched up to operation 6650
+  2 ranks have launched up to operation 6649
+  Rank 0 -- GPU 0 managed by process 100 on node 10.0.0.1
+  Rank 2 -- GPU 2 managed by process 101 on node 10.0.0.2
+#0-1 (78db921d1c117b4a) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  7 ranks have launched up to operation 64
+  Rank 7 has launched up to operation 60 -- GPU 3 managed by process 107 on node d
+"""
+INCOMPLETE = """\
+Errors
+======
+
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 105 on node 10.0.0.3 managing GPU 5
+
+#0-0 (cf264af53edbe986) INCOMPLETE
+  Missing communicator data from 1 rank
+  Rank 5 -- GPU 5 managed by process 105 on node 10.0.0.3
+"""
+
+
+def rank_of_nccl(rank: int, count: int, host: str = "10.0.0.1") -> dict[str, Any]:
+    status = {
+        "init_state": 0,
+        "async_error": 0,
+        "finalize_called": False,
+        "destroy_flag": False,
+        "abort_flag": False,
+    }
+    counts = {"Broadcast": 1, "AllReduce": count - 1, "AllGather": 0}
+    more = {"cuda_dev": 0, "nvml_dev": 0, "status": status, "collective_counts": counts}
+    return {"rank": rank, "host": host, "pid": 100 + rank, **more}
+
+
+def as_nccl_says(counts: list[int], missing: tuple[int, ...] = ()) -> str:
+    ranks = [rank_of_nccl(rank, count) for rank, count in enumerate(counts)]
+    gone = [
+        {"rank": rank, "host": "10.0.0.3", "pid": 100 + rank, "status": {"unresponsive": True}}
+        for rank in missing
+    ]
+    of_one = {
+        "hash": "0x27",
+        "secondary_hash": "0x1:0x2",
+        "size": len(counts),
+        "ranks": ranks,
+        "missing_ranks": gone,
+    }
+    return json.dumps(
+        {"nccl_version": "2.28.3", "communicators_count": 1, "communicators": [of_one], "ras": {}}, indent=2
+    )
+
+
+def job(unanswered: dict[str, list[str]], nccl: str | None = None) -> list[HostPeers]:
+    """Four hosts with two ranks each; `unanswered` hosts by the host that sends to them."""
+    made = []
+    for number, name in enumerate("abcd"):
+        found = {
+            "pids": [[rank, 100 + rank] for rank in (2 * number, 2 * number + 1)],
+            "addresses": [f"10.0.0.{number + 1}", "127.0.0.1"] if number else [f"10.0.0.{number + 1}"],
+            "unanswered": [
+                [2 * number, f"10.0.0.{'abcd'.index(peer) + 1}"] for peer in unanswered.get(name, ())
+            ],
+            "nccl": nccl if name == "a" else None,
+        }
+        one = host_peers(name, found)
+        assert one is not None
+        made.append(one)
+    return made
+
+
+def test_of_a_dead_connection_both_ends_are_named() -> None:
+    text = "no answer between hosts b,c"
+    for cut in ({"c": ["b"]}, {"b": ["c"], "c": ["b"]}):
+        assert notes(job(cut)) == dict.fromkeys((2, 3, 4, 5), text)
+
+
+def test_a_host_that_several_get_no_answer_from_is_the_odd_one() -> None:
+    expected = dict.fromkeys((4, 5), "no answer between host c and hosts a,b,d")
+    assert notes(job({"a": ["c"], "b": ["c"], "d": ["c"]})) == expected
+    assert notes(job({"c": ["a", "b", "d"]})) == expected
+
+
+def test_all_well_and_an_address_that_is_nobodys() -> None:
+    assert notes(job({})) == {}
+    [peers, *_] = job({})
+    assert notes([peers]) == {}
+    found = {"pids": [[0, 5]], "addresses": ["10.0.0.1"], "unanswered": [[0, "10.9.9.9"]], "nccl": None}
+    lonely = host_peers("a", found)
+    assert lonely is not None
+    assert notes([lonely]) == {}
+
+
+def test_whom_nccl_misses_and_who_is_behind() -> None:
+    assert notes(job({}, as_nccl_says([50] * 8))) == {}
+    assert notes(job({}, as_nccl_says([50, 50, 50, 49, 50, 50, 50, 50]))) == {
+        3: "has begun 49 of NCCL's operations, the others 50"
+    }
+    assert notes(job({}, as_nccl_says([50] * 5, (5,)))) == {5: "NCCL gets no answer from it"}
+    assert operations(job({}, as_nccl_says([50, 49]))) == {"a": 99}
+
+
+def test_what_older_nccl_says_in_words() -> None:
+    report = read_report(MISMATCH)
+    assert report.behind == {
+        NcclProcess(100, "10.0.0.1"): (6649, 6650),
+        NcclProcess(101, "10.0.0.2"): (6649, 6650),
+        NcclProcess(107, "d"): (60, 64),
+    }
+    assert (report.operations, report.missing) == (None, [])
+    assert notes(job({}, MISMATCH))[7] == "has begun 60 of NCCL's operations, the others 64"
+    assert set(read_report(INCOMPLETE).missing) == {NcclProcess(105, "10.0.0.3")}
+    assert notes(job({}, INCOMPLETE)) == {5: "NCCL gets no answer from it"}
+
+
+def test_the_same_pid_on_two_hosts_is_told_apart_by_the_address() -> None:
+    one, two = (
+        HostPeers(name, {100: rank}, frozenset([address]), frozenset(), None)
+        for name, rank, address in (("a", 0, "10.0.0.1"), ("b", 1, "10.0.0.2"))
+    )
+    teller = HostPeers(
+        "c", {7: 2}, frozenset(["10.0.0.3"]), frozenset(), read_report(as_nccl_says([49, 50, 50]))
+    )
+    assert list(notes([one, two, teller])) == [0]
+    assert list(notes([two, teller])) == [1]
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "{", "{}", '{"communicators": 7}', '{"communicators": [{"ranks": [{}]}]}', '{"communicators": [[]]}',
+     '{"communicators": [{"ranks": [{"pid": 1, "host": "a", "collective_counts": {"a": -1}}]}]}', "{" * 10**5,
+     "#0-0 (x)\n  Rank 1 has launched up to operation " + "9" * 5000 + " -- GPU 0 managed by process 1 on node a"],
+)  # fmt: skip
+def test_nonsense_of_nccl_is_nothing(said: str) -> None:
+    report = read_report(said)
+    assert (report.operations, report.behind, report.missing) == (None, {}, [])
+
+
+@pytest.mark.parametrize(
+    "found",
+    [None, {}, {"pids": [[0, 1]], "addresses": ["x"], "unanswered": [], "nccl": None},
+     {"pids": [[0]], "addresses": [], "unanswered": [], "nccl": None},
+     {"pids": [], "addresses": [], "unanswered": [], "nccl": 7}],
+)  # fmt: skip
+def test_nonsense_of_a_host_is_nothing(found: object) -> None:
+    assert host_peers("a", found) is None
