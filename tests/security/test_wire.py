@@ -208,7 +208,7 @@ def test_a_launchers_agent_whose_call_was_changed(cluster: TestHosts, how: str) 
     if shutil.which("mpirun.openmpi") is None:
         pytest.skip("no mpirun.openmpi")
     with in_the_middle(cluster["a"], how) as middle:
-        flags = ["--mpi", "--mpirun", "mpirun.openmpi", "-H", "a:1"]
+        flags = ["--mpi", "--mpirun", "mpirun.openmpi", "--start-timeout", 10, "--lease", 4, "-H", "a:1"]
         script = f"touch /run/home/root/told-{how}; head -c 100000 /dev/zero"
         job = Job(cluster, [*flags, "sh", "-c", script])
         assert job.code() != 0

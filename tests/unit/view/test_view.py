@@ -92,7 +92,7 @@ def test_without_samples_the_states_are_shown_all_the_same():
         ([worker(0), worker(1, state="starting")], [host("a")], [], "a", 1),
         ([worker(0), worker(1, "b")], [host("a"), host("b", "parting")], [], "b", 1),
         ([worker(0), worker(1)], [host("a")], [sample("a", [worker_sample(0), worker_sample(1, "T")])], "a", 1),
-        ([worker(0, progress=at(5)), worker(1, "b", progress=at(4))], [host("a"), host("b")], [], "b", 1),
+        ([worker(0, progress=at(5, rate=0.1)), worker(1, "b", progress=at(4))], [host("a"), host("b")], [], "b", 1),
     ],
     ids=["hanging", "starting", "host leaves", "stopped", "behind"],
 )  # fmt: skip
