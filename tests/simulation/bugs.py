@@ -172,6 +172,14 @@ def hosts_never_try_each_other_again(patch: Patch) -> None:
     patch.setattr(Wiring, "doubt", lambda self: None)
 
 
+def what_was_not_found_at_first_is_believed(patch: Patch) -> None:
+    patch.setattr(Wiring, "is_certain", lambda *_: True)
+
+
+def who_tries_has_only_so_much_time(patch: Patch) -> None:
+    patch.setattr(Network, "is_final", True)
+
+
 def a_slot_is_forgotten(patch: Patch) -> None:
     instead(
         patch,
@@ -403,6 +411,8 @@ BUGS: Sequence[Bug] = (
     Bug(a_failure_waits_for_ever, "nothing can ever happen again", 526),
     Bug(lost_hosts_are_never_tried_again, "is needed, and excluded for good", 78),
     Bug(hosts_never_try_each_other_again, "failures are to be made up for", 337),
+    Bug(what_was_not_found_at_first_is_believed, "which heals", 485),
+    Bug(who_tries_has_only_so_much_time, "which heals", 485),
     Bug(an_early_end_is_not_told, "has no fault, and is named", 57),
     Bug(a_change_is_not_followed, "no round begins", 76),
     Bug(a_second_interrupt_is_not_heard, "leaves the workers of", 154),
@@ -413,7 +423,7 @@ BUGS: Sequence[Bug] = (
     Bug(a_commit_is_wanted_too_soon, "had no time for a commit", 33),
     Bug(who_is_not_silent_is_killed, "is killed for nothing", 8),
     Bug(a_host_that_does_not_answer_excuses_nobody, "is killed for nothing", 485),
-    Bug(who_answers_again_has_no_time, "is killed for nothing", 485),
+    Bug(who_answers_again_has_no_time, "is killed for nothing", 584),
     Bug(who_hangs_on_a_host_that_was_cut_is_let_be, "and lives", 1117),
     Bug(all_are_silent_at_once_and_killed, "is killed for nothing", 71),
     Bug(who_outlives_sigkill_is_waited_for_at_the_end, "the job never ends", 60),

@@ -5,6 +5,7 @@ chooses. Faults are planned beforehand, and all is healed after a while, so that
 something that happened is a reason for another end.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,6 +26,8 @@ __all__ = ["ElasticWorld", "SimHost"]
 _SEEN = (on.HostsDiscovered, on.WorkerExited, on.Interrupted, on.StacksTaken)
 """What laws look at though nothing follows."""
 MOST_STEPS = 6000
+_TRIES = (1.0, 2.0, 2.0)
+"""Seconds from one attempt of TCP to the next."""
 
 Kind = Literal["in-process", "unmodified"]
 
@@ -112,6 +115,8 @@ class ElasticWorld(Play):
         self._missed: list[tuple[on.Event, SimHost | None, int]] = []
         self.cut_pairs: set[frozenset[str]] = set()
         """Hosts that can't reach each other."""
+        self.healed_pairs: set[frozenset[str]] = set()
+        """Those that could not a moment ago."""
         self.faulty: set[str] = set()
         """Hosts that had a fault."""
         self.engine = Engine(self.spec, 4711)
@@ -287,12 +292,24 @@ class ElasticWorld(Play):
         self.at(12.0 if host.is_slow else 0.1 + self.delay(), connected)
 
     def _probe(self, probe: do.Probe) -> None:
-        host, target = self.hosts[probe.host], self.hosts[probe.target]
+        host, target, agent = self.hosts[probe.host], self.hosts[probe.target], self.hosts[probe.host].agent
         assert target.name != host.name
-        if target.reachable and frozenset((host.name, target.name)) not in self.cut_pairs:
-            for address in probe.addresses:
-                self.hear(host, on.HostProbed(host.name, target.name, address, probe.agent))
-        self.hear(host, on.HostProbed(host.name, target.name, None, probe.agent))
+
+        def found(address: str | None) -> None:
+            self.hear(host, on.HostProbed(host.name, target.name, address, probe.agent), agent)
+
+        def try_all(pauses: Sequence[float]) -> None:
+            is_refused = target.is_dead or frozenset((host.name, target.name)) in self.cut_pairs
+            is_cut = not (host.reachable and target.reachable)
+            if is_cut and not is_refused and pauses:
+                self.at(pauses[0], lambda: try_all(pauses[1:]))
+                return
+            if not (is_refused or is_cut):
+                for address in probe.addresses:
+                    found(address)
+            found(None)
+
+        try_all(_TRIES)
 
     def _release(self, host: SimHost, action: do.Release) -> None:
         if host.link == "closing" or (self.is_catching_up and host.link == "none"):

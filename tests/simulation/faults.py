@@ -20,6 +20,8 @@ CUTS = (0.4, 0.9, 2.4)
 NOTICED = 2.0
 """Seconds until the driver knows that a host does not answer."""
 HEALED = 50.0
+KNOWN = 6.0
+"""Seconds in which it may be told what was found before."""
 
 
 def plan_faults(world: "ElasticWorld") -> None:
@@ -408,7 +410,8 @@ def interrupt(world: "ElasticWorld") -> None:
 def heal(world: "ElasticWorld") -> None:
     """From here on nothing goes wrong any more, and all hosts are there."""
     world.history.append(f"{world.now:7.2f} *** healed")
-    world.cut_pairs.clear()
+    world.healed_pairs, world.cut_pairs = world.cut_pairs, set()
+    world.at(KNOWN, world.healed_pairs.clear)
     for host in world.hosts.values():
         host.slots, host.is_full = host.had, False
         host.is_up, host.is_bad, host.is_slow = True, False, False

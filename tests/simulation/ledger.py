@@ -72,11 +72,10 @@ class Round:
     hosts: tuple[str, ...] = ()
     is_broken: bool = False
     is_changing: bool = False
-    over_at: float = math.inf
-    """When it was broken."""
+    broken_at: float = math.inf
 
     def is_fruitful(self, now: float) -> bool:
-        return self.best > self.base or min(now, self.over_at) - self.began_at >= 15.0
+        return self.best > self.base or min(now, self.broken_at) - self.began_at >= 15.0
 
 
 @dataclass(frozen=True)
@@ -332,7 +331,7 @@ class Ledger:
 
     def _break(self, action: do.Break | tell.RoundEnding) -> None:
         ended = self.rounds[action.round]
-        ended.is_broken, ended.over_at = True, self.now
+        ended.is_broken, ended.broken_at = True, self.now
 
     def _change(self, action: do.Change) -> None:
         self.rounds[action.round].is_changing = True

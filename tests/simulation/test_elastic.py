@@ -41,6 +41,7 @@ ONCE_NOT_CLEAN = (
     400262,
     476267,
     646766,
+    915101,
 )
 """Found by longer runs: a defect of the engine, of this world or of a law."""
 
@@ -174,12 +175,12 @@ def test_a_bug_of_behaviour_over_time_is_found_by_its_law(bug: Bug, monkeypatch:
 @pytest.mark.parametrize(
     ("state", "cause", "after", "found"),
     [
-        (State.STARTING, Trigger.ASKED, State.STARTING, "enough workers wait for 41 s"),
+        (State.STARTING, Trigger.ASKED, State.STARTING, "enough workers wait for"),
         (State.STARTING, Trigger.STOPPED, State.WAITING, "has its orders, and is WAITING"),
         (State.WAITING, Trigger.PLACED, None, "is WAITING, where PLACED can't come"),
         (State.WAITING, Trigger.PLACED, State.WAITING, "is in round 0, and WAITING"),
         (State.WAITING, Trigger.DISMISSED, State.WAITING, "has its orders, and is WAITING"),
-        (State.WORKING, Trigger.ASKED, State.STARTING, "enough workers wait for 41 s"),
+        (State.WORKING, Trigger.ASKED, State.STARTING, "enough workers wait for"),
         (State.WORKING, Trigger.TAKEN_BACK, State.WORKING, "is in no round, and WORKING"),
         (State.WORKING, Trigger.STOPPED, State.WORKING, "has its orders, and is WORKING"),
         (State.WORKING, Trigger.STOPPED, State.HANGING, "no worker ended so"),

@@ -143,7 +143,8 @@ class Engine:
             case on.HostQuiet() | on.HostAnswers():
                 if self._health is not None:
                     self._health.hears(event, now)
-                return []
+                self._rounds.wiring.hears(event)
+                return self._proceed(now, is_minor=True)
             case on.DriverReplaced(seconds):
                 self._prolong(seconds + _RESUMING, now)
                 return []
@@ -410,10 +411,9 @@ class Engine:
         """The job hangs, or does no more."""
         if self.phase not in (Phase.RUNNING, Phase.FINISHING):
             return []
-        had_hung = self.hang is not None
         if isinstance(event, on.JobGoesOn):
-            self.hang = None
-            return [tell.JobGoingOn()] if had_hung else []
+            hung, self.hang = self.hang, None
+            return [] if hung is None else [tell.JobGoingOn()]
         self.hang = event
         hanging = Decision([tell.JobHanging(*event)])
         if self._spec.on_hang == "warn":

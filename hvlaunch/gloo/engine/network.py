@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hvlaunch.errors import BadUsage, Problem, Unreachable
 from hvlaunch.gloo.engine.actions import Action, Probe
-from hvlaunch.gloo.engine.events import HostFacts, HostProbed
+from hvlaunch.gloo.engine.events import HostAnswers, HostFacts, HostProbed, HostQuiet
 
 __all__ = [
     "LOOPBACK",
@@ -81,6 +81,10 @@ class _Target:
     def best_for(self, host: str) -> str | None:
         return next((at for at in self.addresses if host in self._reached[at]), None)
 
+    def is_tried_by(self, host: str) -> bool:
+        """Whether the host is still at it."""
+        return host in self._trying
+
     @property
     def is_best(self) -> bool:
         """Whether waiting longer can't give a better common address."""
@@ -133,18 +137,28 @@ class Network:
         return not self._may_improve
 
     @property
+    def is_final(self) -> bool:
+        """Whether what is lacking will not be found any more."""
+        return not any(self._targets[target].is_tried_by(host) for host, target in self.lacks())
+
+    @property
     def is_enough(self) -> bool:
         """Whether every host can be reached by all who are to reach it, though perhaps not in the best way."""
         while self._lack and self._lack[-1].common() is not None:
             self._lack.pop()
         return not self._lack
 
-    def problem(self) -> Problem | None:
-        """Why the hosts can't work together, when nothing more will be found: the first pair, or interface."""
+    def lacks(self) -> Iterator[tuple[str, str]]:
+        """Who has got through to whom at no address."""
         for name, target in self._targets.items():
             for host in target.hosts:
                 if target.best_for(host) is None:
-                    return _unreachable(host, name, target.addresses)
+                    yield host, name
+
+    def problem(self) -> Problem | None:
+        """Why the hosts can't work together, when nothing more will be found: the first pair, or interface."""
+        for host, name in self.lacks():
+            return _unreachable(host, name, self._targets[name].addresses)
         for name, facts in self._facts.items():
             if self._only and self._named(facts) is None:
                 has = ", ".join(facts.addresses)
@@ -191,6 +205,8 @@ def _unreachable(host: str, target: str, addresses: Sequence[str]) -> Problem:
 
 
 _PROBING_TIME = 8.0
+_LATE = 1.0
+"""Seconds after which a look that comes late means that this process was stopped itself."""
 _MOST_IN_DOUBT = 32
 """Hosts that all try each other: that grows with the square of their number."""
 _SETTLE = 0.3
@@ -198,21 +214,34 @@ _SETTLE = 0.3
 
 
 class Wiring:
-    """Finds the network of whichever hosts are wanted now. What is known of two hosts stays known while both are there."""
+    """Finds the network of whichever hosts are wanted now. What is known of two hosts stays known while both are there.
 
-    def __init__(self, only: Sequence[str]) -> None:
+    `lease` is the silence in seconds after which a host is lost. One that does not answer is waited for as long, since it
+    may be our own link that is away.
+    """
+
+    def __init__(self, only: Sequence[str], lease: float) -> None:
         self._only = only
+        self._lease = lease
         self._findings: dict[str, dict[str, list[str | None]]] = {}
         """By who tries, then by whom; a pair without findings has been asked for."""
         self._agents: Counter[str] = Counter()
         """How many each host has had before this one: what others find of those counts no more."""
         self._hosts: tuple[str, ...] = ()
         self._in_doubt = False
+        self._quiet: set[str] = set()
+        """Hosts that do not answer."""
+        self._retried: set[frozenset[str]] = set()
+        """Pairs that try each other once more, after they could not reach each other."""
+        self._until: float | None = None
+        """How long it may take altogether."""
         self.network: Network | None = None
         self.deadline: float | None = None
 
     def want(self, facts: Mapping[str, HostFacts], now: float) -> list[Action]:
         """These are the hosts, in order of rank: what is to be tried that was not tried before."""
+        if self._until is None:
+            self._until = now + 2 * _PROBING_TIME + self._lease
         if self.network is not None and tuple(facts) == self._hosts:
             return []
         self._hosts = tuple(facts)
@@ -249,14 +278,63 @@ class Wiring:
         self._findings.pop(host, None)
         for targets in self._findings.values():
             targets.pop(host, None)
+        self._answers(host)
+        self._look_anew()
+
+    def hears(self, event: HostQuiet | HostAnswers) -> None:
+        """A host does not answer, or does again: whom it could not reach, and who could not reach it, are to try again."""
+        if isinstance(event, HostQuiet):
+            self._quiet.add(event.host)
+        else:
+            self._answers(event.host)
+
+    def _answers(self, host: str) -> None:
+        self._quiet.discard(host)
+        self._retried = {pair for pair in self._retried if host not in pair}
+
+    def _look_anew(self) -> None:
         self.network, self._hosts, self.deadline = None, (), None
+
+    def prolong(self, seconds: float) -> None:
+        """Nobody could hear: whatever is waited for has so much more time, and who does not answer has to be found out anew."""
+        self._quiet.clear()
+        if self.deadline is not None:
+            self.deadline += seconds
+        if self._until is not None:
+            self._until += seconds
+
+    def is_certain(self, host: str, target: str, now: float) -> bool:
+        """Whether there is no way between the two, now that none was found; else they are to be wanted again.
+
+        Not as long as one of them does not answer, nor before they have tried once more: it may have been a cut.
+        """
+        pair = frozenset((host, target))
+        if self.network is None or self._until is None or now >= self._until:
+            return True
+        if pair & self._quiet:
+            return False
+        is_certain = pair in self._retried
+        for one, other in [] if is_certain else list(self.network.lacks()):
+            self._retried.add(frozenset((one, other)))
+            self.ask_again(one, other)
+        return is_certain
+
+    def deadlines(self, now: float) -> list[float]:
+        """When to look again, if nothing is found."""
+        return [due for due in (self.deadline, self._until) if due is not None and due > now]
+
+    def end(self) -> None:
+        """The network was taken as it is, or can't be, or is not wanted any more."""
+        self._until = None
+        self._retried.clear()
 
     def ask_again(self, host: str, target: str) -> None:
         """There is no way between the two: when both are wanted again, it need not be so any more."""
         for one, other in ((host, target), (target, host)):
-            if self._findings.get(one, {}).get(other) == [None]:
+            found = self._findings.get(one, {}).get(other, ())
+            if None in found and not any(found):
                 del self._findings[one][other]
-        self.network, self._hosts, self.deadline = None, (), None
+        self._look_anew()
 
     def doubt(self) -> None:
         """A round failed, and nobody knows why: who reached whom may do so no more. From now on all try each other."""
@@ -264,12 +342,16 @@ class Wiring:
         for targets in self._findings.values():
             for target in [target for target, found in targets.items() if None in found]:
                 del targets[target]  # who is still trying is not asked twice
-        self.network, self._hosts, self.deadline = None, (), None
+        self._look_anew()
 
     def is_settled(self, now: float, *, others: bool) -> bool:
         """Whether to take the network as it is; `others` is whether nothing else is waited for."""
-        if self.network is None or self.deadline is None or now >= self.deadline:
-            return self.network is not None
+        if self.network is None or self.deadline is None or self._until is None:
+            return False
+        if now > self._until + _LATE:
+            self._until = now + _PROBING_TIME  # what was found meanwhile is still to be read
+        if now >= self.deadline:
+            return now >= self._until or self.network.is_final
         if others and not self.network.is_best and self.network.is_enough:
             self.deadline = min(self.deadline, now + _SETTLE)
         return others and self.network.is_best

@@ -90,8 +90,7 @@ class Round:
         self.state = RoundState.RUNNING
         self.cause: Cause | None = None
         """Why it ended, or is to end."""
-        self.over_at: float | None = None
-        """When it ended, or was to end."""
+        self.broken_at: float | None = None
         self.culprit: str | None = None
         """The host whose failure ended it."""
         self.settle_by: float | None = None
@@ -128,9 +127,9 @@ class Round:
         self.exits[end.rank] = end
         self.started.add(end.rank)
 
-    def end(self, state: RoundState, cause: Cause, now: float) -> None:
-        """It is to change, or is broken."""
-        self.state, self.cause, self.over_at = state, cause, now
+    def break_off(self, cause: Cause, now: float) -> None:
+        """Its workers are to leave it at once."""
+        self.state, self.cause, self.broken_at = RoundState.BROKEN, cause, now
 
     def has_met(self, rank: int) -> None:
         """The worker has met the others."""
@@ -152,7 +151,7 @@ class Round:
 
     def is_fruitful(self, now: float) -> bool:
         """Whether it has got somewhere, as far as is known by now."""
-        until = now if self.over_at is None else self.over_at
+        until = now if self.broken_at is None else self.broken_at
         return self.commit > self._first_commit or until - self.started_at >= FRUITFUL
 
     @property

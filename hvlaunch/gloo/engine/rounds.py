@@ -45,7 +45,7 @@ class Rounds:
         self.bounds = Bounds.of(spec)
         self.workers = Workers()
         self.inspection = Inspection(self.workers)
-        self.wiring = Wiring(spec.network_interfaces)
+        self.wiring = Wiring(spec.network_interfaces, spec.lease)
         self._starter = Starter(self.workers, self.wiring)
         self._patience = Patience()
         self._hold = Hold()
@@ -169,23 +169,32 @@ class Rounds:
             except HvlaunchError as error:
                 return Settled(actions, error.problem)
             if self._plan is None:
+                self.wiring.end()
                 return self._wait_for_more(now)
-            facts = {host.name: host.facts for host in self._plan.hosts if host.facts is not None}
             if self.round is None and not self.workers.size:
-                actions += [tell.SharedMachine(names) for names in shared_machines(facts)]
-            actions += self.wiring.want(facts, now)
+                actions += [tell.SharedMachine(names) for names in shared_machines(self._plan.facts)]
+            actions += self.wiring.want(self._plan.facts, now)
         plan = self._plan
         if not self.wiring.is_settled(now, others=not plan.unreached):
             return Settled(actions)
         network = self.wiring.network
         problem = network.problem() if network is not None else None
         if problem is not None:
-            if problem.host is not None and problem.other is not None:
-                self.wiring.ask_again(problem.host, problem.other)
-            return Settled(actions, problem)
+            return self._doubt(problem, plan, actions, now)
+        self.wiring.end()
         self._plan = self._short_since = None
         self._patience.end()
         return Settled(actions + self._enter(plan, now))
+
+    def _doubt(self, problem: Problem, plan: Plan, actions: list[Action], now: float) -> Settled:
+        """Hosts of the plan can't work together, as it seems."""
+        host, other = problem.host, problem.other
+        if host is not None and other is not None:
+            if self._elastic is not None and not self.wiring.is_certain(host, other, now):
+                return Settled([*actions, *self.wiring.want(plan.facts, now)])
+            self.wiring.ask_again(host, other)
+        self.wiring.end()
+        return Settled(actions, problem)
 
     def _ask_again(self) -> None:
         """Where the last round failed and nobody is the cause, the ways between its hosts are looked at once more."""
@@ -267,7 +276,7 @@ class Rounds:
         if self.round is None:
             return []
         self._hold.change(self.round, now)
-        self.round.end(RoundState.CHANGING, cause, now)
+        self.round.state, self.round.cause = RoundState.CHANGING, cause
         return self.forming.change(self.round, cause, now)
 
     def break_off(self, cause: why.Cause, now: float) -> list[Action]:
@@ -275,14 +284,14 @@ class Rounds:
         current = self.round
         if current is None or self._elastic is None or current.state is RoundState.BROKEN:
             return []
-        current.end(RoundState.BROKEN, cause, now)
+        current.break_off(cause, now)
         self.changed()
         return self.forming.break_off(current, cause, now)
 
     def begin_again(self, cause: why.Cause, now: float) -> list[Action]:
         """Stop the workers of a static job, which begins once more when they have ended."""
         if self.round is not None:
-            self.round.end(RoundState.BROKEN, cause, now)
+            self.round.break_off(cause, now)
         self.second_try.is_due = True
         self.changed()
         return [*self.workers.stop(self.workers.living, gently(self._spec.grace), now)]
@@ -293,8 +302,7 @@ class Rounds:
         """Whatever is waited for has so much more time."""
         if self._short_since is not None:
             self._short_since += seconds
-        if self.wiring.deadline is not None:
-            self.wiring.deadline += seconds
+        self.wiring.prolong(seconds)
         if self.round is not None:
             self.round.prolong(seconds)
         for worker in self.workers:
@@ -308,8 +316,8 @@ class Rounds:
         if self.round is not None and self.is_running and self.forming.stops_at_failure:
             found += self._hold.deadlines(self.round, now)
         found += self.forming.deadlines(now)
-        if self._plan is not None and self.wiring.deadline is not None and self.wiring.deadline > now:
-            found.append(self.wiring.deadline)
+        if self._plan is not None:
+            found += self.wiring.deadlines(now)
         may_end = not self._is_beginning and self._plan is None
         if may_end and self._short_since is not None and self._elastic is not None:
             found.append(self._short_since + self._elastic.elastic_timeout)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from hvlaunch.gloo.engine.events import HostFacts
 from hvlaunch.gloo.engine.pool import PoolHost
 from hvlaunch.gloo.engine.round import Round
 from hvlaunch.gloo.engine.workers import Worker
@@ -25,6 +26,11 @@ class Plan(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """Of the hosts."""
         return tuple(host.name for host in self.hosts)
+
+    @property
+    def facts(self) -> dict[str, HostFacts]:
+        """Of the hosts, by name."""
+        return {host.name: host.facts for host in self.hosts if host.facts is not None}
 
     @classmethod
     def of(cls, hosts: Iterable[PoolHost], launches: Sequence[Launch]) -> "Plan":

@@ -152,5 +152,7 @@ class Bounds(Law):
             self._stands_since = ledger.now
         else:
             since = max(self._stands_since, world.asleep_until)
-            most = max(since + _PATIENCE, self._usable_since) + _PROBING + 3 * _SLACK - since
+            most = max(since + _PATIENCE, self._usable_since) + 2 * _PROBING + 3 * _SLACK - since
+            answers_since = max(ledger.host(name).answers_since for name in usable)
+            most += 0.0 if answers_since < since else world.spec.lease
             assert ledger.now <= since + most, f"enough workers wait for {most:g} s, and no round begins"

@@ -37,6 +37,9 @@ class Names(Law):
             pair = {cause.problem.host, cause.problem.other or cause.problem.host}
             assert name in pair, f"{name} is excluded for {pair}"
             assert pair & self.world.faulty, f"{name} has no fault, and is named"
+            if cause.problem.kind == "Unreachable":
+                is_cut = frozenset(pair) in self.world.cut_pairs | self.world.healed_pairs
+                assert is_cut, f"{name} is excluded for a cut of {pair}, which heals"
 
     def _check_faulty(self, name: str) -> None:
         assert name in self.world.faulty, f"{name} has no fault, and is named"

@@ -4,8 +4,6 @@ import itertools
 import signal
 from pathlib import Path
 
-import pytest
-
 from hvlaunch.errors import ConnectFailed, HostLost
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
@@ -149,16 +147,6 @@ def test_a_host_is_kept_that_alone_has_the_state_also_where_others_were_in_a_rou
     actions = job.play(on.Tick())
     assert job.of(tell.WorkerKilled, actions)
     assert [host for host, *_ in excluded(job)] == ["b"]
-
-
-def test_a_host_that_is_left_out_for_others_is_replaced_at_once() -> None:
-    job = elastic("a:1,b:1,c:1", np=2, max_np=2, min_np=1)
-    for number, name in enumerate("ab", 1):
-        job.play(*ready(name, number))
-    for probe in job.of(do.Probe):
-        job.play(on.HostProbed(probe.host, probe.target, None, probe.agent))
-    assert [host for host, *_ in excluded(job)] == ["b"]
-    assert [one.host.name for one in job.of(do.Connect)] == ["a", "b", "c"]
 
 
 def test_two_late_workers_of_a_host_that_is_excluded_for_the_first() -> None:
@@ -334,74 +322,6 @@ def test_the_end_of_a_training_is_no_early_one() -> None:
     assert not job.of(tell.WorkerEndedEarly, job.exit("b", 0, 0))
 
 
-# Two hosts that can't reach each other any more
-
-
-def test_hosts_of_a_round_that_failed_without_a_cause_try_each_other_again_and_one_is_left_out() -> None:
-    job = training("a:1,b:1,c:1,d:1")
-    job.play(*(on.HostProbed(probe.host, probe.target, None, probe.agent) for probe in job.of(do.Probe)))
-    probes = len(job.of(do.Probe))
-    job.play(on.WorkerAsked("b", 0, 0, 0, 5, "Connection timed out"))
-    for host in "acd":
-        job.ask(host, 0, 0, 5)
-    again = job.of(do.Probe)[probes:]
-    assert {(one.host, one.target) for one in again} == {(x, y) for x in "abcd" for y in "abcd" if x != y}
-    actions: list[do.Action] = []
-    for probe in again:
-        if {probe.host, probe.target} != {"b", "d"}:
-            actions += job.play(on.HostProbed(probe.host, probe.target, probe.addresses[0], probe.agent))
-        actions += job.play(on.HostProbed(probe.host, probe.target, None, probe.agent))
-    assert [host for host, *_ in excluded(job)] == ["d"]
-    assert places(actions) == {"a/0": 0, "b/0": 1, "c/0": 2}
-
-
-def test_a_round_that_failed_for_a_known_cause_costs_no_probes() -> None:
-    job = training("a:1,b:1")
-    job.play(*(on.HostProbed(probe.host, probe.target, None, probe.agent) for probe in job.of(do.Probe)))
-    probes = len(job.of(do.Probe))
-    job.play(on.WorkerAsked("b", 0, 0, 0, 5, "Connection closed by peer"))
-    job.exit("a", 0, 1)
-    assert len(job.of(do.Probe)) == probes
-
-
-@pytest.mark.parametrize("late", ["10.0.0.1", None])
-def test_what_was_found_of_an_agent_that_is_gone_is_nothing_against_the_next_one(late: str | None) -> None:
-    job = History(spec("a", elastic=ElasticOptions(min_np=2, discovery_script="x")))
-    job.play(on.Began(), discovered("a:1,b:1"), *ready("a", 1), *ready("b", 2))
-    [asked] = [probe for probe in job.of(do.Probe) if probe.host == "b"]
-    job.play(discovered("b:1"), on.HostClosed("a"), discovered("b:1,a:1"), *ready("a", 11))
-    job.play(on.HostProbed("b", "a", late, asked.agent))
-    for probe in job.of(do.Probe)[2:]:
-        assert probe.addresses[0] != "10.0.0.1"
-        job.play(on.HostProbed(probe.host, probe.target, probe.addresses[0], probe.agent))
-    assert not excluded(job)
-    assert [start.host for start in job.of(do.Start)] == ["b", "a"]
-
-
-def test_a_host_that_was_excluded_for_its_ways_has_them_tried_again() -> None:
-    """Where its agent is still there, since a worker of it does not end."""
-    job = training("a:1,b:1,c:2", cooldown=(1.0, 60.0))
-    job.play(*(on.HostProbed(probe.host, probe.target, None, probe.agent) for probe in job.of(do.Probe)))
-    probes = len(job.of(do.Probe))
-    job.play(on.WorkerAsked("b", 0, 0, 0, 5, "Connection timed out"))
-    job.ask("a", 0, 0, 5)
-    for slot in (0, 1):
-        job.ask("c", slot, 0, 5)
-    for probe in job.of(do.Probe)[probes:]:
-        address = None if {probe.host, probe.target} == {"b", "c"} else probe.addresses[0]
-        job.play(*(on.HostProbed(probe.host, probe.target, at, probe.agent) for at in {address: 0, None: 0}))
-    assert [host for host, *_ in excluded(job)] == ["c"]
-    job.exit("c", 0, None, signal.SIGTERM)
-    probes = len(job.of(do.Probe))
-    while job.born("c", 0)[1] == 0:
-        job.wait()
-    job.ask("c", 0)
-    for host in "ab":
-        job.ask(host, 0, 1, 6)
-    assert {(one.host, one.target) for one in job.of(do.Probe)[probes:]} == {("b", "c"), ("c", "b")}
-    assert len(excluded(job)) == 1
-
-
 def test_the_first_who_asks_is_a_reason_to_start_others_in_slots_that_are_free() -> None:
     job = elastic("a:2,b:1,c:1", min_np=2)
     arrive(job, "a")
@@ -409,17 +329,6 @@ def test_the_first_who_asks_is_a_reason_to_start_others_in_slots_that_are_free()
         job.wait()
     arrive(job, "b")
     assert "b" in [start.host for start in job.of(do.Start, job.ask("a", 0))]
-
-
-def test_hosts_that_have_no_cause_against_them_are_kept() -> None:
-    job = elastic("a:1,b:1,c:1", min_np=2)
-    arrive(job, *"abc")
-    for name in "abc":
-        job.ask(name, 0)
-    job.play(*(on.HostProbed(probe.host, probe.target, None, probe.agent) for probe in job.of(do.Probe)))
-    job.play(on.WorkerAsked("b", 0, 0, 0, 5, "Connection timed out"))
-    job.ask("a", 0, 0, 5)
-    assert places(job.ask("c", 0, 0, 5) + wire(job)) == {"a/0": 0, "b/0": 1, "c/0": 2}
 
 
 # Hosts that do not answer
