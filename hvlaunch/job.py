@@ -197,6 +197,8 @@ class JobSpec:
     worker_ports: tuple[int, int] | None = None
     """The lowest and the highest port that is chosen for workers; None is any."""
     ssh: SSHOptions = field(default_factory=SSHOptions)
+    pool: str | None = None
+    """The warm pool that has connections to the hosts; None: they are made for this job."""
     mpi: MPIOptions | None = None
     """The launcher that starts the workers; None is hvlaunch itself."""
     remote_python: str | None = None

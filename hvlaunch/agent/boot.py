@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Modules = Dict[str, Union[str, CodeType]]
 
-__all__ = ["boot"]
+__all__ = ["boot", "load"]
 
 _OBJECTS_PER_COLLECTION = 20000  # imports make many that stay: looking through them all takes 2 ms
 _ModuleSpec: Any = type(sys.__spec__)  # that of importlib.machinery, whose import takes a millisecond
@@ -53,8 +53,8 @@ class _Finder:
         exec(code, module.__dict__)  # noqa: S102
 
 
-def boot(packed: Dict[bytes, bytes], config: Dict[str, Any]) -> None:
-    """Run the guardian with `config`, importing what is `packed`: marshalled, compressed, in base64.
+def load(packed: Dict[bytes, bytes]) -> Modules:
+    """Make what is `packed` importable: marshalled, compressed, in base64.
 
     It is packed for some Pythons, by the number that their compiled files begin with, as code, and for
     all others, by b"", as texts: to compile them takes 10 ms.
@@ -65,6 +65,12 @@ def boot(packed: Dict[bytes, bytes], config: Dict[str, Any]) -> None:
     modules: Modules = marshal.loads(zlib.decompress(a2b_base64(chosen)))  # noqa: S302 (it came with this program)
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
     sys.meta_path.insert(0, _Finder(modules))
+    return modules
+
+
+def boot(packed: Dict[bytes, bytes], config: Dict[str, Any]) -> None:
+    """Run the guardian with `config`, importing what is `packed`."""
+    modules = load(packed)
     from hvlaunch.agent import guardian  # noqa: PLC0415 (importable only now)
 
     # What encrypts the channel, where nothing around it does, and where this host's other processes meet the agent:

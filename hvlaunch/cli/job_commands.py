@@ -27,6 +27,10 @@ _PATIENCE = 2.0
 
 def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what a command line says that begins with one of the words; its exit code. Raises HvlaunchError."""
+    if argv[0] == "pool":
+        from hvlaunch.cli.pool_commands import run_pool_command  # noqa: PLC0415 (for this word alone)
+
+        return run_pool_command(argv[1:], environ)
     try:
         options = _parser(argv[0]).parse_args(argv[1:])
     except _Help as question:

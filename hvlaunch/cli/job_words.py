@@ -44,6 +44,11 @@ JOB_WORDS = {
         JobWord("signal", "SIGNAL [JOB]", "send a signal to all workers of a job"),
         JobWord("stop", "[JOB] [--kill]", "stop a job as Ctrl-C does, and wait for its end"),
         JobWord("wait", "[JOB]", "wait for a job's end; its exit code is this command's"),
+        JobWord(
+            "pool",
+            "up NAME -H HOSTS | down NAME | status [NAME]",
+            "keep connections to hosts, so that jobs there start sooner",
+        ),
         JobWord("forget", "JOB", "remove what is kept of a job that has ended"),
     )
 }

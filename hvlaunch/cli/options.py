@@ -19,6 +19,7 @@ _HOSTS = Group(
     pages=(
         ("Hosts", "../README.md#hosts"),
         ("jobs of schedulers", "mpi.md"),
+        ("warm pools", "pool.md"),
         ("firewalls", "rendezvous.md#what-to-open-in-a-firewall"),
     ),
     options=(
@@ -47,6 +48,16 @@ _HOSTS = Group(
             aliases=("-machinefile", "--machinefile"),
             excludes="hosts",
             is_everyday=True,
+        ),
+        Option(
+            "pool",
+            ("--pool",),
+            "warm pool that the hosts are of",
+            Value(("NAME",), values.not_empty),
+            field="pool",
+            more="`hvlaunch pool up NAME -H HOSTS` keeps connections to the hosts, so that jobs start sooner. Without `-H` the job has "
+            "all of its hosts. How hosts are reached was said there: options of SSH have no effect here.",
+            example="hvlaunch --pool NAME -np 8 python train.py",
         ),
         Option(
             "slots_per_host",

@@ -88,6 +88,10 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         from hvlaunch.cli.familiar import with_familiar  # noqa: PLC0415 (few lines have them)
 
         spec = with_familiar(spec, options)
+    if spec.pool is not None:
+        from hvlaunch.cli.pool_hosts import with_pool  # noqa: PLC0415 (as above)
+
+        spec = with_pool(spec, environ, has_hosts=_names_hosts(options))
     if spec.detach != "never" and "reconnect_timeout" not in options.given:
         spec = replace(spec, reconnect_timeout=spec.lease)  # time for another driver
     return spec, warnings
@@ -122,7 +126,7 @@ def _cwd(directory: str | None, environ: Mapping[str, str]) -> str:
 
 def _allocation(options: Options, environ: Mapping[str, str]) -> Allocation | None:
     """The scheduler's, where the user named no hosts. --slots-per-host comes before its slots."""
-    if _names_hosts(options) or options.no_scheduler:
+    if _names_hosts(options) or options.no_scheduler or options.pool is not None:
         return None
     found = allocation(environ)
     if found is None or options.slots_per_host is None:

@@ -31,7 +31,7 @@ WaysToHosts = Callable[[JobSpec, Keys, Callable[[str], None]], AbstractContextMa
 
 
 @contextmanager
-def by_ssh(spec: JobSpec, _keys: Keys, _say: Callable[[str], None]) -> Iterator[HostWays]:
+def by_ssh(spec: JobSpec, keys: Keys, _say: Callable[[str], None]) -> Iterator[HostWays]:
     """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
     agent = spec.ssh.remote_agent
     if agent is not None:
@@ -41,7 +41,25 @@ def by_ssh(spec: JobSpec, _keys: Keys, _say: Callable[[str], None]) -> Iterator[
         yield HostWays(partial(_connect, spec, remote), partial(_lost, spec, remote))
         return
     with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
-        yield HostWays(partial(_connect, spec, ways.connect), partial(_lost, spec, ways.connect))
+        connect: Callable[[Host], AgentConnection] = partial(_connect, spec, ways.connect)
+        if spec.pool is not None:
+            connect = _by_pool(spec.pool, keys, connect, ways.connect)
+        yield HostWays(connect, partial(_lost, spec, ways.connect))
+
+
+def _by_pool(
+    name: str, keys: Keys, otherwise: Callable[[Host], AgentConnection], remote: "_Remote"
+) -> Callable[[Host], AgentConnection]:
+    """By the warm pool's connections; a pool that is gone by now is done without."""
+    from hvlaunch.errors import BadUsage  # noqa: PLC0415 (few jobs have one)
+    from hvlaunch.gloo.driver.warm_way import WarmWay  # noqa: PLC0415 (as above)
+    from hvlaunch.jobs.pools import find_pool, pools_directory  # noqa: PLC0415 (as above)
+
+    try:
+        pool = find_pool(pools_directory(os.environ), name)
+    except BadUsage:
+        return otherwise
+    return WarmWay(pool, keys.job_id, otherwise, lambda host: partial(remote, host)).connect
 
 
 class _Remote(Protocol):

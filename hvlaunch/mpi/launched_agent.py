@@ -108,6 +108,7 @@ class LaunchedAgent:
         self._sealed = connection
         self._is_closed = False
         self.can_rejoin = True
+        self.has_modules = False
         self.local_address: str | None = plain(connection.socket.getsockname()[0])
         self.remote_address: str | None = plain(connection.socket.getpeername()[0])
 

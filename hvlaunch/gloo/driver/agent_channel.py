@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from hvlaunch.agent.frames import encode
+from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.errors import HostError, HostLost
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.piece_reader import PieceReader
@@ -21,7 +21,12 @@ __all__ = [
     "CommandConnection",
     "Listener",
     "LostConnection",
+    "Reconnect",
+    "rejoin",
 ]
+
+Reconnect = Callable[[float | None], Connection]
+"""Connects to a host once more, within so many seconds. Raises HostError."""
 
 
 class AgentChannel(Protocol):
@@ -71,6 +76,9 @@ class AgentConnection(Protocol):
     can_rejoin: bool
     """Whether another connection can take its place."""
 
+    has_modules: bool
+    """Whether its agent has all modules from the start."""
+
     on_call: Callable[[], None]
     """Called, in a thread, where the agent comes by another connection on its own account; for the session to set."""
 
@@ -92,15 +100,14 @@ class AgentConnection(Protocol):
 class CommandConnection:
     """AgentConnection over one that runs commands: ssh's, or pipes."""
 
-    def __init__(
-        self, connection: Connection, again: Callable[[float | None], Connection] | None = None
-    ) -> None:
+    def __init__(self, connection: Connection, again: Reconnect | None = None) -> None:
         """`again` connects once more, within so many seconds; None where this is the only way."""
         self.local_address = connection.local_address
         self.remote_address = connection.remote_address
         self.is_launched = False
         self.processes = 1
         self.can_rejoin = again is not None
+        self.has_modules = False
         self.on_call: Callable[[], None] = lambda: None
         self._connection = connection
         self._again = again
@@ -118,7 +125,7 @@ class CommandConnection:
     ) -> tuple[AgentConnection, AgentChannel]:
         if self._again is None:
             raise HostLost("there is no other way to its agent", host=host.name)
-        return _rejoin(self._again, program, host, scratch, listener, timeout)
+        return rejoin(self._again, program, host, scratch, listener, timeout)
 
     def close(self) -> None:
         self._connection.close()
@@ -127,12 +134,13 @@ class CommandConnection:
 class LostConnection:
     """AgentConnection of a driver before us, which is lost."""
 
-    def __init__(self, again: Callable[[float | None], Connection]) -> None:
+    def __init__(self, again: Reconnect) -> None:
         self.local_address: str | None = ""
         self.remote_address: str | None = ""
         self.is_launched = False
         self.processes = 1
         self.can_rejoin = True
+        self.has_modules = False
         self.on_call: Callable[[], None] = lambda: None
         self._again = again
 
@@ -145,14 +153,14 @@ class LostConnection:
     def rejoin(
         self, program: AgentProgram, host: Host, scratch: str, listener: Listener, timeout: float
     ) -> tuple[AgentConnection, AgentChannel]:
-        return _rejoin(self._again, program, host, scratch, listener, timeout)
+        return rejoin(self._again, program, host, scratch, listener, timeout)
 
     def close(self) -> None:
         pass
 
 
-def _rejoin(
-    again: Callable[[float | None], Connection],
+def rejoin(
+    again: Reconnect,
     program: AgentProgram,
     host: Host,
     scratch: str,
@@ -177,14 +185,22 @@ def _rejoin(
 class CommandChannel:
     """AgentChannel over the stdin and stdout of a command, which reads `program` before the first frame."""
 
-    def __init__(self, channel: Channel, program: bytes, listener: Listener) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        program: bytes,
+        listener: Listener,
+        decoder: Callable[[], Decoder] = report_decoder,
+    ) -> None:
+        """`decoder` makes what takes the frames of that program."""
         self._channel = channel
         self._program = program
         self._listener = listener
+        self._decoder = decoder
 
     def frames(self) -> "Iterator[Frame]":
         reader = PieceReader(self._listener.heard_noise)
-        decoder = report_decoder()
+        decoder = self._decoder()
         while data := self._channel.read():
             if sent := reader.feed(data):
                 self._listener.heard_agent()

@@ -27,7 +27,7 @@ class AgentProgram:
     def __init__(
         self, config: Mapping[str, Any], python: str | None, own_pythons: Container[str] = frozenset()
     ) -> None:
-        self._config = config
+        self.config = config
         self._python = python
         self._own_pythons = own_pythons
         self._making = Lock()
@@ -39,7 +39,7 @@ class AgentProgram:
         kind = is_near, with_ranks
         with self._making:
             if kind not in self._packed:
-                self._packed[kind] = bundle(self._config, is_near=is_near, with_ranks=with_ranks)
+                self._packed[kind] = bundle(self.config, is_near=is_near, with_ranks=with_ranks)
             return self._packed[kind]
 
     def command(self, host: Host, *, is_here: bool, is_near: bool) -> tuple[str, bytes]:
@@ -55,10 +55,10 @@ class AgentProgram:
                 hint="--remote-python, or python= in the hostfile before the job",
             )
         if self._has_files(host, is_here):
-            return local_agent_command(self._config), b""
+            return local_agent_command(self.config), b""
         program = self.packed(is_near=is_near)
         candidates = python_candidates(host.python or self._python)
-        return agent_command(candidates, len(program), self._config["lease"]), program
+        return agent_command(candidates, len(program), self.config["lease"]), program
 
     def _has_files(self, host: Host, is_here: bool) -> bool:
         """Whether it runs from the files of this installation."""

@@ -25,6 +25,7 @@ __all__ = [
     "local_agent_command",
     "python_candidates",
     "rare_modules",
+    "warm_bundle",
     "without_docstrings",
     "without_words",
 ]
@@ -99,16 +100,30 @@ def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False
     For a host that is near, its modules are there twice: as text, which any Python takes, and compiled
     for ours, which makes three times as much to send and saves such a Python 10 ms.
     """
+    packed = _modules_packed(_MODULES + (_OF_RANKS if with_ranks else ()), is_near=is_near)
+    return zlib.compress(f"{_boot()}\nboot({packed!r}, {dict(config)!r})\n".encode(), 1)
+
+
+def warm_bundle(config: Mapping[str, Any]) -> bytes:
+    """The warm agent (agent/warm.py) with its `config` as a program, as bundle(): all modules that an agent may need."""
+    packed = _modules_packed((*_MODULES, *_RARE, "warm"), is_near=True)
+    start = f"load({packed!r})\nfrom hvlaunch.agent.warm import main\nmain({dict(config)!r})\n"
+    return zlib.compress(f"{_boot()}\n{start}".encode(), 1)
+
+
+def _modules_packed(names: Sequence[str], *, is_near: bool) -> dict[bytes, bytes]:
     root = Path(agent.__file__).parent
-    names = _MODULES + (_OF_RANKS if with_ranks else ())
     files = {f"hvlaunch.agent.{name}": root / f"{name}.py" for name in names}
     packed = {b"": _packed({"hvlaunch.__init__": "", **{name: _text(file) for name, file in files.items()}})}
     if is_near:
         code = {name: SourceFileLoader(name, str(file)).get_code(name) for name, file in files.items()}
         shorter = {name: without_docstrings(each) for name, each in code.items() if each is not None}
         packed[MAGIC_NUMBER] = _packed({"hvlaunch.__init__": "", **shorter})
-    boot = _text(root / "boot.py")
-    return zlib.compress(f"{boot}\nboot({packed!r}, {dict(config)!r})\n".encode(), 1)
+    return packed
+
+
+def _boot() -> str:
+    return _text(Path(agent.__file__).with_name("boot.py"))
 
 
 def rare_modules() -> bytes:

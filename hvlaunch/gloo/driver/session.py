@@ -120,8 +120,10 @@ class HostSession:
     def greet(self, hello: Mapping[str, Any]) -> None:
         """Send it, before all that was sent already, and from now on all that follows."""
         self.key = hello["session"]
-        is_here = self._connection is not None and self._connection.remote_address is None
-        self._outgoing.put_first(({"type": "modules"}, self._program.rare(self._host, is_here=is_here)))
+        modules = b""
+        if self._connection is not None and not self._connection.has_modules:
+            modules = self._program.rare(self._host, is_here=self._connection.remote_address is None)
+        self._outgoing.put_first(({"type": "modules"}, modules))
         self._outgoing.put_first((dict(hello), b""))
         threading.Thread(target=self._write, name=f"to {self._host.name}", daemon=True).start()
 

@@ -1,0 +1,252 @@
+"""`hvlaunch pool up|down|status`: warm pools, made, ended and listed."""
+
+import argparse
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hvlaunch.cli.answer import complain, print_answer
+from hvlaunch.cli.arguments import parse
+from hvlaunch.cli.detaching import run_detached
+from hvlaunch.cli.parser import Parser
+from hvlaunch.cli.spec import job_spec
+from hvlaunch.console.causes import describe
+from hvlaunch.console.duration import duration
+from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, Problem
+from hvlaunch.hosts.fold import host_set
+from hvlaunch.job import JobSpec
+from hvlaunch.jobs.control import Control
+from hvlaunch.jobs.directory import has_driver, jobs_directory, remove
+from hvlaunch.jobs.known import await_end, known_jobs
+from hvlaunch.jobs.pools import KnownPool, PoolGone, ask, known_pools, pools_directory
+
+__all__ = ["run_pool_command"]
+
+_HINT = "hvlaunch pool --help"
+_USAGE = """\
+usage: hvlaunch pool up NAME -H HOSTS [--idle-timeout TIME] [--skip-bad-hosts] [--foreground] [options of hosts and of SSH]
+       hvlaunch pool down NAME [--kill]
+       hvlaunch pool status [NAME] [--json]
+
+Keep connections to hosts, so that jobs there start sooner: `hvlaunch --pool NAME -np N COMMAND`.
+
+  --idle-timeout TIME  end it after so long without a job (default 8h): 90s, 10m, 8h, 2d
+  --skip-bad-hosts     keep it even if some hosts can't be reached now; they are tried again and again
+  --foreground         do not leave the terminal; end with stdin's end
+  --kill               stop the jobs that use it first
+  --json               an object for each pool, on its own line
+"""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_SPAN = re.compile(r"([0-9]{1,9})([smhd]?)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_IDLE = 8 * 3600.0
+_END_PATIENCE = 15.0
+_LOOK = 0.02
+
+
+def run_pool_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Do what follows the word `pool`; the exit code. Raises HvlaunchError."""
+    if not argv or argv[0] in ("-h", "--help") or {"-h", "--help"} & {*argv[1:2]}:
+        if not argv:
+            raise BadUsage("pool: up, down or status is missing", hint=_HINT)
+        return print_answer(_USAGE)
+    act = _ACTS.get(argv[0])
+    if act is None:
+        raise BadUsage(f"pool: {argv[0]!r} is none of up, down, status", hint=_HINT)
+    return act(argv[1:], environ)
+
+
+def _up(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    if not argv or argv[0].startswith("-"):
+        raise BadUsage("pool up: the name comes first", hint="hvlaunch pool up NAME -H HOSTS")
+    name = _name(argv[0])
+    parser = _parser("up")
+    parser.add_argument("--idle-timeout", type=_span, default=_IDLE)
+    parser.add_argument("--foreground", action="store_true")
+    own, words = parser.parse_known_args(argv[1:])
+    options = parse([*words, "true"], environ=environ, warn=complain)
+    if options.command != ("true",):
+        raise BadUsage(f"pool up: {options.command[0]!r} is no option", hint=_HINT)
+    spec, warnings = job_spec(options, environ)
+    for warning in warnings:
+        complain(f"warning: {warning}")
+    if spec.mpi is not None or spec.elastic is not None or spec.pool is not None:
+        raise BadUsage("pool up takes hosts and options of SSH, and none of jobs", hint=_HINT)
+    root = pools_directory(environ)
+
+    def hold(tell: Callable[[str], None] | None) -> int:
+        return _hold(root, name, spec, own.idle_timeout, tell)
+
+    return hold(None) if own.foreground else run_detached(hold)
+
+
+def _hold(
+    root: Path, name: str, spec: JobSpec, idle_timeout: float, tell: Callable[[str], None] | None
+) -> int:
+    """The process of the pool; `tell` is where another one waits until it is up."""
+    from hvlaunch.gloo.warm.hold import hold_pool  # noqa: PLC0415 (errors come first)
+
+    def on_ready(problems: list[Problem]) -> None:
+        if problems:
+            _show(problems)
+        if tell is None:
+            print_answer(f"{name}\n")
+            return
+        _leave_terminal()
+        tell(name)
+
+    try:
+        hold_pool(
+            root,
+            name,
+            spec,
+            idle_timeout=idle_timeout,
+            on_ready=on_ready,
+            owner=0 if tell is None else None,
+        )
+    except HostsFailed as error:
+        _show(error.errors)
+        return error.exit_code
+    return 0
+
+
+def _show(problems: Sequence[Problem]) -> None:
+    complain("\n".join(describe(HostsFailed(problems).problem)).replace("hvlaunch: ", ""))
+
+
+def _leave_terminal() -> None:
+    with suppress(OSError):
+        os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(null, descriptor)
+    os.close(null)
+    os.chdir("/")
+
+
+def _down(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    parser = _parser("down")
+    parser.add_argument("name", metavar="NAME", type=str)
+    parser.add_argument("--kill", action="store_true")
+    own = parser.parse_args(argv)
+    pool = _known(pools_directory(environ), own.name)
+    if pool.is_up:
+        if own.kill:
+            _stop_jobs(pool, environ)
+        _end(pool)
+    with suppress(OSError):
+        remove(pool.directory)  # of one whose process was killed
+    return print_answer(f"pool {pool.name} is down\n")
+
+
+def _stop_jobs(pool: KnownPool, environ: Mapping[str, str]) -> None:
+    """Stop those that use it, and wait for their ends."""
+    users = _users(ask(pool, {"what": "hosts"}))
+    for job in known_jobs(jobs_directory(environ)):
+        if job.id in users and job.has_driver:
+            with suppress(HvlaunchError):  # it has just ended
+                Control(job).post("/stop", {"kill": True})
+            await_end(job)
+
+
+def _end(pool: KnownPool) -> None:
+    deadline = time.monotonic() + _END_PATIENCE
+    while True:
+        try:
+            ask(pool, {"what": "down"})
+        except PoolGone:
+            pass
+        except BadUsage as error:
+            if time.monotonic() < deadline and not _users(ask(pool, {"what": "hosts"})):
+                continue  # a job's last moment
+            error.hint = f"hvlaunch jobs, hvlaunch stop JOB, or hvlaunch pool down {pool.name} --kill"
+            raise
+        break
+    while has_driver(pool.directory):
+        if time.monotonic() > deadline:
+            raise PoolGone(
+                f"pool {pool.name}: its process (pid {pool.about.get('pid')}) does not end", hint="kill -9 it"
+            )
+        time.sleep(_LOOK)
+
+
+def _status(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    parser = _parser("status")
+    parser.add_argument("name", metavar="NAME", nargs="?")
+    parser.add_argument("--json", action="store_true")
+    own = parser.parse_args(argv)
+    root = pools_directory(environ)
+    pools = known_pools(root) if own.name is None else [_known(root, own.name)]
+    records = [_record(pool) for pool in pools]
+    if own.json:
+        return print_answer("".join(f"{json.dumps(record)}\n" for record in records))
+    return print_answer("".join(map(_lines, records)) or "no pools\n")
+
+
+def _record(pool: KnownPool) -> dict[str, Any]:
+    record: dict[str, Any] = {"name": pool.name, "state": "killed", "hosts": {}, "idle": None}
+    record |= {key: pool.about.get(key) for key in ("machine", "pid", "version", "began")}
+    if not pool.is_up:
+        return record
+    try:
+        answer = ask(pool, {"what": "hosts"}, timeout=5.0)
+    except HvlaunchError:
+        return {**record, "state": "no answer"}
+    return {**record, "state": "up", "hosts": answer["hosts"], "idle": answer["idle"]}
+
+
+def _lines(record: Mapping[str, Any]) -> str:
+    hosts: Mapping[str, Mapping[str, Any]] = record["hosts"]
+    if record["state"] != "up":
+        hint = f"; try: hvlaunch pool down {record['name']}"
+        return f"{record['name']}: {'its process was killed' if record['state'] == 'killed' else 'no answer'}{hint}\n"
+    users = _users(record)
+    used = f"jobs {', '.join(users)}" if users else f"no job for {duration(record['idle'])}"
+    lines = [f"{record['name']}: {len(hosts)} hosts, {used}"]
+    by_state: dict[tuple[str, str], list[str]] = {}
+    for name, facts in hosts.items():
+        why = f" ({facts['problem']})" if facts["problem"] else ""
+        by_state.setdefault((facts["state"], why), []).append(name)
+    lines += [f"  {state}: {host_set(names)}{why}" for (state, why), names in by_state.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _users(record: Mapping[str, Any]) -> list[str]:
+    """The jobs that use the pool."""
+    return sorted({job for facts in record["hosts"].values() for job in facts["jobs"]})
+
+
+def _known(root: Path, name: str) -> KnownPool:
+    found = next((pool for pool in known_pools(root) if pool.name == name), None)
+    if found is None:
+        raise BadUsage(f"there is no pool {name}", hint="hvlaunch pool status")
+    return found
+
+
+def _parser(word: str) -> Parser:
+    return Parser(prog=f"hvlaunch pool {word}", add_help=False, allow_abbrev=False, hint=_HINT)
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise BadUsage(f"pool {text!r}: a name has letters, digits, dots, - and _, 64 at most")
+    return text
+
+
+def _span(text: str) -> float:
+    found = _SPAN.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m, 8h or 2d")
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
+_ACTS: Mapping[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {
+    "up": _up,
+    "down": _down,
+    "status": _status,
+}

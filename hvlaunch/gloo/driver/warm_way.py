@@ -1,0 +1,145 @@
+"""The way to hosts of a warm pool: its process has a connection to each, and a warm agent there that forks the job's agent."""
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from hvlaunch.errors import ConnectFailed, HostLost, HvlaunchError
+from hvlaunch.gloo.driver.agent_channel import (
+    AgentChannel,
+    AgentConnection,
+    CommandChannel,
+    Listener,
+    Reconnect,
+    rejoin,
+)
+from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.job import Host
+from hvlaunch.jobs.pools import LANE_DATA, LANE_HEAD, KnownPool, PoolGone, ask, open_lane
+
+__all__ = ["WarmWay"]
+
+_READ_SIZE = 1 << 18
+
+
+class WarmWay:
+    """Connects to the hosts of a pool, for one job. `otherwise` connects to hosts that it has not, and where it is gone."""
+
+    def __init__(
+        self,
+        pool: KnownPool,
+        job_id: str,
+        otherwise: Callable[[Host], AgentConnection],
+        again: Callable[[Host], Reconnect],
+    ) -> None:
+        """`again` gives what connects to a host once more, without the pool."""
+        self._pool = pool
+        self._job_id = job_id
+        self._otherwise = otherwise
+        self._again = again
+        self._hosts: Mapping[str, Any] = {}
+
+    def connect(self, host: Host) -> AgentConnection:
+        """Raises HostError."""
+        known = self._hosts.get(host.name)
+        if known is None or known["state"] != "ready":
+            try:
+                self._hosts = ask(self._pool, {"what": "hosts"})["hosts"]
+            except (PoolGone, HvlaunchError):
+                return self._otherwise(host)
+            known = self._hosts.get(host.name)
+        if known is None:
+            return self._otherwise(host)
+        if known["state"] != "ready":
+            why = known["problem"] or "it connects"
+            raise ConnectFailed(
+                f"pool {self._pool.name} has no connection to it now: {why}",
+                host=host.name,
+                hint=f"hvlaunch pool status {self._pool.name}",
+            )
+        return _WarmConnection(self._pool, self._job_id, known, self._again(host))
+
+
+class _WarmConnection:
+    """AgentConnection by a warm pool."""
+
+    def __init__(self, pool: KnownPool, job_id: str, known: Mapping[str, Any], again: Reconnect) -> None:
+        self.local_address: str | None = known["local_address"]
+        self.remote_address: str | None = known["remote_address"]
+        self.is_launched = False
+        self.processes = 1
+        self.can_rejoin = True
+        self.has_modules = True
+        self.on_call: Callable[[], None] = lambda: None
+        self._pool = pool
+        self._job_id = job_id
+        self._again = again
+        self._channel: _LaneChannel | None = None
+
+    def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
+        request = {"what": "lane", "host": host.name, "job": self._job_id, "config": program.config}
+        try:
+            self._channel = _LaneChannel(open_lane(self._pool, request))
+        except OSError:
+            raise HostLost(f"pool {self._pool.name} has gone", host=host.name) from None
+        return CommandChannel(self._channel, b"", listener)
+
+    def silence(self) -> float | None:
+        return None
+
+    def rejoin(
+        self, program: AgentProgram, host: Host, scratch: str, listener: Listener, timeout: float
+    ) -> tuple[AgentConnection, AgentChannel]:
+        return rejoin(self._again, program, host, scratch, listener, timeout)
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+
+class _LaneChannel:
+    """hvlaunch.ssh.connection.Channel over the socket of a lane."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._rest = b""
+        """What is no whole part yet."""
+        self._ended: Mapping[str, Any] | None = None
+
+    def read(self) -> bytes:
+        while self._ended is None:
+            data = self._link.recv(_READ_SIZE)
+            if not data:
+                raise ConnectionResetError("the warm pool has lost it")
+            if found := b"".join(self._parts(self._rest + data)):
+                return found
+        return b""
+
+    def _parts(self, data: bytes) -> Iterator[bytes]:
+        at = 0
+        while len(data) - at >= LANE_HEAD.size:
+            kind, size = LANE_HEAD.unpack_from(data, at)
+            end = at + LANE_HEAD.size + size
+            if len(data) < end:
+                break
+            part, at = data[at + LANE_HEAD.size : end], end
+            if kind == LANE_DATA:
+                yield part
+            else:
+                self._ended = json.loads(part)
+        self._rest = data[at:]
+
+    def write(self, data: bytes) -> None:
+        self._link.sendall(data)
+
+    def stderr(self) -> bytes:
+        return b"" if self._ended is None else str(self._ended["stderr"]).encode()
+
+    def exit_status(self, timeout: float) -> int | None:  # noqa: ARG002 (it comes with the end of what is read)
+        return None if self._ended is None else int(self._ended["status"])
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,97 @@
+"""Making a warm pool, and holding it until somebody ends it: what the process of `hvlaunch pool up` does."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from hvlaunch import __version__
+from hvlaunch.errors import BadUsage, HostsFailed, Problem
+from hvlaunch.gloo.engine.codec import encode
+from hvlaunch.gloo.warm.pool import WarmPool
+from hvlaunch.hosts.local import is_local
+from hvlaunch.job import Host, JobSpec, SSHOptions
+from hvlaunch.jobs.directory import IN_MAKING, JobDirectory, has_driver, remove
+from hvlaunch.ssh.connection import Connection
+from hvlaunch.ssh.ways import Ways
+
+__all__ = ["hold_pool"]
+
+
+def hold_pool(
+    root: Path,
+    name: str,
+    spec: JobSpec,
+    *,
+    idle_timeout: float,
+    on_ready: Callable[[list[Problem]], None],
+    owner: int | None = None,
+) -> None:
+    """Connect to the hosts of `spec`, call `on_ready` with what is wrong with some, and serve until the end.
+
+    The pool is in `root`, under its name. It ends after `idle_timeout` seconds without a job; where there is an `owner`,
+    a file descriptor, at the latest when nothing more can be read of it.
+
+    Raises BadUsage, NoJobDirectory, HostsFailed.
+    """
+    if has_driver(root / name):
+        raise BadUsage(
+            f"pool {name} is up",
+            hint=f"hvlaunch pool status {name}, hvlaunch pool down {name}, or another name",
+        )
+    with suppress(OSError):  # what is left of one whose process was killed
+        remove(root / name)
+    with suppress(OSError):
+        remove(root / f"{IN_MAKING}{name}")
+    hosts = [host for host in spec.hosts if not is_local(host)]
+    with (
+        closing(JobDirectory(root, name, _about(name, spec))) as directory,
+        closing(directory.listen()) as listener,
+        _connect(spec) as connect,
+        closing(WarmPool(name, spec, hosts, connect, idle_timeout=idle_timeout)) as pool,
+        _ends_by_signal(pool),
+    ):
+        problems = list(pool.start())
+        if problems and (not spec.skip_bad_hosts or len(problems) == len(hosts)):
+            raise HostsFailed(problems)
+        on_ready(problems)
+        pool.serve(listener, owner)
+
+
+def _about(name: str, spec: JobSpec) -> Mapping[str, object]:
+    return {
+        "name": name,
+        "version": __version__,
+        "machine": os.uname().nodename,
+        "pid": os.getpid(),
+        "began": time.time(),
+        "hosts": encode(tuple[Host, ...], spec.hosts),
+        "ssh": encode(SSHOptions, spec.ssh),
+        "remote_python": spec.remote_python,
+    }
+
+
+@contextmanager
+def _connect(spec: JobSpec) -> Iterator[Callable[[Host], Connection]]:
+    if spec.ssh.remote_agent is not None:
+        from hvlaunch.ssh.remote_agent import connect_by_agent  # noqa: PLC0415 (few sites have one)
+
+        yield partial(connect_by_agent, spec.ssh.remote_agent)
+        return
+    with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
+        yield ways.connect
+
+
+@contextmanager
+def _ends_by_signal(pool: WarmPool) -> Iterator[None]:
+    before = {
+        number: signal.signal(number, lambda *_: pool.stop()) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

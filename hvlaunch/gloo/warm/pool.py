@@ -1,0 +1,172 @@
+"""The process of a warm pool: it keeps a connection and a warm agent on each host, and serves this user's other programs.
+
+It answers at the socket in its directory (jobs/pools.py): one request on a connection, a line of JSON. `lane` makes a
+lane of the connection, everything else has an answer.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from hvlaunch import __version__
+from hvlaunch.agent.quick import loads
+from hvlaunch.agent.shapes import misfit
+from hvlaunch.agent.warm import ORDERS
+from hvlaunch.errors import Problem
+from hvlaunch.gloo.driver.bundle import agent_command, python_candidates, warm_bundle
+from hvlaunch.gloo.warm.host import WarmHost
+from hvlaunch.gloo.warm.lane import Lane
+from hvlaunch.job import Host, JobSpec
+from hvlaunch.jobs.pools import peer_is_own
+from hvlaunch.ssh.connection import Connection
+
+__all__ = ["WarmPool"]
+
+_LEASE = 60.0
+"""Seconds of silence after which pool and warm agent give each other up."""
+_LOOK = 1.0
+_REQUEST_PATIENCE = 10.0
+_LONGEST_REQUEST = 1 << 16
+
+
+class WarmPool:
+    """The hosts, and what serves them. `connect` connects to one; `idle_timeout` is how many seconds it stays without a job."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: JobSpec,
+        hosts: Sequence[Host],
+        connect: Callable[[Host], Connection],
+        *,
+        idle_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._idle_timeout = idle_timeout
+        self._clock = clock
+        self._used = clock()
+        self._over = threading.Event()
+        self._listener: socket.socket | None = None
+        program = warm_bundle({"lease": _LEASE})
+        self._hosts = {
+            host.name: WarmHost(
+                host,
+                connect,
+                (
+                    agent_command(
+                        python_candidates(host.python or spec.remote_python), len(program), spec.start_timeout
+                    ),
+                    program,
+                ),
+                _LEASE,
+                start_timeout=spec.start_timeout,
+            )
+            for host in hosts
+        }
+
+    def start(self) -> Sequence[Problem]:
+        """Connect to all; what is wrong with those that can't be reached now, which are tried again."""
+        for host in self._hosts.values():
+            host.start()
+        for host in self._hosts.values():
+            host.tried.wait()
+        return [host.problem for host in self._hosts.values() if host.problem is not None]
+
+    def serve(self, listener: socket.socket, owner: int | None = None) -> None:
+        """Until somebody ends it, nobody has used it for long, or the `owner` (a descriptor) has ended."""
+        listener.settimeout(_LOOK)
+        self._listener = listener
+        if owner is not None:
+            threading.Thread(target=self._await, args=(owner,), name="owner", daemon=True).start()
+        while not self._over.is_set():
+            for host in self._hosts.values():
+                host.look()
+            if any(host.lanes for host in self._hosts.values()):
+                self._used = self._clock()
+            elif self._clock() > self._used + self._idle_timeout:
+                return
+            with suppress(OSError):  # nobody has come, or there is no descriptor left
+                link, _ = listener.accept()
+                threading.Thread(target=self._hear, args=(link,), name="request", daemon=True).start()
+
+    def _await(self, owner: int) -> None:
+        with suppress(OSError):
+            while os.read(owner, 1 << 10):
+                pass
+        self.stop()
+
+    def stop(self) -> None:
+        """Let serve() return. For signals and other threads."""
+        self._over.set()
+        if self._listener is not None:
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End all warm agents."""
+        for host in self._hosts.values():
+            host.close()
+
+    def _hear(self, link: socket.socket) -> None:
+        with link, suppress(OSError):
+            if not peer_is_own(link):
+                return
+            request, rest = _request_of(link)
+            if request is None:
+                link.sendall(_line({"refused": "the request is not understood"}))
+            elif request["what"] == "lane":
+                self._serve_lane(link, request, rest)
+            else:
+                link.sendall(_line(self._answer(request)))
+
+    def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        hosts = {name: host.facts() for name, host in self._hosts.items()}
+        match request["what"]:
+            case "hosts":
+                return {"hosts": hosts, "idle": self._clock() - self._used}
+            case "down":
+                jobs = sorted({job for host in hosts.values() for job in host["jobs"]})
+                if jobs:
+                    return {"refused": f"pool {self._name} is used by {len(jobs)} jobs", "jobs": jobs}
+                self.stop()
+                return {}
+            case _:
+                return {"refused": f"hvlaunch {__version__} knows no such request"}
+
+    def _serve_lane(self, link: socket.socket, request: Mapping[str, Any], begun: bytes) -> None:
+        host, job, config = (request.get(name) for name in ("host", "job", "config"))
+        known = self._hosts.get(str(host))
+        opening = {"type": "open", "lane": 1, "config": config}
+        if known is None or not isinstance(job, str) or misfit(ORDERS, opening, b"") is not None:
+            return
+        self._used = self._clock()
+        known.serve(Lane(link, job, begun), request["config"])
+
+
+def _request_of(link: socket.socket) -> tuple[dict[str, Any] | None, bytes]:
+    """Its line, and what came behind it, which is the lane's; None where it is no request."""
+    link.settimeout(_REQUEST_PATIENCE)
+    found = b""
+    while b"\n" not in found and len(found) < _LONGEST_REQUEST:
+        data = link.recv(_LONGEST_REQUEST)
+        if not data:
+            break
+        found += data
+    link.settimeout(None)
+    line, _, rest = found.partition(b"\n")
+    try:
+        request = loads(line.decode())
+    except (ValueError, RecursionError):
+        return None, b""
+    is_one = isinstance(request, dict) and isinstance(request.get("what"), str)
+    return (request if is_one else None), rest
+
+
+def _line(answer: Mapping[str, Any]) -> bytes:
+    return json.dumps(answer).encode() + b"\n"

@@ -1,0 +1,149 @@
+"""A warm pool on real hosts: jobs are as ever, whatever ends, and nothing is left."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.jobs import HVLAUNCH, Job, agents
+from tests.cluster.test_sessions import LINES, kill_sshd
+from tests.cluster.testhosts import Host, Process, TestHosts, wait_until
+
+LIMIT = 90.0
+
+
+class Pool:
+    """Hosts a, b and c, with a pool of them for this user."""
+
+    def __init__(self, hosts: TestHosts, state: Path) -> None:
+        self.hosts = hosts
+        self.env = {**hosts.driver.env, "XDG_STATE_HOME": str(state)}
+
+    def do(self, *words: str, code: int = 0) -> str:
+        """`hvlaunch pool WORDS`: what it prints."""
+        process = self.hosts.driver.popen(
+            [*HVLAUNCH, "pool", *words],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        said, _ = process.communicate(timeout=LIMIT)
+        assert process.returncode == code, said
+        return str(said)
+
+    def job(self, *words: object) -> Job:
+        return Job(self.hosts, ["--pool", "p", *words], {"XDG_STATE_HOME": self.env["XDG_STATE_HOME"]})
+
+    def process(self) -> Process:
+        [one] = [each for each in self.hosts.driver.processes() if "up" in each.argv]
+        return one
+
+    def is_shown(self, text: str) -> None:
+        wait_until(lambda: text in self.do("status"), f"the status has {text!r}", LIMIT)
+
+
+@pytest.fixture
+def pool(cluster: TestHosts, tmp_path: Path) -> Iterator[Pool]:
+    one = Pool(cluster, tmp_path)
+    assert one.do("up", "p", "-H", "a:2,b:2,c:2") == "p\n"
+    yield one
+    one.do("down", "p", "--kill")
+
+
+def warm(host: Host) -> list[Process]:
+    return [each for each in host.user_processes() if each.comm == "hvl-warm"]
+
+
+def lines_of(job: Job, rank: int) -> list[int]:
+    return [int(number) for number in re.findall(rf"line {rank} (\d+) ", job.stdout)]
+
+
+def count(number: int) -> list[object]:
+    return [sys.executable, "-c", LINES, number, 0.05, 0]
+
+
+def test_jobs_one_after_the_other_and_at_once_and_nothing_is_left(pool: Pool) -> None:
+    before = {host.name: [each.pid for each in warm(host)] for host in pool.hosts}
+    assert [len(found) for found in before.values()] == [1, 1, 1, 0]
+    for _ in range(2):
+        job = pool.job("-H", "b:2,c:1", sys.executable, "-c", "import os; print(os.uname().nodename)")
+        assert job.code(LIMIT) == 0, job.stderr
+        assert sorted(line.split()[-1] for line in job.stdout.splitlines()) == ["b", "b", "c"]
+    first, second = pool.job(*count(60)), pool.job("-H", "a:2", *count(60))
+    for job in (first, second):
+        job.saw("line 0 5 ")
+    said = pool.do("down", "p", code=2)
+    assert "pool p is used by 2 jobs; try: hvlaunch jobs" in said
+    assert [job.code(LIMIT) for job in (first, second)] == [0, 0]
+    assert [lines_of(first, rank) for rank in range(6)] == [list(range(60))] * 6
+    assert before == {host.name: [each.pid for each in warm(host)] for host in pool.hosts}
+    assert "p: 3 hosts, no job for" in pool.do("status")
+    assert pool.do("down", "p") == "pool p is down\n"
+    wait_until(lambda: not any(host.user_processes() for host in pool.hosts), "nothing is left", LIMIT)
+    assert not pool.hosts.driver.processes()
+    pool.do("up", "p", "-H", "a")
+
+
+@pytest.mark.parametrize("options", [(), ("--min-np", "6")], ids=["static", "elastic"])
+def test_a_job_outlives_the_process_of_its_pool(pool: Pool, options: tuple[str, ...]) -> None:
+    job = pool.job(*options, *count(200)).saw("line 2 20 ")
+    pool.hosts.driver.run(["kill", "-9", str(pool.process().pid)], check=True)
+    job.saw("host b: connected again after")
+    wait_until(lambda: not any(map(warm, pool.hosts)), "the warm agents have ended", LIMIT)
+    assert job.code(LIMIT) == 0, job.stderr
+    assert [lines_of(job, rank) for rank in range(6)] == [list(range(200))] * 6
+    assert "p: its process was killed" in pool.do("status")
+
+
+def test_a_connection_is_lost_while_a_job_runs_and_while_none_does(pool: Pool) -> None:
+    job = pool.job(*count(200)).saw("line 2 20 ")
+    kill_sshd(pool.hosts)
+    job.saw("host b: connected again after")
+    assert job.code(LIMIT) == 0, job.stderr
+    pool.is_shown("ready: a,b,c")
+    kill_sshd(pool.hosts)
+    pool.is_shown("away: b (lost: ")
+    pool.is_shown("ready: a,b,c")
+    assert pool.job("true").code(LIMIT) == 0
+
+
+def test_a_host_that_is_gone_is_an_error_of_the_job_as_ever(pool: Pool) -> None:
+    job = pool.job(*count(100_000)).saw("line 2 20 ")
+    [agent] = agents(pool.hosts["b"].user_processes())
+    pool.hosts["b"].run(["kill", "-9", str(agent.pid)], check=True)
+    assert job.code(LIMIT) == 69
+    assert "host b: lost: hvlaunch agent: killed by SIGKILL" in job.stderr
+    pool.hosts["b"].kill()
+    pool.is_shown("away: b (")
+    job = pool.job("true")
+    assert job.code(LIMIT) == 69
+    assert "host b: pool p has no connection to it now: " in job.stderr
+    assert pool.job("-H", "a:2,c:2", "true").code(LIMIT) == 0
+
+
+def test_a_driver_that_is_killed_leaves_its_workers_to_nobody(pool: Pool) -> None:
+    job = pool.job(*count(100_000)).saw("line 2 20 ")
+    job.send(signal.SIGKILL)
+    wait_until(lambda: not any(agents(host.user_processes()) for host in pool.hosts), "no agent", LIMIT)
+    assert pool.job("true").code(LIMIT) == 0
+
+
+def test_hosts_that_cannot_be_reached(cluster: TestHosts, tmp_path: Path) -> None:
+    pool = Pool(cluster, tmp_path)
+    cluster["b"].cut()
+    up = ("up", "p", "-H", "a,b", "--start-timeout", "3")
+    assert "host b: " in pool.do(*up, code=69)
+    assert pool.do("status") == "no pools\n"
+    said = pool.do(*up, "--skip-bad-hosts")
+    assert "host b: " in said
+    assert said.endswith("p\n")
+    pool.is_shown("away: b (")
+    cluster["b"].heal()
+    pool.is_shown("ready: a,b")
+    pool.do("down", "p")

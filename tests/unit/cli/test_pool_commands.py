@@ -1,0 +1,169 @@
+"""`hvlaunch pool` and `--pool`: what is wrong is said in a line, and what is left of a killed pool goes."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hvlaunch import __version__
+from hvlaunch.cli.main import main
+from hvlaunch.jobs.directory import JobDirectory
+
+HOSTS = [
+    {
+        "name": "a",
+        "slots": 4,
+        "user": "ml",
+        "port": 2222,
+        "identity": None,
+        "python": "/opt/py",
+        "address": None,
+    },
+    {
+        "name": "b",
+        "slots": None,
+        "user": None,
+        "port": None,
+        "identity": None,
+        "python": None,
+        "address": "10.0.0.7",
+    },
+]
+SSH = {
+    "port": None,
+    "user": "ada",
+    "identity": None,
+    "config": None,
+    "host_keys": "accept-new",
+    "client": "paramiko",
+    "forward_agent": False,
+    "connect_limit": 8,
+    "remote_agent": None,
+}
+
+
+def about(**more: object) -> dict[str, object]:
+    return {
+        "name": "p",
+        "version": __version__,
+        "hosts": HOSTS,
+        "ssh": SSH,
+        "remote_python": None,
+        "pid": 1,
+        **more,
+    }
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "hvlaunch/pools"
+
+
+@pytest.fixture
+def pool(root: Path) -> Iterator[JobDirectory]:
+    """One whose process seems to live, and answers nothing."""
+    with closing(JobDirectory(root, "p", about())) as directory:
+        yield directory
+
+
+def killed(root: Path, **more: object) -> Path:
+    directory = JobDirectory(root, "p", about(**more))
+    os.close(directory._lock)
+    return directory.path
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["pool"], "pool: up, down or status is missing; try: hvlaunch pool --help"),
+        (["pool", "start"], "pool: 'start' is none of up, down, status; try: hvlaunch pool --help"),
+        (["pool", "up"], "pool up: the name comes first; try: hvlaunch pool up NAME -H HOSTS"),
+        (
+            ["pool", "up", "../x", "-H", "a"],
+            "pool '../x': a name has letters, digits, dots, - and _, 64 at most",
+        ),
+        (["pool", "up", "p", "-H", "a", "true"], "pool up: 'true' is no option; try: hvlaunch pool --help"),
+        (
+            ["pool", "up", "p", "--idle-timeout", "x"],
+            "--idle-timeout: 'x' is no time such as 90s, 10m, 8h or 2d; try: hvlaunch pool --help",
+        ),
+        (
+            ["pool", "up", "p", "--min-np", "2", "-H", "a:4"],
+            "pool up takes hosts and options of SSH, and none of jobs; try: hvlaunch pool --help",
+        ),
+        (["pool", "down", "p"], "there is no pool p; try: hvlaunch pool status"),
+        (["pool", "status", "p"], "there is no pool p; try: hvlaunch pool status"),
+        (["--pool", "p", "true"], "there is no pool p; up: none; try: hvlaunch pool up p -H HOSTS"),
+        (["--pool", "p", "--mpi", "true"], "--pool needs ssh: mpirun starts the workers here"),
+    ],
+)
+def test_a_wrong_line_has_one_message_and_code_2(
+    words: list[str], told: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"hvlaunch: {told}\n"
+
+
+def test_a_job_has_the_hosts_of_its_pool_and_how_they_are_reached(
+    pool: JobDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--pool", "p", "--slots-per-host", "2", "--dry-run", "true"]) == 0
+    assert "6 workers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("hosts", ["b:3", "b:3,a:1"])
+def test_a_job_may_have_some_of_them(
+    pool: JobDirectory, hosts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--pool", "p", "-H", hosts, "--dry-run", "true"]) == 0
+    assert f"{3 if hosts == 'b:3' else 4} workers" in capsys.readouterr().out
+
+
+def test_a_host_that_it_has_not_is_refused(pool: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--pool", "p", "-H", "a,c,d", "true"]) == 2
+    assert "pool p has no host c, d; try: hvlaunch pool status p" in capsys.readouterr().err
+
+
+def test_a_pool_of_another_version_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(JobDirectory(root, "p", about(version="0.0.1"))):
+        assert main(["--pool", "p", "true"]) == 2
+    assert (
+        f"pool p was made by hvlaunch 0.0.1, and this is {__version__}; try: hvlaunch pool down p, then"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_name_that_is_taken_is_refused(pool: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "up", "p", "--foreground", "-H", "a"]) == 2
+    assert "pool p is up; try: hvlaunch pool status p" in capsys.readouterr().err
+
+
+def test_one_whose_process_was_killed_is_told_and_removed(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = killed(root)
+    assert main(["--pool", "p", "true"]) == 2
+    assert "the process of pool p was killed; up: none; try: hvlaunch pool up p" in capsys.readouterr().err
+    assert main(["pool", "status"]) == 0
+    assert capsys.readouterr().out == "p: its process was killed; try: hvlaunch pool down p\n"
+    assert main(["pool", "down", "p"]) == 0
+    assert not path.exists()
+    assert main(["pool", "status"]) == 0
+    assert capsys.readouterr().out == "pool p is down\nno pools\n"
+
+
+def test_one_that_does_not_answer_is_told(pool: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pool", "status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "no answer"
+
+
+def test_a_directory_that_others_can_write_to_is_no_pool(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed(root).chmod(0o777)
+    assert main(["pool", "status"]) == 0
+    assert capsys.readouterr().out == "no pools\n"

@@ -1,0 +1,341 @@
+"""A warm pool whose hosts are this machine, each by its own pipes: agents are forked, and their ends are told."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hvlaunch.errors import BadUsage, ConnectFailed, HostError
+from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection
+from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.warm_way import WarmWay
+from hvlaunch.gloo.warm.pool import WarmPool
+from hvlaunch.job import Host, JobSpec
+from hvlaunch.jobs.directory import JobDirectory
+from hvlaunch.jobs.pools import KnownPool, PoolGone, ask, find_pool, open_lane
+from hvlaunch.ssh.pipes import PipeConnection
+from tests.unit.agent.harness import until
+from tests.unit.gloo.fakes import FakeListener
+
+CONFIG = {"grace": 1.0, "lease": 60.0, "window": 1 << 20, "reconnect": 1.0, "spill": 0}
+HELLO = {
+    "type": "hello",
+    "protocol": 4,
+    "name": "a",
+    "key": "key",
+    "known_as": None,
+    "cwd": "/",
+    "gpus": False,
+    "ports": None,
+    "elastic": None,
+    "processes": 1,
+    "rendezvous": None,
+    "session": None,
+}
+NO_WORKERS = "import time\ntime.sleep(86400)"
+
+
+class Agent:
+    """A job's end of a lane."""
+
+    def __init__(self, connection: AgentConnection, config: dict[str, Any] = CONFIG) -> None:
+        self.connection = connection
+        self.channel: AgentChannel = connection.start_agent(
+            AgentProgram(config, None), Host("a"), FakeListener()
+        )
+        self.frames = self.channel.frames()
+
+    def greet(self) -> dict[str, Any]:
+        self.channel.send((HELLO, b""), ({"type": "modules"}, b""))
+        return self.expect("hello")
+
+    def expect(self, kind: str) -> dict[str, Any]:
+        return next(header for header, _ in self.frames if header["type"] == kind)
+
+    def start(self, code: str) -> int:
+        """A worker; its pid."""
+        worker = {"slot": 0, "start": 0, "env": {}, "stdin": False}
+        body = {"argv": [sys.executable, "-c", code], "defaults": {}, "env": {}, "workers": [worker]}
+        self.channel.send(({"type": "start", "round": 0}, json.dumps(body).encode()))
+        return int(self.expect("started")["pid"])
+
+    def end(self) -> int | None:
+        self.channel.send(({"type": "bye"}, b""))
+        assert [header["type"] for header, _ in self.frames][-1] == "bye"
+        return self.channel.exit_status(0.0)
+
+
+class Site:
+    """A pool of the hosts a and b, served in a thread. `broken` are hosts that can't be reached."""
+
+    def __init__(self, root: Path, shell: Sequence[str] = ("/bin/sh", "-c"), **options: Any) -> None:
+        self.shell = shell
+        self.is_closed = False
+        self.broken: set[str] = set()
+        about = {"name": "p", "version": "0"}
+        self.directory = JobDirectory(root, "p", about)
+        self.listener = self.directory.listen()
+        spec = JobSpec(command=("true",), hosts=(), cwd="/")
+        self.pool = WarmPool(
+            "p", spec, [Host("a"), Host("b")], self.connect, **{"idle_timeout": 1000.0, **options}
+        )
+        self.problems = self.pool.start()
+        self.thread = threading.Thread(target=self.pool.serve, args=(self.listener,))
+        self.thread.start()
+        self.known = KnownPool("p", self.directory.path, about, is_up=True)
+        self.way = WarmWay(self.known, "job1", self.otherwise, lambda _: self.connect)  # type: ignore[arg-type,return-value]
+
+    def connect(self, host: Host) -> PipeConnection:
+        if host.name in self.broken:
+            raise ConnectFailed("no route", host=host.name)
+        return PipeConnection(self.shell, host.name, "")
+
+    def otherwise(self, host: Host) -> AgentConnection:
+        raise HostError("by ssh", host=host.name)
+
+    def agent(self, host: str = "a", **config: Any) -> Agent:
+        return Agent(self.way.connect(Host(host)), {**CONFIG, **config})
+
+    def facts(self, host: str = "a") -> dict[str, Any]:
+        found: dict[str, Any] = ask(self.known, {"what": "hosts"})["hosts"][host]
+        return found
+
+    def close(self) -> None:
+        """May be repeated."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.pool.stop()
+        self.thread.join()
+        self.pool.close()
+        self.listener.close()
+        self.directory.close()
+
+
+@pytest.fixture
+def make_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(closing(Site(tmp_path / "pools", **options)))
+    until(lambda: not warm_agents(), "no warm agent is left")
+
+
+@pytest.fixture
+def site(make_site: Callable[..., Site]) -> Site:
+    one = make_site()
+    assert one.problems == []
+    return one
+
+
+def warm_agents() -> list[psutil.Process]:
+    """Those of this process: its children, since the shells exec."""
+    return [each for each in psutil.Process().children() if each.name() == "hvl-warm"]
+
+
+def descendants() -> set[str]:
+    return {each.name() for each in psutil.Process().children(recursive=True)} - {"sh"}
+
+
+def test_agents_are_forked_one_after_the_other_and_tell_their_ends(site: Site) -> None:
+    scratches = set()
+    for _ in range(3):
+        agent = site.agent()
+        hello = agent.greet()
+        scratches.add(hello["scratch"])
+        assert Path(hello["scratch"]).is_dir()
+        agent.start("print('x' * 100_000)")
+        assert agent.expect("exited")["code"] == 0
+        assert agent.end() == 0
+        assert not Path(hello["scratch"]).exists()
+    assert len(scratches) == 3
+    until(lambda: site.facts()["jobs"] == [], "no job has the pool")
+    assert descendants() == {"hvl-warm"}
+
+
+def test_two_jobs_at_once_do_not_meet(site: Site) -> None:
+    first, second = site.agent(grace=0.1), site.agent()
+    assert first.greet()["scratch"] != second.greet()["scratch"]
+    pid = second.start(NO_WORKERS)
+    assert first.end() == 0
+    assert psutil.pid_exists(pid)
+    assert site.facts()["jobs"] == ["job1"]
+    second.connection.close()  # nobody comes back: the agent ends its worker when its time is over
+    until(lambda: not psutil.pid_exists(pid), "the worker has ended")
+
+
+def test_an_agent_that_is_killed_leaves_nothing_and_says_so(site: Site) -> None:
+    agent = site.agent()
+    agent.greet()
+    pid = agent.start(NO_WORKERS)
+    [process] = [each for each in psutil.Process().children(recursive=True) if each.name() == "hvl-agent"]
+    process.kill()
+    assert list(agent.frames) == []
+    assert agent.channel.exit_status(0.0) == 128 + signal.SIGKILL
+    assert b"killed by SIGKILL" in agent.channel.stderr()
+    assert not psutil.pid_exists(pid)
+
+
+def test_what_is_left_where_guardian_and_agent_are_killed_at_once_is_killed_too(site: Site) -> None:
+    """Without the warm agent above them, nothing would be there that notices."""
+    agent = site.agent()
+    agent.greet()
+    pid = agent.start(NO_WORKERS)
+    family = [
+        each
+        for each in psutil.Process().children(recursive=True)
+        if each.name() in ("hvl-agent", "hvl-guardian")
+    ]
+    for each in family:
+        each.suspend()
+    for each in family:
+        each.kill()
+    until(lambda: not psutil.pid_exists(pid), "the worker has ended")
+
+
+def test_no_descriptor_for_an_agent_is_an_error_of_that_job_alone(make_site: Callable[..., Site]) -> None:
+    site = make_site(shell=("/bin/sh", "-c", 'ulimit -n 9; exec /bin/sh -c "$0"'))
+    for _ in range(3):
+        agent = site.agent()
+        assert list(agent.frames) == []
+        assert agent.channel.exit_status(0.0) == 1
+        assert b"can't start a process: Too many open files" in agent.channel.stderr()
+    assert site.facts()["state"] == "ready"
+
+
+def test_a_warm_agent_that_is_killed_breaks_its_lanes_and_another_begins(
+    site: Site,
+) -> None:
+    agent = site.agent()
+    scratch = Path(agent.greet()["scratch"])
+    [its] = [each for each in warm_agents() if each.children()]
+    its.kill()
+    with pytest.raises(ConnectionResetError):
+        list(agent.frames)
+    assert agent.channel.exit_status(0.0) is None  # it has not ended: another connection may lead to it
+    until(lambda: not scratch.exists(), "the agent has waited for another connection in vain")
+    until(lambda: site.facts()["state"] == "ready", "there is another warm agent")
+    assert site.agent().greet()["scratch"] != str(scratch)
+
+
+def test_a_host_that_cannot_be_reached_is_told_and_tried_again(site: Site) -> None:
+    site.broken = {"b"}
+    for each in warm_agents():
+        each.kill()
+    until(lambda: site.facts("a")["state"] == "ready" and site.facts("b")["state"] == "away", "b is away")
+    until(lambda: site.facts("b")["problem"] == "no route", "why is known")
+    with pytest.raises(ConnectFailed, match=r"pool p has no connection to it now: no route"):
+        site.way.connect(Host("b"))
+    site.broken = set()
+    until(lambda: site.facts("b")["state"] == "ready", "b is there again")
+
+
+def test_a_host_that_the_pool_has_not_is_reached_otherwise_and_so_are_all_when_it_is_gone(site: Site) -> None:
+    with pytest.raises(HostError, match="by ssh"):
+        site.way.connect(Host("c"))
+    site.close()
+    way = WarmWay(site.known, "job1", site.otherwise, lambda _: site.connect)  # type: ignore[arg-type,return-value]
+    with pytest.raises(HostError, match="by ssh"):
+        way.connect(Host("a"))
+
+
+def test_a_driver_that_takes_nothing_holds_up_nobody(site: Site) -> None:
+    slow, other = site.agent(window=32 << 20), site.agent()
+    for each in (slow, other):
+        each.greet()
+    slow.start("print('x' * (8 << 20))")  # more than sockets hold
+    for _ in range(3):
+        other.channel.send(({"type": "ping"}, b""))
+        assert other.expect("pong")
+    assert other.end() == 0
+    size = 0
+    for header, body in slow.frames:
+        size += len(body) if header["type"] == "output" else 0
+        if header["type"] == "exited":
+            slow.channel.send(({"type": "bye"}, b""))
+    assert size == (8 << 20) + 1
+
+
+def test_a_pool_that_jobs_use_is_not_ended(site: Site) -> None:
+    agent = site.agent()
+    agent.greet()
+    with pytest.raises(BadUsage, match="pool p is used by 1 jobs"):
+        ask(site.known, {"what": "down"})
+    assert agent.end() == 0
+    agent.connection.close()
+    until(lambda: site.facts()["jobs"] == [], "no job has the pool")
+    ask(site.known, {"what": "down"})
+    site.thread.join(60)
+    assert not site.thread.is_alive()
+
+
+def test_a_pool_that_nobody_uses_ends(make_site: Callable[..., Site]) -> None:
+    times = [0.0]
+    site = make_site(idle_timeout=50.0, clock=lambda: times[0])
+    assert site.facts()["state"] == "ready"
+    times[0] = 49.0
+    agent = site.agent()
+    agent.greet()
+    times[0] = 200.0
+    assert site.facts()["jobs"] == ["job1"]
+    agent.end()
+    agent.connection.close()
+    until(lambda: site.facts()["jobs"] == [], "no job has the pool")
+    times[0] = 400.0
+    site.thread.join(60)
+    assert not site.thread.is_alive()
+
+
+NO_REQUESTS = [
+    b"\n",
+    b"[]\n",
+    b"{}\n",
+    b'{"what": 1}\n',
+    b'{"what": "nonsense"}\n',
+    b"\xff\n",
+    b"x" * (1 << 17),
+]
+NO_LANES = [
+    {"what": "lane"},
+    {"what": "lane", "host": "nobody", "job": "j", "config": CONFIG},
+    {"what": "lane", "host": "a", "job": 1, "config": CONFIG},
+    {"what": "lane", "host": "a", "job": "j", "config": {"lease": "x"}},
+]
+
+
+def test_what_is_no_request_is_refused_or_dropped_and_harms_nobody(site: Site) -> None:
+    agent = site.agent()
+    agent.greet()
+    for line in NO_REQUESTS:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(60)
+            link.connect(str(site.directory.path / "control"))
+            try:
+                link.sendall(line)
+                assert b"refused" in link.recv(1000)
+            except (BrokenPipeError, ConnectionResetError):
+                assert len(line) > 1 << 16
+    for request in NO_LANES:
+        with open_lane(site.known, request) as link:
+            link.settimeout(60)
+            assert link.recv(1000) == b""
+    assert agent.end() == 0
+
+
+def test_a_pool_without_a_process_is_said(tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path / "pools", "p", {"name": "p"})
+    known = KnownPool("p", directory.path, {}, is_up=True)
+    with pytest.raises(PoolGone, match="pool p: its process does not answer"):
+        ask(known, {"what": "hosts"})
+    os.close(directory._lock)
+    with pytest.raises(BadUsage, match="the process of pool p was killed; up: none"):
+        find_pool(tmp_path / "pools", "p")
+    with pytest.raises(BadUsage, match="there is no pool q; up: none"):
+        find_pool(tmp_path / "pools", "q")
