@@ -57,7 +57,6 @@ _HOSTS = Group(
             field="pool",
             more="`hvlaunch pool up NAME -H HOSTS` keeps connections to the hosts, so that jobs start sooner. Without `-H` the job has "
             "all of its hosts. How hosts are reached was said there: options of SSH have no effect here.",
-            example="hvlaunch --pool NAME -np 8 python train.py",
         ),
         Option(
             "slots_per_host",
