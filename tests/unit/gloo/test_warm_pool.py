@@ -302,7 +302,7 @@ NO_REQUESTS = [
     b"\xff\n",
     b"x" * (1 << 17),
 ]
-NO_LANES = [
+NO_LANES: list[dict[str, Any]] = [
     {"what": "lane"},
     {"what": "lane", "host": "nobody", "job": "j", "config": CONFIG},
     {"what": "lane", "host": "a", "job": 1, "config": CONFIG},
