@@ -37,7 +37,8 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return print_answer(str(question))
     root = jobs_directory(environ)
     prune(root)
-    return _ACTS[argv[0]](known_jobs(root), options)
+    options.known_jobs = partial(known_jobs, root)
+    return _ACTS[argv[0]](options.known_jobs(), options)
 
 
 class _Help(Exception):
@@ -73,6 +74,8 @@ def _parser(name: str) -> Parser:
             _add_view_options(parser, name)
         case "top":
             _add_top_options(parser)
+        case "metrics":
+            _add_metrics_options(parser)
         case "stacks":
             _add_ranks(parser)
             parser.add_argument("--native", action="store_true", help="with the frames of C and C++ (py-spy)")
@@ -117,7 +120,29 @@ def _add_top_options(parser: Parser) -> None:
         "--plain", action="store_true", help="a table, again and again, as it is where there is no textual"
     )
     parser.add_argument("--web", action="store_true", help="print the address of a page for a browser")
-    parser.add_argument("--bind", metavar="ADDRESS", help="serve the page at this address, by https")
+    _add_bind(parser, "the page")
+
+
+def _add_metrics_options(parser: Parser) -> None:
+    from hvlaunch.cli import values  # noqa: PLC0415 (for this word alone)
+
+    parser.add_argument(
+        "--textfile", metavar="FILE", help="write them to this file, as node_exporter reads it"
+    )
+    parser.add_argument(
+        "--interval",
+        metavar="SECONDS",
+        type=_reader(values.seconds),
+        help="with --textfile: write it again and again, and remove it in the end",
+    )
+    parser.add_argument(
+        "--scrape", action="store_true", help="have the job serve its own; print the address and a token"
+    )
+    _add_bind(parser, "them")
+
+
+def _add_bind(parser: Parser, what: str) -> None:
+    parser.add_argument("--bind", metavar="ADDRESS", help=f"serve {what} at this address, by https")
     parser.add_argument(
         "--no-tls", action="store_true", help="with --bind: by http, which others on the network can read"
     )
@@ -152,6 +177,12 @@ def _top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
     with _what_can_be_read():
         return top(jobs, options)
+
+
+def _metrics(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.job_metrics import metrics  # noqa: PLC0415 (for this word alone)
+
+    return metrics(jobs, options)
 
 
 @contextmanager
@@ -253,6 +284,7 @@ _ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
     "logs": _logs,
     "events": _events,
     "top": _top,
+    "metrics": _metrics,
     "stacks": _stacks,
     "signal": _signal,
     "stop": _stop,

@@ -41,6 +41,11 @@ JOB_WORDS = {
             "[JOB] [--ranks LIST] [--native] [--json]",
             "print what the workers of a job are doing: their stacks, equal ones once",
         ),
+        JobWord(
+            "metrics",
+            "[JOB] [--textfile FILE [--interval SECONDS]] [--scrape [--bind ADDRESS [--no-tls]]]",
+            "print what your jobs do, or one of them, for Prometheus; or write or serve it",
+        ),
         JobWord("signal", "SIGNAL [JOB]", "send a signal to all workers of a job"),
         JobWord("stop", "[JOB] [--kill]", "stop a job as Ctrl-C does, and wait for its end"),
         JobWord("wait", "[JOB]", "wait for a job's end; its exit code is this command's"),

@@ -196,9 +196,11 @@ def _run(
 
         watchers: list[Watcher] = [] if journal is None else [journal.see]
         takeover = None if job.past is None else _takeover(job.past, ways)
-        wall = time.time if takeover is None else takeover.wall
+        clock, wall = (time.monotonic, time.time) if takeover is None else (takeover.clock, takeover.wall)
         outside = (
-            None if directory is None else _serve_control(directory, server, job, events.put, printer, wall)
+            None
+            if directory is None
+            else _serve_control(directory, server, job, events.put, printer, clock, wall)
         )
         if outside is not None:
             watchers.append(outside.history.see)
@@ -216,7 +218,7 @@ def _run(
             watchers=watchers,
             keeping=keeping,
             directory=None if directory is None else directory.path,
-            clock=time.monotonic if takeover is None else takeover.clock,
+            clock=clock,
             wall=wall,
         )
         if journal is not None:
@@ -383,6 +385,7 @@ def _serve_control(
     job: _Job,
     post: Callable[[on.Event | Inquiry | Observe | StacksWanted], None],
     printer: Printer,
+    clock: Callable[[], float],
     wall: Callable[[], float],
 ) -> _Outside | None:
     """Let others of this user ask and order; what keeps all that they may ask for."""
@@ -410,13 +413,13 @@ def _serve_control(
         listener = directory.listen()
     except NoJobDirectory:
         return None
-    history = History(make_recorder, wall=wall)
+    history = History(make_recorder, wall=wall, clock=clock)
 
     def admit(head: "Head") -> "Answer | Route":
         from hvlaunch.gloo.driver.control import Control  # noqa: PLC0415 (when somebody asks)
 
         keep_output = partial(printer.keep_output, partial(_new_store, spec, directory))
-        return Control(directory.about, history, post, keep_output, page.ask)(head)
+        return Control(directory.about, history, post, keep_output, page)(head)
 
     certificate = job.keys.certificate
     page = PageDoor(directory.path, job_id, server.serve_beside, admit, lambda: certificate.fingerprint)

@@ -16,6 +16,7 @@ from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later,
 
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.observation import Observation
+    from hvlaunch.gloo.driver.page_door import PageDoor
 
 __all__ = ["Control"]
 
@@ -41,15 +42,12 @@ class Control:
         history: History,
         post: Callable[[on.Event | Inquiry | Observe | StacksWanted], None],
         keep_output: Callable[[], None],
-        open_page: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        door: "PageDoor",
     ) -> None:
-        """`keep_output` makes the job's output be kept in its directory from now on, and what was newest before.
-
-        `open_page` is PageDoor.ask.
-        """
+        """`keep_output` makes the job's output be kept in its directory from now on, and what was newest before."""
         self._about = about
         self._keep_output = keep_output
-        self._open_page = open_page
+        self._door = door
         self._history = history
         self._post = post
 
@@ -64,10 +62,12 @@ class Control:
             b"/job": ("GET", lambda _body: self._job()),
             b"/events": ("GET", lambda _body: self._events(since, wait)),
             b"/samples": ("GET", lambda _body: self._samples()),
+            b"/totals": ("GET", lambda _body: Answer(200, _json(self._history.totals()))),
             b"/signal": ("POST", self._signal),
             b"/stop": ("POST", self._stop),
             b"/output": ("POST", self._output),
             b"/page": ("POST", self._page),
+            b"/scrape": ("POST", lambda body: self._open_door(body, self._door.ask_scrape)),
             b"/stacks": ("POST", self._stacks),
         }
         if path not in routes:
@@ -137,13 +137,17 @@ class Control:
         return _done()
 
     def _page(self, body: bytes) -> Answer:
+        self._keep_output()
+        return self._open_door(body, self._door.ask)
+
+    @staticmethod
+    def _open_door(body: bytes, ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Answer:
         with suppress(ValueError):
             wish = json.loads(body)
             match wish:
                 case {"bind": None | str(), "is_open": bool(), **rest} if not rest:
-                    self._keep_output()
                     try:
-                        return Answer(200, _json(self._open_page(wish)))
+                        return Answer(200, _json(ask(wish)))
                     except HvlaunchError as error:
                         return _bad(f"{error}\n".encode())
         return _bad(b'the body is not {"bind": null, "is_open": false}, or with an address\n')

@@ -7,11 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from hvlaunch.gloo.engine.actions import Action
     from hvlaunch.gloo.engine.events import Event
+    from hvlaunch.gloo.watch.totals import Totals
 
     See = Callable[[Event, Sequence[Action], float], None]
     MakeRecorder = Callable[[Callable[[Mapping[str, object]], None], Callable[[], float]], See]
@@ -36,7 +37,7 @@ class Page(NamedTuple):
 
 
 class History:
-    """Sees all in the driver's thread; any thread may read. The first record has number 0.
+    """Sees all in the driver's thread; any thread may read. The first record has number 0. `clock` is the driver's.
 
     Records are made when somebody wants them, or when there would be too many to make: most jobs are asked by nobody.
     """
@@ -50,6 +51,7 @@ class History:
     ) -> None:
         self._make_recorder = make_recorder
         self._record: See | None = None
+        self._totals: Totals | None = None
         self._wall = wall
         self._clock = clock
         self._seen_at = 0.0
@@ -103,6 +105,11 @@ class History:
             call()
         return lambda: self._call_off(key)
 
+    def totals(self) -> Mapping[str, Any]:
+        """What the job comes to so far."""
+        with self._lock:
+            return self._read().at(self._clock())
+
     def close(self) -> None:
         """The job has ended: whoever follows it gets some time to read the last records."""
         with self._lock:
@@ -113,13 +120,18 @@ class History:
         with self._lock:
             self._waiting.pop(key, None)
 
-    def _read(self) -> None:
-        """Make the records of what was seen; under the lock."""
-        if self._record is None:
+    def _read(self) -> Totals:
+        """Make the records of what was seen, and count it; under the lock."""
+        if self._record is None or self._totals is None:
+            from hvlaunch.gloo.watch.totals import Totals  # noqa: PLC0415 (when somebody asks)
+
             self._record = self._make_recorder(self._write, lambda: self._seen_at)
+            self._totals = Totals()
         unread, self._unread = self._unread, []
         for event, actions, now, self._seen_at in unread:
             self._record(event, actions, now)
+            self._totals.see(event, actions, now)
+        return self._totals
 
     def _write(self, record: Mapping[str, object]) -> None:
         self._records.append(json.dumps(record).encode())

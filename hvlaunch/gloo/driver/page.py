@@ -41,6 +41,7 @@ _TYPES = {
     ".txt": b"text/plain; charset=utf-8",
 }
 _JSON = b"application/json"
+_METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 _FRESH = 0.5
 """Seconds for which one view is good enough for all who ask."""
 _NEWS_WAIT = 1
@@ -73,6 +74,9 @@ class Page:
         """What to do with a request's body; asked in the server's thread, as RequestReader says."""
         self._loop = asyncio.get_running_loop()
         path, _, query = head.target.partition(b"?")
+        if head.method == "GET" and path == b"/metrics":
+            refusal = self._access.scrape_refusal(head)
+            return _marked(refusal) if refusal else lambda _body: self._later(self._metrics, _METRICS)
         file = _FILES.get(path.decode(errors="replace")) if head.method in ("GET", "HEAD") else None
         if (refusal := self._access.refusal(head, is_public=file is not None)) is not None:
             return _marked(refusal)
@@ -177,7 +181,15 @@ class Page:
             raise ConnectionError(answer.body.decode(errors="replace").strip())
         return json.loads(answer.body)
 
-    def _later(self, work: Callable[[], bytes]) -> Later:
+    def _metrics(self) -> bytes:
+        """For who scrapes them."""
+        from hvlaunch.telemetry.metrics import JobNow, metrics_text  # noqa: PLC0415 (few who look on are Prometheus)
+
+        samples = self._get("/samples")  # first, since these take a moment
+        totals, state = self._get("/totals"), self._get("/job")
+        return metrics_text([JobNow(state, totals, samples, time.time())])
+
+    def _later(self, work: Callable[[], bytes], kind: bytes = _JSON) -> Later:
         """Do it in a thread of its own: the server's has others to serve."""
 
         def begin(give: Give) -> CallOff:
@@ -193,7 +205,7 @@ class Page:
                 is_over = True
 
             def run() -> None:
-                answer = self._do(work)
+                answer = self._do(work, kind)
                 try:
                     loop.call_soon_threadsafe(settle, answer)
                 except RuntimeError:  # the loop has been closed
@@ -208,9 +220,9 @@ class Page:
         return Later(begin, 2 * _PATIENCE, _marked(Answer(503, b"the driver is busy\n")))
 
     @staticmethod
-    def _do(work: Callable[[], bytes]) -> Answer:
+    def _do(work: Callable[[], bytes], kind: bytes) -> Answer:
         try:
-            return _marked(Answer(200, work()), _JSON)
+            return _marked(Answer(200, work()), kind)
         except (ValueError, KeyError):
             return _marked(Answer(400, b"the query is not understood\n"))
         except (OSError, RuntimeError):  # the job is ending, or its directory is gone

@@ -31,14 +31,18 @@ class Place(NamedTuple):
 
 
 class Secrets(NamedTuple):
-    """A browser that was let in once shows both: a cookie, which no script can read, and a key, which no other port is sent."""
+    """A browser that was let in once shows cookie and key: no script can read the one, no other port is sent the other.
+
+    Who scrapes metrics shows `scrape`, which is good for nothing else.
+    """
 
     cookie: str
     key: str
+    scrape: str
 
     @classmethod
     def new(cls) -> "Secrets":
-        return cls(os.urandom(32).hex(), os.urandom(32).hex())
+        return cls(*(os.urandom(32).hex() for _ in cls._fields))
 
     def __repr__(self) -> str:
         """Without what is secret."""
@@ -59,7 +63,7 @@ def load(path: Path) -> tuple[Place, Secrets]:
     found: Any = json.loads(path.read_bytes())
     try:
         place = Place(str(found["address"]), int(found["port"]), found["is_open"] is True)
-        return place, Secrets(str(found["cookie"]), str(found["key"]))
+        return place, Secrets(*(str(found[name]) for name in Secrets._fields))
     except (KeyError, TypeError) as error:
         raise ValueError(str(error)) from None
 
@@ -108,6 +112,18 @@ class Access:
         has_cookie = any(hmac.compare_digest(value, self._secrets.cookie.encode()) for value in cookies)
         has_key = hmac.compare_digest(head.authorization, _BEARER + self._secrets.key.encode())
         return has_cookie and has_key
+
+    @property
+    def scrape_token(self) -> str:
+        return self._secrets.scrape
+
+    def scrape_refusal(self, head: Head) -> Answer | None:
+        """Why these metrics are not for who asks; None where they are. Whatever name it has for this host is right."""
+        if not head.is_private and not self._is_open:
+            return _refused(403, b"this page is served by https alone\n")
+        if not hmac.compare_digest(head.authorization, _BEARER + self._secrets.scrape.encode()):
+            return _refused(401, b"hvlaunch metrics --scrape shows the token\n")
+        return None
 
     def let_in(self, head: Head) -> Answer:
         """A browser shows its token: it gets the cookie and the key, if the token is one and was not used before."""

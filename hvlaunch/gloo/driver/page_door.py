@@ -52,19 +52,28 @@ class PageDoor:
         `wish` has `bind` (an address, or null for this machine alone), and `is_open`: whether other machines' browsers are let in
         without TLS.
         """
-        from hvlaunch.rendezvous.serving.wire import is_loopback  # noqa: PLC0415 (few jobs are looked at with a browser)
+        place, access = self._opened(wish)
+        return {
+            "url": f"{_url(place)}/#{access.new_token()}",
+            "fingerprint": self._fingerprint() if _is_tls(place) else None,
+        }
 
+    def ask_scrape(self, wish: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As ask(), for metrics: their address, and the token for them, which is good as long as the job. Raises PageNotServed."""
+        place, access = self._opened(wish)
+        return {
+            "url": f"{_url(place)}/metrics",
+            "token": access.scrape_token,
+            "fingerprint": self._fingerprint() if _is_tls(place) else None,
+        }
+
+    def _opened(self, wish: Mapping[str, Any]) -> "tuple[Place, Access]":
         if self._open is None:
             self._open = self._begin(wish["bind"] or _LOOPBACK, is_open=wish["is_open"])
         place, access, _ = self._open
         if (wish["bind"] or place.address) != place.address or (wish["is_open"] and not place.is_open):
             raise PageNotServed(f"this job's page is served at {place.address} already")
-        is_tls = not is_loopback(place.address) and not place.is_open
-        name = f"[{place.address}]" if ":" in place.address else place.address
-        return {
-            "url": f"{'https' if is_tls else 'http'}://{name}:{place.port}/#{access.new_token()}",
-            "fingerprint": self._fingerprint() if is_tls else None,
-        }
+        return place, access
 
     def reopen(self) -> None:
         """Serve it as the driver before us has, if it did: at the same port, for the same browsers."""
@@ -103,6 +112,17 @@ class PageDoor:
             listener.close()
             raise PageNotServed("the job is ending") from None
         return place, access, page
+
+
+def _is_tls(place: "Place") -> bool:
+    from hvlaunch.rendezvous.serving.wire import is_loopback  # noqa: PLC0415 (few jobs are looked at with a browser)
+
+    return not is_loopback(place.address) and not place.is_open
+
+
+def _url(place: "Place") -> str:
+    name = f"[{place.address}]" if ":" in place.address else place.address
+    return f"{'https' if _is_tls(place) else 'http'}://{name}:{place.port}"
 
 
 def _listen(address: str, port: int) -> socket.socket:

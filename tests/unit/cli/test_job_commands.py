@@ -3,12 +3,16 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.main import main
@@ -64,6 +68,54 @@ def test_what_workers_are_doing_and_what_they_did_before_they_were_stopped(site,
     assert "has ended: this is what its workers were doing" in told.err
     assert site.do("stacks", "base", "--ranks", "1") == 0
     assert capsys.readouterr().out == "no workers\n"
+
+
+def test_metrics_are_printed_written_and_scraped(site, capsys, tmp_path):
+    assert site.do("metrics") == 0
+    assert capsys.readouterr().out == ""
+    site.start("--job-name", "base")
+    assert site.do("metrics") == 0
+    printed = capsys.readouterr().out
+    families = {one.name: one for one in text_string_to_metric_families(printed)}
+    assert {
+        one.value for one in families["hvlaunch_workers"].samples if one.labels["state"] == "working"
+    } == {2}
+    assert len(families["hvlaunch_worker_resident_memory_bytes"].samples) == 2
+    assert {one.labels["job_name"] for family in families.values() for one in family.samples} == {"base"}
+    path = tmp_path / "hvlaunch.prom"
+    assert site.do("metrics", "base", "--textfile", str(path)) == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert "hvlaunch_workers{" in path.read_text()
+    assert list(tmp_path.glob(".hvlaunch*")) == []
+    with pytest.raises(BadUsage, match="no such file"):
+        site.do("metrics", "--textfile", str(tmp_path / "none" / "x.prom"))
+    assert site.do("metrics", "--scrape") == 0
+    url, token = capsys.readouterr().out.split()
+    with urlopen(Request(url, headers={"Authorization": f"Bearer {token}"}), timeout=DEADLINE) as answer:
+        assert b"hvlaunch_goodput_ratio{" in answer.read()
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(Request(url, headers={"Authorization": "Bearer x"}), timeout=DEADLINE)
+
+
+def test_a_file_of_metrics_is_kept_fresh_and_goes_with_the_command(site, tmp_path):
+    path = tmp_path / "hvlaunch.prom"
+    words = [sys.executable, "-m", "hvlaunch", "metrics", "--textfile", str(path), "--interval", "0.1"]
+    command = subprocess.Popen(words, env=site.environ)
+    wait_until(path.exists, "a first file")
+    assert path.read_bytes() == b""
+    site.start()
+    wait_until(lambda: b"hvlaunch_workers{" in path.read_bytes(), "the new job")
+    command.terminate()
+    assert command.wait(DEADLINE) == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "words", ["--interval 1", "--scrape --textfile x", "--bind ::1", "--scrape --no-tls"]
+)
+def test_ways_of_metrics_that_do_not_go_together(site, words):
+    with pytest.raises(BadUsage):
+        site.do("metrics", *words.split())
 
 
 def test_a_job_that_ends_well_leaves_nothing(site, capsys):

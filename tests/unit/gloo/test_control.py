@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,7 +45,8 @@ class Job:
         self.server = RendezvousServer("token")
         self.server.start()
         self.kept: list[bool] = []
-        control = Control(ABOUT, self.history, self.events.put, lambda: self.kept.append(True), dict)
+        door: Any = SimpleNamespace(ask=dict, ask_scrape=dict)
+        control = Control(ABOUT, self.history, self.events.put, lambda: self.kept.append(True), door)
         self.server.serve_beside(self.directory.listen(), control)
 
     @property

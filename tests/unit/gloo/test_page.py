@@ -18,7 +18,9 @@ from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 JOB = "0123456789ab"
 STATE = {"id": JOB, "name": None, "command": ["x"], "began": 1.0, "pid": 1, "phase": "running", "round": None}
+TOTALS = {"seconds": 2.0, "useful_seconds": 1.0, "rounds": 1, "restarts": 0, "lost_hosts": 0}
 ANSWERS = {
+    b"/totals": {**TOTALS, "recoveries": {"bounds": [], "counts": [0], "seconds": 0.0}},
     b"/job": {**STATE, "workers": [], "hosts": []},
     b"/events": {"next": 0, "missed": 0, "events": []},
     b"/stacks": {"stacks": []},
@@ -205,6 +207,23 @@ def test_the_next_driver_serves_the_same_browser_at_the_same_port(job, browser):
     job.door.reopen()
     assert browser.ask("GET", "/view")[0] == 200
     assert job.url()[0] == browser.port
+
+
+def test_metrics_are_for_who_has_their_token_and_that_is_good_for_nothing_else(job, browser):
+    found = job.door.ask_scrape(HERE)
+    assert found["url"] == f"http://127.0.0.1:{browser.port}/metrics"
+    assert job.door.ask_scrape(HERE) == found
+    stranger = Browser(browser.port)
+    bearer = f"Bearer {found['token']}"
+    status, text = stranger.ask("GET", "/metrics", Authorization=bearer, Host="login-node:9999")
+    assert status == 200
+    assert f'hvlaunch_goodput_ratio{{job_id="{JOB}",job_name=""}} 0.5\n'.encode() in text
+    assert stranger.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert [stranger.ask("GET", path, Authorization=bearer)[0] for path in ("/view", "/output")] == [401, 401]
+    assert stranger.enter(found["token"]) == 401
+    for token in ("", "Bearer ", "Bearer x", browser.fields["Authorization"]):
+        assert stranger.ask("GET", "/metrics", Authorization=token)[0] == 401
+    assert stranger.ask("POST", "/metrics", Authorization=bearer)[0] == 401
 
 
 def test_a_job_whose_page_nobody_wanted_has_none_later(job):

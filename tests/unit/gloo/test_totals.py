@@ -1,0 +1,125 @@
+"""What a job comes to, by histories of its engine, as a driver or the next one sees them."""
+
+from typing import Any
+
+import pytest
+
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.engine.codec import decode
+from hvlaunch.gloo.engine.entries import Turn
+from hvlaunch.gloo.watch.totals import BOUNDS, Totals
+from tests.unit.gloo.elastic_history import arrive, elastic, everyone, pool, training
+from tests.unit.gloo.history import History, hosts, lost
+
+
+def totals(job: History, *more: tuple[on.Event, float]) -> dict[str, Any]:
+    """Now, of the journal and of some further events."""
+    found = Totals()
+    for entry in job.journal[1:]:
+        turn = decode(Turn, entry)
+        found.see(turn.event, turn.actions, turn.at)
+    for event, at in more:
+        found.see(event, [], at)
+    return {**found.at(job.now)}
+
+
+def run(job: History, number: int) -> None:
+    """All workers of this round run."""
+    for start in [one for one in job.of(do.Start) if one.round == number]:
+        for slot, began, _ in start.launches:
+            job.play(on.WorkerStarted(start.host, number, slot, 1, began))
+
+
+def meet(job: History, number: int, commit: int) -> None:
+    """All workers have met in this round, and have this commit."""
+    for host, slot in everyone(job):
+        job.play(on.WorkerBeat(host, slot, job.born(host, slot)[1], commit, round=number))
+
+
+@pytest.fixture
+def unmodified():
+    """A job that never asks; its workers have run for 30 seconds, after 5 in which they were started."""
+    job = elastic("a:2,b:2")
+    arrive(job, "a", "b")
+    job.now += 5.0
+    run(job, 0)
+    job.now += 30.0
+    return job
+
+
+def test_before_anything_is_known():
+    assert Totals().at(7.0)["seconds"] == 0.0
+
+
+def test_time_is_of_use_while_all_workers_run(unmodified):
+    found = totals(unmodified)
+    assert (found["rounds"], found["useful_seconds"], found["seconds"]) == (1, 30.0, 35.0)
+    assert (found["restarts"], found["lost_hosts"], sum(found["recoveries"]["counts"])) == (0, 0, 0)
+
+
+def test_a_failure_ends_it_until_all_workers_of_the_next_round_run(unmodified):
+    job = unmodified
+    job.exit("a", 0, code=1)
+    job.now += 3.0
+    assert totals(job)["useful_seconds"] == 30.0
+    for host, slot in everyone(job):
+        job.exit(host, slot, code=None, signal=15)
+    while len({one.round for one in job.of(do.Start)}) == 1:
+        job.wait()
+    began = job.now
+    job.now += 4.0
+    run(job, 1)
+    found = totals(job)
+    recovery = began + 4.0 - 135.0
+    assert (found["rounds"], found["restarts"], found["useful_seconds"]) == (2, 1, 30.0)
+    assert found["recoveries"]["seconds"] == pytest.approx(recovery)
+    (bucket,) = [at for at, count in enumerate(found["recoveries"]["counts"]) if count]
+    assert BOUNDS[bucket - 1] < recovery <= BOUNDS[bucket]
+    job.now += 10.0
+    assert totals(job)["useful_seconds"] == 40.0
+
+
+def test_a_host_that_is_lost_counts(unmodified):
+    unmodified.play(lost("b"))
+    unmodified.now += 50.0
+    found = totals(unmodified)
+    assert (found["lost_hosts"], found["useful_seconds"]) == (1, 30.0)
+
+
+def test_with_commits_only_what_was_committed_is_of_use():
+    job = training()  # they have told of commit 5
+    meet(job, 0, 5)
+    job.now += 20.0
+    assert totals(job)["useful_seconds"] == 0.0
+    meet(job, 0, 6)
+    job.now += 7.0
+    assert totals(job)["useful_seconds"] == 20.0
+    job.exit("a", 0, code=1)  # seven seconds in vain
+    assert totals(job)["useful_seconds"] == 20.0
+
+
+def test_a_round_that_ends_for_the_pool_is_no_failure():
+    job = pool("a:2,b:2")
+    meet(job, 0, 5)
+    job.now += 20.0
+    meet(job, 0, 6)
+    job.play(on.HostsDiscovered(hosts("a:2")))
+    assert job.of(do.Change)
+    job.now += 5.0
+    meet(job, 0, 7)
+    found = totals(job)
+    assert (found["restarts"], found["useful_seconds"]) == (0, 25.0)
+
+
+def test_a_lull_in_place_of_beats_takes_nothing_away():
+    job = training()
+    meet(job, 0, 5)
+    live, begun = job.now, len(job.journal)
+    for commit in (6, 7, 8):
+        job.now += 10.0
+        meet(job, 0, commit)
+    whole = totals(job)
+    assert whole["useful_seconds"] == 30.0
+    del job.journal[begun:]
+    assert totals(job, (on.Lull(commit=8, commit_at=live + 30.0), live + 31.0)) == whole
