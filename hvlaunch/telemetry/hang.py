@@ -33,6 +33,8 @@ _MOVED = 1 << 16
 """Bytes between two looks."""
 _DISK_MOVES = 1 << 18
 """Bytes per second, of a host whose worker waits for a disk."""
+_NETWORK_MOVES = 1 << 20
+"""The same, for a disk that is elsewhere."""
 _LEAST_STACKS = 3
 _STEPS = 2
 """How much longer than any before a step may take, if that is more than the timeout."""
@@ -252,14 +254,14 @@ class Judge:
         now = found.get(number, rank.stacks)
         if not now or _place(now) != rank.place or rank.looks < _LEAST_STACKS:
             return True
-        main = main_of(now)
-        if not main.is_python or not main.threads:
-            return True
-        if is_collective(main.threads[0].frames):
+        busiest = _busiest(now, rank.sample)
+        if not busiest.is_python or not busiest.threads:
+            return True  # a compiler, or any other program
+        if is_collective(busiest.threads[0].frames):
             return False
         if number not in deep:
-            return not main.threads[0].frames[-1].is_own
-        frames = main_of(deep[number]).threads[0].frames if deep[number] else ()
+            return not busiest.threads[0].frames[-1].is_own
+        frames = _busiest(deep[number], rank.sample).threads[0].frames if deep[number] else ()
         if is_collective(frames) or any(frame.function in _SYNCHRONIZING for frame in frames):
             return False
         return bool(frames) and not frames[-1].is_own
@@ -270,6 +272,11 @@ def _by_rank(stacks: Iterable[ProcessStack]) -> dict[int, list[ProcessStack]]:
     for one in stacks:
         found.setdefault(one.rank, []).append(one)
     return found
+
+
+def _busiest(stacks: Sequence[ProcessStack], sample: WorkerSample | None) -> ProcessStack:
+    """The process that uses the processor; the main one where its stack is not there."""
+    return next((one for one in stacks if sample is not None and one.pid == sample.busiest), main_of(stacks))
 
 
 def _place(stacks: Sequence[ProcessStack]) -> _Place:
@@ -292,7 +299,12 @@ def _deepest(stacks: Sequence[ProcessStack], native: Sequence[ProcessStack]) -> 
 def _has_moved(host: HostSample, before: WorkerSample, now: WorkerSample) -> bool:
     if now.io - before.io >= _MOVED or now.processes != before.processes:
         return True
-    return now.state == "D" and host.disk_read + host.disk_write >= _DISK_MOVES
+    if now.cpu_time < before.cpu_time:
+        return True  # a process has ended, and another begun
+    return now.state == "D" and (
+        host.disk_read + host.disk_write >= _DISK_MOVES
+        or host.network_in + host.network_out >= _NETWORK_MOVES
+    )
 
 
 def _is_busy(rank: _Rank, worker: WorkerSample, host: HostSample) -> bool:

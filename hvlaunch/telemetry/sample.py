@@ -15,13 +15,15 @@ _COUNT = whole(0, 1 << 31)
 _BYTES = whole(0, 1 << 63)
 _RATE = number(0, 1 << 53)
 _PIDS = several(_COUNT, _MOST_PIDS)
+_PID = whole(1, 1 << 22)
 _WORKER = {
     "rank": _COUNT,
-    "pid": whole(1, 1 << 22),
+    "pid": _PID,
     "processes": _COUNT,
     "cpu": _RATE,
     "cpu_time": _RATE,
     "memory": _BYTES,
+    "busiest": _PID,
     "state": of("R", "S", "D", "T", "Z"),
     "threads": _COUNT,
     "waits_in": or_null(text(64)),
@@ -85,6 +87,8 @@ class WorkerSample:
     """Seconds since it last printed."""
     gpus: tuple[int, ...]
     """Those that it uses."""
+    busiest: int
+    """The pid of its busiest process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ class Processes:
     def _sum(
         self, rank: int, root: int, family: List[Tuple[int, _Process]], seconds: float
     ) -> Dict[str, Any]:
-        busiest = max(family, key=lambda each: (each[1].used, each[0] == root))[1]
+        pid, busiest = max(family, key=lambda each: (each[1].used, each[0] == root))
         return {
             "rank": rank,
             "pid": root,
@@ -159,6 +159,7 @@ class Processes:
             "cpu": round(sum(one.used for _, one in family) / self._tick / seconds, 3),
             "cpu_time": sum(one.ticks or 0 for _, one in family) / self._tick,
             "memory": sum(one.pages for _, one in family) * self._page,
+            "busiest": pid,
             "state": busiest.state,
             "threads": sum(one.threads for _, one in family),
             "waits_in": None if busiest.state == "R" else busiest.waits_in(),

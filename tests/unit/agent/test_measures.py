@@ -92,6 +92,7 @@ def test_a_busy_process_gives_its_state_and_its_time(begin: Any) -> None:
     found = until(has_worked, "a tick")
     assert found["cpu_time"] > first["cpu_time"]
     assert (found["state"], found["waits_in"]) == ("R", None)
+    assert found["busiest"] != worker.pid  # which waits for its child
 
 
 def test_a_worker_that_ended_or_was_replaced_is_forgotten(begin: Any) -> None:

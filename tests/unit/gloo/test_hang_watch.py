@@ -76,7 +76,8 @@ class Rig:
 
     def newest(self) -> list[HostSample]:
         workers = tuple(
-            WorkerSample(rank, 100 + rank, 1, 0.0, 1.0, 0, "S", 1, None, 0, None, ()) for rank in (0, 1)
+            WorkerSample(rank, 100 + rank, 1, 0.0, 1.0, 0, "S", 1, None, 0, None, (), 100 + rank)
+            for rank in (0, 1)
         )
         return [HostSample("a", self.now, 8, 0, 0, 0, 0, 0, 0, 0, 0, {}, workers, (), ())]
 

@@ -25,6 +25,7 @@ SAMPLE_OF_A_HOST: dict[str, Any] = {
             "memory": 1 << 20,
             "state": "S",
             "threads": 3,
+            "busiest": 101,
             "waits_in": "pipe_read",
             "io": 5,
             "gpus": [0],

@@ -35,19 +35,22 @@ class Rank:
         self.move: Callable[[float], Sequence[Frame]] | None = what.pop("move", None)
         self.native = what.pop("native", ())
         self.children: Sequence[Sequence[Frame]] = what.pop("children", ())
+        self.is_python = [True] * (1 + len(self.children))
+        self.busiest = what.pop("busiest", 0)
+        """Which of it and its children computes."""
         assert not what
 
     def sample(self, rank: int, now: float) -> WorkerSample:
-        io = int(self.writes * now)
+        io, pid = int(self.writes * now), rank + 100
         return WorkerSample(
-            rank, rank + 100, 1, self.cpu, self.cpu * now, 0, self.state, 1, None, io, None, ()
+            rank, pid, 1, self.cpu, self.cpu * now, 0, self.state, 1, None, io, None, (), pid + self.busiest
         )
 
     def stacks(self, rank: int, now: float, *, native: bool = False) -> Iterable[ProcessStack]:
         frames = tuple(self.move(now)) if self.move is not None else self.frames
         mine = frames + tuple(self.native) if native else frames
         for number, one in enumerate([mine, *self.children]):
-            thread = ThreadStack("MainThread", tuple(one), is_python=True)
+            thread = ThreadStack("MainThread", tuple(one), self.is_python[number])
             yield ProcessStack(
                 "ab"[rank // 4], rank, rank + 100 + number, "python", number > 0, (thread,), "py-spy"
             )
@@ -162,6 +165,17 @@ def test_what_a_child_does_is_told() -> None:
     assert "rank 4 (host b) waits in _get (train.py:20) [also there: fetch (data.py:31)]" in verdict.text
 
 
+def test_who_waits_for_a_compiler_gets_on_and_for_a_child_that_stands_still_hangs() -> None:
+    waits = Rank(
+        (Frame("build", "/home/me/train.py", 7),), cpu=1.0, children=[(Frame("running", "", 0),)], busiest=1
+    )
+    waits.is_python = [True, False]
+    assert watch({**others(3), 3: waits}) is None
+    waits.is_python = [True, True]
+    waits.children = [(Frame("spin", "/home/me/train.py", 9),)]
+    assert said({**others(3), 3: waits}).ranks == (3,)
+
+
 def moving(now: float) -> Sequence[Frame]:
     return (Frame("evaluate", "/home/me/train.py", 50 + int(now * 7) % 13),)
 
@@ -172,8 +186,14 @@ def moving(now: float) -> Sequence[Frame]:
         (Rank(cpu=1.0, move=moving), 0.0),
         (Rank(SLEEP, writes=20 << 20), 0.0),
         (Rank(SLEEP, state="D"), 20e6),
+        (Rank(SLEEP, cpu=-0.001), 0.0),
     ],
-    ids=["computes here and there", "writes", "waits for a disk that moves"],
+    ids=[
+        "computes here and there",
+        "writes",
+        "waits for a disk that moves",
+        "starts one program after the other",
+    ],
 )
 def test_who_gets_on_does_not_hang_and_those_who_wait_for_it_neither(rank: Rank, disk: float) -> None:
     assert watch({**others(0), 0: rank}, disk=disk) is None
