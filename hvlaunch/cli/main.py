@@ -1,7 +1,6 @@
 """The command line: from words to an exit code, and the one place where errors become messages."""
 
 import errno
-import gc
 import os
 import resource
 import sys
@@ -25,7 +24,6 @@ __all__ = ["Run", "main", "script"]
 
 _STDERR = 2
 _FEWEST_DESCRIPTORS = 32  # that a job of one host gets by with
-_OBJECTS_PER_COLLECTION = 20_000  # imports make many that stay: looking through them all takes 10 ms
 _INTERRUPTED = 130  # 128 + SIGINT
 
 
@@ -69,7 +67,6 @@ def script() -> NoReturn:
     while (spare := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(spare)
-    gc.set_threshold(_OBJECTS_PER_COLLECTION)
     code = main()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed, or its reader is gone

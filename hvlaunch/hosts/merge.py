@@ -1,8 +1,8 @@
 """A host that is mentioned more than once is one host."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from hvlaunch.errors import BadHost
 from hvlaunch.job import Host
@@ -13,8 +13,7 @@ MAX_HOSTS = 65_535
 MAX_ALL_SLOTS = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Mention:
+class Mention(NamedTuple):
     """A host at the place where the user wrote it."""
 
     host: Host

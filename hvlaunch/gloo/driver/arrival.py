@@ -34,6 +34,11 @@ class Arrival(NamedTuple):
     version: int = 0
     """That of the change."""
 
+    def settle(self) -> None:
+        """Whoever sent what it was made of need not keep that."""
+        if self.source is not None:
+            self.source.settle(self.frame)
+
 
 class Turn(NamedTuple):
     """An event at a time (seconds of the driver's clock), and what the engine made of it."""

@@ -69,8 +69,13 @@ class Keeping:
         except OSError:
             return None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a journal, or can be none."""
+        return self._journal is not None or not self._is_whole
+
     def begin(self, spec: JobSpec, keys: Keys, port: int) -> None:
-        """Once the hosts are being connected to: all this takes some milliseconds, in which nothing else is to be done."""
+        """A new journal; all this takes 10 ms, so it is for a moment in which nothing else is to be done."""
         try:
             from hvlaunch.gloo.driver.journal import JOURNAL, Journal  # noqa: PLC0415 (see the docstring)
 

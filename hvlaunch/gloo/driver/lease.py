@@ -1,7 +1,6 @@
 """When agents are to hear from the driver, and which of them were silent for too long. Pure."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import inf
 
 __all__ = ["Lease", "agents_lease"]
@@ -73,7 +72,6 @@ class Lease:
         return is_due, [host for host, end in ends.items() if end <= now]
 
 
-@dataclass
 class _Silence:
     """Of one host: since when, and when it was first sent a sign of life that it has not answered.
 
@@ -81,10 +79,11 @@ class _Silence:
     a cut heals may go on for as long as the cut was. That it has healed is seen before: the host acknowledges again.
     """
 
-    heard: float
-    acknowledged: float
-    asked: float = inf
-    until: float = 0.0
+    def __init__(self, heard: float, acknowledged: float) -> None:
+        self.heard = heard
+        self.acknowledged = acknowledged
+        self.asked = inf
+        self.until = 0.0
 
     def see(self, acknowledged: float | None, seconds: float) -> None:
         """Its kernel's newest sign of life; only a cut of more than half the lease has later consequences."""

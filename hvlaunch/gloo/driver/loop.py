@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -20,7 +20,7 @@ from hvlaunch.gloo.driver.host_link import HostLink
 from hvlaunch.gloo.driver.inquiry import Inquiry, Observe, StacksWanted
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.lease import Lease
-from hvlaunch.gloo.driver.links import HostLinks, without_secrets
+from hvlaunch.gloo.driver.links import HostLinks
 from hvlaunch.gloo.driver.observers import Observers
 from hvlaunch.gloo.driver.progress import Progress
 from hvlaunch.gloo.driver.ranks import Ranks
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.driver.keeping import Keeping
     from hvlaunch.gloo.driver.observation import Observation
     from hvlaunch.gloo.driver.takeover import Takeover
+    from hvlaunch.gloo.driver.turn_keeping import TurnKeeping
     from hvlaunch.gloo.driver.worker_messages import Message, WorkerMessages
 
 __all__ = ["Driver", "Item", "Watcher"]
@@ -128,8 +129,7 @@ class Driver:
             say=self._say,
         )
         self._watchers.append(self._hang_watch.see)
-        self._unkept: list[Turn] = []
-        """Turns that are not on record yet, of which nothing follows."""
+        self._turn_keeping = None if keeping is None else self._keep_turns(keeping)
         self._stdin_pump: StdinPump | None = None
         self._readers: list[tuple[HostLink, int, int]] = []
         """The workers that read our stdin: link, slot and rank."""
@@ -183,7 +183,6 @@ class Driver:
         self._carry_out_all(began)
         if self._keeping is not None:
             self._printer.keep_unfinished(self._keeping.unfinished)
-            self._keeping.begin(self._spec, self._keys, self._rendezvous.port)
         self._keep(began)
 
     def take_over(self, takeover: "Takeover") -> None:
@@ -236,12 +235,13 @@ class Driver:
         if self._engine.deadline is not None:
             deadline = min(deadline, self._engine.deadline)
         patience = max(0.0, deadline - self._clock())
+        is_unkept = self._turn_keeping is not None and self._turn_keeping.is_waiting
         items: list[Item] = []
         with suppress(Empty):
-            items.append(self._events.get(timeout=min(patience, _KEPT_WITHIN) if self._unkept else patience))
+            items.append(self._events.get(timeout=min(patience, _KEPT_WITHIN) if is_unkept else patience))
             while len(items) < _MOST_AT_ONCE:
                 items.append(self._events.get_nowait())
-        if not items and (not self._unkept or patience <= _KEPT_WITHIN):
+        if not items and (not is_unkept or patience <= _KEPT_WITHIN):
             items.append(on.Tick())
         return items
 
@@ -260,7 +260,7 @@ class Driver:
                 continue
             arrival = item if isinstance(item, Arrival) else Arrival(item)
             if isinstance(arrival.event, on.WorkerAlone) and self._rendezvous.was_asked:
-                _settle(arrival)
+                arrival.settle()
                 continue
             if self._is_for_watchers(arrival.event):
                 turns.append(Turn(self._clock(), arrival, (), is_decided=False))
@@ -289,29 +289,17 @@ class Driver:
         deadline = self._engine.deadline
         return isinstance(event, on.HostStage) and (deadline is None or self._clock() < deadline)
 
-    def _keep(self, turns: Sequence[Turn]) -> None:
-        """Put them on record before anything follows of them; others may wait for those a moment.
+    def _keep_turns(self, keeping: "Keeping") -> "TurnKeeping":
+        from hvlaunch.gloo.driver.turn_keeping import TurnKeeping  # noqa: PLC0415 (not for a local job)
 
-        What they were made of need not be said again then.
-        """
-        if self._keeping is None:
+        begin = partial(keeping.begin, self._spec, self._keys, self._rendezvous.port)
+        return TurnKeeping(keeping, self._engine, begin, self._show)
+
+    def _keep(self, turns: Sequence[Turn]) -> None:
+        if self._turn_keeping is None:
             self._show(turns)
-            return
-        self._unkept += turns
-        if not self._unkept or (
-            turns and len(self._unkept) < _MOST_AT_ONCE and not any(turn.actions for turn in turns)
-        ):
-            return
-        told, self._unkept = self._unkept, []
-        kept = [turn for turn in told if turn.is_decided]
-        greeted = [turn.arrival.source for turn in kept if isinstance(turn.arrival.event, on.HostReady)]
-        hellos = {source.number: without_secrets(source.hello) for source in greeted if source is not None}
-        if kept:
-            self._keeping.write(kept, hellos)
-            self._keeping.fold(self._engine)
-        self._show(told)
-        for turn in kept:
-            _settle(turn.arrival)
+        else:
+            self._turn_keeping.keep(turns)
 
     def _carry_out_all(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
@@ -470,12 +458,6 @@ class Driver:
 
 def _starts(actions: Sequence[do.Action]) -> list[do.Start]:
     return [action for action in actions if isinstance(action, do.Start)]
-
-
-def _settle(arrival: Arrival) -> None:
-    """Whoever sent what it was made of need not keep that."""
-    if arrival.source is not None:
-        arrival.source.settle(arrival.frame)
 
 
 def _job_folder(directory: Path, job_id: str, *, goes_on: bool) -> "JobFolder":

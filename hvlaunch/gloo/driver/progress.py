@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from math import exp
 from typing import Any, NamedTuple, TypeAlias
 
@@ -43,21 +42,18 @@ class Steps(NamedTuple):
     """The newest step of each that has told any."""
 
 
-@dataclass(slots=True)
 class _Course:
     """One worker's."""
 
-    step: int
-    total: int | None
-    metrics: Mapping[str, float | None]
-    stepped_at: float
-    moved_at: float
-    rate: float | None = None
-    """Steps a second, as long as there were any."""
+    def __init__(self, told: Mapping[str, Any], now: float) -> None:
+        self.step, self.total, self.metrics = _news(told)
+        self.stepped_at = self.moved_at = now
+        self.rate: float | None = None
+        """Steps a second, as long as there were any."""
 
     def go_on(self, told: Mapping[str, Any], now: float) -> None:
         """More was told."""
-        new = told["step"], told.get("total"), told.get("metrics", {})
+        new = _news(told)
         if new != (self.step, self.total, self.metrics):
             self.moved_at = now
         made = told["step"] - self.step
@@ -75,15 +71,20 @@ class _Course:
         return self.rate if self.rate is None or idle * self.rate <= 1 else 1 / idle
 
 
-@dataclass
 class Progress:
     """For any thread. `exists` tells whether there ever was a worker of this host, slot and start."""
 
-    server: RendezvousServer
-    exists: Callable[[str, int, int], bool]
-    clock: Callable[[], float]
-    _courses: dict[_Worker, _Course] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(
+        self,
+        server: RendezvousServer,
+        exists: Callable[[str, int, int], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self.server = server
+        self.exists = exists
+        self.clock = clock
+        self._courses: dict[_Worker, _Course] = {}
+        self._lock = threading.Lock()
 
     def open(self) -> None:
         """Listen to workers until the server closes, at first to what they have told before."""
@@ -125,10 +126,14 @@ class Progress:
         with self._lock:
             course = self._courses.get(worker)
             if course is None:
-                new = told["step"], told.get("total"), told.get("metrics", {})
-                self._courses[worker] = _Course(*new, stepped_at=now, moved_at=now)
+                self._courses[worker] = _Course(told, now)
             else:
                 course.go_on(told, now)
+
+
+def _news(told: Mapping[str, Any]) -> tuple[int, int | None, Mapping[str, float | None]]:
+    """The newest step, of how many, and the metrics."""
+    return told["step"], told.get("total"), told.get("metrics", {})
 
 
 def _told(value: bytes) -> Mapping[str, Any] | None:
