@@ -204,6 +204,8 @@ class JobSpec(_Data):
     console: ConsoleOptions = field(default_factory=ConsoleOptions)
     events: Path | None = None
     """The file that gets one JSON object for each event."""
+    report: Path | None = None
+    """The file that gets the failure report: JSON or a page, by its name."""
     network_interfaces: tuple[str, ...] = ()
     """Interfaces to use, without trying which can reach the others; on each host the first that has an address."""
     horovod: bool = False

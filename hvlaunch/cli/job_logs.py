@@ -4,12 +4,14 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from hvlaunch.cli.answer import BROKEN_PIPE, print_answer
 from hvlaunch.cli.job_view import Ranks, View, await_output, has_ended, is_shown
 from hvlaunch.console.store_reader import StoreReader, from_where
-from hvlaunch.console.stored import Stored
-from hvlaunch.jobs.directory import has_driver
+from hvlaunch.console.stored import Stored, segments
+from hvlaunch.console.visible import visible
+from hvlaunch.jobs.directory import REPORT, has_driver
 from hvlaunch.jobs.known import KnownJob, choose
 
 __all__ = ["logs"]
@@ -24,6 +26,8 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     """Print it; the exit code. Raises HvlaunchError."""
     job = choose(jobs, options.job)
     await_output(job)
+    if (report := _report_alone(job)) is not None:
+        return print_answer(report)
     reader = StoreReader(job.directory)
     if options.since is not None:
         reader.seek_time(options.since)
@@ -38,6 +42,15 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
             return BROKEN_PIPE
     view.printer.close()
     return 0 if view.is_read else BROKEN_PIPE
+
+
+def _report_alone(job: KnownJob) -> str | None:
+    """Of a job that has failed and whose output is not kept."""
+    if segments(job.directory):
+        return None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return visible(str(json.loads((job.directory / REPORT).read_bytes())["text"]))
+    return None
 
 
 def _read(job: KnownJob, reader: StoreReader, *, follows: bool) -> Iterator[Stored]:

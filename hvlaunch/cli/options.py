@@ -282,6 +282,18 @@ _OUTPUT = Group(
             source="own",
         ),
         Option(
+            "report",
+            ("--report",),
+            "file for the failure report: `.json`, or `.html`",
+            values.FILE,
+            field="report",
+            more="The page is one file, to be sent to somebody. The file is written when the job has ended, also if it went well, and "
+            "replaces one that is there.",
+            example="hvlaunch -np 8 -H a:4,b:4 --report report.html python train.py",
+            convert=values.report_path,
+            source="own",
+        ),
+        Option(
             "quiet",
             ("--quiet",),
             "print only output, errors and failure report",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hvlaunch.cli.environment import shown
-from hvlaunch.cli.masking import MASK, masked, masked_words
+from hvlaunch.console.masking import MASK, masked, masked_words
 from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
 from hvlaunch.gloo.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.local import is_local

@@ -38,6 +38,7 @@ __all__ = [
     "positive",
     "ranks",
     "readable",
+    "report_path",
     "rising",
     "seconds",
     "size",
@@ -253,6 +254,13 @@ def zero_or_one(is_on: bool) -> str:
 
 def bytes_of_mb(number: int) -> str:
     return str(number << 20)
+
+
+def report_path(text: str) -> Path:
+    """Of a file for the failure report, from the root."""
+    if Path(text).suffix not in (".json", ".html"):
+        raise BadValue(f"{text!r} ends neither with .json nor with .html")
+    return Path(text).absolute()
 
 
 def rising(pair: Sequence[float]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from hvlaunch import __version__
 from hvlaunch.agent.proof import Prover
@@ -24,6 +24,7 @@ from hvlaunch.gloo.driver.signals import signals_as_events
 from hvlaunch.gloo.driver.thread_failures import failures_as_events
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.network import LOOPBACK
+from hvlaunch.gloo.reporting import Reporting
 from hvlaunch.gloo.watch.milestones import ended_well
 from hvlaunch.gloo.ways import HostWays, WaysToHosts, by_ssh
 from hvlaunch.hosts.local import may_be_taken_over
@@ -52,15 +53,6 @@ _PAGER_PATIENCE = 600.0
 """Seconds for somebody who reads the output of a job that went well page by page."""
 
 
-class _LastRound(NamedTuple):
-    """How many workers it had, and where their output is kept, if it is."""
-
-    size: int = 0
-    output_dir: Path | None = None
-    stacks: "Sequence[ProcessStack]" = ()
-    """What its workers were doing before they were stopped for a failure."""
-
-
 def run(
     spec: JobSpec,
     *,
@@ -77,12 +69,15 @@ def run(
     """
     if spec.output_dir is not None:
         _make_output_directory(spec.output_dir)
+    if spec.report is not None:
+        _check_report_path(spec.report)
     keys = Keys.new()
-    with _job_directory(spec, keys.job_id) as directory:
-        job = _Job(spec, keys, directory, ways)
-        result = _run_and_report(job, stdout, stderr, stdin, on_detached)
+    about = _about(spec, keys.job_id)
+    with _job_directory(spec, about) as directory:
+        job = _Job(spec, keys, directory, ways, about)
+        result, reporting = _run_and_report(job, stdout, stderr, stdin, on_detached)
         if directory is not None and (result.exit_code != 0 or directory.is_detached):
-            _keep(directory, result)
+            _keep(directory, result, reporting)
     return result
 
 
@@ -90,10 +85,10 @@ def take_over(
     directory: "JobDirectory", keys: Keys, past: "Past", *, ways: WaysToHosts = by_ssh
 ) -> JobResult:
     """Go on with the job of a driver that was killed; its output is kept in the directory. As run() otherwise."""
-    job = _Job(past.begin.spec, keys, directory, ways, past)
+    job = _Job(past.begin.spec, keys, directory, ways, directory.about, past)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 (no path is joined)
-        result = _run_and_report(job, None, None, nothing.fileno(), None)
-    _keep(directory, result)
+        result, reporting = _run_and_report(job, None, None, nothing.fileno(), None)
+    _keep(directory, result, reporting)
     return result
 
 
@@ -111,6 +106,8 @@ class _Job(NamedTuple):
     keys: Keys
     directory: "JobDirectory | None"
     ways: WaysToHosts
+    about: Mapping[str, Any]
+    """What it was begun with, for those who look on."""
     past: "Past | None" = None
     """What a driver before us has done."""
 
@@ -121,7 +118,7 @@ def _run_and_report(
     stderr: BinaryIO | None,
     stdin: int,
     on_detached: Callable[[str], None] | None,
-) -> JobResult:
+) -> tuple[JobResult, Reporting]:
     """`stdout` and `stderr` are None where all output is kept in the job's directory, and nowhere else."""
     spec, directory = job.spec, job.directory
     events: SimpleQueue[Item] = SimpleQueue()
@@ -143,37 +140,40 @@ def _run_and_report(
         signals.enter_context(
             signals_as_events(events.put, _left_alone(spec, detachment, signal.SIGHUP), wanted)
         )
+        reporting = Reporting(spec, printer, job.about)
         patience = spec.grace
         last_words: Callable[[bool], str] | None = None
         try:
             try:
-                result, last = _run(job, events, printer, stdin, detachment)
+                result = _run(job, events, printer, stdin, detachment, reporting)
             except HvlaunchError:
                 if failures.first is None:
                     raise
                 result = JobResult(exit_code=EXIT_INTERNAL, elapsed=0.0, error=failures.first)
-                last = _LastRound()
             if failures.first is not None:
                 result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
             if result.exit_code != 0:
-                printer.show(_report(result, printer, last, directory))
+                printer.show(reporting.text(result))
             else:
                 last_words = None if spec.console.quiet else partial(ended_well, result)
                 patience = _PAGER_PATIENCE
                 signals.close()  # one ends the wait for who reads; in any other end it must not take the report
+            reporting.write(result, printer.say)
         finally:
             printer.close(patience, last_words)
     if failures.first is not None:
         # The printer may be what failed, in the end still; its thread is no more, and stderr is free.
         is_told = printer.is_whole and result.error is failures.first
         result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
-        told = "" if is_told else _report(result, printer, last, directory)
+        told = "" if is_told else reporting.text(result)
+        reporting.write(result, lambda _: None)
         story = failures.traceback() if spec.verbose else ""
         if stderr is not None:
             _write_last(stderr, visible(story + told))
     if result.exit_code == 0 and printer.has_lost:
-        return result._replace(exit_code=EXIT_NOT_WRITTEN)
-    return result
+        result = result._replace(exit_code=EXIT_NOT_WRITTEN)
+        reporting.write(result, lambda _: None)
+    return result, reporting
 
 
 def _run(
@@ -182,8 +182,8 @@ def _run(
     printer: Printer,
     stdin: int,
     detachment: "Detachment | None",
-) -> tuple[JobResult, _LastRound]:
-    """The result, and what its report says of the last round."""
+    reporting: Reporting,
+) -> JobResult:
     spec, keys, directory = job.spec, job.keys, job.directory
     with (
         _event_file(job, printer.say) as record,
@@ -200,12 +200,14 @@ def _run(
         outside = (
             None
             if directory is None
-            else _serve_control(directory, server, job, events.put, printer, clock, wall)
+            else _serve_control(directory, server, job, events.put, printer, clock, wall, reporting)
         )
         if outside is not None:
             watchers.append(outside.history.see)
         if detachment is not None and spec.detach == "at start":
             watchers.append(detachment.leave_when_running)
+        if spec.elastic is not None:
+            watchers.append(reporting.see)
         driver = Driver(
             spec,
             events,
@@ -223,13 +225,16 @@ def _run(
         )
         if journal is not None:
             journal.begin(spec, keys.job_id, server.port)
+        reporting.follow(driver)
         if takeover is not None:
             driver.take_over(takeover)
+        reporting.begin()
         result = driver.run()
         if outside is not None:
+            reporting.end(result)
             outside.history.close()
             outside.page.close()
-    return result, _LastRound(driver.size, driver.output_dir, driver.before_kill())
+    return result
 
 
 @contextmanager
@@ -256,19 +261,6 @@ def _takeover(past: "Past", ways: HostWays) -> "Takeover":
     boot = boot_id()
     is_same_boot = bool(boot) and boot == past.drivers[-1].boot
     return Takeover(past, ways.lost, is_same_boot, past.shift(boot, time.monotonic(), time.time()))
-
-
-def _report(result: JobResult, printer: Printer, last: _LastRound, directory: "JobDirectory | None") -> str:
-    from hvlaunch.console.report import Doing, failure_report  # noqa: PLC0415 (15 ms, and hopefully never)
-
-    tails = {end.rank: printer.tail(end.rank) for end in result.exits}
-    doing = None
-    if last.stacks:
-        from hvlaunch.telemetry.merge import notes, places  # noqa: PLC0415 (as above)
-
-        job_id = None if directory is None else directory.path.name
-        doing = Doing([*places(last.stacks), *notes(last.stacks)], job_id)
-    return failure_report(result, tails, last.size, output_dir=last.output_dir, doing=doing)
 
 
 def _show_stacks(printer: Printer, found: "Sequence[ProcessStack]") -> None:
@@ -302,12 +294,15 @@ def _make_output_directory(path: Path) -> None:
         raise BadUsage(f"--output-filename {path}: {where}{cause}", hint=hint) from None
 
 
-@contextmanager
-def _job_directory(spec: JobSpec, job_id: str) -> Iterator["JobDirectory | None"]:
-    """The job's own directory; None where there can be none, which is no reason not to run it."""
-    from hvlaunch.jobs.directory import JobDirectory, NoJobDirectory, jobs_directory  # noqa: PLC0415 (errors come first)
+def _check_report_path(path: Path) -> None:
+    """Raises BadUsage."""
+    from hvlaunch.report.file import check_report_path  # noqa: PLC0415 (few jobs have one)
 
-    about = {
+    check_report_path(path)
+
+
+def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:
+    return {
         "id": job_id,
         "name": spec.name,
         "command": spec.command,
@@ -320,8 +315,15 @@ def _job_directory(spec: JobSpec, job_id: str) -> Iterator["JobDirectory | None"
         "pid": os.getpid(),
         "version": __version__,
     }
+
+
+@contextmanager
+def _job_directory(spec: JobSpec, about: Mapping[str, Any]) -> Iterator["JobDirectory | None"]:
+    """The job's own directory; None where there can be none, which is no reason not to run it."""
+    from hvlaunch.jobs.directory import JobDirectory, NoJobDirectory, jobs_directory  # noqa: PLC0415 (errors come first)
+
     try:
-        directory = JobDirectory(jobs_directory(os.environ), job_id, about)
+        directory = JobDirectory(jobs_directory(os.environ), about["id"], about)
     except NoJobDirectory as error:
         if spec.detach != "never":
             raise _can_not_leave(error.cause) from None
@@ -368,13 +370,13 @@ def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.S
     return Inquiry(lambda _state: leave())
 
 
-def _keep(directory: "JobDirectory", result: JobResult) -> None:
+def _keep(directory: "JobDirectory", result: JobResult, reporting: Reporting) -> None:
     from hvlaunch.gloo.driver.keeping import forget  # noqa: PLC0415 (for jobs that failed)
     from hvlaunch.gloo.watch.recorder import result_record  # noqa: PLC0415 (as above)
     from hvlaunch.jobs.known import prune  # noqa: PLC0415 (as above)
 
     with suppress(OSError):
-        directory.keep(result_record(result))
+        directory.keep(result_record(result), reporting.form(result))
     forget(directory.path)
     prune(directory.path.parent)
 
@@ -387,6 +389,7 @@ def _serve_control(
     printer: Printer,
     clock: Callable[[], float],
     wall: Callable[[], float],
+    reporting: Reporting,
 ) -> _Outside | None:
     """Let others of this user ask and order; what keeps all that they may ask for."""
     from hvlaunch.gloo.driver.history import History  # noqa: PLC0415 (as the directory)
@@ -419,7 +422,7 @@ def _serve_control(
         from hvlaunch.gloo.driver.control import Control  # noqa: PLC0415 (when somebody asks)
 
         keep_output = partial(printer.keep_output, partial(_new_store, spec, directory))
-        return Control(directory.about, history, post, keep_output, page)(head)
+        return Control(directory.about, history, post, keep_output, page, reporting)(head)
 
     certificate = job.keys.certificate
     page = PageDoor(directory.path, job_id, server.serve_beside, admit, lambda: certificate.fingerprint)

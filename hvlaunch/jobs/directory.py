@@ -20,6 +20,7 @@ __all__ = [
     "IN_MAKING",
     "LOCK",
     "MINDER",
+    "REPORT",
     "RESULT",
     "DriverLives",
     "JobDirectory",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 LOCK, ABOUT, RESULT, CONTROL = "lock", "about.json", "result.json", "control"
+REPORT = "report.json"
+"""The failure report of a job that has ended."""
 MINDER = "minder"
 """The lock of the one that watches over the job."""
 IN_MAKING = "."
@@ -140,8 +143,11 @@ class JobDirectory:
             with open(part, "xb", opener=_private) as file:
                 file.write(b" " * _ROOM)
 
-    def keep(self, result: Mapping[str, Any]) -> None:
+    def keep(self, result: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> None:
         """The job has ended so that people may want to look at it: the directory stays. Raises OSError."""
+        if report is not None:
+            with suppress(OSError):  # a full disk: for the result there is room
+                _write(self.path / REPORT, report)
         _write(self.path / RESULT, result)
         self._is_kept = True
 

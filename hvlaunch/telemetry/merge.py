@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hvlaunch.hosts.fold import fold_ranks
 from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
 
-__all__ = ["Node", "main_of", "merge", "notes", "places", "summary", "tree_lines", "where"]
+__all__ = ["Node", "groups", "main_of", "merge", "notes", "places", "summary", "tree_lines", "where"]
 
 _WRAPPERS = frozenset(
     ("wrapper", "inner", "wrapped", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn", "__call__")
@@ -99,22 +99,27 @@ def _by_rank(stacks: Iterable[ProcessStack]) -> dict[int, list[ProcessStack]]:
     return found
 
 
-def places(stacks: Iterable[ProcessStack], most: int = _MOST_GROUPS) -> list[str]:
-    """Which ranks are where, the fewest first: `rank 7 in sleep (data.py:31)`. The last has all but the first `most`."""
-    groups: dict[str, set[int]] = {}
+def groups(stacks: Iterable[ProcessStack]) -> list[tuple[frozenset[int], str]]:
+    """Which ranks are where, the fewest first."""
+    found: dict[str, set[int]] = {}
     for rank, processes in _by_rank(stacks).items():
         main = main_of(processes)
-        groups.setdefault(where(main.threads[0].frames if main.threads else ()), set()).add(rank)
-    rarest = sorted(groups.items(), key=lambda group: (len(group[1]), min(group[1])))
-    parts = [f"{fold_ranks(ranks)} in {place}" for place, ranks in rarest[:most]]
-    if rest := [rank for _, ranks in rarest[most:] for rank in ranks]:
-        parts.append(f"{fold_ranks(rest)} in {len(rarest) - most} other places")
-    return parts
+        found.setdefault(where(main.threads[0].frames if main.threads else ()), set()).add(rank)
+    rarest = sorted(found.items(), key=lambda group: (len(group[1]), min(group[1])))
+    return [(frozenset(ranks), place) for place, ranks in rarest]
+
+
+def places(parts: Sequence[tuple[Iterable[int], str]], most: int = _MOST_GROUPS) -> list[str]:
+    """The same in words: `rank 7 in sleep (data.py:31)`. The last has all but the first `most`."""
+    lines = [f"{fold_ranks(ranks)} in {place}" for ranks, place in parts[:most]]
+    if rest := [rank for ranks, _ in parts[most:] for rank in ranks]:
+        lines.append(f"{fold_ranks(rest)} in {len(parts) - most} other places")
+    return lines
 
 
 def summary(stacks: Iterable[ProcessStack], most: int = _MOST_GROUPS) -> str:
     """All places in one line."""
-    return "; ".join(places(stacks, most))
+    return "; ".join(places(groups(stacks), most))
 
 
 def tree_lines(stacks: Iterable[ProcessStack]) -> list[str]:

@@ -7,7 +7,7 @@ import string
 import pytest
 
 from hvlaunch.cli.main import main
-from hvlaunch.cli.masking import MASK, masked_value, masked_words
+from hvlaunch.console.masking import MASK, masked_value, masked_words
 
 RANDOM = random.Random(12)
 

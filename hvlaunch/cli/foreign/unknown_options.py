@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from hvlaunch.cli.foreign.foreign_option import ForeignOption
 from hvlaunch.cli.foreign.table import Row, rows_of
-from hvlaunch.cli.masking import masked, masked_words
 from hvlaunch.cli.option import Option
 from hvlaunch.cli.settings import HELP_HINT
 from hvlaunch.cli.words import words_of
+from hvlaunch.console.masking import masked, masked_words
 from hvlaunch.errors import BadUsage
 
 __all__ = ["unknown_options"]

@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from hvlaunch.errors import HvlaunchError
 from hvlaunch.gloo.driver.history import History
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.driver.observation import Observation
     from hvlaunch.gloo.driver.page_door import PageDoor
 
-__all__ = ["Control"]
+__all__ = ["Control", "Reports"]
 
 T = TypeVar("T")
 
@@ -33,6 +33,20 @@ _SIGNALS = {number.name: number for number in signal.Signals}
 _QUERY = re.compile(rb"(?:since=(?P<since>[0-9]{1,12}))?&?(?:wait=(?P<wait>[0-9]{1,3}))?")
 
 
+class Reports(Protocol):
+    """What has the job's failure report, as JSON."""
+
+    @property
+    def final(self) -> Mapping[str, Any] | None:
+        """None until the job has ended."""
+
+    def now(self) -> Mapping[str, Any]:
+        """So far; in the loop's thread."""
+
+    def when_ended(self, call: Callable[[Mapping[str, Any]], None]) -> Callable[[], None]:
+        """Call it once with the final one, from any thread; what calls that off."""
+
+
 class Control:
     """The requests, one for each path. `about` is what the job was begun with; `post` reaches the driver's loop."""
 
@@ -43,12 +57,14 @@ class Control:
         post: Callable[[on.Event | Inquiry | Observe | StacksWanted], None],
         keep_output: Callable[[], None],
         door: "PageDoor",
+        reports: Reports,
     ) -> None:
         """`keep_output` makes the job's output be kept in its directory from now on, and what was newest before."""
         self._about = about
         self._keep_output = keep_output
         self._door = door
         self._history = history
+        self._reports = reports
         self._post = post
 
     def __call__(self, head: Head) -> Answer | Route:
@@ -61,6 +77,7 @@ class Control:
         routes: dict[bytes, tuple[str, Route]] = {
             b"/job": ("GET", lambda _body: self._job()),
             b"/events": ("GET", lambda _body: self._events(since, wait)),
+            b"/report": ("GET", lambda _body: self._report(wait)),
             b"/samples": ("GET", lambda _body: self._samples()),
             b"/totals": ("GET", lambda _body: Answer(200, _json(self._history.totals()))),
             b"/signal": ("POST", self._signal),
@@ -106,6 +123,20 @@ class Control:
             return call_off
 
         return Later(begin, wait, page()) if wait else page()
+
+    def _report(self, wait: float) -> Answer | Later:
+        """Of a job that runs, of what has failed so far; that of its end, if it comes within `wait` seconds."""
+        if (form := self._reports.final) is not None:
+            return Answer(200, _json(form))
+
+        def begin(give: Give) -> CallOff:
+            giver = _Giver(give)
+            if wait:
+                return self._reports.when_ended(lambda form: giver(Answer(200, _json(form))))
+            self._post(Inquiry(lambda _state: giver(Answer(200, _json(self._reports.now())))))
+            return giver.call_off
+
+        return Later(begin, wait or _PATIENCE, Answer(503, b"the driver is busy\n"))
 
     def _samples(self) -> Later:
         """The newest samples, fresh ones if hosts give them soon. Whoever asks again soon finds that they go on."""

@@ -115,8 +115,8 @@ class Driver:
         self.observers = Observers(lambda: self._links, self._ranks.of, clock)
         tell = None if spec.elastic is None else self._say
         self._stacks = StackTaking(self.observers, directory, self._engine, events.put, tell)
-        self.before_kill = self._stacks.before_kill
         self._progress = Progress(rendezvous, lambda *worker: self._ranks.of(*worker) is not None, clock)
+        self.directory, self.rank_of, self.before_kill = directory, self._ranks.of, self._stacks.before_kill
         self._hang_watch = HangWatch(
             spec.hang_timeout,
             self._links,

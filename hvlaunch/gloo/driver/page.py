@@ -45,6 +45,8 @@ _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 _FRESH = 0.5
 """Seconds for which one view is good enough for all who ask."""
 _NEWS_WAIT = 1
+_REPORT_WAIT = 5
+"""Seconds from the job's last event until its report is made, at most."""
 _PATIENCE = 20.0
 _FAREWELL = 1.5
 """Seconds for those who look on to see the job's end."""
@@ -108,9 +110,18 @@ class Page:
             self._feed.await_news(_NEWS_WAIT)
         with self._lock:
             if time.monotonic() - self._seen[0] > _FRESH or self._feed.has_ended:
-                view = self._feed.look()
-                self._seen = time.monotonic(), json.dumps(as_json(view)).encode()
+                found = as_json(self._feed.look())
+                if self._feed.has_ended:
+                    found["report"] = self._report()
+                self._seen = time.monotonic(), json.dumps(found).encode()
             return self._seen[1]
+
+    def _report(self) -> Any:
+        """The job's, when it is made; None where that can't be had."""
+        try:
+            return self._get(f"/report?wait={_REPORT_WAIT}")
+        except OSError:
+            return None
 
     def _read(self) -> Iterator[Stored]:
         if self._reader is None:

@@ -39,6 +39,9 @@ class Narrator:
         self._quiet = spec.console.quiet
         self._shown = spec.console.ranks
         self._command = spec.command
+        self._ends_if_it_hangs = spec.on_hang == "stop" or (
+            spec.on_hang == "restart" and spec.elastic is None
+        )
         self._say = say
         self._status = status
         self._began = 0.0
@@ -100,6 +103,8 @@ class Narrator:
             return
         if isinstance(fact, tell.RoundStarting):
             self._say(starting(fact))
+        elif isinstance(fact, tell.JobHanging) and self._ends_if_it_hangs:
+            self._say("the job hangs, and is stopped (--on-hang); why comes at its end")
         else:
             from hvlaunch.gloo.watch.sentences import sentence  # noqa: PLC0415 (most jobs have nothing to tell)
 

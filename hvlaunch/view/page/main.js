@@ -5,6 +5,7 @@ import { duration } from "./figures.js";
 import { sendSignal, stopJob, takeStacks } from "./orders.js";
 import { search, showRank } from "./output.js";
 import { drawPlots, fitPlots, forgetPlots } from "./plots.js";
+import { drawReport } from "./report.js";
 import { Series } from "./series.js";
 import { Away, Refused, ask, enter } from "./session.js";
 import { drawTable, isMany } from "./table.js";
@@ -25,21 +26,17 @@ function drawHead() {
   find("summary").title = view.command.join(" ");
 }
 
-function drawReport() {
+function drawEnd() {
   const ending = view.ending;
   find("report").hidden = !ending;
   if (!ending) return;
   find("report").className = ending.exit_code === 0 ? "well" : "";
-  const who = ending.rank === null ? "" : `rank ${ending.rank}${ending.host ? ` on ${ending.host}` : ""}: `;
-  const parts = [make("p", { textContent: `Exit code ${ending.exit_code}. ${who}${ending.cause ?? ""}` })];
-  if (ending.hint) parts.push(make("p", { textContent: `Try: ${ending.hint}` }));
-  if (ending.lines.length) parts.push(make("pre", { tabIndex: 0, textContent: ending.lines.join("\n") }));
-  find("report-body").replaceChildren(...parts);
+  drawReport(find("report-body"), ending, view.report);
 }
 
 function drawAll() {
   drawHead();
-  drawReport();
+  drawEnd();
   drawTimeline(view);
   drawTable(view, find("filter").value, find("folded").checked, (rank) => guarded(() => showRank(rank)));
   drawPlots(series, find("by").value);

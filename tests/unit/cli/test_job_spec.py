@@ -39,7 +39,7 @@ def test_everything_said_arrives(here):
     line = (
         "--job-name base --detach -np 3 -H a:2,u@b:1 --slots-per-host 4 --force-slots -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
         "--ssh-user me -i key --ssh-config config --host-keys off --ssh-client openssh --connect-limit 3 --remote-python /py --start-timeout 1 --lease 2 "
-        "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log "
+        "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log --report /r.json "
         "--horovod --rendezvous-relay always --rendezvous-port 4711 --rendezvous-bind 10.0.0.9 --worker-port-range 29500-29599 "
         "--mpi --mpirun /m --mpi-args=-a --mpi-args=-b --binding-args=-c "
         "--end-with-rank 2 --reconnect-timeout 4 --spill 0 --fsync --grace 3 --settle 1 --hang-timeout 5 --on-hang stop --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --cwd /data python -m train -np 4"
@@ -68,6 +68,7 @@ def test_everything_said_arrives(here):
             prefix=ASCTIME + "{host}:", color="never", ranks=(range(1, 3),), merge=True, quiet=False
         ),
         events=Path("log"),
+        report=Path("/r.json"),
         ssh=SSHOptions(
             port=22,
             user="me",

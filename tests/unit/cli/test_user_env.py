@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvlaunch.cli.environment import MAX_STRING, SET_BY_HVLAUNCH, left_out, shown, user_env
-from hvlaunch.cli.masking import MASK, masked
+from hvlaunch.console.masking import MASK, masked
 from hvlaunch.errors import BadEnvironment, BadUsage
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env

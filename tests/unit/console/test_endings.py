@@ -81,7 +81,7 @@ def test_folding():
 
 def test_a_job_that_goes_well_loads_nothing_heavy():
     script = (
-        "import sys, hvlaunch.console.printer, hvlaunch.console.report\n"
+        "import sys, hvlaunch.console.printer, hvlaunch.report.text\n"
         "print(sorted({'ClusterShell', 'rich', 'paramiko', 'torch', 'psutil'} & set(sys.modules)))\n"
     )
     ended = subprocess.run(

@@ -16,10 +16,13 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.console.printer import Printer
 from hvlaunch.gloo.driver.control import Control
 from hvlaunch.gloo.driver.history import History
 from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.reporting import Reporting
+from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.jobs.control import Control as Client
 from hvlaunch.jobs.control import ControlRefused, DriverGone
 from hvlaunch.jobs.directory import CONTROL, JobDirectory
@@ -29,6 +32,7 @@ from hvlaunch.telemetry.stack import ProcessStack
 
 ID = "0123456789ab"
 ABOUT = {"id": ID, "command": ["train"], "pid": 4711}
+REPORTED = {**ABOUT, "began": 1.0}
 
 
 def recorder(write, wall):
@@ -45,8 +49,13 @@ class Job:
         self.server = RendezvousServer("token")
         self.server.start()
         self.kept: list[bool] = []
+        self.printer = Printer(None, None)
+        spec = JobSpec(command=("train",), hosts=(), cwd="/")
+        self.reporting = Reporting(spec, self.printer, REPORTED)
         door: Any = SimpleNamespace(ask=dict, ask_scrape=dict)
-        control = Control(ABOUT, self.history, self.events.put, lambda: self.kept.append(True), door)
+        control = Control(
+            ABOUT, self.history, self.events.put, lambda: self.kept.append(True), door, self.reporting
+        )
         self.server.serve_beside(self.directory.listen(), control)
 
     @property
@@ -83,6 +92,7 @@ class Job:
     def close(self) -> None:
         self.server.close()
         self.directory.close()
+        self.printer.close()
 
 
 @pytest.fixture
@@ -214,3 +224,15 @@ def test_another_user_is_refused_even_where_the_files_let_him():
         )
         assert other.stdout.strip() == "b''", other
         assert job.events.empty()
+
+
+def test_the_report_is_there_while_the_job_runs_and_when_it_has_ended(job):
+    driver = job.answer({})
+    assert job.client.get("/report")["outcome"] == "running"
+    driver.join()
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(job.client.get("/report?wait=30", 30)))
+    waiting.start()
+    job.reporting.end(JobResult(exit_code=7, elapsed=1.0))
+    waiting.join()
+    assert [report["exit_code"] for report in (*found, job.client.get("/report"))] == [7, 7]

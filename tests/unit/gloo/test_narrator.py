@@ -1,5 +1,6 @@
 """What the user is told of a history of events, and what a terminal shows meanwhile."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ BAD = ConnectFailed("refused", host="b").problem
 class Told(History):
     """A history with a narrator that listens."""
 
-    def __init__(self, hosts="a:2,b:2", *, verbose=False, console=None, elastic=None):
-        job = spec(hosts, verbose=verbose, console=console or ConsoleOptions(), elastic=elastic)
+    def __init__(self, hosts="a:2,b:2", *, console=None, **options):
+        job = spec(hosts, console=console or ConsoleOptions(), **options)
         super().__init__(job)
         self.texts: list[str] = []
         self.status: list[Any] = []
@@ -248,3 +249,16 @@ def test_a_lost_connection_and_its_return_are_told_unless_quiet(quiet):
         "host b: connected again after 2.1 s",
     )
     assert (lost in words, back in words) == (not quiet, not quiet)
+
+
+@pytest.mark.parametrize("on_hang", ["warn", "stop", "restart"])
+def test_why_the_job_hangs_is_told_once(on_hang):
+    told = Told(on_hang=on_hang).start()
+    told.play(on.JobHangs(60.0, (1,), "rank 1 waits"))
+    in_report = 0
+    if on_hang != "warn":
+        for host, slot in itertools.product("ab", range(2)):
+            told.exit(host, slot, signal=15)
+        told.close()
+        in_report = told.result.error.cause.count("rank 1 waits")
+    assert sum(text.count("rank 1 waits") for text in told.texts) + in_report == 1

@@ -15,7 +15,7 @@ from hvlaunch.gloo.engine.events import StacksTaken
 from hvlaunch.gloo.engine.life import State
 from hvlaunch.gloo.engine.workers import Workers
 from hvlaunch.hosts.placement import Launch, Placement
-from hvlaunch.telemetry.merge import notes, places
+from hvlaunch.telemetry.merge import groups, notes, places
 from hvlaunch.telemetry.stack import ProcessStack
 
 
@@ -76,7 +76,7 @@ def test_all_hosts_are_asked_at_once_and_put_together(hosts: Hosts, taking: Stac
     hosts.answer("b", said(2), said(3, 7))
     assert not told
     hosts.answer("a", said(0), said(1))
-    assert [places(found) for found in told] == [
+    assert [places(groups(found)) for found in told] == [
         ["rank 3 in main (train.py:7)", "ranks 0-2 in main (train.py:1)"]
     ]
 
@@ -131,11 +131,11 @@ def test_before_a_kill_each_host_is_heard_at_once_and_all_is_kept(
     assert {content["seconds"] for _, _, content in hosts.asked} == {0.35}
     hosts.answer("a", said(1))
     assert heard[1:] == [StacksTaken("a", 1)]
-    late = places(taking.before_kill())
+    late = places(groups(taking.before_kill()))
     assert late == ["rank 1 in main (train.py:1)", "ranks 2-3 in unknown: it had ended, or could not be read"]
     hosts.answer("b", said(2), said(3))
     assert heard[2:] == [StacksTaken("b", 1), StacksTaken("b", 2)]
-    assert places(taking.before_kill()) == ["ranks 1-3 in main (train.py:1)"]
+    assert places(groups(taking.before_kill())) == ["ranks 1-3 in main (train.py:1)"]
     (kept,) = kept_stacks(tmp_path)
     assert [one["rank"] for one in kept["stacks"]] == [1, 2, 3]
     assert (tmp_path / STACKS_FILE).stat().st_mode & 0o777 == 0o600

@@ -6,10 +6,10 @@ from signal import SIGINT, SIGKILL, SIGPIPE, SIGSEGV, SIGTERM
 
 import pytest
 
-from hvlaunch.console.report import Doing, failure_report
 from hvlaunch.errors import UnknownHost
 from hvlaunch.job import JobResult
-from tests.unit.console.reports import ENDS, check, ended, stopped, worker
+from hvlaunch.report.data import Survivors
+from tests.unit.report.reports import ENDS, check, ended, failure_report, stopped, worker
 
 GIB = 1 << 30
 
@@ -59,7 +59,7 @@ def test_an_exception():
           All output of rank 3: logs/rank.3/
         """,
         {3: TRACEBACK.encode(), 5: GLOO},
-        output_dir=Path("logs"),
+        output=Path("logs"),
     )
 
 
@@ -316,9 +316,12 @@ def test_a_code_that_nobody_explains_is_still_told():
 
 
 def test_what_the_others_were_doing_before_they_were_stopped():
-    places = ["rank 1 in load (data.py:31)", "rank 2 in \x1b[2J (x.py:1)"]
+    places = (((1,), "load (data.py:31)"), ((2,), "\x1b[2J (x.py:1)"))
     told = failure_report(
-        ended(worker(0, code=1, when=2.0), *stopped(1, 2)), {}, 3, doing=Doing(places, "0123456789ab")
+        ended(worker(0, code=1, when=2.0), *stopped(1, 2)),
+        {},
+        3,
+        before_kill=Survivors(places, job_id="0123456789ab"),
     )
     assert (
         """
@@ -333,7 +336,7 @@ def test_what_the_others_were_doing_before_they_were_stopped():
         ended(error=UnknownHost("no such host", host="b").problem, exit_code=69),
         {},
         3,
-        doing=Doing(places, None),
+        before_kill=Survivors(places),
     )
     assert "  Before they were stopped:\n    rank 1 in load" in lost
     assert "hvlaunch stacks" not in lost

@@ -3,11 +3,12 @@
 from signal import SIGTERM
 from textwrap import dedent
 
-from hvlaunch.console.report import failure_report
 from hvlaunch.errors import HostsFailed
 from hvlaunch.job import JobResult, WorkerExit
+from hvlaunch.report.making import make_report
+from hvlaunch.report.text import as_text
 
-__all__ = ["ENDS", "check", "ended", "not_begun", "stopped", "worker"]
+__all__ = ["ENDS", "check", "ended", "failure_report", "not_begun", "stopped", "worker"]
 
 ENDS = "  The job ends: no worker was started.\n"
 
@@ -31,6 +32,10 @@ def not_begun(*errors):
     return JobResult(
         exit_code=69, elapsed=0.0, error=HostsFailed([error.problem for error in errors]).problem
     )
+
+
+def failure_report(result, tails, size, **options):
+    return as_text(make_report(result, tails, size, **options))
 
 
 def check(result, size, expected, tails=None, **options):

@@ -1,4 +1,4 @@
-"""Values and command lines as `--dry-run` shows them: what may be a secret is hidden. Pure."""
+"""Values and command lines as `--dry-run` and reports show them: what may be a secret is hidden. Pure."""
 
 import math
 import re

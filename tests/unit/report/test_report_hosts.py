@@ -14,7 +14,7 @@ from hvlaunch.errors import (
     UnknownHost,
 )
 from hvlaunch.job import JobResult
-from tests.unit.console.reports import ENDS, check, ended, not_begun, stopped, worker
+from tests.unit.report.reports import ENDS, check, ended, not_begun, stopped, worker
 
 
 def test_a_lost_host():

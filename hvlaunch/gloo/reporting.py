@@ -1,0 +1,146 @@
+"""The failure report of a job: as it runs, when it has ended, and into the file of `--report`."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch.console.printer import Printer
+from hvlaunch.job import JobResult, JobSpec
+
+if TYPE_CHECKING:
+    from hvlaunch.gloo.driver.loop import Driver
+    from hvlaunch.gloo.engine.actions import Action
+    from hvlaunch.gloo.engine.events import Event
+    from hvlaunch.gloo.watch.failures import Failures
+    from hvlaunch.report.data import FailureReport
+
+__all__ = ["Reporting"]
+
+
+class Reporting:
+    """`about` is what the job was begun with. What makes a report is loaded when one is wanted: most jobs need none."""
+
+    def __init__(self, spec: JobSpec, printer: Printer, about: Mapping[str, Any]) -> None:
+        self._spec = spec
+        self._printer = printer
+        self._about = about
+        self._driver: Driver | None = None
+        self._failures: Failures | None = None
+        self._has_begun = False
+        self._lock = threading.Lock()
+        self._result: JobResult | None = None
+        self._final: Mapping[str, Any] | None = None
+        self._waiting: dict[object, Callable[[Mapping[str, Any]], None]] = {}
+
+    def follow(self, driver: "Driver") -> None:
+        """`driver` knows what workers were doing, and how many there are."""
+        self._driver = driver
+
+    def begin(self) -> None:
+        """What happens from now on happens now: before, another driver has seen it."""
+        self._has_begun = True
+
+    def see(self, event: "Event", actions: "Sequence[Action]", now: float) -> None:
+        """What an elastic job's engine has made of an event: failures of rounds that others follow."""
+        if self._failures is None:
+            from hvlaunch.gloo.watch.failures import Failures  # noqa: PLC0415 (elastic jobs alone)
+
+            self._failures = Failures(self._rank_of, self._tail)
+        self._failures.see(event, actions, now)
+
+    def text(self, result: JobResult) -> str:
+        """For a terminal; empty for a job that went well."""
+        from hvlaunch.report.text import as_text  # noqa: PLC0415 (15 ms, and hopefully never)
+
+        return as_text(self._made(result))
+
+    def form(self, result: JobResult) -> Mapping[str, Any]:
+        """As JSON."""
+        from hvlaunch.report.json_form import as_json  # noqa: PLC0415 (as above)
+
+        return as_json(self._made(result))
+
+    def write(self, result: JobResult, say: Callable[[str], None]) -> None:
+        """Into the file of --report, if there is one. What goes wrong is told; it is no reason for another exit code."""
+        path = self._spec.report
+        if path is None:
+            return
+        from hvlaunch.report.file import reason, write_report  # noqa: PLC0415 (few jobs have one)
+
+        try:
+            write_report(path, self._made(result))
+        except OSError as error:
+            say(f"--report {path}: {reason(error)}; there is no report")
+
+    def now(self) -> Mapping[str, Any]:
+        """Of a job that runs; in the loop's thread."""
+        from dataclasses import replace  # noqa: PLC0415 (when somebody asks)
+
+        from hvlaunch.report.json_form import as_json  # noqa: PLC0415 (as above)
+
+        elapsed = time.time() - self._about["began"]
+        so_far = self._made(JobResult(exit_code=0, elapsed=elapsed))
+        return as_json(replace(so_far, outcome="running", ended=None))
+
+    @property
+    def final(self) -> Mapping[str, Any] | None:
+        """As JSON; None until the job has ended."""
+        with self._lock:
+            result = self._result
+        if result is None:
+            return None
+        if self._final is None:
+            self._final = self.form(result)
+        return self._final
+
+    def end(self, result: JobResult) -> None:
+        """The job has ended: who waits for that gets the report."""
+        with self._lock:
+            self._result = result
+            waiting, self._waiting = self._waiting, {}
+        for call in waiting.values():
+            call(self.final or {})
+
+    def when_ended(self, call: Callable[[Mapping[str, Any]], None]) -> Callable[[], None]:
+        """Call it once with the final one, from any thread; what calls that off."""
+        key = object()
+        with self._lock:
+            is_over = self._result is not None
+            if not is_over:
+                self._waiting[key] = call
+        if is_over:
+            call(self.final or {})
+        return lambda: self._forget(key)
+
+    def _forget(self, key: object) -> None:
+        with self._lock:
+            self._waiting.pop(key, None)
+
+    def _made(self, result: JobResult) -> "FailureReport":
+        from hvlaunch.report.making import make_report, survivors  # noqa: PLC0415 (as above)
+
+        driver = self._driver
+        stacks = [] if driver is None else driver.before_kill()
+        ends = (*result.exits, *([] if result.failure is None else [result.failure]))
+        return make_report(
+            result,
+            {end.rank: self._printer.tail(end.rank) for end in ends},
+            0 if driver is None else driver.size,
+            output=None if driver is None else driver.output_dir,
+            before_kill=survivors(stacks, self._kept_as()),
+            rounds=() if self._failures is None else self._failures.rounds(),
+            about=self._about,
+            ended=time.time(),
+        )
+
+    def _kept_as(self) -> str | None:
+        """The job's id, if its directory keeps its stacks."""
+        has_directory = self._driver is not None and self._driver.directory is not None
+        return str(self._about["id"]) if has_directory else None
+
+    def _rank_of(self, host: str, slot: int, start: int) -> int | None:
+        return None if self._driver is None else self._driver.rank_of(host, slot, start)
+
+    def _tail(self, rank: int) -> bytes:
+        return self._printer.tail(rank) if self._has_begun else b""

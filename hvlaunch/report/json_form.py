@@ -1,0 +1,125 @@
+"""The failure report as JSON: docs/failures.md has the fields. What may be a secret is hidden, for it may be sent to others."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from hvlaunch import __version__
+from hvlaunch.console.endings import end, signal_name
+from hvlaunch.console.evidence import Evidence
+from hvlaunch.console.files import rank_directory
+from hvlaunch.console.masking import masked_value, masked_words
+from hvlaunch.errors import Problem
+from hvlaunch.hosts.fold import number_set
+from hvlaunch.job import WorkerExit
+from hvlaunch.report.data import Cause, FailureReport, Missing, RoundFailure
+from hvlaunch.report.kinds import role
+from hvlaunch.report.text import as_text
+
+__all__ = ["VERSION", "as_json"]
+
+VERSION = 1
+"""Of the form. It grows when a field goes or means something else; new fields may come without."""
+_ABOUT = ("id", "name", "is_elastic", "cwd", "machine", "began")
+
+
+def as_json(report: FailureReport) -> dict[str, Any]:
+    """What json.dumps() takes."""
+    result = report.result
+    failure = None if report.cause is None else report.cause.worker
+    command = [*masked_words([str(word) for word in report.about.get("command", ())])]
+    return {
+        "version": VERSION,
+        "hvlaunch": __version__,
+        "job": {**{name: report.about.get(name) for name in _ABOUT}, "command": command},
+        "outcome": report.outcome,
+        "exit_code": None if report.outcome == "running" else result.exit_code,
+        "elapsed": round(result.elapsed, 3),
+        "ended": report.ended,
+        "size": report.size,
+        "interrupted": None if result.interrupted is None else signal_name(result.interrupted),
+        "error": None if result.error is None else _problem(result.error),
+        "cause": None if report.cause is None else _cause(report, report.cause),
+        "first_to_end": None
+        if result.first_victim is None
+        else _worker(report, result.first_victim, failure),
+        "workers": [*_workers(report, failure)],
+        "stacks": {
+            "places": [
+                {"ranks": number_set(ranks), "place": place} for ranks, place in report.survivors.places
+            ],
+            "notes": list(report.survivors.notes),
+            "tree": list(report.survivors.tree),
+        },
+        "rounds": [_round(one) for one in report.rounds],
+        "text": "\n".join(map(masked_value, as_text(report).split("\n"))),
+    }
+
+
+def _cause(report: FailureReport, cause: Cause) -> dict[str, Any]:
+    where = None if report.output is None else rank_directory(report.output, cause.worker.rank, report.size)
+    return {
+        **_end(cause.worker),
+        "kind": cause.kind,
+        "exception": None if cause.exception is None else masked_value(cause.exception),
+        "evidence": _evidence(cause.evidence),
+        "memory": [asdict(one) for one in cause.memory],
+        "missing": None if cause.missing is None else _missing(cause.missing),
+        "hint": cause.hint,
+        "output": None if where is None else str(where),
+    }
+
+
+def _missing(missing: Missing) -> dict[str, Any]:
+    return {**asdict(missing), "there": list(missing.there), "lacking": list(missing.lacking)}
+
+
+def _workers(report: FailureReport, failure: WorkerExit | None) -> Iterator[dict[str, Any]]:
+    """All of the last round, by rank."""
+    ends = {worker.rank: worker for worker in report.result.exits}
+    for rank in sorted({*ends, *range(report.size)}):
+        if rank in ends:
+            yield _worker(report, ends[rank], failure)
+        else:
+            is_waiting = rank in report.result.never_started
+            yield {"rank": rank, "role": "never started" if is_waiting else "unknown"}
+
+
+def _worker(report: FailureReport, worker: WorkerExit, failure: WorkerExit | None) -> dict[str, Any]:
+    is_cause = failure is not None and worker.rank == failure.rank
+    return {
+        **_end(worker),
+        "role": "cause" if is_cause else role(worker, failure, report.evidence.get(worker.rank)),
+    }
+
+
+def _end(worker: WorkerExit) -> dict[str, Any]:
+    return {
+        "rank": worker.rank,
+        "host": worker.host,
+        "end": end(worker),
+        "code": worker.code,
+        "signal": None if worker.signal is None else signal_name(worker.signal),
+        "when": round(worker.when, 3),
+        "max_rss": worker.max_rss,
+        "oom_killed": worker.oom_killed,
+    }
+
+
+def _evidence(evidence: Evidence) -> dict[str, Any]:
+    return {"kind": evidence.kind, "lines": [masked_value(line) for line in evidence.lines]}
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    return {
+        "kind": problem.kind,
+        "cause": problem.cause,
+        "host": problem.host,
+        "hint": problem.hint,
+        "errors": [_problem(one) for one in problem.errors],
+    }
+
+
+def _round(one: RoundFailure) -> dict[str, Any]:
+    failures = [{**_end(worker), "evidence": _evidence(evidence)} for worker, evidence in one.failures]
+    return {**asdict(one), "hosts": list(one.hosts), "elapsed": round(one.elapsed, 3), "failures": failures}

@@ -1,0 +1,177 @@
+"""The failure report as text: printed last of all, for a person who has to find out why at 3 a.m."""
+
+from collections.abc import Iterable
+from signal import SIGKILL, SIGPIPE
+
+from hvlaunch.console.advice import start_advice
+from hvlaunch.console.causes import describe
+from hvlaunch.console.consequences import lost_connection
+from hvlaunch.console.duration import duration
+from hvlaunch.console.endings import delta, end, endings, failed_itself, signal_name
+from hvlaunch.console.evidence import Evidence
+from hvlaunch.console.files import rank_directory
+from hvlaunch.console.visible import visible
+from hvlaunch.hosts.fold import fold_hosts, fold_ranks
+from hvlaunch.job import JobResult, WorkerExit
+from hvlaunch.report.data import Cause, FailureReport, Memory, Missing, Survivors
+from hvlaunch.telemetry.merge import places
+
+__all__ = ["as_text"]
+
+_GIB = 1 << 30
+
+
+def as_text(report: FailureReport) -> str:
+    """Plain text that ends with a newline; empty for a job that went well."""
+    result = report.result
+    match report.outcome:
+        case "running" | "well":
+            return ""
+        case "not started":
+            lines = _not_started(result.exits)
+        case "interrupted":
+            lines = [_interrupted(result, result.interrupted or 0, report.size)]
+        case "error":
+            lines = _error(report)
+        case "failed" if report.cause is not None:
+            lines = _failed(report, report.cause)
+        case _:
+            ends = _workers(result, report.size)
+            lines = [f"hvlaunch: the job ended with exit code {result.exit_code}", *ends]
+    return "\n".join(lines) + "\n"
+
+
+def _error(report: FailureReport) -> list[str]:
+    result = report.result
+    told = [] if result.error is None else describe(result.error)
+    lines = [*told, *_workers(result, report.size), *_survivors(report.survivors)]
+    if result.interrupted is not None:
+        lines.append(f"  Interrupted by {signal_name(result.interrupted)}.")
+    return lines
+
+
+def _not_started(exits: Iterable[WorkerExit]) -> list[str]:
+    """A line for each reason why the command can't be started; the hosts that say the same stand together."""
+    hosts: dict[tuple[str, str | None], list[str]] = {}
+    for worker in exits:
+        if worker.not_started is not None:
+            hosts.setdefault((worker.not_started, start_advice(worker)), []).append(worker.host)
+    return [
+        line
+        for (cause, hint), names in hosts.items()
+        for line in (f"hvlaunch: {fold_hosts(names)}: {cause}", *([f"  Try: {hint}"] if hint else []))
+    ]
+
+
+def _failed(report: FailureReport, cause: Cause) -> list[str]:
+    result, failure, size = report.result, cause.worker, report.size
+    victim = result.first_victim
+    lines = [_headline(failure, size, is_first=victim is None), *_quote("Its", cause.evidence)]
+    if victim is not None:
+        lines.append(_of_victim(victim, failure, report.evidence.get(victim.rank)))
+    lines += [_of_memory(one) for one in cause.memory]
+    if cause.missing is not None:
+        lines += _of_missing(cause.missing, failure.host)
+    named = {failure.rank, *([] if victim is None else [victim.rank])}
+    others = [worker for worker in result.exits if worker.rank not in named]
+    lines += _indented(
+        "The others", endings(others, size, failure, named=named, never_started=result.never_started)
+    )
+    lines += _consequences(report, cause, others)
+    lines += _survivors(report.survivors)
+    if result.interrupted is not None:
+        lines.append(f"  Then interrupted by {signal_name(result.interrupted)}.")
+    if result.error is not None:
+        lines += _indented("Also", [line.removeprefix("hvlaunch: ") for line in describe(result.error)])
+    if report.output is not None:
+        lines.append(
+            f"  All output of rank {failure.rank}: {rank_directory(report.output, failure.rank, size)}/"
+        )
+    return [*lines, f"  Try: {cause.hint}"] if cause.hint else lines
+
+
+def _consequences(report: FailureReport, cause: Cause, others: Iterable[WorkerExit]) -> list[str]:
+    """Who failed only because the cause was gone."""
+    if lost_connection(cause.evidence):
+        return []
+    ended = [worker for worker in others if worker.rank in report.evidence]
+    lost = [worker.rank for worker in ended if lost_connection(report.evidence[worker.rank])]
+    if not lost:
+        return []
+    own = any(failed_itself(worker) and worker.rank not in lost for worker in ended)
+    who = fold_ranks(lost).capitalize() if own else "The others"
+    return [f"  {who} lost connections because of rank {cause.worker.rank}."]
+
+
+def _of_memory(memory: Memory) -> str:
+    used, total = memory.used / _GIB, memory.total / _GIB
+    return f"  {visible(memory.of)} had {used:.1f} of {total:.1f} GiB in use, {delta(memory.when)}."
+
+
+def _of_missing(missing: Missing, host: str) -> list[str]:
+    """Nothing where no other host has told whether it has it."""
+    name = visible(f"{missing.what} {missing.name}")
+    without = [host, *(one for one in missing.lacking if one != host)]
+    verb = "lacks" if len(without) == 1 else "lack"
+    if missing.there:
+        have = "has" if len(missing.there) == 1 else "have"
+        return [f"  {fold_hosts(without)} {verb} the {name}; {fold_hosts(missing.there)} {have} it."]
+    return [f"  {fold_hosts(without)} {verb} the {name}."] if missing.lacking else []
+
+
+def _headline(failure: WorkerExit, size: int, *, is_first: bool) -> str:
+    subject = f"hvlaunch: rank {failure.rank} of {size} on host {failure.host}"
+    if failure.stopped:
+        return f"{subject} failed, and was stopped by hvlaunch before it ended, after {duration(failure.when)}: {end(failure)}"
+    first = " first" if size > 1 and is_first else ""
+    peak = ""
+    if failure.max_rss and (failure.oom_killed or failure.exit_code == 128 + SIGKILL):
+        peak = f"; its memory peaked at {failure.max_rss / _GIB:.1f} GiB"
+    return f"{subject} failed{first}, after {duration(failure.when)}: {end(failure)}{peak}"
+
+
+def _of_victim(victim: WorkerExit, failure: WorkerExit, evidence: Evidence | None) -> str:
+    """The worker that failed first, which was not the cause."""
+    when = delta(victim.when - failure.when)
+    why = ", since it lost a connection" if evidence is not None and lost_connection(evidence) else ""
+    return f"  Rank {victim.rank} on host {victim.host} was the first to end, {when}{why}: {end(victim)}"
+
+
+def _workers(result: JobResult, size: int) -> list[str]:
+    """How the workers ended, where none of them was the cause."""
+    if not result.exits:
+        has_host = result.error is not None and (result.error.host is not None or result.error.errors)
+        return ["  The job ends: no worker was started."] if has_host and not result.elapsed else []
+    ends = endings(result.exits, size, None, never_started=result.never_started)
+    return _indented(f"The workers, after {duration(result.elapsed)}", ends)
+
+
+def _survivors(found: Survivors) -> list[str]:
+    lines = [visible(line) for line in (*places(found.places), *found.notes)]
+    kept = [f"  All their stacks: hvlaunch stacks {found.job_id}"] if lines and found.job_id else []
+    return [*_indented("Before they were stopped", lines), *kept]
+
+
+def _interrupted(result: JobResult, number: int, size: int) -> str:
+    why = " (nobody reads its output any more)" if number == SIGPIPE else ""
+    by = f"hvlaunch: interrupted by {signal_name(number)}{why}"
+    if not result.exits and not result.elapsed:
+        return f"{by} before the workers were started"
+    missing = set(range(size)) - {worker.rank for worker in result.exits}
+    waiting = missing & set(result.never_started)
+    unknown = missing - waiting
+    killed = [worker.rank for worker in result.exits if worker.signal == SIGKILL and worker.stopped]
+    all_ended = "all others have ended" if waiting else "all workers have ended"
+    ended = f"how {fold_ranks(unknown)} ended is not known" if unknown else all_ended
+    forced = f", {fold_ranks(killed)} only by SIGKILL" if killed else ""
+    never = f"; never started: {fold_ranks(waiting)}" if waiting else ""
+    return f"{by} after {duration(result.elapsed)}; {ended}{forced}{never}"
+
+
+def _quote(owner: str, evidence: Evidence) -> list[str]:
+    return _indented(f"{owner} {evidence.kind}", evidence.lines)
+
+
+def _indented(title: str, lines: Iterable[str]) -> list[str]:
+    body = [f"    {line}".rstrip() for line in lines]
+    return [f"  {title}:", *body] if body else []
