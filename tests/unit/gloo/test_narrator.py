@@ -260,5 +260,6 @@ def test_why_the_job_hangs_is_told_once(on_hang):
         for host, slot in itertools.product("ab", range(2)):
             told.exit(host, slot, signal=15)
         told.close()
+        assert told.result.error is not None
         in_report = told.result.error.cause.count("rank 1 waits")
     assert sum(text.count("rank 1 waits") for text in told.texts) + in_report == 1
