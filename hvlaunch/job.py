@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from hvlaunch.errors import Problem
 
 __all__ = [
+    "RECONNECT_TIMEOUT",
     "ColorPolicy",
     "ConsoleOptions",
     "DetachPolicy",
@@ -27,6 +28,9 @@ __all__ = [
     "StdinPolicy",
     "WorkerExit",
 ]
+
+RECONNECT_TIMEOUT = 5.0
+"""Seconds."""
 
 HostKeyPolicy = Literal["strict", "accept-new", "off"]
 SSHClient = Literal["paramiko", "openssh"]
@@ -228,7 +232,7 @@ class JobSpec(_Data):
     """Seconds for all of connecting."""
     lease: float = 30.0
     """Seconds of silence after which driver and agent give each other up."""
-    reconnect_timeout: float = 5.0
+    reconnect_timeout: float = RECONNECT_TIMEOUT
     """Seconds that an agent whose connection has ended waits for another, before it ends its workers; at most the lease."""
     spill: int = 64 << 20
     """Bytes of output that a host keeps in a file while its connection is lost."""

@@ -267,6 +267,8 @@ class Agent:
             self._show_life()
         elif kind == "have":
             self._channel.session.taken(header["frames"])
+        elif kind == "patience":
+            self._reconnect = min(header["seconds"], self._lease)
         elif kind == "leave":
             self._give_up("the driver has left")
         elif kind == "hello":

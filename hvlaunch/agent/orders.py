@@ -73,6 +73,7 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
     ),
     "observe": Choice("what", begin=Form(1 << 20, 1, code=_WORDS), ask=Form(1 << 24, 1)),
     "ping": Form(),
+    "patience": Form(seconds=_SECONDS),
     "have": Form(frames=_HAVE),
     "leave": Form(),
     "bye": Form(),

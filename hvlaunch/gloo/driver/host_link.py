@@ -193,9 +193,9 @@ class HostLink:
             self._session.acknowledge()
         self._session.send(header, body)
 
-    def ping(self) -> None:
-        """Let the agent hear from us."""
-        self._session.ping()
+    def ping(self, patience: float | None = None) -> None:
+        """Let the agent hear from us, and how long to wait for us where a connection is lost, if that has changed."""
+        self._session.ping(patience)
 
     def renew(self) -> None:
         """Nothing was heard for long: connect again, beside the connection that there is."""

@@ -41,7 +41,8 @@ class Keeping:
         """Of a new job, or of one of which this is the past. Raises OSError, BadStoreFile."""
         self._directory = directory
         self._say: Callable[[str], None] | None = say
-        self._is_whole = True
+        self.is_whole = True
+        """Whether another driver could take the job over."""
         self._is_synced = is_synced
         self._seen = SeenFile(directory / SEEN)
         self.unfinished = UnfinishedLines(directory / UNFINISHED)
@@ -72,7 +73,7 @@ class Keeping:
     @property
     def has_begun(self) -> bool:
         """Whether there is a journal, or can be none."""
-        return self._journal is not None or not self._is_whole
+        return self._journal is not None or not self.is_whole
 
     def begin(self, spec: JobSpec, keys: Keys, port: int) -> None:
         """A new journal; all this takes 10 ms, so it is for a moment in which nothing else is to be done."""
@@ -97,12 +98,12 @@ class Keeping:
         """Further turns. When it returns they need no driver's memory any more."""
         if self._journal is not None:
             self._journal.write(turns, hellos)
-            if not self._is_whole:
+            if not self.is_whole:
                 self._journal.end("the rest is not whole")
 
     def lose(self, cause: str) -> None:
         """No other driver can take the job over any more: say so, once. For any thread."""
-        self._is_whole = False
+        self.is_whole = False
         say, self._say = self._say, None
         if say is not None:
             say(f"warning: {cause}: the job goes on, and ends if hvlaunch is killed")

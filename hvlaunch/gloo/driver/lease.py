@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from math import inf
 
-__all__ = ["Lease", "agents_lease"]
+from hvlaunch.job import RECONNECT_TIMEOUT, JobSpec
+
+__all__ = ["Lease", "agents_lease", "patience_alone"]
 
 _LONGEST_PULSE = 5.0
 _PULSES_PER_LEASE = 4
@@ -14,6 +16,15 @@ _RESENT = 1.0
 def agents_lease(seconds: float) -> float:
     """The silence after which an agent gives up: the last sign of life may have come a pulse before a cut of `seconds`."""
     return seconds + _pulse(seconds) + _RESENT
+
+
+def patience_alone(spec: JobSpec) -> float | None:
+    """Seconds for which agents are to wait for the driver where no other can take the job over.
+
+    None: no less than otherwise. With --detach they wait for another as long as the lease, unless the user says for how long.
+    """
+    waits_for_another = spec.detach != "never" and spec.reconnect_timeout == spec.lease
+    return min(RECONNECT_TIMEOUT, spec.lease) if waits_for_another else None
 
 
 class Lease:

@@ -19,7 +19,7 @@ from hvlaunch.gloo.driver.hang_watch import HangWatch
 from hvlaunch.gloo.driver.host_link import HostLink
 from hvlaunch.gloo.driver.inquiry import Inquiry, Observe, StacksWanted
 from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.lease import Lease
+from hvlaunch.gloo.driver.lease import Lease, patience_alone
 from hvlaunch.gloo.driver.links import HostLinks
 from hvlaunch.gloo.driver.observers import Observers
 from hvlaunch.gloo.driver.progress import Progress
@@ -326,8 +326,11 @@ class Driver:
             links[name].close()
         self._tell_quiet()
         if is_due:
+            patience = (
+                None if self._keeping is not None and self._keeping.is_whole else patience_alone(self._spec)
+            )
             for name in heard.keys() - silent:
-                links[name].ping()
+                links[name].ping(patience)
             for link in self._links:
                 link.let_go()
             for name in set(self._lease.doubtful) - set(silent):

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _HINT = "start the job again: the workers that it had end by themselves"
+_BEFORE_ANYTHING = "journal {}: its driver was killed before anything had happened"
 
 
 class NoJournal(HvlaunchError):
@@ -129,9 +130,11 @@ def _look_at(path: Path) -> None:
 
 
 def _check_format(path: Path, database: sqlite3.Connection) -> None:
-    """Raises ForeignJournal, OtherVersion."""
+    """Raises NoJournal, ForeignJournal, OtherVersion."""
     (application,) = database.execute("PRAGMA application_id").fetchone()
     (form,) = database.execute("PRAGMA user_version").fetchone()
+    if not application and not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise NoJournal(_BEFORE_ANYTHING.format(path), hint=_HINT)
     if application != APPLICATION:
         raise ForeignJournal(f"journal {path}: it is not one of hvlaunch's")
     if form != FORMAT:
@@ -153,7 +156,7 @@ def _read(path: Path, database: sqlite3.Connection) -> Past:
             raise TornJournal(f"journal {path}: turn {number} is missing", hint=_HINT)
         turns.append(PastTurn(at, decode(Event, json.loads(event)), *others))
     if not turns:
-        raise NoJournal(f"journal {path}: its driver was killed before anything had happened", hint=_HINT)
+        raise NoJournal(_BEFORE_ANYTHING.format(path), hint=_HINT)
     if not drivers:
         raise TornJournal(f"journal {path}: it has no driver", hint=_HINT)
     return Past(begin, drivers, tuple(turns), hellos)

@@ -148,8 +148,10 @@ class HostSession:
         """Send a frame, as soon as those before it are through. Never blocks."""
         self._outgoing.put((dict(header), body), relayed=relayed)
 
-    def ping(self) -> None:
-        """Let the agent hear from us, and know what we have."""
+    def ping(self, patience: float | None = None) -> None:
+        """Let the agent hear from us, and know what we have; and how long to wait for us, if that is not as it was begun with."""
+        if patience is not None:
+            self.send({"type": "patience", "seconds": patience})
         if self._session.has_news or self.durable.prefix > self._told:
             self.send({"type": "have"})
         self.send({"type": "ping"})

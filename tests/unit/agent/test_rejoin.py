@@ -230,6 +230,18 @@ def test_an_agent_waits_for_no_longer_than_it_was_told(launch: Launch) -> None:
     assert time.monotonic() - began >= 0.3
 
 
+def test_an_agent_hears_how_long_to_wait(meet: Callable[..., Met]) -> None:
+    """For nobody can take the job over any more."""
+    met = meet()  # which would wait for longer than this test
+    met.agent.start(python(WAIT))
+    met.expect("started")
+    met.agent.send("patience", seconds=0.3)
+    met.agent.send("ping")
+    met.expect("pong")
+    met.hang_up()
+    assert met.agent.process.wait(PATIENCE / 2) == 0
+
+
 def test_an_agent_that_is_left_waits_for_nobody(meet: Callable[..., Met]) -> None:
     met = meet()
     met.agent.send("leave")

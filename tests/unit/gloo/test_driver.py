@@ -19,6 +19,7 @@ from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.arrival import Arrival, Turn
 from hvlaunch.gloo.driver.keeping import Keeping
 from hvlaunch.gloo.driver.keys import Keys
+from hvlaunch.gloo.driver.lease import patience_alone
 from hvlaunch.gloo.driver.loop import Driver, Item, Watcher
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
@@ -275,6 +276,29 @@ def test_a_journal_is_written_ahead_replays_and_has_no_key(rig: Rig, tmp_path: P
     assert KEYS.token not in text
     assert KEYS.probe_key not in text
     assert KEYS.beacons not in text
+
+
+def test_agents_are_told_when_nobody_can_take_the_job_over_any_more(rig: Rig, tmp_path: Path) -> None:
+    rig.spec = replace(rig.spec, detach="at start", reconnect_timeout=LEASE)
+    rig.keeping = Keeping(tmp_path, lambda _: None)
+    rig.started()
+    rig.pulse("a", "b")
+    assert rig.agents["a"].got["patience"] == 0
+    rig.keeping.lose("the disk is full")
+    rig.pulse("a", "b")
+    assert rig.agents["a"].got["patience"] == rig.agents["b"].got["patience"] == 1
+    for agent in rig.agents.values():
+        agent.end_worker(0)
+    assert rig.end().exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("detach", "reconnect", "patience"),
+    [("never", 5.0, None), ("never", 30.0, None), ("at start", 30.0, 5.0), ("at start", 12.0, None)],
+)
+def test_how_long_agents_wait_where_no_other_driver_can_come(detach, reconnect, patience) -> None:
+    spec = replace(Rig().spec, detach=detach, reconnect_timeout=reconnect, lease=30.0)
+    assert patience_alone(spec) == patience
 
 
 def test_nobody_is_told_what_is_not_on_record(rig: Rig, tmp_path: Path) -> None:

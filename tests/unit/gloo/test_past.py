@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,28 @@ def test_there_may_be_none(tmp_path: Path) -> None:
         read_past(tmp_path / JOURNAL)
 
 
-@pytest.mark.parametrize("content", [b"", b"something else\n" * 1000])
-def test_another_file_is_none(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / JOURNAL).write_bytes(content)
-    with pytest.raises((ForeignJournal, TornJournal), match="journal"):
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_driver_that_was_killed_while_it_made_the_journal_had_not_begun(
+    tmp_path: Path, *, is_open: bool
+) -> None:
+    Journal(tmp_path / JOURNAL, pytest.fail)  # an empty file
+    if is_open:
+        with closing(sqlite3.connect(tmp_path / JOURNAL)) as database:
+            database.execute("PRAGMA journal_mode = WAL")  # a header that is nobody's yet
+        assert (tmp_path / JOURNAL).stat().st_size > 0
+    with pytest.raises(NoJournal, match="before anything had happened"):
+        read_past(tmp_path / JOURNAL)
+
+
+def test_another_file_is_none(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).write_bytes(b"something else\n" * 1000)
+    with pytest.raises(TornJournal, match="journal"):
+        read_past(tmp_path / JOURNAL)
+    (tmp_path / JOURNAL).unlink()
+    with closing(sqlite3.connect(tmp_path / JOURNAL)) as database:
+        database.execute("CREATE TABLE songs(name)")
+    (tmp_path / JOURNAL).chmod(0o600)
+    with pytest.raises(ForeignJournal, match="not one of hvlaunch's"):
         read_past(tmp_path / JOURNAL)
 
 
