@@ -81,11 +81,13 @@ format: $(VENV)/.extras-dev ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-options-page: dev ## write docs/options.md and docs/coming-from.md, from the tables of options
+options-page: dev ## write docs/options.md, docs/coming-from.md and hvlaunch/api/options.py, from the tables of options
 	$(BIN)/python -m hvlaunch.cli.options_page > docs/options.md.new
 	mv docs/options.md.new docs/options.md
 	$(BIN)/python -m hvlaunch.cli.foreign.page > docs/coming-from.md.new
 	mv docs/coming-from.md.new docs/coming-from.md
+	$(BIN)/python -m hvlaunch.api.make_options hvlaunch/api/options.py
+	$(BIN)/ruff format hvlaunch/api/options.py
 
 dev: $(VENV)/.extras-dev $(VENV)/.editable ## install the working tree in the wheel's place, for quick work with pytest
 

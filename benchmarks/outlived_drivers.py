@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import outlived
 from benchmarks.outlived import END, START, Kind, Training, Wrong
-from hvlaunch.jobs.directory import ABOUT, has_driver
-from hvlaunch.jobs.known import KnownJob, known_jobs
+from hvlaunch.outside.directory import ABOUT, has_driver
+from hvlaunch.outside.known import KnownJob, known_jobs
 from tests.cluster.jobs import HVLAUNCH
 from tests.cluster.testhosts import wait_until
 

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
 from hvlaunch.errors import EXIT_HOSTS
-from hvlaunch.jobs.directory import RESULT
-from hvlaunch.jobs.known import KnownJob, known_jobs
+from hvlaunch.outside.directory import RESULT
+from hvlaunch.outside.known import KnownJob, known_jobs
 from tests.cluster.conftest import clear, running
 from tests.cluster.jobs import HVLAUNCH
 from tests.cluster.testhosts import TestHosts, wait_until

@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
 from hvlaunch.console.stored import items, segment_path, segments
-from hvlaunch.jobs.directory import ABOUT
-from hvlaunch.jobs.known import known_jobs
+from hvlaunch.outside.directory import ABOUT
+from hvlaunch.outside.known import known_jobs
 from tests.cluster.jobs import HVLAUNCH
 from tests.cluster.testhosts import TestHosts, wait_until
 

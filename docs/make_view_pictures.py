@@ -16,8 +16,8 @@ from selenium.webdriver.chrome.service import Service  # noqa: E402
 
 from hvlaunch.cli.job_feed import JobFeed  # noqa: E402
 from hvlaunch.cli.top_screen import TopScreen  # noqa: E402
-from hvlaunch.jobs.directory import jobs_directory  # noqa: E402
-from hvlaunch.jobs.known import known_jobs  # noqa: E402
+from hvlaunch.outside.directory import jobs_directory  # noqa: E402
+from hvlaunch.outside.known import known_jobs  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]

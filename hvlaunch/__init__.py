@@ -1,5 +1,35 @@
-"""hvlaunch: starts distributed PyTorch training on every machine that you can ssh into."""
+"""hvlaunch: starts distributed PyTorch training on every machine that you can ssh into.
 
-__all__ = ["__version__"]
+From Python: run() and Launcher call functions there (docs/python.md).
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+# By name, and when it is asked for: workers and drivers import this package too. The types are in __init__.pyi.
+_PLACES = {
+    "Job": "job",
+    "Launcher": "launcher",
+    "Line": "job",
+    "attach": "job",
+    "jobs": "job",
+    "run": "launcher",
+    **dict.fromkeys(
+        ("CallNotPickled", "JobFailed", "JobStopped", "ResultLost", "ResultNotRead", "WorkerFailed"), "errors"
+    ),
+}
+
+__all__ = ["__version__", *_PLACES]  # noqa: PLE0604 (they are names)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"hvlaunch.api.{_PLACES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,6 +9,7 @@ from hvlaunch.errors import Problem
 
 __all__ = [
     "RECONNECT_TIMEOUT",
+    "Call",
     "ColorPolicy",
     "ConsoleOptions",
     "DetachPolicy",
@@ -175,6 +176,20 @@ class ElasticOptions(_Data):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Call(_Data):
+    """A function that the workers call, in place of a program of the user's."""
+
+    name: str
+    """What it is called in messages."""
+    program: Path
+    """What the workers' Python runs: each host gets a copy."""
+    results: Path
+    """The directory for what the workers return."""
+    is_followed: bool = False
+    """Whether the job's output is kept from its beginning, for somebody who reads it from its directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class JobSpec(_Data):
     """All that a controller needs to run a job."""
 
@@ -182,6 +197,8 @@ class JobSpec(_Data):
     hosts: tuple[Host, ...]
     cwd: str
     """The workers' working directory, on every host."""
+    call: Call | None = None
+    """The function that `command` calls, if it does."""
     name: str | None = None
     """The user's word for the job, for `hvlaunch jobs` and its like."""
     detach: DetachPolicy = "never"
@@ -304,3 +321,5 @@ class JobResult(NamedTuple):
     error: Problem | None = None
     interrupted: int | None = None
     """The signal that the user ended the job with."""
+    size: int = 0
+    """How many workers the last round had, where a job's controller says so."""

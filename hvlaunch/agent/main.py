@@ -283,6 +283,8 @@ class Agent:
                 raise BadFrame("modules: %s" % error) from None
             self._greeting.go_on()
             self._open_door()
+        elif kind == "call":
+            scratch.keep_call(self._scratch, body)
         elif kind == "probe":
             self._greeting.probe(header)
         elif kind == "start":

@@ -58,6 +58,7 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
         session=or_null(_NAME),
     ),
     "modules": Form(1 << 20),
+    "call": Form(1 << 20, 1),
     "probe": Form(target=_NAME, agent=_COUNT, addresses=several(_NAME, 1 << 12), port=PORT, key=_NAME),
     "start": Form(_ALL, 1, round=_SLOT),
     "stdin": Form(1 << 20, slot=_SLOT),
@@ -84,6 +85,7 @@ PLAN = record(
         "argv": several(_WORDS, 1 << 22),
         "defaults": _VARIABLES,
         "env": _VARIABLES,
+        "result": flag,
         "workers": several(
             record({"slot": _SLOT, "start": _SLOT, "env": _VARIABLES, "stdin": flag}), 1 << 16
         ),

@@ -1,4 +1,4 @@
-"""The job's private directory on a host: the workers' error files, and the agent's socket."""
+"""The job's private directory on a host: the workers' error files, the agent's socket, and the function that they call."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import sys
 
 from hvlaunch.agent.quick import socket
 
-__all__ = ["SOCKET", "listen", "make", "remove"]
+__all__ = ["CALL", "SOCKET", "keep_call", "listen", "make", "remove"]
 
 SOCKET = "agent"
+CALL = "call"
+"""The program of a job that calls a function."""
 
 _LONGEST = 4096
 _SHORT = 100
@@ -44,12 +46,19 @@ def listen(directory: str) -> socket.socket:
     return listener
 
 
+def keep_call(directory: str, part: bytes) -> None:
+    """The next part of that program. Raises OSError."""
+    with open(os.path.join(directory, CALL), "ab") as file:
+        file.write(part)
+
+
 def remove(path: str) -> None:
     """Remove the directory and what is in it, as far as it goes, if it is there."""
-    try:
-        os.unlink(os.path.join(path, SOCKET))
-    except OSError:
-        pass  # there was none
+    for name in (SOCKET, CALL):
+        try:
+            os.unlink(os.path.join(path, name))
+        except OSError:  # noqa: PERF203 (there are two)
+            pass  # there was none
     try:
         os.rmdir(path)
     except FileNotFoundError:

@@ -17,7 +17,7 @@ __all__ = ["BY_AGENT", "BY_DRIVER", "LASTING", "SELDOM", "STREAMS", "Session", "
 STREAMS = 2
 LASTING, _OF_EPOCH = range(STREAMS)
 BY_DRIVER: Mapping[str, int] = {
-    **dict.fromkeys(("hello", "probe", "start", "stop", "signal", "bye"), LASTING),
+    **dict.fromkeys(("hello", "call", "probe", "start", "stop", "signal", "bye"), LASTING),
     **dict.fromkeys(("stdin", "relay", "ack"), _OF_EPOCH),
 }
 """The stream of each type of frame that is numbered. What the engine orders has one of its own: a driver that replays the

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CannotStart", "OomWatch", "WorkerProcess", "exit_of", "spawn", "start"]
 
+_STREAMS = ("stdout", "stderr", "result")
+"""Descriptors 1, 2 and 3 of a worker; only one that calls a function has the last."""
+
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _ERROR_FILE_LIMIT = 1 << 18
 
@@ -78,33 +81,41 @@ def _kill(pid: int, number: int) -> None:
             raise
 
 
-def start(slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool) -> WorkerProcess:
+def start(
+    slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool, with_result: bool = False
+) -> WorkerProcess:
     """Start `argv` in the current directory, in a session of its own. Raises CannotStart."""
     program = _find(argv[0] if argv else "", env.get("PATH", os.defpath))
+    streams = _STREAMS if with_result else _STREAMS[:-1]
     fds: List[int] = []
     try:
-        fds.extend((*os.pipe(), *os.pipe()))
+        for _ in streams:
+            fds.extend(os.pipe())
         fds.extend(os.pipe() if with_stdin else [os.open(os.devnull, os.O_RDONLY)])
-        stdout, their_stdout, stderr, their_stderr, their_stdin, *stdin = fds
-        pid = spawn(program, argv, env, [their_stdin, their_stdout, their_stderr])
+        output, (their_stdin, *stdin) = fds[: 2 * len(streams)], fds[2 * len(streams) :]
+        ours, theirs = output[::2], [their_stdin, *output[1::2]]
+        pid = spawn(program, argv, env, theirs)
     except (OSError, ValueError) as error:
         for fd in fds:
             os.close(fd)
         from hvlaunch.agent.cannot_start import reason  # noqa: PLC0415 (most can be started)
 
         raise CannotStart(*reason(error, program, argv, env)) from None
-    for fd in (their_stdin, their_stdout, their_stderr):
+    for fd in theirs:
         os.close(fd)
-    for fd in (stdout, stderr, *stdin):
+    for fd in (*ours, *stdin):
         os.set_blocking(fd, False)
-    output = {"stdout": stdout, "stderr": stderr}
     return WorkerProcess(
-        slot, pid, output, stdin[0] if stdin else None, env.get("TORCHELASTIC_ERROR_FILE", "")
+        slot,
+        pid,
+        dict(zip(streams, ours)),  # noqa: B905 (Python 3.8 has no strict=)
+        stdin[0] if stdin else None,
+        env.get("TORCHELASTIC_ERROR_FILE", ""),
     )
 
 
 def spawn(program: str, argv: Sequence[str], env: Dict[str, str], fds: Sequence[int]) -> int:
-    """Its pid; `fds` become its descriptors 0, 1, 2. Raises OSError, ValueError."""
+    """Its pid; `fds` become its first descriptors Raises OSError, ValueError."""
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
     command = [os.fsencode(word) for word in argv]
     variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}

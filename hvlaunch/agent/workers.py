@@ -134,7 +134,7 @@ class HostWorkers:
         if self.ranks is not None and slot in self.ranks:
             return self.ranks.started(slot, own.get("TORCHELASTIC_ERROR_FILE", ""))
         env = {**plan["defaults"], **os.environ, **own}
-        return process.start(slot, plan["argv"], env, item["stdin"])
+        return process.start(slot, plan["argv"], env, item["stdin"], plan["result"])
 
     def _clear(self, numbers: Sequence[int]) -> None:
         """Before workers start again: end what earlier ones left behind, which may hold their GPUs and ports.

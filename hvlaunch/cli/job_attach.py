@@ -15,10 +15,10 @@ from hvlaunch.console.stored import Position, Stored, segments
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.gloo.watch.milestones import count
 from hvlaunch.hosts.fold import host_set
-from hvlaunch.jobs.control import DriverGone, state_of
-from hvlaunch.jobs.directory import has_driver
-from hvlaunch.jobs.known import KnownJob, choose, result_of
-from hvlaunch.jobs.minder import SUCCESSOR_LOG, start_minder, start_successor
+from hvlaunch.outside.control import DriverGone, state_of
+from hvlaunch.outside.directory import has_driver
+from hvlaunch.outside.known import KnownJob, choose, result_of
+from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_successor
 
 __all__ = ["attach"]
 

@@ -14,9 +14,9 @@ from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.option import BadValue
 from hvlaunch.cli.parser import Parser
 from hvlaunch.errors import BadUsage
-from hvlaunch.jobs.control import Control, DriverGone, state_of
-from hvlaunch.jobs.directory import jobs_directory, remove
-from hvlaunch.jobs.known import KnownJob, await_driver, await_end, choose, known_jobs, prune
+from hvlaunch.outside.control import Control, DriverGone, state_of
+from hvlaunch.outside.directory import jobs_directory, remove
+from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose, known_jobs, prune
 
 __all__ = ["run_job_command"]
 

@@ -4,8 +4,8 @@ import time
 
 from hvlaunch.cli.job_view import has_ended
 from hvlaunch.console.store_reader import StoreReader
-from hvlaunch.jobs.control import Control, DriverGone
-from hvlaunch.jobs.known import KnownJob, await_driver
+from hvlaunch.outside.control import Control, DriverGone
+from hvlaunch.outside.known import KnownJob, await_driver
 from hvlaunch.view.feed import Feed
 from hvlaunch.view.model import View
 

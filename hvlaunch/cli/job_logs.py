@@ -11,8 +11,8 @@ from hvlaunch.cli.job_view import Ranks, View, await_output, has_ended, is_shown
 from hvlaunch.console.store_reader import StoreReader, from_where
 from hvlaunch.console.stored import Stored, segments
 from hvlaunch.console.visible import visible
-from hvlaunch.jobs.directory import REPORT, has_driver
-from hvlaunch.jobs.known import KnownJob, choose
+from hvlaunch.outside.directory import REPORT, has_driver
+from hvlaunch.outside.known import KnownJob, choose
 
 __all__ = ["logs"]
 

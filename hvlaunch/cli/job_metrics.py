@@ -13,8 +13,8 @@ from types import FrameType
 
 from hvlaunch.cli.answer import complain, print_answer
 from hvlaunch.errors import BadUsage
-from hvlaunch.jobs.control import Control, ControlRefused, DriverGone
-from hvlaunch.jobs.known import KnownJob, await_driver, choose
+from hvlaunch.outside.control import Control, ControlRefused, DriverGone
+from hvlaunch.outside.known import KnownJob, await_driver, choose
 from hvlaunch.telemetry.metrics import JobNow, metrics_text
 
 __all__ = ["metrics"]

@@ -10,8 +10,8 @@ from hvlaunch.cli.job_view import Ranks
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.driver.stacks import kept_stacks
-from hvlaunch.jobs.control import Control
-from hvlaunch.jobs.known import KnownJob, await_driver, choose
+from hvlaunch.outside.control import Control
+from hvlaunch.outside.known import KnownJob, await_driver, choose
 from hvlaunch.telemetry.merge import tree_lines
 from hvlaunch.telemetry.stack import ProcessStack, from_json
 

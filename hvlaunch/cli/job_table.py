@@ -9,9 +9,9 @@ from typing import Any
 from hvlaunch.console.duration import duration
 from hvlaunch.console.visible import visible
 from hvlaunch.hosts.fold import host_set
-from hvlaunch.jobs.known import KnownJob
+from hvlaunch.outside.known import KnownJob
 
-__all__ = ["job_record", "job_table"]
+__all__ = ["job_record", "job_table", "state_word"]
 
 State = Mapping[str, Any] | None
 """What the job's driver says of it now; None where it says nothing."""
@@ -35,7 +35,7 @@ def _row(job: KnownJob, state: State, now: float) -> tuple[str, ...]:
     cells = (
         job.id,
         str(job.about.get("name") or "-"),
-        _state_word(job, state),
+        state_word(job, state),
         "-" if current is None else str(current["number"]),
         "-" if state is None else str(len(state["workers"])),
         host_set(hosts) if hosts else "-",
@@ -50,7 +50,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
 
 
-def _state_word(job: KnownJob, state: State) -> str:
+def state_word(job: KnownJob, state: State) -> str:
     """`running`, `exit code 1`; where the driver says nothing, why."""
     if job.result is not None:
         return f"exit code {job.result.get('exit_code')}"

@@ -11,8 +11,8 @@ from hvlaunch.cli.answer import complain, print_answer
 from hvlaunch.cli.job_feed import INTERVAL, JobFeed
 from hvlaunch.cli.job_view import await_output
 from hvlaunch.errors import BadUsage
-from hvlaunch.jobs.control import Control, DriverGone
-from hvlaunch.jobs.known import KnownJob, await_driver, choose, result_of
+from hvlaunch.outside.control import Control, DriverGone
+from hvlaunch.outside.known import KnownJob, await_driver, choose, result_of
 from hvlaunch.view.table import plain
 
 __all__ = ["top"]

@@ -15,9 +15,9 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.console.store_reader import StoreReader
 from hvlaunch.console.stored import Stored, options_of, segments
 from hvlaunch.job import ConsoleOptions
-from hvlaunch.jobs.control import Control, DriverGone
-from hvlaunch.jobs.directory import ABOUT, RESULT
-from hvlaunch.jobs.known import KnownJob
+from hvlaunch.outside.control import Control, DriverGone
+from hvlaunch.outside.directory import ABOUT, RESULT
+from hvlaunch.outside.known import KnownJob
 
 __all__ = ["Ranks", "View", "await_output", "has_ended", "is_shown"]
 

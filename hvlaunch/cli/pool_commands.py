@@ -20,10 +20,10 @@ from hvlaunch.console.duration import duration
 from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, Problem
 from hvlaunch.hosts.fold import host_set
 from hvlaunch.job import JobSpec
-from hvlaunch.jobs.control import Control
-from hvlaunch.jobs.directory import has_driver, jobs_directory, remove
-from hvlaunch.jobs.known import await_end, known_jobs
-from hvlaunch.jobs.pools import KnownPool, PoolGone, ask, known_pools, pools_directory
+from hvlaunch.outside.control import Control
+from hvlaunch.outside.directory import has_driver, jobs_directory, remove
+from hvlaunch.outside.known import await_end, known_jobs
+from hvlaunch.outside.pools import KnownPool, PoolGone, ask, known_pools, pools_directory
 
 __all__ = ["run_pool_command"]
 

@@ -8,7 +8,7 @@ from hvlaunch import __version__
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.engine.codec import decode
 from hvlaunch.job import Host, JobSpec, SSHOptions
-from hvlaunch.jobs.pools import find_pool, pools_directory
+from hvlaunch.outside.pools import find_pool, pools_directory
 
 __all__ = ["check_version", "with_pool"]
 

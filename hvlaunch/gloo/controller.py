@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.driver.takeover import Takeover
     from hvlaunch.gloo.engine import actions as do
     from hvlaunch.gloo.watch.journal import Journal
-    from hvlaunch.jobs.directory import JobDirectory
+    from hvlaunch.outside.directory import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
     from hvlaunch.telemetry.stack import ProcessStack
 
@@ -61,10 +61,11 @@ def run(
     stdin: int = 0,
     ways: WaysToHosts = by_ssh,
     on_detached: Callable[[str], None] | None = None,
+    on_begun: Callable[[str], None] = lambda _job_id: None,
 ) -> JobResult:
     """Run a job: workers' output to stdout and stderr, the failure report last of all.
 
-    `stdin` is a file descriptor. `on_detached` gets the job's id when the driver has left its terminal. Must be called in the main thread for signals to reach the workers.
+    `stdin` is a file descriptor. `on_detached` gets the job's id when the driver has left its terminal, `on_begun` as soon as there is one. Must be called in the main thread for signals to reach the workers.
     Raises HvlaunchError for what is wrong with the job itself, before anything is started.
     """
     if spec.output_dir is not None:
@@ -74,9 +75,10 @@ def run(
     keys = Keys.new()
     about = _about(spec, keys.job_id)
     with _job_directory(spec, about) as directory:
+        on_begun(keys.job_id)
         job = _Job(spec, keys, directory, ways, about)
         result, reporting = _run_and_report(job, stdout, stderr, stdin, on_detached)
-        if directory is not None and (result.exit_code != 0 or directory.is_detached):
+        if directory is not None and (result.exit_code != 0 or directory.is_detached or _is_followed(spec)):
             _keep(directory, result, reporting)
     return result
 
@@ -122,7 +124,7 @@ def _run_and_report(
     """`stdout` and `stderr` are None where all output is kept in the job's directory, and nowhere else."""
     spec, directory = job.spec, job.directory
     events: SimpleQueue[Item] = SimpleQueue()
-    has_store = directory is not None and (spec.detach != "never" or stdout is None)
+    has_store = directory is not None and (spec.detach != "never" or stdout is None or _is_followed(spec))
     store = _output_store(spec, directory) if has_store and directory is not None else None
     with failures_as_events(events.put) as failures, ExitStack() as signals:
         detachment: Detachment | None = None
@@ -134,7 +136,7 @@ def _run_and_report(
             options=replace(spec.console, ranks=()) if spec.detach == "at start" else spec.console,
             on_broken=lambda: events.put(_left_alone(spec, detachment, signal.SIGPIPE)),
         )
-        if store is not None and directory is not None and stdout is not None:
+        if spec.detach != "never" and store is not None and directory is not None and stdout is not None:
             detachment = _detachment(directory, printer, on_detached)
         wanted = StacksWanted(partial(_show_stacks, printer))
         signals.enter_context(
@@ -229,7 +231,7 @@ def _run(
         if takeover is not None:
             driver.take_over(takeover)
         reporting.begin()
-        result = driver.run()
+        result = driver.run()._replace(size=driver.size)
         if outside is not None:
             reporting.end(result)
             outside.history.close()
@@ -305,7 +307,7 @@ def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:
     return {
         "id": job_id,
         "name": spec.name,
-        "command": spec.command,
+        "command": spec.command if spec.call is None else (f"{spec.call.name}()",),
         "np": spec.np,
         "detach": spec.detach,
         "is_elastic": spec.elastic is not None,
@@ -320,7 +322,7 @@ def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:
 @contextmanager
 def _job_directory(spec: JobSpec, about: Mapping[str, Any]) -> Iterator["JobDirectory | None"]:
     """The job's own directory; None where there can be none, which is no reason not to run it."""
-    from hvlaunch.jobs.directory import JobDirectory, NoJobDirectory, jobs_directory  # noqa: PLC0415 (errors come first)
+    from hvlaunch.outside.directory import JobDirectory, NoJobDirectory, jobs_directory  # noqa: PLC0415 (errors come first)
 
     try:
         directory = JobDirectory(jobs_directory(os.environ), about["id"], about)
@@ -331,6 +333,10 @@ def _job_directory(spec: JobSpec, about: Mapping[str, Any]) -> Iterator["JobDire
         return
     with closing(directory):
         yield directory
+
+
+def _is_followed(spec: JobSpec) -> bool:
+    return spec.call is not None and spec.call.is_followed
 
 
 def _can_not_leave(cause: str) -> BadUsage:
@@ -373,7 +379,7 @@ def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.S
 def _keep(directory: "JobDirectory", result: JobResult, reporting: Reporting) -> None:
     from hvlaunch.gloo.driver.keeping import forget  # noqa: PLC0415 (for jobs that failed)
     from hvlaunch.gloo.watch.recorder import result_record  # noqa: PLC0415 (as above)
-    from hvlaunch.jobs.known import prune  # noqa: PLC0415 (as above)
+    from hvlaunch.outside.known import prune  # noqa: PLC0415 (as above)
 
     with suppress(OSError):
         directory.keep(result_record(result), reporting.form(result))
@@ -394,7 +400,7 @@ def _serve_control(
     """Let others of this user ask and order; what keeps all that they may ask for."""
     from hvlaunch.gloo.driver.history import History  # noqa: PLC0415 (as the directory)
     from hvlaunch.gloo.driver.page_door import PageDoor  # noqa: PLC0415 (as the directory)
-    from hvlaunch.jobs.directory import NoJobDirectory  # noqa: PLC0415 (as the directory)
+    from hvlaunch.outside.directory import NoJobDirectory  # noqa: PLC0415 (as the directory)
 
     def make_recorder(
         write: Callable[[Mapping[str, object]], None], seen_at: Callable[[], float]

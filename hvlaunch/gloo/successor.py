@@ -17,7 +17,7 @@ from hvlaunch.gloo.driver.journal import JOURNAL
 from hvlaunch.gloo.driver.keys import KEYS, Keys
 from hvlaunch.gloo.driver.past import NoJournal, Past, read_past
 from hvlaunch.job import JobResult
-from hvlaunch.jobs.directory import RESULT, DriverLives, JobDirectory
+from hvlaunch.outside.directory import RESULT, DriverLives, JobDirectory
 
 __all__ = ["main", "succeed"]
 

@@ -53,7 +53,7 @@ def _by_pool(
     """By the warm pool's connections; a pool that is gone by now is done without."""
     from hvlaunch.errors import BadUsage  # noqa: PLC0415 (few jobs have one)
     from hvlaunch.gloo.driver.warm_way import WarmWay  # noqa: PLC0415 (as above)
-    from hvlaunch.jobs.pools import find_pool, pools_directory  # noqa: PLC0415 (as above)
+    from hvlaunch.outside.pools import find_pool, pools_directory  # noqa: PLC0415 (as above)
 
     try:
         pool = find_pool(pools_directory(os.environ), name)

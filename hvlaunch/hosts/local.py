@@ -178,6 +178,6 @@ def only_local(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local) ->
 
 
 def may_be_taken_over(spec: JobSpec) -> bool:
-    """Whether another driver may go on with the job: its agents are hvlaunch's own, and it is no foreground job of this machine alone."""
-    is_own = spec.mpi is None and spec.ssh.remote_agent is None
+    """Whether another driver may go on with the job: its agents are hvlaunch's own, it is no foreground job of this machine alone, and nobody waits for what a function returns."""
+    is_own = spec.mpi is None and spec.ssh.remote_agent is None and spec.call is None
     return is_own and (spec.detach != "never" or not only_local(spec))

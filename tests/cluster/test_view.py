@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hvlaunch.jobs.directory import jobs_directory
+from hvlaunch.outside.directory import jobs_directory
 from tests.cluster.testhosts import wait_until
 
 LIMIT = 100.0

@@ -9,8 +9,8 @@ from contextlib import suppress
 from hvlaunch.console.printer import Printer
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
-from hvlaunch.jobs.directory import JobDirectory
-from hvlaunch.jobs.minder import start_minder
+from hvlaunch.outside.directory import JobDirectory
+from hvlaunch.outside.minder import start_minder
 
 __all__ = ["Detachment"]
 

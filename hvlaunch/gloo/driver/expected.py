@@ -23,7 +23,7 @@ _KINDS: Mapping[type, str] = {
     on.WorkerSuspended: "suspended",
     on.WorkerAlone: "alone",
 }
-_STREAMS = 2
+_STREAMS = 3
 _CHUNK_COST = OUTPUT_CHUNK + FRAME_COST
 _EARLIER_QUESTIONS = 1024
 """Those of a driver before us, whose answers may still come."""

@@ -1,11 +1,11 @@
 """One host's thread: connect, send the agent, turn its frames into events and output."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvlaunch.agent.frames import FRAME_COST, MOST_RELAYED, PROTOCOL, BadFrame
+from hvlaunch.agent.frames import MOST_RELAYED, PROTOCOL, BadFrame
 from hvlaunch.agent.shapes import plain
 from hvlaunch.console.lines import Stream
 from hvlaunch.errors import (
@@ -19,10 +19,12 @@ from hvlaunch.gloo.driver import host_ends
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.arrival import Arrival
+from hvlaunch.gloo.driver.credit import Credit
 from hvlaunch.gloo.driver.durable import DurableFrames
 from hvlaunch.gloo.driver.expected import Expected
 from hvlaunch.gloo.driver.output_printer import OutputPrinter
 from hvlaunch.gloo.driver.piece_reader import Garbled
+from hvlaunch.gloo.driver.result_files import ResultFiles
 from hvlaunch.gloo.driver.seen import Seen, SeenFrames
 from hvlaunch.gloo.driver.session import HostSession
 from hvlaunch.gloo.engine import events as on
@@ -59,6 +61,10 @@ class Opening(NamedTuple):
     """Seconds that its agent waits for another connection."""
     number: int = 0
     """Of the connection, counted over the job."""
+    call: Sequence[bytes] = ()
+    """The program of a job that calls a function, in parts."""
+    results: ResultFiles | None = None
+    """Where that function's results go."""
     seen: "SeenFrames | None" = None
     """Where it is on record which frames need not be sent again; None where nothing outlives this driver."""
 
@@ -102,7 +108,7 @@ class HostLink:
         self._rank_of = rank_of
         self._expected = Expected(born, opening.window, opening.spill)
         self._clock = clock
-        self._unacknowledged = 0
+        self._credit = Credit(opening.window, lambda size: self.send({"type": "ack", "bytes": size}))
         self._parting: str | None = None
         self._partings = 0
         self._closed: on.HostClosed | None = None
@@ -271,6 +277,8 @@ class HostLink:
         if connection.is_launched:
             self._expected.may_end()
         self._session.greet(self.hello)
+        for part in self._opening.call:
+            self._session.send({"type": "call"}, part)
 
     def _was_printed(self, header: Mapping[str, Any]) -> bool:
         """Whether it is output that a driver before us has printed, and of which its agent was not told."""
@@ -376,6 +384,9 @@ class HostLink:
         rank = self._rank_of(slot, start)
         if rank is None:
             raise BadFrame(f"output of a worker without a rank, in slot {slot}")
+        if header["stream"] == "result":
+            self._result((self.number, slot, start), rank, body)
+            return
         frame = self._session.number
         done = partial(self._printed, header["stream"], frame)
         origin = str(self.number), frame
@@ -385,6 +396,14 @@ class HostLink:
             self._printer.output(rank, header["stream"], body, done, origin, note)
         else:
             self._printer.end(rank, header["stream"], done, origin)
+
+    def _result(self, worker: tuple[int, int, int], rank: int, body: bytes) -> None:
+        """A part of what a worker returns; it has ended where that is empty. Raises BadFrame."""
+        if self._opening.results is None:
+            raise BadFrame("a result, and the job calls no function")
+        self._opening.results.take(worker, rank, body)
+        if body:
+            self._credit.add(len(body))
 
     def _relayed(self, header: Mapping[str, Any], body: bytes) -> None:
         if self._relay is None:
@@ -404,14 +423,7 @@ class HostLink:
             self._seen.print(stream, frame)
             self.settle(frame)
         if size:
-            self._acknowledge(size)
-
-    def _acknowledge(self, size: int) -> None:
-        """Called by the printer's thread alone: give the agent new credit, in large portions."""
-        self._unacknowledged += size + FRAME_COST
-        if self._unacknowledged >= self._opening.window // 4:
-            self.send({"type": "ack", "bytes": self._unacknowledged})
-            self._unacknowledged = 0
+            self._credit.add(size)
 
     def _tell_time(self, at: float) -> None:
         """Learn the distance of the host's clock from ours; the quickest frame knows it best."""

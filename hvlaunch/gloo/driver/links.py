@@ -13,6 +13,7 @@ from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.lease import agents_lease
 from hvlaunch.gloo.driver.output_printer import OutputPrinter
 from hvlaunch.gloo.driver.ranks import Ranks
+from hvlaunch.gloo.driver.result_files import ResultFiles, parts_of
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.network import is_usable
@@ -70,6 +71,8 @@ class HostLinks:
             "reconnect": spec.reconnect_timeout,
             "spill": spec.spill,
         }
+        self._call = () if spec.call is None else parts_of(spec.call.program)
+        self._results = None if spec.call is None else ResultFiles(spec.call.results)
         own_pythons = frozenset(host.python for host in spec.hosts if host.python is not None)
         self._program = AgentProgram(config, spec.remote_python, own_pythons)
 
@@ -108,6 +111,8 @@ class HostLinks:
             link.leave()
         for link in self:
             link.close()
+        if self._results is not None:
+            self._results.close()
 
     def add(self, host: Host) -> HostLink:
         """A new link, which is to be opened."""
@@ -123,6 +128,8 @@ class HostLinks:
             spill=self._spec.spill,
             reconnect=min(self._spec.reconnect_timeout, self._spec.lease),
             number=number,
+            call=self._call,
+            results=self._results,
             seen=None if self._keeping is None else self._keeping.seen(number),
         )
 

@@ -79,7 +79,7 @@ REPORTS: Mapping[str, Form | Choice] = {
     "probed": Form(target=_CAUSE, agent=_COUNT, address=or_null(_NAME)),
     "started": Form(fields=_WORKER, pid=whole(1, 1 << 22), at=_TIME),
     "not_started": Form(fields=_WORKER, code=_NOT_STARTED, cause=_CAUSE),
-    "output": Form(OUTPUT_CHUNK, fields=_WORKER, stream=of("stdout", "stderr")),
+    "output": Form(OUTPUT_CHUNK, fields=_WORKER, stream=of("stdout", "stderr", "result")),
     "exited": Form(
         LONGEST_ERROR * _REPLACED,
         fields=_WORKER,

@@ -46,6 +46,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
         "argv": spec.command,
         "defaults": default_env(start.facts.cpus, len(start.launches)),
         "env": shared,
+        "result": spec.call is not None,
         "workers": workers,
     }
     return {"type": "start", "round": start.round}, dumps(body).encode("ascii")

@@ -17,7 +17,7 @@ from hvlaunch.gloo.driver.agent_channel import (
 )
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
-from hvlaunch.jobs.pools import LANE_DATA, LANE_HEAD, KnownPool, PoolGone, ask, open_lane
+from hvlaunch.outside.pools import LANE_DATA, LANE_HEAD, KnownPool, PoolGone, ask, open_lane
 
 __all__ = ["WarmWay"]
 

@@ -14,7 +14,7 @@ from hvlaunch.gloo.engine.codec import encode
 from hvlaunch.gloo.warm.pool import WarmPool
 from hvlaunch.hosts.local import is_local
 from hvlaunch.job import Host, JobSpec, SSHOptions
-from hvlaunch.jobs.directory import IN_MAKING, JobDirectory, has_driver, remove
+from hvlaunch.outside.directory import IN_MAKING, JobDirectory, has_driver, remove
 from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
 

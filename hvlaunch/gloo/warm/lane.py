@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 
-from hvlaunch.jobs.pools import LANE_DATA, LANE_ENDED, LANE_HEAD
+from hvlaunch.outside.pools import LANE_DATA, LANE_ENDED, LANE_HEAD
 
 __all__ = ["Lane"]
 

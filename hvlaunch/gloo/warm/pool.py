@@ -22,7 +22,7 @@ from hvlaunch.gloo.driver.bundle import agent_command, python_candidates, warm_b
 from hvlaunch.gloo.warm.host import WarmHost
 from hvlaunch.gloo.warm.lane import Lane
 from hvlaunch.job import Host, JobSpec
-from hvlaunch.jobs.pools import peer_is_own
+from hvlaunch.outside.pools import peer_is_own
 from hvlaunch.ssh.connection import Connection
 
 __all__ = ["WarmPool"]

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any
 from unittest import mock
 
-from hvlaunch.agent import alone, facts, greeting, group, listening, marked, probe, reaper, worker
+from hvlaunch.agent import alone, facts, greeting, group, listening, marked, probe, reaper, scratch, worker
 from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import BadFrame, Decoder, encode
 from hvlaunch.agent.main import Agent
@@ -54,7 +54,7 @@ _HELLO = {
 def _start(number: int) -> Valid:
     env = {"HVLAUNCH_RANK": "0", "MASTER_PORT": "20001", "HVLAUNCH_WORKER": f"a/0/{number}"}
     workers = [{"slot": slot, "start": number, "env": env, "stdin": slot == 0} for slot in range(2)]
-    plan = {"argv": ["/bin/true"], "defaults": {"A": "1"}, "env": {}, "workers": workers}
+    plan = {"argv": ["/bin/true"], "defaults": {"A": "1"}, "env": {}, "result": False, "workers": workers}
     return {"type": "start", "round": number}, json.dumps(plan).encode("ascii")
 
 
@@ -65,6 +65,7 @@ def _relay(number: int, what: str, body: bytes = b"", **more: int) -> Valid:
 _LINE: list[Valid] = [
     (_HELLO, b""),
     ({"type": "modules"}, b""),
+    ({"type": "call"}, b"x" * 1000),
     ({"type": "probe", "target": "b", "agent": 0, "addresses": ["10.0.0.2"], "port": 9, "key": "k"}, b""),
     _start(0),
     ({"type": "ping"}, b""),
@@ -223,6 +224,7 @@ def _on(host: _Host) -> ExitStack:
         (listening, "other_user_at", lambda _: host.chance.choice((None, 4242))),
         (reaper, "kill_descendants", lambda _: []),
         (marked, "kill_marked", lambda *_: None),
+        (scratch, "keep_call", lambda *_: None),
     ):
         stack.enter_context(mock.patch.object(where, name, what))
     return stack

@@ -204,11 +204,13 @@ class AgentProcess:
         own: Mapping[str, str] | None = None,
         round_number: int = 0,
         slots: Sequence[int] | None = None,
+        result: bool = False,
     ) -> None:
         """Start workers in slots 0, 1, …, or in those of `slots`; `own` is each worker's own environment."""
         body = {
             "argv": list(argv),
             "defaults": dict(defaults or {}),
+            "result": result,
             "env": dict(env or {}),
             "workers": [
                 {

@@ -205,6 +205,7 @@ def test_output_waits_in_a_file_while_nobody_takes_it(
         plan = {
             "argv": python(body, "60000"),
             "defaults": {},
+            "result": False,
             "env": {},
             "workers": [{"slot": 0, "start": 0, "env": {}, "stdin": False}],
         }

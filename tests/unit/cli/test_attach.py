@@ -15,7 +15,7 @@ import pytest
 
 from hvlaunch.cli.job_commands import run_job_command
 from hvlaunch.errors import BadUsage
-from hvlaunch.jobs.known import known_jobs
+from hvlaunch.outside.known import known_jobs
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]

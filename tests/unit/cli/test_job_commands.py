@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.main import main
 from hvlaunch.errors import BadUsage
-from hvlaunch.jobs.control import DriverGone
-from hvlaunch.jobs.known import known_jobs
+from hvlaunch.outside.control import DriverGone
+from hvlaunch.outside.known import known_jobs
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
 
@@ -186,7 +186,7 @@ def test_a_job_that_runs_is_not_forgotten(site):
 
 
 def test_the_driver_of_a_stopped_process_does_not_answer(site, capsys, monkeypatch):
-    monkeypatch.setattr("hvlaunch.jobs.control._PATIENCE", 0.2)
+    monkeypatch.setattr("hvlaunch.outside.control._PATIENCE", 0.2)
     job = site.start()
     job.send_signal(signal.SIGSTOP)
     site.do("jobs")

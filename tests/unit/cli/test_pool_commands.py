@@ -10,7 +10,7 @@ import pytest
 
 from hvlaunch import __version__
 from hvlaunch.cli.main import main
-from hvlaunch.jobs.directory import JobDirectory
+from hvlaunch.outside.directory import JobDirectory
 
 HOSTS = [
     {

@@ -23,10 +23,10 @@ from hvlaunch.gloo.driver.inquiry import Inquiry
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.reporting import Reporting
 from hvlaunch.job import JobResult, JobSpec
-from hvlaunch.jobs.control import Control as Client
-from hvlaunch.jobs.control import ControlRefused, DriverGone
-from hvlaunch.jobs.directory import CONTROL, JobDirectory
-from hvlaunch.jobs.known import KnownJob, known_jobs
+from hvlaunch.outside.control import Control as Client
+from hvlaunch.outside.control import ControlRefused, DriverGone
+from hvlaunch.outside.directory import CONTROL, JobDirectory
+from hvlaunch.outside.known import KnownJob, known_jobs
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.telemetry.stack import ProcessStack
 

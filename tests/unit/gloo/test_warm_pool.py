@@ -20,8 +20,8 @@ from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.warm_way import WarmWay
 from hvlaunch.gloo.warm.pool import WarmPool
 from hvlaunch.job import Host, JobSpec
-from hvlaunch.jobs.directory import JobDirectory
-from hvlaunch.jobs.pools import KnownPool, PoolGone, ask, find_pool, open_lane
+from hvlaunch.outside.directory import JobDirectory
+from hvlaunch.outside.pools import KnownPool, PoolGone, ask, find_pool, open_lane
 from hvlaunch.ssh.pipes import PipeConnection
 from tests.unit.agent.harness import until
 from tests.unit.gloo.fakes import FakeListener

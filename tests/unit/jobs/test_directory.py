@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.jobs.directory import (
+from hvlaunch.outside.directory import (
     CONTROL,
     LOCK,
     RESULT,

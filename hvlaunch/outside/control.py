@@ -9,8 +9,8 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, HvlaunchError
-from hvlaunch.jobs.directory import CONTROL, has_driver, reachable
-from hvlaunch.jobs.known import KnownJob
+from hvlaunch.outside.directory import CONTROL, has_driver, reachable
+from hvlaunch.outside.known import KnownJob
 
 __all__ = ["Control", "ControlRefused", "DriverGone", "state_of"]
 

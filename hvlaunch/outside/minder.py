@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvlaunch.errors import EXIT_HOSTS
-from hvlaunch.jobs.directory import ABOUT, LOCK, MINDER, RESULT, has_driver, has_minder, take_lock
+from hvlaunch.outside.directory import ABOUT, LOCK, MINDER, RESULT, has_driver, has_minder, take_lock
 
 __all__ = ["SUCCESSOR_LOG", "start_minder", "start_successor"]
 
@@ -33,7 +33,7 @@ def start_minder(directory: Path) -> None:
     except BlockingIOError:
         return
     try:
-        _start("hvlaunch.jobs.minder", directory, kept=[lock])  # so it has the lock at once
+        _start("hvlaunch.outside.minder", directory, kept=[lock])  # so it has the lock at once
     finally:
         os.close(lock)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvlaunch.errors import BadUsage
-from hvlaunch.jobs.directory import ABOUT, IN_MAKING, LOCK, RESULT, has_driver, has_minder, remove
+from hvlaunch.outside.directory import ABOUT, IN_MAKING, LOCK, RESULT, has_driver, has_minder, remove
 
-__all__ = ["KnownJob", "await_driver", "await_end", "choose", "known_jobs", "prune", "result_of"]
+__all__ = ["KnownJob", "await_driver", "await_end", "choose", "known_job", "known_jobs", "prune", "result_of"]
 
 _KEPT = 20
 _DAY = 86400.0
@@ -59,7 +59,7 @@ def known_jobs(root: Path) -> list[KnownJob]:
     """All of them, the newest last. What is no job's directory is left out."""
     with suppress(FileNotFoundError, NotADirectoryError):
         names = [name for name in os.listdir(root) if not name.startswith(IN_MAKING)]  # noqa: PTH208 (names alone)
-        jobs = [job for name in names if (job := _known_job(root / name)) is not None]
+        jobs = [job for name in names if (job := known_job(root / name)) is not None]
         return sorted(jobs, key=lambda job: job.began)
     return []
 
@@ -142,7 +142,8 @@ def _try_to_remove(directory: Path) -> None:
         remove(directory)
 
 
-def _known_job(directory: Path) -> KnownJob | None:
+def known_job(directory: Path) -> KnownJob | None:
+    """The job of this directory; None where it has none."""
     about = _read(directory / ABOUT)
     if about is None:
         return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvlaunch.errors import EXIT_HOSTS, BadUsage, HvlaunchError
-from hvlaunch.jobs.directory import ABOUT, CONTROL, IN_MAKING, has_driver, jobs_directory, reachable
+from hvlaunch.outside.directory import ABOUT, CONTROL, IN_MAKING, has_driver, jobs_directory, reachable
 from hvlaunch.owners import other_writer
 
 __all__ = [

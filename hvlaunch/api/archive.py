@@ -1,0 +1,127 @@
+"""A function with its arguments as a file that any Python of its version can run: a zip archive, with all that it takes."""
+
+import io
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hvlaunch.api import in_worker
+from hvlaunch.api.errors import CallNotPickled
+
+__all__ = ["function_name", "pickled_call", "write_archive"]
+
+_OF_WORKERS = ("__init__.py", "errors.py", "rendezvous", "torch", "torchrun.py")
+"""What a function may import of hvlaunch, where it is not installed."""
+_MOST = 1 << 31
+"""Bytes that a Python reads from an archive."""
+
+
+def function_name(function: Callable[..., object]) -> str:
+    """As messages and `hvlaunch jobs` have it."""
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name).rpartition("<locals>.")[2]
+
+
+def pickled_call(
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> bytes:
+    """What a worker unpickles: by value what is of `__main__`, or of a notebook, and else by name. Raises CallNotPickled."""
+    import cloudpickle  # noqa: PLC0415 (30 ms; attach() and jobs() need none)
+
+    if not callable(function):
+        raise CallNotPickled(f"{function!r} is not a function")
+    try:
+        pickled: bytes = cloudpickle.dumps((function, tuple(args), dict(kwargs)), protocol=5)
+    except Exception as error:
+        what = _culprit(cloudpickle, function, args, kwargs)
+        hint = "make it in the function, or pass what it is made of"
+        raise CallNotPickled(f"{what} can't be pickled: {_one_line(error)}", hint=hint) from error
+    if len(pickled) >= _MOST:
+        hint = "pass the path of a file that the hosts can read"
+        raise CallNotPickled(
+            f"the function and its arguments take {len(pickled)} bytes; 2 GiB is the most", hint=hint
+        )
+    return pickled
+
+
+def _culprit(
+    cloudpickle: ModuleType,
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> str:
+    parts: Iterator[tuple[str, object]] = iter(
+        [
+            *((f"argument {number + 1}", value) for number, value in enumerate(args)),
+            *((f"argument {name!r}", value) for name, value in kwargs.items()),
+        ]
+    )
+    for name, part in parts:
+        try:
+            cloudpickle.dumps(part)
+        except Exception:  # noqa: BLE001, PERF203 (of any kind: the value's own code may raise it)
+            return f"{name} of {function_name(function)}()"
+    return f"{function_name(function)}(), or a value that it uses,"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def write_archive(path: Path, pickled: bytes, *, raises: bool) -> None:
+    """Make the file. `raises` is whether a worker fails where the function raises something. Raises OSError."""
+    call = {
+        "python": "{}.{}".format(*sys.version_info),
+        "path": [os.path.abspath(place) for place in sys.path],  # noqa: PTH100 (a text; empty is here)
+        "raises": raises,
+    }
+    with path.open("x+b") as file:
+        file.write(_base())
+        with zipfile.ZipFile(file, "a") as archive:
+            archive.writestr("call.json", json.dumps(call))
+            archive.writestr("call.pickle", pickled)
+
+
+@cache
+def _base() -> bytes:
+    """What all archives have."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(in_worker.__file__, "__main__.py")
+        for package, names in (("cloudpickle", None), ("hvlaunch", _OF_WORKERS)):
+            root = _directory(package)
+            for file in _sources(root, names):
+                archive.write(file, f"{package}/{file.relative_to(root)}")
+    return data.getvalue()
+
+
+def _directory(package: str) -> Path:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(package)
+    return Path(spec.origin).parent
+
+
+def _sources(root: Path, names: Sequence[str] | None) -> Iterator[Path]:
+    for place in [root] if names is None else [root / name for name in names]:
+        yield from sorted(place.rglob("*.py")) if place.is_dir() else [place]
+
+
+def command(python: str | None) -> tuple[str, ...]:
+    """What runs it on a host: the Python that was named, or this process's own where it is there, else one of its version."""
+    version = "{}.{}".format(*sys.version_info)
+    candidates: Any = (python,) if python is not None else (sys.executable, f"python{version}", "python3")
+    return ("/bin/sh", "-c", _FIND, "sh", *candidates)
+
+
+_FIND = (
+    'for p do if command -v "$p" >/dev/null 2>&1; then exec "$p" "$HVLAUNCH_SCRATCH/call"; fi; done; '
+    'echo "hvlaunch: no Python here: $*" >&2; exit 127'
+)

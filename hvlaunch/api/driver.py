@@ -1,0 +1,130 @@
+"""The driver of a job that a Python process has begun: a child of that process, which it talks to over a socket.
+
+A process of its own needs neither the caller's main thread nor its signals, and leaves nothing there. When the caller ends, or
+lets the socket go, the job is stopped.
+"""
+
+import gc
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, NoReturn
+
+from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
+from hvlaunch.job import JobResult, JobSpec
+
+__all__ = ["Begun", "Ended", "Refused", "Request", "main", "receive", "send"]
+
+_OBJECTS_PER_COLLECTION = 20_000  # see cli/main.py
+_LOOK = 1000  # milliseconds
+
+
+class Request(NamedTuple):
+    """What the caller asks for."""
+
+    spec: JobSpec
+    is_shown: bool
+    """Whether the job's output is printed; else it is kept alone."""
+
+
+class Begun(NamedTuple):
+    """The job has an id."""
+
+    job_id: str
+
+
+class Ended(NamedTuple):
+    """The job has ended, so."""
+
+    result: JobResult
+
+
+class Refused(NamedTuple):
+    """There is no job."""
+
+    error: HvlaunchError
+
+
+def send(connection: socket.socket, message: Request | Begun | Ended | Refused) -> None:
+    """Pickled: both ends are processes of this user, and the socket has no name. Raises OSError."""
+    data = pickle.dumps(message)
+    connection.sendall(len(data).to_bytes(8, "big") + data)
+
+
+def receive(connection: socket.socket) -> Any:
+    """The next message; None where there will be none. Raises OSError."""
+    with connection.makefile("rb", buffering=0) as file:
+        size = int.from_bytes(_read(file, 8), "big")
+        data = _read(file, size)
+    return pickle.loads(data) if data else None  # noqa: S301 (see send)
+
+
+def _read(file: Any, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size and (part := file.read(size - len(data))):
+        data += part
+    return bytes(data) if len(data) == size else b""
+
+
+def main(descriptor: int) -> NoReturn:
+    """Run the job that the caller asks for, and tell how it ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller says whether Ctrl-C stops the job
+    gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)
+    request = receive(connection)
+    if request is None:
+        os._exit(0)
+    threading.Thread(target=_watch, args=(connection,), name="caller", daemon=True).start()
+    message: Ended | Refused
+    try:
+        message = _run(request, connection)
+    except HvlaunchError as error:
+        message = Refused(error)
+    except Exception as error:  # noqa: BLE001 (ours to explain, whatever it is)
+        import traceback  # noqa: PLC0415 (hopefully never)
+
+        traceback.print_exc()
+        message = Refused(_Defect(f"internal error: {type(error).__name__}: {error}"))
+    with suppress(OSError):  # nobody waits any more
+        send(connection, message)
+    os._exit(0)
+
+
+class _Defect(HvlaunchError):
+    exit_code = EXIT_INTERNAL
+
+
+def _run(request: Request, connection: socket.socket) -> Ended:
+    from hvlaunch.gloo.controller import run  # noqa: PLC0415 (slow to load: the caller may be gone)
+
+    stdout, stderr = (sys.stdout.buffer, sys.stderr.buffer) if request.is_shown else (_nothing(), _nothing())
+    result = run(
+        request.spec,
+        stdout=stdout,
+        stderr=stderr,
+        on_begun=lambda job_id: send(connection, Begun(job_id)),
+    )
+    return Ended(result)
+
+
+def _nothing() -> BinaryIO:
+    return Path(os.devnull).open("wb")
+
+
+def _watch(connection: socket.socket) -> None:
+    """Stop the job when the caller has gone, or lets the socket go."""
+    parent = os.getppid()
+    closing = select.poll()
+    closing.register(connection, select.POLLIN)  # nothing more comes but the end
+    while os.getppid() == parent and not closing.poll(
+        _LOOK
+    ):  # a process that it has forked may have the socket too
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

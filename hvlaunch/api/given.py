@@ -1,0 +1,112 @@
+"""Options as Python has them: a field for each row of the table, and the job that their values ask for."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hvlaunch.cli.answer import complain
+from hvlaunch.cli.config.sources import other_sources
+from hvlaunch.cli.given import Options
+from hvlaunch.cli.option import BadValue, Option
+from hvlaunch.cli.options import COMMAND, GROUPS
+from hvlaunch.cli.settings import Setting, merged, read_value
+from hvlaunch.cli.spec import job_spec
+from hvlaunch.errors import BadUsage
+from hvlaunch.job import JobSpec
+
+__all__ = ["FIELDS", "spec_of"]
+
+_NOT_FOR_FUNCTIONS = frozenset(
+    [
+        *("launcher", "mpirun", "mpi_args", "binding_args"),  # other launchers bring no function
+        *("detach", "fsync"),  # who waits for what it returns?
+        *("module", "stdin"),
+        *("dry_run", "show_config", "show_secrets", "check_build"),
+    ]
+)
+_NAMES = {"x": "env", "env": "forward_env", "output_filename": "output_dir"}
+"""Those that Python has other names for."""
+
+
+def _fields() -> dict[str, Option]:
+    options = [option for group in GROUPS for option in group.options]
+    return {
+        _NAMES.get(option.name, option.name): option
+        for option in options
+        if not option.question and option.name not in _NOT_FOR_FUNCTIONS
+    }
+
+
+FIELDS: Mapping[str, Option] = _fields()
+"""The options that functions have, by their names in Python."""
+
+
+def spec_of(given: Mapping[str, object], command: Sequence[str], environ: Mapping[str, str]) -> JobSpec:
+    """The job that calls a function, by fields' values (None: not given) and all other sources of options.
+
+    Raises BadUsage.
+    """
+    typed = [
+        setting
+        for name, value in given.items()
+        if value is not None
+        for setting in _settings(name, FIELDS[name], value)
+    ]
+    known = {option.name for option in FIELDS.values()}
+    others = [
+        [each for each in source.settings if each.option.name in known]
+        for source in other_sources(typed, environ, GROUPS, complain)
+    ]
+    typed.append(Setting(COMMAND, tuple(command), list(command), "function"))
+    options = Options(merged([*others, typed]), GROUPS, is_marked=True)
+    options.check_found()
+    spec, warnings = job_spec(options, environ)
+    for warning in () if options.quiet else warnings:
+        complain(f"warning: {warning}")
+    return replace(spec, stdin="none")
+
+
+def _settings(name: str, option: Option, value: object) -> Iterator[Setting]:
+    """As if it had been typed. Raises BadUsage."""
+    try:
+        for texts in _texts(option, value):
+            is_off = option.value is None and value is False
+            yield Setting(option, texts, read_value(option, texts, is_off=is_off), name)
+    except (BadValue, TypeError) as error:
+        raise BadUsage(f"{name}={value!r}: {error}") from None
+
+
+def _texts(option: Option, value: Any) -> Iterator[tuple[str, ...]]:
+    """The words of the command line, each time that the option stands there. Raises BadValue, TypeError."""
+    if option.value is None:
+        if not isinstance(value, bool):
+            raise BadValue("is neither True nor False")
+        if value or option.opposites:
+            yield ()
+    elif len(option.value.metavars) > 1:
+        if isinstance(value, str) or len(value) != len(option.value.metavars):
+            raise BadValue(f"needs {len(option.value.metavars)} values")
+        yield tuple(_text(each) for each in value)
+    elif option.value.is_assignment and isinstance(value, Mapping):
+        for name, text in value.items():
+            yield (f"{name}={_text(text)}",)
+    elif option.repeats in ("list", "add") and not isinstance(value, str | os.PathLike):
+        for each in value:
+            yield (_text(each),)
+    else:
+        yield (_joined(option, value),)
+
+
+def _joined(option: Option, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}:{_text(slots)}" for name, slots in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ("-" if option.name == "worker_port_range" else ",").join(map(_text, value))
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float | os.PathLike):
+        raise BadValue(f"{value!r} is of type {type(value).__name__}")
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)

@@ -1,0 +1,226 @@
+"""Functions on hosts: run(), and a Launcher that can do so again and again."""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from hvlaunch.api import archive
+from hvlaunch.api.call_job import CallDirectory, CallJob
+from hvlaunch.api.child import Child
+from hvlaunch.api.job import Job
+from hvlaunch.api.options import GivenOptions, LauncherOptions
+from hvlaunch.job import Call
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Launcher", "run"]
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher(LauncherOptions):
+    """Where and how functions run. It holds nothing open, and may be used from any thread."""
+
+    python: str | None = None
+    """The Python that calls the functions, on every host. Default: the path of this process's own, where a host has it, else
+    `python3.X` of the same version, else `python3`."""
+
+    @overload
+    def run(
+        self,
+        fn: Callable[..., R],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        return_exceptions: Literal[False] = False,
+    ) -> list[R]: ...
+
+    @overload
+    def run(
+        self,
+        fn: Callable[..., R],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        return_exceptions: bool,
+    ) -> list[R | Exception]: ...
+
+    def run(
+        self,
+        fn: Callable[..., R],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """Call `fn(*args, **kwargs)` in every worker, print what they print, and return what they return, by rank.
+
+        With `return_exceptions` a rank that fails has its error in the list, and ends no other. Ctrl-C stops the workers.
+        Raises CallNotPickled and BadUsage before anything is started, WorkerFailed for the first worker that fails,
+        JobFailed where hosts can't be used or are lost, ResultNotRead.
+        """
+        job = self._begin(fn, args, kwargs, return_exceptions=return_exceptions, is_shown=True)
+        try:
+            return job.results()
+        finally:
+            job.end()
+
+    @overload
+    async def arun(
+        self,
+        fn: Callable[..., R],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        return_exceptions: Literal[False] = False,
+    ) -> list[R]: ...
+
+    @overload
+    async def arun(
+        self,
+        fn: Callable[..., R],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        return_exceptions: bool,
+    ) -> list[R | Exception]: ...
+
+    async def arun(
+        self,
+        fn: Callable[..., R],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """As run(), for asyncio. Where it is cancelled the workers are stopped first."""
+        job = self._begin(fn, args, kwargs, return_exceptions=return_exceptions, is_shown=True)
+        try:
+            await asyncio.wait([asyncio.wrap_future(job.ended)])
+            return await asyncio.to_thread(job.results)
+        finally:
+            await _shielded(job)
+
+    @overload
+    def start(
+        self,
+        fn: Callable[..., R],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        return_exceptions: Literal[False] = False,
+        show: bool = False,
+    ) -> Job[R]: ...
+
+    @overload
+    def start(
+        self,
+        fn: Callable[..., R],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        return_exceptions: bool,
+        show: bool = False,
+    ) -> Job[R | Exception]: ...
+
+    def start(
+        self,
+        fn: Callable[..., R],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        *,
+        return_exceptions: bool = False,
+        show: bool = False,
+    ) -> Job[Any]:
+        """As run(), without waiting: the job, whose results() are what run() returns.
+
+        What the workers print is for Job.output(), and with `show` is printed as well. The job ends with this process.
+        """
+        return self._begin(
+            fn, args, kwargs, return_exceptions=return_exceptions, is_shown=show, is_followed=True
+        )
+
+    def _begin(
+        self,
+        fn: Callable[..., R],
+        args: Sequence[object],
+        kwargs: Mapping[str, object] | None,
+        *,
+        return_exceptions: bool,
+        is_shown: bool,
+        is_followed: bool = False,
+    ) -> CallJob[R]:
+        from hvlaunch.api.given import spec_of  # noqa: PLC0415 (slow to load, and a wrong function comes first)
+
+        pickled = archive.pickled_call(fn, args, kwargs or {})
+        given = {field.name: getattr(self, field.name) for field in fields(LauncherOptions)}
+        spec = spec_of(given, archive.command(self.python), os.environ)
+        directory = CallDirectory()
+        try:
+            archive.write_archive(directory.program, pickled, raises=not return_exceptions)
+            call = Call(
+                name=archive.function_name(fn),
+                program=directory.program,
+                results=directory.path,
+                is_followed=is_followed,
+            )
+            child = Child(replace(spec, call=call), is_shown=is_shown)
+        except BaseException:
+            directory.remove()
+            raise
+        return CallJob(child, directory, return_exceptions=return_exceptions)
+
+
+async def _shielded(job: CallJob[Any]) -> None:
+    """The end of the job, whoever cancels what."""
+    ending = asyncio.ensure_future(asyncio.to_thread(job.end))
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:  # noqa: PERF203 (as often as somebody cancels)
+            job.stop()
+
+
+@overload
+def run(
+    fn: Callable[..., R],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    return_exceptions: Literal[False] = False,
+    python: str | None = None,
+    **options: "Unpack[GivenOptions]",
+) -> list[R]: ...
+
+
+@overload
+def run(
+    fn: Callable[..., R],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    return_exceptions: bool,
+    python: str | None = None,
+    **options: "Unpack[GivenOptions]",
+) -> list[R | Exception]: ...
+
+
+def run(
+    fn: Callable[..., R],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    *,
+    return_exceptions: bool = False,
+    python: str | None = None,
+    **options: "Unpack[GivenOptions]",
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` in every worker of a job, and return what they return, by rank: Launcher(...).run(fn, ...).
+
+    `options` are the fields of Launcher: `np=8`, `hosts="a:4,b:4"`, `env={"NAME": "value"}`, ….
+    """
+    launcher = Launcher(python=python, **options)
+    return launcher.run(fn, args, kwargs, return_exceptions=return_exceptions)

@@ -1,0 +1,90 @@
+"""What the workers of a job return that calls a function: a file for each, and its parts as they come."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import BinaryIO
+
+__all__ = ["PROBLEM", "ResultFiles", "parts_of"]
+
+PROBLEM = ".problem"
+"""The end of the name of a file that says why there is no result of a rank."""
+
+_PART = 1 << 20
+"""Bytes of one frame."""
+_Worker = tuple[int, int, int]
+"""The number of its link, its slot and its start."""
+
+
+class ResultFiles:
+    """The file of a worker gets its rank for a name, the one that it has when its result is whole. For links' threads.
+
+    Nothing is read here: what workers return is for those who called the function.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = Lock()
+        """For what is open: each file is written by one thread."""
+        self._open: dict[_Worker, tuple[int, BinaryIO]] = {}
+        self._failed: set[_Worker] = set()
+
+    def take(self, worker: _Worker, rank: int, part: bytes) -> None:
+        """The next part of the worker's result; an empty one ends it."""
+        if worker in self._failed:
+            return
+        try:
+            if part:
+                self._file(worker, rank).write(part)
+            else:
+                self._finish(worker)
+        except OSError as error:
+            self._give_up(worker, rank, os.strerror(error.errno or 0).lower())
+
+    def close(self) -> None:
+        """No more will come."""
+        with self._lock:
+            workers = list(self._open)
+        for worker in workers:
+            with suppress(OSError):
+                self._finish(worker)
+
+    def _file(self, worker: _Worker, rank: int) -> BinaryIO:
+        with self._lock:
+            if worker in self._open:
+                _, file = self._open[worker]
+            else:
+                file = open(self._path(worker), "xb", buffering=0, opener=_private)  # noqa: SIM115 (until it ends)
+            self._open[worker] = rank, file
+            return file
+
+    def _finish(self, worker: _Worker) -> None:
+        with self._lock:
+            rank, file = self._open.pop(worker, (0, None))
+        if file is not None:
+            file.close()
+            self._path(worker).replace(self._directory / str(rank))
+
+    def _give_up(self, worker: _Worker, rank: int, cause: str) -> None:
+        self._failed.add(worker)
+        with self._lock:
+            _, file = self._open.pop(worker, (0, None))
+        with suppress(OSError):
+            if file is not None:
+                file.close()
+            self._path(worker).unlink(missing_ok=True)
+            (self._directory / f"{rank}{PROBLEM}").write_text(cause)
+
+    def _path(self, worker: _Worker) -> Path:
+        return self._directory / ("part." + ".".join(map(str, worker)))
+
+
+def parts_of(program: Path) -> list[bytes]:
+    """What a host gets of it, frame by frame. Raises OSError."""
+    data = program.read_bytes()
+    return [data[start : start + _PART] for start in range(0, len(data), _PART)]
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,307 @@
+"""Functions on this machine: what they return and raise, what they print, and what is left when they are done."""
+
+import asyncio
+import contextlib
+import gc
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+
+import hvlaunch
+from hvlaunch.errors import BadUsage
+
+ROOT = Path(__file__).resolve().parents[3]
+DEADLINE = 100.0
+HERE = sys.modules[__name__]
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers can't import this module; and what calls leave is seen."""
+    cloudpickle.register_pickle_by_value(HERE)
+    scratch, state = tmp_path / "tmp", tmp_path / "state"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    yield
+    cloudpickle.unregister_pickle_by_value(HERE)
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+class Custom(Exception):
+    """An error with more than a text."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+    def __reduce__(self) -> Any:
+        return Custom, (self.code,)
+
+
+class Counter:
+    def __init__(self, start: int) -> None:
+        self.start = start
+
+    def count(self, more: int) -> int:
+        return self.start + more + rank()
+
+
+def test_functions_of_any_kind_return_by_rank() -> None:
+    outer = 100
+    launcher = hvlaunch.Launcher(np=2, quiet=True)
+    assert launcher.run(lambda: outer + rank()) == [100, 101]
+    assert launcher.run(Counter(10).count, (5,)) == [15, 16]
+    assert launcher.run(Counter(10).count, kwargs={"more": 1}) == [11, 12]
+    assert launcher.run(os.path.join, ("a", "b")) == ["a/b", "a/b"]
+
+
+def test_what_a_worker_raises_is_raised_here_with_its_traceback() -> None:
+    def fail(code: int) -> None:
+        if rank() == 1:
+            raise Custom(code)
+        time.sleep(DEADLINE)
+
+    with pytest.raises(hvlaunch.WorkerFailed) as caught:
+        hvlaunch.run(fail, (7,), np=2, quiet=True)
+    error = caught.value
+    assert (error.rank, error.host, error.exit_code) == (1, "localhost", 1)
+    assert isinstance(error.__cause__, Custom)
+    assert error.__cause__.code == 7
+    assert error.traceback is not None
+    assert "in fail" in error.traceback
+    assert "in_worker" not in error.traceback
+    assert str(error).startswith("rank 1 on localhost: Custom: code 7\n\nTraceback")
+    assert [(end.rank, end.stopped) for end in error.others] == [(0, True)]
+
+
+def test_with_return_exceptions_no_rank_ends_another() -> None:
+    def some() -> int:
+        if rank() == 0:
+            raise Custom(3)
+        if rank() == 1:
+            os._exit(9)
+        return rank()
+
+    def only_one() -> int:
+        if rank() == 0:
+            raise Custom(3)
+        return rank()
+
+    first, second = hvlaunch.run(only_one, np=2, quiet=True, return_exceptions=True)
+    assert isinstance(first, hvlaunch.WorkerFailed)
+    assert isinstance(first.__cause__, Custom)
+    assert second == 1
+    ends = hvlaunch.run(some, np=2, quiet=True, return_exceptions=True)
+    assert [type(end).__name__ for end in ends] == ["WorkerFailed", "WorkerFailed"]
+    assert "exit code 9" in str(ends[1])
+
+
+def test_a_result_that_cannot_be_pickled_is_named_with_its_rank() -> None:
+    def lock() -> object:
+        return [b"x" * 100_000, threading.Lock()] if rank() == 1 else None
+
+    with pytest.raises(
+        hvlaunch.WorkerFailed, match="rank 1 on localhost: ResultNotPickled: what it returned"
+    ):
+        hvlaunch.run(lock, np=2, quiet=True)
+
+
+def test_a_result_that_cannot_be_read_here_is_named_with_its_rank() -> None:
+    def unreadable() -> object:
+        class Odd:
+            def __reduce__(self) -> "tuple[object, tuple[str]]":
+                return os.remove, ("/nonexistent/file",)
+
+        return Odd()
+
+    with pytest.raises(hvlaunch.ResultNotRead, match=r"rank 0.*FileNotFoundError"):
+        hvlaunch.run(unreadable, np=1, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ((lambda value: value, (1, threading.Lock())), "argument 2 of"),
+        ((lambda: LOCK, ()), "or a value that it uses,"),
+        ((3, ()), "3 is not a function"),
+    ],
+)
+def test_a_function_that_cannot_be_sent_is_refused_before_anything_starts(
+    call: tuple[Any, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(hvlaunch.CallNotPickled, match=words):
+        hvlaunch.run(call[0], call[1], np=2)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+LOCK: Any = threading.Lock()
+
+
+def test_a_large_result_comes_whole() -> None:
+    def large() -> bytes:
+        return bytes([rank()]) * (20 << 20)
+
+    assert hvlaunch.run(large, np=2, quiet=True) == [bytes([number]) * (20 << 20) for number in range(2)]
+
+
+def test_what_workers_print_goes_where_this_process_prints() -> None:
+    def talk() -> None:
+        sys.stdout.write("to stdout\n")
+        sys.stderr.write("to stderr\n")
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        hvlaunch.run(talk, np=1)
+    assert out.getvalue() == "[0]<stdout>: to stdout\n"
+    assert "[0]<stderr>: to stderr\n" in err.getvalue()
+
+
+def test_a_job_tells_what_it_does_and_gives_its_results() -> None:
+    def wait_for_signal() -> int:
+        got = []
+        signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while not got:
+            time.sleep(0.01)
+        sys.stdout.write("last")
+        return rank()
+
+    job = hvlaunch.Launcher(np=2).start(wait_for_signal)
+    lines = job.output()
+    first = sorted(next(lines)[:3] for _ in range(2))
+    assert first == [(0, "stdout", "ready"), (1, "stdout", "ready")]
+    wait_until(lambda: job.state == "running", "it runs")
+    assert job.hosts == ["localhost"]
+    assert next(job.events())["type"] == "job_started"
+    found = hvlaunch.attach(job.id)
+    assert [each.id for each in hvlaunch.jobs()] == [job.id]
+    stacks = found.stacks([1])
+    assert [stack["rank"] for stack in stacks] == [1]
+    with pytest.raises(TimeoutError):
+        job.wait(0.01)
+    with pytest.raises(TimeoutError):
+        found.wait(0.01)
+    with pytest.raises(hvlaunch.ResultLost):
+        found.results()
+    found.signal(signal.SIGUSR1)
+    assert sorted(line[:3] for line in lines) == [(0, "stdout", "last"), (1, "stdout", "last")]
+    assert job.results(DEADLINE) == [0, 1]
+    assert (job.wait(), found.wait(), job.state) == (0, 0, "exit code 0")
+    assert list(job.events()) == []
+
+
+def test_a_job_can_be_stopped() -> None:
+    job = hvlaunch.Launcher(np=1).start(time.sleep, (DEADLINE,))
+    wait_until(lambda: job.state == "running", "it runs")
+    job.stop()
+    assert job.wait(DEADLINE) == 128 + signal.SIGTERM
+    with pytest.raises(hvlaunch.JobStopped):
+        job.results()
+
+
+def test_options_that_are_wrong_are_named_as_they_are_in_python() -> None:
+    with pytest.raises(BadUsage, match="np=0: 0 is not between 1"):
+        hvlaunch.run(rank, np=0)
+    with pytest.raises(TypeError, match="nq"):
+        hvlaunch.run(rank, nq=2)  # type: ignore[call-overload]
+
+
+def test_nothing_is_left_of_many_calls(tmp_path: Path) -> None:
+    """Neither processes, nor threads, files or descriptors; errors and threads of the caller's change nothing."""
+
+    def fail() -> None:
+        raise Custom(1)
+
+    def left() -> tuple[list[int], int, set[str], list[Path]]:
+        gc.collect()
+        children = [child.pid for child in psutil.Process().children(recursive=True)]
+        threads = {thread.name for thread in threading.enumerate()}
+        return children, psutil.Process().num_fds(), threads, list((tmp_path / "tmp").iterdir())
+
+    launcher = hvlaunch.Launcher(np=1, quiet=True)
+    assert launcher.run(rank) == [0]  # what stays of the first is what modules are made of
+    before = left()
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda _: launcher.run(rank), range(8))) == [[0]] * 8
+    with pytest.raises(hvlaunch.WorkerFailed):
+        launcher.run(fail)
+    assert left() == before
+    assert len(list((tmp_path / "state/hvlaunch/jobs").iterdir())) == 1  # that which failed
+
+
+def test_asyncio_waits_for_several_and_stops_what_is_cancelled(tmp_path: Path) -> None:
+    def mark_and_sleep() -> None:
+        (tmp_path / "mark").write_text(str(os.getpid()))
+        time.sleep(DEADLINE)
+
+    async def calls() -> None:
+        launcher = hvlaunch.Launcher(np=1, quiet=True)
+        numbers, words = await asyncio.gather(launcher.arun(rank), launcher.arun(lambda: "b"))
+        assert (numbers, words) == ([0], ["b"])
+        task = asyncio.ensure_future(launcher.arun(mark_and_sleep))
+        await asyncio.to_thread(wait_until, (tmp_path / "mark").exists, "the worker runs")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(calls())
+    assert not list((tmp_path / "tmp").iterdir())
+    pid = int((tmp_path / "mark").read_text())
+    assert not psutil.pid_exists(pid)
+
+
+PROGRAM = """
+import os, time, hvlaunch
+def work():
+    open({mark!r}, "w").write(str(os.getpid()))
+    time.sleep(100)
+try:
+    hvlaunch.run(work, np=1)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
+def test_the_workers_end_with_the_caller(how: str, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(mark=str(mark)))
+    process = subprocess.Popen(
+        [sys.executable, program],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: mark.exists() and mark.read_text(), "the worker runs")
+    process.send_signal(signal.SIGINT if how == "interrupted" else signal.SIGKILL)
+    out, _ = process.communicate(timeout=DEADLINE)
+    assert (out, process.returncode) == (("interrupted\n", 0) if how == "interrupted" else ("", -9))
+    pid = int(mark.read_text())
+    wait_until(lambda: not psutil.pid_exists(pid), "the worker has ended")
