@@ -64,7 +64,8 @@ class Agent:
     def start(self, code: str) -> int:
         """A worker; its pid."""
         worker = {"slot": 0, "start": 0, "env": {}, "stdin": False}
-        body = {"argv": [sys.executable, "-c", code], "defaults": {}, "env": {}, "workers": [worker]}
+        command = [sys.executable, "-c", code]
+        body = {"argv": command, "defaults": {}, "env": {}, "result": False, "workers": [worker]}
         self.channel.send(({"type": "start", "round": 0}, json.dumps(body).encode()))
         return int(self.expect("started")["pid"])
 
