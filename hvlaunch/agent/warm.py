@@ -44,6 +44,9 @@ _MOST_KEPT = 64 << 20
 """Bytes that wait for an agent that takes none: its connection is broken then, and it may get another."""
 _STDERR_KEPT = 1 << 14
 _PULSES_PER_LEASE = 4
+_SPARE_AFTER = 0.1
+"""Seconds after a job's end, in which there may be more to do for it elsewhere."""
+_NEVER = float("inf")
 _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15  # prctl(2)
 _PATIENCE = 5.0
 # What an agent imports where something goes wrong or somebody asks: Python may be another by then.
@@ -120,6 +123,12 @@ class _WarmAgent:
         self._waiting = 0
         self._is_writing = self._is_full = False
         self._lanes: Dict[int, _Lane] = {}
+        self._config: Dict[str, Any] = {}
+        """That of the newest job."""
+        self._spare: Optional[_Lane] = None
+        """An agent for a job like the last one, which is there already, and has no number yet."""
+        self._spare_at = _NEVER
+        """When another is to be forked, or this one to go."""
         self._wake_read, self._wake_write = os.pipe()
         for fd in (0, 1, self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
@@ -140,13 +149,15 @@ class _WarmAgent:
             if now >= next_ping:
                 next_ping = now + pulse
                 self._send({"type": "ping"})
-            for call, _ in self._selector.select(max(0.0, next_ping - now)):
+            if now >= self._spare_at:
+                self._renew_spare(now)
+            for call, _ in self._selector.select(max(0.0, min(next_ping, self._spare_at) - now)):
                 call()
 
     def _end(self) -> NoReturn:
         """The agents see the end of their connections, and wait for others."""
         if not self._lanes:
-            reaper.kill_descendants(_PATIENCE)
+            reaper.kill_descendants(_PATIENCE)  # a spare too
         os._exit(0)
 
     def _receive(self) -> None:
@@ -182,17 +193,51 @@ class _WarmAgent:
             self._feed(number)
 
     def _open(self, number: int, config: Dict[str, Any]) -> None:
+        lane, self._spare = self._spare, None
+        if lane is not None and config != self._config:
+            self._drop(lane)
+            lane = None
+        self._config = config
+        self._spare_at = _NEVER
+        try:
+            lane = self._lanes[number] = lane or self._fork(config)
+        except OSError as error:  # the limit of processes, or of descriptors
+            said = "hvlaunch agent: it can't start a process: %s" % os.strerror(error.errno or 0)
+            self._send({"type": "ended", "lane": number, "status": 1}, said.encode())
+            return
+        its_stderr = lane
+        self._selector.register(lane.stderr, READ, lambda: self._hear(its_stderr))
+        self._watch(number, lane)
+
+    def _renew_spare(self, now: float) -> None:
+        """Fork one for the next job, while nothing is to be done; one that was not needed goes before its own lease ends."""
+        spare, self._spare, self._spare_at = self._spare, None, _NEVER
+        if spare is not None:
+            self._drop(spare)
+            return
+        try:
+            self._spare = self._fork(self._config)
+            self._spare_at = now + float(self._config["lease"]) / 2
+        except OSError:
+            pass  # the next job will say it
+
+    @staticmethod
+    def _drop(spare: _Lane) -> None:
+        """Its agent sees that nobody will come, and ends."""
+        os.close(spare.fd)
+        os.close(spare.stderr)
+
+    def _fork(self, config: Dict[str, Any]) -> _Lane:
+        """A guardian with an agent. Raises OSError."""
         fds: List[int] = []
         try:
             fds.extend(end.detach() for end in socket.socketpair())
             fds.extend(os.pipe())
             pid = os.fork()
-        except OSError as error:  # the limit of processes, or of descriptors
+        except OSError:
             for fd in fds:
                 os.close(fd)
-            said = "hvlaunch agent: it can't start a process: %s" % os.strerror(error.errno or 0)
-            self._send({"type": "ended", "lane": number, "status": 1}, said.encode())
-            return
+            raise
         ours, theirs, read_end, write_end = fds
         if pid == 0:
             self._be_guardian(theirs, write_end, config)
@@ -200,9 +245,7 @@ class _WarmAgent:
             os.close(fd)
         for fd in (ours, read_end):
             os.set_blocking(fd, False)
-        lane = self._lanes[number] = _Lane(pid, ours, read_end)
-        self._selector.register(read_end, READ, lambda: self._hear(lane))
-        self._watch(number, lane)
+        return _Lane(pid, ours, read_end)
 
     def _be_guardian(self, channel: int, stderr: int, config: Dict[str, Any]) -> NoReturn:
         """In the new process, which has nothing of the others' lanes."""
@@ -211,9 +254,8 @@ class _WarmAgent:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for fd, place in ((channel, 0), (channel, 1), (stderr, 2)):
                 os.dup2(fd, place)
-            os.closerange(
-                3, max([channel, stderr, *(max(one.fd, one.stderr) for one in self._lanes.values())]) + 1
-            )
+            others = [fd for lane in self._lanes.values() for fd in (lane.fd, lane.stderr)]
+            os.closerange(3, max(channel, stderr, *others) + 1)
             os.setsid()
             guardian.main(config)
         except SystemExit as error:
@@ -314,6 +356,8 @@ class _WarmAgent:
             if pid == 0:
                 break
             ended[pid] = status
+        if self._spare is not None and self._spare.pid in ended:
+            self._renew_spare(0.0)
         for number, lane in list(self._lanes.items()):
             if lane.pid in ended:
                 lane.status = ended[lane.pid]
@@ -335,6 +379,8 @@ class _WarmAgent:
         os.close(lane.stderr)
         code = 128 + os.WTERMSIG(lane.status) if os.WIFSIGNALED(lane.status) else os.WEXITSTATUS(lane.status)
         self._send({"type": "ended", "lane": number, "status": code}, lane.said)
+        if not self._lanes:
+            self._spare_at = time.monotonic() + _SPARE_AFTER
 
     def _send(self, header: Dict[str, Any], body: bytes = b"") -> None:
         for piece in self._writer.cut(encode(header, body)):

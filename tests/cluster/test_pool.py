@@ -60,6 +60,10 @@ def warm(host: Host) -> list[Process]:
     return [each for each in host.user_processes() if each.comm == "hvl-warm"]
 
 
+def workers(host: Host) -> list[Process]:
+    return [each for each in host.user_processes() if LINES in each.argv]
+
+
 def lines_of(job: Job, rank: int) -> list[int]:
     return [int(number) for number in re.findall(rf"line {rank} (\d+) ", job.stdout)]
 
@@ -115,7 +119,7 @@ def test_a_connection_is_lost_while_a_job_runs_and_while_none_does(pool: Pool) -
 
 def test_a_host_that_is_gone_is_an_error_of_the_job_as_ever(pool: Pool) -> None:
     job = pool.job(*count(100_000)).saw("line 2 20 ")
-    [agent] = agents(pool.hosts["b"].user_processes())
+    [agent] = agents(pool.hosts["b"].user_processes())  # no spare is there while a job runs
     pool.hosts["b"].run(["kill", "-9", str(agent.pid)], check=True)
     assert job.code(LIMIT) == 69
     assert "host b: lost: hvlaunch agent: killed by SIGKILL" in job.stderr
@@ -130,7 +134,7 @@ def test_a_host_that_is_gone_is_an_error_of_the_job_as_ever(pool: Pool) -> None:
 def test_a_driver_that_is_killed_leaves_its_workers_to_nobody(pool: Pool) -> None:
     job = pool.job(*count(100_000)).saw("line 2 20 ")
     job.send(signal.SIGKILL)
-    wait_until(lambda: not any(agents(host.user_processes()) for host in pool.hosts), "no agent", LIMIT)
+    wait_until(lambda: not any(map(workers, pool.hosts)), "no worker", LIMIT)
     assert pool.job("true").code(LIMIT) == 0
 
 
