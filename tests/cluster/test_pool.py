@@ -51,7 +51,7 @@ class Pool:
 @pytest.fixture
 def pool(cluster: TestHosts, tmp_path: Path) -> Iterator[Pool]:
     one = Pool(cluster, tmp_path)
-    assert one.do("up", "p", "-H", "a:2,b:2,c:2") == "p\n"
+    assert one.do("up", "p", "-H", "a:2,b:2,c:2", "--lease", "12") == "p\n"
     yield one
     one.do("down", "p", "--kill")
 

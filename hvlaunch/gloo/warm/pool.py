@@ -27,15 +27,13 @@ from hvlaunch.ssh.connection import Connection
 
 __all__ = ["WarmPool"]
 
-_LEASE = 60.0
-"""Seconds of silence after which pool and warm agent give each other up."""
 _LOOK = 1.0
 _REQUEST_PATIENCE = 10.0
 _LONGEST_REQUEST = 1 << 16
 
 
 class WarmPool:
-    """The hosts, and what serves them. `connect` connects to one; `idle_timeout` is how many seconds it stays without a job."""
+    """The hosts, and what serves them. Pool and warm agents give each other up after the lease of `spec`. `connect` connects to one; `idle_timeout` is how many seconds it stays without a job."""
 
     def __init__(
         self,
@@ -53,7 +51,7 @@ class WarmPool:
         self._used = clock()
         self._over = threading.Event()
         self._listener: socket.socket | None = None
-        program = warm_bundle({"lease": _LEASE})
+        program = warm_bundle({"lease": spec.lease})
         self._hosts = {
             host.name: WarmHost(
                 host,
@@ -64,7 +62,7 @@ class WarmPool:
                     ),
                     program,
                 ),
-                _LEASE,
+                spec.lease,
                 start_timeout=spec.start_timeout,
             )
             for host in hosts
