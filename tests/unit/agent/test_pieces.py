@@ -13,7 +13,12 @@ from hvlaunch.agent.pieces import START, PieceWriter
 from hvlaunch.gloo.driver.piece_reader import Garbled, PieceReader
 
 SENT = st.lists(st.one_of(st.binary(max_size=50), st.binary(min_size=4000, max_size=9000)), max_size=4)
-NOISE = st.lists(st.one_of(st.binary(max_size=30), st.sampled_from([START[:k] for k in range(len(START))])))
+NOISE = st.lists(
+    st.one_of(
+        st.binary(max_size=30).filter(lambda noise: START not in noise),
+        st.sampled_from([START[:k] for k in range(len(START))]),
+    )
+)
 
 
 class Ear:

@@ -221,6 +221,8 @@ def test_the_engine_of_an_elastic_job_knows_who_does_not_answer(rig: Rig) -> Non
     for _ in range(2):
         rig.pulse("a")
     until(lambda: rig.events.of(on.HostQuiet, on.HostAnswers) == [on.HostQuiet("b")], "that b is quiet")
+    pings = [agent.got for agent in rig.agents.values()]
+    until(lambda: pings[0]["ping"] == pings[1]["ping"], "that b has all pings that it does not answer")
     rig.agents["b"].is_silent = False
     for _ in range(2):
         rig.pulse("a", "b")
