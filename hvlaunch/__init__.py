@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 # By name, and when it is asked for: workers and drivers import this package too. The types are in __init__.pyi.
 _PLACES = {
+    "Cluster": "cluster",
     "Job": "job",
     "Launcher": "launcher",
     "Line": "job",

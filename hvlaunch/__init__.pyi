@@ -1,3 +1,4 @@
+from hvlaunch.api.cluster import Cluster as Cluster
 from hvlaunch.api.errors import CallNotPickled as CallNotPickled
 from hvlaunch.api.errors import JobFailed as JobFailed
 from hvlaunch.api.errors import JobStopped as JobStopped

@@ -51,7 +51,7 @@ class Refused(NamedTuple):
     error: HvlaunchError
 
 
-def send(connection: socket.socket, message: Request | Begun | Ended | Refused) -> None:
+def send(connection: socket.socket, message: object) -> None:
     """Pickled: both ends are processes of this user, and the socket has no name. Raises OSError."""
     data = pickle.dumps(message)
     connection.sendall(len(data).to_bytes(8, "big") + data)

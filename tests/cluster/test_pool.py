@@ -138,6 +138,24 @@ def test_a_driver_that_is_killed_leaves_its_workers_to_nobody(pool: Pool) -> Non
     assert pool.job("true").code(LIMIT) == 0
 
 
+CLUSTER = """
+import os, hvlaunch
+with hvlaunch.Cluster(hosts="a:2,b:1", quiet=True) as cluster:
+    for _ in range(2):
+        print(cluster.run(lambda: os.uname().nodename), flush=True)
+"""
+
+
+def test_a_cluster_of_a_program_is_a_pool_of_its_own(cluster: TestHosts, tmp_path: Path) -> None:
+    env = {**cluster.driver.env, "XDG_STATE_HOME": str(tmp_path)}
+    program = cluster.driver.popen(
+        [sys.executable, "-c", CLUSTER], env=env, stdout=subprocess.PIPE, text=True
+    )
+    said, _ = program.communicate(timeout=LIMIT)
+    assert said == "['a', 'a', 'b']\n" * 2
+    assert list((tmp_path / "hvlaunch/pools").iterdir()) == []
+
+
 def test_hosts_that_cannot_be_reached(cluster: TestHosts, tmp_path: Path) -> None:
     pool = Pool(cluster, tmp_path)
     cluster["b"].cut()

@@ -1,6 +1,6 @@
 """The process of a warm pool: it keeps a connection and a warm agent on each host, and serves this user's other programs.
 
-It answers at the socket in its directory (jobs/pools.py): one request on a connection, a line of JSON. `lane` makes a
+It answers at the socket in its directory (outside/pools.py): one request on a connection, a line of JSON. `lane` makes a
 lane of the connection, everything else has an answer.
 """
 

@@ -1,0 +1,125 @@
+"""Functions on hosts that stay connected: a Cluster has a warm pool of its own for as long as its `with` block."""
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from hvlaunch.api.driver import Refused, receive, send
+from hvlaunch.api.launcher import Launcher
+from hvlaunch.errors import BadUsage, HvlaunchError, Problem
+from hvlaunch.job import JobSpec
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from hvlaunch.api.options import GivenOptions
+
+__all__ = ["Cluster"]
+
+_PROGRAM = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.path[:] = {path!r}; "
+    "from hvlaunch.api.cluster import main; main({descriptor})"
+)
+_END_PATIENCE = 30.0
+
+
+class PoolWanted(NamedTuple):
+    """What the process of the pool is asked for."""
+
+    name: str
+    spec: JobSpec
+
+
+class PoolUp(NamedTuple):
+    """The pool is up, but for some hosts."""
+
+    problems: tuple[Problem, ...]
+
+
+class Cluster:
+    """Hosts that stay connected while the block lasts: `with Cluster(hosts="a:4,b:4") as launcher: launcher.run(fn)`.
+
+    The options are those of Launcher. What the block gets is a Launcher, whose jobs start in a fraction of the time. The
+    pool is nobody else's, and ends with the block, or with this process, however that ends (docs/pool.md).
+    """
+
+    def __init__(self, *, python: str | None = None, **options: "Unpack[GivenOptions]") -> None:
+        self._python = python
+        self._options = options
+        self._name = f"python-{os.getpid()}-{os.urandom(4).hex()}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+
+    def __enter__(self) -> Launcher:
+        """Connect to the hosts. Raises BadUsage, HostsFailed and other HvlaunchErrors."""
+        from hvlaunch.api.given import spec_of  # noqa: PLC0415 (slow to load)
+
+        spec = spec_of(
+            {name: value for name, value in self._options.items() if name != "pool"}, ("true",), os.environ
+        )
+        if not spec.hosts:
+            raise BadUsage("a Cluster needs hosts", hint='hosts="a:4,b:4"')
+        self._link, theirs = socket.socketpair()
+        with theirs:
+            program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        try:
+            send(self._link, PoolWanted(self._name, spec))
+            answer = receive(self._link)
+        except BaseException:
+            self.__exit__()
+            raise
+        if not isinstance(answer, PoolUp):
+            self.__exit__()
+            raise (
+                answer.error
+                if isinstance(answer, Refused)
+                else HvlaunchError("the process of the pool has ended")
+            )
+        options: Any = {**self._options, "hosts": None, "hostfile": None, "pool": self._name}
+        return Launcher(python=self._python, **options)
+
+    def __exit__(self, *_: object) -> None:
+        """End the pool, and with it the connections. May be repeated."""
+        if self._link is not None:
+            self._link.close()
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(_END_PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+def main(descriptor: int) -> NoReturn:
+    """Hold the pool that the caller asks for, until it has gone."""
+    link = socket.socket(fileno=descriptor)
+    link.set_inheritable(False)
+    wanted = receive(link)
+    if wanted is None:
+        os._exit(0)
+    from hvlaunch.gloo.warm.hold import hold_pool  # noqa: PLC0415 (slow to load: the caller may be gone)
+    from hvlaunch.outside.pools import pools_directory  # noqa: PLC0415 (as above)
+
+    try:
+        hold_pool(
+            pools_directory(os.environ),
+            wanted.name,
+            wanted.spec,
+            idle_timeout=float("inf"),
+            on_ready=lambda problems: send(link, PoolUp(tuple(problems))),
+            owner=descriptor,
+        )
+    except HvlaunchError as error:
+        with suppress(OSError):  # nobody waits any more
+            send(link, Refused(error))
+    os._exit(0)

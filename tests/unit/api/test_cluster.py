@@ -1,0 +1,76 @@
+"""A cluster: jobs on a pool of its own, of which nothing is left when its block ends, however it does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+import hvlaunch
+from hvlaunch.errors import BadUsage, HvlaunchError
+from tests.unit.agent.harness import until
+
+CALLER = """
+import sys
+import hvlaunch
+with hvlaunch.Cluster(hosts="localhost:1", quiet=True) as cluster:
+    print(cluster.pool, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "hvlaunch/pools"
+
+
+def test_jobs_run_on_its_hosts_and_nothing_is_left_of_it(pools: Path) -> None:
+    with hvlaunch.Cluster(hosts="localhost:2", quiet=True) as cluster:
+        assert [pool.name for pool in pools.iterdir()] == [cluster.pool]
+        for _ in range(2):
+            assert cluster.run(os.getppid) != []
+        assert len(cluster.run(max, (1, 2))) == 2
+        job = cluster.start(max, (1, 2))
+        assert job.results() == [2, 2]
+    assert list(pools.iterdir()) == []
+    assert not [each for each in psutil.Process().children() if "hold" in " ".join(each.cmdline())]
+
+
+def test_an_error_in_the_block_ends_it_too(pools: Path) -> None:
+    with pytest.raises(ZeroDivisionError), hvlaunch.Cluster(hosts="localhost:1") as cluster:
+        assert (pools / str(cluster.pool)).exists()
+        raise ZeroDivisionError
+    assert list(pools.iterdir()) == []
+
+
+def test_it_ends_with_a_caller_that_is_killed(pools: Path) -> None:
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with caller:
+        assert caller.stdout is not None
+        name = caller.stdout.readline().strip()
+        assert (pools / name).exists()
+        caller.kill()
+    until(lambda: not (pools / name).exists(), "the pool has ended")
+
+
+def test_hosts_that_cannot_be_reached_are_an_error(pools: Path, tmp_path: Path) -> None:
+    config = tmp_path / "ssh_config"
+    config.write_text("Host *\n  HostName 127.0.0.1\n  Port 1\n")
+    config.chmod(0o600)
+    with (
+        pytest.raises(HvlaunchError, match="refused"),
+        hvlaunch.Cluster(hosts="nohost:1", ssh_config=str(config)),
+    ):
+        pass
+    assert list(pools.iterdir()) == []
+
+
+def test_hosts_are_needed() -> None:
+    cluster = hvlaunch.Cluster(host_discovery_script="echo a:1", min_np=1)
+    with pytest.raises(BadUsage, match="a Cluster needs hosts"), cluster:
+        pass
