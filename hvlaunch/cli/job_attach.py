@@ -4,7 +4,7 @@ import argparse
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from hvlaunch.cli.answer import BROKEN_PIPE, complain
@@ -44,7 +44,7 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
             viewed.position = Position(
                 0, 0
             )  # all that will be kept is new: its terminal has shown what was before
-        successors.start()
+        successors.start(lambda: None)
     await_output(job)
     reader = StoreReader(job.directory, viewed.position)
     view = View(reader, options.ranks)
@@ -83,8 +83,9 @@ def _read(
         if view.is_idle:
             viewed.note(reader.position)
         if not has_driver(job.directory) and not has_ended(job):
-            view.printer.say("its driver was killed; another one takes the job over")
-            successors.start()
+            successors.start(
+                lambda: view.printer.say("its driver was killed; another one takes the job over")
+            )
         time.sleep(_LOOK)
 
 
@@ -111,9 +112,16 @@ class _Successors:
         self._job = job
         self._newest: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Let another driver begin, unless one does already, and a minder, which may be gone with the machine. Raises DriverGone."""
+    def start(self, say: Callable[[], None]) -> None:
+        """Let another driver begin, unless one does already, and a minder, which may be gone with the machine.
+
+        `say` is called where that can be. Raises DriverGone.
+        """
         job = self._job
+        if (launcher := job.about.get("launcher")) is not None:
+            cause = f"job {job.id}: its driver was killed, and no other can take over a job of {launcher}"
+            raise DriverGone(cause, hint="start it again: the workers that it had end by themselves")
+        say()
         if self._newest is not None and self._newest.wait() == EXIT_HOSTS:  # another would find the same
             raise self._gone()
         self._newest = start_successor(job.directory)

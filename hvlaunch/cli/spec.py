@@ -15,6 +15,7 @@ from hvlaunch.console.prefix import ASCTIME, Prefix
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.allocation import Allocation, allocation
 from hvlaunch.hosts.hostfile import read_hostfile
+from hvlaunch.hosts.local import launcher_of
 from hvlaunch.hosts.parse import parse_hosts
 from hvlaunch.hosts.placement import slots_of, unlikely
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, MPIOptions, SSHOptions
@@ -92,7 +93,11 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         from hvlaunch.cli.pool_hosts import with_pool  # noqa: PLC0415 (as above)
 
         spec = with_pool(spec, environ, has_hosts=_names_hosts(options))
-    if spec.detach != "never" and "reconnect_timeout" not in options.given:
+    if spec.detach != "never" and (launcher := launcher_of(spec)) is not None:
+        warnings.append(
+            f"no other driver can take over a job of {launcher}: if hvlaunch's is killed, the job ends"
+        )
+    elif spec.detach != "never" and "reconnect_timeout" not in options.given:
         spec = replace(spec, reconnect_timeout=spec.lease)  # time for another driver
     return spec, warnings
 

@@ -27,7 +27,7 @@ from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.gloo.reporting import Reporting
 from hvlaunch.gloo.watch.milestones import ended_well
 from hvlaunch.gloo.ways import HostWays, WaysToHosts, by_ssh
-from hvlaunch.hosts.local import may_be_taken_over
+from hvlaunch.hosts.local import launcher_of, may_be_taken_over
 from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.rendezvous.serving.server import RendezvousServer
@@ -311,6 +311,7 @@ def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:
         "np": spec.np,
         "detach": spec.detach,
         "is_elastic": spec.elastic is not None,
+        "launcher": launcher_of(spec),
         "began": time.time(),
         "cwd": spec.cwd,
         "machine": os.uname().nodename,

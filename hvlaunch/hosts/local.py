@@ -179,5 +179,12 @@ def only_local(spec: JobSpec, *, is_local: Callable[[Host], bool] = is_local) ->
 
 def may_be_taken_over(spec: JobSpec) -> bool:
     """Whether another driver may go on with the job: its agents are hvlaunch's own, it is no foreground job of this machine alone, and nobody waits for what a function returns."""
-    is_own = spec.mpi is None and spec.ssh.remote_agent is None and spec.call is None
+    is_own = launcher_of(spec) is None and spec.call is None
     return is_own and (spec.detach != "never" or not only_local(spec))
+
+
+def launcher_of(spec: JobSpec) -> str | None:
+    """The program whose children the job's agents are, where that is not hvlaunch: no other driver could be its parent."""
+    if spec.mpi is not None:
+        return spec.mpi.launcher
+    return None if spec.ssh.remote_agent is None else Path(spec.ssh.remote_agent).name

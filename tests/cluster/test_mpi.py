@@ -198,8 +198,11 @@ def test_a_connection_is_lost_and_the_agent_calls_again(cluster: TestHosts, mpir
 
 
 def test_nothing_is_left_of_a_job_whose_driver_was_killed(cluster: TestHosts, mpirun: str) -> None:
-    run = job(cluster, mpirun, "-H", "a:2,b:1", "--grace", 1, sys.executable, PROGRAMS / "detach.py")
+    """Nobody waits for another driver, which can't come: the user was told so."""
+    words = ["--detach-on-hangup", "-H", "a:2,b:1", "--grace", 1, "--lease", 600]
+    run = job(cluster, mpirun, *words, sys.executable, PROGRAMS / "detach.py")
     run.saw("ready", 3).send(signal.SIGKILL).code()
+    assert "no other driver can take over a job of mpirun" in run.stderr
     nothing_is_left(cluster)
 
 

@@ -281,21 +281,34 @@ def journal_bytes(site: Site) -> bytes:
     return b"".join(found)
 
 
-def test_who_looks_on_at_a_job_that_can_not_be_taken_over_is_told_once(site, tmp_path):
+def without_keys(job: KnownJob) -> None:
     """As where the disk was full: each successor finds the same."""
+    (job.directory / "keys.json").unlink()
+
+
+def of_a_launcher(job: KnownJob) -> None:
+    path = job.directory / "about.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "launcher": "mpirun"}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [(without_keys, "no other can take it over"), (of_a_launcher, "no other can take over a job of mpirun")],
+)
+def test_who_looks_on_at_a_job_that_can_not_be_taken_over_is_told_once(site, tmp_path, spoil, told):
     words = ["--detach-on-hangup", *worker(100, tmp_path / "go")]
     driver = start(site, *words)
     assert driver.stdout is not None
     driver.stdout.readline()
+    spoil(only_job(site))
     looking = start(site, "attach")
     assert looking.stdout is not None
     assert looking.stdout.read(1)
-    (only_job(site).directory / "keys.json").unlink()
     driver.kill()
     _, said = looking.communicate(timeout=DEADLINE)
     driver.communicate()
     assert looking.returncode == EXIT_HOSTS
-    assert said.decode().count("no other can take it over") == 1
+    assert said.decode().count(told) == 1
 
 
 def driver_pid(site: Site) -> int:

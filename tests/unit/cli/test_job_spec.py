@@ -25,7 +25,9 @@ def here(tmp_path, monkeypatch):
 
 def spec_of(line, environ=None):
     spec, warnings = job_spec(parse(shlex.split(line)), environ or {})
-    assert warnings == []
+    is_alone = spec.detach != "never" and spec.mpi is not None
+    assert len(warnings) == is_alone
+    assert not is_alone or warnings[0].startswith("no other driver can take over a job of ")
     return spec
 
 
@@ -332,6 +334,7 @@ def test_what_can_not_be_with_skipped_hosts_or_a_last_rank(line, cause):
         ("--detach python x.py", 30.0),
         ("--detach-on-hangup --lease 60 python x.py", 60.0),
         ("--detach --reconnect-timeout 7 python x.py", 7.0),
+        ("--detach --srun python x.py", 5.0),
     ],
 )
 def test_who_leaves_has_agents_that_wait_for_the_lease(here, line, patience):
