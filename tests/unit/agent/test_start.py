@@ -251,3 +251,20 @@ def test_the_agents_umask_and_niceness_are_the_workers(launch: Launch) -> None:
     agent = launch(before="umask 027; ")
     agent.hello()
     assert agent.run(["/bin/sh", "-c", "umask"])[1].strip() == b"0027"
+
+
+def test_a_worker_that_calls_a_function_has_a_pipe_for_what_it_returns(launch: Launch) -> None:
+    """And the program that came for it, in parts."""
+    agent = launch()
+    scratch = agent.hello()["scratch"]
+    for part in (b"first, ", b"second"):
+        agent.send("call", part)
+    code = "import os; os.write(3, open(os.environ['CALL'], 'rb').read())"
+    agent.start(python(code), result=True, own={"CALL": f"{scratch}/call"})
+    agent.expect("exited", slot=0, code=0)
+    assert agent.output("result") == b"first, second"
+
+
+def test_no_other_worker_has_it(agent: AgentProcess) -> None:
+    _, out, _ = agent.run(python("import os; print(os.path.exists('/proc/self/fd/3'))"))
+    assert out == b"False\n"

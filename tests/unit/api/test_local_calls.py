@@ -215,6 +215,20 @@ def test_a_job_tells_what_it_does_and_gives_its_results() -> None:
     assert list(job.events()) == []
 
 
+def test_of_an_elastic_job_the_last_round_returns() -> None:
+    def in_the_second_round() -> tuple[int, str]:
+        if os.environ["HVLAUNCH_ROUND"] == "0":
+            if rank() == 1:
+                sys.exit(3)
+            time.sleep(DEADLINE)
+        return rank(), os.environ["HVLAUNCH_ROUND"]
+
+    found = hvlaunch.run(
+        in_the_second_round, np=2, min_np=1, hosts="localhost:2", cooldown=(0.1, 0.2), quiet=True
+    )
+    assert found == [(0, "1"), (1, "1")]
+
+
 def test_a_job_can_be_stopped() -> None:
     job = hvlaunch.Launcher(np=1).start(time.sleep, (DEADLINE,))
     wait_until(lambda: job.state == "running", "it runs")
