@@ -38,6 +38,8 @@ class Process:
     met: int = -1
     """The newest round in which it has met the others."""
     commit: int = -1
+    asked_after: int = -2
+    """Its last round when it asked for another."""
     is_waiting: bool = False
     is_silent: bool = False
     """Stopped: it does nothing, and only SIGKILL ends it."""
@@ -125,7 +127,7 @@ class Workers:
             self._arrived(one.born)
 
     def _ask(self, one: Process, cause: str | None = None) -> None:
-        one.round, one.is_waiting = None, True
+        one.round, one.is_waiting, one.asked_after = None, True, one.last_round
         event = on.WorkerAsked(one.host.name, one.slot, one.start, one.last_round, one.commit, cause)
         self._tell_over_http(one, event)
 

@@ -26,6 +26,8 @@ __all__ = ["ElasticWorld", "SimHost"]
 _SEEN = (on.HostsDiscovered, on.WorkerExited, on.Interrupted, on.StacksTaken)
 """What laws look at though nothing follows."""
 MOST_STEPS = 6000
+LATE = 2.0
+"""Seconds after which the driver knows that it was stopped itself."""
 _TRIES = (1.0, 2.0, 2.0)
 """Seconds from one attempt of TCP to the next."""
 
@@ -210,6 +212,9 @@ class ElasticWorld(Play):
         """Read what came while the driver was stopped."""
         missed, self._missed = self._missed, []
         self.is_catching_up = True
+        due = self.engine.deadline
+        if due is not None and self.now > due + LATE:
+            self.tell(on.DriverStopped(self.now - due))
         for event, host, agent in missed:
             if host is None or host.agent == agent:  # else it is news of an earlier connection
                 self.tell(event)
@@ -299,7 +304,9 @@ class ElasticWorld(Play):
             self.hear(host, on.HostProbed(host.name, target.name, address, probe.agent), agent)
 
         def try_all(pauses: Sequence[float]) -> None:
-            is_refused = target.is_dead or frozenset((host.name, target.name)) in self.cut_pairs
+            is_refused = (target.is_up and target.is_dead) or frozenset(
+                (host.name, target.name)
+            ) in self.cut_pairs
             is_cut = not (host.reachable and target.reachable)
             if is_cut and not is_refused and pauses:
                 self.at(pauses[0], lambda: try_all(pauses[1:]))

@@ -196,7 +196,6 @@ def kill_while_placing(world: "ElasticWorld") -> bool:
 def fall_asleep(world: "ElasticWorld") -> bool:
     """This process is stopped for a while, and finds all that has happened when it wakes up."""
     world.faults_detail = ""
-    world.faulty.update(world.hosts)
     world.asleep_until = world.now + world.random.choice([3.0, 30.0])
     world.at(world.asleep_until - world.now, world.wake_up)
     return True

@@ -160,7 +160,7 @@ class Invariants:
         """Whether something that happened is a reason for the job to end with a worker's failure."""
         world = self.world
         bad = {"spoil", "kill", "fail", "hang", "stick", "kill_while_placing", "refuse_start"}
-        bad |= {"flap", "outlive", "stray", "cut_pair", "leave_early"}
+        bad |= {"be_judged", "flap", "outlive", "stray", "cut_pair", "leave_early"}
         return (
             world.options.max_restarts is not None
             or world.workers.ended_well > 0

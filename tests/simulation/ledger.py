@@ -118,6 +118,7 @@ class Ledger:
             on.RendezvousReached: self._reached,
             on.HostProbed: self._probed,
             on.DriverReplaced: self._replaced,
+            on.DriverStopped: self._replaced,
             on.HostQuiet: self._quiet,
             on.HostAnswers: self._answers,
             on.WorkerExited: self._ended,
@@ -229,7 +230,7 @@ class Ledger:
         if event.address is not None:
             self.host(event.host).proofs.add((event.target, event.address))
 
-    def _replaced(self, _: on.DriverReplaced) -> None:
+    def _replaced(self, _: on.DriverReplaced | on.DriverStopped) -> None:
         for host in self.hosts.values():
             host.answers_since = min(host.answers_since, self.now)
 

@@ -26,6 +26,7 @@ SHOWN = 120
 ENOUGH_FOR_A_MUTANT = 500
 NEXT_FEW = 3
 ONCE_NOT_CLEAN = (
+    3882,
     137315,
     150407,
     153830,
@@ -41,6 +42,9 @@ ONCE_NOT_CLEAN = (
     400262,
     476267,
     646766,
+    755582,
+    759018,
+    761801,
     915101,
 )
 """Found by longer runs: a defect of the engine, of this world or of a law."""

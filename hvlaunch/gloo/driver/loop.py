@@ -54,6 +54,8 @@ Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
 _PULSES_PER_WORKER_TIMEOUT = 8
 """So it is known of a silent host before one of its workers has been silent for too long."""
 _MOST_AT_ONCE = 256
+_LATE = 2.0
+"""Seconds after which a turn that comes late means that this process was stopped itself."""
 _KEPT_WITHIN = 0.05
 """Seconds in which is on record of what nothing follows."""
 
@@ -241,6 +243,8 @@ class Driver:
             items.append(self._events.get(timeout=min(patience, _KEPT_WITHIN) if is_unkept else patience))
             while len(items) < _MOST_AT_ONCE:
                 items.append(self._events.get_nowait())
+        if (late := self._clock() - deadline) > _LATE:
+            items.insert(0, on.DriverStopped(late))
         if not items and (not is_unkept or patience <= _KEPT_WITHIN):
             items.append(on.Tick())
         return items

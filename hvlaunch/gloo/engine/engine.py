@@ -35,7 +35,7 @@ _START_MARGIN = 0.5
 _LIST_MARGIN = 5.0
 """The same for a script that finds hosts."""
 _RESUMING = 5.0
-"""Seconds until another driver has heard what is long true."""
+"""Seconds until what is long true has been heard."""
 
 
 class Engine:
@@ -145,7 +145,7 @@ class Engine:
                     self._health.hears(event, now)
                 self._rounds.wiring.hears(event)
                 return self._proceed(now, is_minor=True)
-            case on.DriverReplaced(seconds):
+            case on.DriverReplaced(seconds) | on.DriverStopped(seconds):
                 self._prolong(seconds + _RESUMING, now)
                 return []
             case on.Began() | on.HostsDiscovered() | on.DiscoveryFailed():

@@ -14,6 +14,7 @@ __all__ = [
     "Began",
     "DiscoveryFailed",
     "DriverReplaced",
+    "DriverStopped",
     "Event",
     "HostAnswers",
     "HostAway",
@@ -183,6 +184,12 @@ class HostAnswers(NamedTuple):
 
 class DriverReplaced(NamedTuple):
     """Another driver goes on with the job. Nothing was heard or done since the last event, so many seconds ago."""
+
+    seconds: float
+
+
+class DriverStopped(NamedTuple):
+    """The driver was stopped (Ctrl-Z), or had no processor: what was due so many seconds ago could not be heard or done in time."""
 
     seconds: float
 
@@ -384,6 +391,7 @@ Event = (
     | HostAway
     | HostBack
     | DriverReplaced
+    | DriverStopped
     | HostQuiet
     | HostAnswers
     | RendezvousReached

@@ -205,8 +205,6 @@ def _unreachable(host: str, target: str, addresses: Sequence[str]) -> Problem:
 
 
 _PROBING_TIME = 8.0
-_LATE = 1.0
-"""Seconds after which a look that comes late means that this process was stopped itself."""
 _MOST_IN_DOUBT = 32
 """Hosts that all try each other: that grows with the square of their number."""
 _SETTLE = 0.3
@@ -348,8 +346,6 @@ class Wiring:
         """Whether to take the network as it is; `others` is whether nothing else is waited for."""
         if self.network is None or self.deadline is None or self._until is None:
             return False
-        if now > self._until + _LATE:
-            self._until = now + _PROBING_TIME  # what was found meanwhile is still to be read
         if now >= self.deadline:
             return now >= self._until or self.network.is_final
         if others and not self.network.is_best and self.network.is_enough:

@@ -26,9 +26,17 @@ class Names(Law):
                     known = (one for one in self.ledger.workers.values() if one.host == name)
                     has_hung = any(str(one) in self.world.workers.hung for one in known)
                     assert has_hung or name in self.world.faulty, f"a worker of {name} is killed for nothing"
+                case tell.WorkerKilled(why.WorkerHangs(_, name, "late")):
+                    self._check_late(name)
                 case tell.WorkerStartFailed(end):
                     same = [one for one in self.ledger.ends if (one.host, one.code) == (end.host, end.code)]
                     assert same, f"no worker of {end.host} ended so"
+
+    def _check_late(self, name: str) -> None:
+        there = [one for one in self.ledger.workers.values() if one.host == name and one.round is not None]
+        found = [self.world.workers.find(one.host, one.slot, one.start) for one in there]
+        has_asked = [one is not None and one.asked_after == one.last_round for one in found]
+        assert not has_asked or not all(has_asked), f"{name}'s workers are killed as late, and have asked"
 
     def _check_excluded(self, name: str, cause: why.Cause) -> None:
         if isinstance(cause, why.WorkersFail):
@@ -39,7 +47,7 @@ class Names(Law):
             assert pair & self.world.faulty, f"{name} has no fault, and is named"
             if cause.problem.kind == "Unreachable":
                 is_cut = frozenset(pair) in self.world.cut_pairs | self.world.healed_pairs
-                assert is_cut, f"{name} is excluded for a cut of {pair}, which heals"
+                assert is_cut or self.world.is_late, f"{name} is excluded for a cut of {pair}, which heals"
 
     def _check_faulty(self, name: str) -> None:
         assert name in self.world.faulty, f"{name} has no fault, and is named"

@@ -213,6 +213,30 @@ def test_a_driver_that_was_stopped_itself_gives_nobody_up(rig: Rig) -> None:
     assert rig.end().exit_code == 0
 
 
+def test_hosts_are_not_late_where_the_driver_was_stopped(rig: Rig) -> None:
+    """The time is over before it can read that they are ready."""
+    may_go_on = threading.Event()
+    connect = rig.connect
+
+    def connect_later(host: Host) -> Any:
+        assert may_go_on.wait(PATIENCE)
+        return connect(host)
+
+    rig.connect = connect_later
+    seen: list[on.Event] = []
+    rig.watchers = [lambda event, _actions, _at: seen.append(event)]
+    rig.begin()
+    until(lambda: on.Began() in seen, "the beginning")
+    rig.now += rig.spec.start_timeout + 10.0
+    rig.events.put(on.Tick())
+    until(lambda: on.DriverStopped(9.5) in seen, "that the driver has seen that it was stopped")
+    may_go_on.set()
+    until(lambda: len(rig.events.of(on.WorkerStarted)) == len(rig.agents), "the workers")
+    for agent in rig.agents.values():
+        agent.end_worker(0)
+    assert rig.end().exit_code == 0
+
+
 def test_the_engine_of_an_elastic_job_knows_who_does_not_answer(rig: Rig) -> None:
     rig.spec = replace(rig.spec, elastic=ElasticOptions(min_np=2, worker_timeout=8 * PULSE))
     rig.started()

@@ -1,4 +1,4 @@
-"""The engine when another driver has taken the job over: nothing ends for what could not be heard or done meanwhile."""
+"""The engine when another driver has taken the job over, or its own was stopped: nothing ends for what could not be heard or done meanwhile."""
 
 import signal
 
@@ -7,8 +7,8 @@ import pytest
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
-from tests.unit.gloo.elastic_history import training
-from tests.unit.gloo.history import History, spec
+from tests.unit.gloo.elastic_history import elastic, excluded, training
+from tests.unit.gloo.history import History, ready, spec
 from tests.unit.gloo.test_engine_waits import beat_on, killed, pass_time
 
 ABSENCE = 100.0
@@ -34,6 +34,15 @@ def test_hosts_that_are_connected_anew_have_their_time() -> None:
     assert job.of(do.Abandon, job.play(on.Tick())) == []
     job.now += 2.0
     assert job.of(do.Abandon, job.play(on.Tick())) == [do.Abandon("a"), do.Abandon("b")]
+
+
+def test_ways_that_could_not_be_told_of_have_their_time() -> None:
+    job = elastic("a:1,b:1", min_np=2)
+    job.play(*ready("a", 1), *ready("b", 2), on.HostProbed("b", "a", "10.0.0.1"))
+    job.now += ABSENCE
+    job.play(on.DriverStopped(ABSENCE - 8.0), on.Tick())
+    assert not excluded(job)
+    assert job.of(do.Start, job.play(on.HostProbed("a", "b", "10.0.0.2")))
 
 
 @pytest.mark.parametrize("seconds", [10.0, 25.0])
