@@ -15,7 +15,7 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.job import ElasticOptions, Host, JobSpec
 from tests.simulation.elastic_workers import Process, Workers
-from tests.simulation.faults import plan_faults
+from tests.simulation.faults import LATE, PULSES, plan_faults
 from tests.simulation.invariants import Invariants
 from tests.simulation.laws import LAWS, Law
 from tests.simulation.ledger import Ledger
@@ -26,8 +26,6 @@ __all__ = ["ElasticWorld", "SimHost"]
 _SEEN = (on.HostsDiscovered, on.WorkerExited, on.Interrupted, on.StacksTaken)
 """What laws look at though nothing follows."""
 MOST_STEPS = 6000
-LATE = 2.0
-"""Seconds after which the driver knows that it was stopped itself."""
 _TRIES = (1.0, 2.0, 2.0)
 """Seconds from one attempt of TCP to the next."""
 
@@ -111,7 +109,7 @@ class ElasticWorld(Play):
         self.workers = Workers(self, goal=rng.randint(3, 14))
         self.faults: list[str] = []
         self.faults_detail = ""
-        self.asleep_until = self.beats_from = 0.0
+        self.asleep_since = self.asleep_until = self.beats_from = 0.0
         self.is_catching_up = False
         """Whether the driver has yet to read what is long true."""
         self._missed: list[tuple[on.Event, SimHost | None, int]] = []
@@ -212,9 +210,9 @@ class ElasticWorld(Play):
         """Read what came while the driver was stopped."""
         missed, self._missed = self._missed, []
         self.is_catching_up = True
-        due = self.engine.deadline
-        if due is not None and self.now > due + LATE:
-            self.tell(on.DriverStopped(self.now - due))
+        late = self.now - self.asleep_since - self.spec.lease / PULSES
+        if late > LATE:
+            self.tell(on.DriverStopped(late))
         for event, host, agent in missed:
             if host is None or host.agent == agent:  # else it is news of an earlier connection
                 self.tell(event)

@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     from tests.simulation.elastic_workers import Process
     from tests.simulation.elastic_world import ElasticWorld, SimHost
 
-__all__ = ["plan_faults"]
+__all__ = ["LATE", "PULSES", "plan_faults"]
 
 MOST = 6
 CUTS = (0.4, 0.9, 2.4)
 """In leases."""
 NOTICED = 2.0
 """Seconds until the driver knows that a host does not answer."""
+LATE, PULSES = 5.0, 4
+"""Seconds after which the driver knows that it was stopped itself, when it should have sent pings, so many in each lease."""
 HEALED = 50.0
 KNOWN = 6.0
 """Seconds in which it may be told what was found before."""
@@ -196,7 +198,11 @@ def kill_while_placing(world: "ElasticWorld") -> bool:
 def fall_asleep(world: "ElasticWorld") -> bool:
     """This process is stopped for a while, and finds all that has happened when it wakes up."""
     world.faults_detail = ""
-    world.asleep_until = world.now + world.random.choice([3.0, 30.0])
+    seconds = world.random.choice([3.0, 30.0])
+    if seconds < world.spec.lease / PULSES + LATE:
+        world.faulty.update(world.hosts)  # the driver can't know that it was stopped
+    world.asleep_since = world.asleep_since if world.is_asleep else world.now
+    world.asleep_until = world.now + seconds
     world.at(world.asleep_until - world.now, world.wake_up)
     return True
 

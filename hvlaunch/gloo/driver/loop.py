@@ -54,7 +54,7 @@ Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
 _PULSES_PER_WORKER_TIMEOUT = 8
 """So it is known of a silent host before one of its workers has been silent for too long."""
 _MOST_AT_ONCE = 256
-_LATE = 2.0
+_LATE = 5.0
 """Seconds after which a turn that comes late means that this process was stopped itself."""
 _KEPT_WITHIN = 0.05
 """Seconds in which is on record of what nothing follows."""

@@ -189,7 +189,7 @@ class DriverReplaced(NamedTuple):
 
 
 class DriverStopped(NamedTuple):
-    """The driver was stopped (Ctrl-Z), or had no processor: what was due so many seconds ago could not be heard or done in time."""
+    """The driver was stopped (Ctrl-Z), or had no processor: it goes on so many seconds later than it wanted to."""
 
     seconds: float
 
