@@ -175,8 +175,7 @@ class ElasticOptions(_Data):
         return self.discovery_script is not None or self.hostfile is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Call(_Data):
+class Call(NamedTuple):
     """A function that the workers call, in place of a program of the user's."""
 
     name: str
