@@ -38,6 +38,7 @@ _GUARD = """\
 read -r _
 for each in freezer.state:THAWED pids.max:0; do [ ! -e $0/${each%:*} ] || echo ${each#*:} >$0/${each%:*}; done
 for _ in $(seq 100); do
+    [ -d $0 ] || exit
     kill -KILL $(cat $0/cgroup.procs)
     rmdir $0 && exit
     sleep 0.1

@@ -121,7 +121,7 @@ class Reporting:
         from hvlaunch.report.making import make_report, survivors  # noqa: PLC0415 (as above)
 
         driver = self._driver
-        stacks = [] if driver is None else driver.before_kill()
+        stacks = [] if driver is None else driver.stacks.before_kill()
         ends = (*result.exits, *([] if result.failure is None else [result.failure]))
         return make_report(
             result,
@@ -129,6 +129,8 @@ class Reporting:
             0 if driver is None else driver.size,
             output=None if driver is None else driver.output_dir,
             before_kill=survivors(stacks, self._kept_as()),
+            memory=() if driver is None else driver.stacks.clues.memory(),
+            missing=None if driver is None else driver.stacks.missing(),
             rounds=() if self._failures is None else self._failures.rounds(),
             about=self._about,
             ended=time.time(),

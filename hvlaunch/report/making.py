@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from hvlaunch.console.advice import advice
@@ -64,13 +65,14 @@ def _cause(
     worker: WorkerExit, evidence: Evidence, memory: tuple[Memory, ...], missing: Missing | None
 ) -> Cause:
     why = kind(worker, evidence)
+    told = [one for one in memory if one.of.startswith("GPU") is (why == "gpu memory")]
     return Cause(
         worker,
         why,
         evidence,
         exception(evidence),
         advice(worker, evidence),
-        memory if why in ("host memory", "gpu memory") or worker.exit_code == 128 + 9 else (),
+        tuple(told) if why in ("host memory", "gpu memory") or worker.signal == SIGKILL else (),
         missing if why in ("missing module", "missing file") else None,
     )
 

@@ -11,6 +11,7 @@ from hvlaunch.console.endings import delta, end, endings, failed_itself, signal_
 from hvlaunch.console.evidence import Evidence
 from hvlaunch.console.files import rank_directory
 from hvlaunch.console.visible import visible
+from hvlaunch.errors import EXIT_NOT_WRITTEN
 from hvlaunch.hosts.fold import fold_hosts, fold_ranks
 from hvlaunch.job import JobResult, WorkerExit
 from hvlaunch.report.data import Cause, FailureReport, Memory, Missing, Survivors
@@ -37,7 +38,8 @@ def as_text(report: FailureReport) -> str:
             lines = _failed(report, report.cause)
         case _:
             ends = _workers(result, report.size)
-            lines = [f"hvlaunch: the job ended with exit code {result.exit_code}", *ends]
+            unwritten = " (some output could not be written)" if result.exit_code == EXIT_NOT_WRITTEN else ""
+            lines = [f"hvlaunch: the job ended with exit code {result.exit_code}{unwritten}", *ends]
     return "\n".join(lines) + "\n"
 
 

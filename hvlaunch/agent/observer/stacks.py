@@ -17,6 +17,7 @@ import sys
 import time
 import zlib
 
+from hvlaunch.agent.observer.having import Search
 from hvlaunch.agent.observer.tree import command_of, descendants, parents, read_text
 
 TYPE_CHECKING = False
@@ -61,12 +62,28 @@ _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 
 def answer(question: Dict[str, Any]) -> Dict[str, Any]:
-    """The stacks of `workers` (rank and pid), and the machine's architecture where it has no py-spy."""
+    """The stacks of `workers` (rank and pid), and the machine's architecture where it has no py-spy.
+
+    Where something is `sought` (what and name), `has` tells whether it is here.
+    """
+    deadline = time.monotonic() + question["seconds"]
+    search = _search(question)
     py_spy = find_py_spy(question["scratch"], sys.executable)
     workers = [(rank, pid) for rank, pid in question["workers"]]
     seconds, native = question["seconds"], question["native"]
     found = take_stacks(workers, seconds, question["scratch"], py_spy, native=native)
-    return {"stacks": shortened(found, _MOST_ANSWER), "lacks": None if py_spy else os.uname().machine}
+    said = {"stacks": shortened(found, _MOST_ANSWER), "lacks": None if py_spy else os.uname().machine}
+    return said if search is None else {**said, "has": search.result(deadline)}
+
+
+def _search(question: Dict[str, Any]) -> Optional[Search]:
+    """For what another host's worker did not find, by the eyes of a Python among this host's workers, if there is one."""
+    if "sought" not in question:
+        return None
+    trees = descendants([pid for _, pid in question["workers"]], parents())
+    pids = [pid for tree in trees.values() for pid in tree]
+    what, name = question["sought"]
+    return Search(what, name, next(filter(_is_python, pids), pids[0])) if pids else None
 
 
 def take_py_spy(question: Dict[str, Any]) -> Dict[str, Any]:

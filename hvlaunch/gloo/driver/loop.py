@@ -14,6 +14,7 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.driver.agent_channel import AgentConnection
 from hvlaunch.gloo.driver.arrival import Arrival, Turn
+from hvlaunch.gloo.driver.clues import Clues
 from hvlaunch.gloo.driver.finding import host_discovery
 from hvlaunch.gloo.driver.hang_watch import HangWatch
 from hvlaunch.gloo.driver.host_link import HostLink
@@ -116,9 +117,10 @@ class Driver:
         )
         self.observers = Observers(lambda: self._links, self._ranks.of, clock)
         tell = None if spec.elastic is None else self._say
-        self._stacks = StackTaking(self.observers, directory, self._engine, events.put, tell)
+        clues = Clues(self._ranks.of, printer.tail, lambda: self.observation)
+        self.stacks = StackTaking(self.observers, directory, self._engine, events.put, tell, clues)
         self._progress = Progress(rendezvous, lambda *worker: self._ranks.of(*worker) is not None, clock)
-        self.directory, self.rank_of, self.before_kill = directory, self._ranks.of, self._stacks.before_kill
+        self.directory, self.rank_of = directory, self._ranks.of
         self._hang_watch = HangWatch(
             spec.hang_timeout,
             self._links,
@@ -254,7 +256,7 @@ class Driver:
         turns: list[Turn] = []
         for item in items:
             if isinstance(item, StacksWanted):
-                self._stacks.take(item)
+                self.stacks.take(item)
                 continue
             if isinstance(item, Inquiry):
                 item.answer(overview(self._engine, self._clock(), self._progress.of))
@@ -309,7 +311,7 @@ class Driver:
         for turn in turns:
             starts = _starts(turn.actions)
             self._open_to_horovod(starts)
-            self._stacks.carry_out(turn.actions)
+            self.stacks.carry_out(turn.arrival.event, turn.actions)
             for action in turn.actions:
                 self._carry_out(action)
             if starts and self._readers:
@@ -388,7 +390,7 @@ class Driver:
         self._rendezvous.expect([address for own in start.facts.addresses.values() for address in own])
         link = self._links[start.host]
         if not self._is_replaying:
-            self._stacks.prepare(self._clock())
+            self.stacks.prepare(self._clock())
         for launch in start.launches:
             if self._stdin_pump is None and gets_stdin(launch.place, self._spec):
                 self._readers.append((link, launch.slot, launch.place.rank))

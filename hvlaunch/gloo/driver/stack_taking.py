@@ -4,14 +4,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hvlaunch.gloo.driver.clues import Clues
 from hvlaunch.gloo.driver.inquiry import Inquiry, StacksWanted
 from hvlaunch.gloo.driver.observers import Observers
 from hvlaunch.gloo.engine.actions import Action, TakeStacks
 from hvlaunch.gloo.engine.engine import Engine
-from hvlaunch.gloo.engine.events import StacksTaken
+from hvlaunch.gloo.engine.events import Event, StacksTaken
 
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.stacks import Stacks
+    from hvlaunch.report.data import Missing
     from hvlaunch.telemetry.stack import ProcessStack
 
 __all__ = ["StackTaking"]
@@ -30,12 +32,14 @@ class StackTaking:
         engine: Engine,
         post: Callable[[StacksTaken | Inquiry], None],
         say: Callable[[str], None] | None,
+        clues: Clues,
     ) -> None:
         self._observers = observers
         self._directory = directory
         self._engine = engine
         self._post = post
         self._say = say
+        self.clues = clues
         self._stacks: Stacks | None = None
         self._is_prepared = False
 
@@ -50,15 +54,22 @@ class StackTaking:
             prepare = Inquiry(lambda _state: self._made().prepare())
             self._observers.at(now + _PREPARE_AFTER, lambda: self._post(prepare))
 
-    def carry_out(self, actions: Sequence[Action]) -> None:
-        """Workers are about to be killed, where there is a TakeStacks among these."""
+    def carry_out(self, event: Event, actions: Sequence[Action]) -> None:
+        """Workers are about to be killed, where there is a TakeStacks among the actions that followed the event."""
+        self.clues.see(event)
         takes = [action for action in actions if isinstance(action, TakeStacks)]
         if takes:
-            self._made().take_before_kill(takes, self._engine.workers, self._post, self._tell)
+            suspect = self.clues.follow()
+            sought = None if suspect is None else suspect.sought
+            self._made().take_before_kill(takes, self._engine.workers, self._post, self._tell, sought)
 
     def before_kill(self) -> "Sequence[ProcessStack]":
         """What the workers were doing that were killed last for a failure."""
         return () if self._stacks is None else self._stacks.before_kill()
+
+    def missing(self) -> "Missing | None":
+        """What the cause of the last failure did not find, and who has it."""
+        return None if self._stacks is None else self.clues.missing(self._stacks.has)
 
     def _made(self) -> "Stacks":
         if self._stacks is None:

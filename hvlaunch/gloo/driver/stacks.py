@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.agent.shapes import or_null, plain, record, text
+from hvlaunch.agent.shapes import flag, or_null, plain, record, text
 from hvlaunch.gloo.driver.observers import Answer, Observers, Target
 from hvlaunch.gloo.engine.actions import TakeStacks
 from hvlaunch.gloo.engine.events import StacksTaken
@@ -31,9 +31,11 @@ _NATIVE = 20.0
 _ON_THE_WAY = 4.0
 _BRINGING = 60.0
 _LONGEST_PROBLEM = 512
-_ANSWER = record({"stacks": STACKS, "lacks": or_null(text(64))})
-"""`lacks` is the machine's architecture where it has no py-spy."""
+_ANSWER = record({"stacks": STACKS, "lacks": or_null(text(64)), "has": or_null(flag)}, optional=("has",))
+"""`lacks` is the machine's architecture where it has no py-spy; `has` whether it has what was sought."""
 
+Sought = tuple[str, str]
+"""`module` or `file`, and its name."""
 Done = Callable[[list[ProcessStack]], None]
 
 
@@ -113,6 +115,8 @@ class Stacks:
         self._observers = observers
         self._file = None if directory is None else directory / STACKS_FILE
         self._last: _Gathering | None = None
+        self.has: dict[str, bool] = {}
+        """By host, whether it has what the cause of the last failure did not find; of those that have told."""
         self._bringing: set[str] = set()
         """Hosts that have been brought py-spy, or can't have it."""
 
@@ -128,14 +132,28 @@ class Stacks:
         self._gather("stacks", wanted, seconds, done, self._bring, native=native)
 
     def take_before_kill(
-        self, takes: Sequence[TakeStacks], workers: Workers, post: Callable[[StacksTaken], None], done: Done
+        self,
+        takes: Sequence[TakeStacks],
+        workers: Workers,
+        post: Callable[[StacksTaken], None],
+        done: Done,
+        sought: Sought | None = None,
     ) -> None:
-        """Workers are about to be killed for a failure. `post` gets an answer to each of `takes` as soon as its host has one."""
+        """Workers are about to be killed for a failure. `post` gets an answer to each of `takes` as soon as its host has one.
+
+        `sought` is what the cause of it did not find: `has` tells then which hosts have it.
+        """
+        self.has = {}
         began = time.time()
         ranks: dict[str, set[int]] = {}
         for take in takes:
             found = (workers.at((take.host, slot)) for slot in take.slots)
             ranks.setdefault(take.host, set()).update(worker.rank for worker in found if worker is not None)
+
+        def note(answer: Answer) -> None:
+            if _ANSWER(answer.found) and answer.found.get("has") is not None:
+                self.has[answer.host] = answer.found["has"]
+            heard(answer.host)
 
         def heard(host: str) -> None:
             for take in takes:
@@ -150,7 +168,7 @@ class Stacks:
             return {rank: pid for rank, pid in pids.items() if rank in ranks.get(host, ())}
 
         self._last, asked = self._gather(
-            "stacks_before_kill", wanted, _BEFORE_A_KILL, end, lambda answer: heard(answer.host)
+            "stacks_before_kill", wanted, _BEFORE_A_KILL, end, note, sought=sought
         )
         for host in ranks.keys() - asked:
             heard(host)
@@ -176,8 +194,10 @@ class Stacks:
         *,
         native: bool = False,
         is_empty: bool = False,
+        sought: Sought | None = None,
     ) -> tuple[_Gathering, list[str]]:
         gathering = _Gathering(done, heard)
+        more = {} if sought is None else {"sought": sought}
 
         def question(target: Target) -> Mapping[str, Any] | None:
             chosen = wanted(target.host, target.workers)
@@ -185,7 +205,13 @@ class Stacks:
                 return None
             gathering.expect(target.host, chosen)
             workers = sorted(chosen.items())
-            return {"workers": workers, "seconds": seconds, "native": native, "scratch": target.scratch}
+            return {
+                "workers": workers,
+                "seconds": seconds,
+                "native": native,
+                "scratch": target.scratch,
+                **more,
+            }
 
         asked = self._observers.ask(kind, question, seconds + _ON_THE_WAY, gathering.give)
         gathering.begun()

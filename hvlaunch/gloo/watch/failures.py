@@ -50,6 +50,7 @@ class Failures:
         for action in actions:
             match action:
                 case tell.RoundStarting(number, workers, hosts) | tell.RoundFormed(number, workers, hosts):
+                    self._close(now)
                     self._rounds.append(_Seen(number, workers, tuple(dict.fromkeys(hosts)), now))
                     self._stopped.clear()
                 case do.Break(_, cause) | do.Change(_, cause) | tell.RoundEnding(_, cause):
@@ -77,6 +78,12 @@ class Failures:
             look=event.look,
         )
         current.failed.append((end, self._tail(rank)))
+
+    def _close(self, now: float) -> None:
+        """Another round begins: of one whose workers had all ended, nothing else was told."""
+        current = self._rounds[-1] if self._rounds else None
+        if current is not None and current.ended is None and current.failed:
+            current.ended = now
 
     def _end(self, cause: Cause, now: float) -> None:
         current = self._rounds[-1] if self._rounds else None

@@ -51,8 +51,8 @@ class Hosts:
                 self.calls[name] = answered
         return found
 
-    def answer(self, name: str, *processes: dict[str, Any], lacks: str | None = None) -> None:
-        self.calls[name](Answer(name, {"stacks": list(processes), "lacks": lacks}))
+    def answer(self, name: str, *processes: dict[str, Any], lacks: str | None = None, **more: object) -> None:
+        self.calls[name](Answer(name, {"stacks": list(processes), "lacks": lacks, **more}))
 
 
 @pytest.fixture
