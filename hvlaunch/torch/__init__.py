@@ -7,6 +7,21 @@ from torch.nn import SyncBatchNorm
 
 from hvlaunch.rendezvous.telling import progress
 from hvlaunch.torch import elastic
+from hvlaunch.torch.beginning import init, shutdown
+from hvlaunch.torch.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+    start_timeline,
+    stop_timeline,
+)
 from hvlaunch.torch.collectives import (
     allgather_async,
     allreduce_async,
@@ -15,7 +30,12 @@ from hvlaunch.torch.collectives import (
     barrier,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather_async,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
     reducescatter_async,
+    sparse_allreduce_async,
 )
 from hvlaunch.torch.compression import Compression
 from hvlaunch.torch.current import (
@@ -23,13 +43,11 @@ from hvlaunch.torch.current import (
     cross_rank,
     cross_size,
     device,
-    init,
     is_initialized,
     local_group,
     local_rank,
     local_size,
     rank,
-    shutdown,
     size,
 )
 from hvlaunch.torch.differentiable import (
@@ -42,17 +60,16 @@ from hvlaunch.torch.differentiable import (
     grouped_allgather,
     grouped_allreduce,
     grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
     grouped_reducescatter,
     reducescatter,
 )
 from hvlaunch.torch.elastic.interruptions import HorovodInternalError
 from hvlaunch.torch.handles import poll, synchronize
 from hvlaunch.torch.http_store import HTTPStore
+from hvlaunch.torch.joining import join
 from hvlaunch.torch.optimizer import DistributedOptimizer
 from hvlaunch.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from hvlaunch.torch.reduction import Average, Max, Min, Product, Sum
+from hvlaunch.torch.reduction import Adasum, Average, Max, Min, Product, Sum
 from hvlaunch.torch.scheme import register
 from hvlaunch.torch.sharing import (
     allgather_object,
@@ -63,6 +80,7 @@ from hvlaunch.torch.sharing import (
 from hvlaunch.torch.stack_signal import answer_stack_signal
 
 __all__ = [
+    "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
@@ -92,31 +110,47 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "ccl_built",
     "cross_group",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
     "device",
     "elastic",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
     "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
     "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_initialized",
+    "join",
     "local_group",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "poll",
     "progress",
     "rank",
     "reducescatter",
     "reducescatter_async",
     "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]
 

@@ -5,7 +5,7 @@ As everywhere in torch, all workers begin the same collectives in the same order
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import distributed as dist
@@ -14,6 +14,8 @@ from hvlaunch.torch.current import world
 from hvlaunch.torch.handles import Handle
 from hvlaunch.torch.process_sets import ProcessSet, global_process_set
 from hvlaunch.torch.reduction import Average, Op, Sum, carried, chosen, divided, scaled
+from hvlaunch.torch.trail import Step, note
+from hvlaunch.torch.variants import grouped, in_place
 
 __all__ = [
     "allgather_async",
@@ -23,7 +25,13 @@ __all__ = [
     "barrier",
     "broadcast_async",
     "broadcast_async_",
+    "gathered",
+    "grouped_allgather_async",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter_async",
     "reducescatter_async",
+    "sparse_allreduce_async",
 ]
 
 
@@ -31,7 +39,7 @@ def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    op: Op | None = None,
+    op: Op | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -41,47 +49,24 @@ def allreduce_async(
     Averages of integers are cut off. Raises NotInitialized, and ValueError for a set that this worker is not in.
     """
     del name
-    return _reduced(tensor, None, chosen(op, average), (prescale_factor, postscale_factor), process_set)
+    return _reduced(tensor, chosen(op, average), (prescale_factor, postscale_factor), process_set)
 
 
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[torch.Tensor]:
-    """As allreduce_async(), and the tensor itself gets the result."""
-    del name
-    return _reduced(tensor, tensor, chosen(op, average), (prescale_factor, postscale_factor), process_set)
+allreduce_async_ = in_place(allreduce_async)
 
 
 def _reduced(
-    tensor: torch.Tensor,
-    target: torch.Tensor | None,
-    op: Op,
-    factors: tuple[float, float],
-    process_set: ProcessSet,
+    tensor: torch.Tensor, op: Op, factors: tuple[float, float], process_set: ProcessSet
 ) -> Handle[torch.Tensor]:
     result = scaled(carried(tensor, world().carrier), factors[0])
+    note(process_set, Step("allreduce", tensor.shape, tensor.dtype, op))
     work = dist.all_reduce(result, Sum if op == Average else op, process_set.group, async_op=True)
 
     def finish() -> torch.Tensor:
         reduced = divided(result, process_set.size()) if op == Average else result
-        return _home(scaled(reduced, factors[1]), tensor, target)
+        return scaled(reduced, factors[1]).to(tensor.device, tensor.dtype)
 
     return Handle([work], finish)
-
-
-def _home(result: torch.Tensor, like: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
-    """On the device, and of the type, of what was given; in the target, if there is one."""
-    if target is None:
-        return result.to(like.device, like.dtype)
-    with torch.no_grad():
-        target.copy_(result)
-    return target
 
 
 def allgather_async(
@@ -92,26 +77,32 @@ def allgather_async(
     Raises ValueError where the others do.
     """
     del name
+    return gathered(tensor, process_set)[0]
+
+
+def gathered(tensor: torch.Tensor, process_set: ProcessSet) -> tuple[Handle[torch.Tensor], int]:
+    """As allgather_async(), and where this worker's rows begin."""
     rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
     mine = carried(rows, world().carrier)
+    note(process_set, Step("allgather", rows.shape, rows.dtype))
     shapes = _shapes(rows, process_set)
     if len({shape[1:] for shape in shapes}) > 1:
         raise ValueError(
             f"allgather: all dimensions but the first must be alike, and are {sorted(set(shapes))}"
         )
-    longest = max(shape[0] for shape in shapes)
+    counts = [shape[0] for shape in shapes]
     padded = mine
-    if mine.shape[0] < longest:
-        padded = mine.new_zeros((longest, *mine.shape[1:]))
+    if mine.shape[0] < max(counts):
+        padded = mine.new_zeros((max(counts), *mine.shape[1:]))
         padded[: mine.shape[0]] = mine
     found = [torch.empty_like(padded) for _ in shapes]
     work = dist.all_gather(found, padded, process_set.group, async_op=True)
 
     def finish() -> torch.Tensor:
-        parts = [part[: shape[0]] for part, shape in zip(found, shapes, strict=True)]
+        parts = [part[:count] for part, count in zip(found, counts, strict=True)]
         return torch.cat(parts).to(tensor.device, tensor.dtype)
 
-    return Handle([work], finish)
+    return Handle([work], finish), sum(counts[: process_set.rank()])
 
 
 def _shapes(tensor: torch.Tensor, process_set: ProcessSet) -> list[tuple[int, ...]]:
@@ -140,26 +131,13 @@ def broadcast_async(
 ) -> Handle[torch.Tensor]:
     """Begin: a new tensor, that of the root (a global rank)."""
     del name
-    return _broadcast(tensor, None, root_rank, process_set)
-
-
-def broadcast_async_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[torch.Tensor]:
-    """As broadcast_async(), and the tensor itself gets the result."""
-    del name
-    return _broadcast(tensor, tensor, root_rank, process_set)
-
-
-def _broadcast(
-    tensor: torch.Tensor, target: torch.Tensor | None, root_rank: int, process_set: ProcessSet
-) -> Handle[torch.Tensor]:
     result = carried(tensor, world().carrier)
+    note(process_set, Step("broadcast", tensor.shape, tensor.dtype, root_rank))
     work = dist.broadcast(result, root_rank, process_set.group, async_op=True)
-    return Handle([work], lambda: _home(result, tensor, target))
+    return Handle([work], lambda: result.to(tensor.device, tensor.dtype))
+
+
+broadcast_async_ = in_place(broadcast_async)
 
 
 def alltoall_async(
@@ -178,6 +156,7 @@ def alltoall_async(
     carrier = world().carrier
     counts = torch.tensor(sent, dtype=torch.int64, device=carrier)
     received = torch.empty_like(counts)
+    note(process_set, Step("alltoall", tensor.shape, tensor.dtype))
     dist.all_to_all_single(received, counts, group=process_set.group)
     rows = received.tolist()
     mine = carried(tensor, carrier)
@@ -203,7 +182,7 @@ def _splits(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None, s
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
-    op: Op = Average,
+    op: Op | str = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -213,11 +192,12 @@ def reducescatter_async(
     Raises ValueError for another operator, and for a tensor without rows.
     """
     del name
+    op = chosen(op)
     if op not in (Average, Sum):
         raise ValueError("reducescatter: op is Average or Sum")
     if not tensor.dim():
         raise ValueError("reducescatter: a tensor of no dimensions has no rows")
-    whole = _reduced(tensor, None, op, (prescale_factor, postscale_factor), process_set)
+    whole = _reduced(tensor, op, (prescale_factor, postscale_factor), process_set)
     begin, end = rows_of(tensor.shape[0], process_set)
     return whole.then(lambda result: result[begin:end].clone())
 
@@ -230,8 +210,38 @@ def rows_of(rows: int, process_set: ProcessSet) -> tuple[int, int]:
     return begin, begin + each + (rank < more)
 
 
+grouped_allreduce_async = grouped(allreduce_async)
+grouped_allreduce_async_ = grouped(allreduce_async_)
+grouped_allgather_async = grouped(allgather_async)
+grouped_reducescatter_async = grouped(reducescatter_async)
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Op | str = Average,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[], torch.Tensor]:
+    """Begin: the average, or the Sum, of sparse tensors; what is returned waits for it, and gives it.
+
+    All workers get all rows of all, and torch adds those of the same index.
+    """
+    del name
+    rows = tensor.coalesce()
+    indices = allgather_async(rows.indices().T.contiguous(), None, process_set)
+    values = allgather_async(rows.values(), None, process_set)
+    size = process_set.size() if chosen(op) == Average else 1
+
+    def finish() -> torch.Tensor:
+        whole = torch.sparse_coo_tensor(indices.wait().T, values.wait() / size, tensor.shape)
+        return whole.coalesce()
+
+    return finish
+
+
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all workers have come here. Collective."""
     carrier = world().carrier
+    note(process_set, Step("barrier"))
     ids = None if carrier.index is None else [carrier.index]
     dist.barrier(process_set.group, device_ids=ids)

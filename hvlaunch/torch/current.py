@@ -23,6 +23,7 @@ __all__ = [
     "enter",
     "init",
     "is_initialized",
+    "is_world",
     "leave",
     "local_group",
     "local_rank",
@@ -36,31 +37,16 @@ __all__ = [
 _world: World | None = None
 
 
-def init(backend: str | None = None, timeout: timedelta | float | None = None) -> None:
-    """Make this process a member of the group of all workers, and choose its device. Collective.
-
-    backend: one of torch's names; the default is NCCL if there is CUDA, else Gloo. timeout: how long to wait for the
-    other workers, and then for each collective, as a timedelta or in seconds; the default is torch's own.
-
-    The rank comes from the launcher's variables (hvlaunch, torchrun, mpirun or srun); without a launcher the group has
-    one process. Under hvlaunch the workers find rank 0 through the rendezvous, else at MASTER_ADDR and MASTER_PORT.
-    A second call does nothing until shutdown().
-
-    Raises GroupError (see hvlaunch.torch.group_errors), and RendezvousError if the rendezvous can't be reached.
-    """
+def init(backend: str | None = None, timeout: timedelta | None = None) -> None:
+    """As hvlaunch.torch.init(), of a place that the environment has."""
     if _world is not None:
         return
     place = Place.from_environment()
-    if not isinstance(timeout, timedelta | None):
-        timeout = timedelta(seconds=timeout)
     enter(World.form(place, partial(meet, client=_job_client(place)), backend=backend, timeout=timeout))
 
 
 def shutdown() -> None:
-    """Wait until all workers call it, then leave the group. Collective. init() may follow. Without a group it does nothing.
-
-    A worker that fails need not call it: the others don't wait for a worker that has ended.
-    """
+    """Wait until all workers call it, then leave the group. Collective. Without a group it does nothing."""
     if _world is not None:
         _world.leave()
         leave()
@@ -85,6 +71,11 @@ def world() -> World:
     if _world is None:
         raise NotInitialized
     return _world
+
+
+def is_world(one: World | None) -> bool:
+    """Whether the process is in this one."""
+    return one is not None and one is _world
 
 
 def is_initialized() -> bool:

@@ -12,9 +12,9 @@ import torch
 
 from hvlaunch.torch import collectives
 from hvlaunch.torch.compression import Compression, Compressor
-from hvlaunch.torch.handles import Handle, together
 from hvlaunch.torch.process_sets import ProcessSet, global_process_set
 from hvlaunch.torch.reduction import Average, Op, Sum, chosen
+from hvlaunch.torch.variants import each, waited
 
 __all__ = [
     "allgather",
@@ -26,8 +26,6 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
     "grouped_reducescatter",
     "reducescatter",
 ]
@@ -53,17 +51,15 @@ class _Allreduce(torch.autograd.Function):
 class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
-        ctx.shape, ctx.process_set = tensor.shape, process_set
-        return collectives.allgather_async(tensor, None, process_set).wait()
+        handle, begin = collectives.gathered(tensor, process_set)
+        ctx.shape, ctx.begin, ctx.process_set = tensor.shape, begin, process_set
+        return handle.wait()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        process_set: ProcessSet = ctx.process_set
         rows = ctx.shape[0] if ctx.shape else 1
-        before = collectives.allgather_async(torch.tensor([rows]), None, process_set).wait()
-        begin = int(before[: process_set.rank()].sum())
-        mean = allreduce(gradients[0], process_set=process_set)
-        return mean[begin : begin + rows].reshape(ctx.shape), None
+        mean = allreduce(gradients[0], process_set=ctx.process_set)
+        return mean[ctx.begin : ctx.begin + rows].reshape(ctx.shape), None
 
 
 class _Broadcast(torch.autograd.Function):
@@ -116,7 +112,7 @@ def allreduce(
     average: bool | None = None,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
-    op: Op | None = None,
+    op: Op | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -132,75 +128,9 @@ def allreduce(
     return compression.decompress(result, dtype)
 
 
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """As allreduce(), and the tensor itself gets the result; no gradients flow. Collective."""
-    how = (average, name, op, prescale_factor, postscale_factor, process_set)
-    return collectives.allreduce_async_(tensor, *how).wait()
-
-
-def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[list[torch.Tensor]]:
-    """Begin allreduce() of several at once."""
-    how = (average, name, op, prescale_factor, postscale_factor, process_set)
-    return together([collectives.allreduce_async(tensor, *how) for tensor in tensors])
-
-
-def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle[list[torch.Tensor]]:
-    """As grouped_allreduce_async(), and the tensors themselves get the results."""
-    how = (average, name, op, prescale_factor, postscale_factor, process_set)
-    return together([collectives.allreduce_async_(tensor, *how) for tensor in tensors])
-
-
-def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
-    """allreduce() of each. Collective."""
-    how = (average, name, compression, op, prescale_factor, postscale_factor, process_set)
-    return [allreduce(tensor, *how) for tensor in tensors]
-
-
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: Op | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
-    """allreduce_() of each, all at once. Collective."""
-    how = (average, name, op, prescale_factor, postscale_factor, process_set)
-    return grouped_allreduce_async_(tensors, *how).wait()
+allreduce_ = waited(collectives.allreduce_async_)
+grouped_allreduce = each(allreduce)
+grouped_allreduce_ = waited(collectives.grouped_allreduce_async_)
 
 
 def allgather(
@@ -212,11 +142,7 @@ def allgather(
     return result
 
 
-def grouped_allgather(
-    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[torch.Tensor]:
-    """allgather() of each. Collective."""
-    return [allgather(tensor, name, process_set) for tensor in tensors]
+grouped_allgather = each(allgather)
 
 
 def broadcast(
@@ -231,14 +157,7 @@ def broadcast(
     return result
 
 
-def broadcast_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """As broadcast(), and the tensor itself gets the result; no gradients flow. Collective."""
-    return collectives.broadcast_async_(tensor, root_rank, name, process_set).wait()
+broadcast_ = waited(collectives.broadcast_async_)
 
 
 @overload
@@ -275,7 +194,7 @@ def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
     compression: type[Compressor] = Compression.none,
-    op: Op = Average,
+    op: Op | str = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -284,19 +203,8 @@ def reducescatter(
     del name
     small, dtype = compression.compress(tensor)
     factors = prescale_factor, postscale_factor
-    result: torch.Tensor = _apply(_Reducescatter, small, op, factors, process_set)
+    result: torch.Tensor = _apply(_Reducescatter, small, chosen(op), factors, process_set)
     return compression.decompress(result, dtype)
 
 
-def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: Op = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[torch.Tensor]:
-    """reducescatter() of each. Collective."""
-    how = (name, compression, op, process_set, prescale_factor, postscale_factor)
-    return [reducescatter(tensor, *how) for tensor in tensors]
+grouped_reducescatter = each(reducescatter)

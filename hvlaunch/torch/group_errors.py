@@ -12,6 +12,7 @@ __all__ = [
     "GroupError",
     "NoMasterAddress",
     "NotInitialized",
+    "NotOffered",
     "PlacesClash",
     "PortsTaken",
     "RankZeroGone",
@@ -31,6 +32,14 @@ class NotInitialized(GroupError, ValueError):
 
     def __init__(self) -> None:
         super().__init__("this process is not in a group yet", hint="call hvlaunch.torch.init() first")
+
+
+class NotOffered(GroupError, NotImplementedError):
+    """What Horovod has under this name, and hvlaunch has not. `name` is what was asked for."""
+
+    def __init__(self, name: str, instead: str) -> None:
+        super().__init__(f"hvlaunch.torch has no {name}", hint=f"use {instead}")
+        self.name = name
 
 
 class AlreadyInitialized(GroupError):

@@ -8,11 +8,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from hvlaunch.torch.collectives import allgather_async, allreduce_async
+from hvlaunch.torch.collectives import allreduce_async, sparse_allreduce_async
 from hvlaunch.torch.compression import Compression, Compressor
-from hvlaunch.torch.handles import Handle
 from hvlaunch.torch.process_sets import ProcessSet, global_process_set
-from hvlaunch.torch.reduction import Average, Op
+from hvlaunch.torch.reduction import Average, Op, chosen
 
 __all__ = ["DistributedOptimizer", "Exchange"]
 
@@ -47,7 +46,7 @@ class Exchange:
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self._seen = [0] * len(self._parameters)
-        self._begun: list[Handle[torch.Tensor]] = []
+        self._begun: list[Callable[[], torch.Tensor]] = []
         """Those of the first parameters."""
         self.is_over = False
         """Whether there was no backward pass since the gradients were exchanged."""
@@ -58,14 +57,20 @@ class Exchange:
     def is_under_way(self) -> bool:
         return bool(self._begun)
 
+    def forget(self) -> None:
+        """What was begun is of a round that broke, and its batches come again."""
+        self._begun.clear()
+        self._seen = [0] * len(self._parameters)
+        self.is_over = False
+
     def finish(self) -> None:
         """Send the rest, and give each parameter its reduced gradient; zeros are sent where there is none. Collective."""
         while len(self._begun) < len(self._parameters):
             self._begin_next()
         begun, self._begun = self._begun, []
         self._seen = [0] * len(self._parameters)
-        for each, handle in zip(self._parameters, begun, strict=True):
-            each.grad = handle.wait()
+        for each, wait in zip(self._parameters, begun, strict=True):
+            each.grad = wait()
         self.is_over = True
 
     def _ready(self, parameter: torch.Tensor) -> None:
@@ -86,26 +91,16 @@ class Exchange:
             gradient = torch.zeros_like(parameter)
         if gradient.is_sparse and self._sparse_as_dense:
             gradient = gradient.to_dense()
-        self._begun.append(self._sparse(gradient) if gradient.is_sparse else self._dense(gradient))
+        if gradient.is_sparse:
+            self._begun.append(sparse_allreduce_async(gradient, None, self._op, self._process_set))
+        else:
+            self._begun.append(self._dense(gradient))
 
-    def _dense(self, gradient: torch.Tensor) -> Handle[torch.Tensor]:
+    def _dense(self, gradient: torch.Tensor) -> Callable[[], torch.Tensor]:
         small, dtype = self._compression.compress(gradient)
         factors = 1.0 / self._predivide, self._predivide
         reduced = allreduce_async(small, None, None, self._op, *factors, self._process_set)
-        return reduced.then(lambda result: self._compression.decompress(result, dtype))
-
-    def _sparse(self, gradient: torch.Tensor) -> Handle[torch.Tensor]:
-        """All rows of all workers: torch adds those of the same index."""
-        rows = gradient.coalesce()
-        indices = allgather_async(rows.indices().T.contiguous(), None, self._process_set)
-        values = allgather_async(rows.values(), None, self._process_set)
-        size = self._process_set.size() if self._op == Average else 1
-
-        def put_together(found: torch.Tensor) -> torch.Tensor:
-            whole = torch.sparse_coo_tensor(indices.wait().T, found / size, gradient.shape)
-            return whole.coalesce()
-
-        return values.then(put_together)
+        return lambda: self._compression.decompress(reduced.wait(), dtype)
 
 
 class _Distributed(torch.optim.Optimizer):
@@ -138,6 +133,10 @@ class _Distributed(torch.optim.Optimizer):
         self._exchange.is_over = False
         return super().step(closure)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._exchange.forget()
+        super().load_state_dict(state_dict)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._exchange.is_under_way:
             raise RuntimeError("zero_grad() between backward() and step(): the gradients are on their way")
@@ -149,21 +148,28 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 (Horovod's)
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
-    op: Op = Average,
+    op: Op | str = Average,
     gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
     groups: Any = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> T:
     """An optimizer of the same class, which makes its steps with the gradients of all workers.
 
-    `named_parameters`, whose names are not needed, and `groups` are taken as Horovod takes them; that `named_parameters` are the optimizer's is
+    `named_parameters`, whose names are not needed, `num_groups` and `groups` are taken as Horovod takes them; that `named_parameters` are the optimizer's is
     checked. It has synchronize(), skip_synchronize() and set_backward_passes_per_step() besides. Gradients are sent while the backward pass
     goes on. With DistributedDataParallel, which does all this by itself, use none.
 
-    Raises ValueError for a name that comes twice, and for parameters that are not the optimizer's.
+    Raises ValueError for a name that comes twice, for parameters that are not the optimizer's, for no passes, and for a factor with another
+    operator than Average; NotOffered for Adasum.
     """
-    del groups
+    del num_groups, groups
+    op = chosen(op)
+    if backward_passes_per_step < 1:
+        raise ValueError("backward_passes_per_step must be at least 1")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor is for op=Average alone")
     own = [each for group in optimizer.param_groups for each in group["params"]]
     _check(list(named_parameters or ()), own)
     wrapped = type(optimizer)

@@ -21,6 +21,11 @@ class ProcessSet:
         self._made: tuple[World, dist.ProcessGroup | None] | None = None
 
     @property
+    def is_all(self) -> bool:
+        """Whether it is all workers, however many there are."""
+        return self._ranks is None
+
+    @property
     def ranks(self) -> list[int]:
         """The global ranks, in order. Raises NotInitialized where it is all, and there is no world."""
         return list(range(world().place.size)) if self._ranks is None else list(self._ranks)

@@ -5,7 +5,21 @@ from __future__ import annotations
 import torch
 from torch import distributed as dist
 
-__all__ = ["Average", "Max", "Min", "Op", "Product", "Sum", "carried", "chosen", "divided", "scaled"]
+from hvlaunch.torch.group_errors import NotOffered
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Op",
+    "Product",
+    "Sum",
+    "carried",
+    "chosen",
+    "divided",
+    "scaled",
+]
 
 Op = dist.ReduceOp.RedOpType
 
@@ -15,12 +29,17 @@ Min = dist.ReduceOp.MIN
 Max = dist.ReduceOp.MAX
 Product = dist.ReduceOp.PRODUCT
 
+Adasum = "Adasum"
+"""Horovod's; it is refused where it is to be used."""
+
 _WIDER = {torch.int16: torch.int32, torch.bool: torch.uint8}
 """Gloo and NCCL take none of these."""
 
 
-def chosen(op: Op | None, average: bool | None) -> Op:
-    """The operator, by its older name too. Raises ValueError where both are given."""
+def chosen(op: Op | str | None, average: bool | None = None) -> Op:
+    """The operator, by its older name too. Raises ValueError where both are given, and NotOffered for Adasum."""
+    if isinstance(op, str):
+        raise NotOffered(op, "Average, and a learning rate for as many workers")
     if op is not None and average is not None:
         raise ValueError("either op or average can be given, not both")
     if op is not None:

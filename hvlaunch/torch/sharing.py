@@ -21,6 +21,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Parameters = nn.Module | Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]] | Iterable[torch.Tensor]
 
 _FLIGHT = 64
 """Broadcasts on their way at once."""
@@ -46,22 +47,23 @@ def allgather_object(
     return found
 
 
-def broadcast_parameters(
-    model: nn.Module | Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]], root_rank: int = 0
-) -> None:
+def broadcast_parameters(model: Parameters, root_rank: int = 0) -> None:
     """Give all ranks the root's parameters and buffers, in place. Collective.
 
-    model: a module, a state_dict, or the result of named_parameters(); the same on all ranks except for the values.
+    model: a module, a state_dict, or the result of parameters() or named_parameters(); the same on all ranks except for the values.
     DistributedDataParallel does this by itself.
     """
     _broadcast(_tensors_of(model), root_rank)
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, model: nn.Module | None = None
+) -> None:
     """Give all ranks the root's optimizer state, with learning rates and other settings. Collective.
 
-    The other ranks' optimizers may be new: they need not have made a step.
+    The other ranks' optimizers may be new: they need not have made a step. `model` is Horovod's, and not needed.
     """
+    del model
     is_root = world().place.rank == root_rank
     skeleton, tensors = split(optimizer.state_dict() if is_root else None)
     skeleton, specs = broadcast_object((skeleton, [TensorSpec.of(tensor) for tensor in tensors]), root_rank)
@@ -72,13 +74,15 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         optimizer.load_state_dict(join(skeleton, tensors))
 
 
-def _tensors_of(
-    model: nn.Module | Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]],
-) -> list[torch.Tensor]:
+def _tensors_of(model: Parameters) -> list[torch.Tensor]:
     if isinstance(model, nn.Module):
         return [*model.parameters(), *model.buffers()]
-    named = model.items() if isinstance(model, Mapping) else model
-    return [tensor for _, tensor in named if isinstance(tensor, torch.Tensor)]
+    found = [each[1] if isinstance(each, tuple) else each for each in _items(model)]
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
+
+
+def _items(model: Mapping[str, Any] | Iterable[Any]) -> Iterable[Any]:
+    return model.items() if isinstance(model, Mapping) else model
 
 
 def _broadcast(tensors: list[torch.Tensor], root_rank: int) -> None:

@@ -27,8 +27,11 @@ __all__ = ["Baggage", "Escape", "can_start_over", "start_over", "unpack"]
 _LOOK = 1.0
 _VARIABLE = "HVLAUNCH_BAGGAGE"
 _TORCH = Path(torch.__file__).parent
-_WAITING = tuple(f"{_TORCH / part}" for part in ("distributed/", "autograd/", "nn/parallel/", "_ops.py"))
-"""Where in torch's Python a thread stands that waits for a collective."""
+_WAITING = (
+    *(f"{_TORCH / part}" for part in ("distributed/", "autograd/", "nn/parallel/", "_ops.py")),
+    *(f"{Path(__file__).parents[1] / part}" for part in ("handles.py", "sharing.py")),
+)
+"""Where in torch's Python, and in ours, a thread stands that waits for a collective."""
 _WRITING = str(_TORCH / "distributed" / "checkpoint")
 _CWD = Path.cwd()
 _STDERR = 2

@@ -136,9 +136,11 @@ class State:
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Call what register_reset_callbacks() was given; run() does."""
+        """Call what register_reset_callbacks() was given; run() does. Who joins gets what they have changed, too."""
         for call in self._callbacks:
             call()
+        if self._callbacks and self._saved is not None:
+            self._saved = take(self.collect())
 
     def attach(self, trained: TrainedRound | None) -> None:
         """Say which round the state is trained in; run() does."""

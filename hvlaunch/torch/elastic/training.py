@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed as dist
@@ -22,9 +22,16 @@ from hvlaunch.torch import current
 from hvlaunch.torch.elastic.escape import Baggage, Escape, can_start_over, start_over, unpack
 from hvlaunch.torch.elastic.interruptions import CollectiveFailed, WorkersChanged
 from hvlaunch.torch.elastic.membership import Membership, patiently
+from hvlaunch.torch.elastic.snapshot import Snapshot
 from hvlaunch.torch.elastic.sockets import GroupSockets
 from hvlaunch.torch.elastic.state import State
-from hvlaunch.torch.group_errors import RanksMissing, RankZeroGone, RankZeroMissing, StoreUnreachable
+from hvlaunch.torch.group_errors import (
+    AlreadyInitialized,
+    RanksMissing,
+    RankZeroGone,
+    RankZeroMissing,
+    StoreUnreachable,
+)
 from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
 from hvlaunch.torch.world import World
@@ -37,6 +44,10 @@ _LOOK = 2.0
 """Seconds between looks whether a round broke, while rank 0's address is waited for."""
 _DOUBT = 1.0
 """Seconds for the driver to say whether a round is broken, where an error does not tell."""
+_OWN_GROUPS = (
+    "before a function under elastic.run, call hvlaunch.torch.init() or nothing, but not init_process_group();"
+    " and call no such function inside another one"
+)
 _PEERS_FAILED = (
     CollectiveFailed,
     RanksMissing,
@@ -48,42 +59,117 @@ _PEERS_FAILED = (
 
 
 class Training:
-    """Trains `state` in round after round, as the driver places this worker."""
+    """A process' way through its job. Once for a process: the driver knows it by the rounds that it was in, over all its trainings."""
 
-    def __init__(self, client: Client, membership: Membership, state: State) -> None:
+    def __init__(self, client: Client, membership: Membership) -> None:
         self._client = client
         self._membership = membership
-        self._state = state
         self._sockets = GroupSockets()
-        self._is_first_training = membership.last_round < 0
+        self._groups: dict[str, Any] = {}
+        """How groups are made: see World.form."""
+        self._stay: ExitStack | None = None
+        """In the round that this process is in."""
+        self._is_wanted = False
+        """Whether the script has called init(): then groups stay, when its training is done."""
+        self._state: State | None = None
+        self._brought: Baggage | None = None
+        """What this process took along when it started over, until it trains."""
+        self._rounds = 0
+        """How many rounds this process was in; one more where it has started over."""
+        self._is_first_training = True
         """Whoever starts over comes to its first training first."""
 
-    def run(self, train: Callable[[], T]) -> T:
-        """What train() returns in the round that it is done in.
+    def join(self, **groups: Any) -> None:
+        """Ask for a place, and meet the others of its round; again where that round breaks. `groups` is how groups are made.
 
-        Raises Dismissed, RendezvousError, and what train() raises for reasons of its own.
+        Its groups are there for the script, in training and behind it, until leave().
+
+        Raises Dismissed, RendezvousError, and what World.form raises for reasons of its own.
         """
-        cause = self._resume()
+        self._groups, self._is_wanted = groups, True
+        self._membership.start()
+        try:
+            cause = self._unpack()
+            while self._stay is None:
+                try:
+                    self._enter(-1 if self._brought is None else self._brought.commits, cause)
+                except CollectiveFailed as failed:  # noqa: PERF203 (a round each)
+                    cause = str(failed)
+        except BaseException:
+            self._membership.finish()
+            raise
+
+    def leave(self) -> None:
+        """Leave the round of join(), when all do. Collective. Nothing more is to come in this process, or another join()."""
+        current.shutdown()
+        if self._stay is not None:
+            self._leave()
+            self._membership.finish(is_done=True)
+        self._groups, self._is_wanted = {}, False
+
+    def run(self, state: State, train: Callable[[], T]) -> T:
+        """What train() returns in the round that it is done in; the first round is that of join(), if it was called.
+
+        Raises AlreadyInitialized, Dismissed, RendezvousError, and what train() raises for reasons of its own.
+        """
+        if self._state is not None or (dist.is_initialized() and not self._is_wanted):
+            raise AlreadyInitialized(_OWN_GROUPS)
+        cause = None
+        if self._stay is None:
+            current.shutdown()  # of the training before this one
+            self._membership.start()
+            cause = self._unpack()
+        is_done = False
+        try:
+            state.forget()
+            self._resume(state)
+            result = self._train(state, train, cause)
+            is_done = True
+        finally:
+            self._state = None
+            self._is_first_training = False
+            self._leave(has_groups=is_done and self._is_wanted)
+            self._membership.finish(is_done=is_done)
+        return result
+
+    def _train(self, state: State, train: Callable[[], T], cause: str | None) -> T:
+        self._state = state
         while True:
-            self._membership.ask(self._state.commits, cause)
-            first = self._membership.last_round < 0
-            grant = self._membership.grant()
             try:
-                return self._train_in(grant, train, first=first)
-            except WorkersChanged:
+                if self._stay is None:
+                    self._enter(state.commits, cause)
+                with self._as_it_breaks():
+                    state.attach(_TrainedRound(self._membership))
+                    if self._rounds > 1:
+                        state.on_reset()
+                    state.sync()
+                    result = train()
+                    if not self._is_wanted:
+                        current.shutdown()
+            except WorkersChanged:  # noqa: PERF203 (a round each)
                 cause = None
             except CollectiveFailed as failed:
                 cause = str(failed)
-                self._state.restore()
+                state.restore()
+            else:
+                return result
+            finally:
+                state.attach(None)
 
-    def _resume(self) -> str | None:
-        """Why this process has started over, if it has; then the state is what it took along."""
-        baggage = unpack() if self._is_first_training else None
-        if baggage is None:
+    def _unpack(self) -> str | None:
+        """Why this process has started over, if it has."""
+        self._brought = unpack() or self._brought
+        if self._brought is None:
             return None
-        self._membership.last_round = baggage.last_round
-        self._state.take_over(baggage.commits, baggage.saved)
-        return baggage.cause
+        self._rounds = 1
+        self._membership.last_round = self._brought.last_round
+        return self._brought.cause
+
+    def _resume(self, state: State) -> None:
+        """Where this process has started over, the state is what it took along."""
+        if self._brought is not None:
+            state.take_over(self._brought.commits, self._brought.saved)
+            self._brought = None
 
     def _start_over(self, round_number: int) -> None:
         """Where the process can't be replaced, the driver ends it after --reset-timeout."""
@@ -91,54 +177,65 @@ class Training:
         if notice is None or not self._is_first_training or not can_start_over():
             return
         self._membership.finish()  # it is silent until it is back
+        saved: tuple[int, Snapshot | None] = (-1, None)
+        if self._state is not None:
+            saved = self._state.hand_over()
+        elif self._brought is not None:
+            saved = self._brought.commits, self._brought.saved
         try:
-            start_over(Baggage(round_number, *self._state.hand_over(), notice.cause))
+            start_over(Baggage(round_number, *saved, notice.cause))
         except Exception as error:  # noqa: BLE001 (whatever pickling the user's objects raises)
             sys.stderr.write(f"hvlaunch: can't start over: {type(error).__name__}: {error}\n")
             self._membership.start()
 
-    def _train_in(self, grant: Grant, train: Callable[[], T], *, first: bool) -> T:
-        """One round. Raises CollectiveFailed where it broke, whatever that raised here, and as run()."""
+    def _enter(self, commits: int, cause: str | None) -> None:
+        """Ask for a place, and make its round's groups. Raises CollectiveFailed where it broke, whatever that raised here."""
+        self._membership.ask(commits, cause)
+        grant = self._membership.grant()
         self._sockets.release()  # a new round is made when all have left the last one
         self._sockets = GroupSockets()
-        with Escape(
-            partial(_end_collectives, self._sockets), partial(self._start_over, grant.round)
-        ) as escape:
-            self._membership.enter(grant.round, escape.begin)
-            return self._train_among(grant, train, first=first)
+        self._stay = ExitStack()
+        ways_out = partial(_end_collectives, self._sockets), partial(self._start_over, grant.round)
+        escape = self._stay.enter_context(Escape(*ways_out))
+        self._membership.enter(grant.round, escape.begin)
+        with self._as_it_breaks(), self._sockets.watch():
+            current.enter(World.form(self._place(grant), self._meet, **self._groups))
+        self._membership.met()
+        self._rounds += 1
 
-    def _train_among(self, grant: Grant, train: Callable[[], T], *, first: bool) -> T:
+    @contextmanager
+    def _as_it_breaks(self) -> Iterator[None]:
+        """Leave the round where the block raises; CollectiveFailed where that is because the round broke."""
         try:
-            with self._sockets.watch():
-                current.enter(World.form(self._place(grant), self._meet))
-            self._membership.met()
-            self._state.attach(_TrainedRound(self._membership))
-            if not first:
-                self._state.on_reset()
-            self._state.sync()
-            result = train()
-            current.shutdown()
+            yield
         except WorkersChanged:
+            self._leave()
             raise
-        except Exception as error:
+        except BaseException as error:
             # While our groups stand: once they are gone, the others fail because of us, and the round breaks in any case.
-            cause = self._why_left(grant.round, error)
+            cause = self._why_left(error)
+            self._leave()
             if cause is None:
                 raise
             raise CollectiveFailed(cause) from error
-        finally:
-            self._state.attach(None)
-            self._membership.leave()
-            current.leave()
-        return result
 
-    def _why_left(self, round_number: int, error: Exception) -> str | None:
+    def _leave(self, *, has_groups: bool = False) -> None:
+        """Be in no round any more; with groups, what is left to do in them is no part of the job."""
+        self._membership.leave()
+        if not has_groups:
+            current.leave()
+        if self._stay is not None:
+            self._stay.close()
+            self._stay = None
+
+    def _why_left(self, error: BaseException) -> str | None:
         """What broke the round, where it was not this worker; None where it was."""
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         if isinstance(error, _PEERS_FAILED) or _is_groups(error):
             return text
         is_doubtful = isinstance(error, RuntimeError)  # torch's word for nearly all that can go wrong
-        return text if is_doubtful and self._membership.broken(round_number, _DOUBT) else None
+        is_broken = is_doubtful and self._membership.broken(self._membership.last_round, _DOUBT)
+        return text if is_broken else None
 
     def _place(self, grant: Grant) -> Place:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
@@ -205,7 +302,7 @@ def _end_collectives(sockets: GroupSockets) -> None:
     sockets.shut_down()
 
 
-def _is_groups(error: Exception) -> bool:
+def _is_groups(error: BaseException) -> bool:
     """Whether a RuntimeError comes from Gloo, which has no class of its own."""
     text = str(error)
     return isinstance(error, RuntimeError) and ("gloo/" in text or "Gloo" in text)

@@ -5,6 +5,7 @@ import pytest
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.unit.torch import torchrun_nodes
+from tests.unit.torch.played_job import PlayedJob
 
 TOKEN = "of-this-job"
 
@@ -31,6 +32,20 @@ def server():
 def client(server):
     with Client(f"http://127.0.0.1:{server.port}", torchrun_nodes.TOKEN) as client:
         yield client
+
+
+@pytest.fixture
+def job():
+    """job(train, size): that many workers, each of which calls train() when it is first seated."""
+    jobs = []
+
+    def start(train, size: int) -> PlayedJob:
+        jobs.append(PlayedJob(train, size))
+        return jobs[-1]
+
+    yield start
+    for one in jobs:
+        one.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hvlaunch.torch import handles
 from hvlaunch.torch.elastic.escape import Escape
 
 LONG = 60.0
@@ -32,7 +33,7 @@ def waiting(file: Path, started_over: threading.Event, pressed: threading.Semaph
     return thread, way_out
 
 
-@pytest.mark.parametrize("file", ["distributed/distributed_c10d.py", "autograd/graph.py"])
+@pytest.mark.parametrize("file", ["distributed/distributed_c10d.py", "autograd/graph.py", handles.__file__])
 def test_who_waits_in_a_collective_starts_over(file):
     started_over = threading.Event()
     thread, way_out = waiting(TORCH / file, started_over, threading.Semaphore(0))

@@ -3,130 +3,21 @@
 import importlib
 import json
 import mmap
-import multiprocessing
 import os
 import signal
 import sys
 import threading
-import time
-import traceback
-from typing import Any
 
 import pytest
 import torch
 from torch import distributed as dist
 
 import hvlaunch.torch as hvt
-from hvlaunch.rendezvous.round_messages import ASKS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.round_messages import PLACES, Grant, encode
 from hvlaunch.torch.elastic import CollectiveFailed, ElasticSampler, ObjectState, TorchState, run
 from hvlaunch.torch.group_errors import AlreadyInitialized
 from tests.unit.torch import forgotten
-
-LONG = 90.0
-TOKEN = "t0ken"
-
-
-class Job:
-    """Workers as forks of this process, and the driver's side of their rounds."""
-
-    def __init__(self, train, size: int) -> None:
-        self.server = RendezvousServer(TOKEN, host="127.0.0.1")
-        self.server.start()
-        context = multiprocessing.get_context("fork")
-        self.results = context.SimpleQueue()
-        self.go = [context.Event() for _ in range(size)]
-        # All are forked now: later this process has threads that a fork would lose.
-        self.workers = [
-            context.Process(target=self._work, args=(train, number), daemon=True) for number in range(size)
-        ]
-        for worker in self.workers:
-            worker.start()
-        self.round = -1
-        self.seated: list[int] = []
-
-    def _work(self, train, number: int) -> None:
-        torch.set_num_threads(1)
-        os.environ.update(
-            HVLAUNCH_ELASTIC="1",
-            HVLAUNCH_WORKER=f"h/{number}/0",
-            HVLAUNCH_WORKER_TIMEOUT="30",
-            HVLAUNCH_HOST="h",
-            HVLAUNCH_RENDEZVOUS=f"http://127.0.0.1:{self.server.port}",
-            HVLAUNCH_TOKEN=TOKEN,
-        )
-        self.go[number].wait()
-        code: Any = 0
-        try:
-            self.results.put((number, train()))
-        except SystemExit as end:
-            code = end.code
-        except BaseException:  # noqa: BLE001 (a fork must not return into its parent)
-            traceback.print_exc()
-            code = 1
-        os._exit(code)
-
-    def grant(self, *numbers: int) -> list[Ask]:
-        """Start a round with these workers, in this order, once all have asked for it; what they asked."""
-        for number in numbers:
-            self.go[number].set()
-        asks = [self._ask(number) for number in numbers]
-        self.round += 1
-        self.seated = list(numbers)
-        for rank, number in enumerate(numbers):
-            grant = Grant(self.round, rank, len(numbers), rank, len(numbers), 0, 1, "127.0.0.1", "lo")
-            self.server.put(PLACES, f"h/{number}/0", encode(grant))
-        return asks
-
-    def _ask(self, number: int) -> Ask:
-        deadline = time.monotonic() + LONG
-        while time.monotonic() < deadline:
-            value = self.server.get(ASKS, f"h/{number}/0")
-            after = self.round if number in self.seated else -1
-            if value is not None and (ask := decode(Ask, value)).round >= after:
-                return ask
-            time.sleep(0.01)
-        raise AssertionError(f"worker {number} has not asked")
-
-    def tell(self, state: str) -> None:
-        self.server.put(ROUNDS, str(self.round), encode(Notice(state, "the test says so")))
-
-    def until(self, key: str) -> bytes:
-        """What a worker puts there, as soon as it does."""
-        value = self.server.wait("test", key, LONG)
-        assert value is not None
-        return value
-
-    def result(self) -> tuple[int, object]:
-        number, result = self.results.get()
-        return number, result
-
-    def close(self) -> None:
-        for worker in self.workers:
-            worker.kill()
-            worker.join()
-        self.server.close()
-
-
-@pytest.fixture
-def job():
-    jobs = []
-
-    def start(train, size: int) -> Job:
-        jobs.append(Job(train, size))
-        return jobs[-1]
-
-    yield start
-    for one in jobs:
-        one.close()
-
-
-def mark(key: str) -> None:
-    """Tell the test that we have come here."""
-    from hvlaunch.rendezvous import Client
-
-    with Client.from_environment() as client:
-        client.put("test", key, b"1")
+from tests.unit.torch.played_job import LONG, mark, me
 
 
 def counting(steps: int, pause=lambda state: None):
@@ -166,10 +57,6 @@ def at(step: int, then):
             then()
 
     return pause
-
-
-def me() -> int:
-    return int(os.environ["HVLAUNCH_WORKER"].split("/")[1])
 
 
 def test_survivors_of_a_killed_worker_go_on_from_the_last_commit(job):

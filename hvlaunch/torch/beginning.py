@@ -1,0 +1,77 @@
+"""How a script begins and ends: a member of the group of all workers, in jobs that stay as they are and in elastic ones."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Literal
+
+from hvlaunch.torch import current
+from hvlaunch.torch.elastic.job import is_elastic, placed
+from hvlaunch.torch.gloo_threads import wait_until_idle
+from hvlaunch.torch.group_errors import NotOffered
+from hvlaunch.torch.process_sets import ProcessSet, add_process_set
+
+__all__ = ["init", "shutdown"]
+
+
+def init(
+    backend: str | None = None,
+    timeout: timedelta | float | None = None,
+    *,
+    comm: object = None,
+    process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None,
+) -> None:
+    """Make this process a member of the group of all workers, and choose its device. Collective.
+
+    backend: one of torch's names; the default is NCCL if there is CUDA, else Gloo. timeout: how long to wait for the
+    other workers, and then for each collective, as a timedelta or in seconds; the default is torch's own. process_sets: some to add at
+    once; any may be added later, too. comm is Horovod's, and there must be none.
+
+    The rank comes from the launcher's variables (hvlaunch, torchrun, mpirun or srun); without a launcher the group has
+    one process. Under hvlaunch the workers find rank 0 through the rendezvous, else at MASTER_ADDR and MASTER_PORT.
+    In an elastic job of hvlaunch this asks for a place in the next round, and a function under elastic.run goes on from there.
+    A second call does nothing until shutdown().
+
+    Raises GroupError (see hvlaunch.torch.group_errors), and RendezvousError if the rendezvous can't be reached. A worker that an elastic
+    job does not need any more ends by SystemExit(0).
+    """
+    if comm or not isinstance(backend, str | None):
+        raise NotOffered(
+            "init(comm)", "add_process_set() with the ranks, and process_set= in each collective"
+        )
+    if current.is_initialized():
+        return
+    if not isinstance(timeout, timedelta | None):
+        timeout = timedelta(seconds=timeout)
+    if is_elastic():
+        with placed() as training:
+            training.join(backend=backend, timeout=timeout)
+    else:
+        current.init(backend, timeout)
+    atexit.unregister(_end)
+    atexit.register(_end, os.getpid())
+    if process_sets is not None and not isinstance(process_sets, str):
+        for each in process_sets:
+            add_process_set(each)
+
+
+def shutdown() -> None:
+    """Wait until all workers call it, then leave the group. Collective. init() may follow. Without a group it does nothing.
+
+    A worker that fails need not call it: the others don't wait for a worker that has ended.
+    """
+    if is_elastic():
+        with placed() as training:
+            training.leave()
+    else:
+        current.shutdown()
+
+
+def _end(process: int) -> None:
+    """Scripts of Horovod's call no shutdown(). Nobody is waited for here: some workers may have failed."""
+    if current.is_initialized() and os.getpid() == process:
+        wait_until_idle()
+        current.leave()
