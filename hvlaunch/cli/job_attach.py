@@ -1,6 +1,7 @@
 """`hvlaunch attach`: look on at a job as if it had been started here, and leave it running."""
 
 import argparse
+import socket
 import subprocess
 import threading
 import time
@@ -124,14 +125,17 @@ class _Successors:
         say()
         if self._newest is not None and self._newest.wait() == EXIT_HOSTS:  # another would find the same
             raise self._gone()
-        self._newest = start_successor(job.directory)
-        deadline = time.monotonic() + _TAKE_OVER_PATIENCE
-        while not has_driver(job.directory) and not has_ended(job):
-            if self._newest.poll() is not None or time.monotonic() > deadline:
-                raise self._gone()
-            time.sleep(_LOOK)
-        with suppress(OSError):  # a full disk, or the job is over and its directory gone
-            start_minder(job.directory)
+        by_driver, by_minder = socket.socketpair()
+        with by_minder:
+            with by_driver:
+                self._newest = start_successor(job.directory, by_driver)
+            deadline = time.monotonic() + _TAKE_OVER_PATIENCE
+            while not has_driver(job.directory) and not has_ended(job):
+                if self._newest.poll() is not None or time.monotonic() > deadline:
+                    raise self._gone()
+                time.sleep(_LOOK)
+            with suppress(OSError):  # a full disk, or the job is over and its directory gone
+                start_minder(job.directory, by_minder)
 
     def _gone(self) -> DriverGone:
         job = self._job

@@ -432,7 +432,14 @@ def _serve_control(
         return Control(directory.about, history, post, keep_output, page, reporting)(head)
 
     certificate = job.keys.certificate
-    page = PageDoor(directory.path, job_id, server.serve_beside, admit, lambda: certificate.fingerprint)
+    page = PageDoor(
+        directory.path,
+        job_id,
+        server.serve_beside,
+        admit,
+        lambda: certificate.fingerprint,
+        directory.care,
+    )
     server.serve_beside(listener, admit)
     if job.past is not None:
         page.reopen()

@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
@@ -145,7 +147,7 @@ def test_the_full_screen(job, tmp_path):
 
 
 def test_metrics_go_on_where_another_driver_takes_over(job):
-    """At the same address, for the same token; and no counter goes back."""
+    """At the same address, for the same token; nobody else can listen there meanwhile, and no counter goes back."""
     url, token = job.do("metrics", "--scrape", job.id).split()
 
     def counters() -> dict[str, float] | None:
@@ -173,6 +175,12 @@ def test_metrics_go_on_where_another_driver_takes_over(job):
     assert before["hvlaunch_restarts_total"] == first["hvlaunch_restarts_total"] + 1
     driver = job.driver
     os.kill(driver, signal.SIGKILL)
+    address = urlsplit(url)
+    for _ in range(20):
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind((address.hostname, address.port))
+        time.sleep(0.02)
     wait_until(lambda: job.driver != driver or None, "another driver", LIMIT)
     after = wait_until(counters, "metrics of the next driver", LIMIT)
     assert [name for name, value in before.items() if after[name] < value] == []

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -58,6 +59,9 @@ class Detachment:
         if threading.current_thread() is threading.main_thread():
             # Not SIG_IGN, which the processes that we start would inherit.
             signal.signal(signal.SIGHUP, lambda *_: None)
-        start_minder(self._directory.path)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            start_minder(self._directory.path, theirs)
+        self._directory.care.reach(ours)
         if self._on_detached is not None:
             self._on_detached(self._directory.about["id"])

@@ -12,6 +12,7 @@ from hvlaunch.rendezvous.client_errors import RendezvousClosed
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.page import Page
     from hvlaunch.gloo.driver.page_access import Access, Place
+    from hvlaunch.outside.care import Care
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
 
     Admit = Callable[[Head], Answer | Route]
@@ -38,12 +39,14 @@ class PageDoor:
         serve: Callable[[socket.socket, "Admit"], None],
         control: "Admit",
         fingerprint: Callable[[], str],
+        care: "Care",
     ) -> None:
         self._directory = directory
         self._job = job
         self._serve = serve
         self._control = control
         self._fingerprint = fingerprint
+        self._care = care
         self._open: tuple[Place, Access, Page] | None = None
 
     def ask(self, wish: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -76,12 +79,18 @@ class PageDoor:
         return place, access
 
     def reopen(self) -> None:
-        """Serve it as the driver before us has, if it did: at the same port, for the same browsers."""
+        """Serve it as the driver before us has, if it did and has left its socket: at the same port, for the same browsers.
+
+        Where the port was free for a moment, whoever listened there may have got the secrets: these are good for nothing then.
+        """
         from hvlaunch.gloo.driver import page_access  # noqa: PLC0415 (few jobs are looked at with a browser)
 
+        path, listener = self._directory / page_access.PAGE_FILE, self._care.listener
         with suppress(OSError, ValueError, PageNotServed):
-            place, secrets = page_access.load(self._directory / page_access.PAGE_FILE)
-            self._open = self._serve_at(_listen(place.address, place.port), place, secrets)
+            if listener is None:
+                path.unlink(missing_ok=True)
+            else:
+                self._open = self._serve_at(listener, *page_access.load(path))
 
     def close(self) -> None:
         """The job has ended."""
@@ -106,6 +115,7 @@ class PageDoor:
 
         access = Access(self._job, place, secrets)
         page = Page(self._directory, access, self._control)
+        self._care.keep(listener)
         try:
             self._serve(listener, page)
         except RendezvousClosed:

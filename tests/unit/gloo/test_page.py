@@ -13,6 +13,7 @@ from hvlaunch.console.stored import head_of
 from hvlaunch.gloo.driver.page_access import PAGE_FILE, Access, Place, Secrets
 from hvlaunch.gloo.driver.page_door import PageDoor, PageNotServed
 from hvlaunch.job import ConsoleOptions
+from hvlaunch.outside.care import Care
 from hvlaunch.rendezvous.serving.http import Answer, Head
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 
@@ -35,12 +36,15 @@ class Job:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.orders: list[tuple[bytes, bytes]] = []
+        self.care = Care()
         self.begin()
 
     def begin(self) -> None:
         self.server = RendezvousServer("token")
         self.server.start()
-        self.door = PageDoor(self.directory, JOB, self.server.serve_beside, self.control, lambda: "sha256:00")
+        self.door = PageDoor(
+            self.directory, JOB, self.server.serve_beside, self.control, lambda: "sha256:00", self.care
+        )
 
     def control(self, head: Head):
         path = head.target.partition(b"?")[0]
@@ -202,11 +206,30 @@ def test_output_is_searched(job, browser):
 
 def test_the_next_driver_serves_the_same_browser_at_the_same_port(job, browser):
     assert stat.S_IMODE((job.directory / PAGE_FILE).stat().st_mode) == 0o600
+    driver, minder = socket.socketpair()
+    job.care.reach(driver)
     job.server.close()
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:  # of another user
+        other.bind(("127.0.0.1", browser.port))
+    _, descriptors, _, _ = socket.recv_fds(minder, 1, 1)
+    job.care = Care(None, socket.socket(fileno=descriptors[0]))
     job.begin()
     job.door.reopen()
     assert browser.ask("GET", "/view")[0] == 200
     assert job.url()[0] == browser.port
+    driver.close()
+    minder.close()
+
+
+def test_where_the_port_was_free_for_a_moment_nobody_is_known_any_more(job, browser):
+    token = job.door.ask_scrape(HERE)["token"]
+    job.server.close()
+    job.begin()
+    job.door.reopen()
+    assert not (job.directory / PAGE_FILE).exists()
+    other = Browser(job.url()[0])
+    assert other.ask("GET", "/view", **browser.fields)[0] == 401
+    assert other.ask("GET", "/metrics", Authorization=f"Bearer {token}")[0] == 401
 
 
 def test_metrics_are_for_who_has_their_token_and_that_is_good_for_nothing_else(job, browser):
