@@ -70,6 +70,15 @@ class Counter:
         return self.start + more + rank()
 
 
+def typed() -> list[int]:
+    """For the type checker: a function's own type is in what comes of it."""
+    launcher = hvlaunch.Launcher(np=2)
+    job: hvlaunch.Job[int] = launcher.start(rank)
+    kept: list[int | Exception] = launcher.run(rank, return_exceptions=True)
+    assert kept
+    return [*job.results(), *hvlaunch.run(rank, np=2, hosts={"a": 2})]
+
+
 def test_functions_of_any_kind_return_by_rank() -> None:
     outer = 100
     launcher = hvlaunch.Launcher(np=2, quiet=True)

@@ -507,3 +507,13 @@ def test_an_agent_that_a_launcher_started_may_end_unasked():
     expected = Expected(lambda _slot, _start: None, window=1)
     expected.may_end()
     expected.check({"type": "bye", "left": 0, "pids": []}, b"")
+
+
+def test_a_result_where_no_function_was_called_breaks_the_connection(rig: Rig) -> None:
+    rig.ready()
+    rig.ranks[0, 1] = 0
+    rig.start(0, 1)
+    rig.channel.frame({"type": "output", "round": 0, "slot": 0, "start": 1, "stream": "result"}, b"x")
+    event = rig.event()
+    assert isinstance(event, on.HostGone)
+    assert "a result, and the job calls no function" in event.problem.cause
