@@ -11,7 +11,7 @@ from tests.unit.gloo.fakes import FACTS, HELLO
 from tests.unit.gloo.test_link import WINDOW, Rig
 
 ABOUT = {"round": 0, "slot": 0, "start": 0}
-LAST = 2 * (LAST_OUTPUT + 2 * OUTPUT_CHUNK)
+LAST = 3 * (LAST_OUTPUT + 2 * OUTPUT_CHUNK)
 """What the pipes of one worker may bring at its end."""
 OUTPUT = {"type": "output", **ABOUT, "stream": "stdout"}
 EXITED = {
