@@ -1,0 +1,69 @@
+"""When a job's journal begins, and when turns are written to it."""
+
+from hvlaunch.gloo.driver.arrival import Arrival, Turn
+from hvlaunch.gloo.driver.turn_keeping import TurnKeeping
+from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import events as on
+
+
+class Kept:
+    """In place of a job's files."""
+
+    def __init__(self):
+        self.has_begun = False
+        self.written = []
+
+    def write(self, turns, _hellos):
+        assert self.has_begun
+        self.written += [turn.arrival.event for turn in turns]
+
+    def fold(self, _engine):
+        pass
+
+
+def turn(event, *actions, is_decided=True):
+    return Turn(0.0, Arrival(event), actions, is_decided=is_decided)
+
+
+def stage(name):
+    return turn(on.HostStage("a", name), is_decided=False)
+
+
+BEGAN = turn(on.Began(), do.Release("a"))
+
+
+def kept():
+    keeping = Kept()
+    shown = []
+    turns = TurnKeeping(keeping, None, lambda: setattr(keeping, "has_begun", True), shown.extend)
+    return keeping, turns, shown
+
+
+def test_the_journal_begins_when_a_host_logs_in():
+    keeping, turns, shown = kept()
+    for early in (BEGAN, stage("resolve"), stage("connect")):
+        turns.keep([early])
+        assert turns.is_waiting
+        assert not keeping.has_begun
+    turns.keep([stage("log in")])
+    assert keeping.written == [on.Began()]
+    assert len(shown) == 4
+    assert not turns.is_waiting
+
+
+def test_it_begins_when_nothing_has_come_for_a_moment():
+    keeping, turns, _ = kept()
+    turns.keep([BEGAN])
+    turns.keep([])
+    assert keeping.written == [on.Began()]
+
+
+def test_what_something_follows_of_is_written_at_once_with_all_before():
+    keeping, turns, shown = kept()
+    turns.keep([BEGAN])
+    turns.keep([turn(on.Tick())])
+    assert not shown
+    turns.keep([turn(on.JobGoesOn(), do.Release("a"))])
+    assert keeping.written == [on.Began(), on.Tick(), on.JobGoesOn()]
+    turns.keep([stage("log in")])  # of another host: it says nothing to the journal
+    assert turns.is_waiting
