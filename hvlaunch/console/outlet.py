@@ -115,7 +115,7 @@ class Outlet:
     def _paged(self) -> int:
         """How much of what the display got is in no page to come: not what waits to be merged."""
         oldest = None if self._is_dropped else self.display.oldest
-        return sum(oldest is None or given < oldest for given, _ in self._owed)
+        return len(self._owed) if oldest is None else sum(given < oldest for given, _ in self._owed)
 
     def _written(self) -> list[Output]:
         return [output for _, outputs in islice(self._owed, self._paged()) for output in outputs]
