@@ -305,7 +305,7 @@ def who_hangs_on_a_host_that_was_cut_is_let_be(patch: Patch) -> None:
 
     instead(patch, Health, "hears", wrong)
     patch.setattr(
-        Health, "_until", lambda self, one, since, time, _: self._answers.get(one.host, since + time)
+        Health, "until", lambda self, one, since, time, _: self._answers.get(one.host, since + time)
     )
 
 

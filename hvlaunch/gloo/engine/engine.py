@@ -53,7 +53,7 @@ class Engine:
         self._rounds = Rounds(spec, self._pool)
         self._policy = Policy(spec, self._pool, self._rounds)
         self._health = Health(spec.elastic, spec.lease, self._rounds) if spec.elastic is not None else None
-        self._overdue = Overdue(self._rounds.workers, is_static=spec.elastic is None)
+        self._overdue = Overdue(self._rounds.workers, self._health)
         self._draining = Draining(spec, self._pool, self._rounds)
         self._course = Course(spec, self._pool, self._rounds)
         self._is_pool_known = spec.elastic is None or not spec.elastic.discovers

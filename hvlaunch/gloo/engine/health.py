@@ -14,6 +14,8 @@ __all__ = ["Health", "Overdue"]
 
 _CHECKS_PER_TIMEOUT = 8
 _END_CHECK = 5.0
+_MARGIN = 2.0
+"""Seconds, of who has not heard of an end: a host's silence is known of a little later than it begins."""
 _STATIC_MARGIN = 15.0
 _LATE = 1.0
 """Seconds after which a check that comes late means that this process was stopped itself."""
@@ -55,7 +57,7 @@ class Health:
         """Which hosts do not answer has to be found out anew."""
         self._answers = dict.fromkeys(self._answers, now)
 
-    def _until(self, worker: Worker, since: float, timeout: float, most: float) -> float:
+    def until(self, worker: Worker, since: float, timeout: float, most: float) -> float:
         """Until when what the worker owes since then may come; `most` is for a host that answers, and does not, again and again."""
         answers = self._answers.get(worker.host, since)
         return min(max(since, answers) + timeout, since + self._lease + most)
@@ -84,7 +86,7 @@ class Health:
         """When it will have been silent for too long; `newest` is the newest beat of all."""
         since, timeout = worker.beat_at or 0.0, self._options.worker_timeout
         are_all_silent = not is_alone and newest - since < timeout / 2
-        return self._until(worker, since, timeout * (1 + are_all_silent), 2 * timeout)
+        return self.until(worker, since, timeout * (1 + are_all_silent), 2 * timeout)
 
     def is_without_commit(self, now: float) -> bool:
         """Whether the running round has gone on for --commit-timeout without one."""
@@ -122,8 +124,7 @@ class Health:
         timeout = self._options.reset_timeout
         since = current.leave_by - timeout
         dues = {
-            worker: self._until(worker, since, timeout, 2 * timeout)
-            for worker in self._rounds.workers.working
+            worker: self.until(worker, since, timeout, 2 * timeout) for worker in self._rounds.workers.working
         }
         current.excused_until = min((due for due in dues.values() if due > now), default=0.0)
         return [worker for worker, due in dues.items() if due <= now]
@@ -144,17 +145,29 @@ class Health:
 
 
 class Overdue:
-    """Watches the workers that were told to end, of a job of any kind. A static one has more time: nothing waits for it."""
+    """Watches the workers that were told to end, of a job of any kind: `health` is an elastic one's.
 
-    def __init__(self, workers: Workers, *, is_static: bool) -> None:
+    A static job has more time: nothing waits for it. That the workers of an elastic one have ended can't be heard as
+    long as their host does not answer.
+    """
+
+    def __init__(self, workers: Workers, health: Health | None) -> None:
         self._workers = workers
-        self._margin = _STATIC_MARGIN if is_static else 0.0
+        self._health = health
         self._next_check: float | None = None
 
     def hosts(self, now: float) -> list[str]:
         """Those where workers do not end, whatever they are sent."""
-        ends = ((worker.host, worker.orders.ends_by) for worker in self._workers.within(*ENDING))
-        return sorted({host for host, due in ends if due is not None and now >= due + self._margin})
+        return sorted({worker.host for worker in self._workers.within(*ENDING) if now >= self._due(worker)})
+
+    def _due(self, worker: Worker) -> float:
+        """Until when its end may come."""
+        ends_by = worker.orders.ends_by
+        if ends_by is None:
+            return inf
+        if self._health is None:
+            return ends_by + _STATIC_MARGIN
+        return self._health.until(worker, ends_by, _MARGIN, _MARGIN)
 
     def deadline(self, now: float) -> float | None:
         """When to look again."""

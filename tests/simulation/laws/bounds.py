@@ -20,8 +20,10 @@ __all__ = ["Bounds"]
 _SLACK = 1.0
 _PROBING = 8.0
 _PATIENCE = 30.0
-_KILLING = 15.0
+_KILLING = 17.0
 """From SIGKILL until a host is given up whose worker lives on."""
+_CHECKED = 7.0
+"""The same, from when a host answers again."""
 _CLOSING = 25.0
 
 Check = Callable[[], bool]
@@ -65,11 +67,12 @@ class Bounds(Law):
                     for one in ledger.workers.values()
                     if one.host == action.host and (action.slots is None or one.slot in action.slots)
                 ]
-                self._want(
-                    last + _KILLING,
-                    f"a worker of {action.host} does not end, and the host is kept",
-                    partial(self._are_gone, ordered),
-                )
+                for most, excuse in ((_KILLING, True), (_KILLING + self.world.spec.lease, False)):
+                    self._want(
+                        last + most,
+                        f"a worker of {action.host} does not end, and the host is kept",
+                        partial(self._are_gone, ordered, excuse=excuse),
+                    )
         if (
             isinstance(event, on.HostParting)
             and (parted_at := ledger.host(event.host).parted_at) == ledger.now
@@ -90,8 +93,11 @@ class Bounds(Law):
                     lambda: current.is_broken or current is not ledger.current or not any(ledger.living()),
                 )
 
-    def _are_gone(self, workers: Sequence[Worker]) -> bool:
-        return not any(self._is_there(one) for one in workers)
+    def _are_gone(self, workers: Sequence[Worker], *, excuse: bool) -> bool:
+        """Those whose hosts can't tell of their ends, or could not until now, may be excused."""
+        since = self.ledger.now - _CHECKED if excuse else math.inf
+        there = (one for one in workers if self._is_there(one))
+        return not any(self.ledger.host(one.host).answers_since < since for one in there)
 
     def _is_there(self, worker: Worker) -> bool:
         return self.ledger.workers.get((worker.host, worker.slot)) is worker

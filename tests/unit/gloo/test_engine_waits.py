@@ -204,6 +204,25 @@ def test_who_outlives_sigkill_gets_no_more_time_because_its_agent_ends() -> None
     assert do.Abandon("b") in pass_time(job, 7.0)
 
 
+def test_a_host_that_does_not_answer_is_not_given_up_for_an_end_that_it_can_not_tell() -> None:
+    job = training("a:1,b:2", worker_timeout=1e6)
+    job.play(on.WorkerSuspended("b", 0, 0), on.HostQuiet("b"))
+    assert do.Abandon("b") not in pass_time(job, 29.0)  # another connection may be there by then
+    job.play(on.HostAnswers("b"))
+    assert do.Abandon("b") in pass_time(job, 7.0)
+
+
+def test_one_that_answers_now_and_then_is_not_waited_for_for_ever() -> None:
+    job = training("a:1,b:2", worker_timeout=1e6)
+    job.play(on.WorkerSuspended("b", 0, 0), on.HostQuiet("b"))
+    told = [
+        action
+        for _ in range(8)
+        for action in [*pass_time(job, 6.0), *job.play(on.HostAnswers("b"), on.HostQuiet("b"))]
+    ]
+    assert do.Abandon("b") in told
+
+
 def test_hosts_that_did_not_close_are_tried_anew_when_they_are_back() -> None:
     job = pool("a:1,b:1", drain_timeout=1.0)
     job.play(discovered("a:1"))
