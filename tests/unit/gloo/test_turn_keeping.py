@@ -1,5 +1,7 @@
 """When a job's journal begins, and when turns are written to it."""
 
+from typing import Any
+
 from hvlaunch.gloo.driver.arrival import Arrival, Turn
 from hvlaunch.gloo.driver.turn_keeping import TurnKeeping
 from hvlaunch.gloo.engine import actions as do
@@ -34,8 +36,10 @@ BEGAN = turn(on.Began(), do.Release("a"))
 
 def kept():
     keeping = Kept()
-    shown = []
-    turns = TurnKeeping(keeping, None, lambda: setattr(keeping, "has_begun", True), shown.extend)
+    shown: list[Turn] = []
+    nothing: Any = None
+    files: Any = keeping
+    turns = TurnKeeping(files, nothing, lambda: setattr(keeping, "has_begun", True), shown.extend)
     return keeping, turns, shown
 
 
