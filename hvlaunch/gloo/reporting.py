@@ -128,7 +128,7 @@ class Reporting:
             {end.rank: self._printer.tail(end.rank) for end in ends},
             0 if driver is None else driver.size,
             output=None if driver is None else driver.output_dir,
-            before_kill=survivors(stacks, self._kept_as()),
+            before_kill=survivors(stacks, ends, self._kept_as()),
             memory=() if driver is None else driver.stacks.clues.memory(),
             missing=None if driver is None else driver.stacks.missing(),
             rounds=() if self._failures is None else self._failures.rounds(),

@@ -54,8 +54,13 @@ def make_report(
     )
 
 
-def survivors(stacks: Sequence[ProcessStack], job_id: str | None) -> Survivors:
-    """What workers were doing; `job_id` is under which all is kept, if it is."""
+def survivors(stacks: Sequence[ProcessStack], exits: Iterable[WorkerExit], job_id: str | None) -> Survivors:
+    """What workers were doing; `job_id` is under which all is kept, if it is.
+
+    Who ended by itself before it could be looked at did not survive: nothing is missing of it.
+    """
+    gone = {end.rank for end in exits if not end.stopped}
+    stacks = [one for one in stacks if one.threads or one.rank not in gone]
     found = tuple((tuple(sorted(ranks)), place) for ranks, place in groups(stacks))
     tree = tuple(tree_lines(stacks)) if stacks else ()
     return Survivors(found, tuple(notes(stacks)), tree, job_id)

@@ -9,6 +9,8 @@ import pytest
 from hvlaunch.errors import UnknownHost
 from hvlaunch.job import JobResult
 from hvlaunch.report.data import Survivors
+from hvlaunch.report.making import survivors
+from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
 from tests.unit.report.reports import ENDS, check, ended, failure_report, stopped, worker
 
 GIB = 1 << 30
@@ -340,3 +342,14 @@ def test_what_the_others_were_doing_before_they_were_stopped():
     )
     assert "  Before they were stopped:\n    rank 1 in load" in lost
     assert "hvlaunch stacks" not in lost
+
+
+def test_who_ended_before_it_could_be_looked_at_is_no_survivor():
+    def taken(rank: int, *threads: ThreadStack) -> ProcessStack:
+        return ProcessStack("a", rank, 100 + rank, "python", False, threads, "kernel", "not in time")
+
+    thread = ThreadStack("main", (Frame("load", "data.py", 31),), True)
+    exits = [worker(0, code=1, when=1.0), worker(1, code=1, when=1.0), worker(3, code=1, when=1.0)]
+    found = survivors([taken(1), taken(2), taken(3, thread)], [*exits, *stopped(2)], None)
+    assert sorted(ranks for ranks, _ in found.places) == [(2,), (3,)]
+    assert not any("rank 1" in note for note in found.notes)
