@@ -32,5 +32,5 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> list[str]:
+def __dir__() -> "list[str]":  # quoted: tests run it on each host's Python
     return sorted({*globals(), *__all__})

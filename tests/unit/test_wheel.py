@@ -56,7 +56,12 @@ def test_it_is_what_other_processes_import() -> None:
 
 def test_it_holds_the_working_trees_package_and_nothing_else(wheel: dict[str, bytes]) -> None:
     page = (path for path in (ROOT / "hvlaunch/view/page").iterdir() if path.is_file())
-    sources = {*(ROOT / "hvlaunch").rglob("*.py"), ROOT / "hvlaunch/py.typed", *page}
+    sources = {
+        *(ROOT / "hvlaunch").rglob("*.py[i]"),
+        *(ROOT / "hvlaunch").rglob("*.py"),
+        ROOT / "hvlaunch/py.typed",
+        *page,
+    }
     package = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
     described = {f"hvlaunch-{hvlaunch.__version__}.dist-info/{name}" for name in ABOUT_IT}
     manual = f"hvlaunch-{hvlaunch.__version__}.data/data/share/man/man1/hvlaunch.1"
