@@ -13,6 +13,7 @@ from hvlaunch.console.store_reader import STREAMS, StoreReader
 from hvlaunch.outside.control import Control, DriverGone, state_of
 from hvlaunch.outside.directory import has_driver, jobs_directory
 from hvlaunch.outside.known import KnownJob, await_driver, choose, known_job, known_jobs, result_of
+from hvlaunch.telemetry.stack import whole_stacks
 
 __all__ = ["Job", "Line", "attach", "jobs"]
 
@@ -112,7 +113,7 @@ class Job(Generic[R]):
         """
         wanted = None if ranks is None else ",".join(map(str, ranks))
         answer = Control(self._known()).post("/stacks", {"ranks": wanted, "native": native}, _STACKS_WAIT)
-        return list(answer["stacks"])
+        return [*whole_stacks(answer)]
 
     def signal(self, number: int | str) -> None:
         """Send a signal to all workers: `signal.SIGUSR1`, or "USR1". Raises DriverGone, ControlRefused."""

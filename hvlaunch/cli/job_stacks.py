@@ -13,7 +13,7 @@ from hvlaunch.gloo.driver.stacks import kept_stacks
 from hvlaunch.outside.control import Control
 from hvlaunch.outside.known import KnownJob, await_driver, choose
 from hvlaunch.telemetry.merge import tree_lines
-from hvlaunch.telemetry.stack import ProcessStack, from_json
+from hvlaunch.telemetry.stack import ProcessStack, from_json, whole_stacks
 
 __all__ = ["stacks"]
 
@@ -24,10 +24,11 @@ _WAIT = 30.0
 def stacks(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     """Print them; the exit code. Raises HvlaunchError, OSError."""
     job = choose(jobs, options.job)
-    found = [one for one in _found(job, options) if _is_wanted(one, options.ranks)]
+    found = _found(job, options)
     if options.json:
-        return print_answer("".join(f"{json.dumps(one)}\n" for one in found))
-    known = [from_json(one) for one in found]
+        wanted = [one for one in whole_stacks(found) if _is_wanted(one["rank"], options.ranks)]
+        return print_answer("".join(f"{json.dumps(one)}\n" for one in wanted))
+    known = [one for one in from_json(found) if _is_wanted(one.rank, options.ranks)]
     return print_answer("".join(f"{visible(line)}\n" for line in _lines(known)))
 
 
@@ -35,21 +36,22 @@ def _lines(found: Sequence[ProcessStack]) -> list[str]:
     return tree_lines(found) if found else ["no workers"]
 
 
-def _found(job: KnownJob, options: argparse.Namespace) -> Sequence[Mapping[str, Any]]:
+def _found(job: KnownJob, options: argparse.Namespace) -> Mapping[str, Any]:
     if await_driver(job):
         ranks = None if options.ranks is None else ",".join(map(_text, options.ranks))
-        answer = Control(job).post("/stacks", {"ranks": ranks, "native": options.native}, _WAIT)
-        return list(answer["stacks"])
+        wish = {"ranks": ranks, "native": options.native}
+        answer: Mapping[str, Any] = Control(job).post("/stacks", wish, _WAIT)
+        return answer
     kept = list(kept_stacks(job.directory))
     if not kept:
         raise BadUsage(f"job {job.id} has ended, and no stacks were taken", hint=f"hvlaunch logs {job.id}")
     complain(f"job {job.id} has ended: this is what its workers were doing before they were stopped")
-    return list(kept[-1]["stacks"])
+    return kept[-1]
 
 
 def _text(part: range) -> str:
     return f"{part.start}-{part.stop - 1}/{part.step}"
 
 
-def _is_wanted(one: Mapping[str, Any], ranks: Ranks) -> bool:
-    return ranks is None or any(one["rank"] in part for part in ranks)
+def _is_wanted(rank: int, ranks: Ranks) -> bool:
+    return ranks is None or any(rank in part for part in ranks)

@@ -32,21 +32,28 @@ class Node:
 
 def merge(stacks: Iterable[tuple[int, Sequence[Frame]]]) -> Node:
     """The tree of these ranks' stacks."""
-    return _merge([(rank, tuple(frames)) for rank, frames in stacks])
-
-
-def _merge(stacks: Sequence[tuple[int, tuple[Frame, ...]]]) -> Node:
-    common = _common([frames for _, frames in stacks])
-    heads: dict[Frame, list[tuple[int, tuple[Frame, ...]]]] = {}
+    ranks: dict[int, set[int]] = {}
+    known: dict[
+        int, Sequence[Frame]
+    ] = {}  # most are one and the same: to compare them costs as much as they are deep
     for rank, frames in stacks:
+        known[id(frames)] = frames
+        ranks.setdefault(id(frames), set()).add(rank)
+    return _merge([(frozenset(ranks[number]), tuple(frames)) for number, frames in known.items()])
+
+
+def _merge(stacks: Sequence[tuple[frozenset[int], tuple[Frame, ...]]]) -> Node:
+    common = _common([frames for _, frames in stacks])
+    heads: dict[Frame, list[tuple[frozenset[int], tuple[Frame, ...]]]] = {}
+    for ranks, frames in stacks:
         rest = frames[len(common) :]
         if rest:
-            heads.setdefault(rest[0], []).append((rank, rest))
+            heads.setdefault(rest[0], []).append((ranks, rest))
     branches = sorted(
         (_merge(one) for one in heads.values()),
         key=lambda node: (len(node.ranks), min(node.ranks), _order(node.frames)),
     )
-    return Node(frozenset(rank for rank, _ in stacks), common, tuple(branches))
+    return Node(frozenset().union(*(ranks for ranks, _ in stacks)), common, tuple(branches))
 
 
 def _common(stacks: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:

@@ -1,7 +1,8 @@
 """Stacks of workers and of their children: what they are, and the form in which a host sends them. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ __all__ = [
     "as_json",
     "from_json",
     "process_stacks",
+    "whole_stacks",
 ]
 
 Source = Literal["py-spy", "faulthandler", "kernel"]
@@ -34,27 +36,24 @@ _SHAPE = {
     "is_child": flag,
     "source": of("py-spy", "faulthandler", "kernel"),
     "problem": or_null(text(512)),
-    "threads": several(
-        record(
-            {
-                "name": _NAME,
-                "is_python": flag,
-                "frames": several(
-                    lambda frame: (
-                        exactly(lambda _: True, 3)(frame)
-                        and _NAME(frame[0])
-                        and _PATH(frame[1])
-                        and _COUNT(frame[2])
-                    ),
-                    _MOST_FRAMES,
-                ),
-            }
+    "threads": several(_COUNT, _MOST_THREADS),
+}
+_THREAD = {
+    "name": _NAME,
+    "is_python": flag,
+    "frames": several(
+        lambda frame: (
+            exactly(lambda _: True, 3)(frame) and _NAME(frame[0]) and _PATH(frame[1]) and _COUNT(frame[2])
         ),
-        _MOST_THREADS,
+        _MOST_FRAMES,
     ),
 }
-STACKS = several(record(_SHAPE), _MOST_PROCESSES)
-"""What a host may send."""
+STACKS = {
+    "threads": several(record(_THREAD), _MOST_PROCESSES * _MOST_THREADS),
+    "stacks": several(record(_SHAPE), _MOST_PROCESSES),
+}
+"""What a host may send: each thread once, and stacks with the numbers of their threads."""
+_STACKS = record(STACKS)
 
 _LIBRARIES = ("site-packages", "dist-packages")
 
@@ -70,33 +69,35 @@ class Frame:
     @property
     def is_own(self) -> bool:
         """Whether it is the user's own code, and not a library's, Python's or the kernel's."""
-        return bool(self.file) and self._library_part() is None
+        return bool(self.file) and _library_part(self.file) is None
 
     @property
     def short_file(self) -> str:
         """Enough of the path to know the file by."""
         path = PurePosixPath(self.file)
-        return self._library_part() or "/".join(
+        return _library_part(self.file) or "/".join(
             path.parts[-2:] if path.stem.startswith("__") else path.parts[-1:]
         )
-
-    def _library_part(self) -> str | None:
-        """The path from the library on; None where the file is none of a library."""
-        parts = PurePosixPath(self.file).parts
-        if self.file.startswith(("<frozen", "[")) or any(".so" in name for name in parts[-1:]):
-            return parts[-1]
-        for number, part in enumerate(parts):
-            if part in _LIBRARIES:
-                return "/".join(parts[number + 1 :])
-        for number, part in enumerate(parts[:-1]):
-            if part in ("lib", "lib64") and parts[number + 1].startswith(("python3", "pypy3")):
-                return "/".join(parts[number + 2 :])
-        return None
 
     def __str__(self) -> str:
         if not self.file:
             return self.function
         return f"{self.function} ({self.short_file}{f':{self.line}' if self.line else ''})"
+
+
+@lru_cache(maxsize=1 << 14)
+def _library_part(file: str) -> str | None:
+    """The path from the library on; None where the file is none of a library."""
+    parts = PurePosixPath(file).parts
+    if file.startswith(("<frozen", "[")) or any(".so" in name for name in parts[-1:]):
+        return parts[-1]
+    for number, part in enumerate(parts):
+        if part in _LIBRARIES:
+            return "/".join(parts[number + 1 :])
+    for number, part in enumerate(parts[:-1]):
+        if part in ("lib", "lib64") and parts[number + 1].startswith(("python3", "pypy3")):
+            return "/".join(parts[number + 2 :])
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,33 +136,54 @@ class ProcessStack:
         return any(thread.is_python for thread in self.threads)
 
 
-def process_stacks(host: str, found: object) -> tuple[ProcessStack, ...] | None:
+def process_stacks(host: str, found: Any) -> tuple[ProcessStack, ...] | None:
     """What a host has sent; None where it has not the form."""
-    if not STACKS(found):
+    if not _STACKS(found):
         return None
-    assert isinstance(found, list)  # noqa: S101 (for the type checker)
-    return tuple(_process(host, one) for one in found)
-
-
-def _process(host: str, found: Mapping[str, Any]) -> ProcessStack:
-    threads = tuple(
+    threads = [
         ThreadStack(one["name"], tuple(Frame(*frame) for frame in one["frames"]), one["is_python"])
         for one in found["threads"]
+    ]
+    if any(number >= len(threads) for one in found["stacks"] for number in one["threads"]):
+        return None
+    return tuple(
+        ProcessStack(host=host, **{**one, "threads": tuple(threads[number] for number in one["threads"])})
+        for one in found["stacks"]
     )
-    return ProcessStack(host=host, **{**found, "threads": threads})
 
 
-def from_json(found: Mapping[str, Any]) -> ProcessStack:
-    """One of as_json()."""
-    threads = tuple(
+def as_json(stacks: Iterable[ProcessStack]) -> dict[str, Any]:
+    """As programs get them: `threads` has each once, `stacks` the processes with the numbers of their threads."""
+    numbers: dict[ThreadStack, int] = {}
+    known: dict[int, int] = {}  # by identity: to find an equal one costs as much as it is deep
+    found = []
+    for one in stacks:
+        for thread in one.threads:
+            if id(thread) not in known:
+                known[id(thread)] = numbers.setdefault(thread, len(numbers))
+        mine = {name: getattr(one, name) for name in ProcessStack.__slots__}
+        found.append({**mine, "threads": [known[id(thread)] for thread in one.threads]})
+    return {"threads": [_thread(thread) for thread in numbers], "stacks": found}
+
+
+def _thread(thread: ThreadStack) -> dict[str, Any]:
+    frames = [{"function": one.function, "file": one.file, "line": one.line} for one in thread.frames]
+    return {"name": thread.name, "frames": frames, "is_python": thread.is_python}
+
+
+def from_json(found: Mapping[str, Any]) -> list[ProcessStack]:
+    """Those of as_json()."""
+    threads = [
         ThreadStack(one["name"], tuple(Frame(**frame) for frame in one["frames"]), one["is_python"])
         for one in found["threads"]
-    )
-    return ProcessStack(**{**found, "threads": threads})
+    ]
+    return [
+        ProcessStack(**{**one, "threads": tuple(threads[number] for number in one["threads"])})
+        for one in found["stacks"]
+    ]
 
 
-def as_json(stacks: Sequence[ProcessStack]) -> list[dict[str, Any]]:
-    """As programs get them: frames are objects with `function`, `file` and `line`."""
-    from dataclasses import asdict  # noqa: PLC0415 (when somebody asks)
-
-    return [asdict(one) for one in stacks]
+def whole_stacks(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The processes of as_json(), each with its threads themselves."""
+    threads = found["threads"]
+    return [{**one, "threads": [threads[number] for number in one["threads"]]} for one in found["stacks"]]

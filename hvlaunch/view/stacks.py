@@ -1,37 +1,18 @@
 """Stacks as a page or a screen shows them, of what POST /stacks gives. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hvlaunch.console.visible import visible
 from hvlaunch.telemetry.merge import summary, tree_lines
-from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
+from hvlaunch.telemetry.stack import from_json
 
 __all__ = ["shown_stacks"]
 
 
 def shown_stacks(answer: Mapping[str, Any]) -> dict[str, Any]:
     """`summary` is one line, `lines` is all of it: equal stacks are one, the rarest first."""
-    stacks = _stacks(answer["stacks"])
+    stacks = from_json(answer)
     if not stacks:
         return {"summary": "no workers", "lines": []}
     return {"summary": visible(summary(stacks)), "lines": [visible(line) for line in tree_lines(stacks)]}
-
-
-def _stacks(found: Iterable[Mapping[str, Any]]) -> list[ProcessStack]:
-    return [
-        ProcessStack(
-            **{
-                **one,
-                "threads": tuple(
-                    ThreadStack(
-                        thread["name"],
-                        tuple(Frame(**frame) for frame in thread["frames"]),
-                        thread["is_python"],
-                    )
-                    for thread in one["threads"]
-                ),
-            }
-        )
-        for one in found
-    ]

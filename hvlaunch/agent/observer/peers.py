@@ -101,7 +101,7 @@ def _address(text: str) -> str:
 
 
 def ask_ras(port: int) -> Optional[str]:
-    """What NCCL says of its communicators, as JSON or, before 2.28, as text; None where no NCCL of this user's answers."""
+    """What NCCL says of its communicators, as JSON, or as text where it knows no JSON; None where no NCCL of this user's answers."""
     ours = {
         one.address
         for one in _connections("/proc/self/net")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Stack = Dict[str, Any]
     Frame = List[Any]
 
-__all__ = ["STACK_SIGNAL", "answer", "find_py_spy", "shortened", "take_py_spy", "take_stacks"]
+__all__ = ["STACK_SIGNAL", "answer", "find_py_spy", "packed", "shortened", "take_py_spy", "take_stacks"]
 
 STACK_SIGNAL = signal.SIGRTMIN + 11
 """As in hvlaunch/torch/stack_signal.py."""
@@ -72,7 +72,8 @@ def answer(question: Dict[str, Any]) -> Dict[str, Any]:
     workers = [(rank, pid) for rank, pid in question["workers"]]
     seconds, native = question["seconds"], question["native"]
     found = take_stacks(workers, seconds, question["scratch"], py_spy, native=native)
-    said = {"stacks": shortened(found, _MOST_ANSWER), "lacks": None if py_spy else os.uname().machine}
+    lacks = None if py_spy else os.uname().machine
+    said = {**packed(shortened(found, _MOST_ANSWER)), "lacks": lacks}
     return said if search is None else {**said, "has": search.result(deadline)}
 
 
@@ -147,6 +148,22 @@ def shortened(stacks: List[Stack], most: int) -> List[Stack]:
     while len(json.dumps(stacks)) > most:
         del stacks[len(stacks) // 2 :]
     return stacks
+
+
+def packed(stacks: Sequence[Stack]) -> Dict[str, Any]:
+    """The same with each thread that is like another once: stacks have the numbers of their threads. Most ranks do the same."""
+    numbers: Dict[str, int] = {}
+    threads: List[Stack] = []
+    found = []
+    for one in stacks:
+        mine = []
+        for thread in one["threads"]:
+            number = numbers.setdefault(json.dumps(thread), len(numbers))
+            if number == len(threads):
+                threads.append(thread)
+            mine.append(number)
+        found.append(dict(one, threads=mine))
+    return {"threads": threads, "stacks": found}
 
 
 def _is_python(pid: int) -> bool:

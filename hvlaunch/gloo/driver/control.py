@@ -195,9 +195,7 @@ class Control:
 
             giver = _Giver(give)
             self._post(
-                StacksWanted(
-                    lambda found: giver(Answer(200, _json({"stacks": as_json(found)}))), ranks, native=native
-                )
+                StacksWanted(lambda found: giver(Answer(200, _json(as_json(found)))), ranks, native=native)
             )
             return giver.call_off
 

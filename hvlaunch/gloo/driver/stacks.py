@@ -31,7 +31,7 @@ _NATIVE = 20.0
 _ON_THE_WAY = 4.0
 _BRINGING = 60.0
 _LONGEST_PROBLEM = 512
-_ANSWER = record({"stacks": STACKS, "lacks": or_null(text(64)), "has": or_null(flag)}, optional=("has",))
+_ANSWER = record({**STACKS, "lacks": or_null(text(64)), "has": or_null(flag)}, optional=("has",))
 """`lacks` is the machine's architecture where it has no py-spy; `has` whether it has what was sought."""
 
 Sought = tuple[str, str]
@@ -90,7 +90,7 @@ def _stacks_of(answer: Answer, pids: Mapping[int, int]) -> list[ProcessStack]:
     problem = answer.problem
     found: Sequence[ProcessStack] = ()
     if problem is None and _ANSWER(answer.found):
-        found = process_stacks(answer.host, answer.found["stacks"]) or ()
+        found = process_stacks(answer.host, {name: answer.found[name] for name in STACKS}) or ()
     elif problem is None:
         problem = "its observer does not speak as one"
     known = [one for one in found if one.rank in pids]
@@ -235,7 +235,7 @@ class Stacks:
     def _keep(self, began: float, found: Sequence[ProcessStack]) -> None:
         if self._file is None or not found:
             return
-        line = json.dumps({"time": began, "stacks": as_json(found)}).encode() + b"\n"
+        line = json.dumps({"time": began, **as_json(found)}).encode() + b"\n"
         with suppress(OSError):  # a full disk: the report has the essence
             descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "ab") as file:

@@ -24,7 +24,7 @@ ANSWERS = {
     b"/totals": {**TOTALS, "recoveries": {"bounds": [], "counts": [0], "seconds": 0.0}},
     b"/job": {**STATE, "workers": [], "hosts": []},
     b"/events": {"next": 0, "missed": 0, "events": []},
-    b"/stacks": {"stacks": []},
+    b"/stacks": {"threads": [], "stacks": []},
     b"/signal": {},
 }
 HERE = {"bind": None, "is_open": False}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.agent.observer.stacks import packed
 from hvlaunch.gloo.driver import stacks as module
 from hvlaunch.gloo.driver.observers import Answer, Target
 from hvlaunch.gloo.driver.stacks import STACKS_FILE, Stacks, kept_stacks
@@ -52,7 +53,7 @@ class Hosts:
         return found
 
     def answer(self, name: str, *processes: dict[str, Any], lacks: str | None = None, **more: object) -> None:
-        self.calls[name](Answer(name, {"stacks": list(processes), "lacks": lacks, **more}))
+        self.calls[name](Answer(name, {**packed(processes), "lacks": lacks, **more}))
 
 
 @pytest.fixture
@@ -94,7 +95,10 @@ def test_only_the_ranks_that_were_asked_for(hosts: Hosts, taking: Stacks) -> Non
 @pytest.mark.parametrize(
     ("found", "problem"),
     [
-        ({"stacks": [{**said(2), "threads": 7}], "lacks": None}, "its observer does not speak as one"),
+        (
+            {"threads": [], "stacks": [{**said(2), "threads": 7}], "lacks": None},
+            "its observer does not speak as one",
+        ),
         ("nonsense", "its observer does not speak as one"),
         (None, "its observer does not speak as one"),
     ],
@@ -152,8 +156,8 @@ def test_a_host_without_py_spy_is_brought_it_once(
     machine = os.uname().machine
     begun = dict(hosts.calls)
     for _ in range(2):
-        begun["a"](Answer("a", {"stacks": [], "lacks": machine}))
-        begun["b"](Answer("b", {"stacks": [], "lacks": "another"}))
+        begun["a"](Answer("a", {**packed([]), "lacks": machine}))
+        begun["b"](Answer("b", {**packed([]), "lacks": "another"}))
     brought = [(name, content) for kind, name, content in hosts.asked if kind == "py_spy"]
     assert [name for name, _ in brought] == ["a"]
     assert brought[0][1]["scratch"] == "/tmp/a"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.observer import stacks
-from hvlaunch.agent.observer.stacks import STACK_SIGNAL, find_py_spy, take_stacks
+from hvlaunch.agent.observer.stacks import STACK_SIGNAL, find_py_spy, packed, take_stacks
 from hvlaunch.telemetry.merge import summary
 from hvlaunch.telemetry.stack import process_stacks
 from hvlaunch.torch import stack_signal
@@ -78,7 +78,7 @@ def fake(tmp_path: Path, script: str) -> str:
 
 def only(found: list[dict[str, Any]]) -> dict[str, Any]:
     """The only one, which is of the form that a driver takes."""
-    assert process_stacks("a", json.loads(json.dumps(found))) is not None
+    assert process_stacks("a", json.loads(json.dumps(packed(found)))) is not None
     (one,) = found
     return one
 
@@ -101,7 +101,7 @@ def test_what_runs_in_a_shell_is_a_child_of_the_rank(run: Run, tmp_path: Path) -
     found = take_stacks([(0, shell.pid)], 5.0, str(tmp_path), PY_SPY)
     assert [one["is_child"] for one in found] == [False, True]
     assert found[0]["source"] == "kernel"
-    known = process_stacks("a", found)
+    known = process_stacks("a", packed(found))
     assert known is not None
     if os.access(PY_SPY, os.X_OK):
         assert summary(known) == "rank 0 in doze (script.py:5)"
@@ -214,10 +214,10 @@ def test_a_driver_brings_py_spy_into_the_jobs_directory(
     monkeypatch.setenv("PATH", "/no/such")
     monkeypatch.setattr(sys, "executable", "/no/python")
     question = {"scratch": str(tmp_path), "workers": [], "seconds": 1.0, "native": False}
-    assert stacks.answer(question) == {"stacks": [], "lacks": os.uname().machine}
+    assert stacks.answer(question) == {"threads": [], "stacks": [], "lacks": os.uname().machine}
     stacks.take_py_spy({"scratch": str(tmp_path), "data": zlib.compress(Path("/bin/true").read_bytes())})
     assert (tmp_path / "py-spy").stat().st_mode & 0o777 == 0o700
-    assert stacks.answer(question) == {"stacks": [], "lacks": None}
+    assert stacks.answer(question) == {"threads": [], "stacks": [], "lacks": None}
 
 
 def test_an_answer_is_as_long_as_it_may_be() -> None:

@@ -1,5 +1,6 @@
 """Stacks of many ranks as one text."""
 
+import json
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -7,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvlaunch.telemetry.merge import Node, merge, summary, tree_lines, where
-from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack, process_stacks
+from hvlaunch.telemetry.stack import (
+    Frame,
+    ProcessStack,
+    ThreadStack,
+    as_json,
+    from_json,
+    process_stacks,
+    whole_stacks,
+)
 
 Stacks = list[tuple[int, tuple[Frame, ...]]]
 
@@ -138,12 +147,13 @@ _SENT = {
     "is_child": False,
     "source": "py-spy",
     "problem": None,
-    "threads": [{"name": "MainThread", "is_python": True, "frames": [["main", "/home/me/train.py", 12]]}],
+    "threads": [0, 0],
 }
+_THREAD = {"name": "MainThread", "is_python": True, "frames": [["main", "/home/me/train.py", 12]]}
 
 
 def test_what_a_host_sends_becomes_stacks() -> None:
-    found = process_stacks("b", [_SENT])
+    found = process_stacks("b", {"threads": [_THREAD], "stacks": [_SENT]})
     assert found is not None
     (one,) = found
     assert (one.host, one.rank, one.threads[0].frames) == ("b", 3, (MAIN,))
@@ -158,10 +168,29 @@ def test_what_a_host_sends_becomes_stacks() -> None:
         [{**_SENT, "more": 1}],
         [{**_SENT, "source": "guess"}],
         [{**_SENT, "command": "\x1b[2J"}],
-        [{**_SENT, "threads": [{"name": "x", "is_python": True, "frames": [["f", "a.py"]]}]}],
-        [{**_SENT, "threads": [{"name": "x", "is_python": True, "frames": [["f", "a\n.py", 1]]}]}],
-        [{**_SENT, "threads": [{"name": "x", "is_python": True, "frames": ["f" * 3]}]}],
+        [{**_SENT, "threads": [1]}],
+        [{**_SENT, "threads": [-1]}],
+        [{**_SENT, "threads": [_THREAD]}],
     ],
 )
 def test_what_has_not_the_form_is_not_taken(wrong: object) -> None:
-    assert process_stacks("b", wrong) is None
+    assert process_stacks("b", {"threads": [_THREAD], "stacks": wrong}) is None
+
+
+@pytest.mark.parametrize("frame", [["f", "a.py"], ["f", "a\n.py", 1], "f" * 3])
+def test_a_thread_that_has_not_the_form_is_not_taken(frame: object) -> None:
+    assert process_stacks("b", {"threads": [{**_THREAD, "frames": [frame]}], "stacks": []}) is None
+
+
+def test_stacks_as_programs_get_them_have_each_thread_once() -> None:
+    sent = {
+        "threads": [_THREAD, {**_THREAD, "name": "other"}],
+        "stacks": [_SENT, {**_SENT, "rank": 4, "threads": [1]}],
+    }
+    found = [one for host in "ab" for one in process_stacks(host, sent) or ()]
+    data = json.loads(json.dumps(as_json(found)))
+    assert [one["threads"] for one in data["stacks"]] == [[0, 0], [1], [0, 0], [1]]
+    assert len(data["threads"]) == 2
+    assert from_json(data) == found
+    frames = [{"function": "main", "file": "/home/me/train.py", "line": 12}]
+    assert whole_stacks(data)[3]["threads"] == [{"name": "other", "is_python": True, "frames": frames}]
