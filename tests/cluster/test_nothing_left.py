@@ -200,8 +200,14 @@ def test_scratch_directories_are_gone(cluster: TestHosts) -> None:
     leave = "import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('x')"
     assert Job(cluster, ["-H", "a:2,b:2", sys.executable, "-c", leave]).code() == 0
     for name in "ab":
-        listing = cluster[name].run(["sh", "-c", "ls -d /tmp/hvlaunch-* 2>/dev/null"]).stdout
-        assert listing == ""
+        ls = [
+            "sh",
+            "-c",
+            "ls -d /tmp/hvlaunch-* 2>/dev/null",
+        ]  # one of a job that was killed before may just be going
+        wait_until(
+            lambda ls=ls, name=name: not cluster[name].run(ls).stdout, f"nothing in /tmp on {name}", 60
+        )
 
 
 def test_local_workers_leave_nothing_either(cluster: TestHosts) -> None:
