@@ -199,15 +199,13 @@ def test_a_stopped_driver_is_given_up_and_cleaned_up_after(cluster: TestHosts) -
 def test_scratch_directories_are_gone(cluster: TestHosts) -> None:
     leave = "import os; open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('x')"
     assert Job(cluster, ["-H", "a:2,b:2", sys.executable, "-c", leave]).code() == 0
-    for name in "ab":
-        ls = [
-            "sh",
-            "-c",
-            "ls -d /tmp/hvlaunch-* 2>/dev/null",
-        ]  # one of a job that was killed before may just be going
-        wait_until(
-            lambda ls=ls, name=name: not cluster[name].run(ls).stdout, f"nothing in /tmp on {name}", 60
-        )
+    ls = ["sh", "-c", "ls -d /tmp/hvlaunch-* 2>/dev/null"]
+
+    def are_gone() -> bool:
+        """Those of this job are; one of a job that was killed before may just be going."""
+        return not any(cluster[name].run(ls).stdout for name in "ab")
+
+    wait_until(are_gone, "nothing is in /tmp")
 
 
 def test_local_workers_leave_nothing_either(cluster: TestHosts) -> None:
