@@ -11,6 +11,7 @@ import torch
 from hvlaunch.rendezvous import Client
 from hvlaunch.rendezvous.round_messages import ASKS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
 from hvlaunch.rendezvous.serving.server import RendezvousServer
+from tests.unit.torch.ranks import all_forked
 
 __all__ = ["LONG", "PlayedJob", "mark", "me"]
 
@@ -31,8 +32,7 @@ class PlayedJob:
         self.workers = [
             context.Process(target=self._work, args=(train, number), daemon=True) for number in range(size)
         ]
-        for worker in self.workers:
-            worker.start()
+        all_forked(self.workers)
         self.round = -1
         self.seated: list[int] = []
 

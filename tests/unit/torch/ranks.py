@@ -1,11 +1,13 @@
 """Ranks of a job as forks of the test's process, which has torch imported already; and their rendezvous."""
 
+import gc
 import multiprocessing
 import os
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -15,9 +17,17 @@ from hvlaunch.torch import current
 from hvlaunch.torch.place import Place
 from hvlaunch.torch.world import World
 
-__all__ = ["in_forks", "in_worlds"]
+__all__ = ["all_forked", "in_forks", "in_worlds"]
 
 LONG = 90.0
+
+
+def all_forked(workers: Iterable[BaseProcess]) -> None:
+    """Start them. What is garbage here is not theirs to collect: a group of Gloo's waits in its end for threads that no fork has."""
+    gc.freeze()
+    for worker in workers:
+        worker.start()
+    gc.unfreeze()
 
 
 def in_forks(ranks: Iterable[int], call: Callable[[int], Any]) -> list[Any]:
@@ -38,8 +48,7 @@ def in_forks(ranks: Iterable[int], call: Callable[[int], Any]) -> list[Any]:
         os._exit(0)  # torch's and pytest's endings are the parent's
 
     workers = [context.Process(target=work, args=(rank,), daemon=True) for rank in ranks]
-    for worker in workers:
-        worker.start()
+    all_forked(workers)
     told: list[tuple[int, Any, str | None]] = []
     while len(told) < len(workers) and (not told or told[-1][2] is None):
         told.append(results.get())
