@@ -153,6 +153,27 @@ def a_cooldown_doubles_beyond_its_most(patch: Patch) -> None:
     instead(patch, Cooldown, "begin", wrong)
 
 
+def a_cooldown_never_doubles(patch: Patch) -> None:
+    def wrong(right, self, now, bounds):
+        self.count = 0
+        return right(self, now, bounds)
+
+    instead(patch, Cooldown, "begin", wrong)
+
+
+def who_was_excluded_begins_anew(patch: Patch) -> None:
+    afterwards(patch, Policy, "exclude", lambda _, _self, host, *_args: setattr(host, "strikes", 0))
+
+
+def who_leaves_a_round_has_no_time(patch: Patch) -> None:
+    afterwards(
+        patch,
+        AskingWorkers,
+        "break_off",
+        lambda _, _self, current, _cause, now: setattr(current, "leave_by", now + 0.5),
+    )
+
+
 def the_wrong_host_is_excluded(patch: Patch) -> None:
     instead(
         patch, Policy, "exclude", lambda right, self, _, *args: right(self, next(iter(self._pool)), *args)
@@ -396,6 +417,9 @@ BUGS: Sequence[Bug] = (
     Bug(a_host_is_connected_in_its_cooldown, "is connected in its cool-down", 16),
     Bug(nobody_wakes_up_after_a_cooldown, "whose cool-down is over", 125),
     Bug(a_cooldown_doubles_beyond_its_most, "excluded for 16.0 s", 432),
+    Bug(a_cooldown_never_doubles, "s, in place of", 16),
+    Bug(who_was_excluded_begins_anew, "fails again, and is not excluded", 493),
+    Bug(who_leaves_a_round_has_no_time, "as late, and have asked", 39),
     Bug(spares_are_forgotten, "no worker is started in", 8),
     Bug(a_round_begins_before_the_last_is_over, "is still in its round", 11),
     Bug(fresh_workers_start_beside_old_ones, "have workers already", 11),

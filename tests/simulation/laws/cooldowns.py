@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.course import AT_WORK
 from tests.simulation.laws.law import Law
+
+if TYPE_CHECKING:
+    from tests.simulation.elastic_world import ElasticWorld
 
 __all__ = ["Cooldowns"]
 
@@ -17,6 +21,11 @@ _FOR_NEEDED = (5.0, 300.0)
 
 
 class Cooldowns(Law):
+    def __init__(self, world: "ElasticWorld") -> None:
+        super().__init__(world)
+        self._last: dict[str, tuple[float, float]] = {}
+        """Until when each host's newest was, and for how long."""
+
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         for action in actions:
             if isinstance(action, do.Connect):
@@ -25,15 +34,21 @@ class Cooldowns(Law):
                     f"{action.host.name} is connected in its cool-down"
                 )
             elif isinstance(action, tell.HostExcluded):
-                self._check_length(action.seconds)
+                self._check_length(action.host, action.seconds)
+            elif isinstance(action, tell.HostNotUsable) and action.problem.host is not None:
+                self._check_length(action.problem.host, action.retry_in)
 
-    def _check_length(self, seconds: float | None) -> None:
+    def _check_length(self, name: str, seconds: float | None) -> None:
         bounds = self.world.options.cooldown
         if bounds is None:
             assert seconds is None or _FOR_NEEDED[0] <= seconds <= _FOR_NEEDED[1], f"excluded for {seconds} s"
             return
         assert seconds is not None, "excluded for good"
-        assert bounds[0] <= seconds <= bounds[1], f"excluded for {seconds} s"
+        least, most = bounds
+        until, last = self._last.get(name, (-math.inf, 0.0))
+        right = least if self.ledger.now > until + 2 * most else min(most, 2 * last)
+        assert seconds == right, f"{name} is excluded for {seconds} s, in place of {right}"
+        self._last[name] = (self.ledger.now + seconds, seconds)
 
     def _check_lost(self) -> None:
         """A host that was lost is not excluded for good while the job can't do without it."""

@@ -31,6 +31,23 @@ class Strikes(Law):
                     self._check(action.host, action.cause.cause, actions)
                 self._excluded.add(action.host)
 
+            elif isinstance(action, do.Break | tell.RoundEnding):
+                self._check_probation(event, action.cause, actions)
+
+    def _check_probation(self, event: on.Event, cause: why.Cause, actions: Sequence[do.Action]) -> None:
+        """Who has been excluded is again at its next failure, if the job can do without it."""
+        if not (isinstance(cause, why.WorkerEnded) and isinstance(event, on.WorkerExited)):
+            return
+        ledger, name, current = self.ledger, cause.host, self.ledger.current
+        is_own = event.host == name and event.look != "consequence"
+        if not is_own or current is None or name not in self._excluded or current.is_fruitful(ledger.now):
+            return
+        slots = sum(host.slots for host in ledger.usable() if host.name != name)
+        holders = {one.host for one in ledger.living() if one.commit >= 0}
+        is_excluded = any(isinstance(one, tell.HostExcluded) and one.host == name for one in actions)
+        is_needed = slots < self.world.options.min_np or holders == {name}
+        assert is_excluded or is_needed or self.world.is_late, f"{name} fails again, and is not excluded"
+
     def _check(
         self, name: str, last: why.WorkerEnded | why.WorkerHangs, actions: Sequence[do.Action]
     ) -> None:
