@@ -207,10 +207,13 @@ class ElasticWorld(Play):
         return self.is_catching_up or self.is_asleep
 
     def wake_up(self) -> None:
-        """Read what came while the driver was stopped."""
+        """Read what came while the driver was stopped, unless it was stopped again."""
+        if self.is_asleep:
+            return
         missed, self._missed = self._missed, []
         self.is_catching_up = True
         late = self.now - self.asleep_since - self.spec.lease / PULSES
+        self.asleep_since = self.now
         if late > LATE:
             self.tell(on.DriverStopped(late))
         for event, host, agent in missed:

@@ -202,8 +202,8 @@ def fall_asleep(world: "ElasticWorld") -> bool:
     if seconds < world.spec.lease / PULSES + LATE:
         world.faulty.update(world.hosts)  # the driver can't know that it was stopped
     world.asleep_since = world.asleep_since if world.is_asleep else world.now
-    world.asleep_until = world.now + seconds
-    world.at(world.asleep_until - world.now, world.wake_up)
+    world.asleep_until = max(world.asleep_until, world.now + seconds)
+    world.at(seconds, world.wake_up)
     return True
 
 
