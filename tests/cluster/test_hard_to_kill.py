@@ -62,6 +62,7 @@ def told(job: Job, host: Host, workers: int) -> None:
     assert {int(pid) for pid in line.rpartition(":")[2].split(",")} == {process.pid for process in left}
 
 
+@pytest.mark.long  # as below
 def test_frozen_workers(cluster: TestHosts, freezer: Group) -> None:
     job = Job(cluster, ["-H", "a:2,b:1", *OPTIONS, *entering(freezer, "sh", "-c", FAMILY)]).saw("ready", 3)
     family(cluster["a"], 2)
@@ -72,6 +73,7 @@ def test_frozen_workers(cluster: TestHosts, freezer: Group) -> None:
     told(job, cluster["b"], 1)
 
 
+@pytest.mark.long  # the agent's own test of it is in tests/unit/agent
 def test_workers_that_another_user_owns(new_hosts: Callable[..., TestHosts]) -> None:
     """As with sudo: all their ids are root's."""
     hosts = new_hosts(["a"], users=["bob"])

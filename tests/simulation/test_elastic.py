@@ -20,7 +20,7 @@ from tests.simulation.elastic_world import ElasticWorld
 from tests.simulation.planted import MOST_SEEDS, first_found
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 10_000
+SEEDS = 5_000
 SHARDS = 40
 SHOWN = 120
 ENOUGH_FOR_A_MUTANT = 500
