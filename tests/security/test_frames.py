@@ -8,7 +8,7 @@ import pytest
 from hvlaunch.agent.frames import FRAME_COST, LAST_OUTPUT, OUTPUT_CHUNK, RELAY_WINDOW
 from hvlaunch.gloo.engine import events as on
 from tests.unit.gloo.fakes import FACTS, HELLO
-from tests.unit.gloo.test_link import WINDOW, Rig
+from tests.unit.gloo.link_rig import WINDOW, Rig
 
 ABOUT = {"round": 0, "slot": 0, "start": 0}
 LAST = 3 * (LAST_OUTPUT + 2 * OUTPUT_CHUNK)
