@@ -18,7 +18,7 @@ from tests.security.conftest import BOB
 from tests.security.test_frames import REACHED
 from tests.unit.agent.harness import AgentProcess, until
 from tests.unit.agent.test_relay import ALWAYS
-from tests.unit.gloo.test_link import Rig
+from tests.unit.gloo.link_rig import Rig
 
 Launch = Callable[..., AgentProcess]
 
