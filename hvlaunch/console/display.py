@@ -84,7 +84,8 @@ class Display:
         if self._touched and self._unfinished is not None:
             for key in self._touched:
                 splitter = self._splitters.get(key)
-                self._unfinished.note(key, b"" if splitter is None else splitter.unfinished)
+                is_short = splitter is not None and splitter.waiting <= self._unfinished.longest
+                self._unfinished.note(key, splitter.unfinished if splitter and is_short else b"")
         self._touched.clear()
 
     @property

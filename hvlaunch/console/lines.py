@@ -49,6 +49,11 @@ class LineSplitter:
         """The unfinished line, where it is neither a progress bar's nor one that is passed on in pieces."""
         return b"" if self._inside or self.state is not None else bytes(self._waiting)
 
+    @property
+    def waiting(self) -> int:
+        """Bytes of the unfinished line, whatever it is."""
+        return len(self._waiting)
+
     def forget(self) -> None:
         """The unfinished line has been ended elsewhere: what comes next begins a line."""
         self._waiting.clear()

@@ -65,11 +65,11 @@ class SeenFile:
 
 
 class SeenFrames:
-    """Those of one link."""
+    """Those of one link. tell() is for any thread, all else for the printer's."""
 
     def __init__(self, numbers: memoryview) -> None:
         self._numbers = numbers
-        self._lock = threading.Lock()
+        self._telling = threading.Lock()
 
     @property
     def last(self) -> Seen:
@@ -77,7 +77,8 @@ class SeenFrames:
 
     def tell(self, number: int) -> None:
         """The agent is about to be told that it need not keep any frame up to this one."""
-        self._set(0, number)
+        with self._telling:
+            self._set(0, number)
 
     def print(self, stream: Stream, number: int) -> None:
         """The output of this frame is printed: it was, or will be in the next moment."""
@@ -85,10 +86,8 @@ class SeenFrames:
 
     def take_back(self, stream: Stream, number: int) -> None:
         """The output of this frame, and what came after it, was not printed."""
-        with self._lock:
-            place = _PLACES[stream]
-            self._numbers[place] = min(self._numbers[place], number - 1)
+        place = _PLACES[stream]
+        self._numbers[place] = min(self._numbers[place], number - 1)
 
     def _set(self, place: int, number: int) -> None:
-        with self._lock:
-            self._numbers[place] = max(self._numbers[place], number)
+        self._numbers[place] = max(self._numbers[place], number)

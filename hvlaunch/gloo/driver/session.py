@@ -206,7 +206,8 @@ class HostSession:
                     if self._is_new(kind):
                         self.has_bye |= kind == "bye"
                         yield header, body
-                    if self._session.received(kind, len(body) + FRAME_COST):
+                    size = 0 if kind == "output" else len(body)  # of output the agent is told with its credit
+                    if self._session.received(kind, size + FRAME_COST):
                         self.send({"type": "have"})
             except OSError as error:
                 self.broken = self.broken or str(error) or type(error).__name__

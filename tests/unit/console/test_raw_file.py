@@ -9,6 +9,7 @@ import tty
 
 import pytest
 
+from hvlaunch.console.outlet import BATCH
 from hvlaunch.console.raw_file import RawFile, same_place
 
 
@@ -42,6 +43,15 @@ def screen():
         yield read, write
 
 
+def test_a_pipe_that_was_full_holds_a_whole_page_from_then_on(pipe):
+    _, write = pipe
+    file = RawFile(write, "stdout")
+    before = fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)
+    assert file.write([b"x" * before]) == []
+    assert fcntl.fcntl(write, fcntl.F_GETPIPE_SZ) == before  # most never are
+    assert file.write([b"x" * BATCH]) == []
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["pipe", "socket_pair", "screen"])
 @pytest.mark.parametrize("count", [1, 7, 5000])
@@ -49,7 +59,7 @@ def test_what_is_not_taken_at_once_is_left_and_arrives_in_order(request, kind, c
     """Nothing waits in it, and the descriptor stays as it is for others."""
     read, write = request.getfixturevalue(kind)
     file = RawFile(write, "stdout")
-    parts = [os.urandom(index % 5 * 100) for index in range(count)] + [b"x" * 500_000]
+    parts = [os.urandom(index % 5 * 100) for index in range(count)] + [b"x" * 3_000_000]
     whole = b"".join(parts)
     got = b""
     rest: list[bytes] | list[memoryview] = parts

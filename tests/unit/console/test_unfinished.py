@@ -1,5 +1,7 @@
 """What is shown nowhere when its driver is killed is kept: how a line begins, and lines that wait to be merged."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -91,6 +93,36 @@ def test_a_note_that_is_not_whole_is_none(path: Path) -> None:
         file.seek(9)
         file.write(b"?")
     assert lines.read() == {(0, "stderr"): b"two"}
+
+
+def test_a_line_that_grows_and_shrinks(path: Path) -> None:
+    """Short ones are written to shared memory, long ones are not; each is whole for who reads."""
+    lines = UnfinishedLines(path)
+    for size in (1, 3, 2, 60_000, 4000, 5, 5000, 1, 0, 7):
+        text = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+        for rank in (0, 300):
+            lines.note((rank, "stderr"), text)
+        expected = {(0, "stderr"): text, (300, "stderr"): text} if text else {}
+        assert UnfinishedLines(path).read() == expected
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from hvlaunch.console.unfinished import UnfinishedLines
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
+lines = UnfinishedLines(Path(sys.argv[1]))
+for text in (b"a", b"ab"):
+    for rank in range(4):
+        lines.note((rank, "stdout"), text)
+print(sorted(lines.read().items()))
+"""
+
+
+def test_where_there_is_no_room_for_all_some_are_kept(path: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run
+    assert run.stdout == "[((0, 'stdout'), b'ab'), ((1, 'stdout'), b'ab')]\n"
 
 
 def test_lines_that_wait_to_be_merged_are_not_done_with() -> None:
