@@ -326,7 +326,7 @@ class Engine:
         if worker is None or self._health is None or self.phase not in AT_WORK or worker.is_ending:
             return []
         if isinstance(event, on.WorkerSuspended):
-            return self._follow(self._policy.hangs(worker, "stopped", now), now)
+            return self._follow(self._policy.suspended(worker, now), now)
         self._health.beat(worker, event.commit, now)
         is_first = not self._rounds.forming.sees_commits
         decision = self._policy.asked(worker, event, now)

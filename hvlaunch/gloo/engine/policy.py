@@ -242,25 +242,33 @@ class Policy:
         return Decision()
 
     def watch(self, health: Health, now: float) -> "Decision":
-        """Find the workers of a running round that hang."""
+        """Find the workers of a running round that hang.
+
+        All are killed before one of them is judged: no host is excluded because others seem to have the state, and are killed too.
+        """
+        silent = health.silent(now)
+        late = [worker for worker in health.stragglers(now) if worker not in silent]
+        kills = self._rounds.inspection.stop([*silent, *late], AT_ONCE, now, Trigger.HANGS)
         decision = Decision()
-        for worker in health.silent(now):
-            decision = decision.also(self.hangs(worker, "silent", now))
+        for worker in silent:
+            decision = decision.also(self._hangs(worker, "silent", now))
         if absent := health.absent(now):
             decision = decision.also(self.not_met(absent, now))
         if health.is_without_commit(now):
             decision = decision.also(self.no_commit(now))
-        for worker in health.stragglers(now):
-            decision = decision.also(self.hangs(worker, "late", now))
-        return decision
+        for worker in late:
+            decision = decision.also(self._hangs(worker, "late", now))
+        return decision.also(Decision(kills))
 
-    def hangs(self, worker: Worker, how: Literal["silent", "stopped", "late"], now: float) -> Decision:
+    def suspended(self, worker: Worker, now: float) -> Decision:
+        """A worker was stopped by a signal, and not continued."""
+        kill = self._rounds.inspection.stop([worker], AT_ONCE, now, Trigger.HANGS)
+        return self._hangs(worker, "stopped", now).also(Decision(kill))
+
+    def _hangs(self, worker: Worker, how: Literal["silent", "stopped", "late"], now: float) -> Decision:
         """A worker does not do what it should: it is killed, and counts as failed."""
-        if worker.is_ending:  # its host was excluded for another one a moment ago
-            return Decision()
         seconds = None if how == "late" or self._elastic is None else self._elastic.worker_timeout
         cause = why.WorkerHangs(worker.rank, worker.host, how, seconds)
-        kill = self._rounds.inspection.stop([worker], AT_ONCE, now, Trigger.HANGS)
         self._rounds.changed()
         failed = Decision()
         if self._rounds.is_member(worker):
@@ -270,7 +278,7 @@ class Policy:
             when = now - (self._workers.began_at or now)  # its host may be gone before its end is heard of
             killed = WorkerExit(rank=worker.rank, host=worker.host, signal=signal.SIGKILL, when=when)
             ending = ending._replace(failure=killed)
-        return Decision([tell.WorkerKilled(cause), *failed.actions, *kill], ending)
+        return Decision([tell.WorkerKilled(cause), *failed.actions], ending)
 
     def hung(self, event: on.JobHangs, now: float) -> Decision:
         """No worker gets on, and the user does not want to wait for what may never come."""

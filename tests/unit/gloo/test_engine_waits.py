@@ -166,6 +166,19 @@ def test_two_late_workers_of_a_host_that_is_excluded_for_the_first() -> None:
     assert [host for host, *_ in excluded(job)] == ["a"]
 
 
+def test_who_is_killed_in_the_same_turn_has_no_state_to_hand_over() -> None:
+    job = training("a:2,b:1", reset_timeout=6.0, worker_timeout=1e6)
+    job.exit("a", 0, 1)
+    job.ask("a", 0)
+    job.ask("a", 1, 0, 5)
+    assert places(job.ask("b", 0, 0, 5)).keys() == {"a/0", "a/1", "b/0"}
+    job.ask("a", 0, 1, 5, "a peer is gone")
+    job.now += 6.0
+    actions = job.play(on.Tick())
+    assert killed(job, actions) == ["a", "b"]
+    assert not excluded(job)
+
+
 # Agents that end, and do not
 
 
