@@ -48,6 +48,8 @@ class SimHost:
     """As the driver knows."""
     dead: int = -1
     """The agent that went with the power."""
+    killed: int = -1
+    """The agent that was killed, which the driver may not know yet: its port refuses others."""
     link: str = "none"
     agent: int = 0
     """Counts the connections."""
@@ -305,9 +307,9 @@ class ElasticWorld(Play):
             self.hear(host, on.HostProbed(host.name, target.name, address, probe.agent), agent)
 
         def try_all(pauses: Sequence[float]) -> None:
-            is_refused = (target.is_up and target.is_dead) or frozenset(
-                (host.name, target.name)
-            ) in self.cut_pairs
+            has_agent = target.agent not in (target.dead, target.killed)
+            pair = frozenset((host.name, target.name))
+            is_refused = (target.is_up and not has_agent) or pair in self.cut_pairs
             is_cut = not (host.reachable and target.reachable)
             if is_cut and not is_refused and pauses:
                 self.at(pauses[0], lambda: try_all(pauses[1:]))

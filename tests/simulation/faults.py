@@ -138,7 +138,7 @@ def lose_agent(world: "ElasticWorld") -> bool:
     host = a_host(world)
     world.faulty.add(host.name)
     world.all_die(host)
-    agent = host.agent
+    agent = host.killed = host.agent
 
     def noticed() -> None:
         world.all_die(host, agent)  # whom it was told to start when it was no more

@@ -19,7 +19,7 @@ from hvlaunch.gloo.engine.host_errors import no_list, no_start, stuck, unfit
 from hvlaunch.gloo.engine.life import InvalidTransition
 from hvlaunch.gloo.engine.lull import lull, pass_over, tally
 from hvlaunch.gloo.engine.network import LOOPBACK
-from hvlaunch.gloo.engine.outcome import group_state
+from hvlaunch.gloo.engine.outcome import GroupStates
 from hvlaunch.gloo.engine.policy import Decision, Ending, Policy
 from hvlaunch.gloo.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.gloo.engine.round import Round
@@ -61,7 +61,7 @@ class Engine:
         """When the first list of hosts must be there."""
         self._discovery_error = ""
         self._has_released = False
-        self._group: tuple[str, int | None] = ("", None)
+        self._group = GroupStates()
         self.hang: on.JobHangs | None = None
         """As long as the job hangs."""
         self.deadline: float | None = None
@@ -107,7 +107,8 @@ class Engine:
             actions += self._tick(now)
         self.deadline = self._next_deadline(now)
         if self._elastic is not None:
-            self._tell_group_state(actions)
+            has_workers = self._rounds.workers.size > 0
+            self._group.tell(actions, self._course.final, self._rounds.round, has_workers=has_workers)
         self.is_idle = is_early and not actions and before == tally(self._rounds, self._pool)
         return actions
 
@@ -143,6 +144,9 @@ class Engine:
             case on.HostQuiet() | on.HostAnswers():
                 if self._health is not None:
                     self._health.hears(event, now)
+                self._rounds.wiring.hears(event)
+                return self._proceed(now, is_minor=True)
+            case on.HostAway() | on.HostBack():
                 self._rounds.wiring.hears(event)
                 return self._proceed(now, is_minor=True)
             case on.DriverReplaced(seconds) | on.DriverStopped(seconds):
@@ -484,17 +488,3 @@ class Engine:
         self._due = min([*found, *(due for due in others if due is not None)], default=None)
         looks = self._health.next_check if self._health is not None and self.phase in AT_WORK else None
         return min((due for due in (self._due, looks) if due is not None), default=None)
-
-    def _tell_group_state(self, actions: list[Action]) -> None:
-        """Add to what is actions how the workers are, if that has changed. Finish stays the last."""
-        current = self._rounds.round
-        state = self._state(), None if current is None else current.number
-        if state != self._group:
-            self._group = state
-            is_over = bool(actions) and isinstance(actions[-1], do.Finish)
-            actions.insert(len(actions) - is_over, do.GroupState(*state))
-
-    def _state(self) -> str:
-        return self._course.final or group_state(
-            self._rounds.round, has_workers=self._rounds.workers.size > 0
-        )

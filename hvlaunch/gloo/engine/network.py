@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hvlaunch.errors import BadUsage, Problem, Unreachable
 from hvlaunch.gloo.engine.actions import Action, Probe
-from hvlaunch.gloo.engine.events import HostAnswers, HostFacts, HostProbed, HostQuiet
+from hvlaunch.gloo.engine.events import HostAnswers, HostAway, HostBack, HostFacts, HostProbed, HostQuiet
 
 __all__ = [
     "LOOPBACK",
@@ -209,6 +209,8 @@ _MOST_IN_DOUBT = 32
 """Hosts that all try each other: that grows with the square of their number."""
 _SETTLE = 0.3
 """Seconds that a better address may still take when each host can be reached at some."""
+_RETRY_AFTER = 2.0
+"""Seconds until two hosts try once more: where an agent is gone, its port refuses others before our connection to it ends."""
 
 
 class Wiring:
@@ -229,8 +231,8 @@ class Wiring:
         self._in_doubt = False
         self._quiet: set[str] = set()
         """Hosts that do not answer."""
-        self._retried: set[frozenset[str]] = set()
-        """Pairs that try each other once more, after they could not reach each other."""
+        self._retries: dict[frozenset[str], float | None] = {}
+        """When pairs that could not reach each other are to try once more; None: they do, or have."""
         self._until: float | None = None
         """How long it may take altogether."""
         self.network: Network | None = None
@@ -276,19 +278,21 @@ class Wiring:
         self._findings.pop(host, None)
         for targets in self._findings.values():
             targets.pop(host, None)
-        self._answers(host)
+        self._quiet.discard(host)
+        self._retries = {pair: due for pair, due in self._retries.items() if host not in pair}
         self._look_anew()
 
-    def hears(self, event: HostQuiet | HostAnswers) -> None:
+    def hears(self, event: HostQuiet | HostAnswers | HostAway | HostBack) -> None:
         """A host does not answer, or does again: whom it could not reach, and who could not reach it, are to try again."""
-        if isinstance(event, HostQuiet):
+        if isinstance(event, HostQuiet | HostAway):
             self._quiet.add(event.host)
         else:
-            self._answers(event.host)
+            self._quiet.discard(event.host)
+            self._retries.update({pair: 0.0 for pair in self._retries if event.host in pair})
 
-    def _answers(self, host: str) -> None:
-        self._quiet.discard(host)
-        self._retried = {pair for pair in self._retried if host not in pair}
+    def is_silent(self, host: str) -> bool:
+        """Whether it does not answer."""
+        return host in self._quiet
 
     def _look_anew(self) -> None:
         self.network, self._hosts, self.deadline = None, (), None
@@ -296,6 +300,7 @@ class Wiring:
     def prolong(self, seconds: float) -> None:
         """Nobody could hear: whatever is waited for has so much more time, and who does not answer has to be found out anew."""
         self._quiet.clear()
+        self._retries.clear()
         if self.deadline is not None:
             self.deadline += seconds
         if self._until is not None:
@@ -309,22 +314,25 @@ class Wiring:
         pair = frozenset((host, target))
         if self.network is None or self._until is None or now >= self._until:
             return True
+        is_certain = self._retries.setdefault(pair, now + _RETRY_AFTER) is None
         if pair & self._quiet:
             return False
-        is_certain = pair in self._retried
         for one, other in [] if is_certain else list(self.network.lacks()):
-            self._retried.add(frozenset((one, other)))
-            self.ask_again(one, other)
+            due = self._retries.setdefault(frozenset((one, other)), now + _RETRY_AFTER)
+            if due is not None and now >= due:
+                self._retries[frozenset((one, other))] = None
+                self.ask_again(one, other)
         return is_certain
 
     def deadlines(self, now: float) -> list[float]:
         """When to look again, if nothing is found."""
-        return [due for due in (self.deadline, self._until) if due is not None and due > now]
+        dues = (self.deadline, self._until, *self._retries.values())
+        return [due for due in dues if due is not None and due > now]
 
     def end(self) -> None:
         """The network was taken as it is, or can't be, or is not wanted any more."""
         self._until = None
-        self._retried.clear()
+        self._retries.clear()
 
     def ask_again(self, host: str, target: str) -> None:
         """There is no way between the two: when both are wanted again, it need not be so any more."""

@@ -1,13 +1,14 @@
 """How a job ended, or how its workers are meanwhile. Pure."""
 
 from hvlaunch.errors import GaveUp, Problem
+from hvlaunch.gloo.engine.actions import Action, Finish, GroupState
 from hvlaunch.gloo.engine.blame import cause_of, first_failed
 from hvlaunch.gloo.engine.causes import NoProgress, RestartsUsedUp
 from hvlaunch.gloo.engine.policy import Ending
 from hvlaunch.gloo.engine.round import Round, RoundState
 from hvlaunch.job import JobResult
 
-__all__ = ["final_state", "group_state", "outcome"]
+__all__ = ["GroupStates", "final_state", "outcome"]
 
 
 def outcome(
@@ -59,8 +60,25 @@ def _gave_up(ending: Ending) -> Problem | None:
             return None
 
 
-def group_state(current: Round | None, *, has_workers: bool) -> str:
-    """How the workers of a job that goes on are, in torch.distributed.elastic's words."""
+class GroupStates:
+    """How the workers of an elastic job are, in torch.distributed.elastic's words: told when it changes."""
+
+    def __init__(self) -> None:
+        self._told: tuple[str, int | None] = ("", None)
+
+    def tell(
+        self, actions: list[Action], final: str | None, current: Round | None, *, has_workers: bool
+    ) -> None:
+        """Add the state to a turn's actions, if it is news. Finish stays the last of them."""
+        state = final or _group_state(current, has_workers=has_workers)
+        if self._told != (state, None if current is None else current.number):
+            self._told = state, None if current is None else current.number
+            is_over = bool(actions) and isinstance(actions[-1], Finish)
+            actions.insert(len(actions) - is_over, GroupState(*self._told))
+
+
+def _group_state(current: Round | None, *, has_workers: bool) -> str:
+    """Of a job that goes on."""
     if current is None:
         return "INIT"
     if not has_workers:
@@ -71,7 +89,7 @@ def group_state(current: Round | None, *, has_workers: bool) -> str:
 
 
 def final_state(result: JobResult) -> str:
-    """The same, when the job has ended."""
+    """The same of one that has ended."""
     if result.interrupted is not None:
         return "STOPPED"
     return "SUCCEEDED" if result.exit_code == 0 else "FAILED"

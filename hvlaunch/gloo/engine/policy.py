@@ -349,8 +349,11 @@ class Policy:
     def _can_do_without(self, host: PoolHost, now: float) -> bool:
         """Whether the other hosts have enough slots, and not only this one's workers have what the others need."""
         others = [other for other in self._pool if other is not host and other.is_usable(now)]
-        holders = {worker.host for worker in self._workers.living if worker.commit >= 0}
-        return self._have_enough(others) and holders != {host.name}
+        return self._have_enough(others) and not self._alone_has_state(host)
+
+    def _alone_has_state(self, host: PoolHost) -> bool:
+        """Whether only this host's workers have what the others need."""
+        return {worker.host for worker in self._workers.living if worker.commit >= 0} == {host.name}
 
     def needed_hosts(self, now: float) -> list[PoolHost]:
         """Those to be connected: where workers are, then those that are ready, then others, until the slots will do."""
@@ -449,7 +452,7 @@ class Policy:
         hosts = self._rounds.next_hosts
         if problem.other is not None and hosts and culprit == hosts[0]:
             culprit = problem.other
-        host = self._pool.get(culprit) if culprit is not None else None
+        host = self._silent(problem) or (self._pool.get(culprit) if culprit is not None else None)
         if host is None or not (self._elastic or self._spec.skip_bad_hosts):
             return Decision((), Ending(error=problem))
         self._pool.errors[host.name] = problem
@@ -457,6 +460,12 @@ class Policy:
             self._rounds.changed()
             return Decision()
         return Decision(self.exclude(host, why.HostProblem(problem), now))
+
+    def _silent(self, problem: Problem) -> PoolHost | None:
+        """The only one of two hosts that does not answer us either, if others have the state too."""
+        hosts = [self._pool.get(name) for name in (problem.host, problem.other) if name is not None]
+        silent = [host for host in hosts if host is not None and self._rounds.wiring.is_silent(host.name)]
+        return silent[0] if len(silent) == 1 and not self._alone_has_state(silent[0]) else None
 
     def hopeless(self) -> Ending | None:
         """Where there will never be enough slots again: how the job ends."""

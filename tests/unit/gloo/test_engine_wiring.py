@@ -16,7 +16,7 @@ from tests.unit.gloo.elastic_history import (
     training,
     wire,
 )
-from tests.unit.gloo.history import History, ready, spec
+from tests.unit.gloo.history import History, lost, ready, spec
 
 
 def probes(job: History, since: int = 0) -> list[tuple[str, str]]:
@@ -33,6 +33,9 @@ def tried(job: History, since: int, *apart: str) -> list[do.Action]:
         if not {probe.host, probe.target} <= {*apart}:
             new += job.play(on.HostProbed(probe.host, probe.target, probe.addresses[0], probe.agent))
         new += job.play(on.HostProbed(probe.host, probe.target, None, probe.agent))
+        if apart and since == len(job.of(do.Probe)):
+            job.now += 2.0
+            new += job.play(on.Tick())
     return new
 
 
@@ -130,22 +133,61 @@ def test_a_host_that_is_cut_while_it_tries_others_costs_none_of_them_its_place()
     assert job.of(do.Start, job.play(on.HostProbed("a", "b", "10.0.0.2")))
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_a_host_that_is_cut_while_it_is_tried_is_tried_again(is_known: bool) -> None:
-    """Whether the driver knows of the cut, or that is over before it could."""
-    job = elastic("a:1,b:1", min_np=2, cooldown=(1.0, 60.0))
+def apart() -> History:
+    """Host a can't reach b, and b reaches a."""
+    job = elastic("a:1,b:1", min_np=1, cooldown=(1.0, 60.0))
     job.play(
         *ready("a", 1), *ready("b", 2), on.HostProbed("b", "a", "10.0.0.1"), on.HostProbed("b", "a", None)
     )
-    job.play(*[on.HostQuiet("b")] * is_known, on.HostProbed("a", "b", None))
-    if is_known:
-        job.now += 15.0
-        job.play(on.Tick())
-        assert len(probes(job)) == 2
-        job.play(on.HostAnswers("b"))
+    job.play(on.HostProbed("a", "b", None))
+    return job
+
+
+def test_a_host_that_is_cut_while_it_is_tried_is_tried_again() -> None:
+    job = apart()
+    job.play(on.HostQuiet("b"))
+    job.now += 15.0
+    job.play(on.Tick())
+    assert len(probes(job)) == 2
+    job.play(on.HostAnswers("b"))
     assert not excluded(job)
     assert probes(job)[2:] == [("a", "b")]
     assert job.of(do.Start, tried(job, 2))
+
+
+def test_a_cut_that_is_over_before_the_driver_could_know_of_it_costs_a_moment() -> None:
+    job = apart()
+    assert len(probes(job)) == 2
+    job.wait()
+    assert probes(job)[2:] == [("a", "b")]
+    assert not excluded(job)
+    assert job.of(do.Start, tried(job, 2))
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_a_port_that_refuses_because_its_agent_is_gone_is_nothing_against_who_tried_it(is_back: bool) -> None:
+    """The end of the connection to that agent is seen later than the refusals; it may be that the connection alone is lost."""
+    job = apart()
+    job.wait()
+    job.play(on.HostAway("b", "it broke"), on.HostProbed("a", "b", None))
+    assert not excluded(job)
+    if is_back:
+        job.play(on.HostBack("b", 1.0))
+        assert job.of(do.Start, tried(job, 3))
+    else:
+        job.play(lost("b"))
+    assert [host for host, *_ in excluded(job)] == [] if is_back else ["b"]
+
+
+@pytest.mark.parametrize("silent", ["a", "b"])
+def test_the_one_that_does_not_answer_is_left_out_when_the_time_is_over(silent: str) -> None:
+    job = apart()
+    began = job.now
+    job.play(on.HostQuiet(silent))
+    while not excluded(job):
+        job.wait()
+    assert job.now == began + 30.0 + 16.0
+    assert [host for host, *_ in excluded(job)] == [silent]
 
 
 def test_a_host_that_never_says_whom_it_reaches_is_waited_for_as_long_as_for_a_lost_one() -> None:
