@@ -25,6 +25,8 @@ _KILLING = 17.0
 _CHECKED = 7.0
 """The same, from when a host answers again."""
 _CLOSING = 25.0
+_RESUMING = 5.0
+"""The time for which a driver that was stopped waits longer than it was stopped: all that is long true has yet to be heard."""
 
 Check = Callable[[], bool]
 
@@ -99,6 +101,10 @@ class Bounds(Law):
         there = (one for one in workers if self._is_there(one))
         return not any(self.ledger.host(one.host).answers_since < since for one in there)
 
+    def _may_go_on(self, since: float, *, excuse: bool) -> bool:
+        """A job that has been about to end for so long, where hosts could not tell of their workers' ends meanwhile."""
+        return excuse and any(host.answers_since > since for host in self.ledger.hosts.values())
+
     def _is_there(self, worker: Worker) -> bool:
         return self.ledger.workers.get((worker.host, worker.slot)) is worker
 
@@ -122,7 +128,10 @@ class Bounds(Law):
         if phase not in AT_WORK and phase is not Phase.DONE and not self._is_ending:
             self._is_ending = True
             grace = world.options.exit_grace if phase is Phase.FINISHING else 0.0
-            self._want(grace + world.spec.grace + _KILLING + _CLOSING, "the job does not end", lambda: False)
+            most = grace + world.spec.grace + _KILLING + _CLOSING
+            for longer, excuse in ((0.0, True), (world.spec.lease, False)):
+                text = "the job does not end"
+                self._want(most + longer, text, partial(self._may_go_on, ledger.now, excuse=excuse))
         self._check_standstill()
         if ledger.now < self._next or world.is_late:
             return
@@ -131,7 +140,7 @@ class Bounds(Law):
             if ledger.now < due:
                 rest.append((due, seconds, text, check))
             elif ledger.now - seconds < world.asleep_until:  # the driver was stopped: from then on
-                rest.append((world.asleep_until + seconds, seconds, text, check))
+                rest.append((world.asleep_until + _RESUMING + seconds, seconds, text, check))
             elif phase in AT_WORK or text == "the job does not end":
                 assert check(), f"{text} within {seconds:g} s"
         self._due = rest

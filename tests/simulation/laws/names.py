@@ -1,6 +1,8 @@
 """Names: whoever is named has a fault."""
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
@@ -8,13 +10,29 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
 from tests.simulation.laws.law import Law
 
+if TYPE_CHECKING:
+    from tests.simulation.elastic_world import ElasticWorld
+
 __all__ = ["Names"]
+
+_PROBING = 16.0
+"""Seconds for which hosts that answer may try each other."""
 
 
 class Names(Law):
+    def __init__(self, world: "ElasticWorld") -> None:
+        super().__init__(world)
+        self._probing_since = math.inf
+        """When hosts were first asked to try each other, for the round that is to come."""
+
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
+        now = self.ledger.now
         for action in actions:
             match action:
+                case do.Probe():
+                    self._probing_since = min(self._probing_since, now)
+                case tell.RoundFormed() | tell.RoundStarting():
+                    self._probing_since = math.inf
                 case tell.HostExcluded(name, _, cause):
                     self._check_excluded(name, cause)
                 case tell.HostNotUsable(problem):
@@ -36,7 +54,15 @@ class Names(Law):
         there = [one for one in self.ledger.workers.values() if one.host == name and one.round is not None]
         found = [self.world.workers.find(one.host, one.slot, one.start) for one in there]
         has_asked = [one is not None and one.asked_after == one.last_round for one in found]
-        assert not has_asked or not all(has_asked), f"{name}'s workers are killed as late, and have asked"
+        is_late = not has_asked or not all(has_asked) or self._is_waited_out(name)
+        assert is_late, f"{name}'s workers are killed as late, and have asked"
+
+    def _is_waited_out(self, name: str) -> bool:
+        """Whether the host could not tell who has asked, for as long as a broken round is waited for at most."""
+        now, current, reset_timeout = self.ledger.now, self.ledger.current, self.world.options.reset_timeout
+        could_tell = self.ledger.host(name).answers_since <= now - reset_timeout
+        broken_at = math.inf if current is None else current.broken_at
+        return not could_tell and now - broken_at >= self.world.spec.lease + 2 * reset_timeout
 
     def _check_excluded(self, name: str, cause: why.Cause) -> None:
         if isinstance(cause, why.WorkersFail):
@@ -47,7 +73,10 @@ class Names(Law):
             assert pair & self.world.faulty, f"{name} has no fault, and is named"
             if cause.problem.kind == "Unreachable":
                 is_cut = frozenset(pair) in self.world.cut_pairs | self.world.healed_pairs
-                assert is_cut or self.world.is_late, f"{name} is excluded for a cut of {pair}, which heals"
+                has_time = self.ledger.now < self._probing_since + self.world.spec.lease + _PROBING
+                is_silent = self.ledger.host(name).answers_since == math.inf and not has_time
+                is_excused = is_cut or is_silent or self.world.is_late
+                assert is_excused, f"{name} is excluded for a cut of {pair}, which heals"
 
     def _check_faulty(self, name: str) -> None:
         assert name in self.world.faulty, f"{name} has no fault, and is named"
