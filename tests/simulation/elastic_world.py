@@ -253,7 +253,10 @@ class ElasticWorld(Play):
     # Hosts
 
     def hear(self, host: SimHost, event: on.Event, agent: int | None = None) -> None:
-        """An agent's frames come in order, as long as the connection lasts; the newest agent's, if not said otherwise."""
+        """An agent's frames come in order, as long as the connection lasts; the newest agent's, if not said otherwise.
+
+        Where nobody takes the output, other frames overtake the ends that wait behind it.
+        """
         if agent is not None and agent != host.agent:
             return
         agent = host.agent
@@ -263,11 +266,12 @@ class ElasticWorld(Play):
         def deliver() -> None:
             if host.agent != agent or host.link == "none" or not host.is_up or host.is_dead:
                 return
-            event = host.queue[0]
-            if host.is_cut or (host.is_full and isinstance(event, on.WorkerExited | on.HostClosed)):
+            waits = (on.WorkerExited, on.HostClosed) if host.is_full else ()
+            event = next((one for one in host.queue if not isinstance(one, waits)), None)
+            if host.is_cut or event is None:
                 self.at(0.5, deliver)
                 return
-            host.queue.pop(0)
+            host.queue.remove(event)
             if isinstance(event, on.HostClosed):
                 self.all_die(host, agent)
                 host.link = "none"

@@ -56,6 +56,9 @@ ONCE_NOT_CLEAN = (
     1325549,
     1337252,
     1399484,
+    1439087,
+    1478808,
+    1486990,
 )
 """Found by longer runs: a defect of the engine, of this world or of a law."""
 

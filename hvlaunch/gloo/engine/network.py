@@ -314,15 +314,19 @@ class Wiring:
         pair = frozenset((host, target))
         if self.network is None or self._until is None or now >= self._until:
             return True
-        is_certain = self._retries.setdefault(pair, now + _RETRY_AFTER) is None
+        pairs = {frozenset(one): one for one in self.network.lacks()}
+        for one in pairs:
+            self._retries.setdefault(one, now + _RETRY_AFTER)
         if pair & self._quiet:
             return False
-        for one, other in [] if is_certain else list(self.network.lacks()):
-            due = self._retries.setdefault(frozenset((one, other)), now + _RETRY_AFTER)
+        if self._retries[pair] is None:
+            return True
+        for one, names in pairs.items():
+            due = self._retries[one]
             if due is not None and now >= due:
-                self._retries[frozenset((one, other))] = None
-                self.ask_again(one, other)
-        return is_certain
+                self._retries[one] = None
+                self.ask_again(*names)
+        return False
 
     def deadlines(self, now: float) -> list[float]:
         """When to look again, if nothing is found."""

@@ -448,11 +448,7 @@ class Policy:
 
     def blame(self, problem: Problem, now: float) -> Decision:
         """Hosts can't work together: one of them is excluded, or the job ends."""
-        culprit = problem.host
-        hosts = self._rounds.next_hosts
-        if problem.other is not None and hosts and culprit == hosts[0]:
-            culprit = problem.other
-        host = self._silent(problem) or (self._pool.get(culprit) if culprit is not None else None)
+        host = self._to_be_left_out(problem)
         if host is None or not (self._elastic or self._spec.skip_bad_hosts):
             return Decision((), Ending(error=problem))
         self._pool.errors[host.name] = problem
@@ -461,11 +457,15 @@ class Policy:
             return Decision()
         return Decision(self.exclude(host, why.HostProblem(problem), now))
 
-    def _silent(self, problem: Problem) -> PoolHost | None:
-        """The only one of two hosts that does not answer us either, if others have the state too."""
-        hosts = [self._pool.get(name) for name in (problem.host, problem.other) if name is not None]
-        silent = [host for host in hosts if host is not None and self._rounds.wiring.is_silent(host.name)]
-        return silent[0] if len(silent) == 1 and not self._alone_has_state(silent[0]) else None
+    def _to_be_left_out(self, problem: Problem) -> PoolHost | None:
+        """Of two hosts that can't work together: who alone has the state stays, who does not answer us goes, rank 0's stays."""
+        named = [self._pool.get(name) for name in (problem.host, problem.other) if name is not None]
+
+        def value(host: PoolHost) -> tuple[bool, bool, bool]:
+            is_first = host.name in self._rounds.next_hosts[:1]
+            return self._alone_has_state(host), not self._rounds.wiring.is_silent(host.name), is_first
+
+        return min((host for host in named if host is not None), key=value, default=None)
 
     def hopeless(self) -> Ending | None:
         """Where there will never be enough slots again: how the job ends."""

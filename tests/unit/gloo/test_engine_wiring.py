@@ -13,6 +13,7 @@ from tests.unit.gloo.elastic_history import (
     elastic,
     excluded,
     places,
+    pool,
     training,
     wire,
 )
@@ -188,6 +189,33 @@ def test_the_one_that_does_not_answer_is_left_out_when_the_time_is_over(silent: 
         job.wait()
     assert job.now == began + 30.0 + 16.0
     assert [host for host, *_ in excluded(job)] == [silent]
+
+
+def test_the_one_that_alone_has_the_state_is_not_left_out() -> None:
+    job = pool("a:1,b:1")
+    tried(job, 0)
+    job.play(discovered("a:2,b:1"))
+    job.ask("a", 1)
+    job.ask("a", 0, 0, 5)
+    assert len(places(job.ask("b", 0, 0, 5))) == 3
+    job.ask("b", 0, 1, 5, "Connection timed out")
+    job.ask("a", 0, 1, 5)
+    job.exit("a", 0, 1)
+    before = len(probes(job))
+    job.ask("a", 1, 1)
+    tried(job, before, "a", "b")
+    assert [host for host, *_ in excluded(job)] == ["a"]
+
+
+def test_all_try_a_host_again_as_soon_as_it_answers() -> None:
+    job = elastic("a:1,b:1,c:1", min_np=1)
+    for number, name in enumerate("abc", 1):
+        job.play(*ready(name, number))
+    job.play(on.HostQuiet("a"), *[on.HostProbed(*pair, None) for pair in probes(job)])
+    job.now += 15.0
+    before = len(probes(job))
+    job.play(on.Tick(), on.HostAnswers("a"))
+    assert {("a", "b"), ("b", "a"), ("c", "a")} <= set(probes(job)[before:])
 
 
 def test_a_host_that_never_says_whom_it_reaches_is_waited_for_as_long_as_for_a_lost_one() -> None:
