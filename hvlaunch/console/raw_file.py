@@ -14,8 +14,8 @@ _MOST_PARTS = 32
 _PIPE_SIZE = 1 << 20
 """Bytes that a pipe shall hold which has once been full. Most hold 64 KiB, a quarter of a page, and to wait for its reader four
 times costs more than all else that printing does."""
-_F_SETPIPE_SZ = 1031
-"""fcntl(2), of Linux alone; elsewhere it is an error."""
+_F_SETPIPE_SZ, _F_GETPIPE_SZ = 1031, 1032
+"""fcntl(2), of Linux alone; elsewhere they are errors."""
 
 
 class RawFile:
@@ -112,7 +112,8 @@ def _widen(descriptor: int) -> None:
     from fcntl import fcntl  # noqa: PLC0415 (few jobs print so much)
 
     with suppress(OSError):
-        fcntl(descriptor, _F_SETPIPE_SZ, _PIPE_SIZE)
+        if fcntl(descriptor, _F_GETPIPE_SZ) < _PIPE_SIZE:
+            fcntl(descriptor, _F_SETPIPE_SZ, _PIPE_SIZE)
 
 
 def _takes_some(descriptor: int) -> bool:

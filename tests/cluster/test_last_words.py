@@ -9,6 +9,7 @@ from tests.cluster.heirs import LIMIT, Heir
 from tests.cluster.jobs import HVLAUNCH
 from tests.cluster.test_successor import is_whole
 from tests.cluster.testhosts import TestHosts, wait_until
+from tests.full_pipe import full_pipe
 
 LINES = """
 import os
@@ -16,18 +17,6 @@ for number in range(200):
     os.write(1, b"line %s %d \\n" % (os.environb[b"HVLAUNCH_RANK"], number))
 """
 JOB = ["-H", "a:2,b:2,c:2,d:2", "--grace", "1", "--reconnect-timeout", "20", sys.executable, "-c", LINES]
-
-
-def full_pipe() -> tuple[int, int]:
-    """Its two ends. Nobody can write to it."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    try:
-        while True:
-            os.write(writer, bytes(4096))
-    except BlockingIOError:
-        os.set_blocking(writer, True)
-    return reader, writer
 
 
 def test_a_driver_is_killed_whose_workers_have_ended_and_nothing_is_printed(

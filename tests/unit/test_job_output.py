@@ -4,7 +4,6 @@ import json
 import os
 import pty
 import re
-import select
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.console.bars import INTERVAL
+from tests.full_pipe import full_pipe
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 DEADLINE = 100.0
@@ -60,12 +60,7 @@ def on_a_terminal(*arguments, env=None, awaited=None, then=None):
 @pytest.mark.parametrize(("end", "code"), [("exit 5", 5), ("sleep 600", 143), ("exit 0", 74)])
 def test_a_job_whose_output_nobody_reads_ends(end, code):
     """What is not taken within the grace is dropped, with a word."""
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    with suppress(BlockingIOError):
-        while True:
-            os.write(write, b"x" * select.PIPE_BUF)
-    os.set_blocking(write, True)
+    read, write = full_pipe()
     program = "import hvlaunch.gloo.controller as c; c._PAGER_PATIENCE = 0.2; from hvlaunch.cli.main import script; script()"
     with os.fdopen(read), os.fdopen(write, "wb") as stdout:
         command = [sys.executable, "-c", program, "-np", "1", "--quiet", "--grace", "0.2"]

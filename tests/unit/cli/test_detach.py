@@ -260,7 +260,7 @@ def test_where_the_driver_is_killed_another_goes_on(site, tmp_path):
 
 def test_how_a_job_ended_is_known_though_its_driver_was_killed_over_its_last_lines(site):
     """Nobody reads what it prints; the engine has finished, and the agent has ended."""
-    script = "import sys; print('x' * 200_000); sys.exit(3)"
+    script = "import sys; print('x' * 1_500_000); sys.exit(3)"
     words = ["--detach-on-hangup", "--grace", "600", sys.executable, "-c", script]
     driver = start(site, *words)
     wait_until(lambda: b"HostClosed" in journal_bytes(site), "it is over")

@@ -82,12 +82,12 @@ def test_who_reads_nothing_does_not_keep_it_from_going_headless(tmp_path):
     with os.fdopen(write_end, "wb", buffering=0) as pipe:
         console = Console(pipe, io.BytesIO())
         console.printer.keep_output(lambda: OutputStore(tmp_path))
-        console.output(0, b"x" * 200_000 + b"\n")
+        console.output(0, b"x" * 3_000_000 + b"\n")
         console.printer.go_headless()
-        assert console.done == [200_001]
+        assert console.done == [3_000_001]
         assert console.printer.close(WAIT)
     os.close(read_end)
-    assert len(kept(tmp_path)[-1][2]) == 200_001
+    assert len(kept(tmp_path)[-1][2]) == 3_000_001
 
 
 def test_a_disk_that_is_full_is_told_once_and_the_job_goes_on(tmp_path, monkeypatch):

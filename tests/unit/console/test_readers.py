@@ -42,13 +42,13 @@ def test_a_slow_reader_holds_done_back(pipe):
     acknowledged = threading.Event()
     printer = Printer(write, io.BytesIO())
     line = b"x" * 99 + b"\n"
-    text = line * 3000  # more than a pipe takes
+    text = line * 30_000  # more than a pipe takes
     printer.output(0, "stdout", text, lambda _: acknowledged.set())
     start = read.read(1000)
     assert not acknowledged.is_set()
-    rest = read.read(3000 * len(b"[0]<stdout>: " + line) - 1000)
+    rest = read.read(30_000 * len(b"[0]<stdout>: " + line) - 1000)
     assert acknowledged.wait(WAIT)
-    assert start + rest == (b"[0]<stdout>: " + line) * 3000
+    assert start + rest == (b"[0]<stdout>: " + line) * 30_000
     assert printer.close(WAIT)
 
 
