@@ -60,6 +60,10 @@ def warm(host: Host) -> list[Process]:
     return [each for each in host.user_processes() if each.comm == "hvl-warm"]
 
 
+def warm_pids(pool: "Pool") -> dict[str, list[int]]:
+    return {host.name: [each.pid for each in warm(host)] for host in pool.hosts}
+
+
 def workers(host: Host) -> list[Process]:
     return [each for each in host.user_processes() if LINES in each.argv]
 
@@ -73,7 +77,7 @@ def count(number: int) -> list[object]:
 
 
 def test_jobs_one_after_the_other_and_at_once_and_nothing_is_left(pool: Pool) -> None:
-    before = {host.name: [each.pid for each in warm(host)] for host in pool.hosts}
+    before = warm_pids(pool)
     assert [len(found) for found in before.values()] == [1, 1, 1, 0]
     for _ in range(2):
         job = pool.job("-H", "b:2,c:1", sys.executable, "-c", "import os; print(os.uname().nodename)")
@@ -86,7 +90,7 @@ def test_jobs_one_after_the_other_and_at_once_and_nothing_is_left(pool: Pool) ->
     assert "pool p is used by 2 jobs; try: hvlaunch jobs" in said
     assert [job.code(LIMIT) for job in (first, second)] == [0, 0]
     assert [lines_of(first, rank) for rank in range(6)] == [list(range(60))] * 6
-    assert before == {host.name: [each.pid for each in warm(host)] for host in pool.hosts}
+    wait_until(lambda: warm_pids(pool) == before, "the jobs' processes have ended, and no other", LIMIT)
     assert "p: 3 hosts, no job for" in pool.do("status")
     assert pool.do("down", "p") == "pool p is down\n"
     wait_until(lambda: not any(host.user_processes() for host in pool.hosts), "nothing is left", LIMIT)
