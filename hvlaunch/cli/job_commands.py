@@ -18,7 +18,7 @@ from hvlaunch.outside.control import Control, DriverGone, state_of
 from hvlaunch.outside.directory import jobs_directory, remove
 from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose, known_jobs, prune
 
-__all__ = ["run_job_command"]
+__all__ = ["parser_of", "run_job_command"]
 
 _EVENTS_WAIT = 30
 _PATIENCE = 2.0
@@ -32,7 +32,7 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
         return run_pool_command(argv[1:], environ)
     try:
-        options = _parser(argv[0]).parse_args(argv[1:])
+        options = parser_of(argv[0]).parse_args(argv[1:])
     except _Help as question:
         return print_answer(str(question))
     root = jobs_directory(environ)
@@ -50,7 +50,8 @@ class _AskHelp(argparse.Action):
         raise _Help(parser.format_help())
 
 
-def _parser(name: str) -> Parser:
+def parser_of(name: str) -> Parser:
+    """What reads the words behind this one, which is any but `pool`."""
     word = JOB_WORDS[name]
     parser = Parser(
         prog=f"hvlaunch {name}",

@@ -15,7 +15,7 @@ _HEAD = """\
 <!-- Made of the table in hvlaunch/cli/options.py by `make options-page`: change that, not this. -->
 # Options
 
-```
+```text
 hvlaunch [options] COMMAND [ARG ...]
 ```
 

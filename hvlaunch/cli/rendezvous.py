@@ -17,7 +17,7 @@ from hvlaunch.errors import EXIT_INTERNAL, BadUsage, HvlaunchError
 if TYPE_CHECKING:
     from hvlaunch.rendezvous.serving.certificate import Certificate
 
-__all__ = ["main", "script"]
+__all__ = ["main", "parser", "script"]
 
 _NAME = "hvlaunch-rendezvous"
 _DEFAULT_BIND = "127.0.0.1:29400"  # torchrun's own
@@ -34,7 +34,7 @@ example, with the files token and token.crt copied to, or shared by, all nodes:
 def main(argv: Sequence[str] | None = None, *, wait: Callable[[], object]) -> int:
     """Serve as the command line says, until wait() returns; the exit code, as docs/exit-codes.md has it."""
     try:
-        options = _parser().parse_args(argv)
+        options = parser().parse_args(argv)
         _serve(options.bind, options.token_file, wait)
     except HvlaunchError as error:
         _complain(str(error))
@@ -59,15 +59,16 @@ class _Parser(argparse.ArgumentParser):
         raise BadUsage(message.removeprefix("argument "), hint=f"{_NAME} --help")
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def parser() -> argparse.ArgumentParser:
+    """What reads its command line. It raises BadUsage."""
+    made = _Parser(
         prog=_NAME,
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
+    made.add_argument(
         "--bind",
         metavar="HOST:PORT",
         type=_address,
@@ -75,7 +76,7 @@ def _parser() -> _Parser:
         help="where to listen: without HOST at every address, with port 0 at a free port; IPv6 is in brackets; other "
         "machines are served by TLS alone; default: %(default)s",
     )
-    parser.add_argument(
+    made.add_argument(
         "--token-file",
         metavar="FILE",
         type=Path,
@@ -83,8 +84,8 @@ def _parser() -> _Parser:
         help="file with the token that every client must show; if there is no FILE, it is made with a new token, and with "
         "FILE.key and FILE.crt, the server's key and its certificate, by which clients on other machines know it",
     )
-    parser.add_argument("--version", action="version", version=f"{_NAME} {__version__}")
-    return parser
+    made.add_argument("--version", action="version", version=f"{_NAME} {__version__}")
+    return made
 
 
 def _address(text: str) -> tuple[str, int]:
