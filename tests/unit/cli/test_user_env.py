@@ -383,7 +383,9 @@ def test_the_page_for_users_has_every_variable():
 
 def test_the_example_file_of_the_page_is_right(tmp_path):
     file = tmp_path / "env"
-    file.write_text(DOCS.partition("### Files of variables")[2].partition("```dotenv\n")[2].partition("```")[0])
+    file.write_text(
+        DOCS.partition("### Files of variables")[2].partition("```dotenv\n")[2].partition("```")[0]
+    )
     assert passed({"HF_TOKEN": "t"}, files=[file]) == {
         "NCCL_DEBUG": "INFO",
         "WANDB_PROJECT": "digits",

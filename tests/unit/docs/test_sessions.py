@@ -26,7 +26,7 @@ DIFFERS = [
 """What is otherwise each time, or here."""
 ONLY_BEGIN = ("hvlaunch stacks",)
 """What is printed depends on the program: its first line's first words are compared."""
-TRAIN = "import time\nprint('here', flush=True)\ntime.sleep(600)\n"
+TRAIN = "import time\n\n\ndef main():\n    print('here', flush=True)\n    time.sleep(600)\n\n\nmain()\n"
 
 
 def pattern(shown: str) -> str:
