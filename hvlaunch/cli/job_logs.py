@@ -8,9 +8,11 @@ from contextlib import suppress
 
 from hvlaunch.cli.answer import BROKEN_PIPE, print_answer
 from hvlaunch.cli.job_view import Ranks, View, await_output, has_ended, is_shown
+from hvlaunch.console.lost_output import text_of
 from hvlaunch.console.store_reader import StoreReader, from_where
 from hvlaunch.console.stored import Stored, segments
 from hvlaunch.console.visible import visible
+from hvlaunch.outside.control import DriverGone
 from hvlaunch.outside.directory import REPORT, has_driver
 from hvlaunch.outside.known import KnownJob, choose
 
@@ -33,13 +35,22 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         reader.seek_time(options.since)
     early = options.since or 0.0
     found = from_where(_read(job, reader, follows=options.follow), lambda item: item.time < early)
-    if options.json:
-        return _print_json(found, options.ranks)
-    view = View(reader, options.ranks)
+    code = (
+        _print_json(found, options.ranks) if options.json else _print(job, found, View(reader, options.ranks))
+    )
+    if code == 0 and options.follow and not has_ended(job):
+        hint = f"to go on with it, if its workers still live: hvlaunch attach {job.id}"
+        raise DriverGone(f"job {job.id} has had no driver for {_PATIENCE:g} s", hint=hint)
+    return code
+
+
+def _print(job: KnownJob, found: Iterator[Stored], view: View) -> int:
     for item in found:
         view.show(item)
         if not view.is_read:
             return BROKEN_PIPE
+    if not has_driver(job.directory) and (lost := text_of(job.directory)) is not None:
+        view.printer.say(lost)
     view.printer.close()
     return 0 if view.is_read else BROKEN_PIPE
 

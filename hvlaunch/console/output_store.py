@@ -10,6 +10,7 @@ from typing import Any
 
 from hvlaunch.console.bar_states import BarStates
 from hvlaunch.console.lines import Stream
+from hvlaunch.console.lost_output import LostOutput
 from hvlaunch.console.recent import Origin, Place
 from hvlaunch.console.stored import Kind, Stored, items, pack, segment_path, segments
 
@@ -55,9 +56,7 @@ class OutputStore:
         self._waiting: list[bytes] = []
         self._newest: dict[str, int] = {}
         """As `seen`, of what waits."""
-        self._lost = 0
-        """Bytes that could not be written, and of which nothing was said yet."""
-        self._why = ""
+        self._lost = LostOutput(directory)
         self._retry_at = 0.0
         self._is_urgent = False
         self._segments = segments(directory)
@@ -113,20 +112,18 @@ class OutputStore:
         self.seen.update(self._newest)
         self._newest.clear()
         is_urgent, self._is_urgent = self._is_urgent, False
-        if self._lost:
+        if self._lost.size:
             if self._clock() < self._retry_at and not is_urgent:
-                self._lost += len(data)
+                self._lost.add(len(data))
                 return
-            text = f"{self._lost} bytes of output are lost: {self._why}"
-            data = pack(Stored(self._wall(), "said", text.encode())) + data
+            data = pack(Stored(self._wall(), "said", self._lost.text.encode())) + data
         try:
             self._append_somehow(data)
         except OSError as error:
-            self._lost += len(data)
-            self._why = os.strerror(error.errno or 0).lower()
+            self._lost.add(len(data), error.errno or 0)
             self._retry_at = self._clock() + _PAUSE
             raise
-        self._lost = 0
+        self._lost.forget()
         if self._size >= self._most:
             with suppress(OSError):  # then this one grows on
                 self._begin_segment()

@@ -11,10 +11,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hvlaunch.cli.job_commands import run_job_command
 from hvlaunch.errors import BadUsage
+from hvlaunch.outside.control import DriverGone
+from hvlaunch.outside.directory import has_driver
 from hvlaunch.outside.known import known_jobs
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
@@ -237,6 +240,25 @@ def test_logs(site, go, capfd):
     )
     assert text == "".join(f"step {number}\n" for number in range(1000))
     assert [record["stream"] for record in records if record["rank"] is None] == ["hvlaunch", "report"]
+
+
+def test_logs_of_a_job_without_a_driver_say_so(site, go, capfd, monkeypatch):
+    """As after a start of the machine: what is kept is printed, and how to go on."""
+    monkeypatch.setattr("hvlaunch.cli.job_logs._PATIENCE", 0.2)
+    job = Steps(site, go)
+    job.await_step(99)
+    [known] = known_jobs(site.root)
+    driver = psutil.Process(known.about["pid"])
+    for process in (*driver.children(), driver):  # its minder too
+        process.kill()
+    wait_until(lambda: not has_driver(known.directory), "the driver is gone")
+    assert site.do("logs", job.id) == 0
+    capfd.readouterr()
+    with pytest.raises(DriverGone, match="has had no driver for") as error:
+        site.do("logs", "-f", job.id)
+    assert capfd.readouterr().out.splitlines()[-1] == "[0]<stdout>: step 99"
+    assert error.value.exit_code == 69
+    assert f"hvlaunch attach {job.id}" in str(error.value.hint)
 
 
 ODD = {

@@ -2,14 +2,16 @@
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from hvlaunch.console.lost_output import text_of
 from hvlaunch.console.outlet import Output
 from hvlaunch.console.output_store import OutputStore
 from hvlaunch.console.recent import Recent
-from hvlaunch.console.stored import Stored, items, segment_path, segments
+from hvlaunch.console.stored import Stored, items, pack, segment_path, segments
 
 
 @pytest.fixture
@@ -170,6 +172,27 @@ def test_on_a_full_disk_the_rest_is_whole_and_says_once_how_much_is_missing(tmp_
         b"120 bytes of output are lost: no space left on device",
         b"after\n",
     ]
+
+
+def test_what_a_driver_could_not_keep_is_told_though_it_was_killed(tmp_path, monkeypatch):
+    """By whoever looks, and by the next driver with the first that it keeps."""
+    store = OutputStore(tmp_path, clock=lambda: 10.0)
+    disk = Disk(0)
+    monkeypatch.setattr(os, "pwrite", disk.write)
+    assert text_of(tmp_path) is None
+    for text in (b"lost", b"lost too"):
+        store.output(0, "stdout", text)
+        with suppress(OSError):
+            store.write()
+    size = sum(len(pack(Stored(0.0, "stdout", lost, 0))) for lost in (b"lost", b"lost too"))
+    text = f"{size} bytes of output are lost: no space left on device"
+    assert text_of(tmp_path) == text
+    monkeypatch.undo()
+    after = OutputStore(tmp_path)
+    after.output(0, "stdout", b"after\n")
+    after.write()
+    assert [item.data for item in all_items(tmp_path)[1:]] == [text.encode(), b"after\n"]
+    assert text_of(tmp_path) is None
 
 
 def test_a_message_is_tried_at_once(tmp_path, monkeypatch):
