@@ -180,11 +180,11 @@ def test_what_a_driver_could_not_keep_is_told_though_it_was_killed(tmp_path, mon
     disk = Disk(0)
     monkeypatch.setattr(os, "pwrite", disk.write)
     assert text_of(tmp_path) is None
-    for text in (b"lost", b"lost too"):
-        store.output(0, "stdout", text)
+    for lost in (b"lost", b"lost too"):
+        store.output(0, "stdout", lost)
         with suppress(OSError):
             store.write()
-    size = sum(len(pack(Stored(0.0, "stdout", lost, 0))) for lost in (b"lost", b"lost too"))
+    size = sum(len(pack(Stored(0.0, "stdout", each, 0))) for each in (b"lost", b"lost too"))
     text = f"{size} bytes of output are lost: no space left on device"
     assert text_of(tmp_path) == text
     monkeypatch.undo()
