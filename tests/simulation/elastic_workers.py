@@ -275,6 +275,8 @@ class Workers:
             return
         one.live = False
         one.host.processes.remove(one)
+        if one.outlives_kill:
+            one.host.whole_since = self._world.now
         self._world.hear(
             one.host,
             on.WorkerExited(

@@ -40,7 +40,7 @@ class SimHost:
     is_up: bool = True
     is_cut: bool = False
     whole_since: float = 0.0
-    """Of its link."""
+    """When something last kept it from closing: its link, output that nobody takes, a worker that outlives SIGKILL."""
     is_bad: bool = False
     """Workers die soon after their start."""
     is_slow: bool = False

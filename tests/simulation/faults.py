@@ -277,8 +277,13 @@ def fill(world: "ElasticWorld") -> bool:
     host = a_host(world)
     host.is_full = True
     world.faulty.add(host.name)
-    world.at(world.random.choice([4.0, 40.0]), lambda: setattr(host, "is_full", False))
+    world.at(world.random.choice([4.0, 40.0]), lambda: clear(world, host))
     return True
+
+
+def clear(world: "ElasticWorld", host: "SimHost") -> None:
+    if host.is_full:
+        host.is_full, host.whole_since = False, world.now
 
 
 def leave_early(world: "ElasticWorld") -> bool:
@@ -418,7 +423,8 @@ def heal(world: "ElasticWorld") -> None:
     world.healed_pairs, world.cut_pairs = world.cut_pairs, set()
     world.at(KNOWN, world.healed_pairs.clear)
     for host in world.hosts.values():
-        host.slots, host.is_full = host.had, False
+        host.slots = host.had
+        clear(world, host)
         host.is_up, host.is_bad, host.is_slow = True, False, False
         join_again(world, host)
     if world.options.discovers:
