@@ -6,6 +6,7 @@ elastic one with one round: all of its hosts must be there, and no failure is ma
 """
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from hvlaunch.errors import Problem
 from hvlaunch.gloo.engine import actions as do
@@ -35,7 +36,7 @@ _START_MARGIN = 0.5
 _LIST_MARGIN = 5.0
 """The same for a script that finds hosts."""
 _RESUMING = 5.0
-"""Seconds until what is long true has been heard."""
+"""Seconds until what is long true has been heard; but half of the time since the last stop, if that is less: so all waits end."""
 
 
 class Engine:
@@ -57,6 +58,8 @@ class Engine:
         self._draining = Draining(spec, self._pool, self._rounds)
         self._course = Course(spec, self._pool, self._rounds)
         self._is_pool_known = spec.elastic is None or not spec.elastic.discovers
+        self._resumed_at = -inf
+        """When the driver last went on after it had been stopped."""
         self._list_by: float | None = None
         """When the first list of hosts must be there."""
         self._discovery_error = ""
@@ -150,7 +153,8 @@ class Engine:
                 self._rounds.wiring.hears(event)
                 return self._proceed(now, is_minor=True)
             case on.DriverReplaced(seconds) | on.DriverStopped(seconds):
-                self._prolong(seconds + _RESUMING, now)
+                awake, self._resumed_at = now - seconds - self._resumed_at, now
+                self._prolong(seconds + min(_RESUMING, max(0.0, awake) / 2), now)
                 return []
             case on.Began() | on.HostsDiscovered() | on.DiscoveryFailed():
                 return self._pool_event(event, now)

@@ -72,14 +72,17 @@ class Health:
         beating = [
             worker for worker in self._rounds.workers if worker.beat_at is not None and not worker.is_ending
         ]
-        if now > self.next_check + _LATE:
+        late = now - self.next_check if now > self.next_check + _LATE else 0.0
+        if late:
             for worker in beating:
-                worker.beat(worker.commit, now)  # what they sent meanwhile is still to be read
+                worker.beat(worker.commit, min(now, (worker.beat_at or 0.0) + late))
         timeout = self._options.worker_timeout
+        more = timeout if late else 0.0  # what they sent meanwhile is still to be read
         self.next_check = now + timeout / _CHECKS_PER_TIMEOUT if beating else None
         newest = max((worker.beat_at or 0.0 for worker in beating), default=0.0)
+        is_alone = len(beating) == 1
         return [
-            worker for worker in beating if now > self._silent_by(worker, newest, is_alone=len(beating) == 1)
+            worker for worker in beating if now > self._silent_by(worker, newest, is_alone=is_alone) + more
         ]
 
     def _silent_by(self, worker: Worker, newest: float, *, is_alone: bool) -> float:
@@ -105,10 +108,9 @@ class Health:
         current = self._rounds.round
         if current is None or current.meet_by is None or now < current.meet_by:
             return []
-        if now > current.meet_by + _LATE:
-            current.meet_by = (
-                now + self._options.reset_timeout
-            )  # what they sent meanwhile is still to be read
+        if now > current.meet_by + _LATE and not current.has_more_time:
+            current.has_more_time = True
+            current.meet_by = now + self._options.reset_timeout
         if now < current.meet_by or current.state is RoundState.BROKEN:
             return []
         absent = [worker for worker in self._rounds.workers.working if worker.rank not in current.met]

@@ -107,6 +107,8 @@ class Round:
         """When to look again after those whose hosts did not answer meanwhile."""
         self.meet_by: float | None = None
         """When all must have met; None: they have, or nothing is heard of that."""
+        self.has_more_time = False
+        """Whether it was looked too late who has met, so that they have as long again: what they sent was still to be read."""
         self.met: set[int] = set()
         """The ranks that have met the others."""
         self.exits: dict[int, WorkerExit] = {}

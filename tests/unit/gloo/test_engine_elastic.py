@@ -73,6 +73,7 @@ def test_who_asks_before_its_peers_end_is_heard_of_breaks_the_round() -> None:
 
 def test_who_begins_another_training_waits_for_the_others() -> None:
     job = training("a:1,b:1", max_restarts=0, reset_timeout=5.0, exit_grace=60.0)
+    job.play(*[on.WorkerBeat(name, 0, 0, 5, round=0) for name in "ab"])
     assert not job.of(do.Break, job.ask("a", 0, 0, 5))
     job.now += 50.0  # rank 1 writes a checkpoint, say
     job.play(on.Tick())

@@ -59,3 +59,28 @@ def test_a_host_that_did_not_answer_is_asked_anew() -> None:
     job.play(on.HostQuiet("a"))
     replaced(job)
     assert killed(job, beat_on(job, 20.0, "b")) == ["a"]
+
+
+def late_in_every_turn(job: History, turns: int) -> list[do.Action]:
+    """The driver has a processor every 12 s, and looks 5 s after it has had one."""
+    new: list[do.Action] = []
+    for _ in range(turns):
+        job.now += 12.0
+        new += job.play(on.DriverStopped(7.0), on.Tick())
+    return new
+
+
+def test_who_stays_in_a_broken_round_is_killed_though_the_driver_is_always_late() -> None:
+    job = training("a:1,b:1,c:1", reset_timeout=30.0, worker_timeout=1e6)
+    job.exit("c", 0, 1)
+    assert killed(job, late_in_every_turn(job, 60)) == ["a", "b"]
+
+
+def test_so_is_who_is_silent() -> None:
+    job = training("a:1,b:1", worker_timeout=8.0)
+    assert killed(job, late_in_every_turn(job, 60)) == ["a", "b"]
+
+
+def test_so_is_a_round_broken_whose_workers_do_not_meet() -> None:
+    job = training("a:1,b:1", reset_timeout=30.0, worker_timeout=1e6)
+    assert job.of(do.Break, late_in_every_turn(job, 60))
