@@ -15,7 +15,7 @@ from hvlaunch.gloo.engine.draining import Draining
 from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.gloo.engine.events import HostAnswers, HostQuiet
 from hvlaunch.gloo.engine.forming import AskingWorkers, FreshWorkers
-from hvlaunch.gloo.engine.health import Health, Overdue
+from hvlaunch.gloo.engine.health import Health, Hearing, Overdue
 from hvlaunch.gloo.engine.inspection import Inspection
 from hvlaunch.gloo.engine.life import State
 from hvlaunch.gloo.engine.network import Network, Wiring
@@ -307,7 +307,7 @@ def who_is_not_silent_is_killed(patch: Patch) -> None:
 
 
 def a_host_that_does_not_answer_excuses_nobody(patch: Patch) -> None:
-    patch.setattr(Health, "hears", lambda self, event, now: None)
+    patch.setattr(Hearing, "hears", lambda self, event, now: None)
 
 
 def who_answers_again_has_no_time(patch: Patch) -> None:
@@ -316,7 +316,7 @@ def who_answers_again_has_no_time(patch: Patch) -> None:
         if isinstance(event, HostAnswers):
             del self._answers[event.host]
 
-    instead(patch, Health, "hears", wrong)
+    instead(patch, Hearing, "hears", wrong)
 
 
 def who_hangs_on_a_host_that_was_cut_is_let_be(patch: Patch) -> None:
@@ -324,9 +324,9 @@ def who_hangs_on_a_host_that_was_cut_is_let_be(patch: Patch) -> None:
         if isinstance(event, HostQuiet):
             right(self, event, now)
 
-    instead(patch, Health, "hears", wrong)
+    instead(patch, Hearing, "hears", wrong)
     patch.setattr(
-        Health, "until", lambda self, one, since, time, _: self._answers.get(one.host, since + time)
+        Hearing, "until", lambda self, one, since, time, _: self._answers.get(one.host, since + time)
     )
 
 

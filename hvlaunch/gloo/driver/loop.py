@@ -343,8 +343,8 @@ class Driver:
                 links[name].renew()
 
     def _tell_quiet(self) -> None:
-        """Let the engine of an elastic job know of whom it can't hear that their workers live."""
-        quiet = self._lease.quiet if self._spec.elastic is not None else set()
+        """Let the engine know of whom it can't hear that their workers live, or have ended."""
+        quiet = self._lease.quiet
         for name in sorted(quiet ^ self._quiet):
             self._events.put(on.HostQuiet(name) if name in quiet else on.HostAnswers(name))
         self._quiet = quiet

@@ -15,7 +15,7 @@ from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action
 from hvlaunch.gloo.engine.course import AT_WORK, WITH_WORKERS, Course, Phase
 from hvlaunch.gloo.engine.draining import Draining
-from hvlaunch.gloo.engine.health import Health, Overdue
+from hvlaunch.gloo.engine.health import Health, Hearing, Overdue
 from hvlaunch.gloo.engine.host_errors import no_list, no_start, stuck, unfit
 from hvlaunch.gloo.engine.life import InvalidTransition
 from hvlaunch.gloo.engine.lull import lull, pass_over, tally
@@ -53,8 +53,10 @@ class Engine:
         self._pool = Pool(hosts, spec.slots_per_host)
         self._rounds = Rounds(spec, self._pool)
         self._policy = Policy(spec, self._pool, self._rounds)
-        self._health = Health(spec.elastic, spec.lease, self._rounds) if spec.elastic is not None else None
-        self._overdue = Overdue(self._rounds.workers, self._health)
+        self._hearing = Hearing(spec.lease)
+        is_elastic = spec.elastic is not None
+        self._health = Health(spec.elastic, self._hearing, self._rounds) if spec.elastic is not None else None
+        self._overdue = Overdue(self._rounds.workers, self._hearing, is_elastic=is_elastic)
         self._draining = Draining(spec, self._pool, self._rounds)
         self._course = Course(spec, self._pool, self._rounds)
         self._is_pool_known = spec.elastic is None or not spec.elastic.discovers
@@ -145,9 +147,8 @@ class Engine:
             case on.WorkerExited() | on.WorkerNotStarted():
                 return self._worker_ended(event, now)
             case on.HostQuiet() | on.HostAnswers():
-                if self._health is not None:
-                    self._health.hears(event, now)
-                self._rounds.wiring.hears(event)
+                self._hearing.hears(event, now)
+                self._rounds.hears(event)
                 return self._proceed(now, is_minor=True)
             case on.HostAway() | on.HostBack():
                 self._rounds.wiring.hears(event)
@@ -437,8 +438,7 @@ class Engine:
         self._rounds.prolong(seconds)
         if self._list_by is not None:
             self._list_by += seconds
-        if self._health is not None:
-            self._health.hears_all(now)
+        self._hearing.hears_all(now)
 
     def _tick(self, now: float) -> list[Action]:
         actions: list[Action] = []

@@ -10,7 +10,7 @@ from hvlaunch.gloo.engine.rounds import Rounds
 from hvlaunch.gloo.engine.workers import Worker, Workers
 from hvlaunch.job import ElasticOptions
 
-__all__ = ["Health", "Overdue"]
+__all__ = ["Health", "Hearing", "Overdue"]
 
 _CHECKS_PER_TIMEOUT = 8
 _END_CHECK = 5.0
@@ -21,19 +21,39 @@ _LATE = 1.0
 """Seconds after which a check that comes late means that this process was stopped itself."""
 
 
-class Health:
-    """Watches the workers of an elastic job. What is found of one is found once, if it is told to end then.
+class Hearing:
+    """Which hosts answer. `lease` is the silence in seconds after which a host is lost.
 
-    `lease` is the silence in seconds after which a host is lost. As long as a host does not answer, the driver's link or the
-    host's may be cut, and its workers' words can't come, nor can they hear ours: their time begins anew when it answers again.
+    As long as a host does not answer, the driver's link or the host's may be cut, and its words and its workers' can't come,
+    nor can they hear ours: their time begins anew when it answers again.
     """
 
-    def __init__(self, options: ElasticOptions, lease: float, rounds: Rounds) -> None:
-        self._options = options
+    def __init__(self, lease: float) -> None:
         self._lease = lease
-        self._rounds = rounds
         self._answers: dict[str, float] = {}
         """Since when each host has answered that once did not; for ever to come while it does not."""
+
+    def hears(self, event: HostQuiet | HostAnswers, now: float) -> None:
+        """A host does not answer, or does again."""
+        self._answers[event.host] = inf if isinstance(event, HostQuiet) else now
+
+    def hears_all(self, now: float) -> None:
+        """Which hosts do not answer has to be found out anew."""
+        self._answers = dict.fromkeys(self._answers, now)
+
+    def until(self, worker: Worker, since: float, timeout: float, most: float) -> float:
+        """Until when what the worker owes since then may come; `most` is for a host that answers, and does not, again and again."""
+        answers = self._answers.get(worker.host, since)
+        return min(max(since, answers) + timeout, since + self._lease + most)
+
+
+class Health:
+    """Watches the workers of an elastic job. What is found of one is found once, if it is told to end then."""
+
+    def __init__(self, options: ElasticOptions, hearing: Hearing, rounds: Rounds) -> None:
+        self._options = options
+        self._hearing = hearing
+        self._rounds = rounds
         self.next_check: float | None = None
         """When to look for silent workers, while there are rounds."""
 
@@ -46,21 +66,6 @@ class Health:
         if self.next_check is None:
             self.next_check = now + self._options.worker_timeout / _CHECKS_PER_TIMEOUT
         return self.next_check
-
-    def hears(self, event: HostQuiet | HostAnswers, now: float) -> None:
-        """A host does not answer, or does again."""
-        self._answers[event.host] = inf if isinstance(event, HostQuiet) else now
-        if self._rounds.round is not None:
-            self._rounds.round.excused_until = 0.0
-
-    def hears_all(self, now: float) -> None:
-        """Which hosts do not answer has to be found out anew."""
-        self._answers = dict.fromkeys(self._answers, now)
-
-    def until(self, worker: Worker, since: float, timeout: float, most: float) -> float:
-        """Until when what the worker owes since then may come; `most` is for a host that answers, and does not, again and again."""
-        answers = self._answers.get(worker.host, since)
-        return min(max(since, answers) + timeout, since + self._lease + most)
 
     def silent(self, now: float) -> list[Worker]:
         """Those that were not heard of for --worker-timeout, and had been before.
@@ -89,7 +94,7 @@ class Health:
         """When it will have been silent for too long; `newest` is the newest beat of all."""
         since, timeout = worker.beat_at or 0.0, self._options.worker_timeout
         are_all_silent = not is_alone and newest - since < timeout / 2
-        return self.until(worker, since, timeout * (1 + are_all_silent), 2 * timeout)
+        return self._hearing.until(worker, since, timeout * (1 + are_all_silent), 2 * timeout)
 
     def is_without_commit(self, now: float) -> bool:
         """Whether the running round has gone on for --commit-timeout without one."""
@@ -126,7 +131,8 @@ class Health:
         timeout = self._options.reset_timeout
         since = current.leave_by - timeout
         dues = {
-            worker: self.until(worker, since, timeout, 2 * timeout) for worker in self._rounds.workers.working
+            worker: self._hearing.until(worker, since, timeout, 2 * timeout)
+            for worker in self._rounds.workers.working
         }
         current.excused_until = min((due for due in dues.values() if due > now), default=0.0)
         return [worker for worker, due in dues.items() if due <= now]
@@ -147,15 +153,12 @@ class Health:
 
 
 class Overdue:
-    """Watches the workers that were told to end, of a job of any kind: `health` is an elastic one's.
+    """Watches the workers that were told to end, of a job of any kind. A static job has more time: nothing waits for it."""
 
-    A static job has more time: nothing waits for it. That the workers of an elastic one have ended can't be heard as
-    long as their host does not answer.
-    """
-
-    def __init__(self, workers: Workers, health: Health | None) -> None:
+    def __init__(self, workers: Workers, hearing: Hearing, *, is_elastic: bool) -> None:
         self._workers = workers
-        self._health = health
+        self._hearing = hearing
+        self._margin = _MARGIN if is_elastic else _STATIC_MARGIN
         self._next_check: float | None = None
 
     def hosts(self, now: float) -> list[str]:
@@ -167,9 +170,7 @@ class Overdue:
         ends_by = worker.orders.ends_by
         if ends_by is None:
             return inf
-        if self._health is None:
-            return ends_by + _STATIC_MARGIN
-        return self._health.until(worker, ends_by, _MARGIN, _MARGIN)
+        return self._hearing.until(worker, ends_by, self._margin, self._margin)
 
     def deadline(self, now: float) -> float | None:
         """When to look again."""

@@ -8,7 +8,7 @@ from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import causes as why
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.actions import Action
-from hvlaunch.gloo.engine.events import WorkerBeat
+from hvlaunch.gloo.engine.events import HostAnswers, HostQuiet, WorkerBeat
 from hvlaunch.gloo.engine.forming import AskingWorkers, Bounds, Forming, FreshWorkers, Patience
 from hvlaunch.gloo.engine.hold import Hold
 from hvlaunch.gloo.engine.inspection import Inspection
@@ -85,6 +85,12 @@ class Rounds:
         """The host is gone, or going."""
         self.changed()
         self.wiring.forget(host)
+
+    def hears(self, event: HostQuiet | HostAnswers) -> None:
+        """A host does not answer, or does again."""
+        self.wiring.hears(event)
+        if self.round is not None:
+            self.round.excused_until = 0.0
 
     @property
     def next_hosts(self) -> list[str]:

@@ -240,8 +240,9 @@ def test_hosts_are_not_late_where_the_driver_was_stopped(rig: Rig) -> None:
     assert rig.end().exit_code == 0
 
 
-def test_the_engine_of_an_elastic_job_knows_who_does_not_answer(rig: Rig) -> None:
-    rig.spec = replace(rig.spec, elastic=ElasticOptions(min_np=2, worker_timeout=8 * PULSE))
+@pytest.mark.parametrize("elastic", [None, ElasticOptions(min_np=2, worker_timeout=8 * PULSE)])
+def test_the_engine_knows_who_does_not_answer(rig: Rig, elastic: ElasticOptions | None) -> None:
+    rig.spec = replace(rig.spec, elastic=elastic)
     rig.started()
     rig.pulse("a", "b")
     rig.agents["b"].is_silent = True

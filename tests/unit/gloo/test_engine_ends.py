@@ -210,6 +210,32 @@ def test_a_worker_that_outlives_sigkill_is_waited_for_a_while_and_told_when_its_
     assert job.result.exit_code == 7
 
 
+def where_a_worker_is_to_end_on_a_host_that_does_not_answer() -> History:
+    job = History(spec("a:1,b:1", lease=120.0)).start()
+    job.play(on.HostQuiet("b"))
+    job.exit("a", 0, 7)
+    while job.engine.deadline is not None and job.engine.deadline < 100.0 + 100.0:
+        job.wait()
+    assert not job.of(tell.HostLostAtEnd)
+    assert not job.of(do.Release)
+    return job
+
+
+def test_a_host_of_a_static_job_is_waited_for_that_can_not_tell_of_its_workers_ends() -> None:
+    job = where_a_worker_is_to_end_on_a_host_that_does_not_answer()
+    job.play(on.HostAnswers("b"))
+    job.exit("b", 0, None, signal.SIGTERM)
+    assert {action.host for action in job.of(do.Release)} == {"a", "b"}
+
+
+def test_such_a_host_is_waited_for_no_longer_than_for_a_lost_one() -> None:
+    job = where_a_worker_is_to_end_on_a_host_that_does_not_answer()
+    while not job.of(do.Release):
+        job.wait()
+    assert job.now - 100.0 <= 20.0 + 120.0 + 15.0 + 5.5
+    assert [end.problem.host for end in job.of(tell.HostLostAtEnd)] == ["b"]
+
+
 # Interrupts
 
 
