@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.cli.job_words import JOB_WORDS
-from tests.unit.docs.blocks import PAGES, ROOT, Block, blocks_of
+from tests.unit.docs.blocks import PAGES, Block, blocks_of
 from tests.unit.test_local_jobs import DEADLINE, HVLAUNCH
 
 SESSIONS = [block for path in PAGES for block in blocks_of(path) if block.language == "console"]
@@ -71,7 +71,6 @@ def test_a_session_is_as_the_page_shows_it(block, tmp_path):
     env = {
         "HOME": str(tmp_path),
         "PATH": f"{programs}{os.pathsep}/usr/bin:/bin",
-        "PYTHONPATH": str(ROOT),
         "LC_ALL": "C.UTF-8",
     }
     if any(typed.split()[1] in JOB_WORDS for typed, _ in parts_of(block)):
