@@ -1,0 +1,87 @@
+"""docs/troubleshooting.md: each error has its paragraph, and what is quoted is what is printed."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.docs.blocks import ROOT
+
+PAGE = (ROOT / "docs/troubleshooting.md").read_text()
+SYMPTOMS, ERRORS = PAGE.split("\n## By the name of the error\n")
+PARAGRAPHS = dict(
+    re.findall(
+        r'^<a id="(\w+)"></a>\n#### \1\n\n(.+?)\n(?=\n<a|\n#|\Z)', ERRORS + "\n", re.MULTILINE | re.DOTALL
+    )
+)
+PACKAGE = ROOT / "hvlaunch"
+ROOTS = {"HvlaunchError"}
+FOR_PYTHON = ("api", "torch")
+"""What programs import: whatever is raised there is seen by users, of whatever kind it is."""
+PLACEHOLDER = re.compile(r"\b[A-Z]+(?:[:][A-Z]+)*\b|…")
+"""Of a quoted message: NAME, FILE:LINE."""
+
+
+def classes() -> Iterator[tuple[Path, ast.ClassDef, set[str]]]:
+    """Each class of the package, and the last words of its bases' names."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield path, node, {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+
+
+def errors() -> set[str]:
+    """Names of the errors that users may see: those of the tree, and all others of what programs import."""
+    found: set[str] = set()
+    known = set(ROOTS)
+    every = list(classes())
+    while more := {node.name for _, node, bases in every if bases & known} - found:
+        found |= more
+        known |= more
+    for path, node, bases in every:
+        part = path.relative_to(PACKAGE).parts[0]
+        if part in FOR_PYTHON and any(base.endswith(("Error", "Exception")) for base in bases):
+            found.add(node.name)
+    return {name for name in found if not name.startswith("_")}
+
+
+def words_printed() -> list[str]:
+    """All texts of the package; what differs in them is `…`."""
+    texts: list[str] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                texts.append(
+                    "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return texts
+
+
+def test_each_error_has_a_paragraph_and_each_paragraph_an_error():
+    found = errors()
+    assert len(found) > 70
+    assert (sorted(found - PARAGRAPHS.keys()), sorted(PARAGRAPHS.keys() - found)) == ([], [])
+    assert len(re.findall("^#### ", ERRORS, re.MULTILINE)) == len(PARAGRAPHS)
+
+
+def test_a_paragraph_says_more_than_the_name():
+    assert [name for name, text in PARAGRAPHS.items() if len(text.split()) < 10] == []
+
+
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    return words_printed()
+
+
+def test_what_is_quoted_as_hvlaunchs_is_what_it_prints(printed):
+    rows = re.findall(r"^\| (.+?) \| .+ \| .+ \|$", SYMPTOMS, re.MULTILINE)
+    quoted = [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
+    pieces = [piece.strip(" :,") for text in quoted for piece in PLACEHOLDER.split(text)]
+    long = [piece for piece in pieces if len(piece) >= 6]
+    assert len(long) > 40
+    missing = [piece for piece in long if not any(piece in text for text in printed)]
+    assert not missing, missing
