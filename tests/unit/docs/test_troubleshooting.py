@@ -54,7 +54,9 @@ def words_printed() -> list[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 texts.append(
-                    "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                    "".join(
+                        str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
+                    )
                 )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(node.value)
