@@ -61,7 +61,7 @@ def test_tensorflow_would_find_its_workers(tmp_path):
 
 def test_workers_meet_at_the_rendezvous(tmp_path):
     text = program("rendezvous.md") + "print(client.wait('stage', 'shards', timeout=60))\n"
-    assert as_workers(tmp_path, text) == [f"{b'128'}"] * 2
+    assert as_workers(tmp_path, text) == ["b'128'"] * 2
 
 
 @pytest.mark.long
