@@ -215,6 +215,9 @@ def _state(job: KnownJob) -> Mapping[str, Any] | None:
 
 def _events(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     job = choose(jobs, options.job)
+    if job.result is not None:
+        cause = f"job {job.id} has ended, and its events were not kept"
+        raise BadUsage(cause, hint="--events FILE with the next job")
     control, number = Control(job), 0
     wait = _EVENTS_WAIT if options.follow else 0
     while True:

@@ -131,7 +131,7 @@ def test_stop_kills_at_once_if_it_is_told_to(site):
 
 
 def test_events_so_far_and_until_the_end(site, capsys):
-    site.start()
+    job = site.start("--job-name", "base")
     site.do("events")
     so_far = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
     assert so_far[0] == "job_started"
@@ -149,6 +149,9 @@ def test_events_so_far_and_until_the_end(site, capsys):
     assert rest[-1]["type"] == "job_ended"
     assert rest[-1]["exit_code"] == 143
     assert follower.returncode == 0
+    assert job.wait(DEADLINE) == 143
+    with pytest.raises(BadUsage, match="has ended, and its events were not kept"):
+        site.do("events", "base")
 
 
 def test_a_driver_that_was_killed(site, capsys):
