@@ -156,6 +156,8 @@ class Engine:
             case on.DriverReplaced(seconds) | on.DriverStopped(seconds):
                 awake, self._resumed_at = now - seconds - self._resumed_at, now
                 self._prolong(seconds + min(_RESUMING, max(0.0, awake) / 2), now)
+                if isinstance(event, on.DriverReplaced):
+                    self._pool.connect_anew(now + self._spec.start_timeout + _START_MARGIN)
                 return []
             case on.Began() | on.HostsDiscovered() | on.DiscoveryFailed():
                 return self._pool_event(event, now)
@@ -434,7 +436,7 @@ class Engine:
 
     def _prolong(self, seconds: float, now: float) -> None:
         """Nobody could hear for so long, nor do anything: whatever was due in that time has as long again."""
-        self._pool.prolong(seconds, now + self._spec.start_timeout + _START_MARGIN)
+        self._pool.prolong(seconds)
         self._rounds.prolong(seconds)
         if self._list_by is not None:
             self._list_by += seconds

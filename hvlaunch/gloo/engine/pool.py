@@ -143,9 +143,13 @@ class Pool:
         for names in (self.connecting, self.parting, self.closing, self.open):
             names.pop(host.name, None)
 
-    def prolong(self, seconds: float, ready_by: float) -> None:
-        """All that are to end have so much more time; those that are connected are so from the beginning."""
+    def connect_anew(self, ready_by: float) -> None:
+        """All that are connected are so from the beginning."""
         self.connecting = dict.fromkeys(self.connecting, ready_by)
+
+    def prolong(self, seconds: float) -> None:
+        """All that are waited for have so much more time."""
+        self.connecting = {name: due + seconds for name, due in self.connecting.items()}
         self.parting = {name: due + seconds for name, due in self.parting.items()}
         self.closing = {name: due + seconds for name, due in self.closing.items()}
 

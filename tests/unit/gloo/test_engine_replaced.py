@@ -84,3 +84,9 @@ def test_so_is_who_is_silent() -> None:
 def test_so_is_a_round_broken_whose_workers_do_not_meet() -> None:
     job = training("a:1,b:1", reset_timeout=30.0, worker_timeout=1e6)
     assert job.of(do.Break, late_in_every_turn(job, 60))
+
+
+def test_so_is_a_host_given_up_that_does_not_get_ready() -> None:
+    job = History(spec("a:1,b:1", start_timeout=60.0))
+    job.play(on.Began())
+    assert job.of(do.Abandon, late_in_every_turn(job, 60)) == [do.Abandon("a"), do.Abandon("b")]
