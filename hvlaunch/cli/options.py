@@ -389,7 +389,8 @@ _ENDING = Group(
             "let the job be taken over after a loss of power here too",
             field="fsync",
             more="What it needs is written to the job's directory in any case, and outlives hvlaunch itself. With this option "
-            "nothing follows of what happens before the disk has it, which takes some milliseconds each time.",
+            "nothing follows of what happens before the disk has it, which takes some milliseconds each time. Of the output that is "
+            "kept, the last seconds may be missing then.",
         ),
         Option(
             "end_with_rank",

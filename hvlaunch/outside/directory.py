@@ -119,7 +119,7 @@ class JobDirectory:
             found.about = {**json.loads((path / ABOUT).read_bytes()), "pid": os.getpid()}
             (path / CONTROL).unlink(missing_ok=True)
             with suppress(OSError):  # a full disk is no reason to let the job end
-                _write(path / ABOUT, found.about)
+                _write(path / ABOUT, found.about, is_synced=True)  # in the place of one that the disk has
         except (OSError, ValueError, TypeError) as error:
             cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise NoJobDirectory(f"{path}: {cause.lower()}") from None
@@ -242,14 +242,17 @@ def remove(directory: Path) -> None:
     directory.rmdir()
 
 
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    """All of it or nothing is there for a reader. Raises OSError."""
+def _write(path: Path, value: Mapping[str, Any], *, is_synced: bool = False) -> None:
+    """All of it or nothing is there for a reader, and with `is_synced` after a loss of power too. Raises OSError."""
     part = path.with_name(f"{path.name}{_PART}")
     data = json.dumps(value).encode() + b"\n"
     try:
         with open(part, "r+b" if part.exists() else "xb", opener=_private) as file:
             file.write(data)
             file.truncate()
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
         part.rename(path)
     except OSError:
         part.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """What is kept of a job while it runs, so that another driver can take it over: its journal, its keys, and what was seen."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from hvlaunch.gloo.driver.seen import SEEN, SeenFile, SeenFrames
 from hvlaunch.gloo.engine.codec import BadData
 from hvlaunch.gloo.engine.entries import begin_entry
 from hvlaunch.job import JobSpec
+from hvlaunch.outside.directory import ABOUT
 from hvlaunch.rendezvous.serving.store_file import StoreFile
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class Keeping:
         self.is_whole = True
         """Whether another driver could take the job over."""
         self._is_synced = is_synced
-        self._seen = SeenFile(directory / SEEN)
+        self._seen = SeenFile(directory / SEEN, is_synced=is_synced)
         self.unfinished = UnfinishedLines(directory / UNFINISHED)
         """How lines begin that were taken from agents and not shown."""
         begin = StoreFile.create if past is None else StoreFile.open
@@ -81,6 +83,8 @@ class Keeping:
             from hvlaunch.gloo.driver.journal import JOURNAL, Journal  # noqa: PLC0415 (see the docstring)
 
             keys.save(self._directory / KEYS)
+            if self._is_synced:
+                _sync(self._directory, ABOUT, KEYS)
             self._journal = Journal(self._directory / JOURNAL, self.lose, is_synced=self._is_synced)
             self._journal.begin(begin_entry(__version__, keys.job_id, spec, port, str(Path.cwd())))
         except (OSError, ImportError, BadData) as error:
@@ -118,6 +122,17 @@ class Keeping:
         self._seen.close()
         if self._journal is not None:
             self._journal.close()
+
+
+def _sync(directory: Path, *names: str) -> None:
+    """Return when the disk has these files, and the directory in its place. Raises OSError."""
+    root = directory.parent
+    for path in (*(directory / name for name in names), directory, root, root.parent, root.parent.parent):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def forget(directory: Path) -> None:

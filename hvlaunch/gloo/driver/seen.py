@@ -3,6 +3,8 @@
 import mmap
 import os
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,10 @@ _FIELDS = 4
 _PLACES: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 _PAGE = mmap.ALLOCATIONGRANULARITY
 _PER_PAGE = _PAGE // (8 * _FIELDS)
+
+
+def _no_need() -> None:
+    pass
 
 
 class Seen(NamedTuple):
@@ -35,20 +41,23 @@ class SeenFile:
     Where there is no room, nothing is kept; that a disk is full is found out by the journal.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+    def __init__(self, path: Path, *, is_synced: bool = False) -> None:
+        """`is_synced`: what agents are told outlives the machine too. Raises OSError."""
+        self._is_synced = is_synced
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self._lock = threading.Lock()
-        self._pages: dict[int, memoryview] = {}
+        self._pages: dict[int, tuple[memoryview, Callable[[], object]]] = {}
+        """With what lets the disk have it."""
 
     def of(self, link: int) -> "SeenFrames":
         number, place = divmod(link, _PER_PAGE)
         with self._lock:
             if number not in self._pages:
                 self._pages[number] = self._page(number)
-            return SeenFrames(self._pages[number][_FIELDS * place : _FIELDS * (place + 1)])
+            page, sync = self._pages[number]
+            return SeenFrames(page[_FIELDS * place : _FIELDS * (place + 1)], sync)
 
-    def _page(self, number: int) -> memoryview:
+    def _page(self, number: int) -> tuple[memoryview, Callable[[], object]]:
         offset = number * _PAGE
         try:
             size = os.fstat(self._fd).st_size
@@ -56,9 +65,10 @@ class SeenFile:
                 size < offset + _PAGE
             ):  # with its blocks: a page without one could not be written where the disk is full
                 size += os.pwrite(self._fd, bytes(offset + _PAGE - size), size)
-            return memoryview(mmap.mmap(self._fd, _PAGE, offset=offset)).cast("Q")
+            shared = mmap.mmap(self._fd, _PAGE, offset=offset)
+            return memoryview(shared).cast("Q"), shared.flush if self._is_synced else _no_need
         except OSError:
-            return memoryview(bytearray(_PAGE)).cast("Q")
+            return memoryview(bytearray(_PAGE)).cast("Q"), _no_need
 
     def close(self) -> None:
         os.close(self._fd)
@@ -67,8 +77,9 @@ class SeenFile:
 class SeenFrames:
     """Those of one link. tell() is for any thread, all else for the printer's."""
 
-    def __init__(self, numbers: memoryview) -> None:
+    def __init__(self, numbers: memoryview, sync: Callable[[], object] = _no_need) -> None:
         self._numbers = numbers
+        self._sync = sync
         self._telling = threading.Lock()
 
     @property
@@ -78,7 +89,10 @@ class SeenFrames:
     def tell(self, number: int) -> None:
         """The agent is about to be told that it need not keep any frame up to this one."""
         with self._telling:
-            self._set(0, number)
+            if number > self._numbers[0]:
+                self._numbers[0] = number
+                with suppress(OSError):  # that a disk fails is found out by the journal
+                    self._sync()
 
     def print(self, stream: Stream, number: int) -> None:
         """The output of this frame is printed: it was, or will be in the next moment."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.gloo.driver.durable import DurableFrames
-from hvlaunch.gloo.driver.seen import Seen, SeenFile
+from hvlaunch.gloo.driver.seen import Seen, SeenFile, SeenFrames
 
 
 def test_the_prefix_ends_before_the_first_that_is_not_durable() -> None:
@@ -48,6 +48,17 @@ def test_what_was_seen_is_in_the_file_at_once(tmp_path: Path) -> None:
     assert SeenFile(path).of(2).last.stderr == 7
     seen.print("stderr", 9)
     assert SeenFile(path).of(1).last == SeenFile(path).of(3).last == Seen()
+
+
+def test_the_disk_has_it_before_an_agent_is_told() -> None:
+    """Where a loss of power is to be outlived: else the next driver would ask for frames that its agent has forgotten."""
+    on_disk: list[int] = []
+    numbers = memoryview(bytearray(32)).cast("Q")
+    seen = SeenFrames(numbers, lambda: on_disk.append(numbers[0]))
+    for number in (5, 5, 3, 9):
+        seen.tell(number)
+    seen.print("stdout", 12)
+    assert on_disk == [5, 9]
 
 
 def test_what_was_seen_of_many_links_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
