@@ -3,6 +3,7 @@
 import configparser
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,7 @@ READERS_FILES = {
 """Files that a page takes for granted."""
 RUN_IT = ("nohup", "salloc")
 OWN_FOLDERS = ("benchmarks/", "examples/", "hostfiles/", "tests/")
-PROGRAMS = ("python", "bash", "./run.sh", "true")
+PROGRAMS = ("python", "bash", "./run.sh", "true", "stop")
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 PINS = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
 """But those that differ by the version of Python."""
@@ -98,7 +99,7 @@ def job(words: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def hvlaunch(words: Sequence[str], environ: Mapping[str, str]) -> None:
     try:
-        if words[:2] == ("pool", "up"):  # which would connect
+        if list(words[:2]) == ["pool", "up"]:  # which would connect
             job([*words[3:], "true"], environ)
         elif words[0] == "pool":
             run_pool_command(words[1:], environ)
@@ -183,3 +184,32 @@ def test_each_block_of_a_page_is_right(page, home):
             wrong.append(f"{block.where}: {type(error).__name__}: {error}")
     if wrong:
         pytest.fail("\n".join(wrong), pytrace=False)
+
+
+SHOWN_FOR = {"N": "2", "SHELL": "bash", "NAME": "lab", "COMMAND": "true"}
+"""What stands for the reader's own in a line of text."""
+
+
+def inline_commands(page: Path) -> list[str]:
+    """Command lines within sentences, but for those that show what may be left out."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    spans = re.findall(r"`hvlaunch ([^`\n]+)`", text)
+    return [span for span in spans if not re.search(r"[\[…|]| or ", span)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if inline_commands(page)], ids=name_of)
+def test_a_command_within_a_sentence_is_understood(page, home):
+    environ = {"HOME": str(home), "USER": "ada", "PATH": "/usr/bin:/bin"}
+    wrong = []
+    for span in inline_commands(page):
+        words = [SHOWN_FOR.get(word, word) for word in shlex.split(span)]
+        if words[0] in JOB_WORDS:
+            words = shlex.split(span)
+        elif not words[0].startswith("-"):
+            continue  # a sentence of hvlaunch's own
+        try:
+            hvlaunch(words, environ)
+        except BadUsage as error:
+            if not str(error).startswith("no command to run;"):
+                wrong.append(f"{span}: {error}")
+    assert wrong == []
