@@ -150,5 +150,6 @@ def _listen(address: str, port: int) -> socket.socket:
     except OSError as error:
         if listener is not None:
             listener.close()
-        raise PageNotServed(f"{address}: {(error.strerror or str(error)).lower()}") from None
+        cause = f"{address}: {(error.strerror or str(error)).lower()}"
+        raise PageNotServed(cause, hint="--bind with an address of this machine") from None
     return listener

@@ -138,7 +138,8 @@ def _check_format(path: Path, database: sqlite3.Connection) -> None:
     if application != APPLICATION:
         raise ForeignJournal(f"journal {path}: it is not one of hvlaunch's")
     if form != FORMAT:
-        raise OtherVersion(f"journal {path}: format {form}; this hvlaunch knows format {FORMAT}")
+        cause = f"journal {path}: format {form}; this hvlaunch knows format {FORMAT}"
+        raise OtherVersion(cause, hint="the very program that began the job")
 
 
 def _read(path: Path, database: sqlite3.Connection) -> Past:

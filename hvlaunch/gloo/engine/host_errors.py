@@ -38,7 +38,11 @@ def no_start(host: str, seconds: float, *, is_connected: bool) -> Problem:
 
 def stuck(host: str) -> Problem:
     """Its workers live on after SIGKILL."""
-    return HostLost("lost: its workers do not end, even after SIGKILL", host=host).problem
+    return HostLost(
+        "lost: its workers do not end, even after SIGKILL",
+        host=host,
+        hint="ps -eo pid,stat,wchan,args on that host: what is in state D waits for a disk or a driver",
+    ).problem
 
 
 def unfit(host: str, facts: HostFacts, slots: int, spec: JobSpec) -> Problem | None:

@@ -78,7 +78,8 @@ def start_proxy(host: str, command: str) -> ProxySocket:
         )
     except (OSError, ValueError) as error:
         near.close()
-        raise ConnectFailed(f"its ProxyCommand can't be started: {error}", host=host) from None
+        hint = f"`ssh -G {host}` shows it"
+        raise ConnectFailed(f"its ProxyCommand can't be started: {error}", host=host, hint=hint) from None
     finally:
         far.close()
     return ProxySocket(near, process, command)

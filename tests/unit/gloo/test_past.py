@@ -109,7 +109,11 @@ def test_further_drivers_write_on_behind_it(tmp_path: Path) -> None:
     ("statement", "error", "words"),
     [
         ("PRAGMA application_id = 1", ForeignJournal, "not one of hvlaunch's"),
-        ("PRAGMA user_version = 99", OtherVersion, "format 99; this hvlaunch knows format 3"),
+        (
+            "PRAGMA user_version = 99",
+            OtherVersion,
+            "format 99; this hvlaunch knows format 3; try: the very program",
+        ),
         ("UPDATE begin SET entry = replace(entry, 'a', 'b')", TornJournal, "a row of begin is not as"),
         ("UPDATE drivers SET shift = 1.5", TornJournal, "a row of drivers is not as"),
         (
