@@ -18,13 +18,17 @@ HAS_GPU := command -v nvidia-smi >/dev/null || test -e /proc/driver/nvidia/versi
 
 # What the wheel is made of. A directory is newer when a file of it was removed.
 SOURCES := setup.py pyproject.toml README.md LICENSE $(shell find hvlaunch -name __pycache__ -prune -o -print)
-WHEEL := dist/hvlaunch-$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' hvlaunch/__init__.py)-py3-none-any.whl
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' hvlaunch/__init__.py)
+WHEEL := dist/hvlaunch-$(VERSION)-py3-none-any.whl
 
 # Tests wait much of their time, those on real hosts most of all, so more of them run at once than there are processors.
 TEST_JOBS ?= 3
 HOST_TEST_JOBS ?= 4
 UNIT_TESTS ?= tests/unit tests/simulation
 HOST_TESTS ?= tests/cluster tests/security
+# dev has it too. The theme's makers tell whoever builds with it about another program of theirs.
+DOCS_EXTRA := $(VENV)/.extras-$(if $(wildcard $(VENV)/.extras-dev),dev,docs)
+SITE := NO_MKDOCS_2_WARNING=1 PATH="$(abspath $(BIN)):$$PATH"
 PYTEST := $(BIN)/pytest -m 'not long and not timing'
 
 # `make test` lints and runs all tests at once; each of these shows its output when it is done.
@@ -39,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ifneq ($(MAKECMDGOALS),$(CHECKS))
 .NOTPARALLEL:
 endif
-.PHONY: help demo test lint unit-tests host-tests timing-tests format dev options-page lock release-check clean pythons system-packages
+.PHONY: help demo test lint unit-tests host-tests timing-tests format dev options-page docs docs-version lock release-check clean pythons system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -89,6 +93,14 @@ options-page: dev ## write docs/options.md, docs/coming-from.md and hvlaunch/api
 	$(BIN)/python -m hvlaunch.api.make_options hvlaunch/api/options.py
 	$(BIN)/ruff format hvlaunch/api/options.py
 
+docs: $(DOCS_EXTRA) ## build the site of docs/ in site/, where a warning is an error
+	$(SITE) python -m mkdocs build --strict --quiet
+	@echo 'make docs: site/ is built; to look at it: python3 -m http.server --directory site'
+
+docs-version: $(DOCS_EXTRA) ## put the site of this version beside those of others, in the branch gh-pages of this clone
+	$(SITE) mike deploy --update-aliases $(VERSION) latest
+	$(SITE) mike set-default latest
+
 dev: $(VENV)/.extras-dev $(VENV)/.editable ## install the working tree in the wheel's place, for quick work with pytest
 
 lock: $(VENV)/.extras-release ## write constraints.txt anew, with the newest of all but torch
@@ -99,7 +111,7 @@ release-check: $(VENV)/.extras-release ## build what a release has, and try it i
 	RELEASE='$(RELEASE)' .ci/release-check $(BIN)
 
 clean: ## remove what was made, but for the virtual environment
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # The tests on real hosts make them of network namespaces, each with an sshd of its own.
@@ -157,7 +169,8 @@ $(VENV)/.torch: $(VENV)/.setuptools
 	$(PIP_INSTALL) --no-deps --no-compile torch==$(TORCH) && touch $@
 
 # What an extra brings, beside hvlaunch itself, which is installed again after it: as a wheel, or as the working tree.
-$(VENV)/.extras-%: pyproject.toml constraints.txt $(VENV)/.made $(VENV)/.torch
+$(addprefix $(VENV)/.extras-,dev examples release): $(VENV)/.torch
+$(VENV)/.extras-%: pyproject.toml constraints.txt $(VENV)/.made
 	@$(MAKE) --no-print-directory $(WHEEL)
 	@echo 'make: installing the packages of pyproject.toml, [$*]'
 	@$(PIP_INSTALL) --no-compile '$(WHEEL)[$*]'

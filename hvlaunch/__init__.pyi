@@ -12,4 +12,21 @@ from hvlaunch.api.job import jobs as jobs
 from hvlaunch.api.launcher import Launcher as Launcher
 from hvlaunch.api.launcher import run as run
 
+__all__ = [
+    "CallNotPickled",
+    "Cluster",
+    "Job",
+    "JobFailed",
+    "JobStopped",
+    "Launcher",
+    "Line",
+    "ResultLost",
+    "ResultNotRead",
+    "WorkerFailed",
+    "__version__",
+    "attach",
+    "jobs",
+    "run",
+]
+
 __version__: str

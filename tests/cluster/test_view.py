@@ -16,10 +16,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hvlaunch.outside.directory import jobs_directory
+from tests.browser import Browser, needs_chromium
 from tests.cluster.testhosts import wait_until
 
 LIMIT = 100.0
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WORKER = """\
 import os, signal, time
 from hvlaunch.rendezvous import progress
@@ -187,53 +187,6 @@ def test_metrics_go_on_where_another_driver_takes_over(job):
     assert after["hvlaunch_rounds_total"] == before["hvlaunch_rounds_total"]
 
 
-class Browser:
-    """Chromium, with a profile of its own."""
-
-    def __init__(self, profile: Path) -> None:
-        from selenium import webdriver
-        from selenium.webdriver.chrome.service import Service
-
-        options = webdriver.ChromeOptions()
-        options.binary_location = CHROMIUM or ""
-        for word in (
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-dev-shm-usage",
-            "--disable-gpu",
-            f"--user-data-dir={profile}",
-        ):
-            options.add_argument(word)
-        options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-        self.web = webdriver.Chrome(options=options, service=Service(DRIVER))
-        self.web.set_window_size(1200, 1400)
-        self.asked: set[str] = set()
-
-    def text(self, selector: str) -> str:
-        return str(
-            self.web.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
-        )
-
-    def shows(self, selector: str, text: str) -> str:
-        """What the element shows when the text is in it."""
-        return wait_until(
-            lambda: shown if text in (shown := self.text(selector)) else None,
-            f"{text} in {selector}",
-            LIMIT,
-        )
-
-    def click(self, selector: str) -> None:
-        self.web.find_element("css selector", selector).click()
-
-    def requests(self) -> set[str]:
-        """The addresses of all that this page asked for."""
-        for entry in self.web.get_log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                self.asked.add(message["params"]["request"]["url"])
-        return self.asked
-
-
 DRAWN = """\
 const canvas = document.querySelector("#plot-output canvas");
 if (!canvas || !canvas.width) return false;
@@ -242,7 +195,7 @@ return colors.size > 3;
 """
 
 
-@pytest.mark.skipif(None in (CHROMIUM, DRIVER), reason="there is no Chromium")
+@needs_chromium
 def test_the_page(job, tmp_path):
     url = job.do("top", "--web", job.id).strip()
     browser = Browser(tmp_path)

@@ -1,0 +1,116 @@
+"""What the site has beside docs/*.md: a hook of mkdocs.
+
+Pages that GitHub shows in other places of the repository are the site's pages too, and each public package has a page of its docstrings. Links
+to other files lead to the repository.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
+from typing import cast
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = "https://github.com/hvlaunch/hvlaunch"
+PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "README.md": "overview.md",
+    "SECURITY.md": "security-policy.md",
+    "examples/README.md": "examples.md",
+    "hostfiles/README.md": "hostfiles.md",
+}
+"""Path in the repository, and in the site."""
+SOURCES = {path: source for source, path in PAGES.items()}
+REFERENCE: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "hvlaunch": {
+        "Calling functions": ("api.launcher",),
+        "Hosts that stay connected": ("api.cluster",),
+        "Jobs": ("api.job",),
+        "Errors": ("api.errors",),
+    },
+    "hvlaunch.torch": {
+        "Beginning and end": ("torch.beginning",),
+        "Ranks and groups": ("torch.current", "torch.process_sets"),
+        "Collectives": ("torch.differentiable", "torch.reduction", "torch.compression", "torch.joining"),
+        "Collectives that are not waited for": ("torch.collectives", "torch.handles"),
+        "Training": ("torch.optimizer", "torch.sharing"),
+        "Stores": ("torch.http_store",),
+        "How it was built": ("torch.built",),
+    },
+    "hvlaunch.torch.elastic": {
+        "Training": ("torch.elastic",),
+        "State": ("torch.elastic.state", "torch.elastic.sampler"),
+        "Why a round ends": ("torch.elastic.interruptions",),
+    },
+    "hvlaunch.rendezvous": {"Progress": ("rendezvous.telling",), "The client": ("rendezvous.client",)},
+    "hvlaunch.errors": {"Errors": ("errors",)},
+}
+"""The public packages, and what of them is from which modules."""
+ALONE = "{heading_level: 1, members: false, show_root_full_path: true}"
+"""A package as the head of its page."""
+LINK = re.compile(r"(?<=]\()(?P<path>[^)#:\s]+)(?P<part>#[^)]*)?(?=\))")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are not in docs/."""
+    for source, path in PAGES.items():
+        files.append(File.generated(config, path, content=(ROOT / source).read_text(encoding="utf-8")))
+    package = griffe.load("hvlaunch", search_paths=[str(ROOT)], allow_inspection=False)
+    for name, sections in REFERENCE.items():
+        part = package[name.partition(".")[2]] if "." in name else package
+        content = reference(cast("griffe.Object", part), sections)
+        files.append(File.generated(config, f"api/{name}.md", content=content))
+    return files
+
+
+def reference(package: griffe.Object, sections: Mapping[str, Sequence[str]]) -> str:
+    """The page of a package: the docstrings of all names that it offers, and where those are that another page has."""
+    offered = [package.members[str(name)] for name in package.exports or () if name != "__version__"]
+    blocks = [f"::: {package.path}\n    options: {ALONE}"]
+    for title, modules in sections.items():
+        blocks.append(f"## {title}")
+        for module in modules:
+            found = [
+                member for member in offered if whole_path(member).rpartition(".")[0] == f"hvlaunch.{module}"
+            ]
+            offered = [member for member in offered if member not in found]
+            blocks += [f"::: {member.path}" for member in found]
+    if offered:
+        blocks += ["## More", *(f"`{member.name}` is {elsewhere(member)}." for member in offered)]
+    return "\n\n".join(blocks)
+
+
+def whole_path(member: griffe.Object | griffe.Alias) -> str:
+    """Where it is defined."""
+    return member.target_path if isinstance(member, griffe.Alias) else member.path
+
+
+def elsewhere(member: griffe.Object | griffe.Alias) -> str:
+    """What stands for a name that another page has, or that is torch's."""
+    path = whole_path(member)
+    return f"[`{path}`][{path}]" if path.startswith("hvlaunch.") else f"`{path}`"
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 (mkdocs gives them by name)
+    """Lead its links to where their files are."""
+    here = page.file.src_uri
+    folder = dirname(SOURCES.get(here, f"docs/{here}"))
+
+    def led(link: re.Match[str]) -> str:
+        target, part = normpath(join(folder, link["path"])), link["part"] or ""
+        path = PAGES.get(target, target.removeprefix("docs/") if target.startswith("docs/") else "")
+        file = files.get_file_from_path(path)
+        if file is not None and file.inclusion.is_included():  # type: ignore[no-untyped-call]
+            return relpath(path, dirname(here) or ".") + part
+        if not (ROOT / target).exists():
+            return link[0]
+        kind = "tree" if (ROOT / target).is_dir() else "blob"
+        return f"{REPOSITORY}/{kind}/HEAD/{target}{part}"
+
+    return LINK.sub(led, markdown)
