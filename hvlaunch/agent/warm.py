@@ -21,7 +21,7 @@ from hvlaunch.agent.shapes import Form, record, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Deque, Dict, List, NoReturn, Optional
+    from typing import Any, Deque, Dict, Iterable, List, NoReturn, Optional
 
 __all__ = ["LANE", "ORDERS", "main"]
 
@@ -51,34 +51,22 @@ _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15  # prctl(2)
 _PATIENCE = 5.0
 # What an agent imports where something goes wrong or somebody asks: Python may be another by then.
 _LATER = ("traceback", "subprocess", "shutil", "signal", "ctypes", "struct", "_hashlib", "_operator")
-_LATER_OURS = (
-    "alone",
-    "cannot_start",
-    "group",
-    "in_time",
-    "listening",
-    "marked",
-    "observing",
-    "rejoin",
-    "relay",
-    "spill",
-)
 
 
 def main(config: Dict[str, Any]) -> NoReturn:
-    """Be the warm agent over fds 0 and 1; `config` has the `lease` in seconds. Never returns."""
+    """Be the warm agent over fds 0 and 1; `config` has the `lease` in seconds, and the modules that are `rare`. Never returns."""
     if not sys.platform.startswith("linux"):
         sys.exit("hvlaunch agent: workers need Linux, and this host runs " + sys.platform)
     prctl(_PR_SET_DUMPABLE, 0)
     prctl(_PR_SET_NAME, b"hvl-warm")
     reaper.adopt_descendants()
-    _prepare()
+    _prepare(config["rare"])
     signal.setitimer(signal.ITIMER_REAL, 0)  # that of the command line
     _WarmAgent(float(config["lease"])).run()
 
 
-def _prepare() -> None:
-    """Whatever each agent would do again, or could not do later."""
+def _prepare(rare: Iterable[str]) -> None:
+    """Whatever each agent would do again, or could not do later; `rare` are modules of the agent's."""
     from hvlaunch.agent import facts, main, quick  # noqa: F401, PLC0415 (main is for the agents)
 
     for name in _LATER:
@@ -86,7 +74,7 @@ def _prepare() -> None:
             __import__(name)
         except ImportError:  # noqa: PERF203 (a few)
             pass
-    for name in _LATER_OURS:
+    for name in rare:
         __import__("hvlaunch.agent." + name)
     quick.mac(b"key", b"message")
     quick.loads(quick.dumps({"a": [1]}))

@@ -104,10 +104,11 @@ def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False
     return zlib.compress(f"{_boot()}\nboot({packed!r}, {dict(config)!r})\n".encode(), 1)
 
 
-def warm_bundle(config: Mapping[str, Any]) -> bytes:
-    """The warm agent (agent/warm.py) with its `config` as a program, as bundle(): all modules that an agent may need."""
+def warm_bundle(lease: float) -> bytes:
+    """The warm agent (agent/warm.py) with its lease in seconds as a program, as bundle(): all modules that an agent may need."""
     packed = _modules_packed((*_MODULES, *_RARE, "warm"), is_near=True)
-    start = f"load({packed!r})\nfrom hvlaunch.agent.warm import main\nmain({dict(config)!r})\n"
+    config = {"lease": lease, "rare": _RARE}
+    start = f"load({packed!r})\nfrom hvlaunch.agent.warm import main\nmain({config!r})\n"
     return zlib.compress(f"{_boot()}\n{start}".encode(), 1)
 
 

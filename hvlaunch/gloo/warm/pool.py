@@ -51,7 +51,7 @@ class WarmPool:
         self._used = clock()
         self._over = threading.Event()
         self._listener: socket.socket | None = None
-        program = warm_bundle({"lease": spec.lease})
+        program = warm_bundle(spec.lease)
         self._hosts = {
             host.name: WarmHost(
                 host,
