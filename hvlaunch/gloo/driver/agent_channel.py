@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AgentChannel",
     "AgentConnection",
+    "BaseConnection",
     "CommandChannel",
     "CommandConnection",
     "Listener",
     "LostConnection",
     "Reconnect",
-    "rejoin",
 ]
 
 Reconnect = Callable[[float | None], Connection]
@@ -97,20 +97,44 @@ class AgentConnection(Protocol):
         """Close it and its channel; unblocks threads in them. Never raises, may be repeated."""
 
 
-class CommandConnection:
-    """AgentConnection over one that runs commands: ssh's, or pipes."""
+class BaseConnection:
+    """What most AgentConnections have in common."""
 
-    def __init__(self, connection: Connection, again: Reconnect | None = None) -> None:
+    def __init__(
+        self,
+        again: Reconnect | None,
+        local_address: str | None = "",
+        remote_address: str | None = "",
+        *,
+        has_modules: bool = False,
+    ) -> None:
         """`again` connects once more, within so many seconds; None where this is the only way."""
-        self.local_address = connection.local_address
-        self.remote_address = connection.remote_address
+        self.local_address = local_address
+        self.remote_address = remote_address
         self.is_launched = False
         self.processes = 1
         self.can_rejoin = again is not None
-        self.has_modules = False
+        self.has_modules = has_modules
         self.on_call: Callable[[], None] = lambda: None
-        self._connection = connection
         self._again = again
+
+    def silence(self) -> float | None:
+        return None
+
+    def rejoin(
+        self, program: AgentProgram, host: Host, scratch: str, listener: Listener, timeout: float
+    ) -> tuple[AgentConnection, AgentChannel]:
+        if self._again is None:
+            raise HostLost("there is no other way to its agent", host=host.name)
+        return _rejoin(self._again, program, host, scratch, listener, timeout)
+
+
+class CommandConnection(BaseConnection):
+    """AgentConnection over one that runs commands: ssh's, or pipes."""
+
+    def __init__(self, connection: Connection, again: Reconnect | None = None) -> None:
+        super().__init__(again, connection.local_address, connection.remote_address)
+        self._connection = connection
 
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
         is_here = self.remote_address is None
@@ -120,46 +144,21 @@ class CommandConnection:
     def silence(self) -> float | None:
         return self._connection.silence()
 
-    def rejoin(
-        self, program: AgentProgram, host: Host, scratch: str, listener: Listener, timeout: float
-    ) -> tuple[AgentConnection, AgentChannel]:
-        if self._again is None:
-            raise HostLost("there is no other way to its agent", host=host.name)
-        return rejoin(self._again, program, host, scratch, listener, timeout)
-
     def close(self) -> None:
         self._connection.close()
 
 
-class LostConnection:
+class LostConnection(BaseConnection):
     """AgentConnection of a driver before us, which is lost."""
-
-    def __init__(self, again: Reconnect) -> None:
-        self.local_address: str | None = ""
-        self.remote_address: str | None = ""
-        self.is_launched = False
-        self.processes = 1
-        self.can_rejoin = True
-        self.has_modules = False
-        self.on_call: Callable[[], None] = lambda: None
-        self._again = again
 
     def start_agent(self, _program: AgentProgram, host: Host, _listener: Listener) -> AgentChannel:
         raise HostLost("its connection is lost", host=host.name)
-
-    def silence(self) -> float | None:
-        return None
-
-    def rejoin(
-        self, program: AgentProgram, host: Host, scratch: str, listener: Listener, timeout: float
-    ) -> tuple[AgentConnection, AgentChannel]:
-        return rejoin(self._again, program, host, scratch, listener, timeout)
 
     def close(self) -> None:
         pass
 
 
-def rejoin(
+def _rejoin(
     again: Reconnect,
     program: AgentProgram,
     host: Host,

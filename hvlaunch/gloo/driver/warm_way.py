@@ -10,10 +10,10 @@ from hvlaunch.errors import ConnectFailed, HostLost, HvlaunchError
 from hvlaunch.gloo.driver.agent_channel import (
     AgentChannel,
     AgentConnection,
+    BaseConnection,
     CommandChannel,
     Listener,
     Reconnect,
-    rejoin,
 )
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
@@ -62,20 +62,13 @@ class WarmWay:
         return _WarmConnection(self._pool, self._job_id, known, self._again(host))
 
 
-class _WarmConnection:
+class _WarmConnection(BaseConnection):
     """AgentConnection by a warm pool."""
 
     def __init__(self, pool: KnownPool, job_id: str, known: Mapping[str, Any], again: Reconnect) -> None:
-        self.local_address: str | None = known["local_address"]
-        self.remote_address: str | None = known["remote_address"]
-        self.is_launched = False
-        self.processes = 1
-        self.can_rejoin = True
-        self.has_modules = True
-        self.on_call: Callable[[], None] = lambda: None
+        super().__init__(again, known["local_address"], known["remote_address"], has_modules=True)
         self._pool = pool
         self._job_id = job_id
-        self._again = again
         self._channel: _LaneChannel | None = None
 
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
@@ -85,14 +78,6 @@ class _WarmConnection:
         except OSError:
             raise HostLost(f"pool {self._pool.name} has gone", host=host.name) from None
         return CommandChannel(self._channel, b"", listener)
-
-    def silence(self) -> float | None:
-        return None
-
-    def rejoin(
-        self, program: AgentProgram, host: Host, scratch: str, listener: Listener, timeout: float
-    ) -> tuple[AgentConnection, AgentChannel]:
-        return rejoin(self._again, program, host, scratch, listener, timeout)
 
     def close(self) -> None:
         if self._channel is not None:
