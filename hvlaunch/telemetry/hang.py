@@ -60,7 +60,7 @@ class _Rank:
     is_busy: bool = False
     place: _Place = ()
     looks: int = 0
-    """For how many stacks in a row it was there."""
+    """For how many looks in a row it was there, by its stacks, or because it did not compute."""
     stacks: list[ProcessStack] = field(default_factory=list)
 
 
@@ -136,6 +136,8 @@ class Judge:
                 elif _has_moved(host, rank.sample, worker):
                     self._gets_on(now)
                 rank.is_busy = _is_busy(rank, worker, host)
+                if rank.looks and not rank.is_busy:
+                    rank.looks += 1  # it has not moved
                 rank.sample, rank.at = worker, host.time
         self._next = now + self.pause
         due = self._due

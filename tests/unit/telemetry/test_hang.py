@@ -1,6 +1,7 @@
 """Whether a job hangs, by what was measured."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,6 +111,17 @@ def said(ranks: Mapping[int, Rank], **how: Any) -> Verdict:
     assert found is not None
     assert TIMEOUT <= found[0] <= TIMEOUT + 5
     return found[1]
+
+
+class Flickering(Rank):
+    """One that waits, and uses a processor a little from TIMEOUT on, as much as a library's thread that wakes up."""
+
+    def sample(self, rank: int, now: float) -> WorkerSample:
+        return replace(super().sample(rank, now), cpu_time=max(0.0, now - TIMEOUT + 1))
+
+
+def test_a_little_work_while_it_waits_in_a_collective_is_no_sign_that_it_gets_on() -> None:
+    assert said({**others(2, 5), 2: Flickering(), 5: Rank(SLEEP)}).ranks == (5,)
 
 
 def test_the_rank_is_named_that_all_others_wait_for() -> None:
