@@ -135,6 +135,10 @@ class HostLink:
         return self._session.is_closed
 
     @property
+    def is_away(self) -> bool:
+        return self._session.is_away
+
+    @property
     def scratch(self) -> str:
         """The job's directory there; empty before the agent's hello."""
         return self._session.scratch or ""

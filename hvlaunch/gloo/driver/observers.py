@@ -20,6 +20,8 @@ _LONGEST = 1 << 24
 """Bytes of an answer, before it was compressed."""
 _LONGEST_PROBLEM = 512
 _LONGEST_PAUSE = 64.0
+_LOOK = 0.1
+"""Seconds after which it is looked whether a connection is there again."""
 _SAID = record(
     {"id": whole(1, 1 << 53), "answer": lambda _: True, "problem": or_null(text(1 << 16, raw=True))},
     optional=("answer", "problem"),
@@ -131,6 +133,16 @@ class _Observer:
         return self._link.is_closed
 
     def ask(self, kind: str, content: Mapping[str, Any], within: float, answered: Answered) -> None:
+        """What is sent while the connection is lost never comes there: a question waits for another, as it does after a takeover."""
+        if not self._link.is_away:
+            self._ask(kind, content, within, answered)
+        elif within > 0 and not self.is_closed:
+            again = partial(self.ask, kind, content, within - _LOOK, answered)
+            self._agenda.at(self._clock() + _LOOK, again)
+        else:
+            answered(Answer(self._link.host.name, problem="the connection to it is lost"))
+
+    def _ask(self, kind: str, content: Mapping[str, Any], within: float, answered: Answered) -> None:
         data: bytes = content.get("data", b"")
         with self._lock:
             is_refused = not self._is_there and self._clock() < self._not_before

@@ -109,6 +109,10 @@ class HostSession:
     def is_closed(self) -> bool:
         return self._closed.is_set()
 
+    @property
+    def is_away(self) -> bool:
+        return self._channel is None
+
     def begin(self, connection: AgentConnection) -> None:
         """Start the agent. Raises HostError."""
         self._connection = connection

@@ -21,7 +21,7 @@ class PlayedLink:
     def __init__(self, name: str) -> None:
         self.host = SimpleNamespace(name=name)
         self.last_heard: float | None = 0.0
-        self.is_closed = self.has_parted = False
+        self.is_closed = self.has_parted = self.is_away = False
         self.scratch = "/scratch"
         self.pids = {(0, 1): 70, (1, 0): 71}
         self.last_output = {7: 90.0}
@@ -148,6 +148,22 @@ def test_an_observer_that_ends_has_its_cause_told(world: World) -> None:
     world.ask()
     a.observed({"what": "ended", "cause": "resource temporarily unavailable"}, b"")
     assert [answer.problem for answer in world.answers] == ["its observer: resource temporarily unavailable"]
+
+
+def test_a_question_waits_for_a_host_whose_connection_is_lost_but_not_for_ever(world: World) -> None:
+    [a, b] = world.links
+    a.is_away = b.is_away = True
+    world.ask()
+    world.go_on(3.0)
+    a.is_away = False
+    world.go_on(1.0)
+    a.answer("meow")
+    assert (a.begun, b.begun, world.answers) == (1, 0, [Answer("a", "meow")])
+    world.go_on(2.0)
+    assert world.answers[1:] == [Answer("b", problem="the connection to it is lost")]
+    b.is_away = False
+    world.ask()
+    assert len(b.asked) == 1
 
 
 def test_nobody_looks_and_nothing_is_asked(world: World) -> None:
