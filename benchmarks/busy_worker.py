@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -67,7 +68,7 @@ PHASES: dict[str, Callable[[Path], None]] = {
 
 
 def main(phase: str, seconds: float, folder: Path) -> None:
-    dist.init_process_group("gloo", timeout=None)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=2 * seconds + 1800))
     torch.set_num_threads(1)
     everyone = phase == "computing"
     end = time.monotonic() + seconds

@@ -81,8 +81,9 @@ def played(kind: str, timeout: float, hosts: TestHosts, folder: str) -> list[str
             printed = time.monotonic()
             if kind == "half-open" and "step 4" in line:
                 cut(hosts)
-        elif "the job hangs" in line and not said_at:
-            said_at, said = time.monotonic(), line.strip()
+        elif "the job hangs" in line:
+            said_at = said_at or time.monotonic()
+            said = line.strip()
     code = job.wait(LIMIT)
     named = CULPRIT in ranks_in(said.partition("wait for")[0])
     has_line = f":{line_of(kind)})" in said

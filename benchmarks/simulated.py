@@ -2,12 +2,17 @@
 
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 
 from hvlaunch.console.printer import Printer
+from hvlaunch.gloo import controller
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver, Item
+from hvlaunch.gloo.ways import HostWays
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.unit.gloo.played import PlayedAgent
@@ -51,6 +56,24 @@ class SimulatedHosts:
             finally:
                 printer.close()
 
+    def run_as_job(self, on_begun: Callable[[str], None]) -> JobResult:
+        """As `hvlaunch` runs it, with a directory, a journal and a control socket; `on_begun` gets the job's id."""
+        spec = replace(self._spec, rendezvous_bind="0.0.0.0")
+        with open(os.devnull, "r+b") as nowhere:  # noqa: PTH123
+            return controller.run(
+                spec,
+                stdout=nowhere,
+                stderr=nowhere,
+                stdin=nowhere.fileno(),
+                ways=self._ways,
+                on_begun=on_begun,
+            )
+
+    def answer(self, kind: str, said: Callable[[tuple[int, ...]], str]) -> None:
+        """What observers say of these ranks to questions of this kind, as JSON."""
+        for agent in self._agents.values():
+            agent.answers[kind] = said
+
     @property
     def questions(self) -> int:
         """How many the observers were asked."""
@@ -67,6 +90,10 @@ class SimulatedHosts:
         for agent in self._agents.values():
             for slot in agent.slots:
                 agent.end_worker(slot)
+
+    @contextmanager
+    def _ways(self, *_: object) -> Iterator[HostWays]:
+        yield HostWays(self._connect, self._connect)
 
     def _connect(self, host: Host) -> CommandConnection:
         return CommandConnection(self._agents[host.name])

@@ -2,6 +2,8 @@
 
 import json
 import re
+import zlib
+from binascii import b2a_base64
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -18,6 +20,8 @@ __all__ = ["PlayedAgent"]
 
 _BUNDLE_SIZE = re.compile(r"read\((\d+)\)")
 _STREAMS = ("stdout", "stderr")
+_PLAIN = 4096
+"""Bytes of an answer that are not compressed."""
 _FIRST = {"round": 0, "start": 0}
 
 
@@ -43,6 +47,8 @@ class PlayedAgent:
         """Those that have workers."""
         self.questions = 0
         """How many its observer was asked."""
+        self.answers: dict[str, Callable[[tuple[int, ...]], str]] = {}
+        """What its observer says of these ranks, as JSON, by the question's kind; a sample to all others."""
         self.got: Counter[str] = Counter()
         """How many frames of each type came."""
         self.is_silent = False
@@ -159,8 +165,11 @@ class PlayedAgent:
         self.questions += 1
         question = json.loads(body.partition(b"\n")[0])
         ranks = tuple(rank for rank, _ in question["workers"])
-        said = f'{{"id":{question["id"]},"answer":{_sample(ranks)}}}'
-        self.say({"type": "observed", "what": "answer"}, said.encode())
+        answer = self.answers.get(question["kind"], _sample)(ranks)
+        said = f'{{"id":{question["id"]},"answer":{answer}}}'.encode()
+        if len(said) > _PLAIN:
+            said = b2a_base64(zlib.compress(said, 1), newline=False)
+        self.say({"type": "observed", "what": "answer"}, said)
 
     def _ping(self, *_: object) -> None:
         self.say({"type": "pong", "at": 1.0})
