@@ -18,7 +18,7 @@ from hvlaunch.agent.quick import dumps, loads, prctl, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, BinaryIO, Dict, NoReturn, Optional, Set
+    from typing import Any, BinaryIO, Dict, NoReturn, Optional
 
 __all__ = ["main"]
 
@@ -54,8 +54,8 @@ class Observer:
         self._stdin = stdin
         self._stdout = stdout
         self._writing = _thread.allocate_lock()
-        self._busy: Set[str] = set()
-        """The kinds that are being answered."""
+        self._kinds: Dict[str, _thread.LockType] = {}
+        """Locked while a question of that kind is answered."""
 
     def run(self) -> None:
         poll = select.poll()
@@ -86,24 +86,23 @@ class Observer:
         return question
 
     def _take(self, question: Dict[str, Any]) -> None:
-        kind = question["kind"]
-        if kind in self._busy:
-            self._say({"id": question["id"], "problem": "it is still at the question before"})
-            return
-        self._busy.add(kind)
+        self._kinds.setdefault(question["kind"], _thread.allocate_lock())
         try:
             _thread.start_new_thread(self._answer, (question,))
         except RuntimeError as error:
-            self._busy.discard(kind)
             self._say({"id": question["id"], "problem": "it can't start a thread: %s" % error})
 
     def _answer(self, question: Dict[str, Any]) -> None:
+        """One that may take some time waits as long for the one before it."""
         kind = question["kind"]
+        if not self._kinds[kind].acquire(True, question.get("seconds", 0)):
+            self._say({"id": question["id"], "problem": "it is still at the question before"})
+            return
         try:
             said = {"id": question["id"], "answer": ANSWERS[kind](question)}
         except Exception as error:  # noqa: BLE001 (whatever it is, the driver must hear of it)
             said = {"id": question["id"], "problem": "%s: %s" % (type(error).__name__, error)}
-        self._busy.discard(kind)
+        self._kinds[kind].release()
         self._say(said)
 
     def _say(self, said: Dict[str, Any]) -> None:
