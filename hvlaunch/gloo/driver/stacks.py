@@ -257,7 +257,8 @@ def own_py_spy() -> Path | None:
 
 @cache
 def _packed(program: Path) -> bytes:
-    return zlib.compress(program.read_bytes(), 3)  # 9 takes a second, in which the host's answers wait, for 7 % less
+    # 9 takes a second, in which the host's answers wait, for 7 % less.
+    return zlib.compress(program.read_bytes(), 3)
 
 
 def kept_stacks(directory: Path) -> Iterator[Mapping[str, Any]]:
