@@ -115,8 +115,11 @@ def test_a_connection_is_lost_while_a_job_runs_and_while_none_does(pool: Pool) -
     job.saw("host b: connected again after")
     assert job.code(LIMIT) == 0, job.stderr
     pool.is_shown("ready: a,b,c")
+    before = {each.pid for each in warm(pool.hosts["b"])}
     kill_sshd(pool.hosts)
-    pool.is_shown("away: b (lost: ")
+    wait_until(
+        lambda: {each.pid for each in warm(pool.hosts["b"])} - before, "b has another warm agent", LIMIT
+    )
     pool.is_shown("ready: a,b,c")
     assert pool.job("true").code(LIMIT) == 0
 
