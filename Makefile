@@ -43,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ifneq ($(MAKECMDGOALS),$(CHECKS))
 .NOTPARALLEL:
 endif
-.PHONY: help demo test lint unit-tests host-tests timing-tests format dev options-page docs docs-version lock release-check clean pythons system-packages
+.PHONY: help demo test lint unit-tests host-tests ecosystem-tests timing-tests format dev options-page docs docs-version lock release-check clean pythons system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -74,6 +74,9 @@ unit-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests of single modules, a
 
 host-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests on real hosts; root alone can make those
 	$(PYTEST) -n $(HOST_TEST_JOBS) --dist loadgroup $(HOST_TESTS)
+
+ecosystem-tests: $(VENV)/.extras-ecosystem $(VENV)/.wheel ## the examples with accelerate, Lightning and transformers, which this installs: 0.1 GB
+	$(BIN)/pytest -m '' tests/unit/test_ecosystem.py
 
 timing-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests that measure how soon something happens: alone, one by one
 	$(BIN)/pytest -m timing $$(grep -rl --include='test_*.py' mark.timing tests)
@@ -169,7 +172,7 @@ $(VENV)/.torch: $(VENV)/.setuptools
 	$(PIP_INSTALL) --no-deps --no-compile torch==$(TORCH) && touch $@
 
 # What an extra brings, beside hvlaunch itself, which is installed again after it: as a wheel, or as the working tree.
-$(addprefix $(VENV)/.extras-,dev examples release): $(VENV)/.torch
+$(addprefix $(VENV)/.extras-,dev ecosystem examples release): $(VENV)/.torch
 $(VENV)/.extras-%: pyproject.toml constraints.txt $(VENV)/.made
 	@$(MAKE) --no-print-directory $(WHEEL)
 	@echo 'make: installing the packages of pyproject.toml, [$*]'

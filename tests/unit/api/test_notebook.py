@@ -1,0 +1,98 @@
+"""Functions of a notebook, in a real kernel: their output below the cell, their errors, and an interrupt."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+
+from tests.cluster.testhosts import wait_until
+
+EXAMPLE = Path(__file__).parents[3] / "examples/digits.ipynb"
+LIMIT = 200
+pytestmark = pytest.mark.timeout(2 * LIMIT)
+
+LINES = """\
+import os, hvlaunch
+
+def count(lines):
+    for number in range(lines):
+        print("line", number)
+    return os.environ["RANK"], lines
+
+hvlaunch.run(count, (3000,), np=2)
+"""
+WRONG = """\
+def divide(number):
+    return number / int(os.environ["RANK"])
+
+hvlaunch.run(divide, (1,), np=2, quiet=True)
+"""
+ENDLESS = """\
+import time
+
+def wait(path):
+    with open(f"{path}/{os.getpid()}", "w"):
+        time.sleep(600)
+
+hvlaunch.run(wait, (%r,), np=2, quiet=True)
+"""
+AFTER = "hvlaunch.run(count, (1,), np=1, quiet=True)"
+
+
+def executed(notebook: Any) -> None:
+    NotebookClient(notebook, timeout=LIMIT, kernel_name="python3").execute()
+
+
+def printed(cell: Any, name: str) -> list[str]:
+    text = "".join(
+        one["text"] for one in cell.outputs if one["output_type"] == "stream" and one["name"] == name
+    )
+    return text.splitlines()
+
+
+def value(cell: Any) -> str:
+    [found] = [one["data"]["text/plain"] for one in cell.outputs if one["output_type"] == "execute_result"]
+    return str(found)
+
+
+def test_the_example() -> None:
+    notebook = nbformat.read(EXAMPLE, as_version=4)
+    executed(notebook)
+    training, check = [cell for cell in notebook.cells if cell.cell_type == "code"][1:]
+    for rank in range(2):
+        mine = [line for line in printed(training, "stdout") if line.startswith(f"[{rank}]<stdout>: ")]
+        assert [line.split()[2] for line in mine] == ["0", "10", "20", "30", "40"]
+    assert float(value(check)) > 0.9
+
+
+def test_output_errors_and_an_interrupt(tmp_path: Path) -> None:
+    cells = [nbformat.v4.new_code_cell(text) for text in (LINES, WRONG, ENDLESS % str(tmp_path), AFTER)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    client = NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", allow_errors=True)
+    workers: list[psutil.Process] = []
+
+    def interrupt() -> None:
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "both workers wait", LIMIT)
+        workers.extend(psutil.Process(int(path.name)) for path in tmp_path.iterdir())
+        manager: Any = client.km
+        os.kill(manager.provisioner.pid, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    client.execute()
+    lines, wrong, endless, after = cells
+    for rank in range(2):
+        mine = [line for line in printed(lines, "stdout") if line.startswith(f"[{rank}]")]
+        assert mine == [f"[{rank}]<stdout>: line {number}" for number in range(3000)]
+    assert value(lines) == "[('0', 3000), ('1', 3000)]"
+    assert wrong.outputs[-1]["ename"] == "WorkerFailed"
+    assert wrong.outputs[-1]["evalue"].startswith("rank 0 on localhost: ZeroDivisionError")
+    assert endless.outputs[-1]["ename"] == "KeyboardInterrupt"
+    assert len(workers) == 2
+    assert not any(worker.is_running() for worker in workers)
+    assert value(after) == "[('0', 1)]"
