@@ -31,6 +31,7 @@ __all__ = [
     "HostLost",
     "HostsFailed",
     "HvlaunchError",
+    "JobHung",
     "NoFreePort",
     "NoPython",
     "NotEnoughSlots",

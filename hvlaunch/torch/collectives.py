@@ -53,6 +53,7 @@ def allreduce_async(
 
 
 allreduce_async_ = in_place(allreduce_async)
+"""As allreduce_async(), into the tensor itself."""
 
 
 def _reduced(
@@ -138,6 +139,7 @@ def broadcast_async(
 
 
 broadcast_async_ = in_place(broadcast_async)
+"""As broadcast_async(), into the tensor itself."""
 
 
 def alltoall_async(
@@ -211,9 +213,13 @@ def rows_of(rows: int, process_set: ProcessSet) -> tuple[int, int]:
 
 
 grouped_allreduce_async = grouped(allreduce_async)
+"""As allreduce_async(), of a list of tensors: one Handle, whose result is a list."""
 grouped_allreduce_async_ = grouped(allreduce_async_)
+"""As grouped_allreduce_async(), into the tensors themselves."""
 grouped_allgather_async = grouped(allgather_async)
+"""As allgather_async(), of a list of tensors: one Handle, whose result is a list."""
 grouped_reducescatter_async = grouped(reducescatter_async)
+"""As reducescatter_async(), of a list of tensors: one Handle, whose result is a list."""
 
 
 def sparse_allreduce_async(

@@ -129,20 +129,27 @@ def allreduce(
 
 
 allreduce_ = waited(collectives.allreduce_async_)
+"""As allreduce(), into the tensor itself, which it returns. No gradient goes through it."""
 grouped_allreduce = each(allreduce)
+"""As allreduce(), of a list of tensors; a list."""
 grouped_allreduce_ = waited(collectives.grouped_allreduce_async_)
+"""As grouped_allreduce(), into the tensors themselves, which it returns. No gradient goes through it."""
 
 
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The tensors of all workers behind each other, in order of rank; their first dimensions may differ. Collective."""
+    """The tensors of all workers behind each other, in order of rank; their first dimensions may differ. Collective.
+
+    tensor: [rows, …], the same but for the rows on all workers. Returns [rows of all, …]. Raises NotInitialized.
+    """
     del name
     result: torch.Tensor = _apply(_Allgather, tensor, process_set)
     return result
 
 
 grouped_allgather = each(allgather)
+"""As allgather(), of a list of tensors; a list."""
 
 
 def broadcast(
@@ -151,13 +158,17 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """A new tensor: that of the root (a global rank). Collective."""
+    """A new tensor: that of the root (a global rank). Collective.
+
+    tensor: of any shape, the same on all workers. Raises NotInitialized.
+    """
     del name
     result: torch.Tensor = _apply(_Broadcast, tensor, root_rank, process_set)
     return result
 
 
 broadcast_ = waited(collectives.broadcast_async_)
+"""As broadcast(), into the tensor itself, which it returns. No gradient goes through it."""
 
 
 @overload
@@ -184,7 +195,11 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """What all workers have for this one, in order of rank; with `splits` (rows for each), also the rows from each. Collective."""
+    """What all workers have for this one, in order of rank; with `splits` (rows for each), also the rows from each. Collective.
+
+    tensor: [rows, …]; without `splits` each worker gets as many of the rows. splits: [workers], whose sum is `rows`. Raises
+    NotInitialized, and ValueError where the rows can't be divided so.
+    """
     del name
     result, received = _apply(_Alltoall, tensor, splits, process_set)
     return result if splits is None else (result, received)
@@ -199,7 +214,11 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """The worker's rows of the average of all, or of their sum. Collective."""
+    """The worker's rows of the average of all, or of their sum. Collective.
+
+    tensor: [rows, …], the same shape on all workers; the first ones get one row more where the rows are no multiple of them.
+    Raises NotInitialized.
+    """
     del name
     small, dtype = compression.compress(tensor)
     factors = prescale_factor, postscale_factor
@@ -208,3 +227,4 @@ def reducescatter(
 
 
 grouped_reducescatter = each(reducescatter)
+"""As reducescatter(), of a list of tensors; a list."""

@@ -24,10 +24,15 @@ __all__ = [
 Op = dist.ReduceOp.RedOpType
 
 Average = dist.ReduceOp.AVG
+"""The mean of all workers' tensors."""
 Sum = dist.ReduceOp.SUM
+"""Their sum."""
 Min = dist.ReduceOp.MIN
+"""The least of each element."""
 Max = dist.ReduceOp.MAX
+"""The greatest of each element."""
 Product = dist.ReduceOp.PRODUCT
+"""Their product."""
 
 Adasum = "Adasum"
 """Horovod's; it is refused where it is to be used."""
