@@ -7,6 +7,7 @@ and exits with `exit_code`; docs/exit-codes.md lists the codes.
 from __future__ import annotations
 
 import copyreg
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,6 +46,7 @@ __all__ = [
     "UnknownHost",
     "Unreachable",
     "WorkingDirectoryMissing",
+    "reason",
 ]
 
 EXIT_USAGE = 2
@@ -344,3 +346,8 @@ class HostsFailed(HvlaunchError):
     @property
     def problem(self) -> Problem:
         return super().problem._replace(errors=self.errors)
+
+
+def reason(error: OSError) -> str:
+    """Why the operating system did not do it, in words for the middle of a sentence."""
+    return (error.strerror or os.strerror(error.errno or 0)).lower()

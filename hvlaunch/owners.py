@@ -7,7 +7,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["make_own_directory", "open_not_planted", "other_reader", "other_writer", "writer_of_directory"]
+__all__ = [
+    "make_own_directory",
+    "open_not_planted",
+    "other_reader",
+    "other_writer",
+    "part_of",
+    "write_whole",
+    "writer_of_directory",
+]
 
 _READ_BY_OTHERS = 0o077
 
@@ -91,6 +99,28 @@ def open_not_planted(path: str, flags: int, mode: int) -> int:
         os.close(descriptor)
         raise PermissionError(errno.EPERM, f"it belongs to {_user(status.st_uid)}", path)
     return descriptor
+
+
+def part_of(path: Path) -> tuple[Path, int]:
+    """A new file of this user's beside `path`, that may take its name, and a descriptor to write it. Raises OSError."""
+    part = path.with_name(f".hvlaunch-{os.urandom(4).hex()}.part")
+    return part, open_not_planted(str(part), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def write_whole(path: Path, data: bytes, mode: int) -> None:
+    """Write a file, by a new one that takes its name: it is there as a whole, or as it was before. Raises OSError.
+
+    `mode` is the file's, whatever the umask.
+    """
+    part, descriptor = part_of(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(data)
+        part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def _is_own_group(group: int) -> bool:

@@ -1,7 +1,6 @@
 """`hvlaunch metrics`: what jobs do, in Prometheus' text format: printed, written to a file, or served to who scrapes it."""
 
 import argparse
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -12,9 +11,10 @@ from pathlib import Path
 from types import FrameType
 
 from hvlaunch.cli.answer import complain, print_answer
-from hvlaunch.errors import BadUsage
+from hvlaunch.errors import BadUsage, reason
 from hvlaunch.outside.control import Control, ControlRefused, DriverGone
 from hvlaunch.outside.known import KnownJob, await_driver, choose
+from hvlaunch.owners import write_whole
 from hvlaunch.telemetry.metrics import JobNow, metrics_text
 
 __all__ = ["metrics"]
@@ -93,22 +93,11 @@ def _keep_fresh(path: Path, interval: float, running: Callable[[], Sequence[Know
 
 
 def _write(path: Path, text: bytes) -> None:
-    """Whole, by a new file that takes its name. All may read it: who does is another user, as a rule. Raises BadUsage."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    """All may read it: who does is another user, as a rule. Raises BadUsage."""
     try:
-        with suppress(FileNotFoundError):
-            new.unlink()
-        with os.fdopen(os.open(new, flags, 0o644), "wb") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
-        new.replace(path)
+        write_whole(path, text, 0o644)
     except OSError as error:
-        cause = (error.strerror or str(error)).lower()
-        raise BadUsage(f"--textfile {path}: {cause}", hint="a file that you may write") from None
-    finally:
-        with suppress(OSError):
-            new.unlink()
+        raise BadUsage(f"--textfile {path}: {reason(error)}", hint="a file that you may write") from None
 
 
 def _scrape(job: KnownJob, options: argparse.Namespace) -> int:

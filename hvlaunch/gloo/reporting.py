@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.console.printer import Printer
+from hvlaunch.errors import reason
 from hvlaunch.job import JobResult, JobSpec
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Reporting:
         path = self._spec.report
         if path is None:
             return
-        from hvlaunch.report.file import reason, write_report  # noqa: PLC0415 (few jobs have one)
+        from hvlaunch.report.file import write_report  # noqa: PLC0415 (few jobs have one)
 
         try:
             write_report(path, self._made(result))
