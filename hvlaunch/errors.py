@@ -7,7 +7,6 @@ and exits with `exit_code`; docs/exit-codes.md lists the codes.
 from __future__ import annotations
 
 import copyreg
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,7 +45,6 @@ __all__ = [
     "UnknownHost",
     "Unreachable",
     "WorkingDirectoryMissing",
-    "reason",
 ]
 
 EXIT_USAGE = 2
@@ -346,8 +344,3 @@ class HostsFailed(HvlaunchError):
     @property
     def problem(self) -> Problem:
         return super().problem._replace(errors=self.errors)
-
-
-def reason(error: OSError) -> str:
-    """Why the operating system did not do it, in words for the middle of a sentence."""
-    return (error.strerror or os.strerror(error.errno or 0)).lower()

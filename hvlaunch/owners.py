@@ -13,6 +13,7 @@ __all__ = [
     "other_reader",
     "other_writer",
     "part_of",
+    "reason",
     "write_whole",
     "writer_of_directory",
 ]
@@ -150,3 +151,8 @@ def _group(number: int) -> str:
         return grp.getgrgid(number).gr_name
     except KeyError:
         return str(number)
+
+
+def reason(error: OSError) -> str:
+    """Why the operating system did not do it, in words for the middle of a sentence."""
+    return (error.strerror or os.strerror(error.errno or 0)).lower()

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import FrameType
 
 from hvlaunch.cli.answer import complain, print_answer
-from hvlaunch.errors import BadUsage, reason
+from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import Control, ControlRefused, DriverGone
 from hvlaunch.outside.known import KnownJob, await_driver, choose
-from hvlaunch.owners import write_whole
+from hvlaunch.owners import reason, write_whole
 from hvlaunch.telemetry.metrics import JobNow, metrics_text
 
 __all__ = ["metrics"]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.console.printer import Printer
-from hvlaunch.errors import reason
 from hvlaunch.job import JobResult, JobSpec
+from hvlaunch.owners import reason
 
 if TYPE_CHECKING:
     from hvlaunch.gloo.driver.loop import Driver

@@ -4,8 +4,8 @@ import json
 import os
 from pathlib import Path
 
-from hvlaunch.errors import BadUsage, reason
-from hvlaunch.owners import part_of, write_whole
+from hvlaunch.errors import BadUsage
+from hvlaunch.owners import part_of, reason, write_whole
 from hvlaunch.report.data import FailureReport
 
 __all__ = ["check_report_path", "write_report"]

@@ -21,6 +21,7 @@ import pytest
 
 import hvlaunch
 from hvlaunch.errors import BadUsage
+from tests.pythons import find
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 100.0
@@ -254,7 +255,19 @@ def test_options_that_are_wrong_are_named_as_they_are_in_python() -> None:
         hvlaunch.run(rank, nq=2)  # type: ignore[call-overload]
 
 
-def test_nothing_is_left_of_many_calls(tmp_path: Path) -> None:
+def test_another_python_is_named() -> None:
+    """A function that travels whole is code of one version."""
+    other = find("3.14" if sys.version_info[:2] != (3, 14) else "3.13")
+    if other is None:
+        pytest.skip("there is no other Python here")
+    with pytest.raises(
+        hvlaunch.WorkerFailed, match=r"WrongPython: the function is of Python .*; try: python=PATH"
+    ):
+        hvlaunch.run(rank, np=1, quiet=True, python=other)
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.long)])
+def test_nothing_is_left_of_many_calls(tmp_path: Path, count: int) -> None:
     """Neither processes, nor threads, files or descriptors; errors and threads of the caller's change nothing."""
 
     def fail() -> None:
@@ -270,7 +283,7 @@ def test_nothing_is_left_of_many_calls(tmp_path: Path) -> None:
     assert launcher.run(rank) == [0]  # what stays of the first is what modules are made of
     before = left()
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda _: launcher.run(rank), range(8))) == [[0]] * 8
+        assert list(pool.map(lambda _: launcher.run(rank), range(count))) == [[0]] * count
     with pytest.raises(hvlaunch.WorkerFailed):
         launcher.run(fail)
     assert left() == before
