@@ -1,6 +1,7 @@
 """Connections that are lost and drivers that are replaced, at any moment of static and elastic jobs."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -52,6 +53,13 @@ def test_elastic_jobs(request: pytest.FixtureRequest) -> None:
     assert chosen is not None or min(counts.values()) > SEEDS / 30
     codes = [None if world.result is None else world.result.exit_code for world in worlds]
     assert chosen is not None or len(codes) / 2 < codes.count(0) < len(codes)
+
+
+@pytest.mark.parametrize(
+    ("make", "seed"), [(static, 2001187), (WiredElasticWorld, 2001808), (WiredElasticWorld, 2007526)]
+)
+def test_seeds_that_were_not_clean(make: Callable[[int], Wired], seed: int) -> None:
+    play(make(seed), seed)
 
 
 @pytest.mark.long

@@ -41,6 +41,9 @@ class WiredElasticWorld(Wired, ElasticWorld):
     def is_asleep(self) -> bool:
         return False
 
+    def wake_up(self) -> None:
+        """It was late, and never stopped: it is not told that it was."""
+
     @property
     def is_late(self) -> bool:
         return self.now < self.asleep_until or any(

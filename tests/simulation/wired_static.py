@@ -63,7 +63,9 @@ class WiredStaticWorld(Wired, World):
         self.hosts[host].link = "connecting"
 
     def returned(self, states: dict[str, HostState]) -> None:
-        pass
+        """Whoever was to act on a failure meanwhile was not there."""
+        if self.failed_at is not None and self.stopped_at is None:
+            self.failed_at = max(self.failed_at, self.now - self.spec.settle)
 
     def close(self, link: Link) -> None:
         self.tell(on.HostClosed(link.host))
