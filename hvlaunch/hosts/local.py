@@ -64,14 +64,9 @@ def is_own(address: Address, *, binds: Callable[[Address], bool] = binds) -> boo
 
 def own_addresses() -> list[str]:
     """All addresses of this machine's interfaces, IPv4 and IPv6."""
-    import psutil  # noqa: PLC0415 (only a job with remote hosts needs it)
+    from hvlaunch.agent.facts import interface_addresses  # noqa: PLC0415 (only a job with remote hosts needs it)
 
-    return [
-        entry.address.partition("%")[0]
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if entry.family in _NOBODYS
-    ]
+    return [address for addresses in interface_addresses().values() for address in addresses]
 
 
 @functools.cache

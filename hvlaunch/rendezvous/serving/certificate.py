@@ -16,6 +16,7 @@ _BEGIN = b"-----BEGIN CERTIFICATE-----"
 _END = b"-----END CERTIFICATE-----"
 _NAME = b"hvlaunch"
 _ECDSA_WITH_SHA256 = bytes.fromhex("300a06082a8648ce3d040302")
+_P256_KEY = bytes.fromhex("301306072a8648ce3d020106082a8648ce3d030107")
 _COMMON_NAME = bytes.fromhex("0603550403")
 # Hosts' clocks may be wrong, and a job's certificate is thrown away with the job (RFC 5280, 4.1.2.5).
 _ALWAYS = b"\x17\x0d000101000000Z", b"\x18\x0f99991231235959Z"
@@ -81,25 +82,28 @@ def _read(pem: bytes) -> tuple[bytes, bytes]:
 
 
 def _make() -> tuple[bytes, bytes]:
-    """Signed by the cryptography package. Its x509 module would write the same bytes, and takes 18 ms to import."""
+    """Signed by the cryptography package. Its x509 and serialization modules would write the same bytes, and take 25 ms to import."""
+    import base64  # noqa: PLC0415 (see the top)
     import hashlib  # noqa: PLC0415 (see the top)
 
-    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415 (few jobs need a key)
+    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415 (few jobs need a key)
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415 (as above)
 
     key = ec.generate_private_key(ec.SECP256R1())
-    public = key.public_key().public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    numbers = key.private_numbers()
+    x, y = numbers.public_numbers.x, numbers.public_numbers.y
+    secret, *point = (number.to_bytes(32, "big") for number in (numbers.private_value, x, y))
+    bits = _der(0x03, b"\0\4", *point)
+    public = _der(0x30, _P256_KEY, bits)  # RFC 5480, 2
     name = _der(0x30, _der(0x31, _der(0x30, _COMMON_NAME, _der(0x0C, _NAME))))
     # RFC 5280, 4.1: version 3, a serial number, who signs how, since when until when, whose key.
     serial = _der(0x02, b"\x01" + hashlib.sha256(public).digest()[:16])
     version = _der(0xA0, _der(0x02, b"\x02"))
     body = _der(0x30, version, serial, _ECDSA_WITH_SHA256, name, _der(0x30, *_ALWAYS), name, public)
     signature = key.sign(body, ec.ECDSA(hashes.SHA256()))
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    inner = _der(0x30, _der(0x02, b"\1"), _der(0x04, secret), _der(0xA1, bits))  # RFC 5915, 3
+    pkcs8 = base64.encodebytes(_der(0x30, _der(0x02, b"\0"), _P256_KEY, _der(0x04, inner)))  # RFC 5208, 5
+    private = b"-----BEGIN PRIVATE KEY-----\n" + pkcs8 + b"-----END PRIVATE KEY-----\n"
     return private, _der(0x30, body, _ECDSA_WITH_SHA256, _der(0x03, b"\0", signature))
 
 

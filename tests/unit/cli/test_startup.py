@@ -77,6 +77,28 @@ def test_the_controller_of_a_local_job_loads_nothing_heavy_either():
     assert not loaded & (HEAVY - {"httptools", "asyncio"})
 
 
+FOR_OTHER_HOSTS = """
+import json, sys
+import hvlaunch.gloo.controller
+from hvlaunch.hosts.local import own_addresses
+from hvlaunch.rendezvous.serving.certificate import Certificate
+assert own_addresses() and Certificate().fingerprint
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_what_other_hosts_need_of_the_driver_loads_little_more():
+    done = subprocess.run(
+        [sys.executable, "-c", FOR_OTHER_HOSTS], capture_output=True, cwd=ROOT, timeout=60, check=True
+    )
+    # Each takes 10 ms, the last two are those that cryptography loads for writing keys.
+    assert not set(json.loads(done.stdout)) & {
+        "psutil",
+        "bcrypt",
+        "cryptography.hazmat.primitives.serialization",
+    }
+
+
 def test_what_is_needed_is_loaded():
     assert "rich" in modules("--help")
     assert "ClusterShell" in modules("-H gpu[01-02] true")

@@ -1,11 +1,14 @@
 """TLS between clients and server: the pinned certificate, and what is not said without it."""
 
+import base64
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import BadCertificate, NoRendezvous, RendezvousUnreachable
@@ -39,6 +42,16 @@ def test_all_is_as_without_it(client: Client) -> None:
     assert client.get("s", "large") == large
     assert client.wait("s", "k", 10) == b"v"
     assert client.add("s", "number", 3) == 3
+
+
+def test_key_and_certificate_are_what_a_library_would_write() -> None:
+    key = serialization.load_pem_private_key(CERTIFICATE.key, None)
+    assert base64.b64decode(b"".join(CERTIFICATE.key.splitlines()[1:-1])) == key.private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    certificate = x509.load_pem_x509_certificate(CERTIFICATE.pem)
+    assert certificate.public_key() == key.public_key()
+    certificate.verify_directly_issued_by(certificate)
 
 
 def test_many_at_once(server: RendezvousServer) -> None:
