@@ -27,7 +27,7 @@ __all__ = ["LaunchedAgent", "LauncherEnd"]
 
 _READ_SIZE = 1 << 16
 _LOOK = 0.5  # seconds between two looks whether the launcher is still there
-_PATIENCE = 5.0  # seconds for a launcher that ends its processes to end as well
+_PATIENCE = 15.0  # seconds for a launcher that ends its processes to end as well
 _BY_THE_LAUNCHER = ("got SIG", "its guardian was killed", "the launcher's process")
 _ENDING = (signal.SIGTERM, signal.SIGKILL)
 
