@@ -34,13 +34,23 @@ HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("view")]
 
 
-class Job:
-    """An elastic job of three workers, which goes on without a terminal."""
+FAILING = """\
+import os, time
+def compute():
+    while not os.path.exists("go"): time.sleep(0.1)
+    if os.environ["RANK"] == "1": open("/no/<b>such</b> file")
+    time.sleep(600)
+compute()
+"""
 
-    def __init__(self, state: Path) -> None:
+
+class Job:
+    """Of three workers on this machine, which goes on without a terminal."""
+
+    def __init__(self, state: Path, *words: str) -> None:
         self.env = {**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm-256color", "LANG": "C.UTF-8"}
-        options = ["--detach", "-np", "3", "--min-np", "3", "-H", "localhost:3", "--grace", "1"]
-        self.id = self.do(*options, sys.executable, "-c", WORKER).strip()
+        options = ["--detach", "-np", "3", "-H", "localhost:3", "--grace", "1"]
+        self.id = self.do(*options, *words).strip()
         self.directory = jobs_directory(self.env) / self.id
 
     def do(self, *words: str) -> str:
@@ -60,7 +70,7 @@ class Job:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    job = Job(tmp_path_factory.mktemp("state"))
+    job = Job(tmp_path_factory.mktemp("state"), "--min-np", "3", sys.executable, "-c", WORKER)
     yield job
     subprocess.run([*HVLAUNCH, "stop", job.id], env=job.env, capture_output=True, check=False)
 
@@ -241,5 +251,43 @@ def test_the_page(job, tmp_path):
         browser.click("#stop")
         browser.click("#ask-yes")
         assert "Exit code 143" in browser.shows("#report", "Exit code")
+    finally:
+        browser.web.quit()
+
+
+FACTS = """\
+const told = [...document.querySelectorAll("#report dl > *")].map((one) => one.innerText);
+return Object.fromEntries(told.flatMap((name, at) => (at % 2 ? [] : [[name, told[at + 1]]])));
+"""
+BLOCKS = 'return [...document.querySelectorAll("#report pre")].map((one) => one.innerText);'
+
+
+@needs_chromium
+def test_the_report_of_a_failure_on_the_page(tmp_path):
+    """The cause, with its host and its last words, what the others did before they were stopped, and the terminal's text."""
+    (tmp_path / "train.py").write_text(FAILING)
+    job = Job(tmp_path / "state", "--cwd", str(tmp_path), sys.executable, "train.py")
+    browser = Browser(tmp_path)
+    try:
+        browser.web.get(job.do("top", "--web", job.id).strip())
+        browser.shows("#summary", "3 of 3 workers on 1 host")
+        assert not browser.web.find_element("css selector", "#report").is_displayed()
+        (tmp_path / "go").touch()
+        browser.shows("#report", "Exit code 1. rank 1 of 3 on host localhost failed first")
+        facts = browser.web.execute_script(FACTS)
+        assert {name: facts[name] for name in ("rank", "host", "end", "kind")} == {
+            "rank": "1",
+            "host": "localhost",
+            "end": "exit code 1",
+            "kind": "missing file",
+        }
+        assert facts["error"].endswith("No such file or directory: '/no/<b>such</b> file'")
+        assert facts["try"].startswith("check the path")
+        evidence, stacks, *_ = browser.web.execute_script(BLOCKS)
+        assert 'train.py", line 4, in compute' in evidence
+        assert stacks.startswith("ranks 0,2 in compute (train.py:5)")
+        browser.web.find_elements("css selector", "#report summary")[-1].click()
+        kept = json.loads((job.directory / "report.json").read_text())
+        assert browser.web.execute_script(BLOCKS)[-1].splitlines() == kept["text"].splitlines()
     finally:
         browser.web.quit()
