@@ -263,10 +263,19 @@ class Judge:
             return False
         if number not in deep:
             return not busiest.threads[0].frames[-1].is_own
-        frames = _busiest(deep[number], rank.sample).threads[0].frames if deep[number] else ()
+        shown = _busiest(deep[number], rank.sample)
+        if not shown.is_python or _own(shown) != _own(busiest):
+            return True  # py-spy was not ready in time, or it is elsewhere by now
+        frames = shown.threads[0].frames
         if is_collective(frames) or any(frame.function in _SYNCHRONIZING for frame in frames):
             return False
-        return bool(frames) and not frames[-1].is_own
+        return not frames or not frames[-1].is_own
+
+
+def _own(stack: ProcessStack) -> Frame | None:
+    """The innermost of the user's own frames in its main thread: frames of C may leave no room for the outermost."""
+    own = (frame for thread in stack.threads[:1] for frame in reversed(thread.frames) if frame.is_own)
+    return next(own, None)
 
 
 def _by_rank(stacks: Iterable[ProcessStack]) -> dict[int, list[ProcessStack]]:

@@ -29,12 +29,14 @@ class Rank:
 
     def __init__(self, frames: Sequence[Frame] = REDUCE, **what: Any) -> None:
         self.frames = tuple(frames)
-        self.native: tuple[Frame, ...] = ()
         self.cpu = what.pop("cpu", 0.0)
         self.writes = what.pop("writes", 0)
         self.state = what.pop("state", "S")
         self.move: Callable[[float], Sequence[Frame]] | None = what.pop("move", None)
         self.native = what.pop("native", ())
+        self.later: tuple[Frame, ...] = what.pop("later", ())
+        """Where it is when its frames of C are looked at."""
+        self.has_native = what.pop("has_native", True)
         self.children: Sequence[Sequence[Frame]] = what.pop("children", ())
         self.is_python = [True] * (1 + len(self.children))
         self.busiest = what.pop("busiest", 0)
@@ -49,9 +51,10 @@ class Rank:
 
     def stacks(self, rank: int, now: float, *, native: bool = False) -> Iterable[ProcessStack]:
         frames = tuple(self.move(now)) if self.move is not None else self.frames
-        mine = frames + tuple(self.native) if native else frames
+        mine = (self.later or frames) + tuple(self.native) if native else frames
         for number, one in enumerate([mine, *self.children]):
-            thread = ThreadStack("MainThread", tuple(one), self.is_python[number])
+            is_python = self.is_python[number] and (self.has_native or not native)
+            thread = ThreadStack("MainThread", tuple(one) if is_python else (), is_python)
             yield ProcessStack(
                 "ab"[rank // 4], rank, rank + 100 + number, "python", number > 0, (thread,), "py-spy"
             )
@@ -156,6 +159,16 @@ def test_a_busy_loop_at_one_line_is_a_hang_and_a_long_call_to_a_library_is_none(
     verdict = said({**others(3), 3: Rank(spin, cpu=1.0, state="R")})
     assert verdict.text.startswith("rank 3 (host a) computes in train (train.py:31), always there; ranks")
     assert watch({**others(3), 3: Rank(spin, cpu=1.0, native=(BLAS,))}) is None
+
+
+def test_who_is_elsewhere_when_its_frames_of_c_are_looked_at_gets_on_and_so_may_whom_py_spy_did_not_see() -> (
+    None
+):
+    evaluates = (Frame("train", "/home/me/train.py", 31), Frame("step", "/home/me/train.py", 12))
+    counts = (Frame("train", "/home/me/train.py", 31), Frame("step", "/home/me/train.py", 11))
+    assert watch({**others(3), 3: Rank(evaluates, cpu=1.0, later=counts)}) is None
+    assert watch({**others(3), 3: Rank(evaluates, cpu=1.0, has_native=False)}) is None
+    assert said({**others(3), 3: Rank(evaluates, cpu=1.0)}).ranks == (3,)
 
 
 def test_mpi_waits_by_computing() -> None:
