@@ -29,7 +29,8 @@ _ON_REQUEST = 8.0
 _NATIVE = 20.0
 """Debug symbols are read for that."""
 _ON_THE_WAY = 4.0
-_BRINGING = 60.0
+_BRINGING = 15.0
+"""So long one who asks waits for py-spy to come to a host; it may come later."""
 _LONGEST_PROBLEM = 512
 _ANSWER = record({**STACKS, "lacks": or_null(text(64)), "has": or_null(flag)}, optional=("has",))
 """`lacks` is the machine's architecture where it has no py-spy; `has` whether it has what was sought."""
@@ -129,7 +130,7 @@ class Stacks:
                 return pids
             return {rank: pid for rank, pid in pids.items() if any(rank in part for part in ranks)}
 
-        self._gather("stacks", wanted, seconds, done, self._bring, native=native)
+        self._gather("stacks", wanted, seconds, done, native=native, brings=True)
 
     def take_before_kill(
         self,
@@ -181,7 +182,7 @@ class Stacks:
         """Bring py-spy to hosts that lack it, if this installation has it: there is no time for that before a kill."""
         if own_py_spy() is not None:
             self._gather(
-                "stacks", lambda _host, _pids: {}, _ON_REQUEST, lambda _: None, self._bring, is_empty=True
+                "stacks", lambda _host, _pids: {}, _ON_REQUEST, lambda _: None, is_empty=True, brings=True
             )
 
     def _gather(
@@ -190,10 +191,11 @@ class Stacks:
         wanted: Callable[[str, Mapping[int, int]], Mapping[int, int]],
         seconds: float,
         done: Done,
-        heard: Callable[[Answer], None],
+        heard: Callable[[Answer], None] = lambda _: None,
         *,
         native: bool = False,
         is_empty: bool = False,
+        brings: bool = False,
         sought: Sought | None = None,
     ) -> tuple[_Gathering, list[str]]:
         gathering = _Gathering(done, heard)
@@ -213,24 +215,38 @@ class Stacks:
                 **more,
             }
 
-        asked = self._observers.ask(kind, question, seconds + _ON_THE_WAY, gathering.give)
+        def answered(answer: Answer) -> None:
+            if not (brings and self._bring(answer, lambda: again(answer))):
+                gathering.give(answer)
+
+        def again(answer: Answer) -> None:
+            def of_this(target: Target) -> Mapping[str, Any] | None:
+                return question(target) if target.host == answer.host else None
+
+            if not self._observers.ask(kind, of_this, seconds + _ON_THE_WAY, gathering.give):
+                gathering.give(answer)  # the host has gone meanwhile
+
+        asked = self._observers.ask(kind, question, seconds + _ON_THE_WAY, answered)
         gathering.begun()
         return gathering, asked
 
-    def _bring(self, answer: Answer) -> None:
-        """py-spy to a host that lacks it, once: only where that has the architecture of this machine."""
+    def _bring(self, answer: Answer, then: Callable[[], None]) -> bool:
+        """py-spy to a host that lacks it, once: only where that has the architecture of this machine.
+
+        Returns whether it is brought; `then` is called when it is there, or late.
+        """
         host = answer.host
         if not _ANSWER(answer.found) or answer.found["lacks"] is None or host in self._bringing:
-            return
+            return False
         self._bringing.add(host)
         program = own_py_spy()
         if program is None or answer.found["lacks"] != os.uname().machine:
-            return
+            return False
 
         def question(target: Target) -> Mapping[str, Any] | None:
             return {"scratch": target.scratch, "data": _packed(program)} if target.host == host else None
 
-        self._observers.ask("py_spy", question, _BRINGING, lambda _answer: None)
+        return bool(self._observers.ask("py_spy", question, _BRINGING, lambda _answer: then()))
 
     def _keep(self, began: float, found: Sequence[ProcessStack]) -> None:
         if self._file is None or not found:

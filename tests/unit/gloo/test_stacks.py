@@ -164,6 +164,40 @@ def test_a_host_without_py_spy_is_brought_it_once(
     assert len(brought[0][1]["data"]) < 100
 
 
+def test_who_asks_first_gets_what_py_spy_says_once_it_is_there(
+    hosts: Hosts, taking: Stacks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "py-spy"
+    program.write_bytes(b"program")
+    monkeypatch.setattr(module, "own_py_spy", lambda: program)
+    told: list[list[ProcessStack]] = []
+    taking.take(None, told.append)
+    hosts.answer("b", said(2), said(3))
+    blind: dict[str, Any] = {"source": "kernel", "threads": []}
+    hosts.answer("a", said(0, **blind), said(1, **blind), lacks=os.uname().machine)
+    hosts.calls["a"](Answer("a", {}))  # it is there
+    assert [(kind, name) for kind, name, _ in hosts.asked[2:]] == [("py_spy", "a"), ("stacks", "a")]
+    assert told == []
+    hosts.answer("a", said(0), said(1))
+    assert places(groups(told[0])) == ["ranks 0-3 in main (train.py:1)"]
+    assert len(told) == 1
+
+
+def test_a_host_that_goes_while_it_is_brought_py_spy_is_told_as_it_was(
+    hosts: Hosts, taking: Stacks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "py-spy"
+    program.write_bytes(b"program")
+    monkeypatch.setattr(module, "own_py_spy", lambda: program)
+    told: list[list[ProcessStack]] = []
+    taking.take([range(2)], told.append)
+    hosts.answer("a", said(0), said(1), lacks=os.uname().machine)
+    brought = hosts.calls["a"]
+    del hosts.pids["a"]
+    brought(Answer("a", problem="its connection is lost"))
+    assert [one.rank for one in told[0]] == [0, 1]
+
+
 def test_nothing_is_asked_where_there_is_nothing_to_bring(
     hosts: Hosts, taking: Stacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
