@@ -6,12 +6,14 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import IO, TextIO
 
-from hvlaunch.api.driver import Begun, Ended, Refused, Request, receive, send
+from hvlaunch.api.driver import Begun, Ended, Refused, Request, Waits, receive, send
 from hvlaunch.api.errors import JobStopped
+from hvlaunch.console.status import Status
 from hvlaunch.errors import HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.outside.control import DriverGone
@@ -31,8 +33,10 @@ class Child:
     it prints: that is so in a notebook.
     """
 
-    def __init__(self, spec: JobSpec, *, is_shown: bool) -> None:
-        """Raises OSError."""
+    def __init__(
+        self, spec: JobSpec, *, is_shown: bool, on_status: Callable[[Status | None], None] | None = None
+    ) -> None:
+        """`on_status` gets what the job waits for, in a thread of this; else that is printed. Raises OSError."""
         self.job_id: Future[str] = Future()
         """Raises as `result` where there is no job."""
         self.result: Future[JobResult] = Future()
@@ -40,6 +44,7 @@ class Child:
         for future in (self.job_id, self.result):
             future.set_running_or_notify_cancel()  # from now on nobody can cancel it
         self._is_stopped = False
+        self._on_status = on_status
         ours, theirs = socket.socketpair()
         pipes: list[tuple[IO[bytes], TextIO]] = []
         try:
@@ -57,7 +62,7 @@ class Child:
                 for pipe, text in ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
                 if pipe is not None
             ]
-            send(ours, Request(spec, is_shown))
+            send(ours, Request(spec, is_shown, tells_status=on_status is not None))
         except OSError:
             ours.close()
             raise
@@ -86,8 +91,11 @@ class Child:
             while (message := receive(self._connection)) is not None:
                 if isinstance(message, Begun):
                     self.job_id.set_result(message.job_id)
+                elif isinstance(message, Waits):
+                    self._show_status(message.status)
                 else:
                     end = message
+        self._show_status(None)
         code = self._process.wait()
         for thread in self._threads:
             thread.join()
@@ -102,6 +110,10 @@ class Child:
             self.result.set_exception(error)
         if not self.job_id.done():
             self.job_id.set_exception(error)
+
+    def _show_status(self, status: Status | None) -> None:
+        if self._on_status is not None:
+            self._on_status(status)
 
 
 def _own(text: TextIO | None, number: int) -> int | None:

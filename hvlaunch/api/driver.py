@@ -12,17 +12,23 @@ import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
+from hvlaunch.console.status import Status
 from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
 
-__all__ = ["Begun", "Ended", "Refused", "Request", "main", "receive", "send"]
+__all__ = ["Begun", "Ended", "Refused", "Request", "Waits", "main", "receive", "send"]
 
 _OBJECTS_PER_COLLECTION = 20_000  # see cli/main.py
 _LOOK = 1000  # milliseconds
+_STATUS_DELAY = 1.0
+"""Seconds before a status is told: a quick start has none."""
+_STATUS_EACH = 0.25
 
 
 class Request(NamedTuple):
@@ -31,12 +37,20 @@ class Request(NamedTuple):
     spec: JobSpec
     is_shown: bool
     """Whether the job's output is printed; else it is kept alone."""
+    tells_status: bool
+    """Whether the caller shows what the job waits for."""
 
 
 class Begun(NamedTuple):
     """The job has an id."""
 
     job_id: str
+
+
+class Waits(NamedTuple):
+    """What the job waits for now."""
+
+    status: Status | None
 
 
 class Ended(NamedTuple):
@@ -82,9 +96,10 @@ def main(descriptor: int) -> NoReturn:
     if request is None:
         os._exit(0)
     threading.Thread(target=_watch, args=(connection,), name="caller", daemon=True).start()
+    caller = _Caller(connection)
     message: Ended | Refused
     try:
-        message = _run(request, connection)
+        message = _run(request, caller)
     except HvlaunchError as error:
         message = Refused(error)
     except Exception as error:  # noqa: BLE001 (ours to explain, whatever it is)
@@ -93,7 +108,7 @@ def main(descriptor: int) -> NoReturn:
         traceback.print_exc()
         message = Refused(_Defect(f"internal error: {type(error).__name__}: {error}"))
     with suppress(OSError):  # nobody waits any more
-        send(connection, message)
+        caller.tell(message)
     os._exit(0)
 
 
@@ -101,15 +116,53 @@ class _Defect(HvlaunchError):
     exit_code = EXIT_INTERNAL
 
 
-def _run(request: Request, connection: socket.socket) -> Ended:
+class _Caller:
+    """Who has asked for the job. For any thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._ask: Callable[[], Status] | None = None
+        self._changed = threading.Event()
+
+    def tell(self, message: object) -> None:
+        """Raises OSError."""
+        with self._lock:
+            send(self._connection, message)
+
+    def keep_status(self, ask: "Callable[[], Status] | None") -> None:
+        """What the job waits for from now on."""
+        self._ask = ask
+        self._changed.set()
+
+    def tell_status(self) -> NoReturn:
+        """Tell what the job waits for, as it changes."""
+        told: Status | None = None
+        self._changed.wait()
+        time.sleep(_STATUS_DELAY)
+        while True:
+            self._changed.clear()
+            ask = self._ask
+            status = None if ask is None else ask()
+            if status != told:
+                with suppress(OSError):  # see main
+                    self.tell(Waits(status))
+            told = status
+            self._changed.wait(None if ask is None else _STATUS_EACH)
+
+
+def _run(request: Request, caller: _Caller) -> Ended:
     from hvlaunch.gloo.controller import run  # noqa: PLC0415 (slow to load: the caller may be gone)
 
     stdout, stderr = (sys.stdout.buffer, sys.stderr.buffer) if request.is_shown else (_nothing(), _nothing())
+    if request.tells_status:
+        threading.Thread(target=caller.tell_status, name="status", daemon=True).start()
     result = run(
         request.spec,
         stdout=stdout,
         stderr=stderr,
-        on_begun=lambda job_id: send(connection, Begun(job_id)),
+        on_begun=lambda job_id: caller.tell(Begun(job_id)),
+        on_status=caller.keep_status if request.tells_status else None,
     )
     return Ended(result)
 

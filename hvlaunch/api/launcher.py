@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from hvlaunch.api import archive
+from hvlaunch.api.bar import notebook_bar
 from hvlaunch.api.call_job import CallDirectory, CallJob
 from hvlaunch.api.child import Child
 from hvlaunch.api.job import Job
@@ -168,7 +169,8 @@ class Launcher(LauncherOptions):
                 results=directory.path,
                 is_followed=is_followed,
             )
-            child = Child(replace(spec, call=call), is_shown=is_shown)
+            on_status = notebook_bar() if is_shown else None
+            child = Child(replace(spec, call=call), is_shown=is_shown, on_status=on_status)
         except BaseException:
             directory.remove()
             raise

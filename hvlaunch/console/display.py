@@ -8,6 +8,7 @@ from hvlaunch.console.color import can_redraw, colored, paint_message, paint_pre
 from hvlaunch.console.lines import Key, LineSplitter, Screen, Stream
 from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.raw_file import RawFile, same_place
+from hvlaunch.console.status import Status
 from hvlaunch.console.visible import visible
 from hvlaunch.job import ConsoleOptions
 
@@ -68,7 +69,7 @@ class Display:
         self._live = _new_live_rows() if live_rows > 0 else None
         self._prompts = _new_prompts() if live_rows > 0 else None
         self._page: Page = []
-        self._waited_for: Callable[[], str] | None = None
+        self._waited_for: Callable[[], Status] | None = None
         self._patience = self._status_at = 0.0
         self._unfinished: UnfinishedLines | None = None
         self._touched: set[Key] = set()
@@ -159,17 +160,17 @@ class Display:
         report = visible(report)
         self._own(b"", paint_report(report) if self._color else report)
 
-    def status(self, text: Callable[[], str] | None, now: float) -> None:
-        """What hvlaunch waits for: a line, perhaps with more lines; None: for nothing any more.
+    def status(self, ask: Callable[[], Status] | None, now: float) -> None:
+        """What hvlaunch waits for; None: for nothing any more.
 
         A terminal shows it below all else. Elsewhere it is one line, and only where hvlaunch waits long.
         """
         if self._live is not None:
-            self._live.status(None if text is None else lambda: self._status_rows(text()), now)
+            self._live.status(None if ask is None else lambda: self._status_rows(ask().text), now)
             return
-        if text is None or self._waited_for is None:
+        if ask is None or self._waited_for is None:
             self._patience, self._status_at = _PATIENCE, now + _PATIENCE
-        self._waited_for = text
+        self._waited_for = ask
 
     def _status_rows(self, text: str) -> list[bytes]:
         first, *more = (visible(line).encode(errors="replace") for line in text.split("\n"))
@@ -178,7 +179,7 @@ class Display:
     def _say_status(self, now: float) -> None:
         """In a pipe or a file: once it has lasted some seconds, and then each time that it has lasted twice as long."""
         if self._waited_for is not None and now >= self._status_at:
-            first, *more = self._waited_for().split("\n")
+            first, *more = self._waited_for().text.split("\n")
             self.say(f"{first}: {'; '.join(more)}" if more else first)
             self._status_at = now + self._patience
             self._patience *= 2

@@ -17,6 +17,7 @@ from hvlaunch.console.lines import Key, Stream
 from hvlaunch.console.outlet import BATCH, Outlet, Output
 from hvlaunch.console.raw_file import RawFile, new_bell
 from hvlaunch.console.recent import Keeper, Origin, Place, Recent
+from hvlaunch.console.status import Status
 from hvlaunch.job import ConsoleOptions
 
 if TYPE_CHECKING:
@@ -73,8 +74,10 @@ class Printer:
         clock: Callable[[], float] = time.monotonic,
         now: "Callable[[], datetime] | None" = None,
         on_broken: Callable[[], None] | None = None,
+        on_status: Callable[[Callable[[], Status] | None], None] | None = None,
     ) -> None:
         """`on_broken` is called once, when the reader of stdout or stderr is gone (`hvlaunch … | head`).
+        `on_status` gets every status, in the thread of status(); none is shown then.
 
         Where they are None, all goes to `store` alone, behind what it has already, and the printer is headless.
         `environ` tells what the terminal can do, `now` which time prefixes have. Raises BadUsage where the prefix is not valid.
@@ -97,6 +100,7 @@ class Printer:
         """What is shown nowhere, and only kept."""
         self._clock = clock
         self._on_broken = on_broken
+        self._on_status = on_status
         self._files: OutputFiles | None = None
         self._unfinished: UnfinishedLines | None = None
         self._tails: dict[int, bytes] = {} if store is None else store.tails(TAIL)
@@ -224,9 +228,12 @@ class Printer:
         """Print text to stderr as it is: the failure report. Nothing where it is empty."""
         self._put(_Word(lambda display, _: display.show(text), keep=lambda keeper: keeper.show(text)))
 
-    def status(self, text: Callable[[], str] | None) -> None:
+    def status(self, ask: Callable[[], Status] | None) -> None:
         """What hvlaunch waits for, shown on a terminal until the next status; None: it waits for nothing."""
-        self._put(_Word(lambda display, now: display.status(text, now)))
+        if self._on_status is not None:
+            self._on_status(ask)
+        else:
+            self._put(_Word(lambda display, now: display.status(ask, now)))
 
     @property
     def is_whole(self) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from hvlaunch import __version__
 from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
+from hvlaunch.console.status import Status
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HvlaunchError
 from hvlaunch.gloo.driver.inquiry import Inquiry, Observe, StacksWanted
@@ -62,10 +63,12 @@ def run(
     ways: WaysToHosts = by_ssh,
     on_detached: Callable[[str], None] | None = None,
     on_begun: Callable[[str], None] = lambda _job_id: None,
+    on_status: Callable[[Callable[[], Status] | None], None] | None = None,
 ) -> JobResult:
     """Run a job: workers' output to stdout and stderr, the failure report last of all.
 
-    `stdin` is a file descriptor. `on_detached` gets the job's id when the driver has left its terminal, `on_begun` as soon as there is one. Must be called in the main thread for signals to reach the workers.
+    `stdin` is a file descriptor. `on_detached` gets the job's id when the driver has left its terminal, `on_begun` as soon as there is one.
+    `on_status` gets what hvlaunch waits for, in place of stderr. Must be called in the main thread for signals to reach the workers.
     Raises HvlaunchError for what is wrong with the job itself, before anything is started.
     """
     if spec.output_dir is not None:
@@ -77,7 +80,7 @@ def run(
     with _job_directory(spec, about) as directory:
         on_begun(keys.job_id)
         job = _Job(spec, keys, directory, ways, about)
-        result, reporting = _run_and_report(job, stdout, stderr, stdin, on_detached)
+        result, reporting = _run_and_report(job, stdout, stderr, stdin, on_detached, on_status)
         if directory is not None and (result.exit_code != 0 or directory.is_detached or _is_followed(spec)):
             _keep(directory, result, reporting)
     return result
@@ -120,6 +123,7 @@ def _run_and_report(
     stderr: BinaryIO | None,
     stdin: int,
     on_detached: Callable[[str], None] | None,
+    on_status: Callable[[Callable[[], Status] | None], None] | None = None,
 ) -> tuple[JobResult, Reporting]:
     """`stdout` and `stderr` are None where all output is kept in the job's directory, and nowhere else."""
     spec, directory = job.spec, job.directory
@@ -135,6 +139,7 @@ def _run_and_report(
             # What workers print before the driver leaves is not for the terminal: stdout gets the job's id alone.
             options=replace(spec.console, ranks=()) if spec.detach == "at start" else spec.console,
             on_broken=lambda: events.put(_left_alone(spec, detachment, signal.SIGPIPE)),
+            on_status=on_status,
         )
         if spec.detach != "never" and store is not None and directory is not None and stdout is not None:
             detachment = _detachment(directory, printer, on_detached)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
+from hvlaunch.console.status import Status
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
@@ -32,7 +33,7 @@ class Narrator:
         self,
         spec: JobSpec,
         say: Callable[[str], None],
-        status: Callable[[Callable[[], str] | None], None],
+        status: Callable[[Callable[[], Status] | None], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._verbose = spec.verbose
@@ -137,7 +138,7 @@ class Narrator:
                 return
         self._status(self._progress)
 
-    def _progress(self) -> str:
+    def _progress(self) -> Status:
         """How far the hosts are, in a line; and a line for each stage that some are at. The printer asks, in its thread."""
         stages: dict[str, list[str]] = {}
         for host, stage in list(self._waiting.items()):
@@ -147,11 +148,13 @@ class Narrator:
         lost = f", {self._failed} failed" if self._failed else ""
         so_far = f"{ready}/{self._hosts}{lost}, {self._clock() - self._began:.0f} s"
         if not self._hosts:
-            return "waiting for the first hosts of the pool"
+            return Status("waiting for the first hosts of the pool")
         if not stages:
-            return f"connected {so_far}: finding addresses by which the hosts reach each other"
-        rows = (f"{stage}: {host_set(stages[stage])}" for stage in _STAGES if stage in stages)
-        return "\n".join([f"connecting {so_far}", *rows])
+            rows = [f"connected {so_far}: finding addresses by which the hosts reach each other"]
+        else:
+            found = (f"{stage}: {host_set(stages[stage])}" for stage in _STAGES if stage in stages)
+            rows = [f"connecting {so_far}", *found]
+        return Status("\n".join(rows), ready, self._hosts)
 
     def _details(self, event: on.Event, now: float) -> None:
         from hvlaunch.gloo.watch.sentences import detail, span  # noqa: PLC0415 (as above)

@@ -42,6 +42,14 @@ def wait(path):
 
 hvlaunch.run(wait, (%r,), np=2, quiet=True)
 """
+SLOW = """\
+from pathlib import Path
+
+script = Path(%r)
+script.write_text("#!/bin/sh\\nsleep 3\\necho localhost:2\\n")
+script.chmod(0o755)
+hvlaunch.run(count, (1,), min_np=2, host_discovery_script=str(script))
+"""
 AFTER = "hvlaunch.run(count, (1,), np=1, quiet=True)"
 
 
@@ -54,6 +62,12 @@ def printed(cell: Any, name: str) -> list[str]:
         one["text"] for one in cell.outputs if one["output_type"] == "stream" and one["name"] == name
     )
     return text.splitlines()
+
+
+def bars(messages: list[Any]) -> list[str]:
+    """What was displayed, and in its place."""
+    kinds = ("display_data", "update_display_data")
+    return [one["content"]["data"]["text/html"] for one in messages if one["msg_type"] in kinds]
 
 
 def value(cell: Any) -> str:
@@ -96,3 +110,23 @@ def test_output_errors_and_an_interrupt(tmp_path: Path) -> None:
     assert len(workers) == 2
     assert not any(worker.is_running() for worker in workers)
     assert value(after) == "[('0', 1)]"
+
+
+def test_a_bar_while_hosts_are_waited_for(tmp_path: Path) -> None:
+    cells = [nbformat.v4.new_code_cell(text) for text in (LINES, SLOW % str(tmp_path / "discover"))]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    client = NotebookClient(notebook, timeout=LIMIT, kernel_name="python3")
+    messages: list[Any] = []
+    process: Any = client.process_message
+
+    def seen(message: Any, cell: Any, index: int) -> Any:
+        messages.append(message)
+        return process(message, cell, index)
+
+    vars(client)["process_message"] = seen
+    client.execute()
+    shown = bars(messages)
+    assert shown[0] == "<progress></progress> waiting for the first hosts of the pool"
+    assert shown[-1] == ""
+    assert "waiting" not in "".join(printed(cells[1], "stderr"))
+    assert value(cells[1]) == "[('0', 1), ('1', 1)]"

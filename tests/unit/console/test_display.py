@@ -9,6 +9,7 @@ import pytest
 from hvlaunch.console.display import Display
 from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.raw_file import RawFile
+from hvlaunch.console.status import Status
 
 OUT: Final = "stdout"
 ERR: Final = "stderr"
@@ -57,9 +58,9 @@ def test_in_a_pipe_there_are_lines_only():
 
 def test_a_pipe_is_told_what_is_waited_for_only_if_it_takes_long():
     pipe = Place()
-    pipe.display.status(lambda: f"connecting 0/2, {pipe.now:.0f} s\nlog in: a\nagent: b", 0.0)
+    pipe.display.status(lambda: Status(f"connecting 0/2, {pipe.now:.0f} s\nlog in: a\nagent: b"), 0.0)
     assert pipe.flush(4.9) == b""
-    pipe.display.status(lambda: f"connecting 1/2, {pipe.now:.0f} s\nlog in: a", pipe.now)
+    pipe.display.status(lambda: Status(f"connecting 1/2, {pipe.now:.0f} s\nlog in: a"), pipe.now)
     told = b"hvlaunch: connecting 1/2, %d s: log in: a\n"
     assert pipe.flush(60) == b"".join(told % seconds for seconds in (5, 10, 20, 40))
     pipe.display.status(None, pipe.now)
@@ -130,7 +131,7 @@ def test_no_live_rows_inside_a_long_line(terminal):
 
 def test_the_end_of_all_leaves_no_live_row(terminal):
     place = Place(live_rows=8)
-    place.display.status(lambda: "waiting", 0.0)
+    place.display.status(lambda: Status("waiting"), 0.0)
     place.output(0, b"\r50%")
     terminal.feed(place.flush(2))
     assert terminal.shown == "[0] 50%\nhvlaunch: waiting"
@@ -142,7 +143,7 @@ def test_the_end_of_all_leaves_no_live_row(terminal):
 
 def test_a_status_of_several_lines_is_asked_again_each_second(terminal):
     place = Place(live_rows=8)
-    place.display.status(lambda: f"connecting 0/2, {place.now:.0f} s\nlog in: a\nagent: b", 0.0)
+    place.display.status(lambda: Status(f"connecting 0/2, {place.now:.0f} s\nlog in: a\nagent: b"), 0.0)
     terminal.feed(place.flush(1))
     assert terminal.shown.splitlines() == ["hvlaunch: connecting 0/2, 1 s", "  log in: a", "  agent: b"]
     assert terminal.row == 0, "the cursor waits above, where a question for a passphrase begins"
@@ -159,7 +160,7 @@ def test_a_status_of_several_lines_is_asked_again_each_second(terminal):
 
 def test_a_status_that_goes_leaves_nothing(terminal):
     place = Place(live_rows=8)
-    place.display.status(lambda: "connecting 0/1: waiting for \x1b[31mb", 0.0)
+    place.display.status(lambda: Status("connecting 0/1: waiting for \x1b[31mb"), 0.0)
     assert place.flush(0.9) == b""
     terminal.feed(place.flush(0.2))
     assert terminal.shown == r"hvlaunch: connecting 0/1: waiting for \x1b[31mb"

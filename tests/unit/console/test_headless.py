@@ -5,6 +5,7 @@ import os
 
 from hvlaunch.console.output_store import OutputStore
 from hvlaunch.console.printer import Printer
+from hvlaunch.console.status import Status
 from hvlaunch.console.stored import items, segment_path
 from hvlaunch.job import ConsoleOptions
 from tests.unit.console.consoles import WAIT, Console
@@ -21,7 +22,7 @@ def test_all_is_kept_before_it_is_done(tmp_path):
     printer = Printer(None, None, store=OutputStore(tmp_path), options=ConsoleOptions(ranks=()))
     done = []
     printer.place({0: ("a", 0)})
-    printer.status(lambda: "nobody reads it")
+    printer.status(lambda: Status("nobody reads it"))
     printer.output(0, "stdout", b"half", lambda _: done.append(kept(tmp_path)[-1]), ("a", 1))
     printer.end(0, "stdout", lambda _: done.append(kept(tmp_path)[-1]), ("a", 2))
     printer.say("hello")

@@ -9,6 +9,7 @@ import pytest
 
 from hvlaunch.console.files import OutputFiles
 from hvlaunch.console.printer import TAIL, Printer
+from hvlaunch.console.status import Status
 from hvlaunch.job import ConsoleOptions
 from tests.unit.console.consoles import WAIT, Console
 
@@ -251,7 +252,7 @@ def test_bars_and_status_on_a_terminal(terminal):
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "wb", buffering=0) as tty, os.fdopen(ours, "rb", buffering=0) as screen:
         printer = Printer(tty, tty, environ={"TERM": "xterm"})
-        printer.status(lambda: "connecting 0/1: waiting for b")
+        printer.status(lambda: Status("connecting 0/1: waiting for b"))
         read_until(screen, terminal, "hvlaunch: connecting 0/1: waiting for b")
         printer.output(0, "stderr", b"\r 10%", lambda _: None)
         read_until(screen, terminal, "[0]<stderr>:  10%\nhvlaunch: connecting 0/1: waiting for b")

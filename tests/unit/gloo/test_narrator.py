@@ -24,10 +24,15 @@ class Told(History):
         job = spec(hosts, console=console or ConsoleOptions(), **options)
         super().__init__(job)
         self.texts: list[str] = []
-        self.status: list[Any] = []
+        self.statuses: list[Any] = []
         self.narrator = Narrator(
-            job, self.texts.append, lambda text: self.status.append(text and text()), lambda: self.now
+            job, self.texts.append, lambda ask: self.statuses.append(ask and ask()), lambda: self.now
         )
+
+    @property
+    def status(self):
+        """What they say."""
+        return [status and status.text for status in self.statuses]
 
     def play(self, *events):
         new: list[do.Action] = []
@@ -100,6 +105,7 @@ def test_who_is_waited_for():
     assert told.status[-1] == "\n".join(rows)
     told.play(on.HostReady("gpu03", facts(3)), on.HostReady("gpu01", facts(1)))
     assert told.status[-1] == "connecting 2/4, 12 s\nresolve: gpu02\nconnect: gpu04"
+    assert told.statuses[-1][1:] == (2, 4)
     told.play(on.HostFailed("gpu04", BAD))
     assert told.status[-1] == "connecting 2/4, 1 failed, 12 s\nresolve: gpu02"
     told.play(on.HostStage("gpu02", "passphrase"))
