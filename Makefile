@@ -43,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ifneq ($(MAKECMDGOALS),$(CHECKS))
 .NOTPARALLEL:
 endif
-.PHONY: help demo test lint unit-tests host-tests ecosystem-tests timing-tests format dev options-page docs docs-version lock release-check clean pythons system-packages
+.PHONY: help demo test lint unit-tests host-tests ecosystem-tests timing-tests format dev options-page pictures docs docs-version lock release-check clean pythons system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -95,6 +95,10 @@ options-page: dev ## write docs/options.md, docs/coming-from.md and hvlaunch/api
 	mv docs/coming-from.md.new docs/coming-from.md
 	$(BIN)/python -m hvlaunch.api.make_options hvlaunch/api/options.py
 	$(BIN)/ruff format hvlaunch/api/options.py
+
+pictures: dev ## make the pictures in docs/ anew, from real jobs: needs root
+	$(BIN)/python docs/make_pictures.py
+	$(BIN)/python docs/make_view_pictures.py
 
 docs: $(DOCS_EXTRA) ## build the site of docs/ in site/, where a warning is an error
 	$(SITE) python -m mkdocs build --strict --quiet

@@ -1,5 +1,7 @@
-"""Makes the pictures of README.md from real jobs on test hosts: python docs/make_pictures.py (root, tmux)."""
+"""Makes the pictures of README.md and docs/failures.md from real jobs on test hosts: make pictures (root, tmux, chromium)."""
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from docs.browser import take  # noqa: E402
 from tests.cluster.testhosts import TestHosts, wait_until  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
@@ -22,9 +25,12 @@ for step in range(4):
     time.sleep(0.3)
     if rank == 0:
         print(f"step {step} loss {2.3 / (step + 1):.3f}", flush=True)
-if rank == 3:
-    open("/data/shard-3.npy", "rb")
-time.sleep(60)
+if rank != 3:
+    open(f"ready.{rank}", "w")
+    time.sleep(60)
+while len([name for name in os.listdir() if name.startswith("ready.")]) < 7:
+    time.sleep(0.1)
+open("/data/shard-3.npy", "rb")
 """
 BARS = """\
 import os, sys, time
@@ -51,7 +57,8 @@ class Terminal:
             f"--net=/proc/{hosts.driver.pid}/ns/net",
             f"--mount=/proc/{hosts.driver.pid}/ns/mnt",
         ]
-        shell = [*enter, "env", "-i", "-C", folder, *words, "bash", "--norc"]
+        named = ["unshare", "--uts", "sh", "-c", 'hostname login && exec "$@"', "sh"]
+        shell = [*enter, *named, "env", "-i", "-C", folder, *words, "bash", "--norc"]
         size = ["-x", str(WIDTH), "-y", str(HEIGHT)]
         tmux("new-session", "-d", "-s", SESSION, *size, *shell)
 
@@ -69,44 +76,48 @@ class Terminal:
     def screen(self) -> str:
         return tmux("capture-pane", "-p", "-e", "-t", SESSION).rstrip()
 
-    def shows(self, text: str) -> None:
+    def shows(self, pattern: str) -> None:
+        def is_there() -> bool:
+            return re.search(pattern, tmux("capture-pane", "-p", "-t", SESSION)) is not None
+
         try:
-            wait_until(
-                lambda: text in tmux("capture-pane", "-p", "-t", SESSION), f"the terminal shows {text!r}", 60
-            )
+            wait_until(is_there, f"the terminal shows {pattern}", 60)
         except TimeoutError:
             print(self.screen())
             raise
 
-    def picture(self, name: str, title: str) -> None:
+    def picture(self, file: Path, title: str) -> None:
         console = Console(record=True, width=WIDTH, file=open("/dev/null", "w"), force_terminal=True)  # noqa: SIM115, PTH123
         console.print(Text.from_ansi(self.screen()), soft_wrap=True)
-        PICTURES.mkdir(exist_ok=True)
-        (PICTURES / f"{name}.svg").write_text(console.export_svg(title=title))
+        file.write_text(console.export_svg(title=title))
 
 
-def main() -> None:
+def main(pictures: Path) -> None:
+    """Make them in that folder."""
     names = ["gpu1", "gpu2", "gpu3", "gpu4"]
     folder = "/tmp/demo"  # noqa: S108 (it stands in the pictures)
-    Path(folder).mkdir(exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    Path(folder).mkdir()
     with TestHosts(names, share=[folder]) as hosts:
         Path(folder, "train.py").write_text(FAILING)
         Path(folder, "bars.py").write_text(BARS)
         terminal = Terminal(hosts, folder)
         try:
             hosts["gpu3"].cut()
-            terminal.type("hvlaunch -H 'gpu[1-4]:2' python train.py")
-            terminal.shows("waiting for gpu3")
-            terminal.picture("connecting", "connecting")
+            terminal.type("hvlaunch --report report.html -H 'gpu[1-4]:2' python train.py")
+            terminal.shows("connecting 3/4")
+            terminal.picture(pictures / "connecting.svg", "connecting")
             hosts["gpu3"].heal()
             terminal.shows("failed first")
-            terminal.shows("The others:")
-            terminal.picture("failure", "a failure")
+            terminal.shows("Try: check the path")
+            terminal.picture(pictures / "failure.svg", "a failure")
+            take(f"file://{folder}/report.html", pictures / "report.png", width=1000, height=1300)
             terminal.type("hvlaunch -H 'gpu[1-2]:2' python bars.py")
-            terminal.shows("100/200")
-            terminal.picture("running", "a running job")
+            terminal.shows("1[0-9][0-9]/200")
+            terminal.picture(pictures / "running.svg", "a running job")
         finally:
             tmux("kill-session", "-t", SESSION)
 
 
-main()
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if sys.argv[1:] else PICTURES)

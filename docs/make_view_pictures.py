@@ -1,19 +1,16 @@
-"""Makes the pictures of docs/view.md from a real job on this machine: python docs/make_view_pictures.py (textual, selenium, chromium)."""
+"""Makes the pictures of docs/view.md from a real job on this machine: make pictures (textual, selenium, chromium)."""
 
 import asyncio
 import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from selenium import webdriver  # noqa: E402
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-
+from docs.browser import take  # noqa: E402
 from hvlaunch.cli.job_feed import JobFeed  # noqa: E402
 from hvlaunch.cli.top_screen import TopScreen  # noqa: E402
 from hvlaunch.outside.directory import jobs_directory  # noqa: E402
@@ -35,41 +32,26 @@ while True:
 SECONDS = 40
 
 
-async def terminal(feed: JobFeed) -> None:
+async def terminal(feed: JobFeed) -> str:
     """The full screen, when it has shown something for a while."""
     screen = TopScreen(feed)
     async with screen.run_test(size=(110, 22)) as pilot:
         await pilot.pause(6)
-        (PICTURES / "top.svg").write_text(screen.export_screenshot(title="hvlaunch top"))
+        return screen.export_screenshot(title="hvlaunch top")
 
 
-def page(url: str) -> None:
-    """The page, light, when its plots have had time."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = "/usr/bin/chromium"
-    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(word)
-    web = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
-    try:
-        web.set_window_size(1000, 1250)
-        web.get(url)
-        time.sleep(SECONDS)
-        web.save_screenshot(str(PICTURES / "page.png"))
-    finally:
-        web.quit()
-
-
-def main() -> None:
-    """Run the job, and take both."""
+def main(pictures: Path, seconds: float) -> None:
+    """Run the job, and make both in that folder; the page gets so many seconds."""
     with tempfile.TemporaryDirectory() as state:
         os.environ["XDG_STATE_HOME"] = state
         options = ["--detach", "--job-name", "baseline", "-np", "4", "--min-np", "4", "-H", "localhost:4"]
         subprocess.run([*HVLAUNCH, *options, sys.executable, "-c", WORKER], check=True)
         url = subprocess.run([*HVLAUNCH, "top", "--web"], check=True, capture_output=True, text=True).stdout
-        page(url.strip())
-        asyncio.run(terminal(JobFeed(known_jobs(jobs_directory(os.environ))[0])))
+        take(url.strip(), pictures / "page.png", width=1000, height=1250, seconds=seconds)
+        job = known_jobs(jobs_directory(os.environ))[0]
+        (pictures / "top.svg").write_text(asyncio.run(terminal(JobFeed(job))))
         subprocess.run([*HVLAUNCH, "stop"], check=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), float(sys.argv[2])) if sys.argv[1:] else main(PICTURES, SECONDS)
