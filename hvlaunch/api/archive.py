@@ -7,17 +7,21 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hvlaunch.api import in_worker
 from hvlaunch.api.errors import CallNotPickled
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
 __all__ = ["function_name", "pickled_call", "write_archive"]
 
-_OF_WORKERS = ("__init__.py", "errors.py", "rendezvous", "torch", "torchrun.py")
+_OF_WORKERS = tuple(
+    f"hvlaunch/{name}" for name in ("__init__.py", "errors.py", "rendezvous", "torch", "torchrun.py")
+)
 """What a function may import of hvlaunch, where it is not installed."""
 _MOST = 1 << 31
 """Bytes that a Python reads from an archive."""
@@ -94,24 +98,21 @@ def _base() -> bytes:
     """What all archives have."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.write(in_worker.__file__, "__main__.py")
-        for package, names in (("cloudpickle", None), ("hvlaunch", _OF_WORKERS)):
-            root = _directory(package)
-            for file in _sources(root, names):
-                archive.write(file, f"{package}/{file.relative_to(root)}")
+        archive.writestr("__main__.py", (files("hvlaunch.api") / "in_worker.py").read_bytes())
+        for name in ("cloudpickle", *_OF_WORKERS):
+            package, *parts = name.split("/")
+            for path, source in _sources(files(package).joinpath(*parts), name):
+                archive.writestr(path, source)
     return data.getvalue()
 
 
-def _directory(package: str) -> Path:
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(package)
-    return Path(spec.origin).parent
-
-
-def _sources(root: Path, names: Sequence[str] | None) -> Iterator[Path]:
-    for place in [root] if names is None else [root / name for name in names]:
-        yield from sorted(place.rglob("*.py")) if place.is_dir() else [place]
+def _sources(place: "Traversable", name: str) -> Iterator[tuple[str, bytes]]:
+    """Of a module, or of all in a folder; it may be in an archive itself, where a function calls another."""
+    if place.is_dir():
+        for each in sorted(place.iterdir(), key=lambda one: one.name):
+            yield from _sources(each, f"{name}/{each.name}")
+    elif name.endswith(".py"):
+        yield name, place.read_bytes()
 
 
 def command(python: str | None) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ SIZE = struct.Struct(">I")
 """The end of a result: facts about it as JSON, their size, and the mark. Before them is what was pickled."""
 _PROTOCOL = 5
 _AT_ONCE = 1 << 20
+_LONGEST = 1 << 20
+"""Characters of an error's text, and of its traceback."""
 _NOT_HERE = "not on this host; try: install it there, or cloudpickle.register_pickle_by_value(MODULE)"
 
 
@@ -85,6 +87,7 @@ class _Result:
     def __init__(self, raises: bool) -> None:
         self._raises = raises
         self._size = 0
+        self._pid = os.getpid()
 
     def write(self, data: bytes) -> int:
         """For a pickler: all of it."""
@@ -96,6 +99,8 @@ class _Result:
         return size
 
     def give(self, value: Any, cloudpickle: Any) -> NoReturn:
+        if os.getpid() != self._pid:  # the function has forked, and this is the child
+            sys.exit(0)
         try:
             cloudpickle.dump(value, self, protocol=_PROTOCOL)
         except Exception as error:  # noqa: BLE001 (of any kind: the value's own code may raise it)
@@ -115,9 +120,16 @@ class _Result:
         elif not (code is None or isinstance(code, int)):
             sys.stderr.write(f"{code}\n")  # as Python does
             code = 1
+        if os.getpid() != self._pid:
+            sys.exit(code)
         start = self._size
         self.write(_pickled(error))
-        facts = {"kind": "error", "type": type(error).__name__, "text": _text(error), "traceback": story}
+        facts = {
+            "kind": "error",
+            "type": type(error).__name__,
+            "text": _cut(_text(error)),
+            "traceback": _cut(story),
+        }
         self._end({**facts, "start": start}, (code or 0) if self._raises else 0)
 
     def _end(self, facts: dict[str, Any], code: int) -> NoReturn:
@@ -141,6 +153,13 @@ def _text(error: BaseException) -> str:
         return str(error)
     except Exception:  # noqa: BLE001 (it is the user's own class)
         return "?"
+
+
+def _cut(text: str) -> str:
+    """Without its middle, where it is very long."""
+    half = _LONGEST // 2
+    left_out = len(text) - 2 * half
+    return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters are left out]\n{text[-half:]}"
 
 
 def _pickled(error: BaseException) -> bytes:

@@ -12,6 +12,7 @@ from hvlaunch.api.call_job import CallDirectory, CallJob
 from hvlaunch.api.child import Child
 from hvlaunch.api.job import Job
 from hvlaunch.api.options import GivenOptions, LauncherOptions
+from hvlaunch.api.uninterrupted import uninterrupted
 from hvlaunch.job import Call
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class Launcher(LauncherOptions):
         given = {field.name: getattr(self, field.name) for field in fields(LauncherOptions)}
         spec = spec_of(given, archive.command(self.python), os.environ)
         directory = CallDirectory()
+        job: CallJob[R] | None = None
         try:
             archive.write_archive(directory.program, pickled, raises=not return_exceptions)
             call = Call(
@@ -170,11 +172,15 @@ class Launcher(LauncherOptions):
                 is_followed=is_followed,
             )
             on_status = notebook_bar() if is_shown else None
-            child = Child(replace(spec, call=call), is_shown=is_shown, on_status=on_status)
+            with uninterrupted():
+                child = Child(replace(spec, call=call), is_shown=is_shown, on_status=on_status)
+                job = CallJob(child, directory, return_exceptions=return_exceptions)
         except BaseException:
+            if job is not None:
+                job.end()
             directory.remove()
             raise
-        return CallJob(child, directory, return_exceptions=return_exceptions)
+        return job
 
 
 async def _shielded(job: CallJob[Any]) -> None:

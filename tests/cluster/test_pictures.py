@@ -24,7 +24,7 @@ _VARIES = (
     (r"\s+", " "),
 )
 """What is another thing each time: ids, bars, figures, times, what ranks do just now."""
-_OUTPUT = re.compile(r"^\[?\d\]?.*step \d+")
+_OUTPUT = re.compile(r"^\[?\d\]?.*step \d+|^[-\dx ]+$")
 
 
 def text_of(picture: Path) -> str:
@@ -38,7 +38,7 @@ def text_of(picture: Path) -> str:
 
 
 def shape(picture: Path) -> list[str]:
-    """Its lines without what varies, in any order: two streams have no order among them."""
+    """Its lines without what ranks print, and without what varies, in any order: two streams have no order among them."""
     lines = {line.strip() for line in text_of(picture).splitlines() if not _OUTPUT.match(line.strip())}
     for pattern, word in _VARIES:
         lines = {re.sub(pattern, word, line) for line in lines}

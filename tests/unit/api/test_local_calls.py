@@ -130,6 +130,54 @@ def test_with_return_exceptions_no_rank_ends_another() -> None:
     assert "exit code 9" in str(ends[1])
 
 
+def test_of_a_very_long_error_the_ends_are_kept() -> None:
+    def fail() -> None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (for as long as the process)
+        raise ValueError("<" + "x" * 20_000_000 + ">")
+
+    with pytest.raises(hvlaunch.WorkerFailed) as caught:
+        hvlaunch.run(fail, np=1, quiet=True)
+    assert len(str(caught.value)) < 3_000_000
+    assert "ValueError: <xxx" in str(caught.value)
+    assert "18951426 characters are left out" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert len(str(caught.value.__cause__)) == 20_000_002
+
+
+def test_what_a_fork_of_the_worker_returns_is_not_the_workers() -> None:
+    def fork() -> str:
+        if os.fork() == 0:
+            return "child"
+        os.wait()
+        return "parent"
+
+    assert hvlaunch.run(fork, np=1, quiet=True) == ["parent"]
+
+
+def test_a_function_may_call_another_in_workers_of_its_own() -> None:
+    def outer() -> list[int]:
+        return hvlaunch.run(rank, np=2, quiet=True)
+
+    assert hvlaunch.run(outer, np=1, quiet=True) == [[0, 1]]
+
+
+def test_an_interrupt_while_the_driver_is_started_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = subprocess.Popen
+    started: list[int] = []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        process = start(*args, **kwargs)
+        started.append(process.pid)
+        os.kill(os.getpid(), signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hvlaunch.run(rank, np=1, quiet=True)
+    [pid] = started
+    assert not psutil.pid_exists(pid)
+
+
 def test_a_result_that_cannot_be_pickled_is_named_with_its_rank() -> None:
     def lock() -> object:
         return [b"x" * 100_000, threading.Lock()] if rank() == 1 else None

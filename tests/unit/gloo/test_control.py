@@ -198,7 +198,7 @@ def test_the_end_of_the_job_ends_who_waits(job):
         job.client.get("/events?wait=60", 60)
     asker.join()
     with pytest.raises(DriverGone, match="its driver does not answer"):
-        job.client.get("/job")
+        Client(job.known, patience=0.2).get("/job")
 
 
 _AS_NOBODY = """\
