@@ -37,6 +37,8 @@ def main() -> None:
     print(f"rank {rank} of {size} has weights whose sum is {total:.9f}", flush=True)
     if accelerator.is_main_process:
         print(f"accuracy {right / seen:.3f}", flush=True)
+    # Else the model may go while Gloo still drops the last gather: each waits for the other's lock, and the rank never ends.
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 

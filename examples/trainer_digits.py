@@ -72,6 +72,8 @@ def main() -> None:
         print(f"rank {rank} of {size} has weights whose sum is {total:.9f}", flush=True)
         if rank == 0:
             print(f"accuracy {found['eval_accuracy']:.3f}", flush=True)
+    # Else the model may go while Gloo still drops the last gather: each waits for the other's lock, and the rank never ends.
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
