@@ -11,6 +11,8 @@ _LONGEST_PULSE = 5.0
 _PULSES_PER_LEASE = 4
 _RESENT = 1.0
 """Seconds between two of TCP's attempts (see streams/tcp.py in ssh): what was sent in a cut arrives that long after it."""
+_MOST_LATE = 2 * _PULSES_PER_LEASE
+"""How often in one silence of a host the driver may be late itself before that excuses the host no more: it had as many turns to read its answer."""
 
 
 def agents_lease(seconds: float) -> float:
@@ -36,7 +38,7 @@ class Lease:
     def __init__(self, seconds: float, now: float, *, pulse: float = inf) -> None:
         self._seconds = seconds
         self._pulse = min(_pulse(seconds), pulse)
-        self._next_pulse = self._awake_since = now
+        self._next_pulse = now
         self._silences: dict[str, _Silence] = {}
         self.deadline = now
         self.doubtful: list[str] = []
@@ -51,8 +53,9 @@ class Lease:
 
         `heard` is when each was last heard, `acknowledged` when its kernel last acknowledged something; None if not known.
         """
-        if now > self._next_pulse + self._pulse:
-            self._awake_since = now  # we were stopped ourselves: what the hosts sent is still to be read
+        is_late = (
+            now > self._next_pulse + self._pulse
+        )  # we were stopped ourselves: what the hosts sent is still to be read
         is_due = now >= self._next_pulse
         if is_due:
             self._next_pulse = now + self._pulse
@@ -65,20 +68,16 @@ class Lease:
         for host, silence in self._silences.items():
             if silence.asked < inf:
                 silence.see(acknowledged(host), self._seconds)
+                if is_late:
+                    silence.excuse(now)
             elif is_due:
-                silence.asked = now
-            ends[host] = silence.end(self._seconds, self._awake_since)
+                silence.asked = silence.since = now
+            ends[host] = silence.end(self._seconds)
         self.doubtful = [
-            host
-            for host, silence in self._silences.items()
-            if now >= max(silence.asked, self._awake_since) + self._seconds / 2
+            host for host, silence in self._silences.items() if now >= silence.since + self._seconds / 2
         ]
         if is_due:
-            self.quiet = {
-                host
-                for host, silence in self._silences.items()
-                if now > max(silence.asked, self._awake_since)
-            }
+            self.quiet = {host for host, silence in self._silences.items() if now > silence.since}
         self.deadline = min([self._next_pulse, *(end for end in ends.values() if end > now)])
         return is_due, [host for host, end in ends.items() if end <= now]
 
@@ -93,8 +92,10 @@ class _Silence:
     def __init__(self, heard: float, acknowledged: float) -> None:
         self.heard = heard
         self.acknowledged = acknowledged
-        self.asked = inf
+        self.asked = self.since = inf
+        """`since` counts, and is later than `asked` where the driver was late."""
         self.until = 0.0
+        self._excused = 0
 
     def see(self, acknowledged: float | None, seconds: float) -> None:
         """Its kernel's newest sign of life; only a cut of more than half the lease has later consequences."""
@@ -104,9 +105,15 @@ class _Silence:
                 self.until = min(acknowledged + cut, self.asked + 2 * seconds)
             self.acknowledged = acknowledged
 
-    def end(self, seconds: float, awake_since: float) -> float:
+    def excuse(self, now: float) -> None:
+        """The driver could not have heard it until now."""
+        if self._excused < _MOST_LATE:
+            self._excused += 1
+            self.since = now
+
+    def end(self, seconds: float) -> float:
         """When the host is given up."""
-        return max(max(self.asked, awake_since) + seconds, self.until) + _RESENT
+        return max(self.since + seconds, self.until) + _RESENT
 
 
 def _pulse(seconds: float) -> float:

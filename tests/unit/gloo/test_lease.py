@@ -90,6 +90,19 @@ def test_a_driver_that_was_stopped_blames_no_host_for_it() -> None:
     assert lease.look(heard, unknown, 65.0) == (True, ["a"])
 
 
+def test_a_driver_that_is_late_in_every_turn_gives_a_silent_host_up_all_the_same() -> None:
+    lease = Lease(4.0, 0.0)
+    heard = {"a": 0.0, "b": 0.0}
+    turns = [10.0 * number for number in range(12)]
+    lost = []
+    for now in turns:
+        lost.append(lease.look(heard, unknown, now)[1])
+        heard["b"] = now + 0.1
+    assert lost[:9] == [[]] * 9  # it was asked in the first, and excused in eight
+    assert lost[9] == ["a"]
+    assert not any("b" in names for names in lost)
+
+
 def test_a_host_is_doubtful_that_has_not_answered_for_half_the_lease() -> None:
     silent = Silent()
     silent.until(13.9)
