@@ -4,11 +4,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from hvlaunch.api.driver import Refused, receive, send
+from hvlaunch.api.bar import notebook_bar
+from hvlaunch.api.driver import Caller, Refused, Waits, receive, send
 from hvlaunch.api.launcher import Launcher
+from hvlaunch.api.uninterrupted import uninterrupted
 from hvlaunch.errors import BadUsage, HvlaunchError, Problem
 from hvlaunch.job import JobSpec
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from hvlaunch.api.options import GivenOptions
+    from hvlaunch.gloo.warm.pool import OnStatus
 
 __all__ = ["Cluster"]
 
@@ -31,6 +35,8 @@ class PoolWanted(NamedTuple):
 
     name: str
     spec: JobSpec
+    tells_status: bool
+    """Whether the caller shows what it waits for; else that is printed."""
 
 
 class PoolUp(NamedTuple):
@@ -63,20 +69,26 @@ class Cluster:
         if not spec.hosts:
             raise BadUsage("a Cluster needs hosts", hint='hosts="a:4,b:4"')
         self._link, theirs = socket.socketpair()
-        with theirs:
-            program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", program],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+        show = None if spec.console.quiet else notebook_bar()
         try:
-            send(self._link, PoolWanted(self._name, spec))
-            answer = receive(self._link)
+            with theirs, uninterrupted():
+                program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-c", program],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+            send(self._link, PoolWanted(self._name, spec, tells_status=show is not None))
+            while isinstance(answer := receive(self._link), Waits):
+                if show is not None:
+                    show(answer.status)
         except BaseException:
             self.__exit__()
             raise
+        finally:
+            if show is not None:
+                show(None)
         if not isinstance(answer, PoolUp):
             self.__exit__()
             raise (
@@ -107,6 +119,7 @@ def main(descriptor: int) -> NoReturn:
     wanted = receive(link)
     if wanted is None:
         os._exit(0)
+    caller = Caller(link)
     from hvlaunch.gloo.warm.hold import hold_pool  # noqa: PLC0415 (slow to load: the caller may be gone)
     from hvlaunch.outside.pools import pools_directory  # noqa: PLC0415 (as above)
 
@@ -116,10 +129,20 @@ def main(descriptor: int) -> NoReturn:
             wanted.name,
             wanted.spec,
             idle_timeout=float("inf"),
-            on_ready=lambda problems: send(link, PoolUp(tuple(problems))),
+            on_ready=lambda problems: caller.tell(PoolUp(tuple(problems))),
             owner=descriptor,
+            on_status=_on_status(caller, wanted),
         )
     except HvlaunchError as error:
         with suppress(OSError):  # nobody waits any more
-            send(link, Refused(error))
+            caller.tell(Refused(error))
     os._exit(0)
+
+
+def _on_status(caller: Caller, wanted: PoolWanted) -> "OnStatus":
+    if wanted.tells_status:
+        threading.Thread(target=caller.tell_status, name="status", daemon=True).start()
+        return caller.keep_status
+    from hvlaunch.gloo.warm.hold import printed_status  # noqa: PLC0415 (slow to load)
+
+    return printed_status(wanted.spec.console, sys.stderr.buffer)

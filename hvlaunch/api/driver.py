@@ -22,7 +22,7 @@ from hvlaunch.console.status import Status
 from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
 
-__all__ = ["Begun", "Ended", "Refused", "Request", "Waits", "main", "receive", "send"]
+__all__ = ["Begun", "Caller", "Ended", "Refused", "Request", "Waits", "main", "receive", "send"]
 
 _OBJECTS_PER_COLLECTION = 20_000  # see cli/main.py
 _LOOK = 1000  # milliseconds
@@ -96,7 +96,7 @@ def main(descriptor: int) -> NoReturn:
     if request is None:
         os._exit(0)
     threading.Thread(target=_watch, args=(connection,), name="caller", daemon=True).start()
-    caller = _Caller(connection)
+    caller = Caller(connection)
     message: Ended | Refused
     try:
         message = _run(request, caller)
@@ -116,8 +116,8 @@ class _Defect(HvlaunchError):
     exit_code = EXIT_INTERNAL
 
 
-class _Caller:
-    """Who has asked for the job. For any thread."""
+class Caller:
+    """Who has asked for a job, or a pool. For any thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -131,12 +131,12 @@ class _Caller:
             send(self._connection, message)
 
     def keep_status(self, ask: "Callable[[], Status] | None") -> None:
-        """What the job waits for from now on."""
+        """What is waited for from now on."""
         self._ask = ask
         self._changed.set()
 
     def tell_status(self) -> NoReturn:
-        """Tell what the job waits for, as it changes."""
+        """Tell what is waited for, as it changes."""
         told: Status | None = None
         self._changed.wait()
         time.sleep(_STATUS_DELAY)
@@ -151,7 +151,7 @@ class _Caller:
             self._changed.wait(None if ask is None else _STATUS_EACH)
 
 
-def _run(request: Request, caller: _Caller) -> Ended:
+def _run(request: Request, caller: Caller) -> Ended:
     from hvlaunch.gloo.controller import run  # noqa: PLC0415 (slow to load: the caller may be gone)
 
     stdout, stderr = (sys.stdout.buffer, sys.stderr.buffer) if request.is_shown else (_nothing(), _nothing())

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -89,7 +90,7 @@ def _hold(
     root: Path, name: str, spec: JobSpec, idle_timeout: float, tell: Callable[[str], None] | None
 ) -> int:
     """The process of the pool; `tell` is where another one waits until it is up."""
-    from hvlaunch.gloo.warm.hold import hold_pool  # noqa: PLC0415 (errors come first)
+    from hvlaunch.gloo.warm.hold import hold_pool, printed_status  # noqa: PLC0415 (errors come first)
 
     def on_ready(problems: list[Problem]) -> None:
         if problems:
@@ -108,6 +109,7 @@ def _hold(
             idle_timeout=idle_timeout,
             on_ready=on_ready,
             owner=0 if tell is None else None,
+            on_status=printed_status(spec.console, sys.stderr.buffer),
         )
     except HostsFailed as error:
         _show(error.errors)

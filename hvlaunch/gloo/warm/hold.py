@@ -7,18 +7,24 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from hvlaunch import __version__
+from hvlaunch.console.printer import Printer
+from hvlaunch.console.status import Status
 from hvlaunch.errors import BadUsage, HostsFailed, Problem
 from hvlaunch.gloo.engine.codec import encode
-from hvlaunch.gloo.warm.pool import WarmPool
+from hvlaunch.gloo.warm.pool import OnStatus, WarmPool
 from hvlaunch.hosts.local import is_local
-from hvlaunch.job import Host, JobSpec, SSHOptions
+from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
 from hvlaunch.outside.directory import IN_MAKING, JobDirectory, has_driver, remove
 from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
 
-__all__ = ["hold_pool"]
+__all__ = ["hold_pool", "printed_status"]
+
+_LAST_WORDS = 1.0
+"""Seconds for a terminal that takes nothing."""
 
 
 def hold_pool(
@@ -29,11 +35,12 @@ def hold_pool(
     idle_timeout: float,
     on_ready: Callable[[list[Problem]], None],
     owner: int | None = None,
+    on_status: OnStatus = lambda _ask: None,
 ) -> None:
     """Connect to the hosts of `spec`, call `on_ready` with what is wrong with some, and serve until the end.
 
     The pool is in `root`, under its name. It ends after `idle_timeout` seconds without a job; where there is an `owner`,
-    a file descriptor, at the latest when nothing more can be read of it.
+    a file descriptor, at the latest when nothing more can be read of it. `on_status` gets what is waited for while it connects.
 
     Raises BadUsage, NoJobDirectory, HostsFailed.
     """
@@ -54,11 +61,24 @@ def hold_pool(
         closing(WarmPool(name, spec, hosts, connect, idle_timeout=idle_timeout)) as pool,
         _ends_by_signal(pool),
     ):
-        problems = list(pool.start())
+        problems = list(pool.start(on_status))
         if problems and (not spec.skip_bad_hosts or len(problems) == len(hosts)):
             raise HostsFailed(problems)
         on_ready(problems)
         pool.serve(listener, owner)
+
+
+def printed_status(console: ConsoleOptions, stderr: BinaryIO) -> OnStatus:
+    """Shows it on `stderr`, until nothing is waited for any more."""
+    printer = Printer(stderr, stderr, options=console)
+
+    def show(ask: Callable[[], Status] | None) -> None:
+        if not console.quiet:
+            printer.status(ask)
+        if ask is None:
+            printer.close(_LAST_WORDS)
+
+    return show
 
 
 def _about(name: str, spec: JobSpec) -> Mapping[str, object]:

@@ -2,6 +2,9 @@
 
 import json
 import os
+import pty
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +13,8 @@ import pytest
 
 from hvlaunch import __version__
 from hvlaunch.cli.main import main
-from hvlaunch.outside.directory import JobDirectory
+from hvlaunch.outside.directory import JobDirectory, has_driver
+from tests.unit.cli.job_site import wait_until
 
 HOSTS = [
     {
@@ -167,3 +171,33 @@ def test_a_directory_that_others_can_write_to_is_no_pool(
     killed(root).chmod(0o777)
     assert main(["pool", "status"]) == 0
     assert capsys.readouterr().out == "no pools\n"
+
+
+def test_a_terminal_shows_whom_it_waits_for(root: Path, tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\n[ "$1" = -G ] && exec /usr/bin/ssh "$@"\nexec sleep 600\n')
+    ssh.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TERM": "xterm"}
+    line = [
+        sys.executable,
+        "-m",
+        "hvlaunch",
+        "pool",
+        "up",
+        "q",
+        "-H",
+        "gpu[1-2]:1",
+        "--ssh-client",
+        "openssh",
+    ]
+    pid, master = pty.fork()
+    if not pid:
+        os.execve(sys.executable, line, env)
+    seen = b""
+    while b"waiting for gpu[1-2]" not in seen:
+        seen += os.read(master, 1 << 16)
+    assert re.search(rb"hvlaunch: .*connecting 0/2, \d s", seen)
+    os.write(master, b"\x03")
+    assert os.waitpid(pid, 0)[1] != 0
+    os.close(master)
+    wait_until(lambda: not (root / "q").exists() or not has_driver(root / "q"), "the pool has ended")

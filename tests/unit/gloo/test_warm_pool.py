@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hvlaunch.console.status import Status
 from hvlaunch.errors import BadUsage, ConnectFailed, HostError
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
@@ -82,6 +83,11 @@ class Site:
         self.shell = shell
         self.is_closed = False
         self.broken: set[str] = set()
+        self.go_on = threading.Event()
+        """Host b is not connected before."""
+        self.go_on.set()
+        on_status = options.pop("on_status", lambda _site, _ask: None)
+        options.pop("before", lambda _site: None)(self)
         about = {"name": "p", "version": "0"}
         self.directory = JobDirectory(root, "p", about)
         self.listener = self.directory.listen()
@@ -89,13 +95,15 @@ class Site:
         self.pool = WarmPool(
             "p", spec, [Host("a"), Host("b")], self.connect, **{"idle_timeout": 1000.0, **options}
         )
-        self.problems = self.pool.start()
+        self.problems = self.pool.start(lambda ask: on_status(self, ask))
         self.thread = threading.Thread(target=self.pool.serve, args=(self.listener,))
         self.thread.start()
         self.known = KnownPool("p", self.directory.path, about, is_up=True)
         self.way = WarmWay(self.known, "job1", self.otherwise, lambda _: self.connect)  # type: ignore[arg-type,return-value]
 
     def connect(self, host: Host) -> PipeConnection:
+        if host.name == "b":
+            self.go_on.wait()
         if host.name in self.broken:
             raise ConnectFailed("no route", host=host.name)
         return PipeConnection(self.shell, host.name, "")
@@ -158,6 +166,25 @@ def agents() -> list[int]:
                 if each.name() == "hvl-agent"
             ]
     return found
+
+
+def test_it_tells_whom_it_waits_for_while_it_connects(make_site: Callable[..., Site]) -> None:
+    told: list[Any] = []
+
+    def on_status(site: Site, ask: Callable[[], Status] | None) -> None:
+        if ask is None:
+            told.append(None)
+            return
+        until(lambda: ask().done == 1, "a is there")
+        told.append(ask())
+        site.go_on.set()
+
+    def later(site: Site) -> None:
+        site.go_on.clear()
+
+    site = make_site(on_status=on_status, before=later)
+    assert site.problems == []
+    assert told == [Status("connecting 1/2, 0 s\nwaiting for b", 1, 2), None]
 
 
 def test_agents_are_forked_one_after_the_other_and_tell_their_ends(site: Site) -> None:
