@@ -1,6 +1,7 @@
 """`hvlaunch attach`: look on at a job as if it had been started here, and leave it running."""
 
 import argparse
+import os
 import socket
 import subprocess
 import threading
@@ -20,8 +21,9 @@ from hvlaunch.outside.control import DriverGone, state_of
 from hvlaunch.outside.directory import has_driver
 from hvlaunch.outside.known import KnownJob, choose, result_of
 from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_successor
+from hvlaunch.uninterrupted import uninterrupted
 
-__all__ = ["attach"]
+__all__ = ["Viewed", "attach"]
 
 _LINES = 100
 _SEGMENTS = 2
@@ -38,7 +40,7 @@ _VIEWED = "viewed"
 def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     """Show the job until it ends, or Ctrl-C; the exit code is the job's, or 0. Raises HvlaunchError."""
     job = choose(jobs, options.job)
-    viewed = _Viewed(job)
+    viewed = Viewed(job)
     successors = _Successors(job)
     if not has_driver(job.directory) and not has_ended(job):
         if viewed.position is None and not segments(job.directory):
@@ -53,9 +55,13 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     found = _read(job, reader, view, viewed, successors)
     if viewed.position is None:
         found = _newest(job, reader, view, found)
+    shown = viewed.position
     try:
         for item in found:
-            view.show(item)
+            view.await_room()
+            with uninterrupted():  # else a line is shown twice, or never
+                view.show(item)
+                shown = reader.position
             if not view.is_read:
                 return BROKEN_PIPE
         view.printer.close()
@@ -64,13 +70,14 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         complain(f"job {job.id} goes on; to stop it: hvlaunch stop {job.id}")
         return 0
     finally:
-        viewed.note(reader.position)
+        if shown is not None:
+            viewed.note(shown)
     result = result_of(job)
     return 0 if result is None else int(result["exit_code"])
 
 
 def _read(
-    job: KnownJob, reader: StoreReader, view: View, viewed: "_Viewed", successors: "_Successors"
+    job: KnownJob, reader: StoreReader, view: View, viewed: "Viewed", successors: "_Successors"
 ) -> Iterator[Stored]:
     """What comes, until the job has ended. Raises DriverGone."""
     while True:
@@ -150,7 +157,7 @@ def _why(job: KnownJob) -> str:
     return ""
 
 
-class _Viewed:
+class Viewed:
     """How far this user has seen the job's output, in a file of the job's directory."""
 
     def __init__(self, job: KnownJob) -> None:
@@ -161,10 +168,16 @@ class _Viewed:
             self.position = Position(segment, offset)
 
     def note(self, position: Position) -> None:
-        if position != self.position:
+        if position == self.position:
+            return
+        text = f"{position.segment:9} {position.offset:12}\n".encode()  # in place of the last, as a whole
+        with uninterrupted(), suppress(OSError):  # the job's directory is gone, or the disk is full
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(file, text, 0)
+            finally:
+                os.close(file)
             self.position = position
-            with suppress(OSError):  # the job's directory is gone, or the disk is full
-                self._path.write_text(f"{position.segment:9} {position.offset:12}\n")
 
 
 def _say_state(job: KnownJob, view: View) -> None:

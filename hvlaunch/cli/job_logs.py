@@ -46,6 +46,7 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 def _print(job: KnownJob, found: Iterator[Stored], view: View) -> int:
     for item in found:
+        view.await_room()
         view.show(item)
         if not view.is_read:
             return BROKEN_PIPE

@@ -79,8 +79,13 @@ class View:
         """Whether all that came was written."""
         return not self._waiting
 
+    def await_room(self) -> None:
+        """Wait until whoever reads the terminal has taken enough of what came before."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting < _WINDOW or not self.is_read)
+
     def show(self, item: Stored) -> None:
-        """Print it, once there is room."""
+        """Print it. Does not wait."""
         if self._has_times:
             self.printer.in_turn(partial(setattr, self, "_time", item.time))
         rank = item.rank or 0
@@ -95,7 +100,6 @@ class View:
                 self.printer.show(item.data.decode(errors="replace"))
             case "stdout" | "stderr":
                 with self._changed:
-                    self._changed.wait_for(lambda: self._waiting < _WINDOW or not self.is_read)
                     self._waiting += len(item.data)
                 self.printer.output(rank, item.kind, item.data, self._done)
             case _:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import random
 import re
 import signal
 import subprocess
@@ -14,7 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvlaunch.cli.job_attach import Viewed
 from hvlaunch.cli.job_commands import run_job_command
+from hvlaunch.console.stored import Position
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import DriverGone
 from hvlaunch.outside.directory import has_driver
@@ -127,6 +130,52 @@ def test_ten_times_one_after_the_other_each_line_is_seen_once(site, go):
         assert number == 9 or b"hvlaunch stop " + job.id.encode() in terminal.seen
         seen += terminal.steps
     assert seen == list(range(1000))
+
+
+STREAMING = """\
+import itertools, os, sys, time
+while not os.path.exists(f"{sys.argv[1]}/0"): time.sleep(0.01)
+for step in itertools.count():
+    os.write(1, b"step %d\\n" % step)  # whole lines: one that is cut by Ctrl-C is shown in two parts
+    if os.path.exists(f"{sys.argv[1]}/1"): break
+    time.sleep(0.002)
+print("that was step", step, flush=True)
+"""
+
+
+def test_ctrl_c_at_any_moment_of_a_stream_shows_no_line_twice_and_leaves_none_out(site, go):
+    line = [*HVLAUNCH, "--detach", sys.executable, "-c", STREAMING, str(go)]
+    subprocess.run(line, env=site.environ, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    chance, seen = random.Random(1), []
+    for number in range(12):
+        terminal = Terminal(site, "attach")
+        terminal.read_until(b"Ctrl-C leaves it running")
+        (go / "0").touch()
+        time.sleep(chance.random() / 4)
+        os.kill(terminal.pid, signal.SIGINT)  # for a key, a terminal drops what it has not shown
+        assert terminal.end() == 0, (number, terminal.seen[-600:])
+        seen += terminal.steps
+    terminal = Terminal(site, "attach")
+    terminal.read_until(b"Ctrl-C leaves it running")
+    (go / "1").touch()
+    assert terminal.end() == 0
+    *steps, last = [*seen, *terminal.steps]
+    assert steps == list(range(last + 1))
+
+
+def test_an_interrupt_while_it_is_noted_how_far_one_has_seen(site, go, monkeypatch):
+    job = Steps(site, go)
+    [known] = [each for each in known_jobs(site.root) if each.id == job.id]
+    write = os.pwrite
+
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        return write(*args)
+
+    monkeypatch.setattr(os, "pwrite", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Viewed(known).note(Position(1, 77))
+    assert Viewed(known).position == Position(1, 77)
 
 
 def test_the_first_look_begins_with_the_last_hundred_lines(site, go):
