@@ -17,6 +17,8 @@ __all__ = ["JumpStream", "open_jump"]
 
 _PROHIBITED = 1
 _CLOSE_PATIENCE = 1.0
+_LATE = 0.2
+"""Seconds in which paramiko itself says that time is up."""
 
 
 class JumpStream:
@@ -122,7 +124,7 @@ def open_jump(
     """
     where = f"{target[0]} port {target[1]}"
     try:
-        channel = transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=timeout)
+        channel = _open_channel(transport, jump, target, timeout)
     except ChannelException as error:
         hint = None
         if error.code == _PROHIBITED:
@@ -136,6 +138,40 @@ def open_jump(
         cause = f"the connection to its jump host {jump} was lost: {error}"
         raise ConnectFailed(cause, host=host) from None
     return JumpStream(transport, channel, jump, local_address, target[0])
+
+
+def _open_channel(transport: ClientTransport, jump: str, target: tuple[str, int], timeout: float) -> Channel:
+    """Paramiko's own limit begins when the request is sent, which waits for ever where others wait to send: the connection is stuck.
+
+    Raises as open_channel() does, and TimeoutError.
+    """
+    opened: list[Channel] = []
+    failed: list[BaseException] = []
+    lock = threading.Lock()
+    is_over, is_late = threading.Event(), threading.Event()
+
+    def open_it() -> None:
+        try:
+            channel = transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=timeout)
+        except BaseException as error:  # noqa: BLE001 (of who waits)
+            failed.append(error)
+        else:
+            with lock:
+                opened.append(channel)
+                nobody_waits = is_late.is_set()
+            if nobody_waits:
+                channel.close()
+        is_over.set()
+
+    threading.Thread(target=open_it, name=f"through {jump}", daemon=True).start()
+    is_over.wait(timeout + _LATE)
+    with lock:
+        is_late.set()
+        if opened:
+            return opened[0]
+    if failed:
+        raise failed[0]
+    raise TimeoutError
 
 
 def _if_address(name: str) -> str:

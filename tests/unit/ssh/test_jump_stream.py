@@ -4,6 +4,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from paramiko.common import (
 )
 from paramiko.message import Message
 
-from hvlaunch.ssh.by_paramiko.jump_stream import JumpStream
+from hvlaunch.errors import StartTimeout
+from hvlaunch.ssh.by_paramiko.jump_stream import JumpStream, open_jump
 from hvlaunch.ssh.by_paramiko.transport import ClientTransport
 
 from .conftest import PATIENCE, connect, in_thread, until
@@ -168,3 +170,31 @@ def test_a_host_that_resets_its_connection_leaves_the_others_theirs(sshd):
 
 def _jump(sshd):
     return connect(sshd.host(), sshd.options(), timeout=PATIENCE)
+
+
+class StuckTransport(SlowTransport):
+    """A connection over which nothing more is sent, until it is let go; then the channel is there."""
+
+    def __init__(self, channel):
+        super().__init__()
+        self.channel = channel
+
+    def open_channel(self, *_, timeout):
+        assert self.let_go.wait(PATIENCE)
+        return self.channel
+
+    def is_active(self):
+        return True
+
+
+def test_a_jump_through_a_connection_that_is_stuck_is_given_up_in_time(channel):
+    """Whoever sends holds up all others, and the request has not left us when its time is up."""
+    stuck: Any = StuckTransport(channel)
+    channel._set_transport(stuck)
+    began = time.monotonic()
+    with pytest.raises(StartTimeout, match=r"its jump host gate did not connect to n1 port 22 within 0 s"):
+        open_jump(stuck, "gate", "10.0.0.1", ("n1", 22), host="n1", timeout=0.1)
+    assert time.monotonic() - began < PATIENCE / 2
+    assert not channel.closed
+    stuck.let_go.set()
+    until(lambda: channel.closed, "the channel that came too late is closed")
