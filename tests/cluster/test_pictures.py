@@ -50,7 +50,7 @@ def shape(picture: Path) -> list[str]:
     ("script", "words", "names"),
     [
         ("make_pictures.py", (), ("connecting.svg", "failure.svg", "running.svg", "report.txt")),
-        ("make_view_pictures.py", ("12",), ("page.txt", "top.svg")),
+        pytest.param("make_view_pictures.py", ("12",), ("page.txt", "top.svg"), marks=pytest.mark.long),
     ],
 )
 def test_pictures_show_what_there_is(

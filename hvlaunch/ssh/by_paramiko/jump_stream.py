@@ -17,6 +17,8 @@ __all__ = ["JumpStream", "open_jump"]
 
 _PROHIBITED = 1
 _CLOSE_PATIENCE = 1.0
+_STUCK = 2.0
+"""Seconds without an acknowledgement."""
 _LATE = 0.2
 """Seconds in which paramiko itself says that time is up."""
 
@@ -42,7 +44,7 @@ class JumpStream:
         self._transport = transport
         self._channel = channel
         self._jump = jump
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._sends = 0
         self._farewell: list[Message] = []
         """What tells the jump host of the close."""
@@ -64,6 +66,7 @@ class JumpStream:
         finally:
             with self._lock:
                 self._sends -= 1
+                self._lock.notify_all()
             self._say_farewell()
 
     def settimeout(self, seconds: float | None, /) -> None:
@@ -73,13 +76,23 @@ class JumpStream:
         self.close()
 
     def close(self) -> None:
-        """Close it at our end at once; the jump host is told unless its connection is stuck."""
+        """Close it at our end at once; the jump host is told unless its connection is stuck.
+
+        Where something is on its way there and the jump host acknowledges nothing, the connection is given up for all: who
+        sends would wait for ever.
+        """
         if self._close_here():
             polite = threading.Thread(
                 target=self._say_farewell, name=f"close through {self._jump}", daemon=True
             )
             polite.start()
             polite.join(_CLOSE_PATIENCE)
+            if (self._transport.silence() or 0.0) > _STUCK and not self._are_sends_through():
+                self._transport.hang_up()
+
+    def _are_sends_through(self) -> bool:
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._sends, _CLOSE_PATIENCE)
 
     def closed_by_peer(self) -> None:
         """The jump host closes the channel; see ClientTransport."""

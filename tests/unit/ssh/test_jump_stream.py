@@ -37,6 +37,15 @@ class SlowTransport:
         self.let_go = threading.Event()
         self.sent = []
         self.streams = {}
+        self.silent = 0.0
+        self.has_hung_up = False
+
+    def silence(self):
+        return self.silent
+
+    def hang_up(self):
+        self.has_hung_up = True
+        self.let_go.set()
 
     def get_log_channel(self):
         return "hvlaunch.ssh.paramiko"
@@ -104,6 +113,25 @@ def test_no_data_follow_the_close(transport, channel, stream, by):
     assert transport.sent == ["data", "eof", "close"]
     stream.close()
     assert transport.sent == ["data", "eof", "close"]
+
+
+@pytest.mark.parametrize("silent", [0.5, 60.0])
+def test_a_connection_that_is_stuck_and_silent_is_given_up_for_all(transport, stream, silent):
+    """Who sends over it holds the locks of its session, which goes on over another connection."""
+    transport.silent = silent
+    sender, sent = in_thread(lambda: stream.send(b"x"))
+    assert transport.sending.wait(PATIENCE)
+    stream.close()
+    assert transport.has_hung_up is (silent > 2)
+    transport.let_go.set()
+    sender.join()
+    assert sent == [None]
+
+
+def test_a_silent_connection_over_which_nothing_is_sent_is_left_to_the_others(transport, stream):
+    transport.silent = 60.0
+    stream.close()
+    assert not transport.has_hung_up
 
 
 @pytest.mark.parametrize("by", ["us", "the jump host"])
