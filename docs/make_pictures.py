@@ -64,14 +64,18 @@ class Terminal:
 
     def type(self, line: str) -> None:
         """Type the line at a fresh prompt of an empty screen."""
-        prompt = lambda: tmux("capture-pane", "-p", "-t", SESSION).rstrip().endswith("$")  # noqa: E731
-        wait_until(prompt, "the shell waits", 60)
+        self.waits()
         tmux("send-keys", "-t", SESSION, "clear", "Enter")
         wait_until(
             lambda: tmux("capture-pane", "-p", "-t", SESSION).strip() == "$", "the screen is empty", 60
         )
         tmux("send-keys", "-t", SESSION, "-l", line)
         tmux("send-keys", "-t", SESSION, "Enter")
+
+    def waits(self) -> None:
+        """Return when the shell has its prompt again."""
+        prompt = lambda: tmux("capture-pane", "-p", "-t", SESSION).rstrip().endswith("$")  # noqa: E731
+        wait_until(prompt, "the shell waits", 60)
 
     def screen(self) -> str:
         return tmux("capture-pane", "-p", "-e", "-t", SESSION).rstrip()
@@ -110,6 +114,7 @@ def main(pictures: Path) -> None:
             hosts["gpu3"].heal()
             terminal.shows("failed first")
             terminal.shows("Try: check the path")
+            terminal.waits()
             terminal.picture(pictures / "failure.svg", "a failure")
             take(f"file://{folder}/report.html", pictures / "report.png", width=1000, height=1300)
             terminal.type("hvlaunch -H 'gpu[1-2]:2' python bars.py")

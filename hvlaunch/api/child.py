@@ -113,7 +113,9 @@ class Child:
 
     def _show_status(self, status: Status | None) -> None:
         if self._on_status is not None:
-            self._on_status(status)
+            # of any kind: the display is the notebook's, and the job goes on without it
+            with suppress(Exception):
+                self._on_status(status)
 
 
 def _own(text: TextIO | None, number: int) -> int | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from hvlaunch.api.options import GivenOptions
-    from hvlaunch.gloo.warm.pool import OnStatus
+    from hvlaunch.console.status import OnStatus
 
 __all__ = ["Cluster"]
 

@@ -13,12 +13,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-from hvlaunch.console.status import Status
+from hvlaunch.console.status import AskStatus, Status
 from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
 
@@ -122,7 +121,7 @@ class Caller:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lock = threading.Lock()
-        self._ask: Callable[[], Status] | None = None
+        self._ask: AskStatus | None = None
         self._changed = threading.Event()
 
     def tell(self, message: object) -> None:
@@ -130,7 +129,7 @@ class Caller:
         with self._lock:
             send(self._connection, message)
 
-    def keep_status(self, ask: "Callable[[], Status] | None") -> None:
+    def keep_status(self, ask: AskStatus | None) -> None:
         """What is waited for from now on."""
         self._ask = ask
         self._changed.set()

@@ -8,7 +8,7 @@ from hvlaunch.console.color import can_redraw, colored, paint_message, paint_pre
 from hvlaunch.console.lines import Key, LineSplitter, Screen, Stream
 from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.raw_file import RawFile, same_place
-from hvlaunch.console.status import Status
+from hvlaunch.console.status import AskStatus
 from hvlaunch.console.visible import visible
 from hvlaunch.job import ConsoleOptions
 
@@ -69,7 +69,7 @@ class Display:
         self._live = _new_live_rows() if live_rows > 0 else None
         self._prompts = _new_prompts() if live_rows > 0 else None
         self._page: Page = []
-        self._waited_for: Callable[[], Status] | None = None
+        self._waited_for: AskStatus | None = None
         self._patience = self._status_at = 0.0
         self._unfinished: UnfinishedLines | None = None
         self._touched: set[Key] = set()
@@ -160,7 +160,7 @@ class Display:
         report = visible(report)
         self._own(b"", paint_report(report) if self._color else report)
 
-    def status(self, ask: Callable[[], Status] | None, now: float) -> None:
+    def status(self, ask: AskStatus | None, now: float) -> None:
         """What hvlaunch waits for; None: for nothing any more.
 
         A terminal shows it below all else. Elsewhere it is one line, and only where hvlaunch waits long.

@@ -17,7 +17,7 @@ from hvlaunch.console.lines import Key, Stream
 from hvlaunch.console.outlet import BATCH, Outlet, Output
 from hvlaunch.console.raw_file import RawFile, new_bell
 from hvlaunch.console.recent import Keeper, Origin, Place, Recent
-from hvlaunch.console.status import Status
+from hvlaunch.console.status import AskStatus, OnStatus
 from hvlaunch.job import ConsoleOptions
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Printer:
         clock: Callable[[], float] = time.monotonic,
         now: "Callable[[], datetime] | None" = None,
         on_broken: Callable[[], None] | None = None,
-        on_status: Callable[[Callable[[], Status] | None], None] | None = None,
+        on_status: OnStatus | None = None,
     ) -> None:
         """`on_broken` is called once, when the reader of stdout or stderr is gone (`hvlaunch … | head`).
         `on_status` gets every status, in the thread of status(); none is shown then.
@@ -228,7 +228,7 @@ class Printer:
         """Print text to stderr as it is: the failure report. Nothing where it is empty."""
         self._put(_Word(lambda display, _: display.show(text), keep=lambda keeper: keeper.show(text)))
 
-    def status(self, ask: Callable[[], Status] | None) -> None:
+    def status(self, ask: AskStatus | None) -> None:
         """What hvlaunch waits for, shown on a terminal until the next status; None: it waits for nothing."""
         if self._on_status is not None:
             self._on_status(ask)

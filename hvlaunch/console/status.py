@@ -1,8 +1,9 @@
 """What hvlaunch waits for."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
-__all__ = ["Status"]
+__all__ = ["AskStatus", "OnStatus", "Status", "counted"]
 
 
 class Status(NamedTuple):
@@ -14,3 +15,15 @@ class Status(NamedTuple):
     """Hosts that are connected."""
     of: int = 0
     """Hosts that are to be; 0 where nobody knows."""
+
+
+AskStatus: TypeAlias = Callable[[], Status]
+"""Asked again and again: a status tells how long it has lasted."""
+OnStatus: TypeAlias = Callable[[AskStatus | None], None]
+"""Gets what is waited for from now on; None: nothing any more."""
+
+
+def counted(done: int, of: int, failed: int, seconds: float) -> str:
+    """How many hosts are connected, in words."""
+    lost = f", {failed} failed" if failed else ""
+    return f"{done}/{of}{lost}, {seconds:.0f} s"

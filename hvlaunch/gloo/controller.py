@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from hvlaunch import __version__
 from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
-from hvlaunch.console.status import Status
+from hvlaunch.console.status import OnStatus
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HvlaunchError
 from hvlaunch.gloo.driver.inquiry import Inquiry, Observe, StacksWanted
@@ -63,7 +63,7 @@ def run(
     ways: WaysToHosts = by_ssh,
     on_detached: Callable[[str], None] | None = None,
     on_begun: Callable[[str], None] = lambda _job_id: None,
-    on_status: Callable[[Callable[[], Status] | None], None] | None = None,
+    on_status: OnStatus | None = None,
 ) -> JobResult:
     """Run a job: workers' output to stdout and stderr, the failure report last of all.
 
@@ -123,7 +123,7 @@ def _run_and_report(
     stderr: BinaryIO | None,
     stdin: int,
     on_detached: Callable[[str], None] | None,
-    on_status: Callable[[Callable[[], Status] | None], None] | None = None,
+    on_status: OnStatus | None = None,
 ) -> tuple[JobResult, Reporting]:
     """`stdout` and `stderr` are None where all output is kept in the job's directory, and nowhere else."""
     spec, directory = job.spec, job.directory

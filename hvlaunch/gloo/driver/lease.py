@@ -53,9 +53,8 @@ class Lease:
 
         `heard` is when each was last heard, `acknowledged` when its kernel last acknowledged something; None if not known.
         """
-        is_late = (
-            now > self._next_pulse + self._pulse
-        )  # we were stopped ourselves: what the hosts sent is still to be read
+        # Late, we were stopped ourselves: what the hosts sent is still to be read.
+        is_late = now > self._next_pulse + self._pulse
         is_due = now >= self._next_pulse
         if is_due:
             self._next_pulse = now + self._pulse

@@ -11,10 +11,10 @@ from typing import BinaryIO
 
 from hvlaunch import __version__
 from hvlaunch.console.printer import Printer
-from hvlaunch.console.status import Status
+from hvlaunch.console.status import AskStatus, OnStatus
 from hvlaunch.errors import BadUsage, HostsFailed, Problem
 from hvlaunch.gloo.engine.codec import encode
-from hvlaunch.gloo.warm.pool import OnStatus, WarmPool
+from hvlaunch.gloo.warm.pool import WarmPool
 from hvlaunch.hosts.local import is_local
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
 from hvlaunch.outside.directory import IN_MAKING, JobDirectory, has_driver, remove
@@ -34,8 +34,8 @@ def hold_pool(
     *,
     idle_timeout: float,
     on_ready: Callable[[list[Problem]], None],
+    on_status: OnStatus,
     owner: int | None = None,
-    on_status: OnStatus = lambda _ask: None,
 ) -> None:
     """Connect to the hosts of `spec`, call `on_ready` with what is wrong with some, and serve until the end.
 
@@ -72,7 +72,7 @@ def printed_status(console: ConsoleOptions, stderr: BinaryIO) -> OnStatus:
     """Shows it on `stderr`, until nothing is waited for any more."""
     printer = Printer(stderr, stderr, options=console)
 
-    def show(ask: Callable[[], Status] | None) -> None:
+    def show(ask: AskStatus | None) -> None:
         if not console.quiet:
             printer.status(ask)
         if ask is None:

@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 from hvlaunch import __version__
 from hvlaunch.agent.quick import loads
 from hvlaunch.agent.shapes import misfit
 from hvlaunch.agent.warm import ORDERS
-from hvlaunch.console.status import Status
+from hvlaunch.console.status import OnStatus, Status, counted
 from hvlaunch.errors import Problem
 from hvlaunch.gloo.driver.bundle import agent_command, python_candidates, warm_bundle
 from hvlaunch.gloo.warm.host import WarmHost
@@ -27,9 +27,7 @@ from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside.pools import peer_is_own
 from hvlaunch.ssh.connection import Connection
 
-__all__ = ["OnStatus", "WarmPool"]
-
-OnStatus: TypeAlias = Callable[[Callable[[], Status] | None], None]
+__all__ = ["WarmPool"]
 
 _LOOK = 1.0
 _REQUEST_PATIENCE = 10.0
@@ -72,7 +70,7 @@ class WarmPool:
             for host in hosts
         }
 
-    def start(self, on_status: OnStatus = lambda _ask: None) -> Sequence[Problem]:
+    def start(self, on_status: OnStatus) -> Sequence[Problem]:
         """Connect to all; what is wrong with those that can't be reached now, which are tried again.
 
         `on_status` gets what it waits for, and None at the end.
@@ -90,8 +88,7 @@ class WarmPool:
         waiting = [name for name, host in self._hosts.items() if not host.tried.is_set()]
         failed = sum(host.problem is not None for host in self._hosts.values())
         ready, of = len(self._hosts) - len(waiting) - failed, len(self._hosts)
-        lost = f", {failed} failed" if failed else ""
-        so_far = f"connecting {ready}/{of}{lost}, {self._clock() - began:.0f} s"
+        so_far = f"connecting {counted(ready, of, failed, self._clock() - began)}"
         return Status(f"{so_far}\nwaiting for {host_set(waiting)}" if waiting else so_far, ready, of)
 
     def serve(self, listener: socket.socket, owner: int | None = None) -> None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from hvlaunch.console.status import Status
+from hvlaunch.console.status import OnStatus, Status, counted
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
@@ -33,7 +33,7 @@ class Narrator:
         self,
         spec: JobSpec,
         say: Callable[[str], None],
-        status: Callable[[Callable[[], Status] | None], None],
+        status: OnStatus,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._verbose = spec.verbose
@@ -145,8 +145,7 @@ class Narrator:
             stages.setdefault(stage, []).append(host)
         missing = sum(map(len, stages.values()))
         ready = self._hosts - missing - self._failed
-        lost = f", {self._failed} failed" if self._failed else ""
-        so_far = f"{ready}/{self._hosts}{lost}, {self._clock() - self._began:.0f} s"
+        so_far = counted(ready, self._hosts, self._failed, self._clock() - self._began)
         if not self._hosts:
             return Status("waiting for the first hosts of the pool")
         if not stages:

@@ -3,6 +3,7 @@
 import contextlib
 import ipaddress
 import threading
+from typing import TYPE_CHECKING
 
 from paramiko.channel import Channel
 from paramiko.message import Message
@@ -12,6 +13,9 @@ from hvlaunch.errors import ConnectFailed, StartTimeout
 from hvlaunch.ssh.by_paramiko.transport import ClientTransport
 from hvlaunch.ssh.paramiko_private import close_here, send_message
 from hvlaunch.ssh.streams.stream import greeting_with
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["JumpStream", "open_jump"]
 
@@ -158,33 +162,30 @@ def _open_channel(transport: ClientTransport, jump: str, target: tuple[str, int]
 
     Raises as open_channel() does, and TimeoutError.
     """
-    opened: list[Channel] = []
-    failed: list[BaseException] = []
-    lock = threading.Lock()
-    is_over, is_late = threading.Event(), threading.Event()
+    from concurrent.futures import Future  # noqa: PLC0415 (see streams/jumps.py)
+    from concurrent.futures import TimeoutError as TooLate  # noqa: PLC0415
+
+    future: Future[Channel] = Future()
 
     def open_it() -> None:
         try:
             channel = transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=timeout)
         except BaseException as error:  # noqa: BLE001 (of who waits)
-            failed.append(error)
+            future.set_exception(error)
         else:
-            with lock:
-                opened.append(channel)
-                nobody_waits = is_late.is_set()
-            if nobody_waits:
-                channel.close()
-        is_over.set()
+            future.set_result(channel)
 
     threading.Thread(target=open_it, name=f"through {jump}", daemon=True).start()
-    is_over.wait(timeout + _LATE)
-    with lock:
-        is_late.set()
-        if opened:
-            return opened[0]
-    if failed:
-        raise failed[0]
-    raise TimeoutError
+    try:
+        return future.result(timeout + _LATE)
+    except TooLate:
+        future.add_done_callback(_close_late)
+        raise TimeoutError from None
+
+
+def _close_late(future: "Future[Channel]") -> None:
+    if future.exception() is None:
+        future.result().close()
 
 
 def _if_address(name: str) -> str:

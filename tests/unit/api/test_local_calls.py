@@ -161,6 +161,18 @@ def test_a_function_may_call_another_in_workers_of_its_own() -> None:
     assert hvlaunch.run(outer, np=1, quiet=True) == [[0, 1]]
 
 
+def test_a_display_that_fails_costs_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+
+    def show(status: Any) -> None:
+        shown.append(status)
+        raise RuntimeError("the kernel's socket is closed")
+
+    monkeypatch.setattr("hvlaunch.api.launcher.notebook_bar", lambda: show)
+    assert hvlaunch.Launcher(np=2, quiet=True).start(rank, show=True).results(DEADLINE) == [0, 1]
+    assert shown[-1] is None
+
+
 def test_an_interrupt_while_the_driver_is_started_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     start = subprocess.Popen
     started: list[int] = []

@@ -145,12 +145,16 @@ def test_before_a_kill_each_host_is_heard_at_once_and_all_is_kept(
     assert (tmp_path / STACKS_FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_host_without_py_spy_is_brought_it_once(
-    hosts: Hosts, taking: Stacks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def own_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This installation has it."""
     program = tmp_path / "py-spy"
     program.write_bytes(b"program" * 100)
     monkeypatch.setattr(module, "own_py_spy", lambda: program)
+
+
+@pytest.mark.usefixtures("own_py_spy")
+def test_a_host_without_py_spy_is_brought_it_once(hosts: Hosts, taking: Stacks) -> None:
     taking.prepare()
     assert [content["workers"] for _, _, content in hosts.asked] == [[], []]
     machine = os.uname().machine
@@ -164,12 +168,8 @@ def test_a_host_without_py_spy_is_brought_it_once(
     assert len(brought[0][1]["data"]) < 100
 
 
-def test_who_asks_first_gets_what_py_spy_says_once_it_is_there(
-    hosts: Hosts, taking: Stacks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    program = tmp_path / "py-spy"
-    program.write_bytes(b"program")
-    monkeypatch.setattr(module, "own_py_spy", lambda: program)
+@pytest.mark.usefixtures("own_py_spy")
+def test_who_asks_first_gets_what_py_spy_says_once_it_is_there(hosts: Hosts, taking: Stacks) -> None:
     told: list[list[ProcessStack]] = []
     taking.take(None, told.append)
     hosts.answer("b", said(2), said(3))
@@ -183,12 +183,8 @@ def test_who_asks_first_gets_what_py_spy_says_once_it_is_there(
     assert len(told) == 1
 
 
-def test_a_host_that_goes_while_it_is_brought_py_spy_is_told_as_it_was(
-    hosts: Hosts, taking: Stacks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    program = tmp_path / "py-spy"
-    program.write_bytes(b"program")
-    monkeypatch.setattr(module, "own_py_spy", lambda: program)
+@pytest.mark.usefixtures("own_py_spy")
+def test_a_host_that_goes_while_it_is_brought_py_spy_is_told_as_it_was(hosts: Hosts, taking: Stacks) -> None:
     told: list[list[ProcessStack]] = []
     taking.take([range(2)], told.append)
     hosts.answer("a", said(0), said(1), lacks=os.uname().machine)

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hvlaunch.console.status import Status
+from hvlaunch.console.status import AskStatus, Status
 from hvlaunch.errors import BadUsage, ConnectFailed, HostError
 from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection
 from hvlaunch.gloo.driver.agent_program import AgentProgram
@@ -171,7 +171,7 @@ def agents() -> list[int]:
 def test_it_tells_whom_it_waits_for_while_it_connects(make_site: Callable[..., Site]) -> None:
     told: list[Any] = []
 
-    def on_status(site: Site, ask: Callable[[], Status] | None) -> None:
+    def on_status(site: Site, ask: AskStatus | None) -> None:
         if ask is None:
             told.append(None)
             return
@@ -182,7 +182,7 @@ def test_it_tells_whom_it_waits_for_while_it_connects(make_site: Callable[..., S
     def later(site: Site) -> None:
         site.go_on.clear()
 
-    site = make_site(on_status=on_status, before=later)
+    site = make_site(on_status=on_status, before=later, clock=lambda: 5.0)
     assert site.problems == []
     assert told == [Status("connecting 1/2, 0 s\nwaiting for b", 1, 2), None]
 
