@@ -201,7 +201,7 @@ def _run(
     ):
         from hvlaunch.gloo.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)
 
-        watchers: list[Watcher] = [] if journal is None else [journal.see]
+        watchers: list[Watcher] = [*ways.watchers, *([] if journal is None else [journal.see])]
         takeover = None if job.past is None else _takeover(job.past, ways)
         clock, wall = (time.monotonic, time.time) if takeover is None else (takeover.clock, takeover.wall)
         outside = (

@@ -1,10 +1,10 @@
 """The ways to a job's hosts that hvlaunch makes itself: by ssh, by a scheduler's own program, and by pipes on this machine."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hvlaunch.errors import HostError
 from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection, LostConnection
@@ -14,16 +14,21 @@ from hvlaunch.job import Host, JobSpec
 from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
 
+if TYPE_CHECKING:
+    from hvlaunch.gloo.driver.loop import Watcher
+
 __all__ = ["HostWays", "WaysToHosts", "by_ssh"]
 
 
 class HostWays(NamedTuple):
-    """The ways to hosts. Both raise HostError."""
+    """The ways to hosts. `connect` and `lost` raise HostError."""
 
     connect: Callable[[Host], AgentConnection]
     """A new connection, by which an agent can be started."""
     lost: Callable[[Host], AgentConnection]
     """That of a driver before us, which is lost: another can take its place."""
+    watchers: "Sequence[Watcher]" = ()
+    """What is to see all that happens."""
 
 
 WaysToHosts = Callable[[JobSpec, Keys, Callable[[str], None]], AbstractContextManager[HostWays]]
@@ -41,25 +46,23 @@ def by_ssh(spec: JobSpec, keys: Keys, _say: Callable[[str], None]) -> Iterator[H
         yield HostWays(partial(_connect, spec, remote), partial(_lost, spec, remote))
         return
     with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
-        connect: Callable[[Host], AgentConnection] = partial(_connect, spec, ways.connect)
-        if spec.pool is not None:
-            connect = _by_pool(spec.pool, keys, connect, ways.connect)
-        yield HostWays(connect, partial(_lost, spec, ways.connect))
+        plain = HostWays(partial(_connect, spec, ways.connect), partial(_lost, spec, ways.connect))
+        yield plain if spec.pool is None else _by_pool(spec, keys, plain, ways.connect)
 
 
-def _by_pool(
-    name: str, keys: Keys, otherwise: Callable[[Host], AgentConnection], remote: "_Remote"
-) -> Callable[[Host], AgentConnection]:
+def _by_pool(spec: JobSpec, keys: Keys, plain: HostWays, remote: "_Remote") -> HostWays:
     """By the warm pool's connections; a pool that is gone by now is done without."""
     from hvlaunch.errors import BadUsage  # noqa: PLC0415 (few jobs have one)
+    from hvlaunch.gloo.driver.warm_findings import WarmFindings  # noqa: PLC0415 (as above)
     from hvlaunch.gloo.driver.warm_way import WarmWay  # noqa: PLC0415 (as above)
     from hvlaunch.outside.pools import find_pool, pools_directory  # noqa: PLC0415 (as above)
 
     try:
-        pool = find_pool(pools_directory(os.environ), name)
+        pool = find_pool(pools_directory(os.environ), spec.pool or "")
     except BadUsage:
-        return otherwise
-    return WarmWay(pool, keys.job_id, otherwise, lambda host: partial(remote, host)).connect
+        return plain
+    way = WarmWay(pool, keys, plain.connect, lambda host: partial(remote, host))
+    return plain._replace(connect=way.connect, watchers=[WarmFindings(pool, spec.rendezvous_port).see])
 
 
 class _Remote(Protocol):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hvlaunch.agent.caller import Sealed
 from hvlaunch.agent.frames import encode
 from hvlaunch.errors import AgentFailed, HostError, HostLost, HvlaunchError, StartTimeout
-from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection, Listener
+from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection, Earlier, Listener
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.piece_reader import PieceReader
 from hvlaunch.gloo.driver.reports import report_decoder
@@ -109,6 +109,7 @@ class LaunchedAgent:
         self._is_closed = False
         self.can_rejoin = True
         self.has_modules = False
+        self.earlier = Earlier()
         self.local_address: str | None = plain(connection.socket.getsockname()[0])
         self.remote_address: str | None = plain(connection.socket.getpeername()[0])
 

@@ -145,6 +145,43 @@ def test_a_driver_that_is_killed_leaves_its_workers_to_nobody(pool: Pool) -> Non
     assert pool.job("true").code(LIMIT) == 0
 
 
+MEET = """
+import os, socket, sys, time
+where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if os.environ["RANK"] == "0":
+    listener = socket.create_server(where, reuse_port=True)
+    listener.accept()
+else:
+    while True:
+        try:
+            sys.exit(socket.create_connection(where, timeout=2).close())
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+"""
+
+
+def found(job: Job) -> dict[str, int]:
+    """How often hosts told what they reach."""
+    text = job.journal.read_text()
+    return {kind: text.count(f'"{kind}"') for kind in ("HostProbed", "RendezvousReached")}
+
+
+def test_hosts_that_met_in_one_job_need_not_look_for_each_other_in_the_next(pool: Pool) -> None:
+    command = ["-H", "b:1,c:1", sys.executable, "-c", MEET]
+    first = pool.job(*command)
+    assert first.code(LIMIT) == 0, first.stderr
+    assert found(first)["HostProbed"] >= 2
+    assert found(first)["RendezvousReached"] == 2
+    second = pool.job(*command)
+    assert second.code(LIMIT) == 0, second.stderr
+    assert not any(found(second).values())
+    pool.hosts["b"].part(pool.hosts["c"])
+    assert pool.job(*command).code(LIMIT) == 1  # its worker finds that, and what was found is forgotten
+    job = pool.job(*command)
+    assert job.code(LIMIT) == 69
+    assert "can't connect to host" in job.stderr
+
+
 CLUSTER = """
 import os, hvlaunch
 with hvlaunch.Cluster(hosts="a:2,b:1", quiet=True) as cluster:

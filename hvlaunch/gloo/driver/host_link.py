@@ -118,7 +118,8 @@ class HostLink:
         self._noise_told = False
         self._has_stopped = False
         """Whether any of its workers was told to end."""
-        self._peer_address: str | None = None
+        self._known: Mapping[str, Any] = {}
+        """The facts of its host that its agent does not tell."""
         self._relay: HostRelay | None = None
         self._has_released = False
         """Whether its agent was told to end."""
@@ -275,8 +276,12 @@ class HostLink:
         connection = self._opening.connect(self.host)
         self._session.begin(connection)
         self._post(on.HostConnected(self.host.name))
-        self._peer_address = connection.remote_address
-        self.hello = self._opening.hello(connection)
+        self.hello, earlier = self._opening.hello(connection), connection.earlier
+        self._known = {
+            "peer_address": connection.remote_address,
+            "rendezvous": earlier.rendezvous if self.hello["rendezvous"] is None else None,
+            "findings": earlier.hosts,
+        }
         self._expected.sent(self.hello)
         if connection.is_launched:
             self._expected.may_end()
@@ -375,11 +380,11 @@ class HostLink:
             scratch=header["scratch"],
             beacon_port=header["beacon_port"],
             master_port=header["master_port"],
-            peer_address=self._peer_address,
             python=facts.get("python"),
             cwd_error=header["cwd_error"],
             trouble=header["trouble"],
             boot_id=facts.get("boot_id"),
+            **self._known,
         )
         self._tell(on.HostReady(self.host.name, known))
 

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -12,12 +13,15 @@ from hvlaunch.gloo.driver.agent_channel import (
     AgentConnection,
     BaseConnection,
     CommandChannel,
+    Earlier,
     Listener,
     Reconnect,
 )
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.keys import Keys
+from hvlaunch.gloo.engine.events import Reached
 from hvlaunch.job import Host
-from hvlaunch.outside.pools import LANE_DATA, LANE_HEAD, KnownPool, PoolGone, ask, open_lane
+from hvlaunch.outside.pools import LANE_DATA, LANE_HEAD, KnownPool, ask, open_lane
 
 __all__ = ["WarmWay"]
 
@@ -30,26 +34,25 @@ class WarmWay:
     def __init__(
         self,
         pool: KnownPool,
-        job_id: str,
+        keys: Keys,
         otherwise: Callable[[Host], AgentConnection],
         again: Callable[[Host], Reconnect],
     ) -> None:
         """`again` gives what connects to a host once more, without the pool."""
         self._pool = pool
-        self._job_id = job_id
+        self._keys = keys
         self._otherwise = otherwise
         self._again = again
+        self._asking = threading.Lock()
         self._hosts: Mapping[str, Any] = {}
+        self._earlier: Mapping[str, Earlier] = {}
 
     def connect(self, host: Host) -> AgentConnection:
         """Raises HostError."""
-        known = self._hosts.get(host.name)
-        if known is None or known["state"] != "ready":
-            try:
-                self._hosts = ask(self._pool, {"what": "hosts"})["hosts"]
-            except (PoolGone, HvlaunchError):
-                return self._otherwise(host)
-            known = self._hosts.get(host.name)
+        try:
+            known = self._known(host)
+        except HvlaunchError:  # PoolGone too
+            known = None
         if known is None:
             return self._otherwise(host)
         if known["state"] != "ready":
@@ -59,7 +62,32 @@ class WarmWay:
                 host=host.name,
                 hint=f"hvlaunch pool status {self._pool.name}",
             )
-        return _WarmConnection(self._pool, self._job_id, known, self._again(host))
+        connection = _WarmConnection(self._pool, self._keys.job_id, known, self._again(host))
+        connection.earlier = self._earlier.get(host.name, connection.earlier)
+        return connection
+
+    def _known(self, host: Host) -> Mapping[str, Any] | None:
+        """What the pool says of the host, now or when it was asked for another. Raises HvlaunchError."""
+        before = self._hosts
+        with self._asking:  # one answer is for all that wait here
+            known = self._hosts.get(host.name)
+            if self._hosts is before and (known is None or known["state"] != "ready"):
+                answer = ask(self._pool, {"what": "begin"})
+                if answer["certificate"] is not None:
+                    self._keys.certificate.adopt(answer["certificate"].encode("ascii"))
+                self._earlier = _earlier(answer["found"])
+                self._hosts = answer["hosts"]
+            return self._hosts.get(host.name)
+
+
+def _earlier(found: Mapping[str, Any]) -> dict[str, Earlier]:
+    """By host. `found` is as warm/findings.py has it."""
+    earlier = {}
+    for name, of_host in found.items():
+        hosts = {other: Reached(tuple(tried), tuple(at)) for other, (tried, at) in of_host["hosts"].items()}
+        driver = of_host["rendezvous"] or {"tried": (), "port": None, "at": None}
+        earlier[name] = Earlier(hosts, tuple(driver["tried"]), driver["port"], driver["at"])
+    return earlier
 
 
 class _WarmConnection(BaseConnection):

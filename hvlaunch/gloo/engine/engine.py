@@ -261,8 +261,9 @@ class Engine:
 
     def _ready(self, host: PoolHost, facts: on.HostFacts, now: float) -> list[Action]:
         self._pool.ready(host, facts)
-        if facts.peer_address is None:
-            host.rendezvous, host.has_tried_rendezvous = (LOOPBACK, self._rendezvous_port), True
+        known = LOOPBACK if facts.peer_address is None else facts.rendezvous
+        if known is not None:
+            host.rendezvous, host.has_tried_rendezvous = (known, self._rendezvous_port), True
         actions: list[Action] = []
         if facts.trouble is not None:
             actions.append(tell.KernelLacks(host.name, facts.trouble))

@@ -5,6 +5,7 @@ of hvlaunch would pay for thirty. They are told apart by their class, never by c
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from hvlaunch.errors import Problem
@@ -37,6 +38,7 @@ __all__ = [
     "JobHangs",
     "Lull",
     "MasterPort",
+    "Reached",
     "RendezvousReached",
     "Sign",
     "StacksTaken",
@@ -53,8 +55,15 @@ __all__ = [
 ]
 
 
+class Reached(NamedTuple):
+    """Of the addresses that were tried, those at which somebody got through: at one at least."""
+
+    tried: tuple[str, ...]
+    at: tuple[str, ...]
+
+
 class HostFacts(NamedTuple):
-    """What an agent told of its host."""
+    """What an agent told of its host; and what is known of the host from an earlier job, by the warm pool that both are of."""
 
     addresses: Mapping[str, tuple[str, ...]]
     """By interface name."""
@@ -77,6 +86,10 @@ class HostFacts(NamedTuple):
     """What the host's kernel lacks."""
     boot_id: str | None = None
     """What the kernel calls itself since it booted."""
+    rendezvous: str | None = None
+    """At which of our addresses an earlier job's rendezvous was reached; its agent is not asked to try them then."""
+    findings: Mapping[str, Reached] = MappingProxyType({})
+    """How it got through to other hosts, by their names."""
 
 
 class Began(NamedTuple):

@@ -252,15 +252,25 @@ class Wiring:
         for host, target, addresses in self.network.tries():
             for address in self._findings.get(host, {}).get(target, ()):
                 self.network.add(host, target, address)
-            probes += self._ask(host, target, addresses, facts[target].beacon_port)
+            known = self._findings.setdefault(host, {})
+            if target in known:
+                continue
+            known[target] = self._from_before(host, facts[host], target, addresses)
+            for address in known[target]:
+                self.network.add(host, target, address)
+            if not known[target]:
+                probes.append(Probe(host, target, addresses, facts[target].beacon_port, self._agents[target]))
         return probes
 
-    def _ask(self, host: str, target: str, addresses: tuple[str, ...], port: int) -> list[Action]:
-        known = self._findings.setdefault(host, {})
-        if target in known:
+    def _from_before(
+        self, host: str, facts: HostFacts, target: str, addresses: tuple[str, ...]
+    ) -> list[str | None]:
+        """What the host found of the other in an earlier job, as if it had tried all; nothing where it may be so no more."""
+        earlier = facts.findings.get(target)
+        is_new = not (self._agents[host] or self._agents[target])
+        if earlier is None or earlier.tried != addresses or self._in_doubt or not is_new:
             return []
-        known[target] = []
-        return [Probe(host, target, addresses, port, self._agents[target])]
+        return [*earlier.at, None]
 
     def add(self, found: HostProbed) -> None:
         """Somebody got through to a host, or has tried all of its addresses."""

@@ -20,18 +20,21 @@ from hvlaunch.agent.warm import ORDERS
 from hvlaunch.console.status import OnStatus, Status, counted
 from hvlaunch.errors import Problem
 from hvlaunch.gloo.driver.bundle import agent_command, python_candidates, warm_bundle
+from hvlaunch.gloo.warm.findings import FINDINGS, Findings
 from hvlaunch.gloo.warm.host import WarmHost
 from hvlaunch.gloo.warm.lane import Lane
 from hvlaunch.hosts.fold import host_set
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside.pools import peer_is_own
+from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.ssh.connection import Connection
 
 __all__ = ["WarmPool"]
 
 _LOOK = 1.0
 _REQUEST_PATIENCE = 10.0
-_LONGEST_REQUEST = 1 << 16
+_READ_SIZE = 1 << 16
+_LONGEST_REQUEST = 1 << 22
 
 
 class WarmPool:
@@ -69,6 +72,14 @@ class WarmPool:
             )
             for host in hosts
         }
+        self._findings = Findings(self._connection_of, clock)
+        self._certificate: Certificate | None = None
+        """For the next job, which need not load what makes one."""
+        self._lock = threading.Lock()
+
+    def _connection_of(self, name: str) -> object:
+        host = self._hosts.get(name)
+        return host.since if host is not None and host.state == "ready" else None
 
     def start(self, on_status: OnStatus) -> Sequence[Problem]:
         """Connect to all; what is wrong with those that can't be reached now, which are tried again.
@@ -98,6 +109,7 @@ class WarmPool:
         if owner is not None:
             threading.Thread(target=self._await, args=(owner,), name="owner", daemon=True).start()
         while not self._over.is_set():
+            self._prepare_certificate()
             for host in self._hosts.values():
                 host.look()
             if any(host.lanes for host in self._hosts.values()):
@@ -107,6 +119,18 @@ class WarmPool:
             with suppress(OSError):  # nobody has come, or there is no descriptor left
                 link, _ = listener.accept()
                 threading.Thread(target=self._hear, args=(link,), name="request", daemon=True).start()
+
+    @property
+    def has_certificate(self) -> bool:
+        """Whether the next job gets one."""
+        return self._certificate is not None
+
+    def _prepare_certificate(self) -> None:
+        if not self.has_certificate:
+            made = Certificate()
+            made.key  # noqa: B018 (it is made now)
+            with self._lock:
+                self._certificate = made
 
     def _await(self, owner: int) -> None:
         with suppress(OSError):
@@ -139,6 +163,19 @@ class WarmPool:
                 link.sendall(_line(self._answer(request)))
 
     def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        with self._lock:
+            match request["what"]:
+                case "begin":
+                    certificate, self._certificate = self._certificate, None
+                    pem = None if certificate is None else (certificate.key + certificate.pem).decode("ascii")
+                    hosts = {name: host.facts() for name, host in self._hosts.items()}
+                    return {"hosts": hosts, "found": self._findings.of_all(), "certificate": pem}
+                case "found" if FINDINGS(request.get("found")):
+                    self._findings.add(request["found"])
+                    return {}
+                case "forget":
+                    self._findings.forget()
+                    return {}
         hosts = {name: host.facts() for name, host in self._hosts.items()}
         match request["what"]:
             case "hosts":
@@ -167,7 +204,7 @@ def _request_of(link: socket.socket) -> tuple[dict[str, Any] | None, bytes]:
     link.settimeout(_REQUEST_PATIENCE)
     found = b""
     while b"\n" not in found and len(found) < _LONGEST_REQUEST:
-        data = link.recv(_LONGEST_REQUEST)
+        data = link.recv(_READ_SIZE)
         if not data:
             break
         found += data

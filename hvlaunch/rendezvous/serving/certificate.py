@@ -39,6 +39,11 @@ class Certificate:
                 self._made = _make()
             return self._made
 
+    def adopt(self, pem: bytes) -> None:
+        """Be this one, unless it is made already: somebody has made it beforehand. Raises ValueError."""
+        with self._lock:
+            self._made = self._made or _read(pem)
+
     @property
     def key(self) -> bytes:
         """The private key, as PEM."""
@@ -75,10 +80,13 @@ def tls_context(certificate: Certificate) -> ssl.SSLContext:
 
 def _read(pem: bytes) -> tuple[bytes, bytes]:
     """Raises ValueError."""
-    import ssl  # noqa: PLC0415 (see the top)
+    import base64  # noqa: PLC0415 (see the top)
 
-    key, mark, certificate = pem.partition(_BEGIN)
-    return key, ssl.PEM_cert_to_DER_cert((mark + certificate).decode("ascii"))
+    key, _, certificate = pem.partition(_BEGIN)
+    text, end, _ = certificate.partition(_END)
+    if not (key and end):
+        raise ValueError("not a key and a certificate")
+    return key, base64.b64decode(text.replace(b"\n", b""), validate=True)
 
 
 def _make() -> tuple[bytes, bytes]:

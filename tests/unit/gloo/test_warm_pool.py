@@ -16,13 +16,16 @@ import pytest
 
 from hvlaunch.console.status import AskStatus, Status
 from hvlaunch.errors import BadUsage, ConnectFailed, HostError
-from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection
+from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection, Earlier
 from hvlaunch.gloo.driver.agent_program import AgentProgram
+from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.warm_way import WarmWay
+from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.warm.pool import WarmPool
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside.directory import JobDirectory
 from hvlaunch.outside.pools import KnownPool, PoolGone, ask, find_pool, open_lane
+from hvlaunch.rendezvous.serving.certificate import tls_context
 from hvlaunch.ssh.pipes import PipeConnection
 from tests.unit.agent.harness import until
 from tests.unit.gloo.fakes import FakeListener
@@ -99,7 +102,13 @@ class Site:
         self.thread = threading.Thread(target=self.pool.serve, args=(self.listener,))
         self.thread.start()
         self.known = KnownPool("p", self.directory.path, about, is_up=True)
-        self.way = WarmWay(self.known, "job1", self.otherwise, lambda _: self.connect)  # type: ignore[arg-type,return-value]
+        self.keys = Keys.new()._replace(job_id="job1")
+        self.way = WarmWay(self.known, self.keys, self.otherwise, lambda _: self.connect)  # type: ignore[arg-type,return-value]
+
+    def another_way(self) -> WarmWay:
+        """That of another job, which has other keys."""
+        self.keys = Keys.new()._replace(job_id="job2")
+        return WarmWay(self.known, self.keys, self.otherwise, lambda _: self.connect)  # type: ignore[arg-type,return-value]
 
     def connect(self, host: Host) -> PipeConnection:
         if host.name == "b":
@@ -305,7 +314,7 @@ def test_a_host_that_the_pool_has_not_is_reached_otherwise_and_so_are_all_when_i
     with pytest.raises(HostError, match="by ssh"):
         site.way.connect(Host("c"))
     site.close()
-    way = WarmWay(site.known, "job1", site.otherwise, lambda _: site.connect)  # type: ignore[arg-type,return-value]
+    way = WarmWay(site.known, site.keys, site.otherwise, lambda _: site.connect)  # type: ignore[arg-type,return-value]
     with pytest.raises(HostError, match="by ssh"):
         way.connect(Host("a"))
 
@@ -364,7 +373,9 @@ NO_REQUESTS = [
     b'{"what": 1}\n',
     b'{"what": "nonsense"}\n',
     b"\xff\n",
-    b"x" * (1 << 17),
+    b'{"what": "found"}\n',
+    b'{"what": "found", "found": {"a": {"hosts": {"b": [["no address"], []]}, "rendezvous": null}}}\n',
+    b"x" * (1 << 23),
 ]
 NO_LANES: list[dict[str, Any]] = [
     {"what": "lane"},
@@ -385,12 +396,66 @@ def test_what_is_no_request_is_refused_or_dropped_and_harms_nobody(site: Site) -
                 link.sendall(line)
                 assert b"refused" in link.recv(1000)
             except (BrokenPipeError, ConnectionResetError):
-                assert len(line) > 1 << 16
+                assert len(line) > 1 << 22
     for request in NO_LANES:
         with open_lane(site.known, request) as link:
             link.settimeout(60)
             assert link.recv(1000) == b""
     assert agent.end() == 0
+
+
+FOUND = {
+    "a": {
+        "hosts": {"b": [["10.0.0.2", "10.9.0.2"], ["10.0.0.2"]]},
+        "rendezvous": {"tried": ["10.0.0.9"], "port": None, "at": "10.0.0.9"},
+    }
+}
+
+
+def test_what_a_job_finds_of_the_network_is_for_the_next_until_one_fails_by_it(site: Site) -> None:
+    assert ask(site.known, {"what": "found", "found": FOUND}) == {}
+    earlier = site.way.connect(Host("a")).earlier
+    assert earlier.hosts == {"b": on.Reached(("10.0.0.2", "10.9.0.2"), ("10.0.0.2",))}
+    assert (earlier.tried, earlier.port, earlier.rendezvous) == (("10.0.0.9",), None, "10.0.0.9")
+    assert site.way.connect(Host("b")).earlier == Earlier()
+    assert ask(site.known, {"what": "forget"}) == {}
+    assert site.another_way().connect(Host("a")).earlier == Earlier()
+
+
+def test_what_was_found_over_a_connection_is_forgotten_with_it(site: Site) -> None:
+    ask(site.known, {"what": "found", "found": FOUND})
+    [pid] = [each.pid for each in warm_agents()][-1:]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: site.facts("b")["state"] == "away" or site.facts("a")["state"] == "away", "one is lost")
+    until(lambda: site.facts("b")["state"] == site.facts("a")["state"] == "ready", "it is back")
+    of_a = ask(site.known, {"what": "begin"})["found"].get("a", {"hosts": {}})
+    assert of_a["hosts"] == {}
+
+
+def test_each_job_gets_a_certificate_of_its_own(site: Site) -> None:
+    found = []
+    for _ in range(3):
+        until(lambda: site.pool.has_certificate, "there is one")
+        way = site.another_way()
+        way.connect(Host("a"))
+        way.connect(Host("b"))
+        assert tls_context(site.keys.certificate)
+        found.append(site.keys.certificate.fingerprint)
+    assert len({*found}) == 3
+
+
+def test_all_threads_of_a_job_ask_once(site: Site) -> None:
+    asked: list[Any] = []
+    answer = site.pool._answer
+    site.pool._answer = lambda request: asked.append(request) or answer(request)  # type: ignore[func-returns-value,method-assign]
+    threads = [
+        threading.Thread(target=site.way.connect, args=(Host("ab"[number % 2]),)) for number in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert asked == [{"what": "begin"}]
 
 
 def test_a_pool_without_a_process_is_said(tmp_path: Path) -> None:
