@@ -37,6 +37,8 @@ class Host:
     problems: int = 0
     """Of its own: lost, not connected, late."""
     proofs: set[tuple[str, str]] = field(default_factory=set)
+    was_lost: bool = False
+    """What was found before the job is not believed then."""
     """Whom it reached, and where."""
 
     def is_usable(self, now: float) -> bool:
@@ -196,6 +198,11 @@ class Ledger:
         host = self.host(event.host)
         if host.link == "connecting":
             host.link = "ready"
+        if event.facts.rendezvous is not None:
+            host.has_rendezvous = True
+        for other, reached in event.facts.findings.items():
+            if not (host.was_lost or self.host(other).was_lost):
+                host.proofs |= {(other, address) for address in reached.at}
 
     def _gone(self, event: on.HostFailed | on.HostGone) -> None:
         host = self.host(event.host)
@@ -218,6 +225,7 @@ class Ledger:
         if host.link != "none":
             host.idle_since = self.now
         host.link, host.parted_at, host.has_rendezvous = "none", None, False
+        host.was_lost = True
         host.proofs.clear()
         for other in self.hosts.values():
             other.proofs = {(name, at) for name, at in other.proofs if name != host.name}

@@ -5,7 +5,8 @@ Each is searched for from the first seed on, so it takes some minutes.
 
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import pytest
 
 from hvlaunch.agent.frames import BadFrame
 from hvlaunch.gloo.engine.life import InvalidTransition
-from tests.simulation.bugs import BUGS
+from tests.simulation.bugs import BUGS, WARM_BUGS, Bug
 from tests.simulation.elastic_world import ElasticWorld
 from tests.simulation.play import Play
 from tests.simulation.takeover_bugs import TAKEOVER_BUGS
@@ -50,8 +51,13 @@ def first_found(
 def main() -> int:
     """Print the table; the number of bugs that no seed finds."""
     missed = 0
-    bugs = [(bug, ElasticWorld) for bug in BUGS] + [(bug, WiredElasticWorld) for bug in TAKEOVER_BUGS]
-    for bug, make in bugs:
+    worlds: list[tuple[Sequence[Bug], Callable[[int], Play]]] = [
+        (BUGS, ElasticWorld),
+        (WARM_BUGS, partial(ElasticWorld, is_warm=True)),
+        (TAKEOVER_BUGS, WiredElasticWorld),
+    ]
+    planted = [(bug, make) for bugs, make in worlds for bug in bugs]
+    for bug, make in planted:
         with pytest.MonkeyPatch.context() as patch:
             bug.plant(patch)
             found = first_found(range(MOST_SEEDS), bug.found, make)
@@ -59,7 +65,7 @@ def main() -> int:
         row = ("-", "nothing", "") if found is None else (found.seed, found.law, found.words[:_WIDTH])
         sys.stdout.write(f"| {bug.plant.__name__} | {row[1]} | {row[0]} | {row[2]} |\n")
         sys.stdout.flush()
-    sys.stdout.write(f"{len(bugs) - missed} of {len(bugs)}\n")
+    sys.stdout.write(f"{len(planted) - missed} of {len(planted)}\n")
     return missed
 
 
