@@ -6,6 +6,7 @@ lane of the connection, everything else has an answer.
 
 import json
 import os
+import select
 import socket
 import threading
 import time
@@ -32,6 +33,7 @@ from hvlaunch.ssh.connection import Connection
 __all__ = ["WarmPool"]
 
 _LOOK = 1.0
+_PAUSE = 0.05
 _REQUEST_PATIENCE = 10.0
 _READ_SIZE = 1 << 16
 _LONGEST_REQUEST = 1 << 22
@@ -55,7 +57,7 @@ class WarmPool:
         self._clock = clock
         self._used = clock()
         self._over = threading.Event()
-        self._listener: socket.socket | None = None
+        self._stop, self._stopped = socket.socketpair()
         program = warm_bundle(spec.lease)
         self._hosts = {
             host.name: WarmHost(
@@ -104,21 +106,19 @@ class WarmPool:
 
     def serve(self, listener: socket.socket, owner: int | None = None) -> None:
         """Until somebody ends it, nobody has used it for long, or the `owner` (a descriptor) has ended."""
-        listener.settimeout(_LOOK)
-        self._listener = listener
+        listener.setblocking(False)
+        poll = select.poll()
+        for each in (listener, self._stopped):
+            poll.register(each, select.POLLIN)
         if owner is not None:
             threading.Thread(target=self._await, args=(owner,), name="owner", daemon=True).start()
+        look_at = self._clock()
         while not self._over.is_set():
-            self._prepare_certificate()
-            for host in self._hosts.values():
-                host.look()
-            if any(host.lanes for host in self._hosts.values()):
-                self._used = self._clock()
-            elif self._clock() > self._used + self._idle_timeout:
-                return
-            with suppress(OSError):  # nobody has come, or there is no descriptor left
-                link, _ = listener.accept()
-                threading.Thread(target=self._hear, args=(link,), name="request", daemon=True).start()
+            if self._clock() >= look_at:  # not for each that comes: a job comes once for each host
+                look_at = self._clock() + _LOOK
+                self._look()
+            poll.poll(max(0.0, look_at - self._clock()) * 1000)
+            self._accept(listener)
 
     @property
     def has_certificate(self) -> bool:
@@ -132,6 +132,26 @@ class WarmPool:
             with self._lock:
                 self._certificate = made
 
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            link, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._over.wait(_PAUSE)  # no descriptor is left
+            return
+        link.setblocking(True)
+        threading.Thread(target=self._hear, args=(link,), name="request", daemon=True).start()
+
+    def _look(self) -> None:
+        self._prepare_certificate()
+        for host in self._hosts.values():
+            host.look()
+        if any(host.lanes for host in self._hosts.values()):
+            self._used = self._clock()
+        elif self._clock() > self._used + self._idle_timeout:
+            self._over.set()
+
     def _await(self, owner: int) -> None:
         with suppress(OSError):
             while os.read(owner, 1 << 10):
@@ -141,14 +161,15 @@ class WarmPool:
     def stop(self) -> None:
         """Let serve() return. For signals and other threads."""
         self._over.set()
-        if self._listener is not None:
-            with suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # it is closed
+            self._stop.send(b"\0")
 
     def close(self) -> None:
         """End all warm agents."""
         for host in self._hosts.values():
             host.close()
+        for end in (self._stop, self._stopped):
+            end.close()
 
     def _hear(self, link: socket.socket) -> None:
         with link, suppress(OSError):

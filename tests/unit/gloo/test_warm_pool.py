@@ -21,6 +21,8 @@ from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.warm_way import WarmWay
 from hvlaunch.gloo.engine import events as on
+from hvlaunch.gloo.warm import pool as pool_module
+from hvlaunch.gloo.warm.host import WarmHost
 from hvlaunch.gloo.warm.pool import WarmPool
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside.directory import JobDirectory
@@ -347,6 +349,28 @@ def test_a_pool_that_jobs_use_is_not_ended(site: Site) -> None:
     ask(site.known, {"what": "down"})
     site.thread.join(60)
     assert not site.thread.is_alive()
+
+
+def test_a_pool_ends_as_soon_as_it_is_told(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_LOOK", 86_400.0)
+    site = make_site()
+    assert site.facts()["state"] == "ready"  # and it waits for whoever comes next
+    site.pool.stop()
+    site.thread.join(60)
+    assert not site.thread.is_alive()
+
+
+def test_who_comes_does_not_make_it_look_at_all_hosts(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(WarmHost, "look", lambda host: looked.append(host.host.name))
+    site = make_site(clock=lambda: 5.0)
+    for _ in range(5):
+        site.facts()
+    assert looked == ["a", "b"]
 
 
 def test_a_pool_that_nobody_uses_ends(make_site: Callable[..., Site]) -> None:
