@@ -200,7 +200,7 @@ class Ledger:
             host.link = "ready"
         if event.facts.rendezvous is not None:
             host.has_rendezvous = True
-        for other, reached in event.facts.findings.items():
+        for other, reached in (event.facts.findings or {}).items():
             if not (host.was_lost or self.host(other).was_lost):
                 host.proofs |= {(other, address) for address in reached.at}
 

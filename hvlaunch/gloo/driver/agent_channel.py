@@ -1,7 +1,6 @@
 """The seam between the driver and the ways to hosts: an agent is started, and frames go to it and come from it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hvlaunch.agent.frames import Decoder, encode
@@ -65,7 +64,7 @@ class Listener(Protocol):
 class Earlier(NamedTuple):
     """What a host found out of the network in an earlier job, over the same connection."""
 
-    hosts: "Mapping[str, Reached]" = MappingProxyType({})
+    hosts: "Mapping[str, Reached] | None" = None
     """How it got through to others."""
     tried: tuple[str, ...] = ()
     """The driver's addresses, where the rendezvous was."""

@@ -16,12 +16,13 @@ from hvlaunch.errors import (
     NoFreePort,
 )
 from hvlaunch.gloo.driver import host_ends
-from hvlaunch.gloo.driver.agent_channel import AgentConnection
+from hvlaunch.gloo.driver.agent_channel import AgentConnection, Earlier
 from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.gloo.driver.arrival import Arrival
 from hvlaunch.gloo.driver.credit import Credit
 from hvlaunch.gloo.driver.durable import DurableFrames
 from hvlaunch.gloo.driver.expected import Expected
+from hvlaunch.gloo.driver.host_facts import host_facts
 from hvlaunch.gloo.driver.output_printer import OutputPrinter
 from hvlaunch.gloo.driver.piece_reader import Garbled
 from hvlaunch.gloo.driver.result_files import ResultFiles
@@ -118,8 +119,8 @@ class HostLink:
         self._noise_told = False
         self._has_stopped = False
         """Whether any of its workers was told to end."""
-        self._known: Mapping[str, Any] = {}
-        """The facts of its host that its agent does not tell."""
+        self._peer_address: str | None = None
+        self._earlier = Earlier()
         self._relay: HostRelay | None = None
         self._has_released = False
         """Whether its agent was told to end."""
@@ -276,12 +277,8 @@ class HostLink:
         connection = self._opening.connect(self.host)
         self._session.begin(connection)
         self._post(on.HostConnected(self.host.name))
-        self.hello, earlier = self._opening.hello(connection), connection.earlier
-        self._known = {
-            "peer_address": connection.remote_address,
-            "rendezvous": earlier.rendezvous if self.hello["rendezvous"] is None else None,
-            "findings": earlier.hosts,
-        }
+        self._peer_address, self._earlier = connection.remote_address, connection.earlier
+        self.hello = self._opening.hello(connection)
         self._expected.sent(self.hello)
         if connection.is_launched:
             self._expected.may_end()
@@ -371,21 +368,8 @@ class HostLink:
         if header["master_port"] is None:
             raise NoFreePort(host=self.host.name)
         self._session.scratch = header["scratch"]
-        facts = header["facts"]
-        gpus = facts.get("gpus")
-        known = on.HostFacts(
-            addresses={name: tuple(listed) for name, listed in facts["addresses"].items()},
-            cpus=facts["cpus"],
-            gpus=None if gpus is None else len(gpus),
-            scratch=header["scratch"],
-            beacon_port=header["beacon_port"],
-            master_port=header["master_port"],
-            python=facts.get("python"),
-            cwd_error=header["cwd_error"],
-            trouble=header["trouble"],
-            boot_id=facts.get("boot_id"),
-            **self._known,
-        )
+        is_asked = self.hello["rendezvous"] is not None
+        known = host_facts(header, self._peer_address, self._earlier, is_asked=is_asked)
         self._tell(on.HostReady(self.host.name, known))
 
     def _output(self, header: Mapping[str, Any], body: bytes) -> None:

@@ -5,7 +5,6 @@ of hvlaunch would pay for thirty. They are told apart by their class, never by c
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from hvlaunch.errors import Problem
@@ -88,7 +87,7 @@ class HostFacts(NamedTuple):
     """What the kernel calls itself since it booted."""
     rendezvous: str | None = None
     """At which of our addresses an earlier job's rendezvous was reached; its agent is not asked to try them then."""
-    findings: Mapping[str, Reached] = MappingProxyType({})
+    findings: Mapping[str, Reached] | None = None
     """How it got through to other hosts, by their names."""
 
 

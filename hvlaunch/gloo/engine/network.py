@@ -266,7 +266,7 @@ class Wiring:
         self, host: str, facts: HostFacts, target: str, addresses: tuple[str, ...]
     ) -> list[str | None]:
         """What the host found of the other in an earlier job, as if it had tried all; nothing where it may be so no more."""
-        earlier = facts.findings.get(target)
+        earlier = None if facts.findings is None else facts.findings.get(target)
         is_new = not (self._agents[host] or self._agents[target])
         if earlier is None or earlier.tried != addresses or self._in_doubt or not is_new:
             return []

@@ -382,6 +382,7 @@ def test_a_pool_that_nobody_uses_ends(make_site: Callable[..., Site]) -> None:
     agent.greet()
     times[0] = 200.0
     assert site.facts()["jobs"] == ["job1"]
+    until(lambda: ask(site.known, {"what": "hosts"})["idle"] == 0.0, "it has seen that it is used")
     agent.end()
     agent.connection.close()
     until(lambda: site.facts()["jobs"] == [], "no job has the pool")
