@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.jobs import HVLAUNCH, Job, agents
 from tests.cluster.test_sessions import LINES, kill_sshd
+from tests.cluster.test_successor import Succession, is_whole
 from tests.cluster.testhosts import Host, Process, TestHosts, wait_until
 
 LIMIT = 90.0
@@ -180,6 +181,20 @@ def test_hosts_that_met_in_one_job_need_not_look_for_each_other_in_the_next(pool
     job = pool.job(*command)
     assert job.code(LIMIT) == 69
     assert "can't connect to host" in job.stderr
+
+
+def test_another_driver_goes_on_with_a_job_whose_hosts_had_met(cluster: TestHosts, tmp_path: Path) -> None:
+    pool = Pool(cluster, tmp_path)
+    pool.do("up", "p", "-H", "a:2,b:2,c:2,d:2")
+    assert pool.job("true").code(LIMIT) == 0
+    job = Succession(cluster, tmp_path, "--pool", "p", command=count(200))
+    job.first.saw("line 2 20 ", 1)
+    assert not any(found(job.first).values())
+    job.kill()
+    job.succeed()
+    assert job.code() == 0, job.process.stderr.read()  # type: ignore[union-attr]
+    is_whole(job.output, 200)
+    pool.do("down", "p")
 
 
 CLUSTER = """
