@@ -24,7 +24,7 @@ _VARIES = (
     (r"\s+", " "),
 )
 """What is another thing each time: ids, bars, figures, times, what ranks do just now."""
-_OUTPUT = re.compile(r"^\[?\d\]?.*step \d+|^[-\dx ]+$")
+_OUTPUT = re.compile(r"^\[?\d\]?.*step \d+|^[-\dx ]+$|^ranks? [-\d,]+ (?:in|by) ")
 
 
 def text_of(picture: Path) -> str:
@@ -38,7 +38,10 @@ def text_of(picture: Path) -> str:
 
 
 def shape(picture: Path) -> list[str]:
-    """Its lines without what ranks print, and without what varies, in any order: two streams have no order among them."""
+    """Its lines without what ranks print, and without what varies, in any order: two streams have no order among them.
+
+    Without stacks too: those of which py-spy can't tell in time, on a busy machine, are the kernel's.
+    """
     lines = {line.strip() for line in text_of(picture).splitlines() if not _OUTPUT.match(line.strip())}
     for pattern, word in _VARIES:
         lines = {re.sub(pattern, word, line) for line in lines}

@@ -38,7 +38,7 @@ class Host:
     """Of its own: lost, not connected, late."""
     proofs: set[tuple[str, str]] = field(default_factory=set)
     was_lost: bool = False
-    """What was found before the job is not believed then."""
+    """Whether it had an agent that is gone: what was found before the job is not believed then."""
     """Whom it reached, and where."""
 
     def is_usable(self, now: float) -> bool:
@@ -224,8 +224,8 @@ class Ledger:
     def _lose(self, host: Host) -> None:
         if host.link != "none":
             host.idle_since = self.now
+        host.was_lost |= host.link not in ("none", "connecting")
         host.link, host.parted_at, host.has_rendezvous = "none", None, False
-        host.was_lost = True
         host.proofs.clear()
         for other in self.hosts.values():
             other.proofs = {(name, at) for name, at in other.proofs if name != host.name}

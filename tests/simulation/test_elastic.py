@@ -99,6 +99,10 @@ def test_every_elastic_job_on_a_warm_pool_ends_rightly(shard: int, request: pyte
         play(one, is_warm=True)
 
 
+def test_a_job_on_a_warm_pool_that_once_ended_wrongly_ends_rightly() -> None:
+    play(4008340, is_warm=True)
+
+
 @pytest.mark.parametrize("seed", ONCE_NOT_CLEAN)
 def test_a_job_that_once_ended_wrongly_ends_rightly(seed: int) -> None:
     play(seed)
