@@ -426,7 +426,7 @@ def earlier_findings_are_never_doubted(patch: Patch) -> None:
 
 
 WARM_BUGS: Sequence[Bug] = (
-    Bug(earlier_findings_hold_for_other_agents, "and has not reached it", 16),
+    Bug(earlier_findings_hold_for_other_agents, "and has not reached it", 50),
     Bug(earlier_findings_are_never_doubted, "failures are to be made up for", 82),
 )
 """Found on a warm pool."""

@@ -224,10 +224,11 @@ class Ledger:
     def _lose(self, host: Host) -> None:
         if host.link != "none":
             host.idle_since = self.now
-        host.was_lost |= host.link not in ("none", "connecting")
+        had_agent = host.link not in ("none", "connecting")
         host.link, host.parted_at, host.has_rendezvous = "none", None, False
         host.proofs.clear()
-        for other in self.hosts.values():
+        host.was_lost |= had_agent
+        for other in self.hosts.values() if had_agent else ():
             other.proofs = {(name, at) for name, at in other.proofs if name != host.name}
         self.workers = {seat: worker for seat, worker in self.workers.items() if worker.host != host.name}
 
