@@ -25,7 +25,7 @@ from tests import pythons
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
 
-__all__ = ["PATIENCE", "AgentProcess", "Hunt", "has_ended", "interpreter", "python", "until"]
+__all__ = ["PATIENCE", "AgentProcess", "Hunt", "cost", "has_ended", "interpreter", "python", "until"]
 
 PATIENCE = 60.0
 """Seconds after which a condition that a test waits for has failed."""
@@ -105,6 +105,11 @@ class Hunt:
         for pid in self.pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def cost(bodies: Sequence[bytes]) -> int:
+    """How much of a window these take, each in a frame of its own."""
+    return sum(len(body) + FRAME_COST for body in bodies)
 
 
 class AgentProcess:
@@ -277,15 +282,30 @@ class AgentProcess:
                 if self.acks and header["type"] in ("output", "bye"):
                     self.send("have", frames=self._have)
 
+    def read_window(self, size: int) -> list[bytes]:
+        """What comes of stdout, by frames, until these are `size` bytes with what each costs."""
+        got = self.outputs()
+        deadline = time.monotonic() + PATIENCE
+        while cost(got) < size:
+            assert time.monotonic() < deadline, cost(got)
+            assert not self.ended, self.stderr()
+            self.receive(PATIENCE)
+            got += self.outputs()
+        return got
+
     def output(self, stream: str = "stdout", slot: int = 0) -> bytes:
         """What came so far of one stream; it is then forgotten."""
+        return b"".join(self.outputs(stream, slot))
+
+    def outputs(self, stream: str = "stdout", slot: int = 0) -> list[bytes]:
+        """The same, by frames."""
         mine: list[Frame] = []
         others: list[Frame] = []
         for header, body in self.seen:
             is_mine = header["type"] == "output" and (header["stream"], header["slot"]) == (stream, slot)
             (mine if is_mine else others).append((header, body))
         self.seen = others
-        return b"".join(body for _, body in mine)
+        return [body for _, body in mine]
 
     def read_output(self, size: int, stream: str = "stdout", slot: int = 0) -> bytes:
         """At least `size` bytes of a stream, waited for."""

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.unit.agent.harness import AgentProcess, Hunt, python, until
+from hvlaunch.agent.frames import FRAME_COST
+from tests.unit.agent.harness import AgentProcess, Hunt, cost, python, until
 
 Launch = Callable[..., AgentProcess]
 WINDOW = 1 << 18
@@ -125,30 +126,31 @@ class TestBackPressure:
     """Without acknowledgements no more than the window is on its way, and the worker waits."""
 
     @staticmethod
-    def flooded(launch: Launch) -> tuple[AgentProcess, bytes]:
+    def flooded(launch: Launch) -> tuple[AgentProcess, list[bytes]]:
         """An agent whose worker writes without end, and what came until it stopped."""
         agent = launch(window=WINDOW, acks=False)
         agent.hello()
         agent.start(python("import os\nwhile True: os.write(1, b'x' * 4096)"))
         pid = agent.expect("started")[0]["pid"]
-        got = agent.read_output(WINDOW)
+        got = agent.read_window(WINDOW)
         until_still(agent, pid)
         return agent, got
 
     def test_the_agent_stops_at_the_window_and_goes_on_with_acks(self, launch: Launch) -> None:
         agent, got = self.flooded(launch)
         agent.settle()
-        got += agent.output()
-        assert WINDOW <= len(got) < WINDOW + 65536
-        agent.send("ack", bytes=len(got))
-        assert len(agent.read_output(WINDOW)) >= WINDOW
+        got += agent.outputs()
+        assert WINDOW <= cost(got) < WINDOW + 65536 + FRAME_COST
+        agent.send("ack", bytes=cost(got))
+        assert cost(agent.read_window(WINDOW)) >= WINDOW
 
     def test_the_agent_keeps_nothing_for_later(self, launch: Launch) -> None:
         agent, got = self.flooded(launch)
         [worker] = agent.agent.children()
         in_the_pipe = 16 * resource.getpagesize()
         agent.settle()
-        assert worker.io_counters().write_chars <= len(got) + len(agent.output()) + in_the_pipe + 4096
+        read = len(b"".join(got + agent.outputs()))
+        assert worker.io_counters().write_chars <= read + in_the_pipe + 4096
         assert agent.agent.memory_info().rss < 64 << 20
 
     def test_a_driver_that_reads_nothing_costs_a_window_of_memory(self, launch: Launch) -> None:

@@ -26,8 +26,7 @@ PY_SPY = str(Path(sys.executable).with_name("py-spy"))
 SLEEPS = """
 import sys, time
 def doze():
-    print("up", flush=True)
-    time.sleep(1000)
+    print("up", flush=True); time.sleep(1000)
 doze()
 """
 ANSWERS = f"""
@@ -90,7 +89,7 @@ def test_of_python_the_frames_are_known_and_the_process_goes_on(run: Run, tmp_pa
     one = only(take_stacks([(3, process.pid)], 5.0, str(tmp_path), PY_SPY))
     assert (one["rank"], one["source"], one["problem"], one["is_child"]) == (3, "py-spy", None, False)
     frames = [(function, Path(file).name, line) for function, file, line in one["threads"][0]["frames"]]
-    assert frames == [("<module>", "script.py", 6), ("doze", "script.py", 5)]
+    assert frames == [("<module>", "script.py", 5), ("doze", "script.py", 4)]
     native = only(take_stacks([(3, process.pid)], 20.0, str(tmp_path), PY_SPY, native=True))
     assert any(".so" in file for _, file, _ in native["threads"][0]["frames"])
     assert process.poll() is None
@@ -104,7 +103,7 @@ def test_what_runs_in_a_shell_is_a_child_of_the_rank(run: Run, tmp_path: Path) -
     known = process_stacks("a", packed(found))
     assert known is not None
     if os.access(PY_SPY, os.X_OK):
-        assert summary(known) == "rank 0 in doze (script.py:5)"
+        assert summary(known) == "rank 0 in doze (script.py:4)"
 
 
 def test_without_py_spy_a_process_that_has_registered_tells_by_itself(run: Run, tmp_path: Path) -> None:
