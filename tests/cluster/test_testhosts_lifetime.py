@@ -65,6 +65,8 @@ class TestTakingDown:
             with TestHosts(["a", "b"]) as hosts:
                 hosts["b"].delay(5)
                 sleeps = [hosts["a"].popen(["sleep", "1000"]), hosts.driver.popen(["sleep", "1000"])]
+                while not any("sleep" in process.argv for process in hosts.driver.processes()):
+                    time.sleep(0.01)  # it is still on its way into the place
                 pids = [hosts.driver.pid, hosts["a"].pid, hosts["b"].pid, *(sleep.pid for sleep in sleeps)]
                 print(json.dumps([hosts.keeper.pid, pids, str(hosts.state)]), flush=True)
                 sleeps[0].wait() if {victim == "keeper"} else time.sleep(1000)
