@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -81,22 +81,24 @@ def play(seed: int, *, is_warm: bool = False) -> ElasticWorld:
     return world
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
-def test_every_elastic_job_ends_rightly(shard: int, request: pytest.FixtureRequest) -> None:
+def of_shard(request: pytest.FixtureRequest, shard: int, seeds: Sequence[int]) -> Sequence[int]:
+    """Its seeds; the one of --seed instead, which is the first shard's."""
     seed = request.config.getoption("--seed", default=None)
     if seed is not None and shard:
         pytest.skip("one history is enough")
-    for one in [seed] if seed is not None else range(shard, SEEDS, SHARDS):
-        play(one)
+    return seeds if seed is None else [seed]
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_every_elastic_job_ends_rightly(shard: int, request: pytest.FixtureRequest) -> None:
+    for seed in of_shard(request, shard, range(shard, SEEDS, SHARDS)):
+        play(seed)
 
 
 @pytest.mark.parametrize("shard", range(WARM_SHARDS))
 def test_every_elastic_job_on_a_warm_pool_ends_rightly(shard: int, request: pytest.FixtureRequest) -> None:
-    seed = request.config.getoption("--seed", default=None)
-    if seed is not None and shard:
-        pytest.skip("one history is enough")
-    for one in [seed] if seed is not None else range(shard, WARM_SEEDS, WARM_SHARDS):
-        play(one, is_warm=True)
+    for seed in of_shard(request, shard, range(shard, WARM_SEEDS, WARM_SHARDS)):
+        play(seed, is_warm=True)
 
 
 def test_a_job_on_a_warm_pool_that_once_ended_wrongly_ends_rightly() -> None:

@@ -95,6 +95,7 @@ class AgentConnection(Protocol):
     """Whether its agent has all modules from the start."""
 
     earlier: Earlier
+    """What its host found out already."""
 
     on_call: Callable[[], None]
     """Called, in a thread, where the agent comes by another connection on its own account; for the session to set."""

@@ -250,16 +250,14 @@ class Wiring:
         self.deadline = now + _PROBING_TIME
         probes: list[Action] = []
         for host, target, addresses in self.network.tries():
-            for address in self._findings.get(host, {}).get(target, ()):
-                self.network.add(host, target, address)
             known = self._findings.setdefault(host, {})
-            if target in known:
-                continue
-            known[target] = self._from_before(host, facts[host], target, addresses)
+            if target not in known:
+                known[target] = self._from_before(host, facts[host], target, addresses)
+                if not known[target]:
+                    port = facts[target].beacon_port
+                    probes.append(Probe(host, target, addresses, port, self._agents[target]))
             for address in known[target]:
                 self.network.add(host, target, address)
-            if not known[target]:
-                probes.append(Probe(host, target, addresses, facts[target].beacon_port, self._agents[target]))
         return probes
 
     def _from_before(

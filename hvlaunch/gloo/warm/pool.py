@@ -184,31 +184,38 @@ class WarmPool:
                 link.sendall(_line(self._answer(request)))
 
     def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        with self._lock:
-            match request["what"]:
-                case "begin":
-                    certificate, self._certificate = self._certificate, None
-                    pem = None if certificate is None else (certificate.key + certificate.pem).decode("ascii")
-                    hosts = {name: host.facts() for name, host in self._hosts.items()}
-                    return {"hosts": hosts, "found": self._findings.of_all(), "certificate": pem}
-                case "found" if FINDINGS(request.get("found")):
-                    self._findings.add(request["found"])
-                    return {}
-                case "forget":
-                    self._findings.forget()
-                    return {}
-        hosts = {name: host.facts() for name, host in self._hosts.items()}
         match request["what"]:
+            case "begin":
+                return self._begin()
+            case "found" if FINDINGS(request.get("found")):
+                with self._lock:
+                    self._findings.add(request["found"])
+                return {}
+            case "forget":
+                with self._lock:
+                    self._findings.forget()
+                return {}
             case "hosts":
-                return {"hosts": hosts, "idle": self._clock() - self._used}
+                return {"hosts": self._facts(), "idle": self._clock() - self._used}
             case "down":
-                jobs = sorted({job for host in hosts.values() for job in host["jobs"]})
+                jobs = sorted({job for facts in self._facts().values() for job in facts["jobs"]})
                 if jobs:
                     return {"refused": f"pool {self._name} is used by {len(jobs)} jobs", "jobs": jobs}
                 self.stop()
                 return {}
             case _:
                 return {"refused": f"hvlaunch {__version__} knows no such request"}
+
+    def _begin(self) -> Mapping[str, Any]:
+        """What a job needs to begin. No other gets the same certificate."""
+        with self._lock:
+            certificate, self._certificate = self._certificate, None
+            found = self._findings.of_all()
+        pem = None if certificate is None else (certificate.key + certificate.pem).decode("ascii")
+        return {"hosts": self._facts(), "found": found, "certificate": pem}
+
+    def _facts(self) -> dict[str, dict[str, Any]]:
+        return {name: host.facts() for name, host in self._hosts.items()}
 
     def _serve_lane(self, link: socket.socket, request: Mapping[str, Any], begun: bytes) -> None:
         host, job, config = (request.get(name) for name in ("host", "job", "config"))

@@ -1,4 +1,4 @@
-"""A job's own certificate: made by the driver, kept in memory, and known to clients by its fingerprint alone."""
+"""A job's own certificate: made by its driver, or beforehand by its warm pool, and known to clients by its fingerprint alone."""
 
 from __future__ import annotations
 
