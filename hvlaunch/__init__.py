@@ -3,9 +3,6 @@
 From Python: run() and Launcher call functions there (docs/python.md).
 """
 
-from importlib import import_module
-from typing import Any
-
 __version__ = "0.1.0"
 
 # By name, and when it is asked for: workers and drivers import this package too. The types are in __init__.pyi.
@@ -25,9 +22,11 @@ _PLACES = {
 __all__ = ["__version__", *_PLACES]  # noqa: PLE0604 (they are names)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 (a job's start has no need of it)
+
     value = globals()[name] = getattr(import_module(f"hvlaunch.api.{_PLACES[name]}"), name)
     return value
 

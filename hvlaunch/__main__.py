@@ -1,12 +1,19 @@
 """The program, and `python -m hvlaunch`: Ctrl-C ends it quietly from its first line on."""
 
+from __future__ import annotations
+
 import gc
 import os
-from typing import NoReturn
+import sys
+
+TYPE_CHECKING = False  # see outside/forked.py
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 __all__ = ["script"]
 
 _INTERRUPTED = 130  # 128 + SIGINT
+_STDERR = 2
 _OBJECTS_PER_COLLECTION = 100_000
 """More than the start of a job makes. Nearly all of them stay, and looking through them takes 15 ms."""
 
@@ -14,7 +21,14 @@ _OBJECTS_PER_COLLECTION = 100_000
 def script() -> NoReturn:
     """Run hvlaunch, whose import takes a tenth of a second."""
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    # What was closed by who started us is empty instead, so that nothing else gets its number.
+    while (spare := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(spare)
     try:
+        from hvlaunch.cli.by_fork import run_by_fork  # noqa: PLC0415 (as below, though this takes little)
+
+        run_by_fork(sys.argv, os.environ)
         from hvlaunch.cli.main import script as run  # noqa: PLC0415 (see above)
 
         run()

@@ -1,6 +1,6 @@
 """What can go wrong, named after the condition; each error carries its facts and its exit code.
 
-Messages are one line: "host b: <cause>; try: <hint>". The command line prints them as they are
+Messages are one line, `host HOST: CAUSE; try: HINT`. The command line prints them as they are
 and exits with `exit_code`; docs/exit-codes.md lists the codes.
 """
 
@@ -65,14 +65,19 @@ class Problem(NamedTuple):
     kind: str
     """The name of the error's class."""
     cause: str
+    """What happened."""
     exit_code: int
+    """What the command line exits with."""
     host: str | None = None
+    """Where it happened, if on one host."""
     hint: str | None = None
+    """What to try."""
     other: str | None = None
     """The second host, where the problem is between two."""
     addresses: tuple[str, ...] = ()
     """What was tried."""
     path: str | None = None
+    """The directory that is missing on the host."""
     errors: tuple[Problem, ...] = ()
     """One for each host, where several failed."""
     host_key: tuple[str, str] | None = None
@@ -85,15 +90,19 @@ class Problem(NamedTuple):
 
 
 class HvlaunchError(Exception):
-    """The base: `cause` is what happened, `host` where (if anywhere), `hint` what to try."""
+    """The base of all errors of hvlaunch."""
 
     exit_code = EXIT_INTERNAL
+    """What the command line exits with: 70, where a kind of error has no code of its own."""
 
     def __init__(self, cause: str, *, host: str | None = None, hint: str | None = None) -> None:
         super().__init__(cause)
         self.cause = cause
+        """What happened."""
         self.host = host
+        """Where it happened; None where that is no single host."""
         self.hint = hint
+        """What to try; None where there is nothing."""
 
     def __str__(self) -> str:
         return str(self.problem)
@@ -120,18 +129,22 @@ class BadUsage(HvlaunchError):
     """The command line, or a file that it names, asks for something impossible."""
 
     exit_code = EXIT_USAGE
+    """2: wrong usage."""
 
 
 class BadHost(BadUsage):
-    """A host that can't be read. `source` is `-H` or the hostfile, `line` counts from 1, `word` is the part that is wrong."""
+    """A host that can't be read, on the command line or in a hostfile."""
 
     def __init__(self, cause: str, *, word: str, source: str, line: int | None = None) -> None:
         where = f"{source}:{line}" if line is not None else source
         shown = word if len(word) <= _SHOWN else word[:_SHOWN] + "…"
         super().__init__(f"{where}: {shown!r}: {cause}")
         self.word = word
+        """The part that is wrong."""
         self.source = source
+        """`-H`, or the hostfile."""
         self.line = line
+        """The hostfile's line, from 1."""
 
 
 class NotEnoughSlots(BadUsage):
@@ -144,13 +157,16 @@ class NotEnoughSlots(BadUsage):
             hint=f"-np {available}, or more slots (host:N)",
         )
         self.needed = needed
+        """How many workers were asked for."""
         self.available = available
+        """How many slots the hosts have."""
 
 
 class NotEnoughSlotsInTime(HvlaunchError):
-    """An elastic job had no round of `needed` workers for `seconds`; at the end it had `available` slots."""
+    """An elastic job had too few slots for a round, for longer than it may wait."""
 
     exit_code = EXIT_TOO_FEW
+    """75: too few slots for too long."""
 
     def __init__(self, needed: int, available: int, seconds: float, why: str = "") -> None:
         super().__init__(
@@ -158,18 +174,23 @@ class NotEnoughSlotsInTime(HvlaunchError):
             hint="more hosts, a smaller --min-np, or a longer --elastic-timeout",
         )
         self.needed = needed
+        """How many slots a round needs at least."""
         self.available = available
+        """How many slots there were at the end."""
         self.seconds = seconds
+        """How long the job has waited."""
 
 
 class JobHung(HvlaunchError):
-    """No worker has got on for `seconds`; `detail` says which wait for which."""
+    """No worker has got on for a long time; `cause` says which wait for which."""
 
     exit_code = EXIT_HUNG
+    """76: the job hung."""
 
     def __init__(self, seconds: float, detail: str) -> None:
         super().__init__(f"the job hangs: no rank has got on for {seconds:.0f} s; {detail}")
         self.seconds = seconds
+        """How long no worker has got on."""
 
 
 class GaveUp(HvlaunchError):
@@ -179,6 +200,7 @@ class GaveUp(HvlaunchError):
     """
 
     exit_code = 1
+    """1: the workers failed."""
 
     def __init__(self, *, restarts: int | None = None, times: int = 0) -> None:
         if restarts is not None:
@@ -188,23 +210,26 @@ class GaveUp(HvlaunchError):
 
 
 class BadEnvironment(BadUsage):
-    """A variable that no process can be started with. `name` is the variable."""
+    """A variable that no process can be started with."""
 
     def __init__(self, name: str, cause: str) -> None:
         super().__init__(f"variable {name}: {cause}")
         self.name = name
+        """Which variable."""
 
 
 class DiscoveryFailed(HvlaunchError):
     """The script that is to find the hosts failed; the cause ends with what it said on stderr."""
 
     exit_code = EXIT_HOSTS
+    """69: no hosts were found."""
 
 
 class HostError(HvlaunchError):
     """Something is wrong with one host: it can't be reached, refuses us, or was lost."""
 
     exit_code = EXIT_HOSTS
+    """69: a host can't be used."""
 
     def __init__(self, cause: str, *, host: str, hint: str | None = None) -> None:
         # The cause may quote the host: a second line of it would look like a message of hvlaunch's own.
@@ -228,15 +253,18 @@ class StartTimeout(HostError):
 
 
 class HostKeyUnknown(HostError):
-    """The host's key is in no known_hosts file. `fingerprint` is `SHA256:…`, `key_type` as in `ssh-ed25519`."""
+    """The host's key is in no known_hosts file."""
 
     def __init__(self, cause: str, *, host: str, hint: str, key_type: str, fingerprint: str) -> None:
         super().__init__(cause, host=host, hint=hint)
         self.key_type = key_type
+        """As in `ssh-ed25519`."""
         self.fingerprint = fingerprint
+        """As `ssh-keygen -l` shows it: `SHA256:…`. Empty where it is not known."""
 
     @property
     def problem(self) -> Problem:
+        """The same as data, with the host's key where it is one that nobody knows."""
         known = (self.key_type, self.fingerprint) if self.fingerprint else None
         return super().problem._replace(host_key=known if type(self) is HostKeyUnknown else None)
 
@@ -250,11 +278,12 @@ class HostKeyRevoked(HostKeyUnknown):
 
 
 class PermissionDenied(HostError):
-    """No authentication method was accepted. `tried` names the keys that were offered."""
+    """No authentication method was accepted."""
 
     def __init__(self, cause: str, *, host: str, hint: str, tried: Sequence[str]) -> None:
         super().__init__(cause, host=host, hint=hint)
         self.tried = tuple(tried)
+        """The keys that were offered, by name."""
 
 
 class NoFreePort(HostError):
@@ -280,6 +309,7 @@ class HostFault(HostError):
     """A fault of hvlaunch itself, in what it does for one host."""
 
     exit_code = EXIT_INTERNAL
+    """70: a fault of hvlaunch itself."""
 
 
 class HostLost(HostError):
@@ -295,29 +325,35 @@ class ChannelGarbled(HostLost):
 
 
 class Unreachable(HostError):
-    """A host can't connect to another host of the job. `other` is the target, `addresses` what was tried."""
+    """A host can't connect to another host of the job."""
 
     def __init__(self, cause: str, *, host: str, other: str, addresses: Sequence[str], hint: str) -> None:
         super().__init__(cause, host=host, hint=hint)
         self.other = other
+        """The host that can't be reached from `host`."""
         self.addresses = tuple(addresses)
+        """The addresses of `other` that were tried."""
 
     @property
     def problem(self) -> Problem:
+        """The same as data, with `other` and `addresses`."""
         return super().problem._replace(other=self.other, addresses=self.addresses)
 
 
 class WorkingDirectoryMissing(HostError):
-    """The workers' directory `path` is not there, or can't be entered, on the host."""
+    """The workers' directory is not there, or can't be entered, on the host."""
 
     exit_code = EXIT_USAGE
+    """2: wrong usage."""
 
     def __init__(self, cause: str, *, host: str, path: str, hint: str) -> None:
         super().__init__(cause, host=host, hint=hint)
         self.path = path
+        """The directory."""
 
     @property
     def problem(self) -> Problem:
+        """The same as data, with `path`."""
         return super().problem._replace(path=self.path)
 
 
@@ -325,6 +361,7 @@ class SlotsUnlikely(HostError):
     """The host was given so many slots that the number is most likely a mistake, a port for example."""
 
     exit_code = EXIT_USAGE
+    """2: wrong usage."""
 
 
 class Defect(HvlaunchError):
@@ -332,15 +369,18 @@ class Defect(HvlaunchError):
 
 
 class HostsFailed(HvlaunchError):
-    """Several hosts failed; `errors` has the problem of each, in the order of the hosts."""
+    """Several hosts failed."""
 
     exit_code = EXIT_HOSTS
+    """That of the first of `errors`."""
 
     def __init__(self, errors: Sequence[Problem]) -> None:
         self.errors = tuple(errors)
+        """The problem of each, in the order of the hosts."""
         super().__init__("\n".join(str(error) for error in self.errors))
         self.exit_code = self.errors[0].exit_code
 
     @property
     def problem(self) -> Problem:
+        """The same as data, with `errors`."""
         return super().problem._replace(errors=self.errors)

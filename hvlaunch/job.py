@@ -147,6 +147,12 @@ class ElasticOptions(_Data):
     """The command that prints the pool; without it, and without a hostfile, the job's hosts are the pool."""
     hostfile: Path | None = None
     """A hostfile that is read again and again, so that it may change."""
+    is_named: bool = True
+    """Whether the user has named the hostfile, and no file of options that nobody named: then it may name programs and keys."""
+    most_hosts: int | None = None
+    """The pool is the first so many hosts of those that are found; None is all of them."""
+    per_host: int | None = None
+    """How many slots each host that is found has; 0 is one for each of its GPUs, None is what is said of it."""
     discovery_interval: float = 1.0
     discovery_timeout: float = 30.0
     elastic_timeout: float = 600.0

@@ -26,12 +26,15 @@ _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15  # prctl(2)
 
 
 def main(
-    config: Dict[str, Any], sealed: Optional[Sealed] = None, meeting: Optional[Meeting] = None
+    config: Dict[str, Any],
+    sealed: Optional[Sealed] = None,
+    meeting: Optional[Meeting] = None,
+    prepare: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Start the agent as a child, wait for its end, kill what it left, exit with its status. Never returns.
 
     `config` has `grace` and `lease` in seconds; `sealed` encrypts the channel, where ssh does not; `meeting` is where
-    a launcher's other processes on this host meet the agent.
+    a launcher's other processes on this host meet the agent. The agent calls `prepare` first.
     """
     if not sys.platform.startswith("linux"):
         sys.exit("hvlaunch agent: workers need Linux, and this host runs " + sys.platform)
@@ -40,6 +43,7 @@ def main(
     def be_agent(alive: int) -> NoReturn:
         from hvlaunch.agent import main as agent_main  # noqa: PLC0415 (the guardian stays small)
 
+        prepare()
         agent_main.main(config, directory, alive, sealed, meeting)
 
     patience = float(config["grace"]) + float(config["lease"]) + _MORE

@@ -14,6 +14,7 @@ import time
 
 from hvlaunch.agent import guardian, reaper, shapes
 from hvlaunch.agent.frames import PROTOCOL, BadFrame, Decoder, encode
+from hvlaunch.agent.own_pages import take_own_pages
 from hvlaunch.agent.pieces import PieceWriter
 from hvlaunch.agent.quick import deque, prctl, signal, socket
 from hvlaunch.agent.selector import READ, WRITE, Selector
@@ -21,7 +22,7 @@ from hvlaunch.agent.shapes import Form, record, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Deque, Dict, Iterable, List, NoReturn, Optional
+    from typing import Any, Callable, Deque, Dict, Iterable, List, NoReturn, Optional
 
 __all__ = ["LANE", "ORDERS", "main"]
 
@@ -204,7 +205,7 @@ class _WarmAgent:
             self._drop(spare)
             return
         try:
-            self._spare = self._fork(self._config)
+            self._spare = self._fork(self._config, take_own_pages)
             self._spare_at = now + float(self._config["lease"]) / 2
         except OSError:
             pass  # the next job will say it
@@ -215,8 +216,8 @@ class _WarmAgent:
         os.close(spare.fd)
         os.close(spare.stderr)
 
-    def _fork(self, config: Dict[str, Any]) -> _Lane:
-        """A guardian with an agent. Raises OSError."""
+    def _fork(self, config: Dict[str, Any], prepare: Callable[[], None] = lambda: None) -> _Lane:
+        """A guardian with an agent, which calls `prepare` first. Raises OSError."""
         fds: List[int] = []
         try:
             fds.extend(end.detach() for end in socket.socketpair())
@@ -228,14 +229,16 @@ class _WarmAgent:
             raise
         ours, theirs, read_end, write_end = fds
         if pid == 0:
-            self._be_guardian(theirs, write_end, config)
+            self._be_guardian(theirs, write_end, config, prepare)
         for fd in (theirs, write_end):
             os.close(fd)
         for fd in (ours, read_end):
             os.set_blocking(fd, False)
         return _Lane(pid, ours, read_end)
 
-    def _be_guardian(self, channel: int, stderr: int, config: Dict[str, Any]) -> NoReturn:
+    def _be_guardian(
+        self, channel: int, stderr: int, config: Dict[str, Any], prepare: Callable[[], None]
+    ) -> NoReturn:
         """In the new process, which has nothing of the others' lanes."""
         try:
             signal.set_wakeup_fd(-1)
@@ -245,7 +248,7 @@ class _WarmAgent:
             others = [fd for lane in self._lanes.values() for fd in (lane.fd, lane.stderr)]
             os.closerange(3, max(channel, stderr, *others) + 1)
             os.setsid()
-            guardian.main(config)
+            guardian.main(config, prepare=prepare)
         except SystemExit as error:
             os.write(2, str(error).encode("ascii", "replace"))
         finally:

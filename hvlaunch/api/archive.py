@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.api.errors import CallNotPickled
+from hvlaunch.errors import BadUsage
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -36,13 +37,23 @@ def function_name(function: Callable[..., object]) -> str:
 def pickled_call(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> bytes:
-    """What a worker unpickles: by value what is of `__main__`, or of a notebook, and else by name. Raises CallNotPickled."""
+    """What a worker unpickles: by value what is of `__main__`, or of a notebook, and else by name.
+
+    Raises CallNotPickled, and BadUsage where these are no arguments.
+    """
     import cloudpickle  # noqa: PLC0415 (30 ms; attach() and jobs() need none)
 
     if not callable(function):
         raise CallNotPickled(f"{function!r} is not a function")
+    if not isinstance(args, Iterable):
+        raise BadUsage(f"args is of type {type(args).__name__}, and no sequence", hint="args=(value,)")
+    if not isinstance(kwargs, Mapping):
+        raise BadUsage(
+            f"kwargs is of type {type(kwargs).__name__}, and no mapping", hint='kwargs={"name": value}'
+        )
+    args = tuple(args)  # once: it may be used up
     try:
-        pickled: bytes = cloudpickle.dumps((function, tuple(args), dict(kwargs)), protocol=5)
+        pickled: bytes = cloudpickle.dumps((function, args, dict(kwargs)), protocol=5)
     except Exception as error:
         what = _culprit(cloudpickle, function, args, kwargs)
         hint = "make it in the function, or pass what it is made of"

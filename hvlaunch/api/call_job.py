@@ -1,16 +1,15 @@
 """A job whose workers call a function: begun by this process, and stopped with it."""
 
 import atexit
-import shutil
-import tempfile
 import weakref
+from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from os import environ
-from pathlib import Path
 from typing import Any, TypeVar
 
+from hvlaunch.api.call_directory import CallDirectory
 from hvlaunch.api.child import Child
 from hvlaunch.api.job import Job
 from hvlaunch.api.returned import values
@@ -19,7 +18,7 @@ from hvlaunch.job import JobResult
 from hvlaunch.outside.directory import jobs_directory
 from hvlaunch.outside.known import KnownJob, known_job
 
-__all__ = ["CallDirectory", "CallJob"]
+__all__ = ["CallJob"]
 
 R = TypeVar("R")
 
@@ -29,28 +28,15 @@ _AT_EXIT = 30.0
 """Seconds that a process that ends waits for its jobs."""
 
 
-class CallDirectory:
-    """Where one call has its files on this machine: the program that the hosts get, and what the workers return."""
-
-    def __init__(self) -> None:
-        """Raises OSError."""
-        self.path = Path(tempfile.mkdtemp(prefix="hvlaunch-call-"))
-        self.program = self.path / "program"
-
-    def remove(self) -> None:
-        """It may be gone already."""
-        shutil.rmtree(self.path, ignore_errors=True)
-
-
 class CallJob(Job[R]):
-    """Its driver is a child of this process."""
+    """Its driver is a child of this process. In one that was forked since it is a job like others."""
 
     def __init__(self, child: Child, directory: CallDirectory, *, return_exceptions: bool) -> None:
         self._child = child
         self._directory = directory
         self._return_exceptions = return_exceptions
-        weakref.finalize(self, _when_ended, child, directory).atexit = False
-        _LIVE.add(self)
+        _LEFT[child] = directory
+        weakref.finalize(self, _when_ended, child).atexit = False
 
     @property
     def ended(self) -> Future[JobResult]:
@@ -74,6 +60,9 @@ class CallJob(Job[R]):
 
     def stop(self, *, kill: bool = False) -> None:
         """Stop the job as Ctrl-C does, or with `kill` as a second Ctrl-C. wait() waits for its end."""
+        if not self._child.is_ours:
+            super().stop(kill=kill)
+            return
         for _ in range(1 + kill):
             self._child.stop()
 
@@ -82,24 +71,27 @@ class CallJob(Job[R]):
 
         Raises TimeoutError, and HvlaunchError where there was no job at all.
         """
-        return self._await_end(timeout).exit_code
+        return self._await_end(timeout).exit_code if self._child.is_ours else super().wait(timeout)
 
     def results(self, timeout: float | None = None) -> list[R]:
         """Wait for the end, for so many seconds at most; what each rank of the last round has returned.
 
         Raises TimeoutError; WorkerFailed where a worker has failed, JobFailed where hosts have, JobStopped,
-        ResultNotRead; other kinds of HvlaunchError where there was no job at all.
+        ResultNotRead; other kinds of HvlaunchError where there was no job at all, and ResultLost in a process that was
+        forked since.
         """
+        if not self._child.is_ours:
+            return super().results(timeout)
         result = self._await_end(timeout)
         return values(result, self._directory.path, return_exceptions=self._return_exceptions)
 
     def end(self) -> None:
         """Stop it if it has not ended, wait for that, and keep nothing of it. Ctrl-C meanwhile kills its workers."""
-        while not self.ended.done():
+        while self._child.is_ours and not self.ended.done():
             self._child.stop()
             with suppress(KeyboardInterrupt):
                 self.ended.exception()
-        self._directory.remove()
+        _remove(self._child)
 
     def _await_end(self, timeout: float | None) -> JobResult:
         try:
@@ -116,25 +108,40 @@ class CallJob(Job[R]):
             job_id, directory, {"id": job_id, "pid": self._child.pid}, None, has_driver=False
         )
 
+    def _ending(self, job: KnownJob) -> Mapping[str, Any]:
+        if not self._child.is_ours:
+            return super()._ending(job)
+        from hvlaunch.gloo.watch.recorder import result_record  # noqa: PLC0415 (slow to load)
 
-_LIVE: "weakref.WeakSet[CallJob[Any]]" = weakref.WeakSet()
+        return result_record(self.ended.result())
+
+
+_LEFT: dict[Child, CallDirectory] = {}
+"""What there still is of calls."""
 
 
 @atexit.register
 def _end_all() -> None:
     """No job outlives the process that has begun it; the workers' ends are waited for."""
-    jobs = list(_LIVE)
-    for job in jobs:
-        job._child.stop() if not job.ended.done() else None  # noqa: SLF001 (as a method)
-    for job in jobs:
+    children = [child for child in list(_LEFT) if child.is_ours]
+    for child in children:
+        child.stop()
+    for child in children:
         with suppress(HvlaunchError, FutureTimeoutError):
-            job.ended.result(_AT_EXIT)
-        job._directory.remove()  # noqa: SLF001 (as above)
+            child.result.result(_AT_EXIT)
+        _remove(child)
 
 
-def _when_ended(child: Child, directory: CallDirectory) -> None:
+def _when_ended(child: Child) -> None:
     """Nobody has the job any more: what it leaves goes with its end."""
-    child.result.add_done_callback(lambda _ended: directory.remove())
+    child.result.add_done_callback(lambda _ended: _remove(child))
+
+
+def _remove(child: Child) -> None:
+    directory = _LEFT.get(child)
+    if directory is not None:
+        directory.remove()
+        _LEFT.pop(child, None)  # not before: the end of this process waits for what is there
 
 
 def _code(error: BaseException) -> int:

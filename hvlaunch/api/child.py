@@ -6,10 +6,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import IO, TextIO
+from typing import IO, Protocol, TextIO
 
 from hvlaunch.api.driver import Begun, Ended, Refused, Request, Waits, receive, send
 from hvlaunch.api.errors import JobStopped
@@ -17,6 +17,8 @@ from hvlaunch.console.status import Status
 from hvlaunch.errors import HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.outside.control import DriverGone
+from hvlaunch.outside.forked import begin_driver
+from hvlaunch.outside.state import pool_path
 
 __all__ = ["Child"]
 
@@ -43,33 +45,33 @@ class Child:
         """How the job has ended, when nothing of the driver is left. Raises HvlaunchError."""
         for future in (self.job_id, self.result):
             future.set_running_or_notify_cancel()  # from now on nobody can cancel it
+        self._pid = os.getpid()
         self._is_stopped = False
         self._on_status = on_status
         ours, theirs = socket.socketpair()
-        pipes: list[tuple[IO[bytes], TextIO]] = []
+        outputs: list[_Output] = []
         try:
-            with theirs:
-                program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-c", program],
-                    stdin=subprocess.DEVNULL,
-                    stdout=_own(sys.stdout, 1) if is_shown else subprocess.DEVNULL,
-                    stderr=_own(sys.stderr, 2) if is_shown else None,
-                    pass_fds=[theirs.fileno()],
-                )
-            pipes = [
-                (pipe, text)
-                for pipe, text in ((self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr))
-                if pipe is not None
-            ]
+            with theirs, open(os.devnull, "r+b") as null:  # noqa: PTH123 (no path is joined)
+                for number, text in ((1, sys.stdout), (2, sys.stderr)):
+                    outputs.append(_Output(number, text, null.fileno(), is_shown=is_shown))
+                streams = [null.fileno(), *(output.descriptor for output in outputs)]
+                self._process = _begin(spec, streams, theirs.fileno())
             send(ours, Request(spec, is_shown, tells_status=on_status is not None))
         except OSError:
-            ours.close()
+            for each in (ours, *(output.pipe for output in outputs)):
+                if each is not None:
+                    each.close()
             raise
+        finally:
+            for output in outputs:
+                output.close()
         self._connection = ours
         self._threads = [
-            threading.Thread(target=_pass_on, args=each, name="hvlaunch output", daemon=True)
-            for each in pipes
+            threading.Thread(
+                target=_pass_on, args=(output.pipe, output.text), name="hvlaunch output", daemon=True
+            )
+            for output in outputs
+            if output.pipe is not None
         ]
         for thread in self._threads:
             thread.start()
@@ -78,6 +80,11 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a child of this process; one that was forked since has none of its threads."""
+        return os.getpid() == self._pid
 
     def stop(self) -> None:
         """As Ctrl-C does in a terminal; the second time kills the workers. Does not wait."""
@@ -118,14 +125,68 @@ class Child:
                 self._on_status(status)
 
 
-def _own(text: TextIO | None, number: int) -> int | None:
-    """Where the driver is to write what is for this stream of ours: None is to inherit it."""
+class _Driver(Protocol):
+    """What begins and ends a driver: subprocess.Popen, or a ForkedDriver."""
+
+    pid: int
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+def _begin(spec: JobSpec, streams: Sequence[int], connection: int) -> _Driver:
+    """A driver that has these as stdin, stdout and stderr; one that the job's pool forks, if it can. Raises OSError."""
+    pool = pool_path(os.environ, spec.pool or "")
+    if pool:
+        forked = begin_driver(pool, "function", [*streams, connection], argv=["hvlaunch"], environ=os.environ)
+        if forked is not None:
+            return forked
+    stdin, stdout, stderr = streams
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", _PROGRAM.format(path=sys.path, descriptor=connection)],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=[connection],
+    )
+
+
+class _Output:
+    """Where the driver is to write what is for one of our streams. Raises OSError."""
+
+    def __init__(self, number: int, text: TextIO | None, null: int, *, is_shown: bool) -> None:
+        self.text = text
+        self.pipe: IO[bytes] | None = None
+        """What the driver writes there, and we pass on to `text`."""
+        self.descriptor = number
+        """The stream itself; not that of what is not shown, but stderr is for what goes wrong in any case."""
+        if is_shown and text is not None and not _is_own(text, number):
+            read_end, self.descriptor = os.pipe()
+            self.pipe = os.fdopen(read_end, "rb", buffering=0)
+        elif (number == 1 and not is_shown) or not _is_open(number):
+            self.descriptor = null
+
+    def close(self) -> None:
+        """The driver has it."""
+        if self.pipe is not None:
+            os.close(self.descriptor)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _is_own(text: TextIO, number: int) -> bool:
     with suppress(OSError, ValueError, AttributeError):
-        if text is (sys.__stdout__ if number == 1 else sys.__stderr__) and text is not None:
+        if text is (sys.__stdout__ if number == 1 else sys.__stderr__):
             text.flush()
-            if text.fileno() == number:
-                return None
-    return subprocess.PIPE
+            return text.fileno() == number
+    return False
 
 
 def _pass_on(pipe: IO[bytes], text: TextIO) -> None:
@@ -133,7 +194,19 @@ def _pass_on(pipe: IO[bytes], text: TextIO) -> None:
 
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     with pipe:
-        while data := os.read(pipe.fileno(), 1 << 16):
+        is_over = False
+        while not is_over:
+            data = os.read(pipe.fileno(), 1 << 16)
+            is_over = not data
             with suppress(OSError, ValueError):  # it was closed
-                text.write(decoder.decode(data))
+                _write(text, decoder.decode(data, is_over))
                 text.flush()
+
+
+def _write(text: TextIO, part: str) -> None:
+    """All of it, whatever the encoding of `text` lacks. Raises OSError, ValueError."""
+    try:
+        text.write(part)
+    except UnicodeEncodeError as error:
+        encoding = getattr(text, "encoding", None) or error.encoding
+        text.write(part.encode(encoding, "backslashreplace").decode(encoding))

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hvlaunch.api.bar import notebook_bar
 from hvlaunch.api.driver import Caller, Refused, Waits, receive, send
 from hvlaunch.api.launcher import Launcher
 from hvlaunch.errors import BadUsage, HvlaunchError, Problem
+from hvlaunch.hosts.selection import words_for
 from hvlaunch.job import JobSpec
 from hvlaunch.uninterrupted import uninterrupted
 
@@ -63,9 +65,7 @@ class Cluster:
         """Connect to the hosts. Raises BadUsage, HostsFailed and other HvlaunchErrors."""
         from hvlaunch.api.given import spec_of  # noqa: PLC0415 (slow to load)
 
-        spec = spec_of(
-            {name: value for name, value in self._options.items() if name != "pool"}, ("true",), os.environ
-        )
+        spec = spec_of({**self._options, "pool": ""}, ("true",), os.environ)
         if not spec.hosts:
             raise BadUsage("a Cluster needs hosts", hint='hosts="a:4,b:4"')
         self._link, theirs = socket.socketpair()
@@ -79,7 +79,7 @@ class Cluster:
                     stdout=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                 )
-            send(self._link, PoolWanted(self._name, spec, tells_status=show is not None))
+            send(self._link, PoolWanted(self._name, _as_named(spec), tells_status=show is not None))
             while isinstance(answer := receive(self._link), Waits):
                 if show is not None:
                     show(answer.status)
@@ -96,8 +96,13 @@ class Cluster:
                 if isinstance(answer, Refused)
                 else HvlaunchError("the process of the pool has ended")
             )
-        options: Any = {**self._options, "hosts": None, "hostfile": None, "pool": self._name}
-        return Launcher(python=self._python, **options)
+        return Launcher(python=self._python, **self._of_jobs(spec))
+
+    def _of_jobs(self, spec: JobSpec) -> Any:
+        """The options of a job on the pool: its hosts are chosen already, whatever weaker sources say."""
+        chosen = None if spec.elastic is not None else words_for(spec.hosts, spec.visible_gpus)
+        own = {"hosts": None, "hostfile": None, "include": chosen, "exclude": None, "pool": self._name}
+        return {**self._options, **own}
 
     def __exit__(self, *_: object) -> None:
         """End the pool, and with it the connections. May be repeated."""
@@ -110,6 +115,13 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+
+def _as_named(spec: JobSpec) -> JobSpec:
+    """The hosts with slots enough for each of their GPUs to have its number: which of them are used, each job says again."""
+    counts = {name: max(numbers) + 1 for name, numbers in spec.visible_gpus.items()}
+    hosts = [replace(host, slots=counts.get(host.name, host.slots)) for host in spec.hosts]
+    return replace(spec, hosts=tuple(hosts))
 
 
 def main(descriptor: int) -> NoReturn:

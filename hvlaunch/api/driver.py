@@ -8,11 +8,13 @@ import gc
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
@@ -85,8 +87,8 @@ def _read(file: Any, size: int) -> bytes:
     return bytes(data) if len(data) == size else b""
 
 
-def main(descriptor: int) -> NoReturn:
-    """Run the job that the caller asks for, and tell how it ended."""
+def main(descriptor: int, caller: int | None = None) -> NoReturn:
+    """Run the job that the process `caller` asks for, which is our parent by default, and tell how it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller says whether Ctrl-C stops the job
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
     connection = socket.socket(fileno=descriptor)
@@ -94,11 +96,20 @@ def main(descriptor: int) -> NoReturn:
     request = receive(connection)
     if request is None:
         os._exit(0)
-    threading.Thread(target=_watch, args=(connection,), name="caller", daemon=True).start()
-    caller = Caller(connection)
+    is_there = _is_parent() if caller is None else _is_process(caller)
+    has_gone = _end_of(connection, is_there)
+
+    def end() -> None:
+        """What the caller would have removed is removed in its place."""
+        if has_gone(0) and request.spec.call is not None:
+            shutil.rmtree(request.spec.call.results, ignore_errors=True)
+
+    _end_by_signals(end)
+    threading.Thread(target=_watch, args=(has_gone,), name="caller", daemon=True).start()
+    asked_by = Caller(connection)
     message: Ended | Refused
     try:
-        message = _run(request, caller)
+        message = _run(request, asked_by)
     except HvlaunchError as error:
         message = Refused(error)
     except Exception as error:  # noqa: BLE001 (ours to explain, whatever it is)
@@ -107,8 +118,22 @@ def main(descriptor: int) -> NoReturn:
         traceback.print_exc()
         message = Refused(_Defect(f"internal error: {type(error).__name__}: {error}"))
     with suppress(OSError):  # nobody waits any more
-        caller.tell(message)
+        asked_by.tell(message)
+    end()
     os._exit(0)
+
+
+def _end_by_signals(end: Callable[[], None]) -> None:
+    """Signals that end this process call `end` first, while no job handles them: before it has begun, and when it has ended."""
+
+    def handle(number: int, _frame: object) -> None:
+        end()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handle)
 
 
 class _Defect(HvlaunchError):
@@ -170,13 +195,42 @@ def _nothing() -> BinaryIO:
     return Path(os.devnull).open("wb")
 
 
-def _watch(connection: socket.socket) -> None:
-    """Stop the job when the caller has gone, or lets the socket go."""
+def _is_parent() -> Callable[[], bool]:
+    """Whether our parent is still the one that it is now."""
     parent = os.getppid()
-    closing = select.poll()
-    closing.register(connection, select.POLLIN)  # nothing more comes but the end
-    while os.getppid() == parent and not closing.poll(
-        _LOOK
-    ):  # a process that it has forked may have the socket too
+    return lambda: os.getppid() == parent
+
+
+def _is_process(pid: int) -> Callable[[], bool]:
+    """Whether this process lives, and no other has its pid."""
+    import psutil  # noqa: PLC0415 (in the fork server it is there)
+
+    def lives() -> bool:
+        with suppress(psutil.NoSuchProcess):
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    try:
+        process = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return lambda: False
+    return lives
+
+
+def _end_of(connection: socket.socket, is_there: Callable[[], bool]) -> Callable[[int], bool]:
+    """Whether the caller has gone, or lets the socket go, now or within so many milliseconds. For any thread."""
+
+    def has_gone(milliseconds: int) -> bool:
+        closing = select.poll()
+        closing.register(connection, select.POLLIN)  # nothing more comes but the end
+        # A process that the caller has forked may have the socket too.
+        return not is_there() or bool(closing.poll(milliseconds))
+
+    return has_gone
+
+
+def _watch(has_gone: Callable[[int], bool]) -> None:
+    """Stop the job when the caller has gone."""
+    while not has_gone(_LOOK):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

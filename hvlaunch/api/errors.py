@@ -18,10 +18,12 @@ class JobFailed(HvlaunchError):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.cause, host=problem.host, hint=problem.hint)
         self.exit_code = problem.exit_code
+        """That of hvlaunch's command line in such a case."""
         self._problem = problem
 
     @property
     def problem(self) -> Problem:
+        """All that is known of it."""
         return self._problem
 
 
@@ -31,7 +33,9 @@ class JobStopped(HvlaunchError):
     def __init__(self, signal: int) -> None:
         super().__init__(f"the job was stopped by signal {signal}")
         self.signal = signal
+        """Its number."""
         self.exit_code = 128 + signal
+        """As of a shell's command."""
 
 
 class WorkerFailed(HvlaunchError):
@@ -49,6 +53,7 @@ class WorkerFailed(HvlaunchError):
     ) -> None:
         super().__init__(cause, host=host or None)
         self.rank = rank
+        """Of the worker that failed first."""
         self.traceback = traceback
         """What the function has raised, as text, as its host has seen it; None where it has raised nothing."""
         self.end = end
@@ -56,6 +61,7 @@ class WorkerFailed(HvlaunchError):
         self.others = tuple(others)
         """How the other workers have ended."""
         self.exit_code = 1 if end is None or end.ok else end.exit_code
+        """The worker's; 1 where that has ended well."""
 
     def __str__(self) -> str:
         where = f" on {self.host}" if self.host else ""
@@ -67,13 +73,16 @@ class ResultNotRead(HvlaunchError):
     """What a rank has returned has come, and can't be unpickled here: `__cause__` says why."""
 
     exit_code = 1
+    """That of a program that fails."""
 
     def __init__(self, cause: str, *, rank: int) -> None:
         super().__init__(f"rank {rank}: what it returned can't be unpickled here: {cause}")
         self.rank = rank
+        """Whose result it is."""
 
 
 class ResultLost(HvlaunchError):
     """The job has ended well, and there are no results: they were not kept, or are another process's."""
 
     exit_code = EXIT_HOSTS
+    """69: there is nothing to be had."""

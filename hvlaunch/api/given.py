@@ -61,6 +61,8 @@ def spec_of(given: Mapping[str, object], command: Sequence[str], environ: Mappin
     typed.append(Setting(COMMAND, tuple(command), list(command), "function"))
     options = Options(merged([*others, typed]), GROUPS, is_marked=True)
     options.check_found()
+    for note in options.found_notes():
+        complain(note)
     spec, warnings = job_spec(options, environ)
     for warning in () if options.quiet else warnings:
         complain(f"warning: {warning}")
@@ -90,6 +92,8 @@ def _texts(option: Option, value: Any) -> Iterator[tuple[str, ...]]:
         yield tuple(_text(each) for each in value)
     elif option.value.is_assignment and isinstance(value, Mapping):
         for name, text in value.items():
+            if not isinstance(name, str) or not name or "=" in name:
+                raise BadValue(f"{name!r} is no name of a variable")
             yield (f"{name}={_text(text)}",)
     elif option.repeats in ("list", "add") and not isinstance(value, str | os.PathLike):
         for each in value:
@@ -100,7 +104,7 @@ def _texts(option: Option, value: Any) -> Iterator[tuple[str, ...]]:
 
 def _joined(option: Option, value: Any) -> str:
     if isinstance(value, Mapping):
-        return ",".join(f"{name}:{_text(slots)}" for name, slots in value.items())
+        return ",".join(f"{_in_brackets(str(name))}:{_text(slots)}" for name, slots in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ("-" if option.name == "worker_port_range" else ",").join(map(_text, value))
     return _text(value)
@@ -109,4 +113,12 @@ def _joined(option: Option, value: Any) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float | os.PathLike):
         raise BadValue(f"{value!r} is of type {type(value).__name__}")
-    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    if "\0" in text:
+        raise BadValue("has a NUL byte")
+    return text
+
+
+def _in_brackets(host: str) -> str:
+    """An IPv6 address, as it stands before a colon."""
+    return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host

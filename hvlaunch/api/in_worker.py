@@ -116,9 +116,9 @@ class _Result:
         story = "".join(traceback.format_exception(type(error), error, _of_function(error.__traceback__)))
         code: Any = error.code if isinstance(error, SystemExit) else 1
         if not isinstance(error, SystemExit):
-            sys.stderr.write(story)
+            _print(story)
         elif not (code is None or isinstance(code, int)):
-            sys.stderr.write(f"{code}\n")  # as Python does
+            _print(f"{code}\n")  # as Python does
             code = 1
         if os.getpid() != self._pid:
             sys.exit(code)
@@ -146,6 +146,15 @@ def _of_function(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == own:
         trace = trace.tb_next
     return trace
+
+
+def _print(text: str) -> None:
+    """To stderr, as far as the function has left it so that it takes this."""
+    try:
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    except Exception:  # noqa: BLE001, S110 (of any kind: it may be None, closed, or the function's own)
+        pass
 
 
 def _text(error: BaseException) -> str:

@@ -4,12 +4,15 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timezone
+from operator import index
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from hvlaunch.api.errors import ResultLost
 from hvlaunch.cli.job_table import state_word
 from hvlaunch.cli.job_view import await_output, has_ended
 from hvlaunch.console.store_reader import STREAMS, StoreReader
+from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import Control, DriverGone, state_of
 from hvlaunch.outside.directory import has_driver, jobs_directory
 from hvlaunch.outside.known import KnownJob, await_driver, choose, known_job, known_jobs, result_of
@@ -25,12 +28,22 @@ _EVENTS_WAIT = 30
 _STACKS_WAIT = 30.0
 
 
+_GOOD_END: Mapping[str, Any] = {
+    "exit_code": 0,
+    **dict.fromkeys(("elapsed", "rank", "host", "first_victim", "interrupted", "error")),
+}
+"""Of a job whose directory is gone."""
+
+
 class Line(NamedTuple):
     """A line that a worker has printed, without its end."""
 
     rank: int
+    """Whose line it is."""
     stream: Literal["stdout", "stderr"]
+    """Where the worker wrote it."""
     text: str
+    """What it says; bytes that are not UTF-8 are replaced."""
     time: float
     """When hvlaunch got its end, in seconds since 1970."""
 
@@ -71,7 +84,7 @@ class Job(Generic[R]):
         """The lines of all workers, as they come, until the job has ended.
 
         It begins with what is kept: all of it, up to 64 MiB, of a job of Launcher.start(), and of any other as `hvlaunch logs` has it.
-        Raises DriverGone where nobody can keep it.
+        Of a job that could not begin there is none; wait() and results() say why. Raises DriverGone where nobody can keep it.
         """
         job = self._known()
         await_output(job)
@@ -91,33 +104,45 @@ class Job(Generic[R]):
             reader.close()
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """What has happened, and happens until the job ends: the objects of docs/events.md."""
+        """What has happened, and happens until the job ends: the objects of docs/events.md. The last is `job_ended`.
+
+        hvlaunch keeps the newest, while the job runs. Where some are missing, there is an object of type `events_missed`
+        in their place: `missed` is how many, or None where nobody knows. Raises DriverGone where the driver was killed.
+        """
         job, number = self._known(), 0
         control = Control(job)
         while True:
             try:
                 found = control.get(f"/events?since={number}&wait={_EVENTS_WAIT}", _EVENTS_WAIT)
             except DriverGone:
-                if not await_driver(job):
-                    return
-                continue
+                if await_driver(job):
+                    time.sleep(_LOOK)
+                    continue
+                break
             number = found["next"]
+            if found["missed"]:
+                yield _event(job, time.time(), type="events_missed", missed=found["missed"])
             yield from found["events"]
             if any(event.get("type") == "job_ended" for event in found["events"]):
                 return
+        yield _event(job, time.time(), type="events_missed", missed=None)
+        yield _event(job, job.ended or time.time(), type="job_ended", **self._ending(job))
 
     def stacks(self, ranks: Iterable[int] | None = None, *, native: bool = False) -> list[Mapping[str, Any]]:
         """What the workers are doing now: the objects of docs/control.md.
 
-        `ranks` None is all; `native` is with the frames of C and C++, where their host has py-spy. Raises DriverGone.
+        `ranks` None is all; `native` is with the frames of C and C++, where their host has py-spy.
+        Raises DriverGone, BadUsage.
         """
-        wanted = None if ranks is None else ",".join(map(str, ranks))
+        wanted = None if ranks is None else _ranks(ranks)
+        if wanted == "":
+            return []
         answer = Control(self._known()).post("/stacks", {"ranks": wanted, "native": native}, _STACKS_WAIT)
         return [*whole_stacks(answer)]
 
     def signal(self, number: int | str) -> None:
-        """Send a signal to all workers: `signal.SIGUSR1`, or "USR1". Raises DriverGone, ControlRefused."""
-        name = signal.Signals(number).name if isinstance(number, int) else number
+        """Send a signal to all workers: `signal.SIGUSR1`, or "USR1". Raises DriverGone, ControlRefused, BadUsage."""
+        name = _signal_name(number)
         Control(self._known()).post("/signal", {"signal": name})
 
     def stop(self, *, kill: bool = False) -> None:
@@ -155,6 +180,13 @@ class Job(Generic[R]):
     def _known(self) -> KnownJob:
         return self._found
 
+    def _ending(self, job: KnownJob) -> Mapping[str, Any]:
+        """How the job has ended: fields of `job_ended`. Raises DriverGone where nobody knows."""
+        result = result_of(job)
+        if result is None and not has_ended(job):
+            raise DriverGone(f"job {job.id}: its driver was killed")
+        return _GOOD_END if result is None else result
+
 
 class _Lines:
     """Makes lines of what workers write."""
@@ -185,6 +217,33 @@ def _line(rank: int, stream: Literal["stdout", "stderr"], data: bytes, when: flo
     return Line(rank, stream, data.rstrip(b"\r").decode(errors="replace"), when)
 
 
+def _event(job: KnownJob, when: float, **fields: object) -> Mapping[str, Any]:
+    text = datetime.fromtimestamp(when, timezone.utc).isoformat(timespec="milliseconds")
+    return {"time": text.replace("+00:00", "Z"), "job": job.id, **fields}
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """As the driver reads them. Raises BadUsage."""
+    try:
+        numbers = [index(rank) for rank in ranks]
+    except TypeError:
+        numbers = [-1]
+    if any(number < 0 for number in numbers):
+        raise BadUsage(
+            f"ranks={ranks!r}: these are no numbers of ranks", hint="ranks=[0, 8], or None for all"
+        )
+    return ",".join(map(str, numbers))
+
+
+def _signal_name(number: int | str) -> str:
+    """Raises BadUsage."""
+    text = number.upper().removeprefix("SIG") if isinstance(number, str) else ""
+    for each in signal.Signals:
+        if each == number or each.name == f"SIG{text}":
+            return each.name
+    raise BadUsage(f"{number!r} is not a signal", hint='"USR1", or signal.SIGUSR1')
+
+
 def jobs() -> list[Job[Any]]:
     """All jobs of this user on this machine, the newest last: those that run, and those that ended lately. Raises NoJobDirectory."""
     return [Job(each) for each in known_jobs(jobs_directory(os.environ))]
@@ -195,4 +254,6 @@ def attach(job: str | None = None) -> Job[Any]:
 
     Nothing happens to the job when the object goes. Raises BadUsage where there is no such job, NoJobDirectory.
     """
+    if not isinstance(job, str | None):
+        raise BadUsage(f"attach({job!r}): the id or the name of a job is a text", hint="hvlaunch.jobs()")
     return Job(choose(known_jobs(jobs_directory(os.environ)), job))

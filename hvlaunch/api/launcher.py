@@ -3,12 +3,14 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from hvlaunch.api import archive
 from hvlaunch.api.bar import notebook_bar
-from hvlaunch.api.call_job import CallDirectory, CallJob
+from hvlaunch.api.call_directory import CallDirectory
+from hvlaunch.api.call_job import CallJob
 from hvlaunch.api.child import Child
 from hvlaunch.api.job import Job
 from hvlaunch.api.options import GivenOptions, LauncherOptions
@@ -65,7 +67,7 @@ class Launcher(LauncherOptions):
         Raises CallNotPickled and BadUsage before anything is started, WorkerFailed for the first worker that fails,
         JobFailed where hosts can't be used or are lost, ResultNotRead.
         """
-        job = self._begin(fn, args, kwargs, return_exceptions=return_exceptions, is_shown=True)
+        job = self._planned(fn, args, kwargs, return_exceptions=return_exceptions, is_shown=True)()
         try:
             return job.results()
         finally:
@@ -99,13 +101,19 @@ class Launcher(LauncherOptions):
         *,
         return_exceptions: bool = False,
     ) -> list[Any]:
-        """As run(), for asyncio. Where it is cancelled the workers are stopped first."""
-        job = self._begin(fn, args, kwargs, return_exceptions=return_exceptions, is_shown=True)
+        """As run(), for asyncio. Where it is cancelled the workers are stopped first.
+
+        The function and its arguments are pickled before this waits for anything, so they may be changed afterwards.
+        """
+        begin = self._planned(fn, args, kwargs, return_exceptions=return_exceptions, is_shown=True)
+        # No task, which would be cancelled with all others when the loop ends.
+        beginning = asyncio.get_running_loop().run_in_executor(None, copy_context().run, begin)
         try:
+            job = await asyncio.shield(beginning)
             await asyncio.wait([asyncio.wrap_future(job.ended)])
             return await asyncio.to_thread(job.results)
         finally:
-            await _shielded(job)
+            await _shielded(beginning)
 
     @overload
     def start(
@@ -142,11 +150,12 @@ class Launcher(LauncherOptions):
 
         What the workers print is for Job.output(), and with `show` is printed as well. The job ends with this process.
         """
-        return self._begin(
+        begin = self._planned(
             fn, args, kwargs, return_exceptions=return_exceptions, is_shown=show, is_followed=True
         )
+        return begin()
 
-    def _begin(
+    def _planned(
         self,
         fn: Callable[..., R],
         args: Sequence[object],
@@ -155,42 +164,54 @@ class Launcher(LauncherOptions):
         return_exceptions: bool,
         is_shown: bool,
         is_followed: bool = False,
-    ) -> CallJob[R]:
+    ) -> Callable[[], CallJob[R]]:
+        """What begins the job of this call, as all is now. For any thread."""
         from hvlaunch.api.given import spec_of  # noqa: PLC0415 (slow to load, and a wrong function comes first)
 
-        pickled = archive.pickled_call(fn, args, kwargs or {})
+        pickled = archive.pickled_call(fn, args, {} if kwargs is None else kwargs)
         given = {field.name: getattr(self, field.name) for field in fields(LauncherOptions)}
         spec = spec_of(given, archive.command(self.python), os.environ)
-        directory = CallDirectory()
-        job: CallJob[R] | None = None
-        try:
-            archive.write_archive(directory.program, pickled, raises=not return_exceptions)
-            call = Call(
-                name=archive.function_name(fn),
-                program=directory.program,
-                results=directory.path,
-                is_followed=is_followed,
-            )
-            on_status = notebook_bar() if is_shown else None
-            with uninterrupted():
-                child = Child(replace(spec, call=call), is_shown=is_shown, on_status=on_status)
-                job = CallJob(child, directory, return_exceptions=return_exceptions)
-        except BaseException:
-            if job is not None:
-                job.end()
-            directory.remove()
-            raise
-        return job
+
+        def begin() -> CallJob[R]:
+            directory = CallDirectory()
+            job: CallJob[R] | None = None
+            try:
+                archive.write_archive(directory.program, pickled, raises=not return_exceptions)
+                call = Call(
+                    name=archive.function_name(fn),
+                    program=directory.program,
+                    results=directory.path,
+                    is_followed=is_followed,
+                )
+                on_status = notebook_bar() if is_shown else None
+                with uninterrupted():
+                    child = Child(replace(spec, call=call), is_shown=is_shown, on_status=on_status)
+                    job = CallJob(child, directory, return_exceptions=return_exceptions)
+            except BaseException:
+                if job is not None:
+                    job.end()
+                directory.remove()
+                raise
+            return job
+
+        return begin
 
 
-async def _shielded(job: CallJob[Any]) -> None:
-    """The end of the job, whoever cancels what."""
-    ending = asyncio.ensure_future(asyncio.to_thread(job.end))
+async def _shielded(beginning: "asyncio.Future[CallJob[Any]]") -> None:
+    """The end of the job, when it has begun, whoever cancels what."""
+    ending = asyncio.ensure_future(_ended(beginning))
     while not ending.done():
         try:
             await asyncio.shield(ending)
         except asyncio.CancelledError:  # noqa: PERF203 (as often as somebody cancels)
-            job.stop()
+            if beginning.done() and beginning.exception() is None:
+                beginning.result().stop()
+
+
+async def _ended(beginning: "asyncio.Future[CallJob[Any]]") -> None:
+    await asyncio.wait([beginning])
+    if beginning.exception() is None:
+        await asyncio.to_thread(beginning.result().end)
 
 
 @overload

@@ -29,6 +29,7 @@ _TYPES: Mapping[Callable[[str], Any], str] = {
     values.port: "int",
     values.port_or_any: "int",
     values.slots_or_gpus: 'int | Literal["auto", "gpu"]',
+    values.workers_per_host: 'int | Literal["auto", "cpu", "gpu"]',
     values.seconds: "float",
     values.from_0: "float",
     values.from_0_to_1: "float",

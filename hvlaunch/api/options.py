@@ -134,6 +134,8 @@ class LauncherOptions:
     """Time for the discovery script to end, in seconds. Default: 30 s."""
     nnodes: int | str | None = None
     """Number of hosts to use, or the fewest and the most. Default: all hosts."""
+    nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None = None
+    """Number of workers on each host, or gpu, auto or cpu. Default: `-np`, else one in every slot."""
     tee: Literal["0", "1", "2", "3"] | None = None
     """Streams to show and to keep in files."""
     redirects: Literal["0", "1", "2", "3"] | None = None
@@ -270,6 +272,7 @@ class GivenOptions(TypedDict, total=False):
     discovery_interval: float | None
     discovery_timeout: float | None
     nnodes: int | str | None
+    nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None
     tee: Literal["0", "1", "2", "3"] | None
     redirects: Literal["0", "1", "2", "3"] | None
     include: str | None

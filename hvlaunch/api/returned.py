@@ -54,8 +54,9 @@ def error_of(result: JobResult, directory: Path) -> Exception:
 
 def _value(result: JobResult, directory: Path, rank: int, error: Exception | None) -> Any:
     path = directory / str(rank)
-    facts = _facts(path)
-    if facts is not None and facts["kind"] == "value":
+    facts, end = _facts(path), _ends(result).get(rank)
+    has_failed = error is not None and end is not None and _has_failed(end)
+    if facts is not None and facts["kind"] == "value" and not has_failed:
         try:
             with path.open("rb") as file:
                 return pickle.load(file)  # noqa: S301 (of a worker of this user's, over the job's session: docs/security.md)
@@ -63,12 +64,16 @@ def _value(result: JobResult, directory: Path, rank: int, error: Exception | Non
             unread = ResultNotRead(_one_line(cause), rank=rank)
             unread.__cause__ = cause
             return _Failure(unread)
-    end = _ends(result).get(rank)
     if error is None and facts is None and end is not None and end.stopped:
         return None
     if facts is None and isinstance(error, JobFailed | JobStopped) and (end is None or end.stopped):
         return _Failure(error)
     return _Failure(_failed(result, directory, rank))
+
+
+def _has_failed(end: WorkerExit) -> bool:
+    """Whether the worker has ended by itself, and not well."""
+    return not end.stopped and (end.signal is not None or end.code not in (None, 0))
 
 
 def _failed(result: JobResult, directory: Path, rank: int) -> WorkerFailed:
@@ -78,7 +83,7 @@ def _failed(result: JobResult, directory: Path, rank: int) -> WorkerFailed:
     error = WorkerFailed(
         f"{facts['type']}: {facts['text']}"
         if facts is not None and is_error
-        else _cause(end, directory, rank),
+        else _cause(end, directory, rank, has_returned=facts is not None),
         rank=rank,
         host="" if end is None else end.host,
         traceback=facts["traceback"] if facts is not None and is_error else None,
@@ -90,7 +95,7 @@ def _failed(result: JobResult, directory: Path, rank: int) -> WorkerFailed:
     return error
 
 
-def _cause(end: WorkerExit | None, directory: Path, rank: int) -> str:
+def _cause(end: WorkerExit | None, directory: Path, rank: int, *, has_returned: bool) -> str:
     with suppress(OSError):
         return f"what it returned could not be kept: {(directory / f'{rank}{PROBLEM}').read_text()}"
     if end is None:
@@ -100,10 +105,12 @@ def _cause(end: WorkerExit | None, directory: Path, rank: int) -> str:
     if end.stopped:
         return "it was stopped, since the job had failed"
     if end.oom_killed:
-        return "it was killed, since its host ran out of memory"
-    if end.signal is not None:
-        return f"it was ended by signal {end.signal}"
-    return f"it ended with exit code {end.code}, and returned nothing"
+        cause = "it was killed, since its host ran out of memory"
+    elif end.signal is not None:
+        cause = f"it was ended by signal {end.signal}"
+    else:
+        cause = f"it ended with exit code {end.code}" + ("" if has_returned else ", and returned nothing")
+    return f"{cause}, after it had returned" if has_returned else cause
 
 
 def _ends(result: JobResult) -> Mapping[int, WorkerExit]:

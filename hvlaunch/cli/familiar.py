@@ -1,19 +1,54 @@
 """What options known from other launchers say together with others: which hosts are used, and how workers are dealt out."""
 
+import os
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from hvlaunch.cli.given import Options
 from hvlaunch.errors import BadUsage
+from hvlaunch.hosts.local import is_local
+from hvlaunch.hosts.quota import with_slots
 from hvlaunch.hosts.selection import select
 from hvlaunch.job import Host, JobSpec
 
-__all__ = ["with_familiar"]
+__all__ = ["with_familiar", "workers_per_host"]
+
+_GPU_COUNTER = "nvidia-smi"
+"""What agents count GPUs with."""
 
 
-def with_familiar(spec: JobSpec, options: Options) -> JobSpec:
-    """The job, as --nnodes, --include, --exclude and --map-by change it. Raises BadUsage."""
+def workers_per_host(options: Options, hosts: Sequence[Host]) -> int | None:
+    """The number that --nproc-per-node says; 0 is one for each of a host's GPUs, None is that nothing is said. Raises BadUsage."""
+    value: int | str | None = options.given.get("nproc_per_node")
+    if value is None or isinstance(value, int):
+        return value
+    is_here = not options.pool and bool(hosts) and all(map(is_local, hosts))
+    if value == "cpu":
+        if not is_here:
+            raise BadUsage(
+                "--nproc-per-node cpu is for this machine alone: processors of other hosts are not counted before a job runs there",
+                hint="--nproc-per-node N",
+            )
+        return _processors()
+    if not is_here or shutil.which(_GPU_COUNTER) is not None:
+        return 0
+    if value == "auto":
+        return _processors()
+    raise BadUsage(
+        f"--nproc-per-node gpu: no GPUs can be counted here, since there is no {_GPU_COUNTER}",
+        hint="--nproc-per-node N",
+    )
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
+
+
+def with_familiar(spec: JobSpec, options: Options, per_host: int | None) -> JobSpec:
+    """The job, as --nnodes, --nproc-per-node, --include, --exclude and --map-by change it. Raises BadUsage."""
     given = options.given
     if spec.elastic is not None:
         for name in ("include", "exclude", "map_by"):
@@ -29,30 +64,46 @@ def with_familiar(spec: JobSpec, options: Options) -> JobSpec:
         hosts, changed["visible_gpus"] = select(hosts, given["exclude"], "exclude", spec.slots_per_host)
     if "nnodes" in given:
         hosts = _first(hosts, given["nnodes"], spec)
+    if per_host == 0:
+        changed["slots_per_host"] = None
+        is_chosen = changed.get("visible_gpus", ())
+        hosts = [host if host.name in is_chosen else replace(host, slots=None) for host in hosts]
+    elif per_host is not None:
+        hosts = with_slots(hosts, per_host, f"--nproc-per-node {per_host}")
     if "map_by" in given:
-        changed["map_by"], per_host = given["map_by"]
-        hosts = hosts if per_host is None else [_with_slots(host, per_host) for host in hosts]
+        changed["map_by"], count = given["map_by"]
+        hosts = hosts if count is None else with_slots(hosts, count, f"--map-by ppr:{count}:node")
     if spec.mpi is not None and (changed.get("visible_gpus") or "map_by" in given):
         raise BadUsage(
             "the launcher deals out workers and GPUs itself",
             hint="--binding-args, with the launcher's own words",
         )
-    return replace(spec, hosts=tuple(hosts), **changed)
+    spec = replace(spec, hosts=tuple(hosts), **changed)
+    return _with_all_nodes(spec, given["nnodes"][0]) if "nnodes" in given and spec.skip_bad_hosts else spec
 
 
 def _first(hosts: Sequence[Host], bounds: tuple[int, int], spec: JobSpec) -> Sequence[Host]:
+    """Those of which --nnodes takes the first that are good: of a job that may replace hosts, all."""
     low, high = bounds
-    if low != high:
-        return hosts  # bounds of an elastic job
-    if spec.elastic is not None and spec.elastic.discovery_script is not None:
-        raise BadUsage(f"--nnodes {low}: hosts that a script finds come and go", hint=f"--nnodes {low}:M")
-    if low > len(hosts):
-        count = "1 host is" if len(hosts) == 1 else f"{len(hosts)} hosts are"
-        raise BadUsage(f"--nnodes {low}: only {count} named", hint="-H a:4,b:4, or --hostfile FILE")
-    return hosts[:low]
+    if low == high:
+        if spec.elastic is not None and spec.elastic.discovery_script is not None:
+            raise BadUsage(f"--nnodes {low}: hosts that a script finds come and go", hint=f"--nnodes {low}:M")
+        if low > len(hosts):
+            count = "1 host is" if len(hosts) == 1 else f"{len(hosts)} hosts are"
+            raise BadUsage(f"--nnodes {low}: only {count} named", hint="-H a:4,b:4, or --hostfile FILE")
+    if spec.elastic is not None:
+        return hosts[: spec.elastic.most_hosts]
+    return hosts if spec.skip_bad_hosts else hosts[:low]
 
 
-def _with_slots(host: Host, count: int) -> Host:
-    if host.slots is not None and count > host.slots:
-        raise BadUsage(f"--map-by ppr:{count}:node: host {host.name} has only {host.slots} slots")
-    return replace(host, slots=count)
+def _with_all_nodes(spec: JobSpec, count: int) -> JobSpec:
+    """A job that does without bad hosts, and has so many good ones or none: there are so many workers. Raises BadUsage."""
+    slots = [host.slots or spec.slots_per_host for host in spec.hosts]
+    known = [each for each in slots if each is not None]
+    if len(known) < len(slots):
+        raise BadUsage(
+            f"--nnodes {count} with --skip-bad-hosts needs the number of workers on each host",
+            hint="--nproc-per-node N",
+        )
+    hosts = spec.hosts if len(set(known)) == 1 else spec.hosts[:count]
+    return replace(spec, hosts=hosts, np=spec.np or sum(known[:count]))

@@ -54,6 +54,17 @@ class Options:
                 names.setdefault(file, []).append(called)
         return names
 
+    @property
+    def names_hostfile(self) -> bool:
+        """Whether the hostfile, if there is one, is the user's choice, and not that of a file that nobody named."""
+        return not any(each.is_found for each in self.settings.get("hostfile", ()))
+
+    def found_notes(self) -> list[str]:
+        """What the user is told of files that nobody named: a line for each, none with `quiet`."""
+        if self.quiet:
+            return []
+        return [f"options of {file}: {', '.join(names)}" for file, names in self.found().items()]
+
     def check_found(self) -> None:
         """Where a file that nobody named has the hosts, only one who named it may lower the guard. Raises BadUsage."""
         hosts = [

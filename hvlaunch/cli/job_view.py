@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -16,7 +17,7 @@ from hvlaunch.console.store_reader import StoreReader
 from hvlaunch.console.stored import Stored, options_of, segments
 from hvlaunch.job import ConsoleOptions
 from hvlaunch.outside.control import Control, DriverGone
-from hvlaunch.outside.directory import ABOUT, RESULT
+from hvlaunch.outside.directory import ABOUT, RESULT, has_driver
 from hvlaunch.outside.known import KnownJob
 
 __all__ = ["Ranks", "View", "await_output", "has_ended", "is_shown"]
@@ -42,14 +43,36 @@ def has_ended(job: KnownJob) -> bool:
 
 
 def await_output(job: KnownJob) -> None:
-    """See to it that the job's output is kept, which that of a job in a terminal is not until somebody asks. Raises DriverGone."""
-    if not segments(job.directory) and job.has_driver:
+    """See to it that the job's output is kept, which that of a job in a terminal is not until somebody asks.
+
+    Where the job ends meanwhile, there is what is kept. Raises DriverGone.
+    """
+    if _is_kept(job) or _is_over(job):
+        return
+    deadline = time.monotonic() + _PATIENCE
+    try:
         Control(job, _PATIENCE).post("/output", {})
-        deadline = time.monotonic() + _PATIENCE
-        while not has_ended(job) and not segments(job.directory):
+    except DriverGone:
+        while not _is_over(job):
             if time.monotonic() > deadline:
-                raise DriverGone(f"job {job.id}: its output can't be kept", hint=f"df {job.directory}")
+                raise
             time.sleep(_LOOK)
+    while not _is_kept(job) and not _is_over(job):
+        if time.monotonic() > deadline:
+            raise DriverGone(f"job {job.id}: its output can't be kept", hint=f"df {job.directory}")
+        time.sleep(_LOOK)
+
+
+def _is_kept(job: KnownJob) -> bool:
+    """Whether there is output of it. Raises OSError."""
+    with suppress(FileNotFoundError):  # the directory is gone, as after a good end
+        return bool(segments(job.directory))
+    return False
+
+
+def _is_over(job: KnownJob) -> bool:
+    """Whether it has ended, or its driver was killed."""
+    return has_ended(job) or not has_driver(job.directory)
 
 
 class View:

@@ -22,7 +22,6 @@ from hvlaunch.job import JobResult, JobSpec
 
 __all__ = ["Run", "main", "script"]
 
-_STDERR = 2
 _FEWEST_DESCRIPTORS = 32  # that a job of one host gets by with
 _INTERRUPTED = 130  # 128 + SIGINT
 
@@ -61,13 +60,9 @@ def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
         return EXIT_INTERNAL
 
 
-def script() -> NoReturn:
+def script(run: Run | None = None) -> NoReturn:
     """The program: main(), and then an end without taking Python down piece by piece, which takes 10 to 30 ms."""
-    # What was closed by who started us is empty instead, so that nothing else gets its number.
-    while (spare := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
-        pass
-    os.close(spare)
-    code = main()
+    code = main(run=run)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed, or its reader is gone
             if stream is not None:
@@ -93,9 +88,8 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
 
         return print_answer(show_config(options, GROUPS))
     hide_values(each.texts[0] for each in options.settings.get("x", ()) if not each.origin)
-    for file, names in options.found().items():
-        if not options.quiet:
-            complain(f"options of {file}: {', '.join(names)}")
+    for note in options.found_notes():
+        complain(note)
     try:
         spec, warnings = job_spec(options, os.environ)
     except BadUsage:

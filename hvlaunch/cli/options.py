@@ -53,10 +53,11 @@ _HOSTS = Group(
             "pool",
             ("--pool",),
             "warm pool that the hosts are of",
-            Value(("NAME",), values.not_empty),
+            Value(("NAME",)),
             field="pool",
             more="`hvlaunch pool up NAME -H HOSTS` keeps connections to the hosts, so that jobs start sooner. Without `-H` the job has "
-            "all of its hosts. How hosts are reached was said there: options of SSH have no effect here.",
+            "all of its hosts. How hosts are reached was said there: options of SSH have no effect here. An empty name is no pool.",
+            convert=values.or_none,
         ),
         Option(
             "slots_per_host",
@@ -65,7 +66,7 @@ _HOSTS = Group(
             Value(("N",), values.slots_or_gpus),
             field="slots_per_host",
             default="the number of the host's GPUs, else 1",
-            aliases=("--slots", "--nproc-per-node", "--nproc_per_node"),
+            aliases=("--slots",),
         ),
         Option(
             "force_slots",
@@ -89,7 +90,7 @@ _HOSTS = Group(
             more="The other hosts must have slots enough for `-np`. List more hosts than needed: all are connected, and the first good "
             "ones get the workers. hvlaunch says which were skipped, and why. A host that does not answer is waited for as "
             "long as `--start-timeout` says, unless those before it have slots enough.",
-            example="hvlaunch --skip-bad-hosts -np 8 -H gpu[01-03]:4 python train.py",
+            example="hvlaunch --skip-bad-hosts -np 8 -H 'gpu[01-03]:4' python train.py",
         ),
         Option(
             "network_interfaces",

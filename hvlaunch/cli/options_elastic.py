@@ -48,6 +48,7 @@ ELASTIC = Group(
             values.COUNT,
             field="elastic.max_restarts",
             default="no limit",
+            aliases=("--max_restarts",),
             more="Only failures within `--restart-window` count; hosts that come and go do not.",
         ),
         Option(

@@ -15,8 +15,21 @@ FAMILIAR = Group(
             "number of hosts to use, or the fewest and the most",
             Value(("N[:M]",), values.hosts_or_bounds),
             default="all hosts",
-            more="The first `N` of the hosts are used. With `N:M` the job is elastic, and needs `--nproc-per-node`.",
+            more="The first `N` of the hosts are used. With `N:M` the job is elastic, and needs `--nproc-per-node`: it goes on with `N` "
+            "hosts, and takes up to `M`. With `--skip-bad-hosts`, and where an elastic job has `--nproc-per-node`, other hosts take the place of bad ones.",
             example="hvlaunch --nnodes 2 --nproc-per-node 4 -H a,b,c python train.py",
+        ),
+        Option(
+            "nproc_per_node",
+            ("--nproc-per-node",),
+            "number of workers on each host, or gpu, auto or cpu",
+            Value(("N",), values.workers_per_host),
+            default="`-np`, else one in every slot",
+            more="Each host that is used has so many workers, whatever more slots it has. `gpu` and `auto` are one for each GPU of a host; one without GPUs has "
+            "one worker. Where all hosts are this machine, and it has no nvidia-smi, `auto` is one for each processor, and `gpu` is an error. "
+            "`cpu` is for this machine alone.",
+            example="hvlaunch --nproc-per-node 4 -H a:8,b:8 python train.py",
+            aliases=("--nproc_per_node",),
         ),
         Option(
             "module",

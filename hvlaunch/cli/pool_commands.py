@@ -8,13 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hvlaunch.cli.answer import complain, print_answer
-from hvlaunch.cli.arguments import parse
+from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.detaching import run_detached
+from hvlaunch.cli.given import Options
+from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.options_ssh import SSH
 from hvlaunch.cli.parser import Parser
+from hvlaunch.cli.settings import Setting
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.console.causes import describe
 from hvlaunch.console.duration import duration
@@ -48,11 +53,21 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _IDLE = 8 * 3600.0
 _END_PATIENCE = 15.0
 _LOOK = 0.02
+_TAKEN = frozenset(
+    [
+        *(option.name for option in SSH.options),
+        *("hosts", "hostfile", "force_slots", "no_scheduler", "skip_bad_hosts"),
+        *("lease", "color", "quiet", "verbose", "config_file", "profile", "isolated", "command"),
+    ]
+)
+"""The options of a job that a pool has too: the others are for its jobs."""
+_TAKEN_IF_TYPED = frozenset(["slots_per_host", "nnodes", "include", "exclude"])
+"""Those that count for its jobs where they come from elsewhere."""
 
 
 def run_pool_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what follows the word `pool`; the exit code. Raises HvlaunchError."""
-    if not argv or argv[0] in ("-h", "--help") or {"-h", "--help"} & {*argv[1:2]}:
+    if not argv or {"-h", "--help"} & {*argv}:
         if not argv:
             raise BadUsage("pool: up, down or status is missing", hint=_HINT)
         return print_answer(_USAGE)
@@ -70,20 +85,43 @@ def _up(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--idle-timeout", type=_span, default=_IDLE)
     parser.add_argument("--foreground", action="store_true")
     own, words = parser.parse_known_args(argv[1:])
-    options = parse([*words, "true"], environ=environ, warn=complain)
-    if options.command != ("true",):
-        raise BadUsage(f"pool up: {options.command[0]!r} is no option", hint=_HINT)
+    try:
+        options = _options(words, environ)
+    except Answer as answer:
+        return print_answer(answer.text)
+    for file, names in options.found().items():
+        if not options.quiet:
+            complain(f"options of {file}: {', '.join(names)}")
     spec, warnings = job_spec(options, environ)
-    for warning in warnings:
+    if spec.allocation is None and not options.given.keys() & {"hosts", "hostfile"}:
+        raise BadUsage("pool up: no hosts are named", hint=f"hvlaunch pool up {name} -H HOSTS")
+    if spec.visible_gpus or spec.elastic is not None:
+        raise BadUsage("pool up: numbers of GPUs, and bounds of hosts, are for jobs", hint=_HINT)
+    hosts = [replace(host, slots=host.slots or spec.slots_per_host) for host in spec.hosts]
+    spec = replace(spec, hosts=tuple(hosts))
+    for warning in () if options.quiet else warnings:
         complain(f"warning: {warning}")
-    if spec.mpi is not None or spec.elastic is not None or spec.pool is not None:
-        raise BadUsage("pool up takes hosts and options of SSH, and none of jobs", hint=_HINT)
     root = pools_directory(environ)
 
     def hold(tell: Callable[[str], None] | None) -> int:
         return _hold(root, name, spec, own.idle_timeout, tell)
 
     return hold(None) if own.foreground else run_detached(hold)
+
+
+def _options(words: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """What is typed, and what a pool takes of other sources. Raises BadUsage, and Answer for --version and its like."""
+    options = parse([*words, "--", "true"], environ=environ, warn=complain)
+    if options.command != ("true",):
+        raise BadUsage(f"pool up: {options.command[0]!r} is no option", hint=_HINT)
+    taken: dict[str, Sequence[Setting]] = {}
+    for name, settings in options.settings.items():
+        typed = [each for each in settings if not each.origin]
+        if name in _TAKEN or (typed and name in _TAKEN_IF_TYPED):
+            taken[name] = settings
+        elif typed:
+            raise BadUsage(f"pool up: {typed[0].called} is for jobs", hint=_HINT)
+    return Options(taken, GROUPS, is_marked=True)
 
 
 def _hold(

@@ -11,6 +11,8 @@ from pathlib import Path, PurePosixPath
 from hvlaunch.cli.elastic import elastic_options
 from hvlaunch.cli.environment import MAX_STRING, user_env
 from hvlaunch.cli.given import Options
+from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.settings import Setting
 from hvlaunch.console.prefix import ASCTIME, Prefix
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.allocation import Allocation, allocation
@@ -39,8 +41,10 @@ _OFTEN_MISPLACED = frozenset(
 """Those of `misplaced`, which is loaded for commands that have one of them."""
 
 
-_FAMILIAR = frozenset(["nnodes", "include", "exclude", "map_by"])
+_FAMILIAR = frozenset(["nnodes", "nproc_per_node", "include", "exclude", "map_by"])
 """Those of `familiar`, which is loaded for lines that have one of them."""
+
+_NAME_HOSTS = frozenset(["hosts", "hostfile", "host_discovery_script"])
 
 
 def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, list[str]]:
@@ -52,7 +56,16 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
     command = ("python", "-m", *options.command) if options.module else options.command
     _check_command(command)
     _check_last_rank(options)
-    elastic = elastic_options(options)
+    options = _of_pool(options) if options.pool else options
+    host_warnings: list[str] = []
+    scheduled = _allocation(options, environ)
+    hosts = _hosts(options, host_warnings.append) if scheduled is None else scheduled.hosts
+    per_host = None
+    if "nproc_per_node" in options.given:
+        from hvlaunch.cli.familiar import workers_per_host  # noqa: PLC0415 (few lines have it)
+
+        per_host = workers_per_host(options, hosts)
+    elastic = elastic_options(options, per_host)
     variables = options.variables()
     uses_horovod = options.given.get("horovod", bool(variables) and elastic is None)
     env, warnings = user_env(
@@ -69,12 +82,11 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         from hvlaunch.cli.misplaced import misplaced  # noqa: PLC0415 (few commands have such words)
 
         warnings += misplaced(options.command, options.given)
-    scheduled = _allocation(options, environ)
-    hosts = _hosts(options, warnings.append) if scheduled is None else scheduled.hosts
+    warnings += host_warnings
     spec = JobSpec(
         command=command,
         hosts=hosts,
-        force_slots=_force_slots(options, hosts),
+        force_slots=_force_slots(options, hosts, per_host),
         allocation=None if scheduled is None else scheduled.origin,
         cwd=_cwd(options.cwd, environ),
         detach=options.given.get("detach", "never"),
@@ -85,14 +97,14 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         mpi=_mpi(options),
         **{**options.fields(), "horovod": uses_horovod},
     )
-    if not _FAMILIAR.isdisjoint(options.given):
-        from hvlaunch.cli.familiar import with_familiar  # noqa: PLC0415 (few lines have them)
-
-        spec = with_familiar(spec, options)
     if spec.pool is not None:
-        from hvlaunch.cli.pool_hosts import with_pool  # noqa: PLC0415 (as above)
+        from hvlaunch.cli.pool_hosts import with_pool  # noqa: PLC0415 (few lines have it)
 
         spec = with_pool(spec, environ, has_hosts=_names_hosts(options))
+    if not _FAMILIAR.isdisjoint(options.given):
+        from hvlaunch.cli.familiar import with_familiar  # noqa: PLC0415 (as above)
+
+        spec = with_familiar(spec, options, per_host)
     if spec.detach != "never" and (launcher := launcher_of(spec)) is not None:
         warnings.append(
             f"no other driver can take over a job of {launcher}: if hvlaunch's is killed, the job ends"
@@ -129,27 +141,44 @@ def _cwd(directory: str | None, environ: Mapping[str, str]) -> str:
     return str(PurePosixPath(current_directory(environ), directory))
 
 
+def _of_pool(options: Options) -> Options:
+    """Without the hosts that are named in a weaker source than the pool: who names a pool means its hosts."""
+    strength = _strength(options.settings["pool"][-1])
+    kept = {
+        name: settings
+        for name, settings in options.settings.items()
+        if name not in _NAME_HOSTS or _strength(settings[-1]) >= strength
+    }
+    return Options(kept, GROUPS, is_marked=options.is_marked)
+
+
+def _strength(setting: Setting) -> int:
+    if not setting.origin:
+        return 2
+    return 1 if setting.origin == "environment" else 0
+
+
 def _allocation(options: Options, environ: Mapping[str, str]) -> Allocation | None:
-    """The scheduler's, where the user named no hosts. --slots-per-host comes before its slots."""
-    if _names_hosts(options) or options.no_scheduler or options.pool is not None:
+    """The scheduler's, where the user named no hosts. --slots-per-host and --nproc-per-node come before its slots."""
+    if _names_hosts(options) or options.no_scheduler or options.pool:
         return None
     found = allocation(environ)
-    if found is None or options.slots_per_host is None:
+    if found is None or (options.slots_per_host is None and "nproc_per_node" not in options.given):
         return found
     return found._replace(hosts=tuple(replace(host, slots=None) for host in found.hosts))
 
 
 def _names_hosts(options: Options) -> bool:
-    return bool(options.given.keys() & {"hosts", "hostfile", "host_discovery_script"})
+    return bool(options.given.keys() & _NAME_HOSTS)
 
 
-def _force_slots(options: Options, hosts: Sequence[Host]) -> bool:
+def _force_slots(options: Options, hosts: Sequence[Host], per_host: int | None) -> bool:
     """Whether any number of slots is meant: where it is the number of workers, it is. Raises SlotsUnlikely."""
     is_np = options.np is not None and hosts == _here(options)
     if options.force_slots or is_np:
         return True
     for host in hosts:
-        error = unlikely(host.name, slots_of(host, options.slots_per_host, gpus=0))
+        error = unlikely(host.name, slots_of(host, per_host or options.slots_per_host, gpus=0))
         if error is not None:
             raise error
     return False
@@ -157,7 +186,7 @@ def _force_slots(options: Options, hosts: Sequence[Host]) -> bool:
 
 def _here(options: Options) -> tuple[Host, ...]:
     """The hosts where the user named none."""
-    return (Host("localhost", slots=options.np),)
+    return (Host("localhost", slots=None if "nproc_per_node" in options.given else options.np),)
 
 
 def _hosts(options: Options, warn: Callable[[str], object]) -> tuple[Host, ...]:
@@ -166,8 +195,7 @@ def _hosts(options: Options, warn: Callable[[str], object]) -> tuple[Host, ...]:
     if options.hosts is not None:
         return tuple(parse_hosts(options.hosts))
     if options.hostfile is not None:
-        is_named = not any(each.is_found for each in options.settings["hostfile"])
-        return tuple(read_hostfile(Path(options.hostfile), warn, is_named=is_named))
+        return tuple(read_hostfile(Path(options.hostfile), warn, is_named=options.names_hostfile))
     return _here(options)
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "names",
     "not_empty",
     "one_or_zero",
+    "or_none",
     "port",
     "port_or_any",
     "ports",
@@ -47,6 +48,7 @@ __all__ = [
     "streams",
     "user",
     "words",
+    "workers_per_host",
     "yes_or_no",
     "zero_or_one",
 ]
@@ -229,6 +231,18 @@ def mapping(text: str) -> tuple[MapPolicy, int | None]:
 def slots_or_gpus(text: str) -> int | None:
     """None where it is as many as there are GPUs, in torchrun's words."""
     return None if text in ("auto", "gpu") else slots(text)
+
+
+def workers_per_host(text: str) -> int | str:
+    """The number, or one of torchrun's words."""
+    if text.isalpha() and text not in ("auto", "cpu", "gpu"):
+        raise BadValue(f"{text!r} is neither a whole number nor one of gpu, auto and cpu")
+    return text if text.isalpha() else slots(text)
+
+
+def or_none(text: str) -> str | None:
+    """An empty text takes back what was said elsewhere."""
+    return text or None
 
 
 def flat(groups: Iterable[Sequence[str]]) -> tuple[str, ...]:

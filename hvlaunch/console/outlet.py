@@ -80,6 +80,8 @@ class Outlet:
         while True:
             while self._page:
                 file, parts = self._page[0]
+                if not self._is_over(file) and not file.takes_some():
+                    return has_written  # without a moment in which it is on record as written
                 self._note(is_printed=True)
                 rest = self._write_to(file, parts)
                 has_written = has_written or sum(map(len, rest)) < sum(map(len, parts))
@@ -139,7 +141,7 @@ class Outlet:
     def _write_to(
         self, file: RawFile, parts: "Sequence[bytes | memoryview]"
     ) -> "Sequence[bytes | memoryview]":
-        if file in self._broken or self._is_dropped:
+        if self._is_over(file):
             return []
         try:
             return file.write(parts)
@@ -148,6 +150,10 @@ class Outlet:
                 self._broken.add(file)
             self._failed(file, error)
             return []
+
+    def _is_over(self, file: RawFile) -> bool:
+        """Whether nothing is written there any more."""
+        return file in self._broken or self._is_dropped
 
     def drop(self, now: float) -> None:
         """Forget what waits, and what comes: nobody takes it."""

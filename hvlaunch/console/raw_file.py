@@ -62,6 +62,13 @@ class RawFile:
         except OSError:
             return 24
 
+    def takes_some(self) -> bool:
+        """Whether a write would take anything now. That is not asked of who has always taken all."""
+        descriptor = self.waits_at
+        if descriptor is None or not (self._has_been_full or self._writes_to == -1):
+            return True
+        return _takes_some(descriptor)
+
     def write(self, parts: "Sequence[bytes | memoryview]") -> list[memoryview]:
         """Write what the reader takes at once; what is left. Raises OSError."""
         if self.descriptor is None:

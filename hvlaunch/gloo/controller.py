@@ -22,6 +22,7 @@ from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HvlaunchE
 from hvlaunch.gloo.driver.inquiry import Inquiry, Observe, StacksWanted
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.signals import signals_as_events
+from hvlaunch.gloo.driver.stdin import OWN_STDIN, Stdin
 from hvlaunch.gloo.driver.thread_failures import failures_as_events
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.network import LOOPBACK
@@ -59,7 +60,7 @@ def run(
     *,
     stdout: BinaryIO,
     stderr: BinaryIO,
-    stdin: int = 0,
+    stdin: Stdin = OWN_STDIN,
     ways: WaysToHosts = by_ssh,
     on_detached: Callable[[str], None] | None = None,
     on_begun: Callable[[str], None] = lambda _job_id: None,
@@ -67,7 +68,7 @@ def run(
 ) -> JobResult:
     """Run a job: workers' output to stdout and stderr, the failure report last of all.
 
-    `stdin` is a file descriptor. `on_detached` gets the job's id when the driver has left its terminal, `on_begun` as soon as there is one.
+    `on_detached` gets the job's id when the driver has left its terminal, `on_begun` as soon as there is one.
     `on_status` gets what hvlaunch waits for, in place of stderr. Must be called in the main thread for signals to reach the workers.
     Raises HvlaunchError for what is wrong with the job itself, before anything is started.
     """
@@ -92,7 +93,7 @@ def take_over(
     """Go on with the job of a driver that was killed; its output is kept in the directory. As run() otherwise."""
     job = _Job(past.begin.spec, keys, directory, ways, directory.about, past)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 (no path is joined)
-        result, reporting = _run_and_report(job, None, None, nothing.fileno(), None)
+        result, reporting = _run_and_report(job, None, None, Stdin(nothing.fileno()), None)
     _keep(directory, result, reporting)
     return result
 
@@ -121,7 +122,7 @@ def _run_and_report(
     job: _Job,
     stdout: BinaryIO | None,
     stderr: BinaryIO | None,
-    stdin: int,
+    stdin: Stdin,
     on_detached: Callable[[str], None] | None,
     on_status: OnStatus | None = None,
 ) -> tuple[JobResult, Reporting]:
@@ -187,7 +188,7 @@ def _run(
     job: _Job,
     events: "SimpleQueue[Item]",
     printer: Printer,
-    stdin: int,
+    stdin: Stdin,
     detachment: "Detachment | None",
     reporting: Reporting,
 ) -> JobResult:

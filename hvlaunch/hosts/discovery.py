@@ -16,10 +16,11 @@ from typing import Protocol
 
 from hvlaunch.errors import BadUsage, DiscoveryFailed, HvlaunchError
 from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
-from hvlaunch.job import Host
+from hvlaunch.hosts.quota import in_quota
+from hvlaunch.job import ElasticOptions, Host
 from hvlaunch.sweeper import Sweeper
 
-__all__ = ["Discovery", "HostFile", "HostScript", "Source", "is_open_to_all"]
+__all__ = ["Discovery", "HostFile", "HostScript", "Source", "host_source", "is_open_to_all"]
 
 _SHOWN = 2000
 """Characters of a failed script's stderr that are shown."""
@@ -132,15 +133,41 @@ class HostScript:
 class HostFile:
     """A hostfile that is edited, or replaced, while the job runs."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_named: bool) -> None:
+        """`is_named` as in read_hostfile()."""
         self.path = path
+        self._is_named = is_named
 
     def look(self) -> list[Host]:
         """Raises BadUsage, and BadHost for a bad line."""
-        return read_hostfile(self.path)
+        return read_hostfile(self.path, is_named=self._is_named)
 
     def stop(self) -> None:
         pass
+
+
+class _InQuota:
+    """Those of a source's hosts that the job may have."""
+
+    def __init__(self, source: Source, options: ElasticOptions) -> None:
+        self._source = source
+        self._options = options
+
+    def look(self) -> list[Host]:
+        """Raises BadUsage where a host has fewer slots than it is to have, and what the source raises."""
+        return in_quota(self._source.look(), self._options)
+
+    def stop(self) -> None:
+        self._source.stop()
+
+
+def host_source(options: ElasticOptions) -> Source | None:
+    """Where the hosts of an elastic job come from; None where they are what they are. Raises BadUsage."""
+    if options.discovery_script is not None:
+        return _InQuota(HostScript(options.discovery_script, options.discovery_timeout), options)
+    if options.hostfile is not None:
+        return _InQuota(HostFile(options.hostfile, is_named=options.is_named), options)
+    return None
 
 
 class Discovery:

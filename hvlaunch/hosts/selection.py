@@ -1,6 +1,7 @@
 """DeepSpeed's words for some of the hosts, and some of their GPUs: `a@b:0,2`."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -8,7 +9,10 @@ from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import parse_host
 from hvlaunch.job import Host
 
-__all__ = ["Selected", "select"]
+__all__ = ["Selected", "select", "words_for"]
+
+_WORD = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:]*)(:?)(.*)", re.DOTALL)
+"""A host, which may be an IPv6 address in brackets, and perhaps numbers."""
 
 
 class Selected(NamedTuple):
@@ -46,6 +50,16 @@ def select(
     return Selected(tuple(left), gpus)
 
 
+def words_for(hosts: Iterable[Host], gpus: Mapping[str, tuple[int, ...]]) -> str:
+    """What select() takes to include these hosts, and of some only these GPUs."""
+    words: list[str] = []
+    for host in hosts:
+        name = f"[{host.name}]" if ":" in host.name else host.name
+        numbers = ",".join(map(str, gpus.get(host.name, ())))
+        words.append(f"{name}:{numbers}" if numbers else name)
+    return "@".join(words)
+
+
 def _chosen(host: Host, numbers: tuple[int, ...], how: str, slots_per_host: int | None) -> tuple[int, ...]:
     slots = host.slots or slots_per_host
     if slots is not None and max(numbers) >= slots:
@@ -64,12 +78,13 @@ def _read(words: str, source: str) -> dict[str, tuple[int, ...] | None]:
     """By host, its numbers; None is all of it."""
     named: dict[str, tuple[int, ...] | None] = {}
     for word in _parts(words):
-        names, colon, numbers = word.partition(":")
-        found = None if not colon else _numbers(numbers, word, source)
+        found = _WORD.fullmatch(word)
+        names, colon, numbers = (word, "", "") if found is None else found.groups()
+        chosen = _numbers(numbers, word, source) if colon else None
         for host in parse_host(names, source=source):
             if host.name in named:
                 raise BadUsage(f"{source}: {host.name} is there twice")
-            named[host.name] = found
+            named[host.name] = chosen
     return named
 
 

@@ -48,7 +48,6 @@ def run(
     *,
     stdout: BinaryIO,
     stderr: BinaryIO,
-    stdin: int = 0,
     on_detached: Callable[[str], None] | None = None,
 ) -> JobResult:
     """Run the job with the launcher that spec.mpi names; otherwise as hvlaunch.gloo.controller.run.
@@ -63,7 +62,7 @@ def run(
     )
     ways = partial(_ways, whole=spec, options=options, launcher=launcher, python=remote_python(spec))
     spec = replace(spec, hosts=hosts)
-    return run_by_agents(spec, stdout=stdout, stderr=stderr, stdin=stdin, ways=ways, on_detached=on_detached)
+    return run_by_agents(spec, stdout=stdout, stderr=stderr, ways=ways, on_detached=on_detached)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 from hvlaunch.errors import EXIT_USAGE, HvlaunchError
 from hvlaunch.outside.care import Care
+from hvlaunch.outside.state import state_directory
 from hvlaunch.owners import make_own_directory, other_writer, writer_of_directory
 
 __all__ = [
@@ -64,17 +65,14 @@ class DriverLives(HvlaunchError):
 
 
 def jobs_directory(environ: Mapping[str, str]) -> Path:
-    """Where the jobs' directories are: `$XDG_STATE_HOME/hvlaunch/jobs` (XDG Base Directory Specification 0.8).
+    """Where the jobs' directories are.
 
     Raises NoJobDirectory where the user has no home.
     """
-    state = environ.get("XDG_STATE_HOME", "")
-    if not state.startswith("/"):  # a relative one is to be ignored, as the specification says
-        try:
-            state = str(Path.home() / ".local/state")
-        except RuntimeError:
-            raise NoJobDirectory("this user has no home directory", hint="XDG_STATE_HOME=DIRECTORY") from None
-    return Path(state) / "hvlaunch" / "jobs"
+    state = state_directory(environ)
+    if not state:
+        raise NoJobDirectory("this user has no home directory", hint="XDG_STATE_HOME=DIRECTORY")
+    return Path(state) / "jobs"
 
 
 class JobDirectory:

@@ -93,10 +93,11 @@ def ask(pool: KnownPool, request: Mapping[str, Any], timeout: float = 20.0) -> M
     return answer
 
 
-def open_lane(pool: KnownPool, request: Mapping[str, Any], timeout: float = 20.0) -> socket.socket:
-    """A connection to a new agent. What is sent goes to it; what comes is in parts, see LANE_HEAD. Raises OSError."""
+def open_lane(pool: KnownPool, timeout: float = 20.0) -> socket.socket:
+    """A connection to a new agent, once a request is sent, which begins what is said. What follows that goes to the agent; what
+    comes is in parts, see LANE_HEAD. Raises OSError.
+    """
     with _connected(pool, timeout) as link:
-        link.sendall(json.dumps(request).encode() + b"\n")
         link.settimeout(None)
         return link.dup()
 

@@ -81,8 +81,11 @@ class Client:
     ) -> None:
         self._requests = Requests(url, token, read_pin(certificate) if certificate else None, timeout)
         self.url = url
+        """The server's address."""
         self.timeout = timeout
+        """Seconds to make a connection, and to wait for an answer."""
         self.lease = lease
+        """Seconds for which a request is sent again while nobody answers."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ, *, timeout: float = 10.0) -> Client:

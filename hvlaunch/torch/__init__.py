@@ -64,7 +64,7 @@ from hvlaunch.torch.differentiable import (
     reducescatter,
 )
 from hvlaunch.torch.elastic.interruptions import HorovodInternalError
-from hvlaunch.torch.handles import poll, synchronize
+from hvlaunch.torch.handles import Handle, poll, synchronize
 from hvlaunch.torch.http_store import HTTPStore
 from hvlaunch.torch.joining import join
 from hvlaunch.torch.optimizer import DistributedOptimizer
@@ -85,6 +85,7 @@ __all__ = [
     "Compression",
     "DistributedOptimizer",
     "HTTPStore",
+    "Handle",
     "HorovodInternalError",
     "Max",
     "Min",

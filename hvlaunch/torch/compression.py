@@ -31,4 +31,6 @@ class Compression:
     """How gradients are sent: `none`, as they are; `fp16`, floating-point numbers in 16 bits."""
 
     none = Compressor
+    """Gradients are sent as they are."""
     fp16 = _Half
+    """Floating-point numbers are sent in 16 bits (torch.float16), and come back in their own type; others are sent as they are."""

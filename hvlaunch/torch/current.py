@@ -84,47 +84,47 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """The worker's number among all workers, from 0."""
+    """The worker's number among all workers, from 0. Raises NotInitialized before init()."""
     return world().place.rank
 
 
 def size() -> int:
-    """How many workers there are."""
+    """How many workers there are. Raises NotInitialized before init()."""
     return world().place.size
 
 
 def local_rank() -> int:
-    """The worker's number among the workers of its host."""
+    """The worker's number among the workers of its host, from 0. Raises NotInitialized before init()."""
     return world().place.local_rank
 
 
 def local_size() -> int:
-    """How many workers its host has."""
+    """How many workers its host has. Raises NotInitialized before init()."""
     return len(world().local_ranks)
 
 
 def cross_rank() -> int:
-    """The worker's number among the workers with its local rank, one on each host."""
+    """The worker's number among the workers with its local rank, one on each host. Raises NotInitialized before init()."""
     return world().cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts have a worker with this local rank."""
+    """How many hosts have a worker with this local rank. Raises NotInitialized before init()."""
     return len(world().cross_ranks)
 
 
 def local_group() -> dist.ProcessGroup:
-    """The workers of this host."""
+    """The workers of this host, for torch's `group=`. Raises NotInitialized before init()."""
     return world().local_group
 
 
 def cross_group() -> dist.ProcessGroup:
-    """The workers with this one's local rank, one on each host."""
+    """The workers with this one's local rank, one on each host, for torch's `group=`. Raises NotInitialized before init()."""
     return world().cross_group
 
 
 def device() -> torch.device:
-    """The device for this worker's model: its own GPU, or the processor."""
+    """The device for this worker's model: its own GPU, or the processor. Raises NotInitialized before init()."""
     return world().device
 
 

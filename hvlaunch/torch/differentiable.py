@@ -14,7 +14,6 @@ from hvlaunch.torch import collectives
 from hvlaunch.torch.compression import Compression, Compressor
 from hvlaunch.torch.process_sets import ProcessSet, global_process_set
 from hvlaunch.torch.reduction import Average, Op, Sum, chosen
-from hvlaunch.torch.variants import each, waited
 
 __all__ = [
     "allgather",
@@ -119,7 +118,8 @@ def allreduce(
 ) -> torch.Tensor:
     """A new tensor: the average of all workers', or the result of `op` (Average, Sum, Min, Max, Product). Collective.
 
-    tensor: of any shape, the same on all workers; averages of integers are cut off. Raises NotInitialized.
+    tensor: of any shape, the same shape and type on all workers; averages of integers are cut off. Raises NotInitialized, and
+    HorovodInternalError (a RuntimeError) where a worker is lost, as all functions here do.
     """
     del name
     small, dtype = compression.compress(tensor)
@@ -128,12 +128,56 @@ def allreduce(
     return compression.decompress(result, dtype)
 
 
-allreduce_ = waited(collectives.allreduce_async_)
-"""As allreduce(), into the tensor itself, which it returns. No gradient goes through it."""
-grouped_allreduce = each(allreduce)
-"""As allreduce(), of a list of tensors; a list."""
-grouped_allreduce_ = waited(collectives.grouped_allreduce_async_)
-"""As grouped_allreduce(), into the tensors themselves, which it returns. No gradient goes through it."""
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """As allreduce(), into the tensor itself, which it returns. No gradient goes through it. Collective.
+
+    tensor: of any shape, the same shape and type on all workers. Raises as allreduce() does.
+    """
+    how = average, name, op, prescale_factor, postscale_factor, process_set
+    return collectives.allreduce_async_(tensor, *how).wait()
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """As allreduce(), of several tensors; a list. Collective.
+
+    tensors: of any shapes and types, the same on all workers. Raises as allreduce() does.
+    """
+    how = average, name, compression, op, prescale_factor, postscale_factor, process_set
+    return [allreduce(tensor, *how) for tensor in tensors]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """As grouped_allreduce(), into the tensors themselves, which it returns. No gradient goes through it. Collective.
+
+    tensors: of any shapes and types, the same on all workers. Raises as allreduce() does.
+    """
+    how = average, name, op, prescale_factor, postscale_factor, process_set
+    return collectives.grouped_allreduce_async_(tensors, *how).wait()
 
 
 def allgather(
@@ -141,15 +185,22 @@ def allgather(
 ) -> torch.Tensor:
     """The tensors of all workers behind each other, in order of rank; their first dimensions may differ. Collective.
 
-    tensor: [rows, …], the same but for the rows on all workers. Returns [rows of all, …]. Raises NotInitialized.
+    tensor: [rows, …], the same but for the rows on all workers. Returns [rows of all, …]. Raises NotInitialized, and ValueError, on all workers,
+    where other dimensions or types differ.
     """
     del name
     result: torch.Tensor = _apply(_Allgather, tensor, process_set)
     return result
 
 
-grouped_allgather = each(allgather)
-"""As allgather(), of a list of tensors; a list."""
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """As allgather(), of several tensors; a list. Collective.
+
+    tensors: each [rows, …], the same but for the rows on all workers. Raises as allgather() does.
+    """
+    return [allgather(tensor, name, process_set) for tensor in tensors]
 
 
 def broadcast(
@@ -167,8 +218,17 @@ def broadcast(
     return result
 
 
-broadcast_ = waited(collectives.broadcast_async_)
-"""As broadcast(), into the tensor itself, which it returns. No gradient goes through it."""
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """As broadcast(), into the tensor itself, which it returns. No gradient goes through it. Collective.
+
+    tensor: of any shape, the same shape and type on all workers. Raises as broadcast() does.
+    """
+    return collectives.broadcast_async_(tensor, root_rank, name, process_set).wait()
 
 
 @overload
@@ -198,7 +258,7 @@ def alltoall(
     """What all workers have for this one, in order of rank; with `splits` (rows for each), also the rows from each. Collective.
 
     tensor: [rows, …]; without `splits` each worker gets as many of the rows. splits: [workers], whose sum is `rows`. Raises
-    NotInitialized, and ValueError where the rows can't be divided so.
+    NotInitialized, and ValueError where the rows can't be divided so, and, on all workers, where the types of tensors differ.
     """
     del name
     result, received = _apply(_Alltoall, tensor, splits, process_set)
@@ -226,5 +286,18 @@ def reducescatter(
     return compression.decompress(result, dtype)
 
 
-grouped_reducescatter = each(reducescatter)
-"""As reducescatter(), of a list of tensors; a list."""
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Op | str = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """As reducescatter(), of several tensors; a list. Collective.
+
+    tensors: each [rows, …], the same shape and type on all workers. Raises as reducescatter() does.
+    """
+    how = name, compression, op, process_set, prescale_factor, postscale_factor
+    return [reducescatter(tensor, *how) for tensor in tensors]

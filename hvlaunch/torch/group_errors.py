@@ -40,6 +40,7 @@ class NotOffered(GroupError, NotImplementedError):
     def __init__(self, name: str, instead: str) -> None:
         super().__init__(f"hvlaunch.torch has no {name}", hint=f"use {instead}")
         self.name = name
+        """What was asked for."""
 
 
 class AlreadyInitialized(GroupError):
@@ -64,6 +65,7 @@ class BadParameter(GroupError, ValueError):
             f"Error initializing torch.distributed using hvlaunch:// rendezvous: {what} {cause}", hint=hint
         )
         self.name = name
+        """The parameter in the address."""
 
 
 class BadPlace(GroupError, ValueError):
@@ -72,6 +74,7 @@ class BadPlace(GroupError, ValueError):
     def __init__(self, name: str, cause: str, *, hint: str | None = None) -> None:
         super().__init__(f"variable {name}: {cause}", hint=hint)
         self.name = name
+        """The variable."""
 
 
 class NoMasterAddress(GroupError):
@@ -84,6 +87,7 @@ class NoMasterAddress(GroupError):
             f"rank 0 can't be found: started by {launcher}, and {what} {verb} not set", hint=hint
         )
         self.missing = tuple(missing)
+        """The variables that would say it."""
 
 
 class RankZeroMissing(GroupError):
@@ -95,6 +99,7 @@ class RankZeroMissing(GroupError):
             hint="look at rank 0's output; or a longer init(timeout=…), if it has much to load",
         )
         self.seconds = seconds
+        """How long it was waited for."""
 
 
 class RankZeroGone(GroupError):
@@ -116,8 +121,11 @@ class RanksMissing(GroupError):
             hint="look at their output; or a longer init(timeout=…), if they have much to load",
         )
         self.missing = tuple(missing)
+        """The ranks, in order."""
         self.size = size
+        """How many workers there are to be."""
         self.seconds = seconds
+        """How long they were waited for."""
 
 
 class StoreUnreachable(GroupError):
@@ -129,7 +137,9 @@ class StoreUnreachable(GroupError):
             hint="look at rank 0's output, and whether a firewall lets this port through",
         )
         self.address = address
+        """Of rank 0's store."""
         self.port = port
+        """Of rank 0's store."""
 
 
 class PortsTaken(GroupError):
@@ -140,7 +150,9 @@ class PortsTaken(GroupError):
             f"none of the ports {first} to {last} is free for rank 0", hint="a wider --worker-port-range"
         )
         self.first = first
+        """The first port that workers may listen on."""
         self.last = last
+        """The last port that workers may listen on."""
 
 
 class PlacesClash(GroupError):
@@ -152,7 +164,9 @@ class PlacesClash(GroupError):
             hint="check LOCAL_RANK, and that no two hosts have the same name",
         )
         self.ranks = ranks
+        """The two ranks."""
         self.local_rank = local_rank
+        """The local rank that both claim."""
 
 
 class TooFewGPUs(GroupError):
@@ -165,7 +179,9 @@ class TooFewGPUs(GroupError):
             hint=f"at most {gpus} workers on this host, or init('gloo')",
         )
         self.local_rank = local_rank
+        """The worker's local rank."""
         self.gpus = gpus
+        """How many GPUs the worker sees."""
 
 
 def _fold(numbers: Sequence[int]) -> str:

@@ -85,6 +85,7 @@ class HTTPStore(Store):
     # One key:
 
     def set(self, key: str, value: str | bytes) -> None:
+        """Set the key to this value, whatever it had."""
         with _as_torchs():
             self._client.put(self._scope, key, _bytes(value))
 
@@ -94,10 +95,12 @@ class HTTPStore(Store):
             return self._client.wait(self._scope, key, self._seconds)
 
     def add(self, key: str, value: int) -> int:
+        """Add to the number that the key has, or to 0 where it is not set; the sum."""
         with _as_torchs():
             return self._client.add(self._scope, key, value)
 
     def append(self, key: str, value: str | bytes) -> None:
+        """Put this behind the value that the key has, if it has one."""
         with _as_torchs():
             self._client.append(self._scope, key, _bytes(value))
 
@@ -148,16 +151,19 @@ class HTTPStore(Store):
         return []
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Set each key to its value, all at once. Raises DistStoreError where there are not as many values as keys."""
         if len(keys) != len(values):
             raise DistStoreError(f"multi_set: {len(keys)} keys and {len(values)} values")
         with _as_torchs():
             self._client.put_many(self._scope, dict(zip(keys, map(_bytes, values), strict=True)))
 
     def num_keys(self) -> int:
+        """How many keys are set in the scope."""
         with _as_torchs():
             return self._client.count(self._scope)
 
     def list_keys(self) -> list[str]:
+        """The keys that are set in the scope."""
         with _as_torchs():
             return self._client.keys(self._scope)
 
@@ -168,12 +174,13 @@ class HTTPStore(Store):
     # Queues, each one value: its items behind one another, with their lengths.
 
     def queue_push(self, key: str, value: str | bytes) -> None:
+        """Put an item at the end of this queue."""
         data = _bytes(value)
         with _as_torchs():
             self._client.append(self._queues, key, struct.pack("!I", len(data)) + data)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """The oldest item. Raises torch's QueueEmptyError if there is none, and block is false."""
+        """Take the oldest item out of this queue, as soon as there is one. Raises torch's QueueEmptyError if there is none, and block is false."""
         deadline = time.monotonic() + self._seconds
         seen = 0
         while True:
@@ -194,6 +201,7 @@ class HTTPStore(Store):
                 seen = self._client.watch(self._queues, key, since=seen, timeout=left).version
 
     def queue_len(self, key: str) -> int:
+        """How many items this queue has."""
         with _as_torchs():
             value = self._client.get(self._queues, key) or b""
         count = start = 0
@@ -214,7 +222,9 @@ class HTTPStore(Store):
     # C++ asks for these by its own names:
 
     deleteKey = delete_key  # noqa: N815
+    """delete_key()."""
     getNumKeys = num_keys  # noqa: N815
+    """num_keys()."""
 
 
 def rendezvous_client(url: str | None, token: str | None, certificate: str | None = None) -> Client:

@@ -1,9 +1,15 @@
-"""An optimizer whose gradients are those of all workers: the names are Horovod's."""
+"""An optimizer whose gradients are those of all workers: the names are Horovod's.
+
+Gradients are sent by step() or synchronize(), and none while the backward pass goes on: which of them a pass gives may differ from worker to
+worker, and then the order of all that is sent would differ, too. Where the script calls these two, all workers are at the same place.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import torch
@@ -13,105 +19,103 @@ from hvlaunch.torch.compression import Compression, Compressor
 from hvlaunch.torch.process_sets import ProcessSet, global_process_set
 from hvlaunch.torch.reduction import Average, Op, chosen
 
-__all__ = ["DistributedOptimizer", "Exchange"]
+__all__ = ["DistributedOptimizer"]
 
 T = TypeVar("T", bound=torch.optim.Optimizer)
 
+_BUCKET = 1 << 20
+"""Bytes that are sent as one tensor: many small ones take longer; a large one takes longer than several that are sent at once."""
 
-class Exchange:
-    """Reduces the gradients of these parameters over the workers, as they become ready in backward passes.
 
-    They are sent in one order on all workers, which is about that in which backward passes give them: from the last to
-    the first.
-    """
+class _Exchange:
+    """How gradients are reduced over the workers."""
 
     def __init__(
         self,
-        parameters: Iterable[torch.Tensor],
         *,
-        passes: int = 1,
-        compression: type[Compressor] = Compression.none,
-        op: Op = Average,
-        predivide: float = 1.0,
-        sparse_as_dense: bool = False,
-        process_set: ProcessSet = global_process_set,
+        compression: type[Compressor],
+        op: Op,
+        predivide: float,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
     ) -> None:
-        """`passes` is how many backward passes make a gradient; `predivide` is by how much it is divided before it is sent."""
-        self.passes = passes
-        self._parameters = [each for each in reversed(list(parameters)) if each.requires_grad]
-        self._numbers = {id(each): number for number, each in enumerate(self._parameters)}
+        """`predivide` is by how much a gradient is divided before it is sent."""
         self._compression = compression
         self._op = op
-        self._predivide = predivide
+        self._factors = 1.0 / predivide, predivide
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
-        self._seen = [0] * len(self._parameters)
-        self._begun: list[Callable[[], torch.Tensor]] = []
-        """Those of the first parameters."""
-        self.is_over = False
-        """Whether there was no backward pass since the gradients were exchanged."""
-        for each in self._parameters:
-            each.register_post_accumulate_grad_hook(self._ready)
 
-    @property
-    def is_under_way(self) -> bool:
-        return bool(self._begun)
+    def reduce(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Give each its reduced gradient; zeros are sent where there is none. Collective; nothing happens outside of the process set."""
+        if not self._process_set.included():
+            return
+        learning = [each for each in parameters if each.requires_grad]
+        begun = [self._begin(bucket) for bucket in _buckets(map(self._gradient, learning))]
+        reduced = chain.from_iterable(wait() for wait in begun)
+        for parameter, gradient in zip(learning, reduced, strict=True):
+            parameter.grad = gradient
 
-    def forget(self) -> None:
-        """What was begun is of a round that broke, and its batches come again."""
-        self._begun.clear()
-        self._seen = [0] * len(self._parameters)
-        self.is_over = False
+    def _gradient(self, parameter: torch.Tensor) -> torch.Tensor:
+        if parameter.grad is None:
+            return torch.zeros_like(parameter)
+        return parameter.grad.to_dense() if self._sparse_as_dense else parameter.grad
 
-    def finish(self) -> None:
-        """Send the rest, and give each parameter its reduced gradient; zeros are sent where there is none. Collective."""
-        while len(self._begun) < len(self._parameters):
-            self._begin_next()
-        begun, self._begun = self._begun, []
-        self._seen = [0] * len(self._parameters)
-        for each, wait in zip(self._parameters, begun, strict=True):
-            each.grad = wait()
-        self.is_over = True
+    def _begin(self, bucket: list[torch.Tensor]) -> Callable[[], Iterable[torch.Tensor]]:
+        if bucket[0].is_sparse:
+            rows = sparse_allreduce_async(bucket[0], None, self._op, self._process_set)
+            return lambda: [rows()]
+        shapes = [each.shape for each in bucket]
+        parts = [each.detach().reshape(-1) for each in bucket]
+        flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+        small, dtype = self._compression.compress(flat)
+        reduced = allreduce_async(small, None, None, self._op, *self._factors, self._process_set)
+        return lambda: _cut(self._compression.decompress(reduced.wait(), dtype), shapes)
 
-    def _ready(self, parameter: torch.Tensor) -> None:
-        number = self._numbers[id(parameter)]
-        self._seen[number] += 1
-        self.is_over = False
-        if self._seen[number] > self.passes:
-            raise RuntimeError(
-                f"more than {self.passes} backward passes before step(): set backward_passes_per_step, or call synchronize()"
-            )
-        while len(self._begun) < len(self._parameters) and self._seen[len(self._begun)] == self.passes:
-            self._begin_next()
 
-    def _begin_next(self) -> None:
-        parameter = self._parameters[len(self._begun)]
-        gradient = parameter.grad
-        if gradient is None:
-            gradient = torch.zeros_like(parameter)
-        if gradient.is_sparse and self._sparse_as_dense:
-            gradient = gradient.to_dense()
-        if gradient.is_sparse:
-            self._begun.append(sparse_allreduce_async(gradient, None, self._op, self._process_set))
-        else:
-            self._begun.append(self._dense(gradient))
+def _buckets(gradients: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Those that follow each other, are alike, and are not too large together; a sparse one is alone."""
+    bucket: list[torch.Tensor] = []
+    room = 0
+    for each in gradients:
+        room -= _bytes(each)
+        if bucket and (room < 0 or each.is_sparse or _likeness(each) != _likeness(bucket[0])):
+            yield bucket
+            bucket = []
+        if not bucket:
+            room = _BUCKET - _bytes(each)
+        bucket.append(each)
+    if bucket:
+        yield bucket
 
-    def _dense(self, gradient: torch.Tensor) -> Callable[[], torch.Tensor]:
-        small, dtype = self._compression.compress(gradient)
-        factors = 1.0 / self._predivide, self._predivide
-        reduced = allreduce_async(small, None, None, self._op, *factors, self._process_set)
-        return lambda: self._compression.decompress(reduced.wait(), dtype)
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _likeness(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.device, tensor.layout
+
+
+def _cut(flat: torch.Tensor, shapes: list[torch.Size]) -> Iterator[torch.Tensor]:
+    parts = flat.split([shape.numel() for shape in shapes])
+    return (part.view(shape) for part, shape in zip(parts, shapes, strict=True))
 
 
 class _Distributed(torch.optim.Optimizer):
     """What an optimizer's class gets besides."""
 
-    _exchange: Exchange
+    _exchange: _Exchange
+    _patched_step: Callable[..., Any] | None
+    """What a scheduler has put in place of the optimizer's own, to count the steps."""
     _is_skipped: bool
+    _is_exchanged: bool
+    """Whether there was no backward pass since the gradients were exchanged."""
 
     def synchronize(self) -> None:
-        """Wait until all gradients are those of all workers: to clip them, say, before step(). Collective."""
-        self._exchange.finish()
+        """Give all parameters the gradients of all workers: to clip them, say, before step(). Collective."""
+        self._exchange.reduce(each for group in self.param_groups for each in group["params"])
+        self._is_exchanged = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -123,24 +127,43 @@ class _Distributed(torch.optim.Optimizer):
             self._is_skipped = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """From now on so many backward passes make a gradient."""
-        self._exchange.passes = passes
+        """Horovod's, and not needed: however many backward passes there were, step() takes what they have come to."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Exchange the gradients, unless that is done, and make a step. Collective."""
-        if not self._is_skipped and not self._exchange.is_over:
+        """Exchange the gradients, unless that is done, and make a step. Collective.
+
+        closure: one that makes the gradients, as torch's optimizers have it; they are exchanged behind each call of it.
+        """
+        if closure is not None and not self._is_skipped:
+            closure = self._exchanging(closure)
+        elif not self._is_skipped and not self._is_exchanged:
             self.synchronize()
-        self._exchange.is_over = False
-        return super().step(closure)
+        self._is_exchanged = False
+        return (self._patched_step or super().step)(closure)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._exchange.forget()
+        self._is_exchanged = False
         super().load_state_dict(state_dict)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._exchange.is_under_way:
-            raise RuntimeError("zero_grad() between backward() and step(): the gradients are on their way")
-        super().zero_grad(set_to_none)
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self._watch(self.param_groups[-1]["params"])
+
+    def _exchanging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def exchanged() -> Any:
+            loss = closure()
+            self.synchronize()
+            return loss
+
+        return exchanged
+
+    def _watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        for each in parameters:
+            if each.requires_grad:
+                each.register_post_accumulate_grad_hook(self._changed)
+
+    def _changed(self, _: torch.Tensor) -> None:
+        self._is_exchanged = False
 
 
 def DistributedOptimizer(  # noqa: N802, PLR0917 (Horovod's)
@@ -155,11 +178,17 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 (Horovod's)
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> T:
-    """An optimizer of the same class, which makes its steps with the gradients of all workers.
+    """The optimizer, which from now on makes its steps with the gradients of all workers.
 
-    `named_parameters`, whose names are not needed, `num_groups` and `groups` are taken as Horovod takes them; that `named_parameters` are the optimizer's is
-    checked. It has synchronize(), skip_synchronize() and set_backward_passes_per_step() besides. Gradients are sent while the backward pass
-    goes on. With DistributedDataParallel, which does all this by itself, use none.
+    Its class is one of its own, made of that which it had: schedulers and all else that knows it go on. It has synchronize(),
+    skip_synchronize() and set_backward_passes_per_step() besides. step() and synchronize() are collective: there the gradients are
+    exchanged, with zeros where a parameter was not used. Workers outside of `process_set` make their steps alone. With
+    DistributedDataParallel, which does this by itself and while the backward pass goes on, use none.
+
+    optimizer: one of torch's; if it is distributed already, it is so in this way from now on. named_parameters: names are not needed; that
+    they are the optimizer's parameters is checked. compression: how gradients are sent. op: Average, Sum, Min, Max or Product.
+    gradient_predivide_factor: by how much gradients are divided before they are sent; the rest is divided after that. sparse_as_dense:
+    sparse gradients are made dense. backward_passes_per_step, num_groups and groups are Horovod's, and not needed.
 
     Raises ValueError for a name that comes twice, for parameters that are not the optimizer's, for no passes, and for a factor with another
     operator than Average; NotOffered for Adasum.
@@ -172,14 +201,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 (Horovod's)
         raise ValueError("gradient_predivide_factor is for op=Average alone")
     own = [each for group in optimizer.param_groups for each in group["params"]]
     _check(list(named_parameters or ()), own)
-    wrapped = type(optimizer)
-    made = cast("Any", type(wrapped.__name__, (_Distributed, wrapped), {}))
-    distributed = made.__new__(made)
-    distributed.__dict__.update(optimizer.__dict__)
-    distributed._is_skipped = False  # noqa: SLF001 (of the class above)
-    distributed._exchange = Exchange(  # noqa: SLF001 (as above)
-        own,
-        passes=backward_passes_per_step,
+    distributed = optimizer if isinstance(optimizer, _Distributed) else _made_distributed(optimizer, own)
+    distributed._exchange = _Exchange(  # noqa: SLF001 (of the class above)
         compression=compression,
         op=op,
         predivide=gradient_predivide_factor,
@@ -187,6 +210,23 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 (Horovod's)
         process_set=process_set,
     )
     return cast("T", distributed)
+
+
+def _made_distributed(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> _Distributed:
+    wrapped = type(optimizer)
+    distributed = cast("_Distributed", optimizer)
+    distributed.__class__ = cast("Any", type(wrapped.__name__, (_Distributed, wrapped), {}))
+    distributed._is_skipped = distributed._is_exchanged = False  # noqa: SLF001 (as above)
+    distributed._patched_step = patched = vars(optimizer).get("step")  # noqa: SLF001 (as above)
+    if patched is not None:
+
+        @wraps(patched)
+        def step(closure: Callable[[], Any] | None = None) -> Any:
+            return _Distributed.step(distributed, closure)
+
+        vars(optimizer)["step"] = step
+    distributed._watch(parameters)  # noqa: SLF001 (as above)
+    return distributed
 
 
 def _check(named: list[tuple[str, torch.Tensor]], own: list[torch.Tensor]) -> None:

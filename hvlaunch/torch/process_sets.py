@@ -62,7 +62,7 @@ class ProcessSet:
             return
         if not self._ranks or not 0 <= self._ranks[0] <= self._ranks[-1] < world().place.size:
             raise ValueError(f"{self}: the world has the ranks 0 to {world().place.size - 1}")
-        made = dist.new_group(list(self._ranks))
+        made = dist.new_group(list(self._ranks), timeout=world().timeout)
         self._made = world(), made if isinstance(made, dist.ProcessGroup) else None
 
     def remove(self) -> bool:

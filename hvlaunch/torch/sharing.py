@@ -10,6 +10,7 @@ from torch import distributed as dist
 from torch import nn
 
 from hvlaunch.torch.current import world
+from hvlaunch.torch.elastic.interruptions import as_failed
 from hvlaunch.torch.process_sets import ProcessSet, global_process_set
 from hvlaunch.torch.skeleton import TensorSpec, join, split
 
@@ -33,7 +34,8 @@ def broadcast_object(
     """The root's object (root is a global rank), on every rank. Collective. Pickled: only for workers that trust each other."""
     del name
     held = [obj]
-    dist.broadcast_object_list(held, root_rank, group=process_set.group, device=world().carrier)
+    with as_failed():
+        dist.broadcast_object_list(held, root_rank, group=process_set.group, device=world().carrier)
     return held[0]
 
 
@@ -43,17 +45,18 @@ def allgather_object(
     """The objects of all ranks, in order of rank. Collective. Pickled, as by broadcast_object."""
     del name
     found: list[Any] = [None] * process_set.size()
-    dist.all_gather_object(found, obj, group=process_set.group)
+    with as_failed():
+        dist.all_gather_object(found, obj, group=process_set.group)
     return found
 
 
-def broadcast_parameters(model: Parameters, root_rank: int = 0) -> None:
+def broadcast_parameters(params: Parameters, root_rank: int = 0) -> None:
     """Give all ranks the root's parameters and buffers, in place. Collective.
 
-    model: a module, a state_dict, or the result of parameters() or named_parameters(); the same on all ranks except for the values.
-    DistributedDataParallel does this by itself.
+    params: a module, a state_dict, or the result of parameters() or named_parameters(); the same on all ranks except for the values.
+    DistributedDataParallel does this by itself. Raises NotInitialized, and HorovodInternalError where a worker is lost.
     """
-    _broadcast(_tensors_of(model), root_rank)
+    _broadcast(_tensors_of(params), root_rank)
 
 
 def broadcast_optimizer_state(
@@ -74,25 +77,30 @@ def broadcast_optimizer_state(
         optimizer.load_state_dict(join(skeleton, tensors))
 
 
-def _tensors_of(model: Parameters) -> list[torch.Tensor]:
-    if isinstance(model, nn.Module):
-        return [*model.parameters(), *model.buffers()]
-    found = [each[1] if isinstance(each, tuple) else each for each in _items(model)]
+def _tensors_of(params: Parameters) -> list[torch.Tensor]:
+    if isinstance(params, nn.Module):
+        return [*params.parameters(), *params.buffers()]
+    found = [each[1] if isinstance(each, tuple) else each for each in _items(params)]
     return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
 
 
-def _items(model: Mapping[str, Any] | Iterable[Any]) -> Iterable[Any]:
-    return model.items() if isinstance(model, Mapping) else model
+def _items(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[Any]:
+    return params.items() if isinstance(params, Mapping) else params
 
 
 def _broadcast(tensors: list[torch.Tensor], root_rank: int) -> None:
-    """Several at once, so that many small ones cost little more than one."""
+    """Several at once, so that many small ones cost little more than one. As bytes: backends lack some types of numbers."""
     carrier = world().carrier
     for begin in range(0, len(tensors), _FLIGHT):
         targets = [tensor.detach() for tensor in tensors[begin : begin + _FLIGHT]]
         carried = [target.to(carrier).contiguous() for target in targets]
-        for work in [dist.broadcast(tensor, root_rank, async_op=True) for tensor in carried]:
-            work.wait()
+        with as_failed():
+            for work in [dist.broadcast(_bytes(tensor), root_rank, async_op=True) for tensor in carried]:
+                work.wait()
         for target, tensor in zip(targets, carried, strict=True):
             if tensor.data_ptr() != target.data_ptr():
                 target.copy_(tensor)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)

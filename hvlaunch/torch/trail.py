@@ -23,6 +23,7 @@ from hvlaunch.torch.current import is_world, world
 from hvlaunch.torch.group_errors import NotInitialized
 from hvlaunch.torch.process_sets import ProcessSet
 from hvlaunch.torch.reduction import Op
+from hvlaunch.torch.store_link import link_to
 from hvlaunch.torch.world import World
 
 __all__ = ["GAP", "Step", "note", "trail"]
@@ -63,6 +64,8 @@ class Trail:
         self._world = weakref.ref(of)
         self._is_alone = of.place.size == 1
         self._count = 0
+        self._under_way = 0
+        """How many of them are not known to have ended."""
         self._newest: deque[Step] = deque(maxlen=_KEPT)
         self._turn = threading.Lock()
         self._joins = 0
@@ -76,17 +79,23 @@ class Trail:
     def is_of(self, other: World) -> bool:
         return self._world() is other
 
-    def add(self, step: Step) -> None:
-        """The worker is about to begin this."""
+    def add(self, step: Step) -> Callable[[], None]:
+        """The worker is about to begin this; what is returned is to be called when that has ended."""
         if self._is_alone:
-            return
+            return _nothing
         with self._turn:
             self._count += 1
+            self._under_way += 1
             self._newest.append(step)
             if self._watcher is None:
                 self._watch()
             if self._followers and not self._follows:
                 self._tell(self._count, step)
+        return self._ended
+
+    def _ended(self) -> None:
+        with self._turn:
+            self._under_way -= 1
 
     def follow(self, take_part: Callable[[Step], object]) -> int:
         """Do all that the others do, until all follow; the rank that joined last. `take_part` adds its step."""
@@ -130,9 +139,12 @@ class Trail:
         atexit.register(self._end)
 
     def _look(self) -> None:
-        with suppress(RuntimeError):  # of a store: the world is over
-            while not self._is_over.wait(_LOOK) and is_world(self._world()):
-                while self._store.check([key := self._key("from", self._followers + 1)]):
+        with suppress(RuntimeError), link_to(self._store) as is_linked:  # of a store: the world is over
+            while not self._is_over.wait(_LOOK) and is_world(self._world()) and is_linked():
+                # Else nobody waits for this worker's trail, and the store may be gone in any moment.
+                while (self._under_way or self._follows) and self._store.check(
+                    [key := self._key("from", self._followers + 1)]
+                ):
                     with self._turn:
                         if key == self._key("from", self._followers + 1):  # else all have joined meanwhile
                             self._tell_follower(int(self._store.get(key)))
@@ -167,7 +179,13 @@ def trail() -> Trail:
     return _trail
 
 
-def note(process_set: ProcessSet, step: Step) -> None:
-    """The worker is about to begin this collective; who has joined is in no set but that of all."""
-    if process_set.is_all:
-        trail().add(step)
+def note(process_set: ProcessSet, step: Step) -> Callable[[], None]:
+    """The worker is about to begin this collective; who has joined is in no set but that of all.
+
+    What is returned is to be called when it has ended.
+    """
+    return trail().add(step) if process_set.is_all else _nothing
+
+
+def _nothing() -> None:
+    pass

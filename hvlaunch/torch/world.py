@@ -52,6 +52,8 @@ class World:
     """The (global) ranks that have this one's local rank, one on each host that has so many, in order."""
     local_group: dist.ProcessGroup
     cross_group: dist.ProcessGroup
+    timeout: timedelta | None
+    """For each collective; None is torch's."""
     excepthook: Callable[..., object]
     """What wrote tracebacks before torch put `[rank0]` in front of their lines."""
 
@@ -91,7 +93,7 @@ class World:
             _restore(excepthook)
             raise
         let_go()
-        return cls(place, store, device, local, cross, local_group, cross_group, excepthook)
+        return cls(place, store, device, local, cross, local_group, cross_group, timeout, excepthook)
 
     @property
     def cross_rank(self) -> int:

@@ -1,7 +1,9 @@
 """Where files of options are: the project's, found upwards, and the user's own. Each job asks, so this is quick."""
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Mapping
 
 __all__ = ["PYPROJECT", "project_file", "user_file"]
@@ -10,8 +12,14 @@ PYPROJECT = "pyproject.toml"
 
 _OWN_NAME = "hvlaunch.toml"
 _LARGEST = 1 << 20
-_TABLE = rb"""(?m)^\s*\[?\s*["']?tool["']?\s*(?:\.\s*["']?hvlaunch|[]=])"""
-"""Each way to begin the table tool.hvlaunch: only then a pyproject.toml is worth parsing."""
+_KEY = re.compile(rb"""(?<![\w-])hvlaunch["']?[ \t]*[].=]""")
+_TABLE = re.compile(
+    rb"""(?m)^[ \t]*(?:\[[ \t]*)?["']?tool["']?[ \t]*(?:\.[ \t]*["']?hvlaunch["']?[ \t]*[].=]|[]=])"""
+)
+"""Each way to begin the table tool.hvlaunch: only then a pyproject.toml is worth parsing.
+
+Another user may have written the text, so neither takes longer than the text is long.
+"""
 
 
 def project_file(directory: str, home: str) -> str | None:
@@ -45,13 +53,26 @@ def user_file(environ: Mapping[str, str]) -> str | None:
 
 def _may_have_options(path: str) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = _opened(path)
     except OSError:
         return False
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
         text = os.read(descriptor, _LARGEST)
-        return b"hvlaunch" in text and re.search(_TABLE, text) is not None
+        return b"hvlaunch" in text and bool(_KEY.search(text)) and bool(_TABLE.search(text))
     except OSError:
         return False
     finally:
         os.close(descriptor)
+
+
+def _opened(path: str) -> int:
+    """Raises OSError; also for another user's link, which may lead to what takes forever to open."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno != errno.ELOOP or os.lstat(path).st_uid not in (os.getuid(), 0):
+            raise
+        return os.open(path, flags)

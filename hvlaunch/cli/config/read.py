@@ -12,7 +12,7 @@ from hvlaunch.cli.config.texts import texts_of
 from hvlaunch.cli.config.tree import Node
 from hvlaunch.cli.option import BadValue, Group, Option
 from hvlaunch.cli.options import COMMAND
-from hvlaunch.cli.settings import Setting, read_value
+from hvlaunch.cli.settings import HELP_HINT, Setting, read_value
 from hvlaunch.errors import BadUsage
 
 __all__ = ["ConfigFile", "Settings", "config_settings", "group_key", "key_of", "keys_of"]
@@ -28,7 +28,9 @@ _HOROVODRUN = {
     "logging": "log-",
 }
 """The sections of horovodrun's files, and what their keys have before them as options. `enabled` is the section itself."""
-_LIKE = 0.6
+_LIKE = 0.7
+_FEW = 8
+"""So many names fit into a hint."""
 
 
 class ConfigFile(NamedTuple):
@@ -111,7 +113,7 @@ class _Reader:
         if node.value is None:
             return {}
         if not isinstance(node.value, dict):
-            self._refuse(node.line, f"{name} must be a table of keys and values")
+            self._refuse_no_table(name, node.line)
         return dict(node.value)
 
     def settings(self, table: Mapping[str, Node], *, is_profile: bool = False) -> Iterator[Setting]:
@@ -120,6 +122,8 @@ class _Reader:
         for called, node in table.items():
             for entry in self._entries(called, node, is_profile=is_profile):
                 option, line = entry.option, entry.node.line
+                if is_profile and option.name == "profile":
+                    self._refuse(line, f"{entry.called} can't be set in a profile", hint="--profile NAME")
                 if option.name in lines and option.constant is True:
                     self._refuse(line, f"{entry.called} is set twice, first in line {lines[option.name]}")
                 lines[option.name] = line
@@ -141,6 +145,8 @@ class _Reader:
             yield _Entry(self._names.options[key], key, called, node)
         else:
             sections = (*self._names.groups, *_HOROVODRUN, *(() if is_profile else (_PROFILES,)))
+            if key in sections:
+                self._refuse_no_table(called, node.line)
             self._unknown(called, node.line, [*self._names.options, *sections])
 
     def _in_group(self, group: Group, name: str, node: Node) -> _Entry:
@@ -207,11 +213,14 @@ class _Reader:
             self._refuse(line, cause, hint=f"--config-file {self._file.path}, or {flag} on the command line")
 
     def _unknown(self, name: str, line: int, known: Sequence[str]) -> NoReturn:
-        close = get_close_matches(name.replace("_", "-"), [_plain(key) for key in known], 1, _LIKE)
-        hint = next((key for key in known if _plain(key) in close), f"one of {_listed(known)}")
-        self._refuse(line, f"unknown key {name!r}", hint=hint)
+        likely = _likely(name, known) or known
+        hint = f"one of {', '.join(likely)}" if len(likely) > 1 else likely[0]
+        self._refuse(line, f"unknown key {name!r}", hint=hint if len(likely) <= _FEW else HELP_HINT)
 
-    def _refuse(self, line: int, cause: str, hint: str = "hvlaunch --help") -> NoReturn:
+    def _refuse_no_table(self, name: str, line: int) -> NoReturn:
+        self._refuse(line, f"{name} must be a table of keys and values")
+
+    def _refuse(self, line: int, cause: str, hint: str = HELP_HINT) -> NoReturn:
         raise BadUsage(f"{self._file.path}:{line}: {cause}", hint=hint)
 
 
@@ -223,10 +232,14 @@ def _usage(option: Option, called: str) -> str:
     return f"{called}: {' or '.join(value.choices) or ' '.join(value.metavars)}"
 
 
+def _likely(name: str, known: Sequence[str]) -> list[str]:
+    """What was probably meant: the key that is spelt like it, and those that have all its words (`ssh-user` for `user`)."""
+    keys = {_plain(key): key for key in reversed(known)}
+    words = set(_plain(name).split("-"))
+    longer = [key for key in keys if words <= set(key.split("-"))]
+    close = get_close_matches(_plain(name), keys, 1, _LIKE)
+    return [keys[key] for key in dict.fromkeys([*close, *(longer if len(longer) < _FEW else [])])]
+
+
 def _plain(name: str) -> str:
     return name.replace("_", "-")
-
-
-def _listed(names: Sequence[str]) -> str:
-    most = 8
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

@@ -16,6 +16,8 @@ __all__ = ["show_config"]
 
 _BARE = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
 _COLUMN = 48
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
+"""Bytes of the command line or of a variable, as Python has them in its texts."""
 
 
 def show_config(options: Options, groups: Sequence[Group]) -> str:
@@ -71,8 +73,12 @@ def _masked(option: Option, text: str) -> str:
 
 
 def _line(key: str, value: str, settings: Sequence[Setting]) -> str:
-    origins = dict.fromkeys(_origin(each) for each in settings)
-    return f"{f'{key} = {value}'.ljust(_COLUMN)}  # {', '.join(origins)}"
+    """A comment where the value is not UTF-8, which no file can say."""
+    origins = ", ".join(dict.fromkeys(_origin(each) for each in settings))
+    line, bytes_count = _NOT_UTF8.subn(lambda byte: f"\\x{ord(byte[0]) - 0xDC00:02x}", f"{key} = {value}")
+    if bytes_count:
+        line, origins = f"# {line}", f"{origins}; not UTF-8, so no file can set it"
+    return f"{line.ljust(_COLUMN)}  # {origins}"
 
 
 def _origin(setting: Setting) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvlaunch.cli.config.find import project_file, user_file
 from hvlaunch.cli.option import Group
@@ -35,7 +35,7 @@ def other_sources(
 
     `warn` is told of what is not used. Raises BadUsage.
     """
-    is_isolated = _WORKER in environ or _last(typed, "isolated") is not None
+    is_isolated = _WORKER in environ or bool(_last(typed, "isolated"))
     variables = [] if is_isolated else _variables(environ, groups, warn)
     named = _last([*variables, *typed], "config_file")
     paths = [] if is_isolated else [each for each in _paths(environ) if not _is_same(each[1], named)]
@@ -76,8 +76,8 @@ def _read(path: str, groups: Sequence[Group], warn: Callable[[str], object], *, 
         return Settings((), {})
 
 
-def _last(settings: Sequence[Setting], name: str) -> str | None:
-    return next((str(each.value) for each in reversed(settings) if each.option.name == name), None)
+def _last(settings: Sequence[Setting], name: str) -> Any:
+    return next((each.value for each in reversed(settings) if each.option.name == name), None)
 
 
 def _is_same(path: str, named: str | None) -> bool:

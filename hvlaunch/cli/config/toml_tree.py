@@ -16,8 +16,18 @@ __all__ = ["toml_tree"]
 
 _Path = tuple[str, ...]
 _WHERE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
-_LAST_LINES = ("]", "}", '"""', "'''")
-"""One of them is in the last line of each statement that has several."""
+_TOKEN = re.compile(
+    r'''
+    """ (?:\\. | [^\\])*? "{3,5}  # a text of several lines, which may end with two quotes of its own
+    | \'\'\' .*? '{3,5}
+    | " (?:\\. | [^"\\])* "
+    | ' [^']* '
+    | \# [^\n]*
+    | [][{}=\n]
+    ''',
+    re.DOTALL | re.VERBOSE,
+)
+"""What decides where a statement ends, in a document that is right: nothing within a text or a comment does."""
 
 
 def toml_tree(text: str) -> Node:
@@ -31,7 +41,7 @@ def toml_tree(text: str) -> Node:
         raise BadSyntax(cause[:1].lower() + cause[1:], line) from None
     except RecursionError:
         raise BadSyntax("it is nested too deep") from None
-    return _node(document, (), _lines(text), 1)
+    return _node(document, (), _lines(text.replace("\r\n", "\n")), 1)
 
 
 def _node(value: Any, path: _Path, lines: Mapping[_Path, int], line: int) -> Node:
@@ -46,30 +56,37 @@ def _node(value: Any, path: _Path, lines: Mapping[_Path, int], line: int) -> Nod
 def _lines(text: str) -> dict[_Path, int]:
     """The first line of the statement that sets a key, for each key of a document that is right.
 
-    A line ends a statement where what has come since the last one is a document by itself: no part of a statement is.
+    Keys within a value are in the line of that value.
     """
     lines: dict[_Path, int] = {}
     table: _Path = ()
-    statement, first = "", 1
-    for number, line in enumerate(text.split("\n"), 1):
-        if not statement:
-            first = number
-        elif not any(end in line for end in _LAST_LINES):
-            statement += f"{line}\n"
-            continue
-        statement += f"{line}\n"
-        try:
-            parsed = tomllib.loads(statement)
-        except tomllib.TOMLDecodeError:
-            continue
-        paths = list(_paths(parsed))
-        if statement.lstrip().startswith("["):
-            lines |= {path: first for path in paths if path not in lines}
+    for line, key, is_table in _keys(text):
+        paths = list(_paths(tomllib.loads(key if is_table else f"{key} = 0")))
+        if is_table:
             table = max(paths, key=len)
-        else:
-            lines |= {(*table, *path): first for path in paths if (*table, *path) not in lines}
-        statement = ""
+        for path in paths:
+            lines.setdefault(path if is_table else (*table, *path), line)
     return lines
+
+
+def _keys(text: str) -> Iterator[tuple[int, str, bool]]:
+    """The line of each statement, the text of its key, and whether that is a table's, with its brackets."""
+    line, start, end, depth = 1, 0, None, 0
+    for token in _TOKEN.finditer(f"{text}\n"):
+        mark = token[0]
+        if mark == "=" and end is None:
+            end = token.start()
+        elif mark in ("[", "{"):
+            depth += 1
+        elif mark in ("]", "}"):
+            depth -= 1
+        elif mark == "\n" and not depth:
+            statement = text[start : token.start()]
+            if end is not None:
+                yield line, text[start:end], False
+            elif statement.lstrip().startswith("["):
+                yield line, statement, True
+            line, start, end = line + statement.count("\n") + 1, token.end(), None
 
 
 def _paths(table: Mapping[str, Any]) -> Iterator[_Path]:

@@ -1,10 +1,10 @@
 """Options in the environment: HVLAUNCH_ and the option's name."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from hvlaunch.cli import values
-from hvlaunch.cli.config.read import keys_of
+from hvlaunch.cli.config.read import key_of, keys_of
 from hvlaunch.cli.config.texts import texts_of_variable
 from hvlaunch.cli.option import BadValue, Group, Option
 from hvlaunch.cli.options import COMMAND
@@ -28,8 +28,10 @@ _LIKE = 0.85
 
 def names_of(option: Option) -> tuple[str, ...]:
     """The option's variables, the usual one first; none where it can't be set in the environment."""
-    if option.source == "command line":
-        return ()
+    return () if option.source == "command line" else _names(option)
+
+
+def _names(option: Option) -> tuple[str, ...]:
     return tuple(PREFIX + key.replace("-", "_").upper() for key in keys_of(option))
 
 
@@ -43,15 +45,24 @@ def variable_settings(
     seen: dict[str, str] = {}
     for name in sorted(name for name in environ if name.startswith(PREFIX)):
         if name not in options:
-            close = get_close_matches(name, options, 1, _LIKE)
-            if close and name not in OTHERS:
-                warn(f"warning: {name} is no option; try: {close[0]}")
+            advice = _advice(name, options, groups)
+            if advice and environ[name] and name not in OTHERS:
+                warn(f"warning: {name} {advice}")
         elif environ[name]:
             other = seen.setdefault(options[name].name, name)
             if other != name and options[name].constant is True:
                 raise BadUsage(f"environment: {name} and {other} are the same option", hint=f"unset {name}")
             settings += _settings(options[name], name, environ[name])
     return settings
+
+
+def _advice(name: str, options: Collection[str], groups: Sequence[Group]) -> str | None:
+    """What may have been meant by a variable that sets nothing."""
+    for option in (option for group in groups for option in group.options):
+        if option.source == "command line" and not option.question and name in _names(option):
+            return f"is not read: {key_of(option)} can't be set by a variable; try: {option.flags[-1]} on the command line"
+    close = get_close_matches(name, options, 1, _LIKE)
+    return f"is no option; try: {close[0]}" if close else None
 
 
 def _settings(option: Option, name: str, text: str) -> Iterator[Setting]:

@@ -1,5 +1,6 @@
 """YAML, with the line of each value. Its scalars stay texts: `off` is no `False`."""
 
+import re
 from typing import Any
 
 from hvlaunch.cli.config.tree import BadSyntax, Node
@@ -10,6 +11,9 @@ __all__ = ["yaml_tree"]
 _DEEPEST = 6
 _MOST = 100_000
 _NULL = "tag:yaml.org,2002:null"
+_MERGE = "tag:yaml.org,2002:merge"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""PyYAML takes half of a pair for a character, as an escape of a quoted text."""
 
 
 def yaml_tree(text: str, source: str) -> Node:
@@ -21,6 +25,7 @@ def yaml_tree(text: str, source: str) -> Node:
         raise BadUsage(f"{source}: PyYAML, which reads YAML, is not installed", hint=hint) from None
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        return Node({}, 1) if root is None else _Converter().node(root, 0)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise BadSyntax(str(error.problem or error.context), mark.line + 1 if mark else 0) from None
@@ -28,7 +33,6 @@ def yaml_tree(text: str, source: str) -> Node:
         raise BadSyntax(str(error).partition("\n")[0]) from None
     except RecursionError:
         raise BadSyntax("it is nested too deep") from None
-    return Node({}, 1) if root is None else _Converter().node(root, 0)
 
 
 class _Converter:
@@ -50,15 +54,35 @@ class _Converter:
             case "sequence":
                 return Node([self.node(each, depth + 1) for each in node.value], line)
             case _:
-                return Node(None if node.tag == _NULL else node.value, line)
+                return Node(None if node.tag == _NULL else _text(node), line)
 
     def _table(self, node: Any, depth: int) -> dict[str, Node]:
+        """What the table itself sets counts more than what it merges (`<<`), of which the first counts most."""
         table: dict[str, Node] = {}
+        merged: dict[str, Node] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.id != "scalar":
                 raise BadSyntax("a key must be a word", line)
-            if key.value in table:
-                raise BadSyntax(f"{key.value} is set twice, first in line {table[key.value].line}", line)
-            table[key.value] = self.node(value, depth + 1)._replace(line=line)
-        return table
+            if key.tag == _MERGE:
+                for each in value.value if value.id == "sequence" else [value]:
+                    merged = self._merged(each, depth, line) | merged
+                continue
+            name = _text(key)
+            if name in table:
+                raise BadSyntax(f"{name} is set twice, first in line {table[name].line}", line)
+            table[name] = self.node(value, depth + 1)._replace(line=line)
+        return merged | table
+
+    def _merged(self, node: Any, depth: int, line: int) -> dict[str, Node]:
+        if node.id != "mapping":
+            raise BadSyntax("<< takes a table, or a list of tables", line)
+        table = self.node(node, depth).value
+        return table if isinstance(table, dict) else {}
+
+
+def _text(scalar: Any) -> str:
+    text = str(scalar.value)
+    if not text.isascii() and _SURROGATE.search(text):
+        raise BadSyntax("an escape that is no character", scalar.start_mark.line + 1)
+    return text

@@ -73,10 +73,9 @@ def _plugins() -> tuple[ForeignOption, ...]:
 
 ACCELERATE = (
     *same("-h, --help", "--quiet"),
-    *word("--max-restarts {} in an elastic job (--min-np)", "--max_restarts N"),
     *word("--quiet", "-q"),
     *word("-np {}", "--num_processes N"),
-    *word("-H a:4,b:4 with the hosts", "--num_machines N"),
+    *word("--nnodes {}, and -H a:4,b:4 with the hosts", "--num_machines N"),
     *needless("hvlaunch numbers the hosts", "--machine_rank N"),
     *needless(
         "hvlaunch finds the address and a free port", "--main_process_ip ADDRESS", "--main_process_port PORT"
@@ -85,13 +84,14 @@ ACCELERATE = (
     *needless("hvlaunch's own rendezvous is always there", "--rdzv_backend NAME", "--rdzv_conf CONF"),
     *needless("Accelerator() finds the GPUs and the other workers", "--multi_gpu"),
     *needless("hvlaunch hears at once how a worker ends", "--monitor_interval SECONDS"),
-    *same("--no_python", "-m, --module", "--log_dir DIR", "--tee STREAMS"),
+    *same("--max_restarts N", "--no_python", "-m, --module", "--log_dir DIR", "--tee STREAMS"),
     *word("--tee {}", "-t STREAMS"),
     *absent("workers have no roles; a script can read its RANK", "--role NAME"),
     *word("-x ACCELERATE_NAME=VALUE for its settings; hvlaunch starts the workers", "--config_file FILE"),
     *word("--mpi --hostfile {}", "--mpirun_hostfile FILE"),
     *word("--hostfile {}", "--deepspeed_hostfile FILE"),
-    *word("-H with the hosts to use", "--deepspeed_inclusion_filter, --deepspeed_exclusion_filter SPEC"),
+    *word("--include {}", "--deepspeed_inclusion_filter SPEC"),
+    *word("--exclude {}", "--deepspeed_exclusion_filter SPEC"),
     *word("--mpi, --srun or --gloo", "--deepspeed_multinode_launcher NAME"),
     *word(
         "the file of ACCELERATE_DEEPSPEED_CONFIG_FILE",

@@ -51,10 +51,24 @@ _LINES = {
 }
 """The same job, there and here."""
 
+_NOTES = {
+    "horovodrun": """\
+An elastic script (`@hvd.elastic.run`) runs without `--horovod`, which is refused with `--min-np` and its like, and by another import: `import hvlaunch.torch as hvd`
+in place of `import horovod.torch as hvd` ([which names are there](horovod.md#scripts-by-another-import)).
+
+```sh
+hvlaunch -np 8 --min-np 4 --max-np 12 --host-discovery-script ./discover.sh python train.py
+```""",
+    "torchrun": """\
+`--nproc-per-node N` is `N` workers on each host, though it has more slots. `gpu` and `auto` are one for each GPU; `cpu`, which is one for each processor,
+is for this machine alone ([more](options.md#--nproc-per-node)).""",
+}
+"""What the table can't say."""
+
 _WORDS = re.compile(r"(?:(?<![A-Za-z])'[^']*'|\"[^\"]*\"|\$\(\([^)]*\)\)|\S)+")
 _STARTS = re.compile(r"-{1,2}[A-Za-z].*|python|timeout|numactl|taskset|kill|nodeset|sh")
 _FOLLOWS = re.compile(
-    r"[A-Z_][A-Z_0-9]*(=.*)?|hvlaunch|all|none|openssh|paramiko|\.\.\.|[0-9]+|[a-z][:,].*|'.*'|\".*\""
+    r"[A-Z_][A-Z_0-9]*(=.*)?|[A-Z]:[A-Z]|hvlaunch|all|none|openssh|paramiko|\.\.\.|[0-9]+|[a-z][:,].*|'.*'|\".*\""
 )
 """What begins something to type, and what may follow in it."""
 
@@ -76,6 +90,8 @@ def page(programs: Mapping[str, Sequence[ForeignOption]] = PROGRAMS) -> str:
 def _program(name: str, options: Sequence[ForeignOption]) -> Iterator[str]:
     yield f"## {name}"
     yield "```sh\n{}\n{}\n```".format(*_LINES[name])
+    if name in _NOTES:
+        yield _NOTES[name]
     same = [f"`{option.spelled}`" for option in options if option.becomes == "same"]
     yield f"The same here: {', '.join(same)}."
     for becomes, (title, column) in _TITLES.items():

@@ -10,7 +10,7 @@ _GROUPS = 'hosts have no groups; -H "$(nodeset -f -S , @{})" has those of clush'
 PDSH = (
     *same("-h", "-V"),
     *word(f"-H {{}}, and {_ONE}", "-w HOSTS"),
-    *other("a variable for the workers; hosts to leave out are not named in -H", "-x HOSTS"),
+    *other("a variable for the workers; hosts to leave out are --exclude HOSTS", "-x HOSTS"),
     *other("a private key", "-i"),
     *other("more messages", "-v"),
     *word("--ssh-user {}", "-l USER"),
@@ -43,7 +43,7 @@ CLUSH = (
         "--color WHEN",
     ),
     *word(f"-H {{}}, and {_ONE}", "-w HOSTS"),
-    *other("a variable for the workers; hosts to leave out are not named in -H", "-x HOSTS"),
+    *other("a variable for the workers; hosts to leave out are --exclude HOSTS", "-x HOSTS"),
     *other("the number of workers; --stdin none for no standard input", "-n"),
     *other("the port of sshd", "-p"),
     *word("--stdin none", "--nostdin"),

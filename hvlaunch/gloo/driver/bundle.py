@@ -56,6 +56,7 @@ _MODULES = (
 )
 _OF_RANKS = ("local_ranks", "starter", "cannot_start", "group", "in_time")
 """Needed where a launcher has started a process for each rank."""
+_WARM = ("own_pages", "warm")
 _RARE = (
     "alone",
     "cannot_start",
@@ -106,7 +107,7 @@ def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False
 
 def warm_bundle(lease: float) -> bytes:
     """The warm agent (agent/warm.py) with its lease in seconds as a program, as bundle(): all modules that an agent may need."""
-    packed = _modules_packed((*_MODULES, *_RARE, "warm"), is_near=True)
+    packed = _modules_packed((*_MODULES, *_RARE, *_WARM), is_near=True)
     config = {"lease": lease, "rare": _RARE}
     start = f"load({packed!r})\nfrom hvlaunch.agent.warm import main\nmain({config!r})\n"
     return zlib.compress(f"{_boot()}\n{start}".encode(), 1)

@@ -7,20 +7,17 @@ from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import ElasticOptions
 
 if TYPE_CHECKING:
-    from hvlaunch.hosts.discovery import Discovery, Source
+    from hvlaunch.hosts.discovery import Discovery
 
 __all__ = ["host_discovery"]
 
 
 def host_discovery(options: ElasticOptions, post: Callable[[on.Event], None]) -> "Discovery | None":
     """What finds hosts; None where the pool is what it is."""
-    from hvlaunch.hosts.discovery import Discovery, HostFile, HostScript  # noqa: PLC0415 (few jobs are elastic)
+    from hvlaunch.hosts.discovery import Discovery, host_source  # noqa: PLC0415 (few jobs are elastic)
 
-    if options.discovery_script is not None:
-        source: Source = HostScript(options.discovery_script, options.discovery_timeout)
-    elif options.hostfile is not None:
-        source = HostFile(options.hostfile)
-    else:
+    source = host_source(options)
+    if source is None:
         return None
     return Discovery(
         source,

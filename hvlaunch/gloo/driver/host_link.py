@@ -202,7 +202,6 @@ class HostLink:
         self._expected.sent(header, body)
         if header["type"] == "bye":
             self._has_released = True
-            self._session.acknowledge()
         self._session.send(header, body)
 
     def ping(self, patience: float | None = None) -> None:

@@ -27,7 +27,7 @@ from hvlaunch.gloo.driver.progress import Progress
 from hvlaunch.gloo.driver.ranks import Ranks
 from hvlaunch.gloo.driver.stack_taking import StackTaking
 from hvlaunch.gloo.driver.start_frame import gets_stdin, start_frame
-from hvlaunch.gloo.driver.stdin import StdinPump
+from hvlaunch.gloo.driver.stdin import Stdin, StdinPump
 from hvlaunch.gloo.engine import actions as do
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine.engine import Engine
@@ -52,6 +52,8 @@ Item: TypeAlias = on.Event | Arrival | Inquiry | Observe | StacksWanted
 Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
 """Sees each event, what the engine made of it before that is carried out, and the time."""
 
+_FIRST_PING = 1.0
+"""Seconds in which hosts hear from us in any case, and short jobs end."""
 _PULSES_PER_WORKER_TIMEOUT = 8
 """So it is known of a silent host before one of its workers has been silent for too long."""
 _MOST_AT_ONCE = 256
@@ -78,7 +80,7 @@ class Driver:
         keys: Keys,
         connect: Callable[[Host], AgentConnection],
         *,
-        stdin: int,
+        stdin: Stdin,
         record: Callable[[Mapping[str, object]], None] | None = None,
         watchers: Sequence[Watcher] = (),
         keeping: "Keeping | None" = None,
@@ -144,7 +146,7 @@ class Driver:
         self.size = 0
         """How many workers the last round had."""
         pulse = inf if spec.elastic is None else spec.elastic.worker_timeout / _PULSES_PER_WORKER_TIMEOUT
-        self._lease = Lease(spec.lease, clock(), pulse=pulse)
+        self._lease = Lease(spec.lease, clock() + _FIRST_PING, pulse=pulse)
         self._quiet: set[str] = set()
         """Hosts that the engine knows to be."""
         self._result: JobResult | None = None
@@ -310,6 +312,7 @@ class Driver:
     def _carry_out_all(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
             starts = _starts(turn.actions)
+            self._expect(starts)
             self._open_to_horovod(starts)
             self.stacks.carry_out(turn.arrival.event, turn.actions)
             for action in turn.actions:
@@ -379,6 +382,11 @@ class Driver:
             case _:
                 pass  # facts and group states are for those who look on
 
+    def _expect(self, starts: Sequence[do.Start]) -> None:
+        """Once for all hosts of a round: it is put on record."""
+        for facts in {id(start.facts): start.facts for start in starts}.values():
+            self._rendezvous.expect([address for own in facts.addresses.values() for address in own])
+
     def _open_to_horovod(self, starts: Sequence[do.Start]) -> None:
         if starts and self._spec.horovod:
             from hvlaunch.gloo.driver.horovod import let_in  # noqa: PLC0415 (few jobs have such workers)
@@ -387,7 +395,6 @@ class Driver:
 
     def _start(self, start: do.Start) -> None:
         self._keep_files(start.round, start.launches[0].place.size)
-        self._rendezvous.expect([address for own in start.facts.addresses.values() for address in own])
         link = self._links[start.host]
         if not self._is_replaying:
             self.stacks.prepare(self._clock())
@@ -451,7 +458,7 @@ class Driver:
         def sender(link: HostLink, slot: int) -> Callable[[bytes], None]:
             return lambda data: link.send({"type": "stdin", "slot": slot}, data)
 
-        if os.isatty(self._stdin):
+        if os.isatty(self._stdin.fd):
             self._printer.read_by([rank for _, _, rank in readers])
         targets = [sender(link, slot) for link, slot, _ in readers]
         pump = StdinPump(

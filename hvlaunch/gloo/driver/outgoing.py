@@ -27,13 +27,6 @@ class Outgoing(Generic[T]):
             (self._relayed if relayed else self._own).append(frame)
             self._changed.notify_all()
 
-    def put_first(self, frame: T) -> None:
-        """Before all that was put already."""
-        with self._changed:
-            self._own.appendleft(frame)
-            self._own_turn = True
-            self._changed.notify_all()
-
     def take_all(self) -> list[T]:
         """What waits, but for relayed frames; it does not wait any more."""
         with self._changed:

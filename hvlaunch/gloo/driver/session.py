@@ -5,7 +5,7 @@ agent/session.py counts them; docs/architecture.md, "Sessions", has the whole.
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ _HANDSHAKE_PATIENCE = 10.0
 _PAUSE = 0.2
 _SURELY = -1
 _HANDSHAKES = ("challenge", "resumed", "refused")
-_TELLING = ("have", "ack")
+_TELLING = ("have", "ack", "bye")
 """With these the agent is told what it need not keep: a write of its own would cost as much as the printing of a piece."""
 
 
@@ -127,8 +127,7 @@ class HostSession:
         modules = b""
         if self._connection is not None and not self._connection.has_modules:
             modules = self._program.rare(self._host, is_here=self._connection.remote_address is None)
-        self._outgoing.put_first(({"type": "modules"}, modules))
-        self._outgoing.put_first((dict(hello), b""))
+        self._put_on_channel((dict(hello), b""), ({"type": "modules"}, modules))  # one message on its way
         threading.Thread(target=self._write, name=f"to {self._host.name}", daemon=True).start()
 
     def take_up(
@@ -261,21 +260,22 @@ class HostSession:
 
     def _write(self) -> None:
         while (frame := self._outgoing.get()) is not None:
-            self._put_on_channel(*frame)
+            self._put_on_channel(frame)
         if not self.is_over:
-            self._put_on_channel({"type": "leave"}, b"")
+            self._put_on_channel(({"type": "leave"}, b""))
         self._written.set()
 
-    def _put_on_channel(self, header: dict[str, Any], body: bytes) -> None:
+    def _put_on_channel(self, *frames: "Frame") -> None:
         with self._writing:
             with self._counting:
-                self._session.sending(header["type"], (header, body))
+                for frame in frames:
+                    self._session.sending(frame[0]["type"], frame)
             if self._channel is None:
                 return
-            frames: Sequence[Frame] = [(header, body)]
-            if header["type"] in _TELLING:
+            first = frames[0][0]["type"]
+            if first in _TELLING:
                 have = {"type": "have", "frames": self._have()}
-                frames = [(have, b""), *frames[header["type"] == "have" :]]
+                frames = ((have, b""), *frames[first == "have" :])
             try:
                 self._channel.send(*frames)
             except OSError:

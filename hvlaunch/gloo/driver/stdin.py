@@ -2,24 +2,37 @@
 
 import errno
 import os
+import select
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-__all__ = ["StdinPump"]
+__all__ = ["OWN_STDIN", "Stdin", "StdinPump"]
 
 _CHUNK = 1 << 16
 _WINDOW = 1 << 18
 
 
+class Stdin(NamedTuple):
+    """Where a driver reads what is for its workers."""
+
+    fd: int = 0
+    may_read: Callable[[], bool] | None = None
+    """Whether it may read the terminal now, where that is another process's: the kernel guards it for its own alone."""
+
+
+OWN_STDIN = Stdin()
+
+
 class StdinPump:
-    """Reads a file descriptor and calls each of `targets` with the bytes, b"" at the end.
+    """Reads stdin and calls each of `targets` with the bytes, b"" at the end.
 
     `taken` is told what a target's worker has read, so that at most 256 KiB are ever on the way.
     """
 
     def __init__(
         self,
-        fd: int,
+        stdin: Stdin,
         targets: Sequence[Callable[[bytes], None]],
         on_echoed: Callable[[], None] | None = None,
         ask: Callable[[], None] | None = None,
@@ -28,8 +41,9 @@ class StdinPump:
 
         `ask` is called when there is something to be passed on, which then waits for go_on().
         """
-        self._fd = fd
-        self._on_echoed = on_echoed if os.isatty(fd) else None
+        self._fd = stdin.fd
+        self._may_read = stdin.may_read if os.isatty(stdin.fd) else None
+        self._on_echoed = on_echoed if os.isatty(stdin.fd) else None
         self._targets = targets
         self._outstanding = [0] * len(targets)
         self._changed = threading.Condition()
@@ -74,11 +88,19 @@ class StdinPump:
                 return
 
     def _read(self) -> bytes | None:
+        if self._may_read is not None and not self._await_typed(self._may_read):
+            return None
         try:
             return os.read(self._fd, _CHUNK)
         except OSError as error:
             # EIO: a terminal that we are in the background of. It isn't ours to read, and has not ended. Or it is closed.
             return None if error.errno == errno.EIO and os.isatty(self._fd) else b""
+
+    def _await_typed(self, may_read: Callable[[], bool]) -> bool:
+        """Whether something was typed for us."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return may_read() and bool(poll.poll()) and may_read()
 
     def _pass_on(self, data: bytes | None) -> bool:
         if data is None:

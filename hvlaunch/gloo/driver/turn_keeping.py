@@ -7,7 +7,7 @@ from hvlaunch.gloo.driver.arrival import Turn
 from hvlaunch.gloo.driver.keeping import Keeping
 from hvlaunch.gloo.driver.links import without_secrets
 from hvlaunch.gloo.engine.engine import Engine
-from hvlaunch.gloo.engine.events import Began, HostReady, HostStage
+from hvlaunch.gloo.engine.events import Began, HostConnected, HostReady, HostStage
 
 __all__ = ["TurnKeeping"]
 
@@ -57,10 +57,10 @@ class TurnKeeping:
             turn.arrival.settle()
 
     def _is_urgent(self, turn: Turn) -> bool:
-        """To begin the record takes 10 ms of a processor: it can wait until hosts' threads have loaded what they log in with."""
+        """To begin the record takes 10 ms of a processor: it can wait until hosts' threads have loaded what they log in with, and not until all are ready."""
         event = turn.arrival.event
-        if isinstance(event, HostStage) and not self._keeping.has_begun:
-            return event.stage not in ("resolve", "connect")
+        if isinstance(event, HostStage | HostConnected) and not self._keeping.has_begun:
+            return isinstance(event, HostConnected) or event.stage not in ("resolve", "connect")
         return bool(turn.actions) and not isinstance(event, Began)
 
 

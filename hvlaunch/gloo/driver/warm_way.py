@@ -102,7 +102,7 @@ class _WarmConnection(BaseConnection):
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
         request = {"what": "lane", "host": host.name, "job": self._job_id, "config": program.config}
         try:
-            self._channel = _LaneChannel(open_lane(self._pool, request))
+            self._channel = _LaneChannel(open_lane(self._pool), request)
         except OSError:
             raise HostLost(f"pool {self._pool.name} has gone", host=host.name) from None
         return CommandChannel(self._channel, b"", listener)
@@ -115,8 +115,10 @@ class _WarmConnection(BaseConnection):
 class _LaneChannel:
     """hvlaunch.ssh.connection.Channel over the socket of a lane."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, request: Mapping[str, Any]) -> None:
         self._link = link
+        self._request = json.dumps(request).encode() + b"\n"
+        """Sent with the first that is written: one message for all on its way."""
         self._rest = b""
         """What is no whole part yet."""
         self._ended: Mapping[str, Any] | None = None
@@ -145,7 +147,8 @@ class _LaneChannel:
         self._rest = data[at:]
 
     def write(self, data: bytes) -> None:
-        self._link.sendall(data)
+        request, self._request = self._request, b""
+        self._link.sendall(request + data)
 
     def stderr(self) -> bytes:
         return b"" if self._ended is None else str(self._ended["stderr"]).encode()

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["BadData", "decode", "encode"]
+__all__ = ["BadData", "decode", "encode", "prepare"]
 
 _TAG = "is"
 
@@ -41,6 +41,20 @@ def decode(kind: Any, data: object) -> Any:
     return _coder(kind).decode(data)
 
 
+def prepare(kind: Any) -> None:
+    """Look at all types of this kind now, and not when the first value of each comes."""
+    kinds, seen = [kind], set()
+    while kinds:
+        each = kinds.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        kinds += get_args(each)
+        if _has_fields(each):
+            kinds += _object(each).kinds.values()
+            _object(each).coders  # noqa: B018 (they are kept there)
+
+
 class _Coder(NamedTuple):
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
@@ -59,9 +73,8 @@ def _coder(kind: Any) -> _Coder:
         return _many(_coder(args[0])) if args[1:] == (...,) else _some([_coder(arg) for arg in args])
     if origin is Mapping:
         return _mapping(_coder(args[1]))
-    if isinstance(kind, type) and (hasattr(kind, "_fields") or is_dataclass(kind)):
-        found = _Object(kind)
-        return _Coder(found.encode, found.decode)
+    if _has_fields(kind):
+        return _Coder(_object(kind).encode, _object(kind).decode)
     raise TypeError(f"nothing is known of {kind}")
 
 
@@ -205,34 +218,48 @@ class _Object:
         self._kind = kind
 
     @cached_property
-    def _fields(self) -> dict[str, _Coder]:
+    def kinds(self) -> dict[str, Any]:
+        """The types of its fields."""
         hints = get_type_hints(self._kind)
         names = (
             [field.name for field in fields(self._kind)] if is_dataclass(self._kind) else self._kind._fields  # type: ignore[attr-defined]
         )
-        return {name: _coder(hints[name]) for name in names}
+        return {name: hints[name] for name in names}
+
+    @cached_property
+    def coders(self) -> dict[str, _Coder]:
+        return {name: _coder(kind) for name, kind in self.kinds.items()}
 
     def encode(self, value: object) -> dict[str, Any]:
         if value.__class__ is not self._kind:
             raise BadData(f"{value!r} is no {self._kind.__name__}")
         data, name = {}, ""
         try:
-            for name, coder in self._fields.items():
+            for name, coder in self.coders.items():
                 data[name] = coder.encode(getattr(value, name))
         except BadData as error:
             raise error.within(name) from None
         return data
 
     def decode(self, data: object) -> Any:
-        if not isinstance(data, dict) or data.keys() != self._fields.keys():
+        if not isinstance(data, dict) or data.keys() != self.coders.keys():
             raise BadData(f"{data!r} has not the fields of {self._kind.__name__}")
         found, name = {}, ""
         try:
-            for name, coder in self._fields.items():
+            for name, coder in self.coders.items():
                 found[name] = coder.decode(data[name])
         except BadData as error:
             raise error.within(name) from None
         return self._kind(**found)
+
+
+@cache
+def _object(kind: type) -> _Object:
+    return _Object(kind)
+
+
+def _has_fields(kind: Any) -> bool:
+    return isinstance(kind, type) and (hasattr(kind, "_fields") or is_dataclass(kind))
 
 
 _SCALARS: dict[Any, _Coder] = {kind: _plain(kind) for kind in (str, bool, int, NoneType)}

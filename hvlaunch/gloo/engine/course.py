@@ -1,5 +1,6 @@
 """How far the job is, and how it comes to its end: workers are stopped, hosts closed. Pure."""
 
+import signal
 from collections.abc import Iterable
 from enum import Enum
 
@@ -18,6 +19,8 @@ from hvlaunch.job import JobResult, JobSpec
 
 __all__ = ["AT_WORK", "WITH_WORKERS", "Course", "Phase"]
 
+_NOT_TYPED = (signal.SIGHUP, signal.SIGPIPE)
+"""Signals by which nobody says that it takes too long."""
 _KILLING_TIME = 2.0
 """Seconds that SIGKILL has before the user may have enough of waiting."""
 _CLOSING_TIME = 25.0
@@ -133,7 +136,7 @@ class Course:
                     return self.leave_to_agents(now)
                 self._killing_since = now if self._killing_since is None else self._killing_since
                 return self.stop(AT_ONCE, now)
-            case Phase.CLOSING:
+            case Phase.CLOSING if number not in _NOT_TYPED:
                 return self.give_up_closing(list(self._pool.open))
             case _:
                 return []

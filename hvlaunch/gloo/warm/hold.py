@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -14,6 +15,7 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import AskStatus, OnStatus
 from hvlaunch.errors import BadUsage, HostsFailed, Problem
 from hvlaunch.gloo.engine.codec import encode
+from hvlaunch.gloo.warm.forks import Forks
 from hvlaunch.gloo.warm.pool import WarmPool
 from hvlaunch.hosts.local import is_local
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
@@ -55,14 +57,16 @@ def hold_pool(
         remove(root / f"{IN_MAKING}{name}")
     hosts = [host for host in spec.hosts if not is_local(host)]
     with (
+        _signals() as on_signal,
         closing(JobDirectory(root, name, _about(name, spec))) as directory,
         closing(directory.listen()) as listener,
+        _forks(directory.path, name, spec),
         _connect(spec) as connect,
         closing(WarmPool(name, spec, hosts, connect, idle_timeout=idle_timeout)) as pool,
-        _ends_by_signal(pool),
     ):
+        on_signal(pool.stop)
         problems = list(pool.start(on_status))
-        if problems and (not spec.skip_bad_hosts or len(problems) == len(hosts)):
+        if problems and (not spec.skip_bad_hosts or len(problems) == len(spec.hosts)):
             raise HostsFailed(problems)
         on_ready(problems)
         pool.serve(listener, owner)
@@ -95,6 +99,16 @@ def _about(name: str, spec: JobSpec) -> Mapping[str, object]:
 
 
 @contextmanager
+def _forks(directory: Path, name: str, spec: JobSpec) -> Iterator[None]:
+    """What forks drivers, where they have no workers of their own: those of this machine are to be what their user started."""
+    if not sys.platform.startswith("linux") or any(map(is_local, spec.hosts)):
+        yield
+        return
+    with closing(Forks(directory, name)):
+        yield
+
+
+@contextmanager
 def _connect(spec: JobSpec) -> Iterator[Callable[[Host], Connection]]:
     if spec.ssh.remote_agent is not None:
         from hvlaunch.ssh.remote_agent import connect_by_agent  # noqa: PLC0415 (few sites have one)
@@ -106,12 +120,24 @@ def _connect(spec: JobSpec) -> Iterator[Callable[[Host], Connection]]:
 
 
 @contextmanager
-def _ends_by_signal(pool: WarmPool) -> Iterator[None]:
-    before = {
-        number: signal.signal(number, lambda *_: pool.stop()) for number in (signal.SIGTERM, signal.SIGHUP)
-    }
+def _signals() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """While in the block, signals that end a process call what was given; none cuts short what is closed at its end."""
+    calls: list[Callable[[], None]] = []
+    came: list[int] = []
+
+    def handle(number: int, _frame: object) -> None:
+        came.append(number)
+        for call in calls:
+            call()
+
+    def on_signal(call: Callable[[], None]) -> None:
+        calls.append(call)
+        if came:
+            call()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        yield on_signal
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from random import random as any_random
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hvlaunch.agent.frames import PROTOCOL, BadFrame, Decoder
 from hvlaunch.agent.shapes import Form, text, whole
@@ -16,6 +16,9 @@ from hvlaunch.gloo.driver.piece_reader import Garbled
 from hvlaunch.gloo.warm.lane import Lane
 from hvlaunch.job import Host
 from hvlaunch.ssh.connection import Connection
+
+if TYPE_CHECKING:
+    from hvlaunch.agent.frames import Frame
 
 __all__ = ["WarmHost"]
 
@@ -105,10 +108,13 @@ class WarmHost:
             number = self._opened
             self._lanes[number] = lane
         try:
-            self._send({"type": "open", "lane": number, "config": dict(config)})
+            opening = {"type": "open", "lane": number, "config": dict(config)}, b""
+            about = {"type": "data", "lane": number}
+            self._send(opening, *([(about, lane.begun)] if lane.begun else []))
             while data := lane.read():
-                self._send({"type": "data", "lane": number}, data)
-            self._send({"type": "close", "lane": number})
+                self._send((about, data))
+            if number in self._lanes:  # else its agent has ended
+                self._send(({"type": "close", "lane": number}, b""))
         except OSError:
             lane.break_off()
         with self._lock:
@@ -135,13 +141,13 @@ class WarmHost:
         if connection is not None:
             connection.close()
 
-    def _send(self, header: dict[str, Any], body: bytes = b"") -> None:
+    def _send(self, *frames: "Frame") -> None:
         """Raises OSError where there is no connection."""
         channel = self._channel
         if channel is None:
             raise ConnectionResetError("no connection")
         with self._writing:
-            channel.send((header, body))
+            channel.send(*frames)
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE
@@ -214,7 +220,7 @@ class WarmHost:
                 self.state, self.problem, self.since = "ready", None, self._clock()
             self.tried.set()
         elif kind == "ping":
-            self._send({"type": "pong"})
+            self._send(({"type": "pong"}, b""))
         else:
             with self._lock:
                 lane = self._lanes.get(header["lane"])

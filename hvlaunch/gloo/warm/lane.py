@@ -18,9 +18,9 @@ class Lane:
     """The driver's side. Nothing here waits for a driver but the thread that a slow one needs."""
 
     def __init__(self, link: socket.socket, job: str, begun: bytes = b"") -> None:
-        """`begun` is what the driver has sent already."""
         self.job = job
-        self._begun = begun
+        self.begun = begun
+        """What the driver has sent already."""
         self._link = link
         self._lock = threading.Lock()
         self._waiting: deque[bytes] = deque()
@@ -36,10 +36,9 @@ class Lane:
         self._put(LANE_ENDED, json.dumps({"status": status, "stderr": stderr}).encode())
 
     def read(self) -> bytes:
-        """What the driver sends; empty at its end. Blocks."""
-        begun, self._begun = self._begun, b""
+        """What the driver sends next; empty at its end. Blocks."""
         try:
-            return begun or self._link.recv(1 << 16)
+            return self._link.recv(1 << 16)
         except OSError:
             return b""
 

@@ -33,6 +33,8 @@ from hvlaunch.ssh.connection import Connection
 __all__ = ["WarmPool"]
 
 _LOOK = 1.0
+_SOON = 0.1
+"""Seconds until the next look where there is something to make for the next job."""
 _PAUSE = 0.05
 _REQUEST_PATIENCE = 10.0
 _READ_SIZE = 1 << 16
@@ -115,8 +117,8 @@ class WarmPool:
         look_at = self._clock()
         while not self._over.is_set():
             if self._clock() >= look_at:  # not for each that comes: a job comes once for each host
-                look_at = self._clock() + _LOOK
                 self._look()
+                look_at = self._clock() + (_LOOK if self.has_certificate else _SOON)
             poll.poll(max(0.0, look_at - self._clock()) * 1000)
             self._accept(listener)
 
@@ -144,12 +146,13 @@ class WarmPool:
         threading.Thread(target=self._hear, args=(link,), name="request", daemon=True).start()
 
     def _look(self) -> None:
-        self._prepare_certificate()
         for host in self._hosts.values():
             host.look()
         if any(host.lanes for host in self._hosts.values()):
             self._used = self._clock()
-        elif self._clock() > self._used + self._idle_timeout:
+            return
+        self._prepare_certificate()  # while no job has anything to do
+        if self._clock() > self._used + self._idle_timeout:
             self._over.set()
 
     def _await(self, owner: int) -> None:

@@ -151,7 +151,8 @@ def _interrupted(number: int, grace: float) -> str:
     """What a signal to hvlaunch leads to. Its own SIGPIPE can't come once more."""
     if number == signal.SIGPIPE:
         return f"nobody reads the output any more: workers have {grace:g} s to end"
-    return f"got {signal_name(number)}: workers have {grace:g} s to end; a second one kills them at once"
+    another = "SIGTERM" if number == signal.SIGHUP else "a second one"  # see driver/signals.py
+    return f"got {signal_name(number)}: workers have {grace:g} s to end; {another} kills them at once"
 
 
 def because(cause: why.Cause) -> str:

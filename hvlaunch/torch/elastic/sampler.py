@@ -39,6 +39,7 @@ class ElasticSampler(Sampler[int]):
         place: Callable[[], tuple[int, int]] = _place,
     ) -> None:
         self.epoch = 0
+        """The epoch that set_epoch() has begun."""
         self.processed = 0
         """How many samples of this epoch are done, by all workers together."""
         self._total = len(dataset)
@@ -63,9 +64,11 @@ class ElasticSampler(Sampler[int]):
         self.processed = min(self._total, self.processed + batch_size * size)
 
     def state_dict(self) -> dict[str, Any]:
+        """The epoch, and how many of its samples are done; the same on all workers."""
         return {"epoch": self.epoch, "processed": self.processed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to the epoch of a state_dict(), and on behind the samples that are done in it."""
         self.epoch = int(state["epoch"])
         self.processed = self._begin = int(state["processed"])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hvlaunch.rendezvous.keepalive import keep_alive
 
-__all__ = ["GroupSockets"]
+__all__ = ["GroupSockets", "tcp_sockets"]
 
 _TIMES = 20
 """A peer that does not answer for a minute is gone."""
@@ -46,7 +46,7 @@ class GroupSockets:
         self._older = {identity for identity, _ in _connections()}
         yield
         self._peers = set()
-        for fd, (host, _) in _tcp_sockets():
+        for fd, (host, _) in tcp_sockets():
             with socket.socket(fileno=fd) as sock:
                 if _identity(fd) not in self._older:
                     self._peers.add(host)
@@ -61,7 +61,7 @@ class GroupSockets:
         """
         count = 0
         room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        for fd, peer in _tcp_sockets():
+        for fd, peer in tcp_sockets():
             identity = _identity(fd)
             sock = socket.socket(fileno=fd)
             if identity in self._held or not self._is_ours(identity, peer):
@@ -86,7 +86,7 @@ class GroupSockets:
 
 
 def _connections() -> Iterator[tuple[_Identity, tuple[str, int]]]:
-    for fd, peer in _tcp_sockets():
+    for fd, peer in tcp_sockets():
         identity = _identity(fd)
         os.close(fd)
         yield identity, peer
@@ -97,7 +97,7 @@ def _identity(fd: int) -> _Identity:
     return about.st_dev, about.st_ino
 
 
-def _tcp_sockets() -> Iterator[tuple[int, tuple[str, int]]]:
+def tcp_sockets() -> Iterator[tuple[int, tuple[str, int]]]:
     """A new descriptor of each connected TCP socket of this process, to be closed by who takes it; and its peer.
 
     A descriptor of our own can't be closed by its owner, and given to something else, while we look at it.

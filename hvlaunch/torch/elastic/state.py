@@ -30,10 +30,13 @@ class TrainedRound(Protocol):
 class State:
     """The base of all states: when to save, and what to do when workers come and go.
 
-    A subclass says what is saved, in `collect()`, and how it is restored, in `apply()`.
+    A subclass says what is saved, in `collect()`, and how it is restored, in `apply()`. Or, as one of Horovod's, it has its own `save()`,
+    `restore()` and `sync()`; rank 0 is then a worker that was there before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bcast_object: object = None, get_rank: object = None) -> None:
+        """bcast_object and get_rank are Horovod's, and not needed."""
+        del bcast_object, get_rank
         self.commits = -1
         """The number of the last commit; -1 if nothing is saved yet."""
         self._saved: Snapshot | None = None
@@ -53,7 +56,7 @@ class State:
 
         Raises WorkersChanged and CollectiveFailed, for run() to catch.
         """
-        self.save()
+        self._save_and_count()
         if self._round is not None:
             self._round.committed(self.commits)
             self._round.check()
@@ -64,8 +67,14 @@ class State:
             try:
                 self._round.check()
             except WorkersChanged:
-                self.save()
+                self._save_and_count()
                 raise
+
+    def _save_and_count(self) -> None:
+        """Save, by a subclass' own save() too, which does not count."""
+        next_commit = self.commits + 1
+        self.save()
+        self.commits = max(self.commits, next_commit)
 
     def save(self) -> None:
         """Keep a copy of everything, on the same devices. The copy before it is kept until this one is complete."""
@@ -109,7 +118,12 @@ class State:
         """
         ranks = sorted([root, *lacking])
         everyone = len(ranks) == dist.get_world_size()
-        group = dist.group.WORLD if everyone else dist.new_group(ranks, use_local_synchronization=True)
+        timeout = current.world().timeout
+        group = (
+            dist.group.WORLD
+            if everyone
+            else dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+        )
         if group is None:
             raise RuntimeError("torch.distributed has no default group")
         if self._saved is not None and dist.get_rank() == root:
@@ -123,20 +137,25 @@ class State:
         self.commits, self._saved = -1, None
 
     def hand_over(self) -> tuple[int, Snapshot | None]:
-        """How many commits there are, and what was saved, for this worker's next life."""
-        return self.commits, self._saved
+        """How many commits there are, and what was saved, for this worker's next life; none where only a subclass has what was saved."""
+        return (-1 if self._saved is None else self.commits), self._saved
 
     def take_over(self, commits: int, saved: Snapshot | None) -> None:
         """Go on from what this worker's last life has handed over."""
         self.commits, self._saved = commits, saved
-        self.restore()
+        if saved is not None:
+            self.restore()
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """Functions to call in every new round but the first, when its groups are made and before sync()."""
         self._callbacks.extend(callbacks)
 
+    def reset(self) -> None:
+        """What a subclass does in every new round but the first, before the callbacks; Horovod's name."""
+
     def on_reset(self) -> None:
-        """Call what register_reset_callbacks() was given; run() does. Who joins gets what they have changed, too."""
+        """Call reset(), and what register_reset_callbacks() was given; run() does. Who joins gets what they have changed, too."""
+        self.reset()
         for call in self._callbacks:
             call()
         if self._callbacks and self._saved is not None:
@@ -150,8 +169,9 @@ class State:
 class ObjectState(State):
     """Attributes by name. Those that have state_dict() and load_state_dict() are saved by these, in lists and dicts too."""
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__()
+    def __init__(self, bcast_object: object = None, get_rank: object = None, **values: Any) -> None:
+        """values: the attributes. bcast_object and get_rank are Horovod's, and not needed."""
+        super().__init__(bcast_object, get_rank)
         self._names = tuple(values)
         for name, value in values.items():
             if hasattr(self, name):
@@ -166,9 +186,11 @@ class ObjectState(State):
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def collect(self) -> dict[str, Any]:
+        """The values by name, or what state_dict() gives of those that have it."""
         return {name: _collected(getattr(self, name)) for name in self._names}
 
     def apply(self, value: Mapping[str, Any]) -> None:
+        """Give the values back what collect() has made of them."""
         for name, saved in value.items():
             setattr(self, name, _applied(getattr(self, name), saved))
 

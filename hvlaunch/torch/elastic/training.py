@@ -20,7 +20,7 @@ from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.rendezvous.round_messages import Grant, worker_of
 from hvlaunch.torch import current
 from hvlaunch.torch.elastic.escape import Baggage, Escape, can_start_over, start_over, unpack
-from hvlaunch.torch.elastic.interruptions import CollectiveFailed, WorkersChanged
+from hvlaunch.torch.elastic.interruptions import CollectiveFailed, WorkersChanged, is_groups
 from hvlaunch.torch.elastic.membership import Membership, patiently
 from hvlaunch.torch.elastic.snapshot import Snapshot
 from hvlaunch.torch.elastic.sockets import GroupSockets
@@ -231,7 +231,7 @@ class Training:
     def _why_left(self, error: BaseException) -> str | None:
         """What broke the round, where it was not this worker; None where it was."""
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if isinstance(error, _PEERS_FAILED) or _is_groups(error):
+        if isinstance(error, _PEERS_FAILED) or is_groups(error):
             return text
         is_doubtful = isinstance(error, RuntimeError)  # torch's word for nearly all that can go wrong
         is_broken = is_doubtful and self._membership.broken(self._membership.last_round, _DOUBT)
@@ -300,9 +300,3 @@ def _end_collectives(sockets: GroupSockets) -> None:
         # The only way to end NCCL's kernels. Without a group, torch 2.6 aborts no group but the global one.
         dist.distributed_c10d._abort_process_group(dist.group.WORLD)  # noqa: SLF001
     sockets.shut_down()
-
-
-def _is_groups(error: BaseException) -> bool:
-    """Whether a RuntimeError comes from Gloo, which has no class of its own."""
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("gloo/" in text or "Gloo" in text)
