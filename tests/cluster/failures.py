@@ -96,7 +96,7 @@ CASES = (
 _NORMAL = (
     (r"\b[0-9.]+ (?:s|min [0-9]+ s)(?= (?:later|earlier)\b)", "N s"),
     (r"N s (?:later|earlier)|at the same time", "N s later"),
-    (r"(?<=after )[0-9.]+ s(?: to [0-9.]+ s)?", "N s"),
+    (r"(?:(?<=after )|(?<=got on for ))[0-9.]+ s(?: to [0-9.]+ s)?", "N s"),
     (r"peaked at [0-9.]+ GiB", "peaked at N GiB"),
     (r"had [0-9.]+ of [0-9.]+ GiB in use", "had N of N GiB in use"),
     (r"waits? in [^;\n]*|(?:wait|get on|stand)s? [^;\n]*(?=;|$)", "..."),

@@ -26,6 +26,11 @@ LONG = [
     for work in TRAINING
 ]
 
+ONE_WAY = pytest.mark.parametrize(
+    "start", [SUMS[0], pytest.param(SUMS[1], marks=pytest.mark.long), *LONG], indirect=True, ids=str
+)
+"""Of those that take longest, with workers that are started anew."""
+
 
 class Starter:
     """Starts a job: start(pool, *options)."""
@@ -51,6 +56,7 @@ def start(request: pytest.FixtureRequest, cluster: TestHosts, tmp_path: Path) ->
         sys.stdout.write(f"{starter.job.stdout[-1000:]}\n{starter.job.log()}\n")
 
 
+@ONE_WAY
 def test_the_pool_changes(start: Starter, cluster: TestHosts) -> None:
     job = start("a:1,b:1", "--min-np", 1)
     first = job.goes_on_with("a:1,b:1")
@@ -197,6 +203,7 @@ def test_the_drivers_own_link_is_away_for_longer_than_the_lease(
     job.finish()
 
 
+@ONE_WAY
 def test_changes_while_a_round_is_being_placed(start: Starter) -> None:
     job = start("a:1,b:1", "--min-np", 1)
     number = job.goes_on_with("a:1,b:1")
@@ -221,6 +228,7 @@ def test_changes_while_a_round_is_being_placed(start: Starter) -> None:
     job.finish()
 
 
+@ONE_WAY
 def test_discovery_flaps_fails_and_is_empty(start: Starter) -> None:
     job = start("a:1,b:1", "--min-np", 1)
     job.goes_on_with("a:1,b:1")

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cluster.jobs import HVLAUNCH
@@ -60,8 +61,11 @@ def test_a_job_whose_driver_is_killed_on_a_full_disk_goes_on(disk: SmallDisk, cl
         code, job, said = disk.do("--detach", *HOSTS, sys.executable, "-c", WORKER, began, end)
         assert code == 0, said
         wait_until(lambda: began.exists() and began.read_text().count("began") == 8, "they run", LIMIT)
-        disk.fill()
         killed = driver_of(cluster)
+        # What it could not write any more would be the end of its journal, and nobody could take the job over.
+        os.kill(killed, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(killed).status() == psutil.STATUS_STOPPED, "it stands still", LIMIT)
+        disk.fill()
         os.kill(killed, signal.SIGKILL)
         wait_until(lambda: driver_of(cluster) not in {0, killed}, "another driver", LIMIT)
         end.touch()

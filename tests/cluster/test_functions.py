@@ -17,10 +17,10 @@ HOSTS = "a:2,b:2,c:2,d:2"
 LIMIT = 120.0
 
 
-def begin(hosts: TestHosts, *words: str) -> "subprocess.Popen[bytes]":
+def begin(hosts: TestHosts, *words: str, **env: str) -> "subprocess.Popen[bytes]":
     return hosts.driver.popen(
         [sys.executable, str(PROGRAMS / "functions.py"), *words],
-        env={**hosts.driver.env, "PYTHONPATH": str(CHECKOUT)},
+        env={**hosts.driver.env, "PYTHONPATH": str(CHECKOUT), **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
     )
@@ -44,11 +44,17 @@ def test_results_come_by_rank_and_errors_with_their_story(cluster: TestHosts) ->
     assert ends == [[number, "abcd"[number // 2], True] for number in range(8) if number != 2]
 
 
-def test_a_warm_pool_calls_functions_too(cluster: TestHosts) -> None:
+def test_a_warm_pool_calls_functions_too(cluster: TestHosts, tmp_path: Path) -> None:
     cluster.driver.run([*HVLAUNCH, "pool", "up", "functions", "-H", "a:1,b:1"], check=True, cwd=CHECKOUT)
     try:
         for _ in range(2):
             assert call(cluster, "pool=functions", "places") == [[0, "a", "a"], [1, "b", "b"]]
+        process = begin(cluster, "pool=functions", "wait", TMPDIR=str(tmp_path))
+        read_ready(process, 2)
+        assert list(tmp_path.glob("hvlaunch-call-*"))
+        process.kill()
+        process.communicate(timeout=LIMIT)
+        wait_until(lambda: not list(tmp_path.iterdir()), "nothing of the call is left here", LIMIT)
     finally:
         cluster.driver.run([*HVLAUNCH, "pool", "down", "functions", "--kill"], check=True, cwd=CHECKOUT)
 

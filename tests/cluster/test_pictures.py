@@ -21,7 +21,6 @@ _VARIES = (
     (r"[#─]+", "#"),
     (r"\d+(?:[.:]\d+)*[KMGB%]*", "0"),
     (r"\b(?:working|waiting|silent|printing|sleeping)\b", "STATE"),
-    (r"\s+", " "),
 )
 """What is another thing each time: ids, bars, figures, times, what ranks do just now."""
 _OUTPUT = re.compile(r"^\[?\d\]?.*step \d+|^[-\dx ]+$|^ranks? [-\d,]+ (?:in|by) ")
@@ -42,7 +41,8 @@ def shape(picture: Path) -> list[str]:
 
     Without stacks too: those of which py-spy can't tell in time, on a busy machine, are the kernel's.
     """
-    lines = {line.strip() for line in text_of(picture).splitlines() if not _OUTPUT.match(line.strip())}
+    rows = {" ".join(line.split()) for line in text_of(picture).splitlines()}  # spaces of all kinds
+    lines = {row for row in rows if not _OUTPUT.match(row)}
     for pattern, word in _VARIES:
         lines = {re.sub(pattern, word, line) for line in lines}
     return sorted(lines)

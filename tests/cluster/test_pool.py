@@ -225,6 +225,48 @@ def test_hosts_that_cannot_be_reached(cluster: TestHosts, tmp_path: Path) -> Non
     assert "host b: " in said
     assert said.endswith("p\n")
     pool.is_shown("away: b (")
+    assert pool.do("up", "here", "-H", "localhost,b", *up[4:], "--skip-bad-hosts").endswith("here\n")
+    pool.do("down", "here")
     cluster["b"].heal()
     pool.is_shown("ready: a,b")
     pool.do("down", "p")
+
+
+def drivers(pool: Pool) -> list[str]:
+    """The processes that fork drivers, and what they have forked, by name."""
+    return sorted(
+        each.comm for each in pool.hosts.driver.processes() if each.comm.startswith(("hvl-dr", "hvl-sp"))
+    )
+
+
+def test_drivers_are_forked_and_nothing_of_that_is_left(pool: Pool) -> None:
+    wait_until(lambda: drivers(pool) == ["hvl-drivers", "hvl-spare"], "the fork server has a spare", LIMIT)
+    first, second = pool.job("-H", "a:1", *count(60)), pool.job("-H", "b:1", *count(60))
+    for job in (first, second):
+        job.saw("line 0 5 ")
+    assert drivers(pool) == ["hvl-driver", "hvl-driver", "hvl-drivers"]
+    assert [job.code(LIMIT) for job in (first, second)] == [0, 0]
+    wait_until(lambda: drivers(pool) == ["hvl-drivers", "hvl-spare"], "it has one again", LIMIT)
+    pool.hosts.driver.run(["kill", "-9", str(pool.process().pid)], check=True)
+    wait_until(lambda: not drivers(pool), "it ends with its pool", LIMIT)
+
+
+def test_the_fork_server_of_a_pool_is_killed_while_a_job_runs(pool: Pool) -> None:
+    wait_until(lambda: drivers(pool) == ["hvl-drivers", "hvl-spare"], "the fork server has a spare", LIMIT)
+    job = pool.job(*count(100_000)).saw("line 2 20 ")
+    [server] = [each for each in pool.hosts.driver.processes() if each.comm == "hvl-drivers"]
+    pool.hosts.driver.run(["kill", "-9", str(server.pid)], check=True)
+    assert job.code(LIMIT) == -signal.SIGKILL
+    wait_until(lambda: not any(map(workers, pool.hosts)), "no worker", LIMIT)
+    assert pool.job("true").code(LIMIT) == 0
+    assert not drivers(pool)
+
+
+def test_a_pool_with_this_machine_forks_no_drivers(cluster: TestHosts, tmp_path: Path) -> None:
+    pool = Pool(cluster, tmp_path)
+    assert pool.do("up", "p", "-H", "a:1,localhost:1") == "p\n"
+    try:
+        assert pool.job("true").code(LIMIT) == 0
+        assert not drivers(pool)
+    finally:
+        pool.do("down", "p")

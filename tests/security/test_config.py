@@ -1,5 +1,9 @@
 """Files of options: whose they are, and what one may set that nobody named, such as that of a stranger's repository."""
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +15,12 @@ from hvlaunch.cli.main import main
 from hvlaunch.cli.options import GROUPS
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadHost, BadUsage
+from hvlaunch.hosts.discovery import host_source
 from tests.unit.cli.config.samples import of_toml
 
 Give = Callable[[Path], Path]
+ALICE = 4343
+"""Another uid that nobody has here."""
 OWN = [(group, option) for group in GROUPS for option in group.options if option.source == "own"]
 
 
@@ -77,16 +84,153 @@ def link_of_bob(here: Path, give: Give) -> None:
     here.chmod(0o1777)
 
 
-@pytest.mark.parametrize("plant", [of_bob, for_all, in_a_directory_for_all, link_of_bob])
+def link_of_bob_to(target: str) -> Callable[[Path, Give], None]:
+    def plant(here: Path, give: Give) -> None:
+        (here / "hvlaunch.toml").symlink_to(target)
+        give(here / "hvlaunch.toml")
+
+    return plant
+
+
+def pipe_of_bob(here: Path, give: Give) -> None:
+    os.mkfifo(here / "hvlaunch.toml")
+    give(here / "hvlaunch.toml")
+
+
+def directory_of_bob(here: Path, give: Give) -> None:
+    (here / "hvlaunch.toml").mkdir()
+    give(here / "hvlaunch.toml")
+
+
+def link_of_bob_to_what_is_too_long(here: Path, give: Give) -> None:
+    (here / "long").write_text("#" * (2 << 20))
+    link_of_bob_to("long")(here, give)
+
+
+def my_directory(here: Path, give: Give) -> None:
+    (here / "hvlaunch.toml").mkdir()
+
+
+def my_pipe(here: Path, give: Give) -> None:
+    os.mkfifo(here / "hvlaunch.toml")
+
+
+def my_link_to(target: str) -> Callable[[Path, Give], None]:
+    return lambda here, give: (here / "hvlaunch.toml").symlink_to(target)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        of_bob,
+        for_all,
+        in_a_directory_for_all,
+        link_of_bob,
+        pytest.param(link_of_bob_to("/nonexistent"), id="dangling link of bob"),
+        pytest.param(link_of_bob_to("/dev/zero"), id="link of bob to a device"),
+        pytest.param(link_of_bob_to("hvlaunch.toml"), id="link of bob to itself"),
+        link_of_bob_to_what_is_too_long,
+        directory_of_bob,
+        pipe_of_bob,
+        my_directory,
+        my_pipe,
+        pytest.param(my_link_to("/nonexistent"), id="my dangling link"),
+        pytest.param(my_link_to("/dev/zero"), id="my link to a device"),
+    ],
+)
 def test_a_file_that_was_found_and_that_others_could_have_put_there_is_not_used_and_stops_no_job(
     here: Path, given_to_bob: Give, plant: Callable[[Path, Give], None]
 ) -> None:
     plant(here, given_to_bob)
-    told: list[str] = []
-    options = options_of(told=told)
-    assert options.np is None
-    (line,) = told
-    assert line.startswith("warning: not used: hvlaunch.toml: ")
+    done = shown_config()
+    assert (done.returncode, done.stdout) == (0, "# no option is set\n")
+    assert re.fullmatch(r"hvlaunch: warning: not used: hvlaunch.toml: .+\n", done.stderr)
+
+
+def shown_config(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    """In a process of its own, which may hang."""
+    return subprocess.run(
+        [sys.executable, "-m", "hvlaunch", *words, "--show-config"],
+        env={"PATH": os.environ["PATH"], **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def told_to(uid: int, here: Path) -> str:
+    """What a process of that user is told in this directory: root may read all files."""
+    for directory in (here, *here.parents[:-1]):
+        directory.chmod(directory.stat().st_mode | 0o055)
+    options_of()  # loads modules which that user may not be able to read
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told: list[str] = []
+        try:
+            os.setgid(uid)
+            os.setuid(uid)
+            options_of(told=told)
+        except BaseException as error:  # noqa: BLE001 (the parent tells)
+            told.append(f"{type(error).__name__}: {error}")
+        os.write(writer, "\n".join(told).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_a_file_of_bobs_that_i_may_not_read_stops_no_job(here: Path, given_to_bob: Give) -> None:
+    given_to_bob(written(here / "hvlaunch.toml")).chmod(0o600)
+    told = told_to(ALICE, here)
+    assert re.fullmatch(r"warning: not used: hvlaunch.toml: it belongs to user .+; try: .+", told)
+
+
+def test_a_file_of_mine_that_i_may_not_read_is_an_error(here: Path, given_to_bob: Give) -> None:
+    path = given_to_bob(written(here / "hvlaunch.toml"))
+    path.chmod(0)
+    told = told_to(path.stat().st_uid, here)
+    assert told == "BadUsage: hvlaunch.toml: permission denied; try: --config-file FILE"
+
+
+def pipe_of_a_pyproject(here: Path, give: Give) -> None:
+    os.mkfifo(here / "pyproject.toml")
+    give(here / "pyproject.toml")
+
+
+def link_of_a_pyproject(here: Path, give: Give) -> None:
+    """What it leads to is not opened: it may be on another machine."""
+    (here / "pyproject.toml").symlink_to("mine")
+    (here / "mine").write_text("[tool.hvlaunch]\nnp = 2\n")
+    give(here / "pyproject.toml")
+
+
+def spaces_in_a_pyproject(here: Path, give: Give) -> None:
+    (here / "pyproject.toml").write_text("\n" * (1 << 18) + " " * (1 << 18) + "hvlaunch]")
+    give(here / "pyproject.toml")
+
+
+@pytest.mark.parametrize("plant", [pipe_of_a_pyproject, link_of_a_pyproject, spaces_in_a_pyproject])
+def test_a_pyproject_of_another_user_holds_nobody_up(
+    here: Path, given_to_bob: Give, plant: Callable[[Path, Give], None]
+) -> None:
+    plant(here, given_to_bob)
+    done = shown_config()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "# no option is set\n", "")
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "xdg/hvlaunch/config.toml"])
+def test_a_pipe_to_which_nobody_writes_is_an_error(here: Path, name: str) -> None:
+    (here / name).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(here / name)
+    words = ("--config-file", name) if name == "job.yaml" else ()
+    done = shown_config(*words, XDG_CONFIG_HOME=str(here / "xdg"))
+    assert done.returncode == 2
+    assert f"{name}: it is a pipe, and nothing came out of it; try: --config-file FILE\n" in done.stderr
 
 
 def test_a_file_of_mine_in_a_sticky_directory_is_used(here: Path) -> None:
@@ -131,6 +275,24 @@ def test_a_hostfile_of_a_file_that_was_found_names_no_program(here: Path) -> Non
     with pytest.raises(BadHost, match="is taken only from a hostfile that you named"):
         job_spec(options_of(), {})
     assert job_spec(options_of("--config-file", "hvlaunch.toml"), {})[0].hosts[0].python == "./evil"
+
+
+def test_nor_does_it_when_it_is_read_again(here: Path) -> None:
+    (here / "hvlaunch.toml").write_text("hostfile = 'hosts'\nmin-np = 1\n")
+    (here / "hosts").write_text("localhost slots=2\n")
+    found, named = (
+        job_spec(options_of(), {})[0],
+        job_spec(options_of("--config-file", "hvlaunch.toml"), {})[0],
+    )
+    (here / "hosts").write_text("localhost slots=2 python=./evil\n")
+    assert found.elastic is not None
+    assert named.elastic is not None
+    sources = host_source(found.elastic), host_source(named.elastic)
+    assert sources[0] is not None
+    assert sources[1] is not None
+    with pytest.raises(BadHost, match="is taken only from a hostfile that you named"):
+        sources[0].look()
+    assert sources[1].look()[0].python == "./evil"
 
 
 @pytest.mark.parametrize("keys", ["accept-new", "off"])

@@ -15,6 +15,7 @@ from hvlaunch.cli.env_file import read_env_file
 from hvlaunch.console.event_file import EventFile
 from hvlaunch.errors import BadHost, BadUsage, HostError
 from hvlaunch.gloo.controller import run
+from hvlaunch.gloo.driver.stdin import Stdin
 from hvlaunch.hosts.discovery import HostFile, HostScript
 from hvlaunch.hosts.hostfile import read_hostfile
 from hvlaunch.job import Host, JobSpec, SSHOptions
@@ -146,7 +147,7 @@ def test_a_hostfile_that_all_can_change_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadUsage, match=f"every user of this machine can change it .*try: chmod o-w {path}"):
         read_hostfile(path)
     with pytest.raises(BadUsage, match="every user"):
-        HostFile(path).look()
+        HostFile(path, is_named=True).look()
 
 
 def test_a_hostfile_of_another_user_is_told(tmp_path: Path, given_to_bob: Give) -> None:
@@ -183,7 +184,7 @@ def spec(**words) -> JobSpec:
 def start(tmp_path: Path, output_dir: Path) -> int:
     with (tmp_path / "out").open("wb") as out:
         return run(
-            spec(output_dir=output_dir), stdout=out, stderr=out, stdin=os.open(os.devnull, os.O_RDONLY)
+            spec(output_dir=output_dir), stdout=out, stderr=out, stdin=Stdin(os.open(os.devnull, os.O_RDONLY))
         ).exit_code
 
 

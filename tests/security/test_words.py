@@ -14,6 +14,7 @@ from paramiko.message import Message
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import HostError
 from hvlaunch.gloo.controller import run
+from hvlaunch.gloo.driver.stdin import Stdin
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
 from tests.unit.ssh.conftest import connect, keygen
 
@@ -115,7 +116,7 @@ def test_a_worker_can_not_speak_as_hvlaunch(tmp_path: Path) -> None:
             cwd="/",
             console=ConsoleOptions(),
         )
-        result = run(spec, stdout=out, stderr=err, stdin=nothing.fileno())
+        result = run(spec, stdout=out, stderr=err, stdin=Stdin(nothing.fileno()))
     assert result.exit_code == 3
     own = [line for line in (tmp_path / "err").read_text().split("\n") if line.startswith("hvlaunch:")]
     assert len(own) == 2

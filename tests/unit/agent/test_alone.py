@@ -26,6 +26,12 @@ child.stdout.readline()
 Begin = Callable[..., int]
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that does much else may take longer than a second."""
+    monkeypatch.setattr(alone, "_PATIENCE", 100.0)
+
+
 @pytest.fixture
 def library(tmp_path: Path) -> str:
     path = tmp_path / "libtorch_cpu.so"

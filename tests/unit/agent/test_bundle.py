@@ -211,7 +211,7 @@ def test_every_module_of_the_agent_travels() -> None:
         "caller",
         "carrier",
         "rank",
-        "warm",
+        *bundles._WARM,
     }
 
 

@@ -70,6 +70,48 @@ def test_hosts_that_cannot_be_reached_are_an_error(pools: Path, tmp_path: Path) 
     assert list(pools.iterdir()) == []
 
 
+def rank() -> str:
+    return os.environ["RANK"]
+
+
+def seen() -> tuple[str, str | None]:
+    return os.environ["HVLAUNCH_HOST"], os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("HOSTS", "localhost:1"), ("HOSTS", "otherhost:1"), ("HOSTFILE", "nofile"), ("POOL", "lab")],
+)
+def test_its_own_hosts_come_before_those_of_weaker_sources(
+    name: str, value: str, pools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"HVLAUNCH_{name}", value)
+    with hvlaunch.Cluster(hosts="localhost:2", quiet=True) as cluster:
+        assert cluster.run(rank) == ["0", "1"]
+
+
+def test_its_own_hosts_come_before_those_of_a_file(
+    pools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hvlaunch.toml").write_text('hosts = "localhost:1"\n')
+    monkeypatch.chdir(tmp_path)
+    with hvlaunch.Cluster(hosts="localhost:2", quiet=True) as cluster:
+        assert cluster.run(rank) == ["0", "1"]
+
+
+def test_which_of_its_hosts_it_has_is_said_once(pools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = "localhost:1,127.0.0.2:1"
+    with hvlaunch.Cluster(hosts=two, nnodes=2, quiet=True) as cluster:
+        assert [host for host, _ in cluster.run(seen)] == ["localhost", "127.0.0.2"]
+    with hvlaunch.Cluster(hosts=two, exclude="localhost", quiet=True) as cluster:
+        assert [host for host, _ in cluster.run(seen)] == ["127.0.0.2"]
+    monkeypatch.setenv("HVLAUNCH_EXCLUDE", "localhost")
+    with hvlaunch.Cluster(hosts=two, quiet=True) as cluster:
+        assert [host for host, _ in cluster.run(seen)] == ["127.0.0.2"]
+    with hvlaunch.Cluster(hosts="localhost:4,127.0.0.2:1", include="localhost:1,3", quiet=True) as cluster:
+        assert cluster.run(seen) == [("localhost", "1,3")] * 2
+
+
 def test_hosts_are_needed() -> None:
     cluster = hvlaunch.Cluster(host_discovery_script="echo a:1", min_np=1)
     with pytest.raises(BadUsage, match="a Cluster needs hosts"), cluster:

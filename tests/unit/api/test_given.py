@@ -22,6 +22,7 @@ EQUAL: list[tuple[dict[str, Any], list[str]]] = [
     ({"np": 4, "hosts": "a:2,b:2"}, ["-np", "4", "-H", "a:2,b:2"]),
     ({"hosts": ["a:2", "b:2"]}, ["-H", "a:2,b:2"]),
     ({"hosts": {"a": 2, "b": 2}}, ["-H", "a:2,b:2"]),
+    ({"hosts": {"::1": 2, "[::2]": 1}}, ["-H", "[::1]:2,[::2]:1"]),
     ({"env": {"A": "1", "B": 2}}, ["-x", "A=1", "-x", "B=2"]),
     ({"env": ["A=1"]}, ["-x", "A=1"]),
     ({"output_dir": Path("/tmp/logs")}, ["--output-filename", "/tmp/logs"]),
@@ -57,6 +58,8 @@ def test_values_of_python_mean_what_the_command_line_means(given: dict[str, Any]
         ({"lease": object}, "lease=<class 'object'>: <class 'object'> is of type type"),
         ({"quiet": 1}, "quiet=1: is neither True nor False"),
         ({"cooldown": (1,)}, "cooldown=(1,): needs 2 values"),
+        ({"env": {"A=B": "1"}}, "env={'A=B': '1'}: 'A=B' is no name of a variable"),
+        ({"cwd": "a\0b"}, "cwd='a\\x00b': has a NUL byte"),
         ({"on_hang": "wait"}, "on_hang='wait': invalid choice"),
         ({"hosts": "a", "hostfile": "f"}, "hostfile: not allowed with hosts"),
     ],
@@ -71,6 +74,19 @@ def test_files_and_variables_count_but_not_what_functions_have_no_use_for() -> N
     environ = {**ENVIRON, "HVLAUNCH_LEASE": "7", "HVLAUNCH_GRACE": "3", "HVLAUNCH_DETACH": "1"}
     spec = spec_of({"grace": 4.0}, ["work"], environ)
     assert (spec.lease, spec.grace, spec.detach) == (7.0, 4.0, "never")
+
+
+def test_what_the_projects_file_sets_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hvlaunch.toml").write_text("hosts = 'localhost:2'\nlease = 7\ncommand = 'true'\n")
+    assert spec_of({}, ["work"], ENVIRON).lease == 7.0
+    assert capfd.readouterr().err == "hvlaunch: options of hvlaunch.toml: hosts, lease\n"
+    spec_of({"hosts": "localhost:1", "lease": 5.0}, ["work"], ENVIRON)
+    spec_of({"quiet": True}, ["work"], ENVIRON)
+    spec_of({"isolated": True}, ["work"], ENVIRON)
+    assert capfd.readouterr().err == ""
 
 
 def test_the_module_of_options_is_that_of_the_table() -> None:

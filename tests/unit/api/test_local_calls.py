@@ -1,6 +1,7 @@
 """Functions on this machine: what they return and raise, what they print, and what is left when they are done."""
 
 import asyncio
+import atexit
 import contextlib
 import gc
 import io
@@ -20,6 +21,7 @@ import psutil
 import pytest
 
 import hvlaunch
+from hvlaunch.api import archive
 from hvlaunch.errors import BadUsage
 from tests.pythons import find
 
@@ -250,6 +252,49 @@ def test_what_workers_print_goes_where_this_process_prints() -> None:
     assert "[0]<stderr>: to stderr\n" in err.getvalue()
 
 
+def test_what_the_callers_stream_cannot_encode_is_written_in_another_way(tmp_path: Path) -> None:
+    def talk() -> None:
+        sys.stdout.buffer.write("before\n→ and ü\nafter\ncut: ".encode() + b"\xe2\x86")
+
+    path = tmp_path / "out"
+    with path.open("w", encoding="latin-1") as file, contextlib.redirect_stdout(file):
+        hvlaunch.run(talk, np=1, prefix="")
+    assert path.read_text(encoding="latin-1") == "before\n\\u2192 and ü\nafter\ncut: \\ufffd\n"
+
+
+@pytest.mark.parametrize("how", ["none", "closed", "ascii"])
+def test_what_is_raised_comes_though_stderr_does_not_take_it(how: str) -> None:
+    def fail() -> None:
+        if how == "none":
+            sys.stderr = None
+        elif how == "closed":
+            sys.stderr.close()
+        else:
+            sys.stderr = io.TextIOWrapper(sys.stderr.buffer, encoding="ascii", errors="strict")
+        raise LookupError("für nichts")
+
+    err = io.StringIO()
+    with (
+        pytest.raises(hvlaunch.WorkerFailed, match="LookupError: für nichts") as caught,
+        contextlib.redirect_stderr(err),
+    ):
+        hvlaunch.run(fail, np=1)
+    assert isinstance(caught.value.__cause__, LookupError)
+    assert ("<stderr>: LookupError: f\\xfcr nichts\n" in err.getvalue()) == (how == "ascii")
+
+
+def test_a_worker_that_fails_after_it_has_returned_says_so() -> None:
+    def work() -> int:
+        atexit.register(os._exit, 3)
+        return 5
+
+    words = "rank 0 on localhost: it ended with exit code 3, after it had returned"
+    with pytest.raises(hvlaunch.WorkerFailed, match=words):
+        hvlaunch.run(work, np=1, quiet=True)
+    [error] = hvlaunch.run(work, np=1, quiet=True, return_exceptions=True)
+    assert words in str(error)
+
+
 def test_a_job_tells_what_it_does_and_gives_its_results() -> None:
     def wait_for_signal() -> int:
         got = []
@@ -282,7 +327,7 @@ def test_a_job_tells_what_it_does_and_gives_its_results() -> None:
     assert sorted(line[:3] for line in lines) == [(0, "stdout", "last"), (1, "stdout", "last")]
     assert job.results(DEADLINE) == [0, 1]
     assert (job.wait(), found.wait(), job.state) == (0, 0, "exit code 0")
-    assert list(job.events()) == []
+    assert [event["type"] for event in found.events()] == ["events_missed", "job_ended"]
 
 
 def test_of_an_elastic_job_the_last_round_returns() -> None:
@@ -313,6 +358,10 @@ def test_options_that_are_wrong_are_named_as_they_are_in_python() -> None:
         hvlaunch.run(rank, np=0)
     with pytest.raises(TypeError, match="nq"):
         hvlaunch.run(rank, nq=2)  # type: ignore[call-overload]
+    with pytest.raises(BadUsage, match=r"args is of type int, and no sequence; try: args=\(value,\)"):
+        hvlaunch.run(rank, 5)  # type: ignore[call-overload]
+    with pytest.raises(BadUsage, match="kwargs is of type list, and no mapping"):
+        hvlaunch.run(rank, (), [])  # type: ignore[call-overload]
 
 
 def test_another_python_is_named() -> None:
@@ -369,6 +418,37 @@ def test_asyncio_waits_for_several_and_stops_what_is_cancelled(tmp_path: Path) -
     assert not list((tmp_path / "tmp").iterdir())
     pid = int((tmp_path / "mark").read_text())
     assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_asyncio_goes_on_while_a_call_begins(
+    is_cancelled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, begins, may_begin = archive.write_archive, threading.Event(), threading.Event()
+
+    def written(*args: Any, **kwargs: Any) -> None:
+        begins.set()
+        assert may_begin.wait(DEADLINE / 10), "the loop goes on"
+        write(*args, **kwargs)
+
+    async def call() -> None:
+        numbers = [1]
+        task = asyncio.ensure_future(hvlaunch.Launcher(np=1, quiet=True).arun(lambda: numbers))
+        assert await asyncio.to_thread(begins.wait, DEADLINE)
+        numbers.append(2)
+        if is_cancelled:
+            task.cancel()
+        asyncio.get_running_loop().call_soon(may_begin.set)
+        if not is_cancelled:
+            assert await task == [[1]]
+            return
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not list((tmp_path / "tmp").iterdir())
+
+    monkeypatch.setattr(archive, "write_archive", written)
+    asyncio.run(call())
+    assert not psutil.Process().children()
 
 
 PROGRAM = """

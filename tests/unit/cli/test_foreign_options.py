@@ -40,7 +40,7 @@ def answer(line):
         ("-genv A 1 true", "-genv is mpirun's: here write -x A=1"),
         (
             "-N 4 true",
-            "-N is mpirun's: here write --slots-per-host 4; or srun's: here write -H with the hosts",
+            "-N is mpirun's: here write --slots-per-host 4; or srun's: here write --nnodes 4, or",
         ),
         ("-N4 true", "-N is mpirun's: here write --slots-per-host 4; or srun's: "),
         ("--oversubscribe true", "--oversubscribe is mpirun's and srun's, and not needed here: "),
@@ -84,6 +84,11 @@ def answer(line):
             "-g gpu -w a,b uptime",
             "-g is pdsh's and clush's, and hvlaunch has nothing like it: hosts have no groups; -H \"$(nodeset ",
         ),
+        ("--max_elastic_nodes 4 true", "here write --nnodes N:M with --nproc-per-node"),
+        ("--num_machines 2 true", "here write --nnodes 2, and -H a:4,b:4 with the hosts"),
+        ("--deepspeed_inclusion_filter a@b true", "here write --include a@b"),
+        ("--get-stack-traces true", "here write 'hvlaunch stacks JOB' while it runs"),
+        ("--dvm true", "here write --pool NAME, of a warm pool"),
         (
             "-g gpu -w a,b uptime",
             "\n-w is pdsh's and clush's: here write -H a,b, and --slots-per-host 1 for one worker on each host",
@@ -106,6 +111,11 @@ def test_the_answer(line, text):
 )
 def test_what_may_be_a_secret_is_not_repeated(line):
     assert "hunter2" not in answer(line)
+
+
+def test_torchruns_restarts_are_hvlaunchs_by_either_spelling():
+    assert parse(["--max_restarts=3", "true"]).max_restarts == 3
+    assert "--max_restarts" not in answer("--nnodes 1 --max_restarts=3 --standalone true")
 
 
 def test_all_of_a_line_is_answered_up_to_what_nobody_has():
@@ -143,6 +153,11 @@ def test_a_row(program, option):
 def test_a_launcher_has_each_name_once(program):
     names = [name for option in PROGRAMS[program] for name in option.names]
     assert len(names) == len(set(names))
+
+
+def test_who_comes_from_elastic_horovodrun_is_told_of_the_import():
+    part = page().partition("## horovodrun")[2].partition("\n## ")[0]
+    assert "`import hvlaunch.torch as hvd`" in part
 
 
 def test_all_of_horovodrun_is_the_same_here_but_v():

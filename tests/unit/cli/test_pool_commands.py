@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from hvlaunch import __version__
+from hvlaunch.cli import pool_commands
 from hvlaunch.cli.main import main
+from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside.directory import JobDirectory, has_driver
 from tests.unit.cli.job_site import wait_until
 
@@ -80,6 +82,20 @@ def killed(root: Path, **more: object) -> Path:
     return directory.path
 
 
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
+    """What the pools are that would be made."""
+    specs: list[JobSpec] = []
+
+    def hold(_root: Path, _name: str, spec: JobSpec, *_: object) -> int:
+        specs.append(spec)
+        return 0
+
+    monkeypatch.setattr(pool_commands, "run_detached", lambda hold: hold(None))
+    monkeypatch.setattr(pool_commands, "_hold", hold)
+    return specs
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -97,8 +113,30 @@ def killed(root: Path, **more: object) -> Path:
         ),
         (
             ["pool", "up", "p", "--min-np", "2", "-H", "a:4"],
-            "pool up takes hosts and options of SSH, and none of jobs; try: hvlaunch pool --help",
+            "pool up: --min-np/--min-num-proc is for jobs; try: hvlaunch pool --help",
         ),
+        (
+            ["pool", "up", "p", "-H", "a:4", "-np", "4", "--output-filename", "x"],
+            "pool up: -np/--num-proc is for jobs; try: hvlaunch pool --help",
+        ),
+        (
+            ["pool", "up", "p", "-H", "a:4", "--dry-run"],
+            "pool up: --dry-run is for jobs; try: hvlaunch pool --help",
+        ),
+        (
+            ["pool", "up", "p", "-H", "a:4", "--show-config"],
+            "pool up: --show-config is for jobs; try: hvlaunch pool --help",
+        ),
+        (
+            ["pool", "up", "p", "-H", "a:4", "--check-build"],
+            "pool up: -cb/--check-build is for jobs; try: hvlaunch pool --help",
+        ),
+        (
+            ["pool", "up", "p", "-H", "a:4", "--include", "a:0"],
+            "pool up: numbers of GPUs, and bounds of hosts, are for jobs; try: hvlaunch pool --help",
+        ),
+        (["pool", "up", "p"], "pool up: no hosts are named; try: hvlaunch pool up p -H HOSTS"),
+        (["pool", "up", "p", "-H"], "-H/--hosts: expected one argument; try: hvlaunch --help"),
         (["pool", "down", "p"], "there is no pool p; try: hvlaunch pool status"),
         (["pool", "status", "p"], "there is no pool p; try: hvlaunch pool status"),
         (["--pool", "p", "true"], "there is no pool p; up: none; try: hvlaunch pool up p -H HOSTS"),
@@ -106,10 +144,11 @@ def killed(root: Path, **more: object) -> Path:
     ],
 )
 def test_a_wrong_line_has_one_message_and_code_2(
-    words: list[str], told: str, root: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], told: str, root: Path, capsys: pytest.CaptureFixture[str], held: list[JobSpec]
 ) -> None:
     assert main(words) == 2
     assert capsys.readouterr().err == f"hvlaunch: {told}\n"
+    assert held == []
 
 
 def test_a_job_has_the_hosts_of_its_pool_and_how_they_are_reached(
@@ -117,6 +156,78 @@ def test_a_job_has_the_hosts_of_its_pool_and_how_they_are_reached(
 ) -> None:
     assert main(["--pool", "p", "--slots-per-host", "2", "--dry-run", "true"]) == 0
     assert "6 workers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "workers"),
+    [
+        ("--include a:0,2", "2 workers on 1 host"),
+        ("--exclude a", "1 worker on 1 host"),
+        ("--nnodes 1", "4 workers on 1 host"),
+        ("--map-by ppr:1:node", "2 workers on 2 hosts"),
+        ("--nproc-per-node 3", "6 workers on 2 hosts"),
+        ("-H a --map-by ppr:2:node", "2 workers on 1 host"),
+    ],
+)
+def test_which_hosts_and_how_many_workers_is_said_of_those_of_the_pool(
+    pool: JobDirectory, words: str, workers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--pool", "p", "--slots-per-host", "1", *words.split(), "--dry-run", "true"]) == 0
+    assert workers in capsys.readouterr().out
+
+
+def test_hosts_of_weaker_sources_do_not_count_where_a_pool_is_named(
+    pool: JobDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVLAUNCH_HOSTS", "a:1")
+    assert main(["--pool", "p", "--slots-per-host", "1", "--dry-run", "true"]) == 0
+    assert "5 workers on 2 hosts" in capsys.readouterr().out
+    monkeypatch.setenv("HVLAUNCH_POOL", "p")
+    assert main(["--slots-per-host", "1", "--dry-run", "true"]) == 0
+    assert "1 worker on 1 host" in capsys.readouterr().out
+    monkeypatch.setenv("HVLAUNCH_HOSTS", "c:1")
+    assert main(["--slots-per-host", "1", "--dry-run", "true"]) == 2
+    assert "pool p has no host c" in capsys.readouterr().err
+    assert main(["--pool", "", "--dry-run", "true"]) == 0
+    assert "c     1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "-V", "--print-completion=bash"])
+def test_questions_are_answered(
+    word: str, root: Path, capsys: pytest.CaptureFixture[str], held: list[JobSpec]
+) -> None:
+    assert main(["pool", "up", "p", "-H", "a", word]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith(("usage: hvlaunch pool up", "hvlaunch ", "# AUTOMATICALLY"))
+    assert held == []
+
+
+def test_options_of_jobs_do_not_count_where_they_are_not_typed(
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    held: list[JobSpec],
+) -> None:
+    (tmp_path / "hvlaunch.toml").write_text('min-np = 2\nhosts = "a:2,b"\ncommand = "true"\nmpi = true\n')
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"POOL": "lab", "MAX_NP": "1", "EXCLUDE": "a", "SLOTS_PER_HOST": "3"}.items():
+        monkeypatch.setenv(f"HVLAUNCH_{name}", value)
+    assert main(["pool", "up", "lab"]) == 0
+    assert capsys.readouterr().err == "hvlaunch: options of hvlaunch.toml: hosts\n"
+    (spec,) = held
+    assert spec.hosts == (Host("a", 2), Host("b"))
+    assert (spec.pool, spec.elastic, spec.mpi) == (None, None, None)
+
+
+def test_hosts_are_named_in_all_ways(root: Path, tmp_path: Path, held: list[JobSpec]) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("a:2\nb\nc\n")
+    words = ["--slots-per-host", "3", "--exclude", "c", "--ssh-user", "ml", "--quiet"]
+    assert main(["pool", "up", "p", "--hostfile", str(path), *words]) == 0
+    assert held[0].hosts == (Host("a", 2), Host("b", 3))
+    assert held[0].ssh.user == "ml"
 
 
 @pytest.mark.parametrize("hosts", ["b:3", "b:3,a:1"])

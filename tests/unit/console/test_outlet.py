@@ -1,11 +1,13 @@
 """An outlet whose reader takes nothing for a while."""
 
 import fcntl
+import os
 
 from hvlaunch.console.display import Display
 from hvlaunch.console.outlet import BATCH, Outlet, Output
 from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.raw_file import RawFile
+from tests.full_pipe import full_pipe
 
 LINES = b"x" * 99 + b"\n"
 SOME = LINES * 500
@@ -104,3 +106,22 @@ def test_what_is_written_is_on_record_before_it_is_and_not_where_nobody_takes_it
     assert register == list(range(len(done)))
     read_all(read, outlet, done)
     assert register == list(range(MANY))
+
+
+def test_what_nobody_takes_is_not_on_record_as_written_each_time_that_more_comes():
+    """Who is killed in that moment would have it lost."""
+    reader, writer = full_pipe()
+    with os.fdopen(reader, "rb"), os.fdopen(writer, "wb", buffering=0) as write:
+        outlet = outlet_of(write)
+        told: list[bool] = []
+        outlet.put(Output(0, "stdout", LINES, lambda _: None, note=told.append))
+        outlet.write(0.0)
+        before = [*told]
+        for _ in range(3):
+            outlet.put(Output(0, "stdout", LINES, lambda _: None, note=told.append))
+            outlet.write(0.0)
+        assert told == before
+        assert before[-1:] == [False]
+        os.read(reader, 1 << 20)
+        outlet.write(0.0)
+        assert told[-1]

@@ -3,18 +3,25 @@
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache, partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from threading import Thread
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import griffe
 import pytest
 
+from docs.site_pages import PAGES, REFERENCE, REPOSITORY, whole_path
 from tests.browser import Browser, needs_chromium
 from tests.cluster.testhosts import wait_until
 from tests.unit.docs.blocks import ROOT
@@ -25,6 +32,12 @@ LINKS = {"a": "href", "link": "href", "img": "src", "script": "src", "iframe": "
 LEAD_ELSEWHERE = {"a", "link canonical"}
 """What may lead to other sites: readers follow it, or nobody does. All else is loaded with the page."""
 ANCHORS = ("id", "name")
+ADDRESS = "https://docs.example.org/hvlaunch/"
+ENDLESS = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"}
+"""What HTML does not end."""
+HEADING = re.compile("h[1-6]")
+IN_LINES = {"a", "b", "code", "em", "i", "kbd", "span", "strong"}
+"""What begins no line of text."""
 
 
 @pytest.fixture(scope="session")
@@ -47,23 +60,54 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "--site-dir",
                 f"{path}.made",
             ]
-            built = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+            environ = {**os.environ, "SITE_URL": ADDRESS}
+            built = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
             assert (built.returncode, built.stdout) == (0, ""), built.stdout + built.stderr
             Path(f"{path}.made").rename(path)
     return path
 
 
+@dataclass
+class Heading:
+    level: int
+    text: str = ""
+    is_open: bool = True
+    is_empty: bool = True
+    """Nothing stands between it and the next heading."""
+
+
 class Page(HTMLParser):
-    """The links of one page, with what has them, and its anchors."""
+    """What a page has: links with what has them, anchors, headings, text without code, and elements that do not end."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[tuple[str, str]] = []
         self.anchors: set[str] = {""}
+        self.headings: list[Heading] = []
+        self.text = ""
+        self.open: Counter[str] = Counter()
         self.feed(text)
+
+    def handle_data(self, data: str) -> None:
+        if self.headings and self.headings[-1].is_open:
+            self.headings[-1].text += data
+        elif self.headings:
+            self.headings[-1].is_empty &= not data.strip()
+        self.text += "CODE" if self.open["code"] else data
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open[tag] -= 1
+        if HEADING.fullmatch(tag):
+            self.headings[-1].is_open = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
+        self.open[tag] += tag not in ENDLESS
+        if HEADING.fullmatch(tag):
+            self.headings.append(Heading(int(tag[1])))
+        elif tag == "img" and self.headings:
+            self.headings[-1].is_empty = False
+        self.text += "" if tag in IN_LINES else "\n"
         self.anchors |= {values[name] or "" for name in ANCHORS if name in values}
         if (link := values.get(LINKS.get(tag, ""))) is not None:
             self.links.append((f"link {values['rel']}" if tag == "link" else tag, link))
@@ -82,10 +126,19 @@ def wrong_links(site: Path) -> Iterator[str]:
             if parts.scheme in ("http", "https"):
                 if who not in LEAD_ELSEWHERE:
                     yield f"{where}: {who} loads {link}"
+                file = re.sub(f"^{REPOSITORY}/(blob|tree)/HEAD/", "", link)
+                if file in PAGES or f"{file}/README.md" in PAGES:
+                    yield f"{where}: {link} leads away from a page that is here"
                 continue
-            if parts.scheme or where.name == "404.html":  # mailto; a page for any address
+            if parts.scheme:  # mailto
                 continue
-            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if where.name == "404.html":  # a page for any address
+                if not parts.path.startswith(urlsplit(ADDRESS).path):
+                    yield f"{where}: {link}: not below the site's address"
+                    continue
+                target = (site / unquote(parts.path).removeprefix(urlsplit(ADDRESS).path)).resolve()
+            else:
+                target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             target = target / "index.html" if target.is_dir() else target
             if not target.exists():
                 yield f"{where}: {link}: there is no such page"
@@ -99,11 +152,82 @@ def test_no_link_is_broken_and_nothing_is_loaded_from_elsewhere(site: Path) -> N
     assert {"options", "troubleshooting", "api/hvlaunch", "api/hvlaunch.torch", "changelog"} <= set(pages)
 
 
-def test_each_public_name_is_in_the_reference(site: Path) -> None:
-    import hvlaunch
+def test_the_site_map_has_every_page(site: Path) -> None:
+    pages = {path.parent.relative_to(site).as_posix() for path in site.rglob("index.html")}
+    addresses = {f"{ADDRESS}{page}/" for page in pages - {"."}} | {ADDRESS}
+    assert set(re.findall(r"<loc>(.*?)</loc>", (site / "sitemap.xml").read_text())) == addresses
 
-    anchors = page_of(site / "api/hvlaunch/index.html").anchors
-    assert {f"hvlaunch.{name}" for name in hvlaunch.__all__ if name != "__version__"} <= anchors
+
+def test_what_a_page_means_as_a_table_is_one_and_a_word_is_no_element(site: Path) -> None:
+    wrong = []
+    for path in sorted(site.rglob("*.html")):
+        page = page_of(path)
+        rows = [line for line in page.text.splitlines() if line.lstrip().startswith("|")]
+        wrong += [f"{path.relative_to(site)}: no row of a table: {row}" for row in rows]
+        wrong += [f"{path.relative_to(site)}: <{tag}> has no end" for tag in +page.open]
+    assert wrong == []
+
+
+def test_each_section_has_something_and_its_level(site: Path) -> None:
+    wrong = []
+    for path in sorted(site.rglob("index.html")):
+        headings = page_of(path).headings
+        where = path.relative_to(site)
+        if [heading.level for heading in headings].count(1) != 1 or headings[0].level != 1:
+            wrong.append(f"{where}: not one title, which comes first")
+        for heading, following in pairwise(headings):
+            if heading.is_empty and following.level <= heading.level:
+                wrong.append(f"{where}: nothing below {heading.text}")
+            if following.level > heading.level + 1:
+                wrong.append(f"{where}: {following.text} is too far below {heading.text}")
+    assert wrong == []
+
+
+@dataclass(frozen=True)
+class Name:
+    """What may be imported, or is a member of it."""
+
+    path: str
+    """Where it is defined."""
+    anchors: frozenset[str]
+    """By which the reference may have it."""
+    has_docstring: bool
+
+
+@cache
+def hvlaunch_as_written() -> Any:
+    return griffe.load("hvlaunch", search_paths=[str(ROOT)], allow_inspection=False)
+
+
+def public_names(module: str) -> Iterator[Name]:
+    """What a package offers of hvlaunch's own, and the public members of its classes. What a class has from a public one is that one's."""
+    whole = hvlaunch_as_written()
+    offers: dict[str, set[str]] = {}
+    for package in REFERENCE:
+        part = whole[package.partition(".")[2]] if "." in package else whole
+        for name in map(str, part.exports or ()):
+            path = whole_path(part.members[name])
+            if name != "__version__" and path.startswith("hvlaunch."):
+                offers.setdefault(path, set()).add(f"{package}.{name}")
+    for path, names in offers.items():
+        if not any(name.rpartition(".")[0] == module for name in names):
+            continue
+        found = whole[path.partition(".")[2]]
+        yield Name(path, frozenset(names), found.has_docstring)
+        for name, member in found.all_members.items() if found.is_class else ():
+            owner = whole_path(member).rpartition(".")[0]
+            if not name.startswith("_") and (owner == path or owner not in offers):
+                anchors = frozenset(f"{one}.{name}" for one in names)
+                yield Name(f"{path}.{name}", anchors, member.has_docstring)
+
+
+@pytest.mark.parametrize("module", REFERENCE)
+def test_each_public_name_is_in_the_reference(site: Path, module: str) -> None:
+    anchors = set().union(*(page_of(path).anchors for path in (site / "api").rglob("*.html")))
+    names = list(public_names(module))
+    assert names
+    wrong = [name.path for name in names if not (name.has_docstring and name.anchors & anchors)]
+    assert wrong == [], "no docstring, or not on the page"
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -114,8 +238,9 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture
 def address(site: Path, tmp_path: Path) -> Iterator[str]:
     """Of the newest of its versions, in folders as mike has them."""
-    (tmp_path / "latest").symlink_to(site)
     names = ("latest", "0.1")
+    for name in names:
+        (tmp_path / name).symlink_to(site)
     versions = json.dumps([{"version": name, "title": name, "aliases": []} for name in names])
     (tmp_path / "versions.json").write_text(versions)
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
@@ -157,5 +282,25 @@ def test_in_a_browser(address: str, tmp_path: Path) -> None:
         own = ("about:", "chrome:", "data:", "blob:", address.removesuffix("latest/"))
         assert [one for one in browser.requests() if not one.startswith(own)] == []
         assert [entry for entry in browser.web.get_log("browser") if entry["level"] == "SEVERE"] == []
+    finally:
+        browser.web.quit()
+
+
+CHOSEN = """\
+const links = [...document.querySelectorAll(".md-version__link")];
+links.find(link => link.textContent.includes(arguments[0])).click();
+"""
+
+
+@needs_chromium
+def test_another_version_of_a_page_is_that_page(address: str, tmp_path: Path) -> None:
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.web.get(f"{address}elastic/#limits")
+        browser.shows(".md-version", "latest")
+        browser.web.execute_script(CHOSEN, "0.1")
+        other = address.replace("/latest/", "/0.1/")
+        wait_until(lambda: browser.web.current_url.startswith(other), "the other version", LIMIT)
+        assert browser.web.current_url == f"{other}elastic/#limits"
     finally:
         browser.web.quit()

@@ -129,13 +129,13 @@ class Rig:
         self.channel.frame({"type": "reached", "address": "10.0.0.9", "tried": [], "relay_port": None})
         assert isinstance(self.event(), on.RendezvousReached)
 
-    def sent(self, count: int) -> list[Any]:
-        """The first `count` frames from the driver, but for the modules behind its hello."""
+    def sent(self, count: int | None = None) -> list[Any]:
+        """The first `count` frames from the driver, or those so far, but for the modules behind its hello."""
         channel = self.channel
 
         def sent() -> list[Any]:
             return [header for header, _ in channel.frames(len(BUNDLE)) if header["type"] != "modules"]
 
         with channel.changed:
-            assert channel.changed.wait_for(lambda: len(sent()) >= count, timeout=60)
-        return sent()[:count]
+            assert channel.changed.wait_for(lambda: len(sent()) >= (count or 0), timeout=60)
+            return sent()[:count]

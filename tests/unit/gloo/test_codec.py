@@ -5,7 +5,7 @@ import math
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hvlaunch.errors import Problem
 from hvlaunch.gloo.engine import actions as do
+from hvlaunch.gloo.engine import codec
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.gloo.engine.codec import BadData, decode, encode
@@ -207,3 +208,25 @@ class WithCallable(NamedTuple):
 def test_a_type_that_nobody_can_write_down_is_a_mistake_of_ours():
     with pytest.raises(TypeError, match="nothing is known of"):
         encode(WithCallable, WithCallable(print))
+
+
+class Inner(NamedTuple):
+    number: int
+
+
+class Outer(NamedTuple):
+    inner: tuple[Inner, ...]
+
+
+def test_what_was_prepared_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+
+    def hints(kind: Any) -> dict[str, Any]:
+        looked.append(kind)
+        return get_type_hints(kind)
+
+    monkeypatch.setattr(codec, "get_type_hints", hints)
+    codec.prepare(Outer)
+    assert looked == [Outer, Inner]
+    assert encode(Outer, Outer((Inner(1),))) == {"inner": [{"number": 1}]}
+    assert looked == [Outer, Inner]

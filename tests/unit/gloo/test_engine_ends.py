@@ -314,6 +314,17 @@ def test_an_interrupt_while_closing_does_not_wait() -> None:
     assert job.result.exit_code == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGPIPE, signal.SIGHUP])
+def test_a_job_that_is_closing_is_not_cut_short_because_nobody_looks_on_any_more(
+    number: signal.Signals,
+) -> None:
+    job = History(spec("a:1")).start()
+    job.exit("a", 0)
+    assert job.play(on.Interrupted(number)) == []
+    job.close()
+    assert job.result.exit_code == 0
+
+
 def test_user_signals_go_to_the_workers_while_there_are_any() -> None:
     job = History(spec("a:1,b:1"))
     assert job.play(on.UserSignal(signal.SIGUSR1)) == []

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
@@ -74,3 +77,62 @@ def test_another_thread_may_run_a_job_too() -> None:
     thread.start()
     thread.join()
     assert inside == [before]
+
+
+def test_one_that_comes_by_two_ways_is_one() -> None:
+    now = 0.0
+    got: list[on.Event | Inquiry | StacksWanted] = []
+
+    def send(*numbers: signal.Signals) -> None:
+        for number in numbers:
+            before = len(wakes)
+            os.kill(os.getpid(), number)
+            while len(wakes) == before:
+                time.sleep(0.001)
+
+    wakes: list[float] = []
+
+    def clock() -> float:
+        wakes.append(now)
+        return now
+
+    with signals_as_events(got.append, clock=clock):
+        send(signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR1)
+        send(signal.SIGINT)
+        now = 0.19
+        send(signal.SIGTERM, signal.SIGHUP)
+        now = 0.41
+        send(signal.SIGTERM, signal.SIGHUP)
+    assert got == [
+        on.Interrupted(signal.SIGTERM),
+        on.Interrupted(signal.SIGINT),
+        on.Interrupted(signal.SIGHUP),
+        on.UserSignal(signal.SIGUSR1),
+        on.UserSignal(signal.SIGUSR1),
+        on.Interrupted(signal.SIGINT),
+        on.Interrupted(signal.SIGTERM),
+    ]
+
+
+def test_signals_that_come_at_once_are_heard_while_the_main_thread_waits() -> None:
+    """The kernel gives the second to another thread, which does not wake the main thread from its wait."""
+    script = (
+        "import threading, queue, os, signal; from hvlaunch.gloo.driver.signals import signals_as_events\n"
+        "events = queue.SimpleQueue()\n"
+        "for _ in range(4): threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "with signals_as_events(events.put):\n"
+        "    print('ready', flush=True)\n"
+        "    while True: print(events.get().signal, flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    try:
+        for _ in range(300):
+            process.send_signal(signal.SIGUSR1)
+            process.send_signal(signal.SIGUSR2)
+            both = [process.stdout.readline() for _ in range(2)]
+            assert sorted(both) == [f"{number}\n" for number in (signal.SIGUSR1, signal.SIGUSR2)]
+    finally:
+        process.kill()
+        process.wait()

@@ -16,6 +16,7 @@ from hvlaunch.gloo.driver.journal import JOURNAL
 from hvlaunch.gloo.driver.keeping import Keeping
 from hvlaunch.gloo.driver.loop import Driver
 from hvlaunch.gloo.driver.past import read_past
+from hvlaunch.gloo.driver.stdin import Stdin
 from hvlaunch.gloo.driver.takeover import Takeover
 from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host
@@ -68,7 +69,7 @@ def taken_over(journal: Path, rendezvous: Any, **options: Any) -> tuple[Driver, 
         rendezvous,
         KEYS,
         lost,
-        stdin=-1,
+        stdin=Stdin(-1),
         clock=takeover.clock,
         wall=takeover.wall,
         **options,

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,8 +15,8 @@ import pytest
 
 from hvlaunch.errors import BadHost, BadUsage, DiscoveryFailed, HvlaunchError
 from hvlaunch.hosts import discovery as discovery_module
-from hvlaunch.hosts.discovery import Discovery, HostFile, HostScript
-from hvlaunch.job import Host
+from hvlaunch.hosts.discovery import Discovery, HostFile, HostScript, host_source
+from hvlaunch.job import ElasticOptions, Host
 
 LONG = 60.0
 
@@ -198,7 +199,7 @@ def test_changes_are_told_once_and_failures_each_time(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("a:1\n")
     told: queue.Queue[Sequence[Host] | HvlaunchError] = queue.Queue()
-    discovery = Discovery(HostFile(path), told.put, told.put, interval=0.01)
+    discovery = Discovery(HostFile(path, is_named=True), told.put, told.put, interval=0.01)
     discovery.start()
     assert told.get(timeout=LONG) == [Host("a", 1)]
     path.write_text("a:1\nb:1\n")
@@ -214,6 +215,23 @@ def test_changes_are_told_once_and_failures_each_time(tmp_path):
         assert isinstance(now, BadUsage)
     discovery.stop()
     assert told.empty()
+
+
+def test_hosts_beyond_the_most_and_slots_beyond_those_of_each_are_not_used(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("a:4\nb:2\nc:1\n")
+    options = ElasticOptions(min_np=1, hostfile=path)
+    source = host_source(replace(options, most_hosts=2, per_host=2))
+    assert source is not None
+    assert source.look() == [Host("a", 2), Host("b", 2)]
+    source = host_source(replace(options, per_host=0))
+    assert source is not None
+    assert source.look() == [Host("a"), Host("b"), Host("c")]
+    source = host_source(replace(options, per_host=2))
+    assert source is not None
+    with pytest.raises(BadUsage, match="--nproc-per-node 2: host c has only 1 slot"):
+        source.look()
+    assert host_source(ElasticOptions(min_np=1)) is None
 
 
 def test_stop_does_not_wait_for_a_look_that_is_stuck_in_the_kernel(monkeypatch):

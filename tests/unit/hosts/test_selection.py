@@ -4,7 +4,7 @@ import pytest
 
 from hvlaunch.errors import BadHost, BadUsage
 from hvlaunch.hosts.parse import parse_hosts
-from hvlaunch.hosts.selection import select
+from hvlaunch.hosts.selection import select, words_for
 
 HOSTS = parse_hosts("w[0-2]:4,last")
 
@@ -27,6 +27,18 @@ def test_gpus_that_are_named():
 def test_gpus_that_are_not():
     assert left("w0:0,3@w1:0,1,2,3@w2", "exclude") == [("w0", 2, (1, 2)), ("last", None, None)]
     assert left("last:0@w[0-2]", "exclude", slots_per_host=3) == [("last", 2, (1, 2))]
+
+
+def test_words_for_what_is_left():
+    hosts = parse_hosts("a:4,[fe80::1]:4,b")
+    gpus = {"fe80::1": (0, 2), "b": (5,)}
+    assert words_for(hosts, gpus) == "a@[fe80::1]:0,2@b:5"
+    assert [(host.name, host.slots) for host in select(hosts, words_for(hosts, gpus), "include").hosts] == [
+        ("a", 4),
+        ("fe80::1", 2),
+        ("b", 1),
+    ]
+    assert select(hosts, "[fe80::1]@a", "exclude").hosts == (hosts[2],)
 
 
 @pytest.mark.parametrize(

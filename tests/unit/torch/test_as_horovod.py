@@ -19,7 +19,7 @@ from tests.unit.torch import horovod_cases
 from tests.unit.torch.ranks import in_worlds
 
 ROOT = Path(__file__).parents[3]
-FIRST_BY_PLACE = {"ProcessSet", "broadcast_parameters", "elastic.run"}
+FIRST_BY_PLACE = {"ProcessSet", "elastic.run"}
 """What Horovod gives another name, and nobody writes it."""
 RECORDED = Path(__file__).parent / "horovod_results.json"
 
@@ -95,7 +95,7 @@ def test_how_torch_was_built_is_told_in_horovods_words():
 
 
 def test_what_groups_tensors_and_what_waits_has_its_own_name_and_parameters():
-    """A type checker and help() see them as if each were written out."""
+    """Each is written out, so that the reference has it."""
     assert str(inspect.signature(hvd.grouped_allgather)).startswith(
         "(tensors: 'Sequence[torch.Tensor]', name:"
     )
@@ -111,6 +111,17 @@ def test_what_groups_tensors_and_what_waits_has_its_own_name_and_parameters():
         "grouped_allreduce_",
     ):
         assert getattr(hvd, name).__name__ == name
+
+
+def test_all_functions_are_written_out_with_what_they_do():
+    functions = {name: getattr(hvd, name) for name in hvd.__all__ if inspect.isroutine(getattr(hvd, name))}
+    assert len(functions) > 50
+    for name, function in functions.items():
+        assert inspect.getsource(inspect.unwrap(function)).startswith(("def ", "@")), name
+        assert inspect.unwrap(function).__code__.co_name == name
+        assert function.__doc__, name
+        if name.endswith(("_async", "_async_")):
+            assert "tensor: " in function.__doc__ or "tensors: " in function.__doc__, name
 
 
 @pytest.mark.long

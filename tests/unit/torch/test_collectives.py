@@ -1,10 +1,13 @@
 """Collectives by Horovod's names: each is compared with what it must come to, on 3 ranks."""
 
+import time
+from typing import Any
+
 import pytest
 import torch
 
 import hvlaunch.torch as hvd
-from tests.unit.torch.ranks import in_worlds
+from tests.unit.torch.ranks import LONG, in_worlds
 
 SIZE = 3
 TYPES = [
@@ -51,6 +54,22 @@ def reductions(rank):
         hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum)
 
 
+def polled(rank):
+    """Where poll() is true, the tensors have their values."""
+    one, two, root = (torch.full((2,), rank + 1.0) for _ in range(3))
+    handles: list[hvd.Handle[Any]] = [
+        hvd.allreduce_async_(one, op=hvd.Sum),
+        hvd.grouped_allreduce_async_([two], op=hvd.Max),
+        hvd.broadcast_async_(root, 1),
+    ]
+    limit = time.monotonic() + LONG
+    while not all(hvd.poll(handle) for handle in handles):
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+    assert (one.tolist(), two.tolist(), root.tolist()) == ([6.0] * 2, [3.0] * 2, [2.0] * 2)
+    assert hvd.synchronize(handles[0]) is one
+
+
 def gathers(rank):
     for dtype in (*TYPES, torch.bool):
         rows = torch.full((rank + 1, 2), rank, dtype=dtype)
@@ -58,12 +77,17 @@ def gathers(rank):
         assert torch.equal(hvd.allgather(rows), expected)
         assert torch.equal(hvd.broadcast(rows[:1], root_rank=1), torch.full((1, 2), 1, dtype=dtype))
         assert hvd.broadcast_(rows[:1], 2)[0, 0] == torch.tensor(2, dtype=dtype)
+    with pytest.raises(RuntimeError, match="invalid root rank") as error:
+        hvd.broadcast(torch.ones(1), 7)
+    assert not isinstance(error.value, hvd.HorovodInternalError)  # nobody is lost
     assert hvd.allgather(torch.tensor(rank)).tolist() == [0, 1, 2]
     assert hvd.allgather(torch.zeros(0 if rank else 1, 3)).shape == (1, 3)
     with pytest.raises(ValueError, match="all dimensions but the first"):
         hvd.allgather(torch.zeros(1, rank + 1))
     with pytest.raises(ValueError, match="dimensions can't be put together"):
         hvd.allgather(torch.zeros([1] * (rank + 1)))
+    with pytest.raises(ValueError, match="must be of one type, and are of float32, int32"):
+        hvd.allgather(torch.zeros(1, dtype=torch.int32 if rank == 1 else torch.float32))
 
 
 def exchanges(rank):
@@ -78,6 +102,8 @@ def exchanges(rank):
     assert received.tolist() == [[0, 3, 1], [1, 0, 1], [2, 0, 1]][rank]
     with pytest.raises(ValueError, match="can't be divided"):
         hvd.alltoall(torch.zeros(4))
+    with pytest.raises(ValueError, match="must be of one type, and are of float16, float32"):
+        hvd.alltoall(torch.zeros(3, dtype=torch.float16 if rank == 1 else torch.float32))
     with pytest.raises(ValueError, match="whose sum is 4"):
         hvd.alltoall(torch.zeros(4), [1, 1, 1])
     tensor = torch.arange(10.0).reshape(5, 2) * (rank + 1)
@@ -135,7 +161,7 @@ def some(rank):
 
 
 @pytest.mark.parametrize(
-    "what", [reductions, gathers, exchanges, gradients, some], ids=lambda what: what.__name__
+    "what", [reductions, polled, gathers, exchanges, gradients, some], ids=lambda what: what.__name__
 )
 def test_all_is_as_it_must_be(what):
     in_worlds(SIZE, what)

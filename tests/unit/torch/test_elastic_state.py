@@ -127,6 +127,33 @@ def test_scaler_and_scheduler_go_on_where_they_were_here_and_in_a_worker_that_jo
     assert other == (first, again, epochs)
 
 
+def test_a_state_as_horovods_users_write_them_is_saved_and_counted():
+    class Own(State):
+        def __init__(self):
+            super().__init__(bcast_object=None, get_rank=None)
+            self.value, self.kept, self.resets = 1, 0, 0
+
+        def save(self):
+            self.kept = self.value
+
+        def restore(self):
+            self.value = self.kept
+
+        def reset(self):
+            self.resets += 1
+
+    state = Own()
+    state.commit()
+    state.value = 2
+    state.commit()
+    state.value = 3
+    state.restore()
+    state.on_reset()
+    assert (state.value, state.commits, state.resets) == (2, 1, 1)
+    assert state.hand_over() == (-1, None)  # a process that starts over has lost what was kept
+    assert ObjectState(bcast_object=None, get_rank=None, epoch=4).epoch == 4
+
+
 def test_a_restore_without_a_save_changes_nothing():
     state = ObjectState(epoch=2)
     state.restore()

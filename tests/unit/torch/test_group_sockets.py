@@ -133,11 +133,11 @@ FORGETS = """
 import os, socket, sys
 from datetime import timedelta
 from torch import distributed as dist
-from hvlaunch.torch.elastic.sockets import _tcp_sockets
+from hvlaunch.torch.elastic.sockets import tcp_sockets
 
 group = dist.ProcessGroupGloo(dist.FileStore(sys.argv[1], 2), 1, 2, timedelta(seconds=120))
 sys.stdin.read()
-for fd, _ in _tcp_sockets():
+for fd, _ in tcp_sockets():
     socket.socket(fileno=fd).setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR
 os._exit(0)
 """

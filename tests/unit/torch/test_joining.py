@@ -138,6 +138,36 @@ def test_who_waits_in_join_leaves_a_round_that_breaks(job):
     assert started.result() == (0, 0)
 
 
+def test_where_rank_0_ends_first_the_others_write_nothing_of_its_store(rendezvous):
+    """As a script of Horovod's, which calls no shutdown(); whether anybody joins is looked for as long as there is a store, and no more."""
+    text = """
+import threading, torch, hvlaunch.torch as hvd
+from hvlaunch.torch import trail
+trail._LOOK = 0.0001
+hvd.init()
+hvd.allreduce(torch.ones(1))
+looking = [thread for thread in threading.enumerate() if thread.name == "hvlaunch join"]
+assert len(looking) == 1
+if hvd.rank():
+    looking[0].join()
+"""
+    url, token = rendezvous
+    shared = {"HVLAUNCH_RENDEZVOUS": url, "HVLAUNCH_TOKEN": token, "MASTER_ADDR": "127.0.0.1"}
+    own = {"HVLAUNCH_ROUND": "49", "HVLAUNCH_SIZE": "2", "HVLAUNCH_HOST": "a"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", text],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, **shared, **own, "HVLAUNCH_RANK": str(rank), "HVLAUNCH_LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    said = [worker.communicate(timeout=LONG)[1] for worker in workers]
+    assert [(worker.returncode, words) for worker, words in zip(workers, said, strict=True)] == [(0, "")] * 2
+
+
 def test_a_process_ends_well_while_it_looks_whether_others_join():
     """Python would abort if it ended while a thread is in torch; a hundred threads that look all the time make that likely."""
     text = """

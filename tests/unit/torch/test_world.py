@@ -2,6 +2,7 @@
 
 import os
 import sys
+from datetime import timedelta
 
 import pytest
 import torch
@@ -140,6 +141,83 @@ def test_a_worker_that_is_gone_keeps_nobody_from_shutting_down(environment):
         return hvt.is_initialized()
 
     assert in_forks(range(3), work) == [False, False, False]
+
+
+def test_a_worker_that_is_lost_is_horovods_error_for_the_others(environment):
+    def work(rank):
+        environment(rank, 46, "ab")
+        hvt.init(timeout=60)
+        if rank == 1:
+            current.leave()
+            let_go()
+            return
+        for ask in (
+            lambda: hvt.allreduce(torch.ones(1)),
+            lambda: hvt.synchronize(hvt.broadcast_async(torch.ones(1), 1)),
+            lambda: hvt.allgather(torch.ones(1)),
+            lambda: hvt.alltoall(torch.ones(2)),
+            hvt.barrier,
+            lambda: hvt.broadcast_object("", 1),
+            lambda: hvt.allgather_object(""),
+            lambda: hvt.broadcast_parameters({"a": torch.ones(1)}, 1),
+        ):
+            with pytest.raises(hvt.HorovodInternalError, match="gloo"):
+                ask()
+        handle = hvt.allreduce_async_(torch.ones(1))
+        while not hvt.poll(handle):
+            pass
+        with pytest.raises(hvt.HorovodInternalError, match="gloo"):
+            hvt.synchronize(handle)
+
+    in_forks(range(2), work)
+
+
+def test_the_timeout_holds_for_all_groups(environment):
+    def work(rank):
+        environment(rank, 47, "aab")
+        hvt.init(timeout=77)
+        ends = hvt.add_process_set([0, 2])
+        groups = [hvt.global_process_set.group, hvt.local_group(), hvt.cross_group()]
+        groups += [ends.group] if ends.included() else []
+        cpu = torch.device("cpu")
+        return {group._get_backend(cpu).options._timeout for group in groups}
+
+    assert in_forks(range(3), work) == [{timedelta(seconds=77)}] * 3
+
+
+def all_types():
+    for name in sorted({str(each) for each in vars(torch).values() if isinstance(each, torch.dtype)}):
+        dtype = getattr(torch, name.removeprefix("torch."))
+        try:
+            yield name, torch.ones(3).to(dtype), torch.zeros(3).to(dtype)
+        except (RuntimeError, NotImplementedError, TypeError):  # a type that has no numbers yet
+            continue
+
+
+def test_parameters_and_states_of_all_types_are_given_to_all(environment):
+    def work(rank):
+        environment(rank, 48, "aa")
+        hvt.init(timeout=60)
+        mine = {name: ones if rank == 1 else zeros for name, ones, zeros in all_types()}
+        empty = {f"no {name}": values[:0] for name, values in mine.items()}
+        single = {f"one {name}": values[0] for name, values in mine.items()}
+        hvt.broadcast_parameters(params={**mine, **empty, **single}, root_rank=1)
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight])
+        if rank == 1:
+            optimizer.state[weight].update({name: ones for name, ones, _ in all_types()})
+        hvt.broadcast_optimizer_state(optimizer, root_rank=1)
+        wrong = [name for name, ones, _ in all_types() if mine[name].tolist() != ones.tolist()]
+        wrong += [
+            name
+            for name, ones, _ in all_types()
+            if optimizer.state[weight][name].float().tolist() != ones.float().tolist()
+        ]
+        return len(mine), wrong
+
+    results = in_forks(range(2), work)
+    assert results[0][0] > 15
+    assert [wrong for _, wrong in results] == [[], []]
 
 
 def test_ranks_that_claim_the_same_place_are_named_and_leave_no_group(environment):

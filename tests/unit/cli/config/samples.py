@@ -25,6 +25,7 @@ TEXTS = {
     values.user: ["me"],
     values.ranks: ["0,2-4"],
     values.slots_or_gpus: ["3"],
+    values.workers_per_host: ["4"],
     values.hosts_or_bounds: ["1:2"],
     values.streams: ["2"],
     values.mapping: ["ppr:2:node"],

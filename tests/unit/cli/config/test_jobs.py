@@ -67,3 +67,28 @@ def test_a_job_that_a_file_describes_and_one_in_its_worker_that_inherits_nothing
     out = run(HVLAUNCH_QUIET="1", HVLAUNCH_MERGE="0")
     # The variable is the worker's own environment by then, and so the inner job's; the option that set it is not.
     assert sorted(out.splitlines()) == [f"outer {rank}: inner 0: A is 1" for rank in "01"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{} --config-file <(sleep 0.1; echo np: 2) --show-config",
+        "echo np: 2 | {} --config-file /dev/stdin --show-config",
+        "mkfifo pipe; echo np: 2 > pipe & until test -p pipe; do :; done; {} --config-file pipe --show-config",
+    ],
+)
+def test_a_file_may_be_a_pipe_of_the_shell(line):
+    done = subprocess.run(
+        ["bash", "-c", line.format(f"{sys.executable} -m hvlaunch")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert "num-proc = 2 " in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "empty"])
+def test_an_empty_file_sets_nothing(name):
+    write("empty", "")
+    assert run("--config-file", name, "--show-config") == "# no option is set\n"

@@ -1,5 +1,7 @@
 """--show-config: each option with where it comes from."""
 
+import re
+
 import pytest
 
 from hvlaunch.cli.main import main
@@ -58,3 +60,17 @@ def test_where_a_conflict_comes_from_is_said_to_be_found_out(capfd):
         "hvlaunch: some options do not come from the command line: hvlaunch --show-config says which",
         "hvlaunch: --end-with-rank 5: the job has only ranks 0-1",
     ]
+
+
+def test_what_is_not_utf8_is_a_comment_since_no_file_can_have_it(capfd):
+    words = ["--show-config", "--isolated", "--cwd", "a\udcff", "--merge", "python", "\udc80"]
+    assert main(words) == 0
+    text = capfd.readouterr().out
+    assert [re.sub(" +", " ", line) for line in text.splitlines() if "=" in line] == [
+        '# command = ["python", "\\x80"] # command line; not UTF-8, so no file can set it',
+        '# cwd = "a\\xff" # command line; not UTF-8, so no file can set it',
+        "merge = true # command line",
+    ]
+    with open("shown.toml", "w") as file:  # noqa: PTH123
+        file.write(text)
+    assert main(["--isolated", "--config-file", "shown.toml", "--show-config"]) == 0

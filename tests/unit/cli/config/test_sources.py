@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 import hvlaunch
+from hvlaunch.api.given import spec_of as api_spec
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.config.variables import OTHERS, names_of
 from hvlaunch.cli.options import GROUPS
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage
+from hvlaunch.outside.state import POOL_VARIABLE
 
 SOURCES = ["your file", "the project's file", "the job's file", "variables", "the command line"]
 
@@ -73,6 +75,14 @@ def test_only_the_command_line_and_what_it_names_count(outer, here):
     assert parse([*words[2:], "true"], environ={**variables, **outer}).np is None
 
 
+def test_isolated_is_a_switch_that_can_be_taken_back(here):
+    words, variables = fill(here, 0, 1, 3)
+    assert parse([*words, "--no-isolated", "true"], environ=variables).np == 4
+    assert parse([*words, "--isolated", "--no-isolated", "true"], environ=variables).np == 4
+    assert parse([*words, "--no-isolated", "--isolated", "true"], environ=variables).np is None
+    assert api_spec({"isolated": False}, ["true"], variables).hosts[0].slots == 4
+
+
 def test_a_worker_of_another_job_hands_on_nothing_by_its_own_variables(here):
     """Some of a worker's variables are called as options are."""
     worker = {"HVLAUNCH_JOB_ID": "1", "HVLAUNCH_HOSTS": "a=10.0.0.1:2", "HVLAUNCH_WORKER_TIMEOUT": "30"}
@@ -92,7 +102,7 @@ def test_all_variables_that_mean_something_else_are_known():
         for name in re.findall(r"\"(HVLAUNCH_[A-Z_]+[A-Z])\"", path.read_text())
     }
     assert len(used) > 15
-    assert used <= OTHERS
+    assert used <= OTHERS | {POOL_VARIABLE}  # an option's, which is looked at before others are
 
 
 def test_a_variable_that_looks_mistyped_is_told_and_others_are_not(here):
@@ -108,6 +118,16 @@ def test_a_variable_that_looks_mistyped_is_told_and_others_are_not(here):
     assert told == ["warning: HVLAUNCH_NUM_PORC is no option; try: HVLAUNCH_NUM_PROC"]
 
 
+def test_a_variable_for_what_only_the_command_line_may_have_is_told(here):
+    told: list[str] = []
+    variables = {"HVLAUNCH_ISOLATED": "1", "HVLAUNCH_SHOW_CONFIG": "1", "HVLAUNCH_CHECK_BUILD": ""}
+    assert parse(["true"], environ=environ(here, **variables), warn=told.append).given == {}
+    assert told == [
+        "warning: HVLAUNCH_ISOLATED is not read: isolated can't be set by a variable; try: --isolated on the command line",
+        "warning: HVLAUNCH_SHOW_CONFIG is not read: show-config can't be set by a variable; try: --show-config on the command line",
+    ]
+
+
 @pytest.mark.parametrize("name", ["hvlaunch.toml", "pyproject.toml"])
 def test_the_projects_file_is_the_first_upwards_and_not_above_the_home_directory(name, here):
     head = "[tool.hvlaunch]\n" if name == "pyproject.toml" else ""
@@ -115,8 +135,16 @@ def test_the_projects_file_is_the_first_upwards_and_not_above_the_home_directory
     assert parse(["true"], environ=environ(here)).np is None
     write(here.parents[1] / name, f"{head}np = 8\n")
     assert parse(["true"], environ=environ(here)).np == 8
-    write(here.parent / "pyproject.toml", "[tool.other]\nnp = 7\n# hvlaunch\n")
-    assert parse(["true"], environ=environ(here)).np == 8
+    for text in (
+        "[tool.other]\nnp = 7\n# hvlaunch\n",
+        "[tool.hvlaunch-other]\nnp = 7\n",
+        "[tool.other-hvlaunch]\nnp = 7\n",
+        "[tool.hvlaunch2]\nnp = 7\n",
+        "[tool]\nother.np = 7\n# hvlaunch\n",
+        "[tool.uv.sources]\nhvlaunch = { path = 'x' }\n",
+    ):
+        write(here.parent / "pyproject.toml", text)
+        assert parse(["true"], environ=environ(here)).np == 8
     write(here / name, f"{head}np = 6\n")
     assert parse(["true"], environ=environ(here)).np == 6
     write(here / "hvlaunch.toml", "np = 5\n")

@@ -1,14 +1,21 @@
 """TOML and YAML, and the lines of what is in them."""
 
+import sys
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvlaunch.cli.config.toml_tree import toml_tree
 from hvlaunch.cli.config.tree import Node
 from hvlaunch.cli.config.yaml_tree import yaml_tree
+
+if sys.version_info >= (3, 11):
+    import tomllib as toml_module
+else:
+    import tomli as toml_module
 
 TOML = '''\
 # a comment: x = 1
@@ -104,6 +111,31 @@ def test_each_statement_of_toml_is_found_where_it_begins(statements):
     assert {path: found[path] for path in expected} == expected
 
 
+def test_windows_line_ends_of_toml_are_as_good():
+    assert toml_tree(TOML.replace("\n", "\r\n")) == toml_tree(TOML)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hosts = [\n" + "".join(f'  "gpu[{n}]:4",\n' for n in range(1000)) + "]\n",
+        'text = """\n' + "]\n" * 1000 + '"""\n',
+    ],
+    ids=["a list of hosts", "a text"],
+)
+def test_no_line_of_toml_is_read_again_and_again(text, monkeypatch):
+    whole = toml_module.loads
+    lengths: list[int] = []
+
+    def loads(part: str) -> Any:
+        lengths.append(len(part))
+        return whole(part)
+
+    monkeypatch.setattr(toml_module, "loads", loads)
+    toml_tree(text)
+    assert len(text) <= sum(lengths) < 3 * len(text)
+
+
 def test_yaml_keeps_texts_and_lines():
     root = yaml_tree("a: off\nb:\n  c: 0x10\n  'd': [no, 1_0]\ne:\nf: ~\ng: 'null'\n", "f")
     assert lines(root) == {
@@ -129,3 +161,26 @@ def test_yaml_keeps_texts_and_lines():
 def test_an_empty_file_sets_nothing(text):
     assert yaml_tree(text, "f").value in ({}, None)
     assert toml_tree("" if text == "---\n" else text).value == {}
+
+
+MERGES = """\
+a: &a
+  x: q
+  y: r
+c: &c {y: w, v: v}
+b:
+  z: t
+  <<: [*a, *c]
+  x: s
+d:
+  <<: *a
+'<<': {}
+"""
+
+
+def test_a_table_of_yaml_merges_others_of_which_the_first_counts_most():
+    root = yaml_tree(MERGES, "f")
+    assert plain(root) == yaml.safe_load(MERGES)
+    assert plain(root)["b"] == {"v": "v", "x": "s", "y": "r", "z": "t"}
+    found = lines(root)
+    assert (found["b", "x"], found["b", "y"], found["b", "v"], found["d",]) == (8, 3, 4, 9)

@@ -12,10 +12,13 @@ from hvlaunch.errors import BadUsage
 WRONG = {
     "a key that no option has": ("job.toml", "np = 2\nnum-porc = 4\n", 2, "unknown key 'num-porc'", "num-proc"),
     "in YAML": ("job.yaml", "np: 2\nmax_restart: 4\n", 2, "unknown key 'max_restart'", "max-restarts"),
-    "nothing like it": ("job.yaml", "qqqq: 4\n", 1, "unknown key 'qqqq'", "one of command, "),
+    "nothing like it": ("job.yaml", "qqqq: 4\n", 1, "unknown key 'qqqq'", "hvlaunch --help"),
+    "nothing near": ("job.yaml", "base: 4\n", 1, "unknown key 'base'", "hvlaunch --help"),
+    "nothing near in a small group": ("job.yaml", "timeline:\n  qqqq: 4\n", 2, "unknown key 'qqqq'", "one of filename, "),
     "in a group": ("job.yaml", "ssh:\n  ssh_prot: 22\n", 2, "unknown key 'ssh_prot'", "ssh-port"),
     "another group's": ("job.toml", "[hosts]\nnp = 2\n", 2, "np is not in the group hosts", "np in workers"),
-    "a group that there is not": ("job.toml", "\n[worker]\nnp = 2\n", 2, "unknown key 'worker'", "workers"),
+    "a group that there is not": ("job.toml", "\n[worker]\nnp = 2\n", 2, "unknown key 'worker'", "one of workers, "),
+    "the end of a key": ("job.toml", "user = 'me'\n", 1, "unknown key 'user'", "ssh-user"),
     "in a profile that is not used": ("job.toml", "[profiles.a]\nhost = 'a'\ngraec = 2\n", 3, "unknown key 'graec'", "grace"),
     "horovodrun's section": ("h.yaml", "params:\n  fusion_threshold: 1\n", 2, "unknown key 'fusion_threshold'", "fusion_threshold_mb"),
     "enabled for what can't be": ("h.yaml", "timeline:\n  enabled: true\n", 2, "unknown key 'enabled'", "one of filename, "),
@@ -37,7 +40,8 @@ WRONG = {
     "two that exclude each other": ("job.toml", "quiet = true\nverbose = true\n", 2, "verbose: not allowed with quiet", "hvlaunch --help"),
     "a question": ("job.toml", "np = 2\nversion = true\n", 2, "version can't be set in a file", "--version on the command line"),
     "another file": ("job.toml", "config-file = 'x.toml'\n", 1, "config-file can't be set in a file", "--config-file on the"),
-    "a group that is a word": ("job.toml", "ssh = 3\n", 1, "unknown key 'ssh'", "ssh"),
+    "a group that is a word": ("job.toml", "ssh = 3\n", 1, "ssh must be a table of keys and values", "hvlaunch --help"),
+    "a profile that names another": ("job.toml", "[profiles.a]\nprofile = 'b'\n[profiles.b]\n", 2, "profile can't be set in a profile", "--profile NAME"),
     "profiles that are a list": ("job.yaml", "np: 2\nprofiles: [a]\n", 2, "profiles must be a table", "hvlaunch --help"),
     "a list": ("job.yaml", "- np: 2\n", 1, "the file must be a table of keys", "hvlaunch --help"),
     "no TOML": ("job.toml", "np = 2\nhosts a\n", 2, "expected '=' after a key", "docs/config.md has examples of TOML"),
@@ -46,6 +50,10 @@ WRONG = {
     "a tab": ("job.yaml", "ssh:\n\tssh_port: 2\n", 2, "found character '\\t'", "docs/config.md has examples of YAML"),
     "two documents": ("job.yaml", "np: 2\n---\nnp: 3\n", 2, "but found another document", "docs/config.md has"),
     "too deep": ("job.yaml", "a: {a: {a: {a: {a: {a: {a: {a: 1}}}}}}}\n", 1, "it is nested too deep", "docs/config.md"),
+    "a merge of no table": ("job.yaml", "ssh:\n  <<: 3\n", 2, "<< takes a table, or a list of tables", "docs/config.md has"),
+    "a merge of itself": ("job.yaml", "a: &a {<<: *a}\n", 0, "it is nested too deep", "docs/config.md has"),
+    "half a character": ("job.yaml", 'x:\n  A: "\\ud800"\n', 2, "an escape that is no character", "docs/config.md has"),
+    "half a character in a key": ("job.yaml", '"\\ud800": 1\n', 1, "an escape that is no character", "docs/config.md has"),
     "no UTF-8": ("job.toml", b"np = 2\n# \xff\n", 2, "not UTF-8 text", "save it as UTF-8"),
     "a name with a =": ("job.toml", "[environment.x]\n'A=B' = 1\n", 1, "x: 'A=B' is no name", "x: NAME[=VALUE]"),
     "no name": ("job.yaml", "x: {'': 1}\n", 1, "x: '' is no name", "x: NAME[=VALUE]"),
@@ -71,7 +79,7 @@ def refusal(name, text, environ=None):
 def test_it_names_file_and_line_and_what_to_try(case):
     name, text, line, cause, hint = WRONG[case]
     message = refusal(name, text)
-    assert message.startswith(f"{name}:{line}: ")
+    assert message.startswith(f"{name}:{line}: " if line else f"{name}: ")
     assert cause in message
     assert f"; try: {hint}" in message or (
         hint.startswith(": ") and f"{hint}" in message.partition("; try: ")[2]
@@ -106,6 +114,12 @@ def test_a_file_that_is_too_long():
 def test_a_yaml_bomb_is_refused_at_once():
     lines = ["a0: &a0 [" + ",".join(["x"] * 500) + "]"]
     lines += [f"a{n}: &a{n} [" + ",".join([f"*a{n - 1}"] * 500) + "]" for n in range(1, 4)]
+    assert "it has more than 100000 values" in refusal("job.yaml", "\n".join(lines))
+
+
+def test_a_yaml_bomb_of_merges_is_refused_at_once():
+    lines = ["a0: &a0 {" + ",".join(f"k{n}: 1" for n in range(100)) + "}"]
+    lines += [f"a{n}: &a{n} {{<<: [{','.join([f'*a{n - 1}'] * 50)}]}}" for n in range(1, 5)]
     assert "it has more than 100000 values" in refusal("job.yaml", "\n".join(lines))
 
 
