@@ -12,6 +12,7 @@ from hvlaunch.gloo import controller
 from hvlaunch.gloo.driver.agent_channel import CommandConnection
 from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.gloo.driver.loop import Driver, Item
+from hvlaunch.gloo.driver.stdin import Stdin
 from hvlaunch.gloo.ways import HostWays
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.server import RendezvousServer
@@ -51,7 +52,9 @@ class SimulatedHosts:
             keys = Keys.new()
             try:
                 with _Rendezvous(keys.token) as server:
-                    self.driver = Driver(self._spec, events, printer, server, keys, self._connect, stdin=-1)
+                    self.driver = Driver(
+                        self._spec, events, printer, server, keys, self._connect, stdin=Stdin(-1)
+                    )
                     return self.driver.run()
             finally:
                 printer.close()
@@ -64,7 +67,7 @@ class SimulatedHosts:
                 spec,
                 stdout=nowhere,
                 stderr=nowhere,
-                stdin=nowhere.fileno(),
+                stdin=Stdin(nowhere.fileno()),
                 ways=self._ways,
                 on_begun=on_begun,
             )

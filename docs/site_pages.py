@@ -48,12 +48,17 @@ REFERENCE: Mapping[str, Mapping[str, Sequence[str]]] = {
         "State": ("torch.elastic.state", "torch.elastic.sampler"),
         "Why a round ends": ("torch.elastic.interruptions",),
     },
+    "hvlaunch.torch.group_errors": {"Errors": ("torch.group_errors",)},
     "hvlaunch.rendezvous": {"Progress": ("rendezvous.telling",), "The client": ("rendezvous.client",)},
     "hvlaunch.errors": {"Errors": ("errors",)},
 }
 """The public packages, and what of them is from which modules."""
 ALONE = "{heading_level: 1, members: false, show_root_full_path: true}"
 """A package as the head of its page."""
+INHERITING = "\n    options: {inherited_members: false, show_bases: true}"
+"""An error has what its base has, which is said there alone."""
+NAMED = re.compile(r"docs/([a-z-]+)\.md")
+"""A page, as docstrings name it."""
 LINK = re.compile(r"(?<=]\()(?P<path>[^)#:\s]+)(?P<part>#[^)]*)?(?=\))")
 
 
@@ -80,7 +85,8 @@ def reference(package: griffe.Object, sections: Mapping[str, Sequence[str]]) -> 
                 member for member in offered if whole_path(member).rpartition(".")[0] == f"hvlaunch.{module}"
             ]
             offered = [member for member in offered if member not in found]
-            blocks += [f"::: {member.path}" for member in found]
+            options = INHERITING if module.endswith("errors") else ""
+            blocks += [f"::: {member.path}{options}" for member in found]
     if offered:
         blocks += ["## More", *(f"`{member.name}` is {elsewhere(member)}." for member in offered)]
     return "\n\n".join(blocks)
@@ -104,7 +110,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def led(link: re.Match[str]) -> str:
         target, part = normpath(join(folder, link["path"])), link["part"] or ""
-        path = PAGES.get(target, target.removeprefix("docs/") if target.startswith("docs/") else "")
+        other = target.removeprefix("docs/") if target.startswith("docs/") else ""
+        path = PAGES.get(target) or PAGES.get(f"{target}/README.md") or other
         file = files.get_file_from_path(path)
         if file is not None and file.inclusion.is_included():  # type: ignore[no-untyped-call]
             return relpath(path, dirname(here) or ".") + part
@@ -114,3 +121,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{REPOSITORY}/{kind}/HEAD/{target}{part}"
 
     return LINK.sub(led, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 (mkdocs gives them by name)
+    """Lead docstrings to the pages that they name."""
+    if dirname(page.file.src_uri) != "api":
+        return html
+    return NAMED.sub(lambda named: f'<a href="../../{named[1]}/">{named[0]}</a>', html)
