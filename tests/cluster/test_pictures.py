@@ -23,7 +23,9 @@ _VARIES = (
     (r"\b(?:working|waiting|silent|printing|sleeping)\b", "STATE"),
 )
 """What is another thing each time: ids, bars, figures, times, what ranks do just now."""
-_OUTPUT = re.compile(r"^\[?\d\]?.*step \d+|^[-\dx ]+$|^ranks? [-\d,]+ (?:in|by) ")
+_OUTPUT = re.compile(
+    r"^\[?\d\]?.*step \d+|^[-\dx ]+$|^ranks? [-\d,]+ (?:in|by) |^hosts? \S+ lacks? the file "
+)
 
 
 def text_of(picture: Path) -> str:
@@ -39,7 +41,7 @@ def text_of(picture: Path) -> str:
 def shape(picture: Path) -> list[str]:
     """Its lines without what ranks print, and without what varies, in any order: two streams have no order among them.
 
-    Without stacks too: those of which py-spy can't tell in time, on a busy machine, are the kernel's.
+    Without what hosts are asked as the job ends: who is late, on a busy machine, says it no more. Of stacks the kernel's are shown then.
     """
     rows = {" ".join(line.split()) for line in text_of(picture).splitlines()}  # spaces of all kinds
     lines = {row for row in rows if not _OUTPUT.match(row)}

@@ -7,6 +7,7 @@ This writes what Horovod's workers got (docs/horovod.md says how to build it, in
 
 import inspect
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["DTYPES", "SIZE", "found"]
+__all__ = ["DTYPES", "SIZE", "found", "same"]
 
 SIZE = 3
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "bool")
@@ -122,6 +123,15 @@ def found(hvd: Any, rank: int) -> dict[str, Any]:
             sys.stderr.write(f"{name}: {error}\n")
             results[name] = None
     return results
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Of the same types, and floats to 1e-7 of them."""
+    if isinstance(theirs, list):
+        return isinstance(ours, list) and len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if isinstance(theirs, float):
+        return type(ours) is float and math.isclose(ours, theirs, rel_tol=1e-7, abs_tol=1e-12)
+    return bool(ours == theirs) and type(ours) is type(theirs)
 
 
 def parameters(module: Any, names: list[str]) -> dict[str, list[str] | None]:

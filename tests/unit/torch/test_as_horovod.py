@@ -24,14 +24,6 @@ FIRST_BY_PLACE = {"ProcessSet", "elastic.run"}
 RECORDED = Path(__file__).parent / "horovod_results.json"
 
 
-def same(ours, theirs):
-    if isinstance(theirs, list):
-        return isinstance(ours, list) and len(ours) == len(theirs) and all(map(same, ours, theirs))
-    if isinstance(theirs, float):
-        return ours == pytest.approx(theirs, rel=1e-7)
-    return ours == theirs and type(ours) is type(theirs)
-
-
 def differences(recorded):
     """By name, what Horovod's workers got and what ours got, in order of rank; but for what Horovod has not."""
     ours = in_worlds(horovod_cases.SIZE, lambda rank: horovod_cases.found(hvd, rank))
@@ -41,7 +33,7 @@ def differences(recorded):
     return {
         name: (theirs, [ranks[name] for ranks in ours])
         for name, theirs in compared.items()
-        if not same([ranks[name] for ranks in ours], theirs)
+        if not horovod_cases.same([ranks[name] for ranks in ours], theirs)
     }
 
 
