@@ -43,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ifneq ($(MAKECMDGOALS),$(CHECKS))
 .NOTPARALLEL:
 endif
-.PHONY: help demo test lint unit-tests host-tests ecosystem-tests timing-tests format dev options-page pictures docs docs-version lock release-check clean pythons system-packages
+.PHONY: help demo test lint unit-tests host-tests ecosystem-tests gpu-tests timing-tests format dev options-page pictures docs docs-version lock release-check clean pythons system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -77,6 +77,9 @@ host-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests on real hosts; root 
 
 ecosystem-tests: $(VENV)/.extras-ecosystem $(VENV)/.wheel ## the examples with accelerate, Lightning and transformers, which this installs: 0.1 GB
 	$(BIN)/pytest -m '' tests/unit/test_ecosystem.py
+
+gpu-tests: $(VENV)/.extras-dev $(VENV)/.editable ## the tests that need a GPU, one is enough, and a torch for it: CPU_TORCH= make gpu-tests
+	$(BIN)/pytest tests/gpu
 
 timing-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests that measure how soon something happens: alone, one by one
 	$(BIN)/pytest -m timing $$(grep -rl --include='test_*.py' mark.timing tests)

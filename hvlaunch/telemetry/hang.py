@@ -7,7 +7,7 @@ computing. Frames of C tell such a wait from a long call to a library that compu
 Where ranks tell their steps, these alone count: then it is known, and not inferred, whether one gets on.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -46,6 +46,7 @@ _SYNCHRONIZING = (
     "cudaEventSynchronize",
     "cuStreamSynchronize",
 )
+"""How a GPU is waited for, whatever it does."""
 
 _Place: TypeAlias = tuple[tuple[int, str, tuple[Frame, ...]], ...]
 
@@ -193,17 +194,19 @@ class Judge:
         *,
         ended: Iterable[int] = (),
         reading: Iterable[int] = (),
+        behind: Container[int] = (),
         apart: Mapping[int, str] | None = None,
     ) -> Verdict | None:
         """Whether the job hangs.
 
-        `ended` are ranks that are no more; `reading` those that wait for stdin; `apart` is as in telemetry.verdict.
+        `ended` are ranks that are no more; `reading` those that wait for stdin; `behind` those that have begun fewer of NCCL's
+        operations than others; `apart` is as in telemetry.verdict.
         """
         found, deep = _by_rank(stacks), _by_rank(native)
         if any(self._reads(number, found) for number in reading):
             self._gets_on(now)
             return None
-        busy = [number for number in self.computing if self._computes(number, found, deep)]
+        busy = [number for number in self.computing if self._computes(number, found, deep, behind)]
         if busy and not self._by_steps:
             self._gets_on(now)
             return None
@@ -219,6 +222,13 @@ class Judge:
             self._gets_on(now)
             return None
         self._has_said = True
+        if self._operations:  # NCCL's kernels wait on the GPU
+            ranks |= {
+                number: replace(ranks[number], how="collective")
+                for number, frames in deep.items()
+                if ranks[number].how == "computes"
+                and _waits_for_gpu(_busiest(frames, self._ranks[number].sample))
+            }
         ranks |= {number: replace(ranks[number], how="works") for number in busy}
         ranks |= {
             number: Doing("unseen") for number, rank in self._ranks.items() if self._looked > rank.at + _FRESH
@@ -250,8 +260,12 @@ class Judge:
         number: int,
         found: Mapping[int, Sequence[ProcessStack]],
         deep: Mapping[int, Sequence[ProcessStack]],
+        behind: Container[int],
     ) -> bool:
-        """Whether a rank that uses a processor gets on: it is not always at one place, or a library computes there."""
+        """Whether a rank that uses a processor gets on: it is not always at one place, or a library computes there, or its GPU.
+
+        Who is behind, and waits for its GPU, waits for what that computes: not for others.
+        """
         rank = self._ranks[number]
         now = found.get(number, rank.stacks)
         if not now or _place(now) != rank.place or rank.looks < _LEAST_STACKS:
@@ -266,10 +280,15 @@ class Judge:
         shown = _busiest(deep[number], rank.sample)
         if not shown.is_python or _own(shown) != _own(busiest):
             return True  # py-spy was not ready in time, or it is elsewhere by now
+        if _waits_for_gpu(shown):
+            return number in behind
         frames = shown.threads[0].frames
-        if is_collective(frames) or any(frame.function in _SYNCHRONIZING for frame in frames):
-            return False
-        return not frames or not frames[-1].is_own
+        return not is_collective(frames) and (not frames or not frames[-1].is_own)
+
+
+def _waits_for_gpu(stack: ProcessStack) -> bool:
+    """By its frames of C."""
+    return any(frame.function in _SYNCHRONIZING for thread in stack.threads[:1] for frame in thread.frames)
 
 
 def _own(stack: ProcessStack) -> Frame | None:

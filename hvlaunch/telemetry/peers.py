@@ -10,7 +10,7 @@ from hvlaunch.agent.shapes import or_null, pair, record, several, text, whole
 from hvlaunch.hosts.fold import host_set
 from hvlaunch.telemetry.nccl import NcclProcess, Report, read_report
 
-__all__ = ["HostPeers", "host_peers", "notes", "operations"]
+__all__ = ["HostPeers", "behind", "host_peers", "notes", "operations"]
 
 _RANK = whole(0, 1 << 31)
 _MOST_PIDS = 4096
@@ -64,7 +64,7 @@ def operations(peers: Iterable[HostPeers]) -> dict[str, int]:
 
 def notes(peers: Sequence[HostPeers]) -> dict[int, str]:
     """Of ranks that others may wait for, why: hosts that get no answer first, then who is missing to NCCL, then who is behind."""
-    return _cut_off(peers) or _missing(peers) or _behind(peers)
+    return _cut_off(peers) or _missing(peers) or behind(peers)
 
 
 def _cut_off(peers: Sequence[HostPeers]) -> dict[int, str]:
@@ -100,8 +100,8 @@ def _missing(peers: Sequence[HostPeers]) -> dict[int, str]:
     return {rank: "NCCL gets no answer from it" for rank in ranks if rank is not None}
 
 
-def _behind(peers: Sequence[HostPeers]) -> dict[int, str]:
-    """By the newest that any host says."""
+def behind(peers: Sequence[HostPeers]) -> dict[int, str]:
+    """Of ranks that have begun fewer of NCCL's operations than others, how many: by the newest that any host says."""
     found = {}
     for one in peers:
         for process, (count, usual) in ({} if one.nccl is None else one.nccl.behind).items():

@@ -18,6 +18,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from hvlaunch.torch.gloo_threads import wait_until_idle
 from hvlaunch.torch.group_errors import AlreadyInitialized, PlacesClash, TooFewGPUs
+from hvlaunch.torch.nccl_groups import abort_groups
 from hvlaunch.torch.place import Place
 
 __all__ = ["World", "choose_device", "let_go", "members"]
@@ -112,7 +113,7 @@ class World:
             dist.barrier(device_ids=None if self.carrier.index is None else [self.carrier.index])
             have_all_come = True
         wait_until_idle()  # the script may end here, or keep a model
-        self.abandon()
+        self._end(breaks=not have_all_come)
         if have_all_come:
             _over.clear()  # nothing is stuck: no thread of ours need be left behind where Python ends
         else:
@@ -120,7 +121,12 @@ class World:
 
     def abandon(self) -> None:
         """End the groups at once, whatever the others do. What is left of them goes when the next world stands."""
+        self._end(breaks=True)
+
+    def _end(self, *, breaks: bool) -> None:
         if dist.is_initialized():
+            if breaks:
+                abort_groups()  # torch would wait for collectives that others have left
             _over.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 (those of new_group are nowhere else)
             dist.destroy_process_group()
         _restore(self.excepthook)

@@ -210,7 +210,7 @@ class HangWatch:
     def _decide(
         self, judge: "Judge", stacks: "Sequence[ProcessStack]", native: "Sequence[ProcessStack]"
     ) -> None:
-        from hvlaunch.telemetry.peers import notes  # noqa: PLC0415 (as the judge)
+        from hvlaunch.telemetry.peers import behind, notes  # noqa: PLC0415 (as the judge)
         from hvlaunch.telemetry.verdict import steps_apart  # noqa: PLC0415 (as the judge)
 
         self._listen(judge)
@@ -218,9 +218,15 @@ class HangWatch:
             living = self._living()
             ended = [rank for rank in self._ranks.places() if rank not in living]
             steps = self._by_rank(self._progress.steps(self._workers()).of)
-            apart = {**steps_apart(steps), **notes(self._known_peers())}
+            peers = self._known_peers()
             verdict = judge.verdict(
-                self._clock(), stacks, native, ended=ended, reading=self._reading(), apart=apart
+                self._clock(),
+                stacks,
+                native,
+                ended=ended,
+                reading=self._reading(),
+                behind=behind(peers),
+                apart={**steps_apart(steps), **notes(peers)},
             )
             if verdict is not None:
                 self._is_told = True

@@ -1,6 +1,6 @@
 """The way out of a collective that nothing can end: the process starts over, and takes along what it had saved.
 
-When a connection ends, Gloo tells those who wait for messages that it has not begun to send or to receive. It
+NCCL's collectives end with their communicators; but while a communicator is being made, there is none to end yet. When a connection ends, Gloo tells those who wait for messages that it has not begun to send or to receive. It
 forgets whoever waits for one that is half sent or half received (Pair::signalException in gloo/transport/tcp/pair.cc
 passes over `rx_.ubuf`, and over `ubuf` of what is in `tx_`), and nothing reaches that thread any more. So the process
 replaces its program by the same one (exec): same process, same pipes, its last commit in a file in memory.
@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,8 @@ _WAITING = (
     *(f"{Path(__file__).parents[1] / part}" for part in ("handles.py", "sharing.py")),
 )
 """Where in torch's Python, and in ours, a thread stands that waits for a collective."""
-_WRITING = str(_TORCH / "distributed" / "checkpoint")
+_FILES = str(_TORCH / "distributed" / "checkpoint"), str(_TORCH / "serialization.py")
+_GPU_LOOKS = 5
 _CWD = Path.cwd()
 _STDERR = 2
 
@@ -48,21 +49,40 @@ class Baggage:
     cause: str
 
 
+@dataclass(frozen=True)
+class _Standing:
+    """Where exactly a thread stands, and its CPU time."""
+
+    place: tuple[tuple[int, int], ...]
+    """Of each call, the innermost first, which frame and instruction it is at."""
+    cpu: float
+    waits: bool
+    """For a collective, by the line's file."""
+    may_spin: bool
+    """For a GPU."""
+
+
 class Escape:
     """Sees that the thread which makes it gets out of a round that breaks; a context, which is the round.
 
     `press` ends what its collectives wait for; it is called when the round breaks, and again and again while the
     thread stays. `start_over` is for a thread that stays all the same, stuck in a collective; it is called once.
     Neither is called when the context has been left. `look` is seconds between two looks; if nothing has moved, the
-    thread is stuck.
+    thread is stuck. Who waits for a GPU (`uses_gpu`) spins, in whatever line: it is stuck after some looks.
     """
 
     def __init__(
-        self, press: Callable[[], object], start_over: Callable[[], object], *, look: float = _LOOK
+        self,
+        press: Callable[[], object],
+        start_over: Callable[[], object],
+        *,
+        look: float = _LOOK,
+        uses_gpu: Callable[[], bool] = torch.cuda.is_initialized,
     ) -> None:
         self._press = press
         self._start_over = start_over
         self._look = look
+        self._uses_gpu = uses_gpu
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._is_out = threading.Event()
@@ -84,29 +104,41 @@ class Escape:
                 threading.Thread(target=self._see_it_out, name="hvlaunch escape", daemon=True).start()
 
     def _see_it_out(self) -> None:
-        before = None
+        before: _Standing | None = None
+        looks = 0
         while not self._is_out.wait(self._look):
             with self._turn:
                 if self._is_out.is_set():
                     return
                 now = self._standing()
-                if now is not None and now == before:
+                looks = looks + 1 if before is not None and now.place == before.place else 0
+                if (now.waits and now == before) or (looks == _GPU_LOOKS and now.may_spin):
                     self._start_over()
                     return
                 before = now
                 self._press()
 
-    def _standing(self) -> tuple[int, int, float] | None:
-        """Where exactly the thread stands, and its CPU time, if it waits for a collective."""
+    def _standing(self) -> _Standing:
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001 (documented)
-        if frame is None or not _waits(frame):
-            return None
-        return id(frame), frame.f_lasti, time.clock_gettime(self._clock)
+        if frame is None:
+            return _Standing((), 0.0, waits=False, may_spin=False)
+        return _Standing(
+            tuple((id(call), call.f_lasti) for call in _calls(frame)),
+            time.clock_gettime(self._clock),
+            waits=_waits(frame),
+            may_spin=self._uses_gpu() and not frame.f_code.co_filename.startswith(_FILES),
+        )
+
+
+def _calls(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _waits(frame: FrameType) -> bool:
     where = frame.f_code.co_filename
-    return where.startswith(_WAITING) and not where.startswith(_WRITING)
+    return where.startswith(_WAITING) and not where.startswith(_FILES)
 
 
 def can_start_over() -> bool:

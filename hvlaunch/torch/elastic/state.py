@@ -23,7 +23,10 @@ class TrainedRound(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise WorkersChanged, on all workers at once, where workers come or go. Collective."""
+        """Raise WorkersChanged, on all workers at once, where workers come or go. Collective.
+
+        Raises CollectiveFailed where the round is broken: then what collectives before have brought may be garbage.
+        """
         ...
 
 
@@ -56,10 +59,17 @@ class State:
 
         Raises WorkersChanged and CollectiveFailed, for run() to catch.
         """
+        changes = None
+        if self._round is not None:
+            try:
+                self._round.check()  # first: what a GPU has got from collectives that broke is not worth saving
+            except WorkersChanged as changed:
+                changes = changed
         self._save_and_count()
         if self._round is not None:
             self._round.committed(self.commits)
-            self._round.check()
+        if changes is not None:
+            raise changes
 
     def check_host_updates(self) -> None:
         """Check whether workers come or go, and save only then. Collective; raises as commit() does."""

@@ -33,6 +33,7 @@ from hvlaunch.torch.group_errors import (
     StoreUnreachable,
 )
 from hvlaunch.torch.meeting import meet
+from hvlaunch.torch.nccl_groups import abort_groups
 from hvlaunch.torch.place import Place
 from hvlaunch.torch.world import World
 
@@ -44,6 +45,13 @@ _LOOK = 2.0
 """Seconds between looks whether a round broke, while rank 0's address is waited for."""
 _DOUBT = 1.0
 """Seconds for the driver to say whether a round is broken, where an error does not tell."""
+_NCCL_SETTINGS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+}
+"""What a thread of torch's, its watchdog, does when a peer of NCCL's is gone: by default it ends this process after a minute, for
+which it sleeps, and who ends the groups waits for it. Here it does nothing, and sleeps for a second (four times what is said)."""
 _OWN_GROUPS = (
     "before a function under elastic.run, call hvlaunch.torch.init() or nothing, but not init_process_group();"
     " and call no such function inside another one"
@@ -144,6 +152,9 @@ class Training:
                         state.on_reset()
                     state.sync()
                     result = train()
+                    if dist.is_initialized() and current.world().carrier.type == "cuda":
+                        torch.cuda.synchronize()
+                        _see_whole(self._membership)
                     if not self._is_wanted:
                         current.shutdown()
             except WorkersChanged:  # noqa: PERF203 (a round each)
@@ -194,6 +205,8 @@ class Training:
         grant = self._membership.grant()
         self._sockets.release()  # a new round is made when all have left the last one
         self._sockets = GroupSockets()
+        for name, value in _NCCL_SETTINGS.items():
+            os.environ.setdefault(name, value)
         self._stay = ExitStack()
         ways_out = partial(_end_collectives, self._sockets), partial(self._start_over, grant.round)
         escape = self._stay.enter_context(Escape(*ways_out))
@@ -268,8 +281,20 @@ class _TrainedRound:
     def check(self) -> None:
         changing = torch.tensor([int(self._membership.is_changing)], device=current.world().carrier)
         dist.all_reduce(changing, dist.ReduceOp.MAX)
-        if changing.item():
+        is_changing = bool(changing.item())
+        number = self._membership.last_round
+        if (notice := self._membership.broken(number, 0.0)) is not None:
+            raise CollectiveFailed(
+                notice.cause
+            )  # we hear of it before our collectives are ended: else all is whole
+        if is_changing:
             raise WorkersChanged("workers come or go")
+
+
+def _see_whole(membership: Membership) -> None:
+    """Raise CollectiveFailed where collectives of the round, which are over, may have been ended: it is broken before they are."""
+    if (notice := membership.broken(membership.last_round, 0.0)) is not None:
+        raise CollectiveFailed(notice.cause)
 
 
 class _RoundPost:
@@ -296,7 +321,5 @@ class _RoundPost:
 
 def _end_collectives(sockets: GroupSockets) -> None:
     """Let every collective of this process end now."""
-    if dist.is_initialized() and dist.get_backend() == dist.Backend.NCCL:
-        # The only way to end NCCL's kernels. Without a group, torch 2.6 aborts no group but the global one.
-        dist.distributed_c10d._abort_process_group(dist.group.WORLD)  # noqa: SLF001
+    abort_groups()
     sockets.shut_down()

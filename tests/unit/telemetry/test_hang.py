@@ -18,6 +18,8 @@ REDUCE = (
 )
 SLEEP = (Frame("train", "/home/me/train.py", 12), Frame("fetch", "/home/me/data.py", 31))
 BLAS = Frame("exec_blas", "/x/site-packages/numpy.libs/libscipy_openblas64_.so", 0)
+ITEM = (Frame("<module>", "/home/me/train.py", 52),)
+GPU = (Frame("cudaStreamSynchronize", "/usr/lib/libcudart.so.13", 0), Frame("0x7f", "libcuda.so.1", 0))
 MPI = Frame("PMPI_Barrier", "/usr/lib/libmpi.so.40", 0)
 IDLE: Mapping[str, Any] = dict.fromkeys(
     ("cpu", "load", "memory_used", "memory_total", "network_in", "network_out", "disk_read", "disk_write"), 0
@@ -74,6 +76,8 @@ def watch(
     reading: Sequence[int] = (),
     with_native: bool = True,
     steps: Mapping[int, int] | None = None,
+    operations: int | None = None,
+    behind: Sequence[int] = (),
 ) -> tuple[float, Verdict] | None:
     """Let the judge look as the driver does, from a first line at 0 on: when it says what."""
     judge = Judge(TIMEOUT, 0.0)
@@ -87,6 +91,7 @@ def watch(
             if (mine := tuple(one for one in workers if "ab"[one.rank // 4] == name))
         ]
         wanted = judge.samples(now, hosts)
+        judge.operations(now, {} if operations is None else {"a": operations})
         judge.stacks(now, [one for number in sorted(wanted) for one in ranks[number].stacks(number, now)])
         if not judge.is_due(now):
             continue
@@ -98,6 +103,7 @@ def watch(
             deep if with_native else (),
             ended=ended,
             reading=reading,
+            behind=behind,
             apart=steps_apart(steps or {}),
         )
         if said is not None:
@@ -327,3 +333,25 @@ def test_a_driver_that_was_stopped_for_a_while_knows_nothing_of_that_time() -> N
     for now in (310.0, 330.0, 350.0, 361.0):
         look(judge, now)
     assert judge.is_due(361.0)
+
+
+def on_gpu(frames: Sequence[Frame] = ITEM) -> Rank:
+    return Rank(frames, cpu=1.0, native=GPU)
+
+
+def test_who_waits_on_the_gpu_where_nccl_stands_still_waits_for_the_others() -> None:
+    ranks = {number: on_gpu() for number in range(8)}
+    waits = "ranks 0-4,6-7 wait for it in <module> (train.py:52)"
+    verdict = said({**ranks, 5: Rank(SLEEP)}, operations=48, behind=[5])
+    assert verdict.text == f"rank 5 (host b) waits in fetch (data.py:31); {waits}"
+    verdict = said({**ranks, 5: Rank((*ITEM, REDUCE[1]))}, operations=48)
+    assert verdict.text == f"rank 5 (host b) waits in all_reduce (train.py:52); {waits}"
+    verdict = said({**ranks, 5: Rank(SLEEP)})
+    assert "ranks 0-4,6-7 compute in <module> (train.py:52), always there" in verdict.text
+
+
+def test_who_is_behind_and_waits_for_its_gpu_computes_there() -> None:
+    evaluates = on_gpu((*ITEM, Frame("evaluate", "/home/me/train.py", 70)))
+    assert watch({**others(0), 0: evaluates}, operations=48, behind=[0]) is None
+    assert watch({number: on_gpu() for number in range(8)}, operations=48) is None
+    assert watch({number: on_gpu() for number in range(8)}) is None

@@ -1,6 +1,9 @@
 """Escape: who waits in a collective of a broken round starts over; who does anything else is left in peace."""
 
+import hashlib
+import itertools
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ LONG = 60.0
 TORCH = Path(torch.__file__).parent
 
 
-def waiting(file: Path, started_over: threading.Event, pressed: threading.Semaphore):
+def waiting(file: Path, started_over: threading.Event, pressed: threading.Semaphore, *, uses_gpu=False):
     """A thread that waits in code of this file, with an Escape that has begun; and what lets it go."""
     escapes = []
     is_there = threading.Event()
@@ -22,7 +25,7 @@ def waiting(file: Path, started_over: threading.Event, pressed: threading.Semaph
     wait = compile("is_there.set(); way_out.acquire()", str(file), "exec")
 
     def work():
-        with Escape(pressed.release, started_over.set, look=0.01) as escape:
+        with Escape(pressed.release, started_over.set, look=0.01, uses_gpu=lambda: uses_gpu) as escape:
             escapes.append(escape)
             exec(wait, {"is_there": is_there, "way_out": way_out})
 
@@ -40,6 +43,48 @@ def test_who_waits_in_a_collective_starts_over(file):
     assert started_over.wait(LONG)
     way_out.release()
     thread.join()
+
+
+def spin(seconds):
+    """In C, with Python's lock given back, as who waits for a GPU."""
+    hashlib.pbkdf2_hmac("sha256", b"x", b"x", int(seconds * 500_000))
+
+
+def test_who_spins_at_one_place_while_its_gpu_waits_starts_over():
+    started_over = threading.Event()
+    escapes = []
+
+    def work(uses_gpu):
+        with Escape(lambda: None, started_over.set, look=0.02, uses_gpu=lambda: uses_gpu) as escape:
+            escapes.append(escape)
+            escape.begin()
+            spin(2.0)
+
+    for uses_gpu in (False, True):
+        assert not started_over.is_set()
+        thread = threading.Thread(target=work, args=(uses_gpu,))
+        thread.start()
+        thread.join()
+    assert started_over.is_set()
+
+
+def dive(depth):
+    if depth:
+        dive(depth - 1)
+    else:
+        spin(0.001)
+
+
+def test_who_goes_on_after_its_gpu_has_let_it_go_is_left_in_peace():
+    started_over = threading.Event()
+    with Escape(lambda: None, started_over.set, look=0.05, uses_gpu=lambda: True) as escape:
+        escape.begin()
+        deadline = time.monotonic() + 1.0
+        for depth in itertools.cycle(range(100)):
+            dive(depth)
+            if time.monotonic() > deadline:
+                break
+    assert not started_over.is_set()
 
 
 @pytest.mark.parametrize("file", ["serialization.py", "distributed/checkpoint/filesystem.py", "/train.py"])

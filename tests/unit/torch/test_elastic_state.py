@@ -8,7 +8,7 @@ from torch import distributed as dist
 from torch.optim import lr_scheduler
 
 from hvlaunch.torch.elastic import run
-from hvlaunch.torch.elastic.interruptions import WorkersChanged
+from hvlaunch.torch.elastic.interruptions import CollectiveFailed, WorkersChanged
 from hvlaunch.torch.elastic.sampler import ElasticSampler
 from hvlaunch.torch.elastic.snapshot import take
 from hvlaunch.torch.elastic.state import ObjectState, State, TorchState
@@ -184,8 +184,27 @@ def test_a_commit_tells_the_round_and_looks_for_changes():
         state.commit()
     with pytest.raises(WorkersChanged):
         state.check_host_updates()
-    assert told == [0, "check", "check"]
+    assert told == ["check", 0, "check"]
     assert state.commits == 1  # saved each time: nothing is lost
+
+
+def test_what_collectives_of_a_broken_round_have_brought_is_not_saved():
+    class Broken:
+        def committed(self, commits):
+            raise AssertionError
+
+        def check(self):
+            raise CollectiveFailed("rank 1 is gone")
+
+    state = ObjectState(loss=1.0)
+    state.commit()
+    state.loss = float("nan")  # what a GPU has after its collectives were ended
+    state.attach(Broken())
+    with pytest.raises(CollectiveFailed):
+        state.commit()
+    assert state.commits == 0
+    state.restore()
+    assert state.loss == 1.0
 
 
 def test_reset_callbacks_are_called_in_their_order():

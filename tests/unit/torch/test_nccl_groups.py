@@ -1,0 +1,52 @@
+"""How groups of NCCL's are ended; that their collectives end by that is shown on a GPU (tests/gpu)."""
+
+import threading
+import time
+
+from hvlaunch.torch.nccl_groups import Aborts, abort_groups
+from tests.unit.torch.ranks import in_worlds
+
+LONG = 60.0
+
+
+class Group:
+    def __init__(self, end):
+        self.aborted = 0
+        self._end = end
+
+    def abort(self):
+        self.aborted += 1
+        self._end()
+
+
+def test_all_end_at_once_since_one_may_wait_for_another():
+    both = threading.Barrier(2)
+    groups = [Group(lambda: both.wait(LONG)), Group(lambda: both.wait(LONG))]
+    Aborts(LONG).end(groups)
+    assert not both.broken
+    assert [group.aborted for group in groups] == [1, 1]
+
+
+def test_each_ends_once_though_it_takes_long_and_those_that_came_since_end_too():
+    hold = threading.Event()
+    stuck, later = Group(lambda: hold.wait(LONG)), Group(lambda: None)
+    aborts = Aborts(0.01)
+    began = time.monotonic()
+    aborts.end([stuck])
+    aborts.end([stuck, later])
+    assert time.monotonic() - began < LONG / 2
+    assert (stuck.aborted, later.aborted) == (1, 1)
+    hold.set()
+
+
+def test_where_gloo_alone_is_nothing_is_ended():
+    def work(rank):
+        import torch
+        from torch import distributed as dist
+
+        abort_groups()
+        one = torch.ones(1)
+        dist.all_reduce(one)
+        return one.item()
+
+    assert in_worlds(2, work) == [2.0, 2.0]
