@@ -78,7 +78,7 @@ host-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests on real hosts; root 
 ecosystem-tests: $(VENV)/.extras-ecosystem $(VENV)/.wheel ## the examples with accelerate, Lightning and transformers, which this installs: 0.1 GB
 	$(BIN)/pytest -m '' tests/unit/test_ecosystem.py
 
-gpu-tests: $(VENV)/.extras-dev $(VENV)/.editable ## the tests that need a GPU, one is enough, and a torch for it: CPU_TORCH= make gpu-tests
+gpu-tests: $(VENV)/.extras-dev $(VENV)/.editable ## the tests that need an NVIDIA GPU; one is enough, and root
 	$(BIN)/pytest tests/gpu
 
 timing-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests that measure how soon something happens: alone, one by one
