@@ -16,7 +16,7 @@ __all__ = ["BOMB", "LIMIT", "Group"]
 CGROUPS = Path("/sys/fs/cgroup")
 LIMIT = 100
 BOMB = """if True:
-    import os, signal, time
+    import os, signal, sys, time
     last = time.monotonic() + 40
     refused = False
     while time.monotonic() < last:
@@ -30,8 +30,11 @@ BOMB = """if True:
                 os.write(1, b'refused\\n')
                 os.nice(19)
             refused = True
+            time.sleep(float(sys.argv[1]))
 """
-"""For a `limited` group alone: forks without end, each in a session of its own, for 40 s at most; says when it may no more."""
+"""For a `limited` group alone: forks without end, each in a session of its own, for 40 s at most; says when it may no more. Its argument is how long
+each of its processes then waits before it tries again: though that is 5 ms, a place that gets free is filled at once, by one of so many.
+"""
 _SETTINGS = {"freezer.state": "THAWED", "pids.max": "0"}
 """Of a group whose processes are to be killed: version 1 keeps what is frozen, and a bomb forks faster than one kills."""
 _GUARD = """\

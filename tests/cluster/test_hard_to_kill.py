@@ -89,11 +89,14 @@ def test_workers_that_another_user_owns(new_hosts: Callable[..., TestHosts]) -> 
     told(job, hosts["a"], 2)
 
 
+@pytest.mark.parametrize("pause", ["0.005", pytest.param("0", marks=pytest.mark.long)])
 @pytest.mark.parametrize("ending", ["interrupt", "agent", "guardian", "driver"])
-def test_a_fork_bomb_under_a_limit_of_processes(cluster: TestHosts, limited: Group, ending: str) -> None:
+def test_a_fork_bomb_under_a_limit_of_processes(
+    cluster: TestHosts, limited: Group, ending: str, pause: str
+) -> None:
     """Which its agents have too: they could not start a process any more. Nothing is left when the driver has ended."""
     agent_and_guardian = "$PPID $(cut -d' ' -f4 /proc/$PPID/stat)"
-    bomb = entering(limited, sys.executable, "-I", "-S", "-c", BOMB, who=f"{agent_and_guardian} 0")
+    bomb = entering(limited, sys.executable, "-I", "-S", "-c", BOMB, pause, who=f"{agent_and_guardian} 0")
     job = Job(cluster, ["-H", "a:1,b:1", *OPTIONS, *bomb]).saw("refused")
     if ending == "interrupt":
         assert job.interrupt().code(CLOSING) == 130
