@@ -23,8 +23,10 @@ __all__ = ["DistributedOptimizer"]
 
 T = TypeVar("T", bound=torch.optim.Optimizer)
 
-_BUCKET = 1 << 20
-"""Bytes that are sent as one tensor: many small ones take longer; a large one takes longer than several that are sent at once."""
+_BUCKETS = {"cpu": 1 << 20}
+_LARGE_BUCKET = 25 << 20
+"""Bytes that are sent as one tensor: many small ones take longer. With Gloo a large one takes longer than several that are sent at once; for
+NCCL it is DistributedDataParallel's."""
 
 
 class _Exchange:
@@ -83,7 +85,7 @@ def _buckets(gradients: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
             yield bucket
             bucket = []
         if not bucket:
-            room = _BUCKET - _bytes(each)
+            room = _BUCKETS.get(each.device.type, _LARGE_BUCKET) - _bytes(each)
         bucket.append(each)
     if bucket:
         yield bucket

@@ -34,6 +34,8 @@ _WAITING = (
 """Where in torch's Python, and in ours, a thread stands that waits for a collective."""
 _FILES = str(_TORCH / "distributed" / "checkpoint"), str(_TORCH / "serialization.py")
 _GPU_LOOKS = 5
+_SPINS = 0.25
+"""Of the time, on a busy machine."""
 _CWD = Path.cwd()
 _STDERR = 2
 
@@ -60,6 +62,10 @@ class _Standing:
     """For a collective, by the line's file."""
     may_spin: bool
     """For a GPU."""
+
+    def has_spun_since(self, before: "_Standing", seconds: float) -> bool:
+        """Whether it has computed at one place, as who waits for a GPU does."""
+        return self.may_spin and self.place == before.place and self.cpu - before.cpu > _SPINS * seconds
 
 
 class Escape:
@@ -111,8 +117,9 @@ class Escape:
                 if self._is_out.is_set():
                     return
                 now = self._standing()
-                looks = looks + 1 if before is not None and now.place == before.place else 0
-                if (now.waits and now == before) or (looks == _GPU_LOOKS and now.may_spin):
+                spins = before is not None and now.has_spun_since(before, self._look)
+                looks = looks + 1 if spins else 0
+                if (now.waits and now == before) or looks == _GPU_LOOKS:
                     self._start_over()
                     return
                 before = now

@@ -292,7 +292,7 @@ class _TrainedRound:
 
 
 def _see_whole(membership: Membership) -> None:
-    """Raise CollectiveFailed where collectives of the round, which are over, may have been ended: it is broken before they are."""
+    """Raise CollectiveFailed where collectives on a GPU, which are over, may have been ended: the round is broken before they are."""
     if (notice := membership.broken(membership.last_round, 0.0)) is not None:
         raise CollectiveFailed(notice.cause)
 
