@@ -253,7 +253,7 @@ def buckets_of_types_and_sizes(rank):
         each.grad = torch.full_like(each, rank + number)
         expected.append(torch.full_like(each, 3 + 3 * number))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hvlaunch.torch.optimizer._BUCKET", 64)
+        patch.setattr("hvlaunch.torch.optimizer._BUCKETS", {"cpu": 64})
         optimizer.synchronize()
     for each, wanted in zip(model.parameters(), expected, strict=True):
         assert each.grad is not None
