@@ -37,7 +37,7 @@ def place() -> Iterator[Place]:
 SAME = {
     "output": f"{HVLAUNCH} --pool p -np 2 sh -c 'echo out $RANK; echo err $RANK >&2' 2>&1 | sort",
     "stderr": f"{HVLAUNCH} --pool p -np 1 sh -c 'echo err >&2' 2>&1 >/dev/null",
-    "exit code": f"{HVLAUNCH} --pool=p -np 2 sh -c 'exit 3'",
+    "exit code": f"{HVLAUNCH} --pool=p -np 1 sh -c 'exit 3'",
     "a signal": f"{HVLAUNCH} -np 1 --pool p sh -c 'kill -9 $$'",
     "by the environment": f"HVLAUNCH_POOL=p {HVLAUNCH} -np 1 echo hello",
     "bad usage": f"{HVLAUNCH} --pool p -np 0 true",
