@@ -1,5 +1,7 @@
 """Groups of NCCL's, whose collectives end by nothing but their communicators' end: kernels on the GPU wait for peers for ever."""
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Iterable
@@ -8,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import distributed as dist
 
-__all__ = ["Aborts", "Group", "abort_groups"]
+__all__ = ["Aborts", "Group", "abort_groups", "has_timed_out"]
 
 _PATIENCE = 5.0
 
@@ -48,7 +50,15 @@ def abort_groups() -> None:
 
     Who waits for one on the GPU goes on, and what it was to bring is garbage; who begins another gets torch's DistBackendError.
     """
-    _aborts.end([group for group in list(dist.distributed_c10d._world.pg_map) if _is_of_nccl(group)])  # noqa: SLF001
+    _aborts.end(_groups())
+
+
+def has_timed_out() -> bool:
+    """Whether a collective of this process' groups of NCCL took longer than its timeout.
+
+    torch's watchdog notices, and from torch 2.7 on it tells.
+    """
+    return any(_has_timed_out(_backend(group)) for group in _groups())
 
 
 def _ending(group: Group) -> threading.Thread:
@@ -57,9 +67,18 @@ def _ending(group: Group) -> threading.Thread:
     return thread
 
 
-def _is_of_nccl(group: dist.ProcessGroup) -> bool:
+def _groups() -> list[dist.ProcessGroup]:
+    return [group for group in list(dist.distributed_c10d._world.pg_map) if _backend(group) is not None]  # noqa: SLF001
+
+
+def _backend(group: dist.ProcessGroup) -> dist.ProcessGroupNCCL | None:
+    """What it has for GPUs, where that is NCCL; the group's name does not say it, where it has one for processors too."""
     try:
-        backend = group._get_backend(torch.device("cuda"))  # noqa: SLF001 (a group for all devices says no name)
+        backend = group._get_backend(torch.device("cuda"))  # noqa: SLF001
     except RuntimeError:
-        return False
-    return dist.is_nccl_available() and isinstance(backend, dist.ProcessGroupNCCL)
+        return None
+    return backend if dist.is_nccl_available() and isinstance(backend, dist.ProcessGroupNCCL) else None
+
+
+def _has_timed_out(backend: dist.ProcessGroupNCCL | None) -> bool:
+    return backend is not None and hasattr(backend, "get_error") and backend.get_error().name == "TIMEOUT"

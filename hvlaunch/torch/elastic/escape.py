@@ -94,6 +94,8 @@ class Escape:
         self._is_out = threading.Event()
         self._turn = threading.Lock()
         """Who has it knows whether the thread is out."""
+        self.has_begun = False
+        """Whether anything has been pressed: then what collectives on a GPU have brought may be garbage."""
 
     def __enter__(self) -> "Escape":  # noqa: PYI034 (typing.Self came with Python 3.11)
         return self
@@ -103,9 +105,10 @@ class Escape:
             self._is_out.set()
 
     def begin(self) -> None:
-        """The round is broken, and the thread should be leaving it. From any thread, once."""
+        """The round is broken, and the thread should be leaving it. From any thread; only the first time counts."""
         with self._turn:
-            if not self._is_out.is_set():
+            if not (self._is_out.is_set() or self.has_begun):
+                self.has_begun = True
                 self._press()
                 threading.Thread(target=self._see_it_out, name="hvlaunch escape", daemon=True).start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -33,7 +34,7 @@ from hvlaunch.torch.group_errors import (
     StoreUnreachable,
 )
 from hvlaunch.torch.meeting import meet
-from hvlaunch.torch.nccl_groups import abort_groups
+from hvlaunch.torch.nccl_groups import abort_groups, has_timed_out
 from hvlaunch.torch.place import Place
 from hvlaunch.torch.world import World
 
@@ -43,6 +44,7 @@ T = TypeVar("T")
 
 _LOOK = 2.0
 """Seconds between looks whether a round broke, while rank 0's address is waited for."""
+_TIMED_OUT = "a collective of NCCL took longer than its timeout"
 _DOUBT = 1.0
 """Seconds for the driver to say whether a round is broken, where an error does not tell."""
 _NCCL_SETTINGS = {
@@ -77,6 +79,10 @@ class Training:
         """How groups are made: see World.form."""
         self._stay: ExitStack | None = None
         """In the round that this process is in."""
+        self._escape: Escape | None = None
+        """Out of it."""
+        self._late: str | None = None
+        """Why this worker itself has broken it, if it has."""
         self._is_wanted = False
         """Whether the script has called init(): then groups stay, when its training is done."""
         self._state: State | None = None
@@ -147,14 +153,14 @@ class Training:
                 if self._stay is None:
                     self._enter(state.commits, cause)
                 with self._as_it_breaks():
-                    state.attach(_TrainedRound(self._membership))
+                    state.attach(_TrainedRound(self._membership, self._escape))
                     if self._rounds > 1:
                         state.on_reset()
                     state.sync()
                     result = train()
                     if dist.is_initialized() and current.world().carrier.type == "cuda":
                         torch.cuda.synchronize()
-                        _see_whole(self._membership)
+                        _see_whole(self._escape)
                     if not self._is_wanted:
                         current.shutdown()
             except WorkersChanged:  # noqa: PERF203 (a round each)
@@ -185,7 +191,8 @@ class Training:
     def _start_over(self, round_number: int) -> None:
         """Where the process can't be replaced, the driver ends it after --reset-timeout."""
         notice = self._membership.broken(round_number, 0.0)
-        if notice is None or not self._is_first_training or not can_start_over():
+        cause = self._late if notice is None else notice.cause
+        if cause is None or not self._is_first_training or not can_start_over():
             return
         self._membership.finish()  # it is silent until it is back
         saved: tuple[int, Snapshot | None] = (-1, None)
@@ -194,7 +201,7 @@ class Training:
         elif self._brought is not None:
             saved = self._brought.commits, self._brought.saved
         try:
-            start_over(Baggage(round_number, *saved, notice.cause))
+            start_over(Baggage(round_number, *saved, cause))
         except Exception as error:  # noqa: BLE001 (whatever pickling the user's objects raises)
             sys.stderr.write(f"hvlaunch: can't start over: {type(error).__name__}: {error}\n")
             self._membership.start()
@@ -208,13 +215,33 @@ class Training:
         for name, value in _NCCL_SETTINGS.items():
             os.environ.setdefault(name, value)
         self._stay = ExitStack()
+        self._late = None
         ways_out = partial(_end_collectives, self._sockets), partial(self._start_over, grant.round)
-        escape = self._stay.enter_context(Escape(*ways_out))
-        self._membership.enter(grant.round, escape.begin)
+        self._escape = self._stay.enter_context(Escape(*ways_out))
+        self._membership.enter(grant.round, self._escape.begin)
         with self._as_it_breaks(), self._sockets.watch():
             current.enter(World.form(self._place(grant), self._meet, **self._groups))
+        self._stay.enter_context(self._seeing_timeouts(self._escape))
         self._membership.met()
         self._rounds += 1
+
+    @contextmanager
+    def _seeing_timeouts(self, escape: Escape) -> Iterator[None]:
+        """Leave the round where a collective of NCCL takes longer than its timeout; with Gloo it fails by itself."""
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(_LOOK):
+                if has_timed_out():
+                    self._late = _TIMED_OUT
+                    escape.begin()
+                    return
+
+        threading.Thread(target=look, name="hvlaunch timeouts", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
     @contextmanager
     def _as_it_breaks(self) -> Iterator[None]:
@@ -243,11 +270,13 @@ class Training:
 
     def _why_left(self, error: BaseException) -> str | None:
         """What broke the round, where it was not this worker; None where it was."""
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        text = self._late or f"{type(error).__name__}: {error}".partition("\n")[0]
         if isinstance(error, _PEERS_FAILED) or is_groups(error):
             return text
         is_doubtful = isinstance(error, RuntimeError)  # torch's word for nearly all that can go wrong
-        is_broken = is_doubtful and self._membership.broken(self._membership.last_round, _DOUBT)
+        is_broken = is_doubtful and (
+            self._late or self._membership.broken(self._membership.last_round, _DOUBT)
+        )
         return text if is_broken else None
 
     def _place(self, grant: Grant) -> Place:
@@ -272,8 +301,9 @@ class Training:
 class _TrainedRound:
     """See TrainedRound."""
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, escape: Escape | None) -> None:
         self._membership = membership
+        self._escape = escape
 
     def committed(self, commits: int) -> None:
         self._membership.committed(commits)
@@ -291,10 +321,10 @@ class _TrainedRound:
             raise WorkersChanged("workers come or go")
 
 
-def _see_whole(membership: Membership) -> None:
-    """Raise CollectiveFailed where collectives on a GPU, which are over, may have been ended: the round is broken before they are."""
-    if (notice := membership.broken(membership.last_round, 0.0)) is not None:
-        raise CollectiveFailed(notice.cause)
+def _see_whole(escape: Escape | None) -> None:
+    """Raise CollectiveFailed where collectives on a GPU, which are over, may have been ended."""
+    if escape is not None and escape.has_begun:
+        raise CollectiveFailed("collectives of this round were ended")
 
 
 class _RoundPost:

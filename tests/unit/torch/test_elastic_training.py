@@ -92,6 +92,27 @@ def test_survivors_of_a_hung_worker_leave_their_collective_when_the_round_is_bro
     assert results == {number: (rank, 12.0, [3, 3, 2, 2, 2], 12) for rank, number in enumerate(rest)}
 
 
+def test_who_waits_in_vain_leaves_by_itself_once_the_groups_say_that_it_took_too_long(job, monkeypatch):
+    """As with NCCL, whose collectives have no end of their own."""
+    hung = mmap.mmap(-1, 1)
+    monkeypatch.setattr("hvlaunch.torch.elastic.training._LOOK", 0.05)
+    monkeypatch.setattr("hvlaunch.torch.elastic.training.has_timed_out", lambda: bool(hung[0]))
+
+    def hang():
+        if me() == 2:
+            hung[0] = 1
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    started = job(counting(5, at(2, hang)), 3)
+    started.grant(0, 1, 2)
+    asks = started.grant(0, 1)
+    assert {ask.commit for ask in asks} == {2}
+    assert "a collective of NCCL took longer than its timeout" in {ask.cause for ask in asks}
+    hung[0] = 0
+    results = dict(started.result() for _ in range(2))
+    assert results == {number: (number, 12.0, [3, 3, 2, 2, 2], 12) for number in range(2)}
+
+
 def test_a_worker_that_gloo_forgets_starts_over_with_its_last_commit(job):
     """A message is half sent when its receiver hangs: Gloo never tells the sender's thread that it failed."""
     received = mmap.mmap(-1, forgotten.SIZE)
