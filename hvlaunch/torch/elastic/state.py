@@ -22,11 +22,12 @@ class TrainedRound(Protocol):
         """Tell the driver that work goes on."""
         ...
 
-    def check(self) -> None:
-        """Raise WorkersChanged, on all workers at once, where workers come or go. Collective.
+    def see_whole(self) -> None:
+        """Raise CollectiveFailed where what collectives have brought until now may be garbage: on a GPU those that were ended do not fail."""
+        ...
 
-        Raises CollectiveFailed where the round is broken: then what collectives before have brought may be garbage.
-        """
+    def check(self) -> None:
+        """Raise WorkersChanged, on all workers at once, where workers come or go. Collective; raises as see_whole() does."""
         ...
 
 
@@ -59,17 +60,12 @@ class State:
 
         Raises WorkersChanged and CollectiveFailed, for run() to catch.
         """
-        changes = None
         if self._round is not None:
-            try:
-                self._round.check()  # first: what a GPU has got from collectives that broke is not worth saving
-            except WorkersChanged as changed:
-                changes = changed
+            self._round.see_whole()
         self._save_and_count()
         if self._round is not None:
             self._round.committed(self.commits)
-        if changes is not None:
-            raise changes
+            self._round.check()
 
     def check_host_updates(self) -> None:
         """Check whether workers come or go, and save only then. Collective; raises as commit() does."""

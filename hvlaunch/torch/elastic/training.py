@@ -158,9 +158,7 @@ class Training:
                         state.on_reset()
                     state.sync()
                     result = train()
-                    if dist.is_initialized() and current.world().carrier.type == "cuda":
-                        torch.cuda.synchronize()
-                        _see_whole(self._escape)
+                    _see_whole(self._escape)
                     if not self._is_wanted:
                         current.shutdown()
             except WorkersChanged:  # noqa: PERF203 (a round each)
@@ -271,12 +269,13 @@ class Training:
     def _why_left(self, error: BaseException) -> str | None:
         """What broke the round, where it was not this worker; None where it was."""
         text = self._late or f"{type(error).__name__}: {error}".partition("\n")[0]
+        has_ended_collectives = self._escape is not None and self._escape.has_begun
         if isinstance(error, _PEERS_FAILED) or is_groups(error):
             return text
+        if isinstance(error, Exception) and has_ended_collectives:
+            return text  # a script looks at its loss, say, which is garbage on a GPU
         is_doubtful = isinstance(error, RuntimeError)  # torch's word for nearly all that can go wrong
-        is_broken = is_doubtful and (
-            self._late or self._membership.broken(self._membership.last_round, _DOUBT)
-        )
+        is_broken = is_doubtful and self._membership.broken(self._membership.last_round, _DOUBT)
         return text if is_broken else None
 
     def _place(self, grant: Grant) -> Place:
@@ -308,6 +307,9 @@ class _TrainedRound:
     def committed(self, commits: int) -> None:
         self._membership.committed(commits)
 
+    def see_whole(self) -> None:
+        _see_whole(self._escape)
+
     def check(self) -> None:
         changing = torch.tensor([int(self._membership.is_changing)], device=current.world().carrier)
         dist.all_reduce(changing, dist.ReduceOp.MAX)
@@ -322,9 +324,11 @@ class _TrainedRound:
 
 
 def _see_whole(escape: Escape | None) -> None:
-    """Raise CollectiveFailed where collectives on a GPU, which are over, may have been ended."""
-    if escape is not None and escape.has_begun:
-        raise CollectiveFailed("collectives of this round were ended")
+    """See State's TrainedRound. All that was begun is over then, or was ended, and before that is noted."""
+    if dist.is_initialized() and "nccl" in dist.get_backend():
+        torch.cuda.synchronize()
+        if escape is not None and escape.has_begun:
+            raise CollectiveFailed("collectives of this round were ended")
 
 
 class _RoundPost:

@@ -171,6 +171,9 @@ def test_a_commit_tells_the_round_and_looks_for_changes():
     told = []
 
     class Link:
+        def see_whole(self):
+            told.append("whole")
+
         def committed(self, commits):
             told.append(commits)
 
@@ -184,17 +187,20 @@ def test_a_commit_tells_the_round_and_looks_for_changes():
         state.commit()
     with pytest.raises(WorkersChanged):
         state.check_host_updates()
-    assert told == ["check", 0, "check"]
+    assert told == ["whole", 0, "check", "check"]
     assert state.commits == 1  # saved each time: nothing is lost
 
 
 def test_what_collectives_of_a_broken_round_have_brought_is_not_saved():
     class Broken:
+        def see_whole(self):
+            raise CollectiveFailed("rank 1 is gone")
+
         def committed(self, commits):
             raise AssertionError
 
         def check(self):
-            raise CollectiveFailed("rank 1 is gone")
+            raise AssertionError
 
     state = ObjectState(loss=1.0)
     state.commit()

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -214,6 +216,28 @@ def test_a_worker_that_is_not_wanted_any_more_leaves_well(job):
     started.server.put(PLACES, "h/0/0", encode(Grant(-1, leave="its host left the pool")))
     started.workers[0].join(LONG)
     assert started.workers[0].exitcode == 0
+
+
+def test_an_error_of_the_script_once_its_collectives_were_ended_is_none_of_its_own(job):
+    """On a GPU such a collective does not fail: the script goes on, with garbage."""
+
+    def doubt():
+        if me() == 0:
+            mark("waits")
+            hang = torch.ones(1)
+            with suppress(RuntimeError):
+                dist.all_reduce(hang, group=dist.new_group([0, 1]))
+            raise FloatingPointError("the loss is not finite")
+        time.sleep(LONG)
+
+    started = job(counting(5, at(2, doubt)), 2)
+    started.grant(0, 1)
+    started.until("waits")
+    started.tell("broken")
+    (ask,) = started.grant(0)
+    assert ask.commit == 2
+    assert ask.cause == "FloatingPointError: the loss is not finite"
+    assert started.result() == (0, (0, 7.0, [2, 2, 1, 1, 1], 7))
 
 
 def test_an_error_of_the_script_is_its_own(job):
