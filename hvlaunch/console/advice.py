@@ -60,6 +60,22 @@ _TEXTS = (
         "no more slots on {host} than nvidia-smi shows GPUs there, and torch.cuda.set_device(LOCAL_RANK)",
     ),
     (
+        "device-side assert triggered|illegal memory access|CUDA error: (?:misaligned address|unspecified launch failure)",
+        "-x CUDA_LAUNCH_BLOCKING=1, for a traceback that ends at the line: often an index or a label is out of range",
+    ),
+    (
+        "uncorrectable ECC error|CUDA error: unknown error|fallen off the bus|GPU is lost",
+        "nvidia-smi -q -d ECC and dmesg -T | grep -i xid on {host}: the GPU may be broken; --exclude {host}",
+    ),
+    (
+        "CUDA-capable device.* busy or unavailable",
+        "nvidia-smi on {host} shows who else uses the GPU, and whether its compute mode lets only one process have it",
+    ),
+    (
+        "no kernel image is available for execution|driver version is insufficient|driver on your system is too old",
+        "nvidia-smi on {host} shows its GPU, its driver and the newest CUDA for that: the script's packages are made for others",
+    ),
+    (
         "in Lightning, but the product .* does not match the world size",
         "Trainer(devices=…, num_nodes=…) from LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE, or that many slots and hosts",
     ),

@@ -116,6 +116,9 @@ def _last_lines(tail: bytes) -> tuple[str, ...]:
     starts = _last_chain(lines)
     if not starts:
         return _bounded(lines[first:])
+    while _HARMLESS_LOG.match(lines[-1]) or not lines[-1].strip():
+        lines.pop()  # what libraries warn of as a process ends
+    first = max(0, len(lines) - _LAST_LINES)
     if len(starts) == 1 or len(lines) - starts[0] <= _MOST_LINES:
         return _bounded(lines[min(first, starts[0]) :])
     causes = _without_frames(lines[starts[0] : starts[-1]])[: _MOST_LINES // 2]

@@ -165,7 +165,7 @@ def test_a_hang_is_named(cluster: TestHosts, kind: str) -> None:
     [
         ("memory", "a smaller batch; on b, nvidia-smi shows who else uses the GPU"),
         ("ordinal", "no more slots on b than nvidia-smi shows GPUs there"),
-        ("kernel", "CUDA"),
+        ("kernel", "-x CUDA_LAUNCH_BLOCKING=1, for a traceback that ends at the line"),
     ],
 )
 def test_a_failure_on_a_gpu_is_told(cluster: TestHosts, kind: str, told: str) -> None:

@@ -31,6 +31,17 @@ def hint(*lines, **facts):
         ("python: can't open file '/etc/passwd': [Errno 2] No such file or directory", "on b too"),
         ("RuntimeError: HTTP request failed. PUT /global/rank_0: 401", "--horovod"),
         ("RuntimeError: CUDA error: invalid device ordinal", "LOCAL_RANK"),
+        (
+            "torch.AcceleratorError: CUDA error: device-side assert triggered",
+            "-x CUDA_LAUNCH_BLOCKING=1",
+        ),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "CUDA_LAUNCH_BLOCKING"),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "--exclude b"),
+        (
+            "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "who else uses the GPU",
+        ),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "on b"),
         ("RuntimeError: DataLoader worker (pid(s) 207) exited unexpectedly", "num_workers=0"),
         (
             "DataLoader worker (pid 7) is killed by signal: Bus error. … out of shared memory.",

@@ -136,6 +136,24 @@ def test_torchs_own_prefix_is_taken_off():
     assert from_tail(tail).lines == tuple(TRACEBACK.split("\n"))
 
 
+def test_what_libraries_warn_of_as_a_process_ends_is_left_out():
+    """As torch 2.11 writes it on a GPU."""
+    text = (
+        "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0], thread: [0,0,0] Assertion failed.\n"
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "train.py", line 19, in <module>\n'
+        "[rank1]:     print(table[index].item())\n"
+        "[rank1]: torch.AcceleratorError: CUDA error: device-side assert triggered\n"
+        "[rank1]: For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "\n"
+        "[rank1]:[W1127 01:47:53.572353693 ProcessGroupNCCL.cpp:1575] Warning: destroy_process_group() was not called\n"
+    )
+    found = from_tail(text.encode())
+    assert found.lines[0].startswith("/pytorch/aten")
+    assert found.lines[-1] == "For debugging consider passing CUDA_LAUNCH_BLOCKING=1"
+    assert found.verdict[0] == "torch.AcceleratorError: CUDA error: device-side assert triggered"
+
+
 def test_a_traceback_is_judged_by_its_exception():
     tail = b"connection refused, trying again\n" + TRACEBACK.encode() + b" such file\nof two lines\n"
     assert from_tail(tail).verdict == ("OSError: no such file", "of two lines")
