@@ -199,12 +199,15 @@ class FreshWorkers(Forming):
     def _enough(self, now: float) -> list[PoolHost] | None:
         """The first hosts that have slots enough, without those that failed; None while some of them are not ready.
 
+        By node, as many as there are workers: each has one before any has two.
+
         Raises HvlaunchError where the slots are too few.
         """
         hosts: list[PoolHost] = []
         slots, least = 0, self._spec.np or 1
         for host in self._pool:
-            if host.name not in self._pool.errors and (self._spec.np is None or slots < least):
+            has_enough = (len(hosts) if self._spec.map_by == "node" else slots) >= least
+            if host.name not in self._pool.errors and (self._spec.np is None or not has_enough):
                 hosts.append(host)
                 slots += self._pool.slots(host)
         if not all(host.is_usable(now) for host in hosts):

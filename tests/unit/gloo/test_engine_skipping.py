@@ -55,6 +55,22 @@ def test_hosts_that_are_not_needed_are_not_waited_for() -> None:
     assert not job.of(tell.HostSkipped)
 
 
+def test_by_node_a_worker_is_on_each_good_host_though_one_has_slots_enough() -> None:
+    job = skipping("a:4,b:4,c:4,d:4", np=3, map_by="node")
+    job.play(*ready("a", 1), on.HostFailed("b", REFUSED))
+    assert not places(job)
+    job.play(*ready("c", 3), *ready("d", 4))
+    meet(job)
+    assert [(host, len(ranks)) for host, ranks in places(job)] == [("a", 1), ("c", 1), ("d", 1)]
+
+
+def test_by_node_fewer_good_hosts_take_more_workers_each() -> None:
+    job = skipping("a:4,b:4,c:1", np=4, map_by="node")
+    job.play(*ready("a", 1), on.HostFailed("b", REFUSED), *ready("c", 3))
+    meet(job)
+    assert [(host, len(ranks)) for host, ranks in places(job)] == [("a", 3), ("c", 1)]
+
+
 def test_without_np_all_good_hosts_are_used() -> None:
     job = skipping("a:2,b:2,c:1")
     job.play(*ready("a", 1), *ready("c", 3), on.HostFailed("b", REFUSED))
