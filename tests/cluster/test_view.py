@@ -286,10 +286,14 @@ def test_the_report_of_a_failure_on_the_page(tmp_path):
         assert facts["try"].startswith("check the path")
         evidence, stacks, *_ = browser.web.execute_script(BLOCKS)
         assert 'train.py", line 4, in compute' in evidence
-        assert re.match(r"ranks? 0(,2)? in ", stacks)
-        assert "compute (train.py:5)" in stacks or "py-spy was not ready in time" in stacks
         browser.web.find_elements("css selector", "#report summary")[-1].click()
         kept = json.loads((job.directory / "report.json").read_text())
+        assert re.match(
+            r"ranks? 0(,2)? in ", stacks
+        )  # where: see test_stacks.py; who is late on a busy machine says it no more
+        assert {line.strip() for line in stacks.splitlines()} <= {
+            line.strip() for line in kept["text"].splitlines()
+        }
         assert browser.web.execute_script(BLOCKS)[-1].splitlines() == kept["text"].splitlines()
     finally:
         browser.web.quit()
