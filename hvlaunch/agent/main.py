@@ -128,9 +128,11 @@ class Agent:
         os.write(self._wake_write, b"\0")
 
     def _listen(self) -> int:
-        """Relay for the workers from now on; the port. Raises OSError."""
-        from hvlaunch.agent.relay import RelayListener  # noqa: PLC0415 (see above)
-
+        """Relay for the workers from now on; the port. Raises OSError, BadFrame."""
+        try:
+            from hvlaunch.agent.relay import RelayListener  # noqa: PLC0415 (see above)
+        except ImportError as error:
+            raise BadFrame("modules, but none for a relay: %s" % error) from None
         self._relay = RelayListener(self._channel, self._selector)
         return self._relay.listen()
 

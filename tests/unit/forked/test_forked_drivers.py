@@ -343,7 +343,7 @@ def test_a_job_that_leaves_at_its_start(place: Place) -> None:
 
 
 CALLS = """
-import os, psutil, hvlaunch, sys
+import os, psutil, hvlaunch, sys, time
 launcher = hvlaunch.Launcher(pool="p", np=1, quiet=True)
 def parents():
     import psutil
@@ -353,6 +353,9 @@ here = psutil.Process()
 before = here.num_fds(), here.num_threads()
 for index in range(int(sys.argv[1])):
     assert launcher.run(lambda: index) == [index]
+deadline = time.monotonic() + 30
+while (here.num_fds(), here.num_threads()) != before and time.monotonic() < deadline:
+    time.sleep(0.01)  # a thread that has done its work may still be ending
 print((here.num_fds(), here.num_threads()) == before, len(here.children()))
 """
 
