@@ -34,7 +34,7 @@ def place(tmp_path: Path) -> Path:
 
 def begin(tmp_path: Path, text: str) -> "subprocess.Popen[str]":
     """A program that calls functions."""
-    program = tmp_path / "program.py"
+    program = tmp_path / f"program{len(list(tmp_path.glob('program*.py')))}.py"  # another may not be read yet
     program.write_text(text)
     return subprocess.Popen(
         [sys.executable, program],
