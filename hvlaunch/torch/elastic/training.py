@@ -314,11 +314,7 @@ class _TrainedRound:
         changing = torch.tensor([int(self._membership.is_changing)], device=current.world().carrier)
         dist.all_reduce(changing, dist.ReduceOp.MAX)
         is_changing = bool(changing.item())
-        number = self._membership.last_round
-        if (notice := self._membership.broken(number, 0.0)) is not None:
-            raise CollectiveFailed(
-                notice.cause
-            )  # we hear of it before our collectives are ended: else all is whole
+        self.see_whole()
         if is_changing:
             raise WorkersChanged("workers come or go")
 
