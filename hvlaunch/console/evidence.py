@@ -112,10 +112,9 @@ def _from_error_file(text: str) -> tuple[str, str]:
 def _last_lines(tail: bytes) -> tuple[str, ...]:
     """The last 20 lines; more where a traceback, or one that led to it, begins before them."""
     lines = _lines(tail)
-    first = max(0, len(lines) - _LAST_LINES)
     starts = _last_chain(lines)
     if not starts:
-        return _bounded(lines[first:])
+        return _bounded(lines[-_LAST_LINES:])
     while _HARMLESS_LOG.match(lines[-1]) or not lines[-1].strip():
         lines.pop()  # what libraries warn of as a process ends
     first = max(0, len(lines) - _LAST_LINES)

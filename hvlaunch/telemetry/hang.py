@@ -226,7 +226,8 @@ class Judge:
             ranks |= {
                 number: replace(ranks[number], how="collective")
                 for number, frames in deep.items()
-                if ranks[number].how == "computes"
+                if number in ranks
+                and ranks[number].how == "computes"
                 and _waits_for_gpu(_busiest(frames, self._ranks[number].sample))
             }
         ranks |= {number: replace(ranks[number], how="works") for number in busy}

@@ -179,8 +179,8 @@ class AgentProcess:
     def send(self, kind: str, body: bytes = b"", **facts: Any) -> None:
         self.write(encode({"type": kind, **facts}, body))
 
-    def hello(self, **facts: Any) -> dict[str, Any]:
-        """Greet the agent; its answer."""
+    def greet(self, **facts: Any) -> None:
+        """Send it a hello, and nothing of what follows one."""
         asked = {
             "name": "a",
             "key": "agent-key",
@@ -195,6 +195,10 @@ class AgentProcess:
             **facts,
         }
         self.send("hello", protocol=1, **asked)
+
+    def hello(self, **facts: Any) -> dict[str, Any]:
+        """Greet the agent; its answer."""
+        self.greet(**facts)
         self.send("modules", rare_modules())
         return self.expect("hello")[0]
 

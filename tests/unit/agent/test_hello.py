@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -180,16 +179,7 @@ def test_a_fault_of_the_agent_itself_reaches_the_driver_with_its_traceback(launc
 
 def test_a_relay_without_its_module_is_the_drivers_mistake(launch: Launch) -> None:
     agent = launch()
-    asked: dict[str, Any] = {
-        "name": "a",
-        "key": "k",
-        "known_as": None,
-        "cwd": "/",
-        "gpus": False,
-        "ports": None,
-    }
-    rendezvous = {"candidates": [["10.0.0.100", 4711]], "key": "k", "relay": "always"}
-    agent.send("hello", protocol=1, **asked, elastic=None, processes=1, rendezvous=rendezvous, session=None)
+    agent.greet(rendezvous={"candidates": [["10.0.0.100", 4711]], "key": "k", "relay": "always"})
     agent.send("modules")
     assert "the driver sent modules, but none for a relay" in agent.expect("fault")[0]["cause"]
     assert agent.status() == 0
