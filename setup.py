@@ -29,8 +29,8 @@ def with_absolute_links(markdown: str, repository: str, tag: str) -> str:
 def manual_page() -> str:
     """Where it is, from here: made of the table of options, which needs nothing but Python."""
     sys.path.insert(0, str(ROOT))
-    from hvlaunch.cli.man_page import man_page  # noqa: PLC0415 (which is not installed)
-    from hvlaunch.cli.options import GROUPS  # noqa: PLC0415 (as above)
+    from hvlaunch.cli.options.table import GROUPS  # noqa: PLC0415 (as above)
+    from hvlaunch.cli.pages.man_page import man_page  # noqa: PLC0415 (which is not installed)
 
     path = ROOT / "build" / "hvlaunch.1"
     path.parent.mkdir(exist_ok=True)

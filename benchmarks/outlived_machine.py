@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import outlived
 from benchmarks.outlived import END, PATIENCE, START, Kind, Shown, Training, Wrong
-from hvlaunch.gloo.driver.journal import JOURNAL
+from hvlaunch.driver.record.journal import JOURNAL
 from hvlaunch.outside.directory import has_driver
 from hvlaunch.outside.known import KnownJob, known_jobs
 from tests.cluster.machines import DriverMachine

@@ -24,7 +24,7 @@ import psutil
 from benchmarks.command_line import argument_parser
 from benchmarks.measure import heading, table
 from benchmarks.simulated import SimulatedHosts
-from hvlaunch.gloo.driver.observer_bundle import observer_bundle
+from hvlaunch.driver.program.observer_bundle import observer_bundle
 
 PATIENCE = 300.0
 WORKER = """

@@ -8,11 +8,11 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from hvlaunch.console.printer import Printer
+from hvlaunch.driver.links.agent_channel import CommandConnection
+from hvlaunch.driver.loop import Driver, Item
+from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.stdin import Stdin
 from hvlaunch.gloo import controller
-from hvlaunch.gloo.driver.agent_channel import CommandConnection
-from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.loop import Driver, Item
-from hvlaunch.gloo.driver.stdin import Stdin
 from hvlaunch.gloo.ways import HostWays
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.server import RendezvousServer

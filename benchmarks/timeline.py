@@ -18,10 +18,10 @@ def now() -> tuple[float, float]:
 INTERPRETER_READY = now()
 
 from hvlaunch.cli.main import main  # noqa: E402
-from hvlaunch.gloo.driver import loop as driver  # noqa: E402
-from hvlaunch.gloo.engine import actions as do  # noqa: E402
-from hvlaunch.gloo.engine import events as on  # noqa: E402
-from hvlaunch.gloo.engine.engine import Engine  # noqa: E402
+from hvlaunch.driver import loop as driver  # noqa: E402
+from hvlaunch.engine import actions as do  # noqa: E402
+from hvlaunch.engine import events as on  # noqa: E402
+from hvlaunch.engine.engine import Engine  # noqa: E402
 
 LAST_OF = {
     on.HostConnected: "ssh is through on the last host",

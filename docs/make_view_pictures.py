@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from docs.browser import take  # noqa: E402
-from hvlaunch.cli.job_feed import JobFeed  # noqa: E402
-from hvlaunch.cli.top_screen import TopScreen  # noqa: E402
+from hvlaunch.cli.jobs.feed import JobFeed  # noqa: E402
+from hvlaunch.cli.jobs.top_screen import TopScreen  # noqa: E402
 from hvlaunch.outside.directory import jobs_directory  # noqa: E402
 from hvlaunch.outside.known import known_jobs  # noqa: E402
 

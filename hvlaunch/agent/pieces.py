@@ -3,7 +3,7 @@
 A start-up file can leave something running that prints into our channel for as long as it likes. A
 write of at most PIPE_BUF bytes goes into a pipe in one go, or not at all (POSIX, write; pipe(7)): so
 each piece is one write, with a mark and a number before it and another mark behind it, and what others
-print can only be between pieces, where it is told from them (gloo/driver/piece_reader.py).
+print can only be between pieces, where it is told from them (driver/links/piece_reader.py).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class _Connection:
 
 
 class RelayListener:
-    """Listens on a loopback port for workers; the driver's end of each connection is in gloo/driver/relay.py.
+    """Listens on a loopback port for workers; the driver's end of each connection is in driver/links/relay.py.
 
     `relay` frames have the connection's number `id` and `what`: `open` (by the agent only), `data` (body: bytes),
     `end` (no more data from this side), `close` (the connection is over; what was sent before still counts),

@@ -111,7 +111,7 @@ class CallJob(Job[R]):
     def _ending(self, job: KnownJob) -> Mapping[str, Any]:
         if not self._child.is_ours:
             return super()._ending(job)
-        from hvlaunch.gloo.watch.recorder import result_record  # noqa: PLC0415 (slow to load)
+        from hvlaunch.watch.recorder import result_record  # noqa: PLC0415 (slow to load)
 
         return result_record(self.ended.result())
 

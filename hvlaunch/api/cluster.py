@@ -132,8 +132,8 @@ def main(descriptor: int) -> NoReturn:
     if wanted is None:
         os._exit(0)
     caller = Caller(link)
-    from hvlaunch.gloo.warm.hold import hold_pool  # noqa: PLC0415 (slow to load: the caller may be gone)
     from hvlaunch.outside.pools import pools_directory  # noqa: PLC0415 (as above)
+    from hvlaunch.pool.hold import hold_pool  # noqa: PLC0415 (slow to load: the caller may be gone)
 
     try:
         hold_pool(
@@ -155,6 +155,6 @@ def _on_status(caller: Caller, wanted: PoolWanted) -> "OnStatus":
     if wanted.tells_status:
         threading.Thread(target=caller.tell_status, name="status", daemon=True).start()
         return caller.keep_status
-    from hvlaunch.gloo.warm.hold import printed_status  # noqa: PLC0415 (slow to load)
+    from hvlaunch.pool.hold import printed_status  # noqa: PLC0415 (slow to load)
 
     return printed_status(wanted.spec.console, sys.stderr.buffer)

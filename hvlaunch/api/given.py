@@ -7,10 +7,10 @@ from typing import Any
 
 from hvlaunch.cli.answer import complain
 from hvlaunch.cli.config.sources import other_sources
-from hvlaunch.cli.given import Options
-from hvlaunch.cli.option import BadValue, Option
-from hvlaunch.cli.options import COMMAND, GROUPS
-from hvlaunch.cli.settings import Setting, merged, read_value
+from hvlaunch.cli.options.given import Options
+from hvlaunch.cli.options.option import BadValue, Option
+from hvlaunch.cli.options.settings import Setting, merged, read_value
+from hvlaunch.cli.options.table import COMMAND, GROUPS
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import JobSpec

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.api.given import FIELDS
-from hvlaunch.cli import values
-from hvlaunch.cli.option import Option
-from hvlaunch.cli.texts import default_text
+from hvlaunch.cli.options import values
+from hvlaunch.cli.options.option import Option
+from hvlaunch.cli.options.texts import default_text
 
 __all__ = ["module"]
 
 _HEAD = '''\
-"""The options of a job as Python has them. Made of the table in hvlaunch/cli/options.py by `make options-page`: change that."""
+"""The options of a job as Python has them. Made of the table in hvlaunch/cli/options/table.py by `make options-page`: change that."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

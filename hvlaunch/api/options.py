@@ -1,4 +1,4 @@
-"""The options of a job as Python has them. Made of the table in hvlaunch/cli/options.py by `make options-page`: change that."""
+"""The options of a job as Python has them. Made of the table in hvlaunch/cli/options/table.py by `make options-page`: change that."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

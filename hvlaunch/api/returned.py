@@ -10,7 +10,7 @@ from typing import Any
 
 from hvlaunch.api.errors import JobFailed, JobStopped, ResultNotRead, WorkerFailed
 from hvlaunch.api.in_worker import MARK, SIZE
-from hvlaunch.gloo.driver.result_files import PROBLEM
+from hvlaunch.driver.result_files import PROBLEM
 from hvlaunch.job import JobResult, WorkerExit
 
 __all__ = ["error_of", "values"]

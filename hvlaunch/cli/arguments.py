@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from hvlaunch.cli.config.sources import other_sources
-from hvlaunch.cli.given import Options
-from hvlaunch.cli.option import Group, Option
-from hvlaunch.cli.options import COMMAND, GROUPS
-from hvlaunch.cli.settings import HELP_HINT, Setting, check_words, merged, typed_setting
+from hvlaunch.cli.options.given import Options
+from hvlaunch.cli.options.option import Group, Option
+from hvlaunch.cli.options.settings import HELP_HINT, Setting, check_words, merged, typed_setting
+from hvlaunch.cli.options.table import COMMAND, GROUPS
 from hvlaunch.cli.words import Typed, UnknownOption, by_name, split
 from hvlaunch.errors import BadUsage
 
@@ -80,10 +80,10 @@ def _answer(question: Setting, groups: Sequence[Group]) -> str:
 
             return f"hvlaunch {__version__}\n"
         case "completion":
-            from hvlaunch.cli.completion import completion  # noqa: PLC0415 (as above)
+            from hvlaunch.cli.pages.completion import completion  # noqa: PLC0415 (as above)
 
             return completion(groups, str(question.value))
         case asked:
-            from hvlaunch.cli.help import help_text  # noqa: PLC0415 (as above)
+            from hvlaunch.cli.pages.help import help_text  # noqa: PLC0415 (as above)
 
             return help_text(groups, is_long=asked == "help")

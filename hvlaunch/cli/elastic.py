@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from hvlaunch.cli.given import Options
+from hvlaunch.cli.options.given import Options
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.placement import slots_of
 from hvlaunch.hosts.quota import in_quota

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hvlaunch.cli.given import Options
+from hvlaunch.cli.options.given import Options
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.quota import with_slots

@@ -13,7 +13,7 @@ from hvlaunch.cli.answer import complain, print_answer
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.environment import left_out, proxies_with_password
 from hvlaunch.cli.job_words import JOB_WORDS
-from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.own_argv import hide_values
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_USAGE, BadUsage, HvlaunchError
@@ -72,7 +72,7 @@ def script(run: Run | None = None) -> NoReturn:
 
 def _do(argv: Sequence[str], run: Run | None) -> int:
     if argv and argv[0] in JOB_WORDS:
-        from hvlaunch.cli.job_commands import run_job_command  # noqa: PLC0415 (as below: a new job needs none of it)
+        from hvlaunch.cli.jobs.commands import run_job_command  # noqa: PLC0415 (as below: a new job needs none of it)
 
         return run_job_command(argv, os.environ)
     try:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from hvlaunch.cli.environment import shown
 from hvlaunch.console.masking import MASK, masked, masked_words
-from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
-from hvlaunch.gloo.engine.actions import HostAddress, HostNetwork
+from hvlaunch.driver.program.worker_env import default_env, elastic_env, identity_env, shared_env
+from hvlaunch.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.placement import Placement, needed, place, slots_of
 from hvlaunch.job import Host, JobSpec

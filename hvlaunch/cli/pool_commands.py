@@ -15,13 +15,12 @@ from typing import Any
 from hvlaunch.cli.answer import complain, print_answer
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.detaching import run_detached
-from hvlaunch.cli.given import Options
-from hvlaunch.cli.options import GROUPS
-from hvlaunch.cli.options_ssh import SSH
-from hvlaunch.cli.parser import Parser
-from hvlaunch.cli.settings import Setting
+from hvlaunch.cli.options.given import Options
+from hvlaunch.cli.options.parser import Parser
+from hvlaunch.cli.options.settings import Setting
+from hvlaunch.cli.options.ssh import SSH
+from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.spec import job_spec
-from hvlaunch.console.causes import describe
 from hvlaunch.console.duration import duration
 from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, Problem
 from hvlaunch.hosts.fold import host_set
@@ -30,6 +29,7 @@ from hvlaunch.outside.control import Control
 from hvlaunch.outside.directory import has_driver, jobs_directory, remove
 from hvlaunch.outside.known import await_end, known_jobs
 from hvlaunch.outside.pools import KnownPool, PoolGone, ask, known_pools, pools_directory
+from hvlaunch.report.causes import describe
 
 __all__ = ["run_pool_command"]
 
@@ -128,7 +128,7 @@ def _hold(
     root: Path, name: str, spec: JobSpec, idle_timeout: float, tell: Callable[[str], None] | None
 ) -> int:
     """The process of the pool; `tell` is where another one waits until it is up."""
-    from hvlaunch.gloo.warm.hold import hold_pool, printed_status  # noqa: PLC0415 (errors come first)
+    from hvlaunch.pool.hold import hold_pool, printed_status  # noqa: PLC0415 (errors come first)
 
     def on_ready(problems: list[Problem]) -> None:
         if problems:

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from hvlaunch import __version__
+from hvlaunch.engine.codec import decode
 from hvlaunch.errors import BadUsage
-from hvlaunch.gloo.engine.codec import decode
 from hvlaunch.job import Host, JobSpec, SSHOptions
 from hvlaunch.outside.pools import find_pool, pools_directory
 

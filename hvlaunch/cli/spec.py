@@ -10,9 +10,9 @@ from pathlib import Path, PurePosixPath
 
 from hvlaunch.cli.elastic import elastic_options
 from hvlaunch.cli.environment import MAX_STRING, user_env
-from hvlaunch.cli.given import Options
-from hvlaunch.cli.options import GROUPS
-from hvlaunch.cli.settings import Setting
+from hvlaunch.cli.options.given import Options
+from hvlaunch.cli.options.settings import Setting
+from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.console.prefix import ASCTIME, Prefix
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.allocation import Allocation, allocation

@@ -6,7 +6,7 @@ argparse can't say it: it takes words of the command that look like options for 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from hvlaunch.cli.option import Group, Option
+from hvlaunch.cli.options.option import Group, Option
 
 __all__ = ["Typed", "UnknownOption", "by_name", "split", "words_of"]
 

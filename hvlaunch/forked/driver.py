@@ -55,8 +55,8 @@ def be_driver(asker: Asker, run: Callable[[Asker], NoReturn]) -> NoReturn:
 def run_command_line(asker: Asker) -> NoReturn:
     """hvlaunch, with the words and at the terminal of who has typed them."""
     from hvlaunch.cli.main import script  # noqa: PLC0415 (the server has loaded it)
+    from hvlaunch.driver.stdin import Stdin  # noqa: PLC0415 (as above)
     from hvlaunch.gloo.controller import run  # noqa: PLC0415 (as above)
-    from hvlaunch.gloo.driver.stdin import Stdin  # noqa: PLC0415 (as above)
 
     script(partial(run, stdin=Stdin(0, partial(_is_in_foreground, asker.pid))))
 

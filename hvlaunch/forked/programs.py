@@ -7,13 +7,13 @@ from typing import NamedTuple, NoReturn
 
 from hvlaunch.cli.environment import user_env
 from hvlaunch.cli.job_words import JOB_WORDS
-from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.words import UnknownOption, by_name, split
+from hvlaunch.engine.codec import prepare
+from hvlaunch.engine.entries import Begin
+from hvlaunch.engine.events import Event
 from hvlaunch.forked.driver import Asker, run_command_line, run_function
 from hvlaunch.forked.request import Request
-from hvlaunch.gloo.engine.codec import prepare
-from hvlaunch.gloo.engine.entries import Begin
-from hvlaunch.gloo.engine.events import Event
 from hvlaunch.outside.setting import setting
 from hvlaunch.outside.state import POOL_VARIABLE
 from hvlaunch.rendezvous.serving.certificate import Certificate
@@ -27,13 +27,13 @@ _PRELOADED = (
     "hvlaunch.cli.pool_hosts",
     "hvlaunch.console.unfinished",
     "hvlaunch.gloo.controller",
-    "hvlaunch.gloo.driver.history",
-    "hvlaunch.gloo.driver.journal",
-    "hvlaunch.gloo.driver.loop",
-    "hvlaunch.gloo.driver.page_door",
-    "hvlaunch.gloo.driver.turn_keeping",
-    "hvlaunch.gloo.driver.warm_findings",
-    "hvlaunch.gloo.driver.warm_way",
+    "hvlaunch.driver.doors.history",
+    "hvlaunch.driver.record.journal",
+    "hvlaunch.driver.loop",
+    "hvlaunch.driver.doors.page_door",
+    "hvlaunch.driver.record.turn_keeping",
+    "hvlaunch.driver.warm_findings",
+    "hvlaunch.driver.links.warm_way",
     "psutil",
 )
 """What a job on a pool imports when it needs it."""

@@ -18,36 +18,36 @@ from hvlaunch.agent.proof import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import OnStatus
 from hvlaunch.console.visible import visible
+from hvlaunch.driver.observing.inquiry import Inquiry, Observe, StacksWanted
+from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.signals import signals_as_events
+from hvlaunch.driver.stdin import OWN_STDIN, Stdin
+from hvlaunch.driver.thread_failures import failures_as_events
+from hvlaunch.engine import events as on
+from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HvlaunchError
-from hvlaunch.gloo.driver.inquiry import Inquiry, Observe, StacksWanted
-from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.signals import signals_as_events
-from hvlaunch.gloo.driver.stdin import OWN_STDIN, Stdin
-from hvlaunch.gloo.driver.thread_failures import failures_as_events
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.network import LOOPBACK
 from hvlaunch.gloo.reporting import Reporting
-from hvlaunch.gloo.watch.milestones import ended_well
 from hvlaunch.gloo.ways import HostWays, WaysToHosts, by_ssh
 from hvlaunch.hosts.local import launcher_of, may_be_taken_over
 from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.watch.milestones import ended_well
 
 if TYPE_CHECKING:
     from hvlaunch.console.output_store import OutputStore
-    from hvlaunch.gloo.driver.detachment import Detachment
-    from hvlaunch.gloo.driver.history import History
-    from hvlaunch.gloo.driver.keeping import Keeping
-    from hvlaunch.gloo.driver.loop import Item, Watcher
-    from hvlaunch.gloo.driver.page_door import PageDoor
-    from hvlaunch.gloo.driver.past import Past
-    from hvlaunch.gloo.driver.takeover import Takeover
-    from hvlaunch.gloo.engine import actions as do
-    from hvlaunch.gloo.watch.journal import Journal
+    from hvlaunch.driver.detachment import Detachment
+    from hvlaunch.driver.doors.history import History
+    from hvlaunch.driver.doors.page_door import PageDoor
+    from hvlaunch.driver.links.takeover import Takeover
+    from hvlaunch.driver.loop import Item, Watcher
+    from hvlaunch.driver.record.keeping import Keeping
+    from hvlaunch.driver.record.past import Past
+    from hvlaunch.engine import actions as do
     from hvlaunch.outside.directory import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
     from hvlaunch.telemetry.stack import ProcessStack
+    from hvlaunch.watch.journal import Journal
 
 __all__ = ["run", "take_over"]
 
@@ -200,7 +200,7 @@ def _run(
         _journal(printer.say) as journal,
         job.ways(spec, keys, printer.say) as ways,
     ):
-        from hvlaunch.gloo.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)
+        from hvlaunch.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)
 
         watchers: list[Watcher] = [*ways.watchers, *([] if journal is None else [journal.see])]
         takeover = None if job.past is None else _takeover(job.past, ways)
@@ -264,7 +264,7 @@ def _server(job: _Job, keeping: "Keeping | None", say: Callable[[str], None]) ->
 
 def _takeover(past: "Past", ways: HostWays) -> "Takeover":
     from hvlaunch.boot import boot_id  # noqa: PLC0415 (few drivers are killed)
-    from hvlaunch.gloo.driver.takeover import Takeover  # noqa: PLC0415 (as above)
+    from hvlaunch.driver.links.takeover import Takeover  # noqa: PLC0415 (as above)
 
     boot = boot_id()
     is_same_boot = bool(boot) and boot == past.drivers[-1].boot
@@ -370,7 +370,7 @@ def _new_store(spec: JobSpec, directory: "JobDirectory") -> "OutputStore":
 def _detachment(
     directory: "JobDirectory", printer: Printer, on_detached: Callable[[str], None] | None
 ) -> "Detachment":
-    from hvlaunch.gloo.driver.detachment import Detachment  # noqa: PLC0415 (for jobs that leave their terminal)
+    from hvlaunch.driver.detachment import Detachment  # noqa: PLC0415 (for jobs that leave their terminal)
 
     return Detachment(directory, printer, on_detached)
 
@@ -384,9 +384,9 @@ def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.S
 
 
 def _keep(directory: "JobDirectory", result: JobResult, reporting: Reporting) -> None:
-    from hvlaunch.gloo.driver.keeping import forget  # noqa: PLC0415 (for jobs that failed)
-    from hvlaunch.gloo.watch.recorder import result_record  # noqa: PLC0415 (as above)
+    from hvlaunch.driver.record.keeping import forget  # noqa: PLC0415 (for jobs that failed)
     from hvlaunch.outside.known import prune  # noqa: PLC0415 (as above)
+    from hvlaunch.watch.recorder import result_record  # noqa: PLC0415 (as above)
 
     with suppress(OSError):
         directory.keep(result_record(result), reporting.form(result))
@@ -405,15 +405,15 @@ def _serve_control(
     reporting: Reporting,
 ) -> _Outside | None:
     """Let others of this user ask and order; what keeps all that they may ask for."""
-    from hvlaunch.gloo.driver.history import History  # noqa: PLC0415 (as the directory)
-    from hvlaunch.gloo.driver.page_door import PageDoor  # noqa: PLC0415 (as the directory)
+    from hvlaunch.driver.doors.history import History  # noqa: PLC0415 (as the directory)
+    from hvlaunch.driver.doors.page_door import PageDoor  # noqa: PLC0415 (as the directory)
     from hvlaunch.outside.directory import NoJobDirectory  # noqa: PLC0415 (as the directory)
 
     def make_recorder(
         write: Callable[[Mapping[str, object]], None], seen_at: Callable[[], float]
     ) -> "Watcher":
-        from hvlaunch.gloo.driver.ranks import Ranks  # noqa: PLC0415 (when somebody asks)
-        from hvlaunch.gloo.watch.recorder import Recorder  # noqa: PLC0415 (as above)
+        from hvlaunch.driver.ranks import Ranks  # noqa: PLC0415 (when somebody asks)
+        from hvlaunch.watch.recorder import Recorder  # noqa: PLC0415 (as above)
 
         ranks = Ranks()
         recorder = Recorder(spec, job_id, write, ranks.of, seen_at)
@@ -432,7 +432,7 @@ def _serve_control(
     history = History(make_recorder, wall=wall, clock=clock)
 
     def admit(head: "Head") -> "Answer | Route":
-        from hvlaunch.gloo.driver.control import Control  # noqa: PLC0415 (when somebody asks)
+        from hvlaunch.driver.doors.control import Control  # noqa: PLC0415 (when somebody asks)
 
         keep_output = partial(printer.keep_output, partial(_new_store, spec, directory))
         return Control(directory.about, history, post, keep_output, page, reporting)(head)
@@ -476,7 +476,7 @@ def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["Keeping | None"
     if directory is None or not may_be_taken_over(spec):
         yield None
         return
-    from hvlaunch.gloo.driver.keeping import Keeping  # noqa: PLC0415 (not for a local job)
+    from hvlaunch.driver.record.keeping import Keeping  # noqa: PLC0415 (not for a local job)
 
     try:
         keeping = Keeping(directory.path, say, is_synced=spec.fsync, past=job.past)
@@ -494,7 +494,7 @@ def _journal(say: Callable[[str], None]) -> Iterator["Journal | None"]:
     if path is None:
         yield None
         return
-    from hvlaunch.gloo.watch.journal import Journal  # noqa: PLC0415 (as above)
+    from hvlaunch.watch.journal import Journal  # noqa: PLC0415 (as above)
 
     with closing(Journal(Path(path), say)) as journal:
         yield journal

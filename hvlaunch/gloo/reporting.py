@@ -10,11 +10,11 @@ from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.owners import reason
 
 if TYPE_CHECKING:
-    from hvlaunch.gloo.driver.loop import Driver
-    from hvlaunch.gloo.engine.actions import Action
-    from hvlaunch.gloo.engine.events import Event
-    from hvlaunch.gloo.watch.failures import Failures
+    from hvlaunch.driver.loop import Driver
+    from hvlaunch.engine.actions import Action
+    from hvlaunch.engine.events import Event
     from hvlaunch.report.data import FailureReport
+    from hvlaunch.watch.failures import Failures
 
 __all__ = ["Reporting"]
 
@@ -45,7 +45,7 @@ class Reporting:
     def see(self, event: "Event", actions: "Sequence[Action]", now: float) -> None:
         """What an elastic job's engine has made of an event: failures of rounds that others follow."""
         if self._failures is None:
-            from hvlaunch.gloo.watch.failures import Failures  # noqa: PLC0415 (elastic jobs alone)
+            from hvlaunch.watch.failures import Failures  # noqa: PLC0415 (elastic jobs alone)
 
             self._failures = Failures(self._rank_of, self._tail)
         self._failures.see(event, actions, now)

@@ -11,11 +11,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from hvlaunch.console.output_store import OutputStore
+from hvlaunch.driver.program.keys import KEYS, Keys
+from hvlaunch.driver.record.journal import JOURNAL
+from hvlaunch.driver.record.past import NoJournal, Past, read_past
 from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
 from hvlaunch.gloo.controller import take_over
-from hvlaunch.gloo.driver.journal import JOURNAL
-from hvlaunch.gloo.driver.keys import KEYS, Keys
-from hvlaunch.gloo.driver.past import NoJournal, Past, read_past
 from hvlaunch.job import JobResult
 from hvlaunch.outside.care import Care, inherited
 from hvlaunch.outside.directory import RESULT, DriverLives, JobDirectory

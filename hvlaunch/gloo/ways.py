@@ -6,16 +6,16 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from hvlaunch.driver.links.agent_channel import AgentConnection, CommandConnection, LostConnection
+from hvlaunch.driver.program.keys import Keys
 from hvlaunch.errors import HostError
-from hvlaunch.gloo.driver.agent_channel import AgentConnection, CommandConnection, LostConnection
-from hvlaunch.gloo.driver.keys import Keys
 from hvlaunch.hosts.local import is_here_by_dns, is_local, only_local
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
 
 if TYPE_CHECKING:
-    from hvlaunch.gloo.driver.loop import Watcher
+    from hvlaunch.driver.loop import Watcher
 
 __all__ = ["HostWays", "WaysToHosts", "by_ssh"]
 
@@ -52,9 +52,9 @@ def by_ssh(spec: JobSpec, keys: Keys, _say: Callable[[str], None]) -> Iterator[H
 
 def _by_pool(spec: JobSpec, keys: Keys, plain: HostWays, remote: "_Remote") -> HostWays:
     """By the warm pool's connections; a pool that is gone by now is done without."""
+    from hvlaunch.driver.links.warm_way import WarmWay  # noqa: PLC0415 (as above)
+    from hvlaunch.driver.warm_findings import WarmFindings  # noqa: PLC0415 (as above)
     from hvlaunch.errors import BadUsage  # noqa: PLC0415 (few jobs have one)
-    from hvlaunch.gloo.driver.warm_findings import WarmFindings  # noqa: PLC0415 (as above)
-    from hvlaunch.gloo.driver.warm_way import WarmWay  # noqa: PLC0415 (as above)
     from hvlaunch.outside.pools import find_pool, pools_directory  # noqa: PLC0415 (as above)
 
     try:

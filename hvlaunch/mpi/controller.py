@@ -12,10 +12,10 @@ from functools import partial
 from typing import BinaryIO
 
 from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY
+from hvlaunch.driver.links.agent_channel import AgentConnection
+from hvlaunch.driver.program.keys import Keys
+from hvlaunch.engine.network import is_usable
 from hvlaunch.gloo.controller import run as run_by_agents
-from hvlaunch.gloo.driver.agent_channel import AgentConnection
-from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.engine.network import is_usable
 from hvlaunch.gloo.ways import HostWays
 from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions

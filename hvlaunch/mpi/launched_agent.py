@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.caller import Sealed
 from hvlaunch.agent.frames import encode
+from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Earlier, Listener
+from hvlaunch.driver.links.piece_reader import PieceReader
+from hvlaunch.driver.links.reports import report_decoder
+from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.errors import AgentFailed, HostError, HostLost, HvlaunchError, StartTimeout
-from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection, Earlier, Listener
-from hvlaunch.gloo.driver.agent_program import AgentProgram
-from hvlaunch.gloo.driver.piece_reader import PieceReader
-from hvlaunch.gloo.driver.reports import report_decoder
 from hvlaunch.job import Host
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
 from hvlaunch.mpi.return_calls import ReturnCalls
@@ -70,7 +70,7 @@ class LauncherEnd:
 
 
 class LaunchedAgent:
-    """hvlaunch.gloo.driver.agent_channel.AgentConnection over the connection of a host's first process."""
+    """hvlaunch.driver.links.agent_channel.AgentConnection over the connection of a host's first process."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class LaunchedAgent:
 
 
 class _Channel:
-    """hvlaunch.gloo.driver.agent_channel.AgentChannel, to an agent whose program is on its way."""
+    """hvlaunch.driver.links.agent_channel.AgentChannel, to an agent whose program is on its way."""
 
     def __init__(
         self,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hvlaunch.console.evidence import Evidence
 from hvlaunch.job import JobResult, WorkerExit
+from hvlaunch.report.evidence import Evidence
 
 __all__ = [
     "Cause",

@@ -5,14 +5,14 @@ from dataclasses import asdict
 from typing import Any
 
 from hvlaunch import __version__
-from hvlaunch.console.endings import end, signal_name
-from hvlaunch.console.evidence import Evidence
 from hvlaunch.console.files import rank_directory
 from hvlaunch.console.masking import masked_value, masked_words
 from hvlaunch.errors import Problem
 from hvlaunch.hosts.fold import number_set
 from hvlaunch.job import WorkerExit
 from hvlaunch.report.data import Cause, FailureReport, Missing, RoundFailure
+from hvlaunch.report.endings import end, signal_name
+from hvlaunch.report.evidence import Evidence
 from hvlaunch.report.kinds import role
 from hvlaunch.report.text import as_text
 

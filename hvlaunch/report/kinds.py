@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from signal import SIGABRT
 from typing import Literal
 
-from hvlaunch.console.consequences import lost_connection
-from hvlaunch.console.evidence import Evidence
 from hvlaunch.job import WorkerExit
+from hvlaunch.report.consequences import lost_connection
 from hvlaunch.report.data import Kind, Role
+from hvlaunch.report.evidence import Evidence
 
 __all__ = ["exception", "kind", "role", "sought"]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from hvlaunch.console.advice import advice
-from hvlaunch.console.evidence import Evidence, find_evidence
 from hvlaunch.job import JobResult, WorkerExit
+from hvlaunch.report.advice import advice
 from hvlaunch.report.data import Cause, FailureReport, Memory, Missing, Outcome, RoundFailure, Survivors
+from hvlaunch.report.evidence import Evidence, find_evidence
 from hvlaunch.report.kinds import exception, kind
 from hvlaunch.telemetry.merge import groups, notes, tree_lines
 from hvlaunch.telemetry.stack import ProcessStack

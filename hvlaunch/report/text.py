@@ -3,18 +3,18 @@
 from collections.abc import Iterable
 from signal import SIGKILL, SIGPIPE
 
-from hvlaunch.console.advice import start_advice
-from hvlaunch.console.causes import describe
-from hvlaunch.console.consequences import lost_connection
 from hvlaunch.console.duration import duration
-from hvlaunch.console.endings import delta, end, endings, failed_itself, signal_name
-from hvlaunch.console.evidence import Evidence
 from hvlaunch.console.files import rank_directory
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_NOT_WRITTEN
 from hvlaunch.hosts.fold import fold_hosts, fold_ranks
 from hvlaunch.job import JobResult, WorkerExit
+from hvlaunch.report.advice import start_advice
+from hvlaunch.report.causes import describe
+from hvlaunch.report.consequences import lost_connection
 from hvlaunch.report.data import Cause, FailureReport, Memory, Missing, Survivors
+from hvlaunch.report.endings import delta, end, endings, failed_itself, signal_name
+from hvlaunch.report.evidence import Evidence
 from hvlaunch.telemetry.merge import places
 
 __all__ = ["as_text"]

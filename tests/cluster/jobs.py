@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
 
-from hvlaunch.gloo.engine import replay
-from hvlaunch.gloo.watch.journal import entries
+from hvlaunch.engine import replay
+from hvlaunch.watch.journal import entries
 from tests.cluster.testhosts import Process, TestHosts, wait_until
 
 __all__ = ["HVLAUNCH", "PROGRAMS", "Job", "agents", "guardians", "pids", "without_progress"]

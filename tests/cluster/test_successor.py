@@ -15,7 +15,7 @@ import pytest
 
 from hvlaunch.console.stored import items, segment_path, segments
 from hvlaunch.console.unfinished import UnfinishedLines
-from hvlaunch.gloo.driver.keeping import UNFINISHED
+from hvlaunch.driver.record.keeping import UNFINISHED
 from tests.cluster.jobs import Job
 from tests.cluster.test_sessions import LIMIT, LINES
 from tests.cluster.testhosts import TestHosts, wait_until

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.cli.arguments import parse
-from hvlaunch.cli.given import Options
 from hvlaunch.cli.main import main
-from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.options.given import Options
+from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadHost, BadUsage
 from hvlaunch.hosts.discovery import host_source

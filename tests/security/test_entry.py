@@ -9,8 +9,8 @@ from queue import SimpleQueue
 import pytest
 
 from hvlaunch.agent.caller import ADDRESSES, CERTIFICATE, ENTRY
+from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.errors import AgentFailed
-from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
 from hvlaunch.mpi.arrivals import Arrivals
 from hvlaunch.mpi.call_listener import Caller, CallListener

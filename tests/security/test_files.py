@@ -13,9 +13,9 @@ import pytest
 
 from hvlaunch.cli.env_file import read_env_file
 from hvlaunch.console.event_file import EventFile
+from hvlaunch.driver.stdin import Stdin
 from hvlaunch.errors import BadHost, BadUsage, HostError
 from hvlaunch.gloo.controller import run
-from hvlaunch.gloo.driver.stdin import Stdin
 from hvlaunch.hosts.discovery import HostFile, HostScript
 from hvlaunch.hosts.hostfile import read_hostfile
 from hvlaunch.job import Host, JobSpec, SSHOptions

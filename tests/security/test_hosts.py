@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from hvlaunch.driver.stdin import Stdin
 from hvlaunch.errors import BadHost, BadUsage, ConnectFailed, DiscoveryFailed, HvlaunchError
 from hvlaunch.gloo import ways
 from hvlaunch.gloo.controller import run
-from hvlaunch.gloo.driver.stdin import Stdin
 from hvlaunch.hosts import local
 from hvlaunch.hosts.allocation import allocation
 from hvlaunch.hosts.discovery import HostScript

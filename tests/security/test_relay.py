@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.frames import MOST_RELAYED
-from hvlaunch.gloo.driver.relay import HostRelay
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.driver.links.relay import HostRelay
+from hvlaunch.engine import events as on
 from tests.security.conftest import BOB
 from tests.security.test_frames import REACHED
 from tests.unit.agent.harness import AgentProcess, until

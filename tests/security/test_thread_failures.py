@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from hvlaunch.agent.shapes import plain
-from hvlaunch.gloo.driver.thread_failures import failures_as_events, loud
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.driver.thread_failures import failures_as_events, loud
+from hvlaunch.engine import events as on
 from hvlaunch.mpi.call_listener import CallListener
 from hvlaunch.mpi.command import Command
 from hvlaunch.mpi.process import LauncherProcess
@@ -42,9 +42,9 @@ time.sleep(1000)
 FAULTS = {
     "printer": "hvlaunch.console.display:Display:output",
     "printer's end": "hvlaunch.console.display:Display:page",
-    "to a host": "hvlaunch.gloo.driver.session:HostSession:_write",
-    "from a host": "hvlaunch.gloo.driver.host_link:HostLink:_obey",
-    "stdin": "hvlaunch.gloo.driver.stdin:StdinPump:_run",
+    "to a host": "hvlaunch.driver.links.session:HostSession:_write",
+    "from a host": "hvlaunch.driver.links.host_link:HostLink:_obey",
+    "stdin": "hvlaunch.driver.stdin:StdinPump:_run",
     "rendezvous": "hvlaunch.rendezvous.serving.server:RendezvousServer:_run_loop",
     "event file": "hvlaunch.console.event_file:EventFile:_run",
     "a host's stderr": "hvlaunch.ssh.pipes:PipeChannel:_drain_stderr",

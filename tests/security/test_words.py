@@ -12,9 +12,9 @@ from paramiko.common import AUTH_FAILED, cMSG_DISCONNECT
 from paramiko.message import Message
 
 from hvlaunch.console.visible import visible
+from hvlaunch.driver.stdin import Stdin
 from hvlaunch.errors import HostError
 from hvlaunch.gloo.controller import run
-from hvlaunch.gloo.driver.stdin import Stdin
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
 from tests.unit.ssh.conftest import connect, keygen
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Literal
 
 from hvlaunch.agent.session import StaleEpoch
-from hvlaunch.gloo.engine import actions as do
+from hvlaunch.engine import actions as do
 from tests.simulation.links import Link
 from tests.simulation.wires import Agent, Frame, Wire
 

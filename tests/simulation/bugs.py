@@ -8,23 +8,23 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine import inspection, outcome, seating
-from hvlaunch.gloo.engine.cooldown import Cooldown
-from hvlaunch.gloo.engine.course import AT_WORK, Course, Phase
-from hvlaunch.gloo.engine.draining import Draining
-from hvlaunch.gloo.engine.engine import Engine
-from hvlaunch.gloo.engine.events import HostAnswers, HostQuiet
-from hvlaunch.gloo.engine.forming import AskingWorkers, FreshWorkers
-from hvlaunch.gloo.engine.health import Health, Hearing, Overdue
-from hvlaunch.gloo.engine.inspection import Inspection
-from hvlaunch.gloo.engine.life import State
-from hvlaunch.gloo.engine.network import Network, Wiring
-from hvlaunch.gloo.engine.policy import Policy
-from hvlaunch.gloo.engine.pool import Pool
-from hvlaunch.gloo.engine.round import Restarts, RoundState
-from hvlaunch.gloo.engine.rounds import Rounds
-from hvlaunch.gloo.engine.workers import Worker, Workers
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine import inspection, outcome, seating
+from hvlaunch.engine.cooldown import Cooldown
+from hvlaunch.engine.course import AT_WORK, Course, Phase
+from hvlaunch.engine.draining import Draining
+from hvlaunch.engine.engine import Engine
+from hvlaunch.engine.events import HostAnswers, HostQuiet
+from hvlaunch.engine.forming import AskingWorkers, FreshWorkers
+from hvlaunch.engine.health import Health, Hearing, Overdue
+from hvlaunch.engine.inspection import Inspection
+from hvlaunch.engine.life import State
+from hvlaunch.engine.network import Network, Wiring
+from hvlaunch.engine.policy import Policy
+from hvlaunch.engine.pool import Pool
+from hvlaunch.engine.round import Restarts, RoundState
+from hvlaunch.engine.rounds import Rounds
+from hvlaunch.engine.workers import Worker, Workers
 from hvlaunch.job import ElasticOptions
 
 __all__ = ["BUGS", "WARM_BUGS", "Bug"]

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
 from tests.simulation.journals import Origin
 from tests.simulation.links import ORDERS
 from tests.simulation.wires import Agent, Frame

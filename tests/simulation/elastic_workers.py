@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import Look
 

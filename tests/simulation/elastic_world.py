@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.engine import Engine
+from hvlaunch.engine.network import candidates
 from hvlaunch.errors import ConnectFailed, DiscoveryFailed, HostLost
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.engine import Engine
-from hvlaunch.gloo.engine.network import candidates
 from hvlaunch.job import ElasticOptions, Host, JobSpec
 from tests.simulation.elastic_workers import Process, Workers
 from tests.simulation.faults import LATE, PULSES, plan_faults

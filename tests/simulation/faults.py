@@ -5,8 +5,8 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from hvlaunch.engine import events as on
 from hvlaunch.errors import HostLost
-from hvlaunch.gloo.engine import events as on
 
 if TYPE_CHECKING:
     from tests.simulation.elastic_workers import Process

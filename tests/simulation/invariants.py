@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine.course import AT_WORK, Phase
-from hvlaunch.gloo.engine.life import State
+from hvlaunch.engine import actions as do
+from hvlaunch.engine.course import AT_WORK, Phase
+from hvlaunch.engine.life import State
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobResult
 

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.codec import decode
-from hvlaunch.gloo.engine.entries import Turn, begin_entry, turn_entry
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.codec import decode
+from hvlaunch.engine.entries import Turn, begin_entry, turn_entry
 from hvlaunch.job import JobSpec
 
 __all__ = ["Journal", "Origin", "Record"]

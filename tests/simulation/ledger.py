@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import causes as why
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import causes as why
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
 
 __all__ = ["End", "Host", "Ledger", "Round", "Worker"]
 

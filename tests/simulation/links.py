@@ -1,6 +1,6 @@
 """The driver's ends of its sessions: one for each agent that it has, or that the driver had before it.
 
-As hvlaunch/gloo/driver/session.py and renewal.py.
+As hvlaunch/driver/links/session.py and renewal.py.
 """
 
 from collections import deque
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from hvlaunch.agent.frames import BadFrame
 from hvlaunch.agent.session import BY_AGENT, BY_DRIVER, LASTING, Session, StaleEpoch
-from hvlaunch.gloo.driver.durable import DurableFrames
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.driver.links.durable import DurableFrames
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
 from tests.simulation.wires import Agent, Frame, Wire
 
 if TYPE_CHECKING:

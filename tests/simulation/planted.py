@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from hvlaunch.agent.frames import BadFrame
-from hvlaunch.gloo.engine.life import InvalidTransition
+from hvlaunch.engine.life import InvalidTransition
 from tests.simulation.bugs import BUGS, WARM_BUGS, Bug
 from tests.simulation.elastic_world import ElasticWorld
 from tests.simulation.play import Play

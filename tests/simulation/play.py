@@ -5,9 +5,9 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.engine import Engine
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.engine import Engine
 from hvlaunch.job import JobResult, JobSpec
 
 __all__ = ["QUIET", "Play", "facts"]

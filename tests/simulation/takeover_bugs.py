@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvlaunch.agent.session import LASTING, Session
-from hvlaunch.gloo.driver.durable import DurableFrames
-from hvlaunch.gloo.engine.engine import Engine
+from hvlaunch.driver.links.durable import DurableFrames
+from hvlaunch.engine.engine import Engine
 from tests.simulation.bugs import Bug, Patch, afterwards, instead
 from tests.simulation.journals import Journal
 from tests.simulation.links import Link

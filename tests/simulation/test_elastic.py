@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.gloo.engine import forming, seating
-from hvlaunch.gloo.engine.course import Phase
-from hvlaunch.gloo.engine.draining import Draining
-from hvlaunch.gloo.engine.engine import Engine
-from hvlaunch.gloo.engine.life import TRANSITIONS, InvalidTransition, State, Trigger
-from hvlaunch.gloo.engine.rounds import Rounds
+from hvlaunch.engine import forming, seating
+from hvlaunch.engine.course import Phase
+from hvlaunch.engine.draining import Draining
+from hvlaunch.engine.engine import Engine
+from hvlaunch.engine.life import TRANSITIONS, InvalidTransition, State, Trigger
+from hvlaunch.engine.rounds import Rounds
 from hvlaunch.hosts.placement import seats
 from tests.simulation.bugs import BUGS, WARM_BUGS, Bug
 from tests.simulation.elastic_world import ElasticWorld

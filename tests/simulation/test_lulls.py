@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.codec import decode, encode
-from hvlaunch.gloo.engine.engine import Engine
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.codec import decode, encode
+from hvlaunch.engine.engine import Engine
 from hvlaunch.job import JobSpec
 from tests.simulation.elastic_world import ElasticWorld
 from tests.simulation.play import Play

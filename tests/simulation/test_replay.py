@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hvlaunch.gloo.engine import replay
-from hvlaunch.gloo.engine.entries import begin_entry, turn_entry
+from hvlaunch.engine import replay
+from hvlaunch.engine.entries import begin_entry, turn_entry
 from tests.simulation.elastic_world import ElasticWorld
 from tests.simulation.play import Play
 from tests.simulation.world import World

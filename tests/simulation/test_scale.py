@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.engine import Engine
 from hvlaunch.errors import HostLost
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from tests.simulation.play import facts
 

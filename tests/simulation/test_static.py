@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from hvlaunch.gloo.engine import outcome as outcome_module
-from hvlaunch.gloo.engine.blame import cause_of, first_failed
-from hvlaunch.gloo.engine.forming import FreshWorkers
-from hvlaunch.gloo.engine.outcome import outcome
-from hvlaunch.gloo.engine.policy import Policy
-from hvlaunch.gloo.engine.round import Round, SecondTry
+from hvlaunch.engine import outcome as outcome_module
+from hvlaunch.engine.blame import cause_of, first_failed
+from hvlaunch.engine.forming import FreshWorkers
+from hvlaunch.engine.outcome import outcome
+from hvlaunch.engine.policy import Policy
+from hvlaunch.engine.round import Round, SecondTry
 from hvlaunch.job import JobResult, WorkerExit
 from tests.simulation.bugs import (
     an_agent_that_does_not_close_is_waited_for,
@@ -164,7 +164,7 @@ def what_others_do_after_the_last_rank_counts(monkeypatch: pytest.MonkeyPatch) -
         return result(*args, last_rank=None)
 
     result = outcome
-    monkeypatch.setattr("hvlaunch.gloo.engine.course.outcome", wrong)
+    monkeypatch.setattr("hvlaunch.engine.course.outcome", wrong)
 
 
 def it_begins_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from hvlaunch.agent.session import Session
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.engine import Engine
-from hvlaunch.gloo.engine.entries import replay
-from hvlaunch.gloo.engine.pool import HostState
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.engine import Engine
+from hvlaunch.engine.entries import replay
+from hvlaunch.engine.pool import HostState
 from hvlaunch.job import JobResult
 from tests.simulation.breakdowns import Breakdowns
 from tests.simulation.continuity import Continuity

@@ -4,9 +4,9 @@ import signal
 from functools import partial
 from typing import Any
 
+from hvlaunch.engine import events as on
+from hvlaunch.engine.pool import HostState
 from hvlaunch.errors import HostLost
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.pool import HostState
 from tests.simulation.breakdowns import Breakdowns
 from tests.simulation.elastic_world import ElasticWorld, SimHost
 from tests.simulation.faults import NOTICED

@@ -3,9 +3,9 @@
 import signal
 from functools import partial
 
+from hvlaunch.engine import events as on
+from hvlaunch.engine.pool import HostState
 from hvlaunch.errors import HostLost
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.pool import HostState
 from tests.simulation.breakdowns import Breakdowns
 from tests.simulation.links import Link
 from tests.simulation.play import facts

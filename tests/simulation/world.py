@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import get_args
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.engine import Engine
 from hvlaunch.errors import ConnectFailed, HostLost
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.engine import Engine
 from hvlaunch.job import Host, JobSpec, Look
 from tests.simulation.play import Play, facts
 

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from hvlaunch.agent.facts import free_port
-from hvlaunch.gloo.engine import replay
-from hvlaunch.gloo.engine.course import Phase
-from hvlaunch.gloo.watch.journal import entries
+from hvlaunch.engine import replay
+from hvlaunch.engine.course import Phase
+from hvlaunch.watch.journal import entries
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 DEADLINE = 100.0

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import hvlaunch
-from hvlaunch.cli.man_page import man_page
-from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.options.table import GROUPS
+from hvlaunch.cli.pages.man_page import man_page
 
 ROOT = Path(__file__).parents[2]
 ABOUT_IT = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}

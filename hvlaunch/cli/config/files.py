@@ -9,7 +9,7 @@ from hvlaunch.cli.config.find import PYPROJECT
 from hvlaunch.cli.config.read import ConfigFile, Settings, config_settings
 from hvlaunch.cli.config.toml_tree import toml_tree
 from hvlaunch.cli.config.tree import BadSyntax, Node
-from hvlaunch.cli.option import Group
+from hvlaunch.cli.options.option import Group
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import other_writer, reason, writer_of_directory
 

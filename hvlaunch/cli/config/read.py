@@ -7,12 +7,12 @@ from functools import cache
 from pathlib import PurePosixPath
 from typing import NamedTuple, NoReturn
 
-from hvlaunch.cli import values
 from hvlaunch.cli.config.texts import texts_of
 from hvlaunch.cli.config.tree import Node
-from hvlaunch.cli.option import BadValue, Group, Option
-from hvlaunch.cli.options import COMMAND
-from hvlaunch.cli.settings import HELP_HINT, Setting, read_value
+from hvlaunch.cli.options import values
+from hvlaunch.cli.options.option import BadValue, Group, Option
+from hvlaunch.cli.options.settings import HELP_HINT, Setting, read_value
+from hvlaunch.cli.options.table import COMMAND
 from hvlaunch.errors import BadUsage
 
 __all__ = ["ConfigFile", "Settings", "config_settings", "group_key", "key_of", "keys_of"]

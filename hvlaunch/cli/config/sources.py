@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvlaunch.cli.config.find import project_file, user_file
-from hvlaunch.cli.option import Group
-from hvlaunch.cli.settings import Setting
+from hvlaunch.cli.options.option import Group
+from hvlaunch.cli.options.settings import Setting
 from hvlaunch.errors import BadUsage
 
 if TYPE_CHECKING:

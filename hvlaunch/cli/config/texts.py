@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from hvlaunch.cli import values
 from hvlaunch.cli.config.tree import Node
-from hvlaunch.cli.option import BadValue, Option
-from hvlaunch.cli.options import COMMAND
+from hvlaunch.cli.options import values
+from hvlaunch.cli.options.option import BadValue, Option
+from hvlaunch.cli.options.table import COMMAND
 
 __all__ = ["texts_of", "texts_of_variable"]
 

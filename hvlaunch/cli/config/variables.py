@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-from hvlaunch.cli import values
 from hvlaunch.cli.config.read import key_of, keys_of
 from hvlaunch.cli.config.texts import texts_of_variable
-from hvlaunch.cli.option import BadValue, Group, Option
-from hvlaunch.cli.options import COMMAND
-from hvlaunch.cli.settings import HELP_HINT, Setting, read_value
+from hvlaunch.cli.options import values
+from hvlaunch.cli.options.option import BadValue, Group, Option
+from hvlaunch.cli.options.settings import HELP_HINT, Setting, read_value
+from hvlaunch.cli.options.table import COMMAND
 from hvlaunch.errors import BadUsage
 
 __all__ = ["OTHERS", "PREFIX", "names_of", "variable_settings"]

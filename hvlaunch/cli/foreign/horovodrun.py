@@ -1,7 +1,7 @@
 """The options of horovodrun, which hvlaunch's own options are modelled on."""
 
 from hvlaunch.cli.foreign.foreign_option import other, same
-from hvlaunch.cli.options_horovod import HOROVOD
+from hvlaunch.cli.options.horovod import HOROVOD
 
 __all__ = ["HOROVODRUN"]
 

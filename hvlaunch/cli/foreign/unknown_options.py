@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from hvlaunch.cli.foreign.foreign_option import ForeignOption
 from hvlaunch.cli.foreign.table import Row, rows_of
-from hvlaunch.cli.option import Option
-from hvlaunch.cli.settings import HELP_HINT
+from hvlaunch.cli.options.option import Option
+from hvlaunch.cli.options.settings import HELP_HINT
 from hvlaunch.cli.words import words_of
 from hvlaunch.console.masking import masked, masked_words
 from hvlaunch.errors import BadUsage

@@ -8,22 +8,22 @@ from typing import Any
 
 from hvlaunch.agent.frames import FRAME_COST, OUTPUT_CHUNK
 from hvlaunch.console.files import OutputFiles
-from hvlaunch.gloo.driver.agent_channel import AgentConnection
-from hvlaunch.gloo.driver.agent_program import AgentProgram
-from hvlaunch.gloo.driver.host_link import HostLink, Opening
-from hvlaunch.gloo.driver.ranks import Ranks
-from hvlaunch.gloo.driver.relay import HostRelay
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine.causes import HostProblem
-from hvlaunch.gloo.engine.engine import Engine
-from hvlaunch.gloo.engine.inspection import TIME as INSPECTION
-from hvlaunch.gloo.watch.sentences import detail, sentence
+from hvlaunch.driver.links.agent_channel import AgentConnection
+from hvlaunch.driver.links.host_link import HostLink, Opening
+from hvlaunch.driver.links.relay import HostRelay
+from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.ranks import Ranks
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.causes import HostProblem
+from hvlaunch.engine.engine import Engine
+from hvlaunch.engine.inspection import TIME as INSPECTION
 from hvlaunch.job import ElasticOptions, Host
 from hvlaunch.rendezvous.serving.connection import ClientConnection
 from hvlaunch.rendezvous.serving.http import HttpLimits
 from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.watch.sentences import detail, sentence
 from tests.security.fuzz.broken import Valid
 from tests.security.fuzz.judge import OUTPUT, check_line, check_problem
 from tests.unit.gloo.history import facts, spec

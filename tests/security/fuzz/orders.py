@@ -23,7 +23,7 @@ from hvlaunch.agent.proof import Question
 from hvlaunch.agent.selector import Selector
 from hvlaunch.agent.shapes import misfit
 from hvlaunch.agent.workers import _plan
-from hvlaunch.gloo.driver.reports import REPORTS
+from hvlaunch.driver.links.reports import REPORTS
 from tests.security.fuzz.broken import Valid, broken_bytes, broken_frame
 from tests.security.fuzz.judge import check_line
 

@@ -12,7 +12,7 @@ from hvlaunch.agent.frames import BadFrame, Decoder, encode
 from hvlaunch.agent.local_ranks import _REPORTS, LocalRanks, _Rank
 from hvlaunch.agent.selector import READ, Selector
 from hvlaunch.agent.worker import CannotStart, exit_of
-from hvlaunch.gloo.driver.reports import REPORTS
+from hvlaunch.driver.links.reports import REPORTS
 from tests.security.fuzz.broken import Valid, broken_bytes
 from tests.security.fuzz.judge import check_line
 

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from hvlaunch.agent.frames import BadFrame, encode
 from hvlaunch.agent.pieces import PieceWriter
-from hvlaunch.gloo.driver import host_ends
-from hvlaunch.gloo.driver.agent_channel import AgentChannel, CommandConnection, Listener
-from hvlaunch.gloo.driver.agent_program import AgentProgram
-from hvlaunch.gloo.driver.bundle import NO_PYTHON
-from hvlaunch.gloo.driver.piece_reader import Garbled, PieceReader
-from hvlaunch.gloo.driver.relay_rules import RelayRules
-from hvlaunch.gloo.driver.reports import report_decoder
-from hvlaunch.gloo.engine.events import HostClosed
+from hvlaunch.driver.links import host_ends
+from hvlaunch.driver.links.agent_channel import AgentChannel, CommandConnection, Listener
+from hvlaunch.driver.links.piece_reader import Garbled, PieceReader
+from hvlaunch.driver.links.relay_rules import RelayRules
+from hvlaunch.driver.links.reports import report_decoder
+from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program.bundle import NO_PYTHON
+from hvlaunch.engine.events import HostClosed
 from hvlaunch.job import Host
 from hvlaunch.mpi.launched_agent import LaunchedAgent, LauncherEnd
 from hvlaunch.mpi.return_calls import ReturnCalls

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
 from tests.simulation.laws.law import Law
 
 __all__ = ["Breaks"]

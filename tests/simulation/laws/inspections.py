@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
 from tests.simulation.laws.law import Law
 from tests.simulation.ledger import Worker
 

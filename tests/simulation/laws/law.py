@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
 from hvlaunch.job import JobResult
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
 from tests.simulation.laws.law import Law
 
 __all__ = ["Proofs"]

@@ -4,9 +4,9 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.course import Phase
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.course import Phase
 from tests.simulation.laws.law import Law
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import pytest
 
 from hvlaunch.agent.frames import FRAME_COST, Decoder, encode
 from hvlaunch.agent.session import BY_AGENT, STREAMS
-from hvlaunch.gloo.driver.bundle import agent_command, bundle, rare_modules
-from hvlaunch.gloo.driver.piece_reader import PieceReader
+from hvlaunch.driver.links.piece_reader import PieceReader
+from hvlaunch.driver.program.bundle import agent_command, bundle, rare_modules
 from tests import pythons
 
 if TYPE_CHECKING:

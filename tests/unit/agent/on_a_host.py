@@ -13,7 +13,7 @@ sys.path.insert(0, sys.argv[1])
 from hvlaunch.agent import quick, selector
 from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import PieceWriter
-from hvlaunch.gloo.driver.piece_reader import PieceReader
+from hvlaunch.driver.links.piece_reader import PieceReader
 
 PR_SET_CHILD_SUBREAPER = 36
 BROKEN = ("", " ", "nul", "{", '{"a":}', "[1", '"a', "1 2", "NaN", "-Infinity", "{}x", '{"a" 1}', "\x00")

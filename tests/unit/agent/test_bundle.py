@@ -15,9 +15,9 @@ import pytest
 
 from hvlaunch import agent as agent_package
 from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
-from hvlaunch.errors import BadUsage
-from hvlaunch.gloo.driver import bundle as bundles
-from hvlaunch.gloo.driver.bundle import (
+from hvlaunch.driver.links.piece_reader import PieceReader
+from hvlaunch.driver.program import bundle as bundles
+from hvlaunch.driver.program.bundle import (
     NO_PYTHON,
     agent_command,
     bundle,
@@ -25,7 +25,7 @@ from hvlaunch.gloo.driver.bundle import (
     rare_modules,
     without_docstrings,
 )
-from hvlaunch.gloo.driver.piece_reader import PieceReader
+from hvlaunch.errors import BadUsage
 from tests.unit.agent.harness import AgentProcess, interpreter
 
 Launch = Callable[..., AgentProcess]

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hvlaunch.gloo.driver.observer_bundle import observer_bundle
+from hvlaunch.driver.program.observer_bundle import observer_bundle
 from tests.unit.agent.harness import AgentProcess, Hunt, has_ended, interpreter, until
 
 

@@ -14,7 +14,7 @@ from hvlaunch.agent.channel import DriverChannel
 from hvlaunch.agent.frames import RELAY_CHUNK as CHUNK
 from hvlaunch.agent.frames import RELAY_WINDOW as WINDOW
 from hvlaunch.agent.frames import Decoder
-from hvlaunch.gloo.driver.piece_reader import PieceReader
+from hvlaunch.driver.links.piece_reader import PieceReader
 from tests.unit.agent.harness import PATIENCE, AgentProcess, python, until
 
 Launch = Callable[..., AgentProcess]

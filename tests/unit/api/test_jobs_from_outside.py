@@ -16,7 +16,7 @@ import pytest
 
 import hvlaunch
 from hvlaunch.api.job import Job
-from hvlaunch.cli.job_view import await_output
+from hvlaunch.cli.jobs.view import await_output
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import DriverGone
 from hvlaunch.outside.directory import ABOUT, JobDirectory

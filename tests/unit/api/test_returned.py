@@ -11,8 +11,8 @@ import pytest
 from hvlaunch.api.errors import JobFailed, WorkerFailed
 from hvlaunch.api.in_worker import MARK, SIZE
 from hvlaunch.api.returned import values
+from hvlaunch.driver.result_files import ResultFiles
 from hvlaunch.errors import HostLost
-from hvlaunch.gloo.driver.result_files import ResultFiles
 from hvlaunch.job import JobResult, WorkerExit
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hvlaunch import __version__
 from hvlaunch.cli.arguments import Answer, parse
-from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.errors import BadUsage
 
 TRUE = ("true",)

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvlaunch.cli.job_attach import Viewed
-from hvlaunch.cli.job_commands import run_job_command
+from hvlaunch.cli.jobs.attach import Viewed
+from hvlaunch.cli.jobs.commands import run_job_command
 from hvlaunch.console.stored import Position
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import DriverGone
@@ -293,7 +293,7 @@ def test_logs(site, go, capfd):
 
 def test_logs_of_a_job_without_a_driver_say_so(site, go, capfd, monkeypatch):
     """As after a start of the machine: what is kept is printed, and how to go on."""
-    monkeypatch.setattr("hvlaunch.cli.job_logs._PATIENCE", 0.2)
+    monkeypatch.setattr("hvlaunch.cli.jobs.logs._PATIENCE", 0.2)
     job = Steps(site, go)
     job.await_step(99)
     [known] = known_jobs(site.root)

@@ -15,7 +15,7 @@ from ClusterShell.CLI import OptionParser
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.foreign.page import page
 from hvlaunch.cli.foreign.table import PROGRAMS, key, rows_of
-from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.words import by_name
 from hvlaunch.errors import BadUsage
 

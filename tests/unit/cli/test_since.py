@@ -4,8 +4,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from hvlaunch.cli.option import BadValue
-from hvlaunch.cli.since import since
+from hvlaunch.cli.jobs.since import since
+from hvlaunch.cli.options.option import BadValue
 
 NOW = datetime(2026, 11, 22, 14, 30, 5, tzinfo=timezone.utc)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from textual.widgets import DataTable
 
-from hvlaunch.cli.top_screen import TopScreen
+from hvlaunch.cli.jobs.top_screen import TopScreen
 from hvlaunch.view.model import Model, View
 
 

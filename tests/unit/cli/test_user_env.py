@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from hvlaunch.cli.environment import MAX_STRING, SET_BY_HVLAUNCH, left_out, shown, user_env
 from hvlaunch.console.masking import MASK, masked
+from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program.worker_env import default_env, elastic_env, identity_env, shared_env
+from hvlaunch.engine.actions import HostAddress, HostNetwork
 from hvlaunch.errors import BadEnvironment, BadUsage
-from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.worker_env import default_env, elastic_env, identity_env, shared_env
-from hvlaunch.gloo.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.placement import place
 from hvlaunch.job import ElasticOptions
 

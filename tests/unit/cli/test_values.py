@@ -2,8 +2,8 @@
 
 import pytest
 
-from hvlaunch.cli import values
-from hvlaunch.cli.option import BadValue
+from hvlaunch.cli.options import values
+from hvlaunch.cli.options.option import BadValue
 
 
 @pytest.mark.parametrize(

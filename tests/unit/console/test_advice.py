@@ -2,10 +2,10 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SI
 
 import pytest
 
-from hvlaunch.console.advice import advice, start_advice
-from hvlaunch.console.consequences import lost_connection
-from hvlaunch.console.evidence import Evidence
 from hvlaunch.job import WorkerExit
+from hvlaunch.report.advice import advice, start_advice
+from hvlaunch.report.consequences import lost_connection
+from hvlaunch.report.evidence import Evidence
 
 
 def said(*lines):

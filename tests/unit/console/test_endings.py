@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from hvlaunch.console.duration import duration
-from hvlaunch.console.endings import end, endings, signal_name
 from hvlaunch.hosts.fold import fold_hosts, fold_ranks
 from hvlaunch.job import WorkerExit
+from hvlaunch.report.endings import end, endings, signal_name
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from hvlaunch.console.evidence import find_evidence
 from hvlaunch.console.printer import TAIL
 from hvlaunch.job import WorkerExit
+from hvlaunch.report.evidence import find_evidence
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n    f()\nOSError: no'
 

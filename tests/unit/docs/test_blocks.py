@@ -16,8 +16,8 @@ from hvlaunch.cli.config.toml_tree import toml_tree
 from hvlaunch.cli.config.yaml_tree import yaml_tree
 from hvlaunch.cli.elastic import first_round
 from hvlaunch.cli.env_file import parse_env_file
-from hvlaunch.cli.job_commands import parser_of
 from hvlaunch.cli.job_words import JOB_WORDS
+from hvlaunch.cli.jobs.commands import parser_of
 from hvlaunch.cli.plan import plan
 from hvlaunch.cli.pool_commands import run_pool_command
 from hvlaunch.cli.rendezvous import parser as rendezvous_parser

@@ -14,11 +14,11 @@ import pytest
 
 import hvlaunch
 from hvlaunch import __version__
-from hvlaunch.gloo.engine.codec import encode
-from hvlaunch.gloo.warm.forks import Forks
+from hvlaunch.engine.codec import encode
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.outside.directory import JobDirectory
 from hvlaunch.outside.forked import SOCKET
+from hvlaunch.pool.forks import Forks
 
 __all__ = ["DEADLINE", "HVLAUNCH", "OTHER_SETTING", "PARENTS", "ROOT", "Place", "new_place", "wait_until"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvlaunch.gloo.engine import replay
+from hvlaunch.engine import replay
 
 from .history import History
 

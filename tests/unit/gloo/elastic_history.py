@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
 from hvlaunch.job import ElasticOptions
 from tests.unit.gloo.history import History, hosts, ready, spec
 

@@ -2,9 +2,9 @@
 
 import signal
 
+from hvlaunch.engine import causes as why
+from hvlaunch.engine import facts as tell
 from hvlaunch.errors import HostLost, Problem
-from hvlaunch.gloo.engine import causes as why
-from hvlaunch.gloo.engine import facts as tell
 
 __all__ = ["CAUSES", "FACTS", "LOST", "STOPPED"]
 

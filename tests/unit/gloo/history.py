@@ -7,12 +7,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeVar
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.actions import Step
+from hvlaunch.engine.engine import Engine
+from hvlaunch.engine.entries import begin_entry, turn_entry
 from hvlaunch.errors import HostLost, Problem
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.actions import Step
-from hvlaunch.gloo.engine.engine import Engine
-from hvlaunch.gloo.engine.entries import begin_entry, turn_entry
 from hvlaunch.job import Host, JobResult, JobSpec, Look
 
 A = TypeVar("A")

@@ -7,10 +7,10 @@ import pytest
 
 from hvlaunch.agent.frames import BadFrame, encode
 from hvlaunch.agent.pieces import PieceWriter
+from hvlaunch.driver.links.agent_channel import CommandConnection
+from hvlaunch.driver.links.piece_reader import Garbled
+from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.errors import BadUsage, HostError
-from hvlaunch.gloo.driver.agent_channel import CommandConnection
-from hvlaunch.gloo.driver.agent_program import AgentProgram
-from hvlaunch.gloo.driver.piece_reader import Garbled
 from hvlaunch.job import Host
 from tests.unit.gloo.fakes import FakeConnection, FakeListener
 

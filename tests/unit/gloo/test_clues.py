@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.gloo.driver.clues import Clues
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.driver.observing.clues import Clues
+from hvlaunch.engine import events as on
 from hvlaunch.report.data import Memory, Missing
 
 LACKS = b"ModuleNotFoundError: No module named 'foo.bar'\n"

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import codec
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.codec import BadData, decode, encode
 from hvlaunch.errors import Problem
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import codec
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine.codec import BadData, decode, encode
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
 
 from .history import facts

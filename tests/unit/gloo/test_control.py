@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from hvlaunch.console.printer import Printer
-from hvlaunch.gloo.driver.control import Control
-from hvlaunch.gloo.driver.history import History
-from hvlaunch.gloo.driver.inquiry import Inquiry
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.driver.doors.control import Control
+from hvlaunch.driver.doors.history import History
+from hvlaunch.driver.observing.inquiry import Inquiry
+from hvlaunch.engine import events as on
 from hvlaunch.gloo.reporting import Reporting
 from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.outside.control import Control as Client

@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 
 from hvlaunch.console.printer import Printer
+from hvlaunch.driver.arrival import Arrival, Turn
+from hvlaunch.driver.links.agent_channel import CommandConnection, Earlier
+from hvlaunch.driver.links.lease import patience_alone
+from hvlaunch.driver.loop import Driver, Item, Watcher
+from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.record.keeping import Keeping
+from hvlaunch.driver.stdin import Stdin
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import replay
+from hvlaunch.engine.course import Phase
 from hvlaunch.errors import ConnectFailed
-from hvlaunch.gloo.driver.agent_channel import CommandConnection, Earlier
-from hvlaunch.gloo.driver.arrival import Arrival, Turn
-from hvlaunch.gloo.driver.keeping import Keeping
-from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.lease import patience_alone
-from hvlaunch.gloo.driver.loop import Driver, Item, Watcher
-from hvlaunch.gloo.driver.stdin import Stdin
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import replay
-from hvlaunch.gloo.engine.course import Phase
-from hvlaunch.gloo.watch.journal import Journal, entries
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
+from hvlaunch.watch.journal import Journal, entries
 from tests.unit.gloo.played import PlayedAgent
 
 LEASE = 30.0
@@ -443,7 +443,7 @@ def test_an_agent_has_a_session_where_its_connection_may_be_lost(
 def test_a_host_is_asked_where_it_reaches_the_rendezvous_unless_it_did_so_in_an_earlier_job(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, earlier: Earlier, port: int, is_asked: bool
 ) -> None:
-    monkeypatch.setattr("hvlaunch.gloo.driver.links.own_addresses", list)
+    monkeypatch.setattr("hvlaunch.driver.links.links.own_addresses", list)
     rig.spec = replace(rig.spec, rendezvous_port=port)
     rig.started()
     heard: list[str] = []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.gloo.driver.durable import DurableFrames
-from hvlaunch.gloo.driver.seen import Seen, SeenFile, SeenFrames
+from hvlaunch.driver.links.durable import DurableFrames
+from hvlaunch.driver.record.seen import Seen, SeenFile, SeenFrames
 
 
 def test_the_prefix_ends_before_the_first_that_is_not_durable() -> None:
@@ -64,7 +64,7 @@ def test_the_disk_has_it_before_an_agent_is_told() -> None:
 def test_what_was_seen_of_many_links_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "seen"
     program = (
-        "import os, sys; from pathlib import Path; from hvlaunch.gloo.driver.seen import SeenFile\n"
+        "import os, sys; from pathlib import Path; from hvlaunch.driver.record.seen import SeenFile\n"
         "file = SeenFile(Path(sys.argv[1]))\n"
         "for link in range(1000): file.of(link).print('stdout', link + 1)\n"
         "os.kill(os.getpid(), 9)"

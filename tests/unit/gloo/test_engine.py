@@ -2,16 +2,16 @@
 
 import pytest
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.actions import HostAddress
+from hvlaunch.engine.course import Phase
 from hvlaunch.errors import (
     ConnectFailed,
     NotEnoughSlots,
     UnknownHost,
 )
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine.actions import HostAddress
-from hvlaunch.gloo.engine.course import Phase
 from hvlaunch.job import ElasticOptions
 from tests.unit.gloo.history import PORT, History, facts, lost, ready, spec
 

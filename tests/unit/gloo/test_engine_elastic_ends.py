@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import causes as why
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.actions import Step
 from hvlaunch.errors import (
     ConnectFailed,
 )
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import causes as why
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine.actions import Step
 from tests.unit.gloo.elastic_history import (
     arrive,
     discovered,

@@ -4,13 +4,13 @@ import signal
 
 import pytest
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.actions import Step
 from hvlaunch.errors import (
     HostLost,
 )
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine.actions import Step
 from tests.unit.gloo.history import AT_ONCE, GENTLE, History, facts, lost, spec
 
 # Failures

@@ -6,11 +6,11 @@ from typing import Literal
 
 import pytest
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import causes as why
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.watch.overview import overview
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import causes as why
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.watch.overview import overview
 from tests.unit.gloo.elastic_history import places, training
 from tests.unit.gloo.history import GENTLE, History, spec
 

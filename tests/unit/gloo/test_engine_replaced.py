@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
 from tests.unit.gloo.elastic_history import elastic, excluded, training
 from tests.unit.gloo.history import History, ready, spec
 from tests.unit.gloo.test_engine_waits import beat_on, killed, pass_time

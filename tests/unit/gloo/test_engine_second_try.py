@@ -4,11 +4,11 @@ import signal
 
 import pytest
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import causes as why
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine.course import Phase
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import causes as why
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.course import Phase
 from hvlaunch.job import ElasticOptions, MPIOptions
 from tests.unit.gloo.history import GENTLE, History, Wanted, lost, ready, spec
 

@@ -4,11 +4,11 @@ import signal
 
 import pytest
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import causes as why
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
 from hvlaunch.errors import ConnectFailed
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import causes as why
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
 from tests.unit.gloo.history import GENTLE, History, facts, ready, spec
 
 REFUSED = ConnectFailed("connection refused", host="b").problem

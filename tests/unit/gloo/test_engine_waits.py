@@ -4,11 +4,11 @@ import itertools
 import signal
 from pathlib import Path
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import causes as why
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
 from hvlaunch.errors import ConnectFailed, HostLost
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import causes as why
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
 from hvlaunch.job import ElasticOptions
 from tests.unit.gloo.elastic_history import (
     arrive,

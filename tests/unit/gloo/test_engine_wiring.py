@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
 from hvlaunch.job import ElasticOptions
 from tests.unit.gloo.elastic_history import (
     arrive,

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
+from hvlaunch.engine import causes as why
+from hvlaunch.engine import entries as journal
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine import replay
+from hvlaunch.engine.codec import BadData, encode
+from hvlaunch.engine.course import Phase
 from hvlaunch.errors import HostLost
-from hvlaunch.gloo.engine import causes as why
-from hvlaunch.gloo.engine import entries as journal
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine import replay
-from hvlaunch.gloo.engine.codec import BadData, encode
-from hvlaunch.gloo.engine.course import Phase
 
 from .history import PORT, History, facts, spec
 
@@ -116,14 +116,14 @@ def test_nothing_of_it_is_imported_before_it_is_needed() -> None:
     script = (
         "import sys, hvlaunch.gloo.controller\n"
         "assert not {name for name in sys.modules if name.endswith(('.codec', '.entries', '.journal', '.sentences'))}\n"
-        "from hvlaunch.gloo.engine import replay\n"
-        "assert 'hvlaunch.gloo.engine.entries' in sys.modules\n"
+        "from hvlaunch.engine import replay\n"
+        "assert 'hvlaunch.engine.entries' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_the_engine_exports_nothing_else() -> None:
-    import hvlaunch.gloo.engine
+    import hvlaunch.engine
 
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
-        hvlaunch.gloo.engine.nonsense  # noqa: B018
+        hvlaunch.engine.nonsense  # noqa: B018

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.gloo.driver.hang_watch import HangWatch
-from hvlaunch.gloo.driver.inquiry import Observe, StacksWanted
-from hvlaunch.gloo.driver.observers import Answer
-from hvlaunch.gloo.driver.progress import Steps
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.driver.observing.hang_watch import HangWatch
+from hvlaunch.driver.observing.inquiry import Observe, StacksWanted
+from hvlaunch.driver.observing.observers import Answer
+from hvlaunch.driver.observing.progress import Steps
+from hvlaunch.engine import events as on
 from hvlaunch.telemetry.hang import Judge
 from hvlaunch.telemetry.sample import HostSample, WorkerSample
 from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack

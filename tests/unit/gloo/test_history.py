@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from hvlaunch.gloo.driver.history import History
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.driver.doors.history import History
+from hvlaunch.engine import events as on
 
 
 class Made:

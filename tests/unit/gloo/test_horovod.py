@@ -1,5 +1,5 @@
-from hvlaunch.gloo.driver.horovod import addresses, scopes
-from hvlaunch.gloo.engine.actions import HostNetwork, Start
+from hvlaunch.driver.horovod import addresses, scopes
+from hvlaunch.engine.actions import HostNetwork, Start
 from hvlaunch.hosts.placement import Launch, place
 from tests.unit.gloo.history import facts
 

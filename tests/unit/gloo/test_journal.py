@@ -5,11 +5,11 @@ import stat
 
 import pytest
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import replay
 from hvlaunch.errors import BadUsage
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import replay
-from hvlaunch.gloo.watch.journal import Journal, entries
+from hvlaunch.watch.journal import Journal, entries
 
 from .history import PORT, History, spec
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.watch.launchers import launcher_advice
-from hvlaunch.gloo.watch.narrator import Narrator
+from hvlaunch.engine import events as on
 from hvlaunch.job import ConsoleOptions
+from hvlaunch.watch.launchers import launcher_advice
+from hvlaunch.watch.narrator import Narrator
 from tests.unit.gloo.history import History, spec
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.life import ENDING, LIVING, TRANSITIONS, InvalidTransition, Life, State, Trigger
 from hvlaunch.errors import EXIT_INTERNAL
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.life import ENDING, LIVING, TRANSITIONS, InvalidTransition, Life, State, Trigger
 from tests.unit.gloo.elastic_history import elastic, training
 from tests.unit.gloo.history import AT_ONCE, GENTLE, History, spec
 

@@ -7,7 +7,7 @@ import pytest
 
 from hvlaunch.agent.frames import FRAME_COST, encode
 from hvlaunch.agent.pieces import START
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.engine import events as on
 from tests.unit.gloo.fakes import FACTS
 from tests.unit.gloo.link_rig import BUNDLE, Rig
 

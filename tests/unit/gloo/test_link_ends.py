@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.driver.links.expected import Expected
+from hvlaunch.driver.program.bundle import NO_PYTHON
+from hvlaunch.engine import events as on
 from hvlaunch.errors import ConnectFailed
-from hvlaunch.gloo.driver.bundle import NO_PYTHON
-from hvlaunch.gloo.driver.expected import Expected
-from hvlaunch.gloo.engine import events as on
 from hvlaunch.job import Host
 from tests.unit.agent.harness import until
 from tests.unit.gloo.link_rig import Rig

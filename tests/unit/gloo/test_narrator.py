@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
 from hvlaunch.errors import ConnectFailed, HostLost
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.watch.milestones import ended_well
-from hvlaunch.gloo.watch.narrator import Narrator
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobResult
+from hvlaunch.watch.milestones import ended_well
+from hvlaunch.watch.narrator import Narrator
 
 from .history import History, facts, ready, spec
 

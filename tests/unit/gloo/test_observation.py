@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.gloo.driver import observers as module
-from hvlaunch.gloo.driver.observation import Observation
-from hvlaunch.gloo.driver.observers import Answer, Observers
+from hvlaunch.driver.observing import observers as module
+from hvlaunch.driver.observing.observation import Observation
+from hvlaunch.driver.observing.observers import Answer, Observers
 from tests.unit.telemetry.samples import SAMPLE_OF_A_HOST
 
 

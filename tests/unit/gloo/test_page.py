@@ -10,8 +10,8 @@ import pytest
 
 from hvlaunch.console.output_store import OutputStore
 from hvlaunch.console.stored import head_of
-from hvlaunch.gloo.driver.page_access import PAGE_FILE, Access, Place, Secrets
-from hvlaunch.gloo.driver.page_door import PageDoor, PageNotServed
+from hvlaunch.driver.doors.page_access import PAGE_FILE, Access, Place, Secrets
+from hvlaunch.driver.doors.page_door import PageDoor, PageNotServed
 from hvlaunch.job import ConsoleOptions
 from hvlaunch.outside.care import Care
 from hvlaunch.rendezvous.serving.http import Answer, Head

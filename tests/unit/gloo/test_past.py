@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from hvlaunch import __version__
-from hvlaunch.gloo.driver.arrival import Arrival, Turn
-from hvlaunch.gloo.driver.journal import JOURNAL, Journal, digest
-from hvlaunch.gloo.driver.keeping import Keeping
-from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.past import ForeignJournal, NoJournal, OtherVersion, TornJournal, read_past
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.entries import begin_entry
+from hvlaunch.driver.arrival import Arrival, Turn
+from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.record.journal import JOURNAL, Journal, digest
+from hvlaunch.driver.record.keeping import Keeping
+from hvlaunch.driver.record.past import ForeignJournal, NoJournal, OtherVersion, TornJournal, read_past
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.entries import begin_entry
 from tests.unit.gloo.history import spec
 
 JOB = spec("a:1", env={"TOKEN": "of-the-user"})
@@ -257,7 +257,7 @@ def test_a_disk_that_is_full_ends_it_and_not_the_job(tmp_path: Path) -> None:
 def test_what_says_that_nothing_happens_does_not_let_it_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvlaunch.gloo.driver.journal._MOST_IDLE", 50)
+    monkeypatch.setattr("hvlaunch.driver.record.journal._MOST_IDLE", 50)
     workers = 2
     journal = written(tmp_path)
     for number in range(1000):
@@ -279,7 +279,7 @@ def test_what_says_that_nothing_happens_does_not_let_it_grow(
 def test_of_many_workers_more_turns_are_kept_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvlaunch.gloo.driver.journal._MOST_IDLE", 50)
+    monkeypatch.setattr("hvlaunch.driver.record.journal._MOST_IDLE", 50)
     journal = written(tmp_path)
     journal.write([turn(4.0, on.Tick())._replace(is_idle=True)] * 100, {})
     assert journal.is_to_be_folded(6)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.gloo.driver.progress import Progress, Steps
+from hvlaunch.driver.observing.progress import Progress, Steps
 from hvlaunch.rendezvous import telling
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.telling import PROGRESS, Teller

@@ -5,16 +5,16 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
+from hvlaunch.driver.ranks import Ranks
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import causes as why
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.actions import HostNetwork
 from hvlaunch.errors import Defect, DiscoveryFailed, HostLost
-from hvlaunch.gloo.driver.ranks import Ranks
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import causes as why
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
-from hvlaunch.gloo.engine.actions import HostNetwork
-from hvlaunch.gloo.watch.recorder import Recorder
 from hvlaunch.hosts.placement import Launch, place
 from hvlaunch.job import Host
+from hvlaunch.watch.recorder import Recorder
 
 from .examples import CAUSES, FACTS, STOPPED
 from .history import History, facts, spec

@@ -12,7 +12,7 @@ import pytest
 
 from hvlaunch.agent.frames import RELAY_CHUNK as CHUNK
 from hvlaunch.agent.frames import RELAY_WINDOW as WINDOW
-from hvlaunch.gloo.driver.relay import HostRelay, peer_name
+from hvlaunch.driver.links.relay import HostRelay, peer_name
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousClosed
 from hvlaunch.rendezvous.serving.server import RendezvousServer

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.carrier import EXIT_NO_AGENT
+from hvlaunch.driver.links.renewal import Candidate, Renewal, RenewalFailed
 from hvlaunch.errors import ConnectFailed, HostError, PermissionDenied, StartTimeout
-from hvlaunch.gloo.driver.renewal import Candidate, Renewal, RenewalFailed
 
 REFUSED = ConnectFailed("no connection to b port 22: 10.0.0.2: Connection refused", host="b")
 SILENT = StartTimeout("no connection to b port 22: 10.0.0.2: no answer within 3 s", host="b")
@@ -112,7 +112,7 @@ class Mute:
 def test_so_is_one_whose_agent_does_not(
     error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvlaunch.gloo.driver.renewal._FIRST_LIMIT", 0.01)
+    monkeypatch.setattr("hvlaunch.driver.links.renewal._FIRST_LIMIT", 0.01)
     attempts = Attempts()
     attempts._results += [*(Mute(attempts, error) for _ in range(5)), challenge()]
     assert attempts.renewal(patience=2.0).wait().nonce == "n"

@@ -4,9 +4,9 @@ from typing import get_args
 
 import pytest
 
-from hvlaunch.gloo.engine.causes import Cause
-from hvlaunch.gloo.engine.facts import Fact
-from hvlaunch.gloo.watch.sentences import because, sentence
+from hvlaunch.engine.causes import Cause
+from hvlaunch.engine.facts import Fact
+from hvlaunch.watch.sentences import because, sentence
 
 from .examples import CAUSES, FACTS
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.frames import PROTOCOL
-from hvlaunch.gloo.driver.agent_channel import CommandConnection
-from hvlaunch.gloo.driver.agent_program import AgentProgram
-from hvlaunch.gloo.driver.session import HostSession
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.driver.links.agent_channel import CommandConnection
+from hvlaunch.driver.links.session import HostSession
+from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.engine import events as on
 from hvlaunch.job import Host
 from hvlaunch.ssh.pipes import connect_local
 from tests.unit.gloo.fakes import FakeListener

@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine import facts as tell
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
 from hvlaunch.job import JobResult, Look
 from tests.unit.gloo.elastic_history import arrive, elastic, excluded, training, wire
 from tests.unit.gloo.history import GENTLE, History, lost, spec

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.observer.stacks import packed
-from hvlaunch.gloo.driver import stacks as module
-from hvlaunch.gloo.driver.observers import Answer, Target
-from hvlaunch.gloo.driver.stacks import STACKS_FILE, Stacks, kept_stacks
-from hvlaunch.gloo.engine.actions import TakeStacks
-from hvlaunch.gloo.engine.events import StacksTaken
-from hvlaunch.gloo.engine.life import State
-from hvlaunch.gloo.engine.workers import Workers
+from hvlaunch.driver.observing import stacks as module
+from hvlaunch.driver.observing.observers import Answer, Target
+from hvlaunch.driver.observing.stacks import STACKS_FILE, Stacks, kept_stacks
+from hvlaunch.engine.actions import TakeStacks
+from hvlaunch.engine.events import StacksTaken
+from hvlaunch.engine.life import State
+from hvlaunch.engine.workers import Workers
 from hvlaunch.hosts.placement import Launch, Placement
 from hvlaunch.telemetry.merge import groups, notes, places
 from hvlaunch.telemetry.stack import ProcessStack

@@ -6,7 +6,7 @@ import sys
 from queue import SimpleQueue
 from threading import Thread
 
-from hvlaunch.gloo.driver.stdin import Stdin, StdinPump
+from hvlaunch.driver.stdin import Stdin, StdinPump
 
 
 def test_all_of_it_reaches_every_target_and_then_its_end() -> None:
@@ -58,7 +58,7 @@ def test_a_descriptor_that_cannot_be_read_is_at_its_end() -> None:
 def test_a_terminal_of_which_we_are_in_the_background_has_not_ended() -> None:
     """A child in a process group of its own reads the terminal, while this one is in the foreground."""
     script = (
-        "import os, signal; from hvlaunch.gloo.driver.stdin import Stdin, StdinPump; got = []\n"
+        "import os, signal; from hvlaunch.driver.stdin import Stdin, StdinPump; got = []\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    signal.signal(signal.SIGTTIN, signal.SIG_IGN); os.setpgid(0, 0)\n"

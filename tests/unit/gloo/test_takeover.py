@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from hvlaunch.console.printer import Printer
-from hvlaunch.gloo.driver.agent_channel import AgentConnection
-from hvlaunch.gloo.driver.journal import JOURNAL
-from hvlaunch.gloo.driver.keeping import Keeping
-from hvlaunch.gloo.driver.loop import Driver
-from hvlaunch.gloo.driver.past import read_past
-from hvlaunch.gloo.driver.stdin import Stdin
-from hvlaunch.gloo.driver.takeover import Takeover
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.driver.links.agent_channel import AgentConnection
+from hvlaunch.driver.links.takeover import Takeover
+from hvlaunch.driver.loop import Driver
+from hvlaunch.driver.record.journal import JOURNAL
+from hvlaunch.driver.record.keeping import Keeping
+from hvlaunch.driver.record.past import read_past
+from hvlaunch.driver.stdin import Stdin
+from hvlaunch.engine import events as on
 from hvlaunch.job import Host
 from tests.unit.gloo.test_driver import KEYS, Events, Rig, until
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.codec import decode
-from hvlaunch.gloo.engine.entries import Turn
-from hvlaunch.gloo.watch.totals import BOUNDS, Totals
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.codec import decode
+from hvlaunch.engine.entries import Turn
+from hvlaunch.watch.totals import BOUNDS, Totals
 from tests.unit.gloo.elastic_history import arrive, elastic, everyone, pool, training
 from tests.unit.gloo.history import History, hosts, lost
 

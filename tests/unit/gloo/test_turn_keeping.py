@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from hvlaunch.gloo.driver.arrival import Arrival, Turn
-from hvlaunch.gloo.driver.turn_keeping import TurnKeeping
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
+from hvlaunch.driver.arrival import Arrival, Turn
+from hvlaunch.driver.record.turn_keeping import TurnKeeping
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
 
 
 class Kept:

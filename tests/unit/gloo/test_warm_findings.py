@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.driver import warm_findings as module
+from hvlaunch.driver.warm_findings import WarmFindings
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
 from hvlaunch.errors import HvlaunchError
-from hvlaunch.gloo.driver import warm_findings as module
-from hvlaunch.gloo.driver.warm_findings import WarmFindings
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.warm.findings import FINDINGS, Findings
 from hvlaunch.job import JobResult
 from hvlaunch.outside.pools import KnownPool, PoolGone
+from hvlaunch.pool.findings import FINDINGS, Findings
 from tests.unit.gloo.history import facts
 
 POOL = KnownPool("p", Path("/nowhere"), {}, is_up=True)

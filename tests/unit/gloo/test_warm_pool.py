@@ -15,18 +15,18 @@ import psutil
 import pytest
 
 from hvlaunch.console.status import AskStatus, Status
+from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Earlier
+from hvlaunch.driver.links.warm_way import WarmWay
+from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program.keys import Keys
+from hvlaunch.engine import events as on
 from hvlaunch.errors import BadUsage, ConnectFailed, HostError
-from hvlaunch.gloo.driver.agent_channel import AgentChannel, AgentConnection, Earlier
-from hvlaunch.gloo.driver.agent_program import AgentProgram
-from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.warm_way import WarmWay
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.warm import pool as pool_module
-from hvlaunch.gloo.warm.host import WarmHost
-from hvlaunch.gloo.warm.pool import WarmPool
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside.directory import JobDirectory
 from hvlaunch.outside.pools import KnownPool, PoolGone, ask, find_pool, open_lane
+from hvlaunch.pool import pool as pool_module
+from hvlaunch.pool.host import WarmHost
+from hvlaunch.pool.pool import WarmPool
 from hvlaunch.rendezvous.serving.certificate import tls_context
 from hvlaunch.ssh.pipes import PipeConnection
 from tests.unit.agent.harness import until

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from hvlaunch.gloo.driver.keys import Keys
-from hvlaunch.gloo.driver.start_frame import start_frame
-from hvlaunch.gloo.driver.worker_env import default_env, identity_env, shared_env
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine.actions import HostAddress, HostNetwork
+from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program.start_frame import start_frame
+from hvlaunch.driver.program.worker_env import default_env, identity_env, shared_env
+from hvlaunch.engine import actions as do
+from hvlaunch.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.placement import Launch, place
 from hvlaunch.job import JobSpec
 from tests.unit.gloo.history import facts, spec

@@ -4,12 +4,12 @@ from queue import SimpleQueue
 
 import pytest
 
-from hvlaunch.gloo.driver.arrival import Arrival
-from hvlaunch.gloo.driver.worker_messages import WorkerMessages
-from hvlaunch.gloo.engine import actions as do
-from hvlaunch.gloo.engine import causes as why
-from hvlaunch.gloo.engine import events as on
-from hvlaunch.gloo.engine.actions import HostNetwork
+from hvlaunch.driver.arrival import Arrival
+from hvlaunch.driver.worker_messages import WorkerMessages
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import causes as why
+from hvlaunch.engine import events as on
+from hvlaunch.engine.actions import HostNetwork
 from hvlaunch.hosts.placement import Launch, place
 from hvlaunch.rendezvous import Client
 from hvlaunch.rendezvous.round_messages import (

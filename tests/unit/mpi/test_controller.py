@@ -88,7 +88,7 @@ def test_its_first_failure(line):
 
 
 def test_the_launcher_starts_before_what_only_the_loop_needs_is_loaded():
-    script = "import sys, hvlaunch.mpi.controller; print('hvlaunch.gloo.driver.loop' in sys.modules)"
+    script = "import sys, hvlaunch.mpi.controller; print('hvlaunch.driver.loop' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

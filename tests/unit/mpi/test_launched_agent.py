@@ -13,8 +13,8 @@ import pytest
 from hvlaunch.agent.caller import WORD_SIZE, Sealed
 from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.agent.pieces import PieceWriter
+from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.errors import AgentFailed, HostLost, HvlaunchError, StartTimeout
-from hvlaunch.gloo.driver.agent_program import AgentProgram
 from hvlaunch.job import Host
 from hvlaunch.mpi.controller import _end
 from hvlaunch.mpi.launched_agent import LaunchedAgent, LauncherEnd, plain

@@ -3,10 +3,10 @@
 import json
 from typing import NamedTuple
 
-from hvlaunch.cli import values
 from hvlaunch.cli.config.read import group_key, key_of
 from hvlaunch.cli.config.variables import names_of
-from hvlaunch.cli.options import COMMAND, GROUPS
+from hvlaunch.cli.options import values
+from hvlaunch.cli.options.table import COMMAND, GROUPS
 
 OPTIONS = [(group, option) for group in GROUPS for option in group.options]
 IN_FILES = [(group, option) for group, option in OPTIONS if option.source in ("any", "own")]

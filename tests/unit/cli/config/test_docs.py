@@ -7,7 +7,7 @@ import pytest
 
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.config.show import show_config
-from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.errors import BadUsage
 
 PAGE = (Path(__file__).parents[4] / "docs/config.md").read_text()

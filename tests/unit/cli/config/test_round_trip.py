@@ -7,7 +7,7 @@ import pytest
 
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.config.show import show_config
-from hvlaunch.cli.options import COMMAND, GROUPS
+from hvlaunch.cli.options.table import COMMAND, GROUPS
 from tests.unit.cli.config.samples import (
     IN_FILES,
     IN_VARIABLES,

@@ -9,7 +9,7 @@ import hvlaunch
 from hvlaunch.api.given import spec_of as api_spec
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.config.variables import OTHERS, names_of
-from hvlaunch.cli.options import GROUPS
+from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.state import POOL_VARIABLE

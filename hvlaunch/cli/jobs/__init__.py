@@ -1,0 +1,1 @@
+"""The commands on jobs that run already."""

@@ -1,0 +1,207 @@
+"""`hvlaunch attach`: look on at a job as if it had been started here, and leave it running."""
+
+import argparse
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from hvlaunch.cli.answer import BROKEN_PIPE, complain
+from hvlaunch.cli.jobs.view import View, await_output, has_ended, is_shown
+from hvlaunch.console.duration import duration
+from hvlaunch.console.store_reader import STREAMS, StoreReader, from_where, newest_lines
+from hvlaunch.console.stored import Position, Stored, segments
+from hvlaunch.errors import EXIT_HOSTS
+from hvlaunch.hosts.fold import host_set
+from hvlaunch.outside.control import DriverGone, state_of
+from hvlaunch.outside.directory import has_driver
+from hvlaunch.outside.known import KnownJob, choose, result_of
+from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_successor
+from hvlaunch.uninterrupted import uninterrupted
+from hvlaunch.watch.milestones import count
+
+__all__ = ["Viewed", "attach"]
+
+_LINES = 100
+_SEGMENTS = 2
+"""In which the newest lines are looked for."""
+_LOOK = 0.05
+_SOON = 0.3
+"""Seconds that output waits for the job's state, so that this comes first."""
+_STATE_PATIENCE = 5.0
+_TAKE_OVER_PATIENCE = 60.0
+_LEAVE_PATIENCE = 0.5
+_VIEWED = "viewed"
+
+
+def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    """Show the job until it ends, or Ctrl-C; the exit code is the job's, or 0. Raises HvlaunchError."""
+    job = choose(jobs, options.job)
+    viewed = Viewed(job)
+    successors = _Successors(job)
+    if not has_driver(job.directory) and not has_ended(job):
+        if viewed.position is None and not segments(job.directory):
+            viewed.position = Position(
+                0, 0
+            )  # all that will be kept is new: its terminal has shown what was before
+        successors.start(lambda: None)
+    await_output(job)
+    reader = StoreReader(job.directory, viewed.position)
+    view = View(reader, options.ranks)
+    _say_state(job, view)
+    found = _read(job, reader, view, viewed, successors)
+    if viewed.position is None:
+        found = _newest(job, reader, view, found)
+    shown = viewed.position
+    try:
+        for item in found:
+            view.await_room()
+            with uninterrupted():  # else a line is shown twice, or never
+                view.show(item)
+                shown = reader.position
+            if not view.is_read:
+                return BROKEN_PIPE
+        view.printer.close()
+    except KeyboardInterrupt:
+        view.printer.close(_LEAVE_PATIENCE)
+        complain(f"job {job.id} goes on; to stop it: hvlaunch stop {job.id}")
+        return 0
+    finally:
+        if shown is not None:
+            viewed.note(shown)
+    result = result_of(job)
+    return 0 if result is None else int(result["exit_code"])
+
+
+def _read(
+    job: KnownJob, reader: StoreReader, view: View, viewed: "Viewed", successors: "_Successors"
+) -> Iterator[Stored]:
+    """What comes, until the job has ended. Raises DriverGone."""
+    while True:
+        is_over = has_ended(job)
+        yield from reader.read()
+        if reader.has_missed:
+            reader.has_missed = False
+            view.printer.say("some of its output is not kept any more")
+        if is_over:
+            return
+        if view.is_idle:
+            viewed.note(reader.position)
+        if not has_driver(job.directory) and not has_ended(job):
+            successors.start(
+                lambda: view.printer.say("its driver was killed; another one takes the job over")
+            )
+        time.sleep(_LOOK)
+
+
+def _newest(job: KnownJob, reader: StoreReader, view: View, found: Iterator[Stored]) -> Iterator[Stored]:
+    """What `reader` finds, from the last lines on that are there now."""
+    reader.seek_newest(_SEGMENTS)
+    looking = StoreReader(job.directory, reader.position)
+    ranks = view.options.ranks
+    early, surplus = newest_lines(looking.read(), _LINES, lambda item: is_shown(item, ranks))
+    looking.close()
+    left = iter(range(early))
+    for item in from_where(found, lambda _item: next(left, None) is not None):
+        if surplus and item.kind in STREAMS and is_shown(item, ranks):
+            yield item._replace(data=item.data.split(b"\n", surplus)[-1])
+            surplus = 0
+        else:
+            yield item
+
+
+class _Successors:
+    """Other drivers of the job, each of which was started where there was none."""
+
+    def __init__(self, job: KnownJob) -> None:
+        self._job = job
+        self._newest: subprocess.Popen[bytes] | None = None
+
+    def start(self, say: Callable[[], None]) -> None:
+        """Let another driver begin, unless one does already, and a minder, which may be gone with the machine.
+
+        `say` is called where that can be. Raises DriverGone.
+        """
+        job = self._job
+        if (launcher := job.about.get("launcher")) is not None:
+            cause = f"job {job.id}: its driver was killed, and no other can take over a job of {launcher}"
+            raise DriverGone(cause, hint="start it again: the workers that it had end by themselves")
+        say()
+        if self._newest is not None and self._newest.wait() == EXIT_HOSTS:  # another would find the same
+            raise self._gone()
+        by_driver, by_minder = socket.socketpair()
+        with by_minder:
+            with by_driver:
+                self._newest = start_successor(job.directory, by_driver)
+            deadline = time.monotonic() + _TAKE_OVER_PATIENCE
+            while not has_driver(job.directory) and not has_ended(job):
+                if self._newest.poll() is not None or time.monotonic() > deadline:
+                    raise self._gone()
+                time.sleep(_LOOK)
+            with suppress(OSError):  # a full disk, or the job is over and its directory gone
+                start_minder(job.directory, by_minder)
+
+    def _gone(self) -> DriverGone:
+        job = self._job
+        return DriverGone(f"job {job.id}: its driver was killed, and no other can take it over{_why(job)}")
+
+
+def _why(job: KnownJob) -> str:
+    """What the successor said last."""
+    with suppress(OSError):
+        lines = (job.directory / SUCCESSOR_LOG).read_text(errors="replace").strip().splitlines()
+        return f": {lines[-1]}" if lines else ""
+    return ""
+
+
+class Viewed:
+    """How far this user has seen the job's output, in a file of the job's directory."""
+
+    def __init__(self, job: KnownJob) -> None:
+        self._path = job.directory / _VIEWED
+        self.position: Position | None = None
+        with suppress(OSError, ValueError):
+            segment, offset = map(int, self._path.read_text().split())
+            self.position = Position(segment, offset)
+
+    def note(self, position: Position) -> None:
+        if position == self.position:
+            return
+        text = f"{position.segment:9} {position.offset:12}\n".encode()  # in place of the last, as a whole
+        with uninterrupted(), suppress(OSError):  # the job's directory is gone, or the disk is full
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(file, text, 0)
+            finally:
+                os.close(file)
+            self.position = position
+
+
+def _say_state(job: KnownJob, view: View) -> None:
+    """As soon as it is known, which may be late: the driver may have much to do."""
+
+    def ask() -> None:
+        view.printer.say(_state(job))
+
+    asking = threading.Thread(target=ask, name="state", daemon=True)
+    asking.start()
+    asking.join(_SOON)
+
+
+def _state(job: KnownJob) -> str:
+    name = f" ({job.about['name']})" if job.about.get("name") else ""
+    who = f"job {job.id}{name}"
+    since = f", begun {duration(max(0.0, time.time() - job.began))} ago"
+    if has_ended(job):
+        result = result_of(job)
+        return f"{who} has ended{since}, exit code {0 if result is None else result['exit_code']}"
+    state = state_of(job, _STATE_PATIENCE)
+    if state is None:
+        return f"{who}: its driver (process {job.about.get('pid')}) does not answer{since}"
+    hosts = host_set(host["host"] for host in state["hosts"] if host["state"] == "ready")
+    current = f", round {state['round']['number']}" if state["round"] else ""
+    where = f" on {hosts}" if hosts else ""
+    return f"{who}: {state['phase']}{current}, {count(len(state['workers']), 'worker')}{where}{since}; Ctrl-C leaves it running"

@@ -1,0 +1,297 @@
+"""What the words of job_words.py do: each asks one job's driver, or looks at what its directory has."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from hvlaunch.cli.answer import complain, print_answer
+from hvlaunch.cli.job_words import JOB_WORDS
+from hvlaunch.cli.options.option import BadValue
+from hvlaunch.cli.options.parser import Parser
+from hvlaunch.errors import BadUsage
+from hvlaunch.outside.control import Control, DriverGone, state_of
+from hvlaunch.outside.directory import jobs_directory, remove
+from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose, known_jobs, prune
+
+__all__ = ["parser_of", "run_job_command"]
+
+_EVENTS_WAIT = 30
+_PATIENCE = 2.0
+"""Seconds for a driver that one of many jobs has."""
+
+
+def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Do what a command line says that begins with one of the words; its exit code. Raises HvlaunchError."""
+    if argv[0] == "pool":
+        from hvlaunch.cli.pool_commands import run_pool_command  # noqa: PLC0415 (for this word alone)
+
+        return run_pool_command(argv[1:], environ)
+    try:
+        options = parser_of(argv[0]).parse_args(argv[1:])
+    except _Help as question:
+        return print_answer(str(question))
+    root = jobs_directory(environ)
+    prune(root)
+    options.known_jobs = partial(known_jobs, root)
+    return _ACTS[argv[0]](options.known_jobs(), options)
+
+
+class _Help(Exception):
+    """The help was asked for; the text is it."""
+
+
+class _AskHelp(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        raise _Help(parser.format_help())
+
+
+def parser_of(name: str) -> Parser:
+    """What reads the words behind this one, which is any but `pool`."""
+    word = JOB_WORDS[name]
+    parser = Parser(
+        prog=f"hvlaunch {name}",
+        usage=f"hvlaunch {name} {word.usage}",
+        description=f"{word.help[0].upper()}{word.help[1:].replace('`', '')}.",
+        add_help=False,
+        allow_abbrev=False,
+        hint=f"hvlaunch {name} --help",
+    )
+    parser.add_argument("-h", "--help", action=_AskHelp, nargs=0, help="show this")
+    if name == "signal":
+        parser.add_argument("signal", metavar="SIGNAL", help="such as USR1")
+    if name != "jobs":
+        count = None if name == "forget" else "?"
+        text = "id or name of the job, or the first letters of its id; not needed where one job runs"
+        parser.add_argument("job", metavar="JOB", nargs=count, help=text)
+    match name:
+        case "jobs":
+            parser.add_argument("--json", action="store_true", help="an object for each job, on its own line")
+        case "attach" | "logs":
+            _add_view_options(parser, name)
+        case "top":
+            _add_top_options(parser)
+        case "metrics":
+            _add_metrics_options(parser)
+        case "stacks":
+            _add_ranks(parser)
+            parser.add_argument("--native", action="store_true", help="with the frames of C and C++ (py-spy)")
+            parser.add_argument(
+                "--json", action="store_true", help="an object for each process, on its own line"
+            )
+        case "events":
+            parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+        case "stop":
+            parser.add_argument(
+                "--kill", action="store_true", help="kill the workers at once, as the second Ctrl-C does"
+            )
+    return parser
+
+
+def _add_ranks(parser: Parser) -> None:
+    from hvlaunch.cli.options import values  # noqa: PLC0415 (for these words alone)
+
+    parser.add_argument(
+        "--ranks", metavar="LIST", type=_reader(values.ranks), help="show these ranks, such as 0,8-15"
+    )
+
+
+def _add_view_options(parser: Parser, name: str) -> None:
+    from hvlaunch.cli.jobs.since import since  # noqa: PLC0415 (for these words alone)
+
+    _add_ranks(parser)
+    if name == "attach":
+        return
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+    when = partial(since, now=datetime.now().astimezone())
+    parser.add_argument(
+        "--since", metavar="TIME", type=_reader(when), help="from then on: 10m, 2h, 14:30, 2026-11-22T14:30"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="an object for each piece of output, on its own line"
+    )
+
+
+def _add_top_options(parser: Parser) -> None:
+    parser.add_argument(
+        "--plain", action="store_true", help="a table, again and again, as it is where there is no textual"
+    )
+    parser.add_argument("--web", action="store_true", help="print the address of a page for a browser")
+    _add_bind(parser, "the page")
+
+
+def _add_metrics_options(parser: Parser) -> None:
+    from hvlaunch.cli.options import values  # noqa: PLC0415 (for this word alone)
+
+    parser.add_argument(
+        "--textfile", metavar="FILE", help="write them to this file, as node_exporter reads it"
+    )
+    parser.add_argument(
+        "--interval",
+        metavar="SECONDS",
+        type=_reader(values.seconds),
+        help="with --textfile: write it again and again, and remove it in the end",
+    )
+    parser.add_argument(
+        "--scrape", action="store_true", help="have the job serve its own; print the address and a token"
+    )
+    _add_bind(parser, "them")
+
+
+def _add_bind(parser: Parser, what: str) -> None:
+    parser.add_argument("--bind", metavar="ADDRESS", help=f"serve {what} at this address, by https")
+    parser.add_argument(
+        "--no-tls", action="store_true", help="with --bind: by http, which others on the network can read"
+    )
+
+
+def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return read(text)
+        except BadValue as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.jobs.attach import attach  # noqa: PLC0415 (for this word alone)
+
+    with _what_can_be_read():
+        return attach(jobs, options)
+
+
+def _logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.jobs.logs import logs  # noqa: PLC0415 (for this word alone)
+
+    with _what_can_be_read():
+        return logs(jobs, options)
+
+
+def _top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.jobs.top import top  # noqa: PLC0415 (for this word alone)
+
+    with _what_can_be_read():
+        return top(jobs, options)
+
+
+def _metrics(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.jobs.metrics import metrics  # noqa: PLC0415 (for this word alone)
+
+    return metrics(jobs, options)
+
+
+@contextmanager
+def _what_can_be_read() -> Iterator[None]:
+    """Files in jobs' directories that can't be read are the user's matter. Raises BadUsage."""
+    try:
+        yield
+    except OSError as error:
+        cause = (error.strerror or str(error)).lower()
+        raise BadUsage(
+            f"{error.filename or 'the output of the job'}: {cause}", hint="hvlaunch jobs"
+        ) from None
+
+
+def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.jobs.table import job_record, job_table  # noqa: PLC0415 (for this word alone)
+
+    with ThreadPoolExecutor(max(1, len(jobs))) as asking:
+        states = list(zip(jobs, asking.map(_state, jobs), strict=True))
+    if options.json:
+        return print_answer("".join(f"{json.dumps(job_record(job, state))}\n" for job, state in states))
+    return print_answer(job_table(states) if jobs else "no jobs\n")
+
+
+def _state(job: KnownJob) -> Mapping[str, Any] | None:
+    """What the job's driver says of it now; None where it says nothing."""
+    return state_of(job, _PATIENCE) if job.has_driver else None
+
+
+def _events(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = choose(jobs, options.job)
+    if job.result is not None:
+        cause = f"job {job.id} has ended, and its events were not kept"
+        raise BadUsage(cause, hint="--events FILE with the next job")
+    control, number = Control(job), 0
+    wait = _EVENTS_WAIT if options.follow else 0
+    while True:
+        try:
+            page = control.get(f"/events?since={number}&wait={wait}", wait)
+        except DriverGone:
+            if not number:
+                raise
+            return 0
+        if page["missed"]:
+            complain(f"{page['missed']} events are not kept any more")
+        code = print_answer("".join(f"{json.dumps(event)}\n" for event in page["events"]))
+        is_over = any(event.get("type") == "job_ended" for event in page["events"])
+        if code or is_over or (not page["events"] and not options.follow):
+            return code
+        number = page["next"]
+
+
+def _stacks(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.jobs.stacks import stacks  # noqa: PLC0415 (for this word alone)
+
+    with _what_can_be_read():
+        return stacks(jobs, options)
+
+
+def _signal(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    Control(_running(jobs, options.job)).post("/signal", {"signal": options.signal})
+    return 0
+
+
+def _stop(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = _running(jobs, options.job)
+    Control(job).post("/stop", {"kill": options.kill})
+    result = await_end(job)
+    code = "" if result is None else f", exit code {result['exit_code']}"
+    return print_answer(f"job {job.id} has ended{code}\n")
+
+
+def _wait(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = choose(jobs, options.job)
+    result = await_end(job)
+    if result is not None:
+        return int(result["exit_code"])
+    if job.directory.exists():
+        raise DriverGone(f"job {job.id}: its driver was killed", hint="the log of what started it")
+    return 0
+
+
+def _forget(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = choose(jobs, options.job)
+    if job.has_driver:
+        raise BadUsage(f"job {job.id} runs", hint=f"hvlaunch stop {job.id}")
+    remove(job.directory)
+    return 0
+
+
+def _running(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
+    """Raises BadUsage where the job has ended."""
+    job = choose(jobs, name)
+    if not await_driver(job):
+        raise BadUsage(f"job {job.id} has ended", hint="hvlaunch jobs")
+    return job
+
+
+_ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
+    "jobs": _jobs,
+    "attach": _attach,
+    "logs": _logs,
+    "events": _events,
+    "top": _top,
+    "metrics": _metrics,
+    "stacks": _stacks,
+    "signal": _signal,
+    "stop": _stop,
+    "wait": _wait,
+    "forget": _forget,
+}

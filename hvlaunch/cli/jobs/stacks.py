@@ -1,0 +1,57 @@
+"""`hvlaunch stacks`: what the workers of a job are doing, or were before they were killed."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvlaunch.cli.answer import complain, print_answer
+from hvlaunch.cli.jobs.view import Ranks
+from hvlaunch.console.visible import visible
+from hvlaunch.driver.observing.stacks import kept_stacks
+from hvlaunch.errors import BadUsage
+from hvlaunch.outside.control import Control
+from hvlaunch.outside.known import KnownJob, await_driver, choose
+from hvlaunch.telemetry.merge import tree_lines
+from hvlaunch.telemetry.stack import ProcessStack, from_json, whole_stacks
+
+__all__ = ["stacks"]
+
+_WAIT = 30.0
+"""Seconds longer than other answers: processes are looked into."""
+
+
+def stacks(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    """Print them; the exit code. Raises HvlaunchError, OSError."""
+    job = choose(jobs, options.job)
+    found = _found(job, options)
+    if options.json:
+        wanted = [one for one in whole_stacks(found) if _is_wanted(one["rank"], options.ranks)]
+        return print_answer("".join(f"{json.dumps(one)}\n" for one in wanted))
+    known = [one for one in from_json(found) if _is_wanted(one.rank, options.ranks)]
+    return print_answer("".join(f"{visible(line)}\n" for line in _lines(known)))
+
+
+def _lines(found: Sequence[ProcessStack]) -> list[str]:
+    return tree_lines(found) if found else ["no workers"]
+
+
+def _found(job: KnownJob, options: argparse.Namespace) -> Mapping[str, Any]:
+    if await_driver(job):
+        ranks = None if options.ranks is None else ",".join(map(_text, options.ranks))
+        wish = {"ranks": ranks, "native": options.native}
+        answer: Mapping[str, Any] = Control(job).post("/stacks", wish, _WAIT)
+        return answer
+    kept = list(kept_stacks(job.directory))
+    if not kept:
+        raise BadUsage(f"job {job.id} has ended, and no stacks were taken", hint=f"hvlaunch logs {job.id}")
+    complain(f"job {job.id} has ended: this is what its workers were doing before they were stopped")
+    return kept[-1]
+
+
+def _text(part: range) -> str:
+    return f"{part.start}-{part.stop - 1}/{part.step}"
+
+
+def _is_wanted(rank: int, ranks: Ranks) -> bool:
+    return ranks is None or any(rank in part for part in ranks)

@@ -1,0 +1,89 @@
+"""`hvlaunch top`: what a job's hosts and ranks do now, full screen, as a plain table, or in a browser."""
+
+import argparse
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from hvlaunch.cli.answer import complain, print_answer
+from hvlaunch.cli.jobs.feed import INTERVAL, JobFeed
+from hvlaunch.cli.jobs.view import await_output
+from hvlaunch.errors import BadUsage
+from hvlaunch.outside.control import Control, DriverGone
+from hvlaunch.outside.known import KnownJob, await_driver, choose, result_of
+from hvlaunch.view.table import plain
+
+__all__ = ["top"]
+
+_CLEAR = "\x1b[H\x1b[2J"
+_WIDTH = 160
+"""Letters of a line where there is no terminal."""
+
+
+def top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    """Show the job until it ends, or somebody leaves; the exit code. Raises HvlaunchError."""
+    if (options.bind or options.no_tls) and not options.web:
+        raise BadUsage("--bind and --no-tls are for --web", hint="hvlaunch top --web")
+    if options.no_tls and not options.bind:
+        raise BadUsage("--no-tls is for --bind", hint="hvlaunch top --web --bind ADDRESS --no-tls")
+    job = choose(jobs, options.job)
+    if not await_driver(job):
+        raise BadUsage(f"job {job.id} has ended", hint=f"hvlaunch logs {job.id}")
+    if options.web:
+        return _web(job, options)
+    await_output(job)
+    feed = JobFeed(job)
+    has_terminal = all(map(os.isatty, range(3))) and os.environ.get("TERM", "dumb") != "dumb"
+    if options.plain or not has_terminal:
+        return _plain(feed, is_redrawn=has_terminal)
+    if find_spec("textual") is None:
+        complain('a plain table, for want of textual; for the full screen: pip install "hvlaunch[top]"')
+        return _plain(feed, is_redrawn=True)
+    from hvlaunch.cli.jobs.top_screen import TopScreen  # noqa: PLC0415 (an extra, and 200 ms)
+
+    TopScreen(feed).run()
+    return _leave(feed)
+
+
+def _web(job: KnownJob, options: argparse.Namespace) -> int:
+    """Have the driver serve the page, and print where."""
+    answer = Control(job).post("/page", {"bind": options.bind, "is_open": options.no_tls})
+    if answer is None:
+        raise DriverGone(f"job {job.id}: its driver can't serve a page", hint="hvlaunch jobs --json")
+    if answer["fingerprint"]:
+        complain(f"the certificate that your browser warns of: {answer['fingerprint']}")
+    elif options.no_tls:
+        complain("whoever can read this network can do what you can on that page")
+    complain("for one browser, within 10 minutes:")
+    return print_answer(f"{answer['url']}\n")
+
+
+def _plain(feed: JobFeed, *, is_redrawn: bool) -> int:
+    """A table, again and again."""
+    width = _WIDTH
+    try:
+        while (view := feed.next()) is not None:
+            if is_redrawn:
+                width = shutil.get_terminal_size().columns
+            text = plain(view, width)
+            if code := print_answer(f"{_CLEAR}{text}" if is_redrawn else f"{text}\n"):
+                return code
+            if feed.has_ended:
+                break
+            if not is_redrawn:
+                time.sleep(INTERVAL)
+    except KeyboardInterrupt:
+        pass
+    return _leave(feed)
+
+
+def _leave(feed: JobFeed) -> int:
+    """The exit code: the job's, if it has ended."""
+    job = feed.job
+    if not feed.has_ended:
+        complain(f"job {job.id} goes on; to stop it: hvlaunch stop {job.id}")
+        return 0
+    result = result_of(job)
+    return 0 if result is None else int(result["exit_code"])

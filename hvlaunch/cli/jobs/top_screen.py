@@ -1,0 +1,282 @@
+"""The full screen of `hvlaunch top`, with textual."""
+
+import threading
+from datetime import datetime
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.coordinate import Coordinate
+from textual.widgets import DataTable, Footer, Input, Static
+
+from hvlaunch.cli.jobs.feed import JobFeed
+from hvlaunch.cli.jobs.top_dialogs import Question, Reading, WordQuestion
+from hvlaunch.console.store_reader import StoreReader
+from hvlaunch.errors import HvlaunchError
+from hvlaunch.view.model import View
+from hvlaunch.view.rows import HostRow, RankRow
+from hvlaunch.view.search import newest_lines_with
+from hvlaunch.view.stacks import shown_stacks
+from hvlaunch.view.strip import FAILURE, strip
+from hvlaunch.view.table import COLUMNS, FEW, header, host_cells, rank_cells, worst_ranks
+
+__all__ = ["TopScreen"]
+
+_ROUND_STYLES = ("on dark_blue", "on purple4")
+_STATE_STYLES = {
+    "working": "green",
+    "ready": "green",
+    "starting": "yellow",
+    "waiting": "yellow",
+    "connecting": "yellow",
+}
+_LINES = 2000
+
+
+class TopScreen(App[None]):
+    """Shows what a feed gives until its job ends, or somebody leaves."""
+
+    TITLE = "hvlaunch top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #head { height: 1; text-style: bold; padding: 0 1; background: $panel; }
+    #rounds { height: 1; padding: 0 1; }
+    #table { height: 1fr; }
+    #filter { display: none; }
+    #filter.is-open { display: block; }
+    #past { height: 9; border-top: solid $accent; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "stacks", "stacks"),
+        Binding("o", "output", "output"),
+        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("f", "fold", "fold"),
+        Binding("k", "signal", "signal"),
+        Binding("x", "stop", "stop"),
+        Binding("q", "quit", "leave"),
+        Binding("escape", "clear", "clear", show=False),
+    ]
+
+    def __init__(self, feed: JobFeed) -> None:
+        super().__init__()
+        self._feed = feed
+        self._view: View | None = None
+        self._is_folded: bool | None = None
+        self._wanted = ""
+        self._rows: list[HostRow | RankRow] = []
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="head", markup=False)
+        yield Static("", id="rounds")
+        yield Input(placeholder="host, rank, state, line", id="filter")
+        yield DataTable(id="table", cursor_type="row", zebra_stripes=True)
+        yield VerticalScroll(Static("", id="moments", markup=False), id="past")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        table = self._table
+        for name in COLUMNS:
+            table.add_column(Text(name, "bold"), key=name)
+        table.focus()
+        # No worker of textual's: the screen would wait for it when it is left.
+        threading.Thread(target=self._follow, name="top", daemon=True).start()
+
+    @property
+    def _table(self) -> "DataTable[Text]":
+        return self.query_one("#table", DataTable)
+
+    def _follow(self) -> None:
+        """In a thread of its own: the feed waits for the driver."""
+        while self.is_running:
+            try:
+                view = self._feed.next()
+            except HvlaunchError as error:
+                self._tell(self.notify, str(error))
+                return
+            if view is not None:
+                self._tell(self._show, view)
+            if view is None or self._feed.has_ended:
+                self._tell(self.notify, "the job has ended; q leaves", timeout=3600)
+                return
+
+    def _tell(self, call: object, *arguments: object, **options: object) -> None:
+        if self.is_running:
+            self.call_from_thread(call, *arguments, **options)  # type: ignore[arg-type]
+
+    def _show(self, view: View) -> None:
+        """Draw it."""
+        self._view = view
+        self.query_one("#head", Static).update(header(view))
+        self.query_one("#rounds", Static).update(_rounds(view, max(10, self.size.width - 2)))
+        lines = [
+            Text.assemble(
+                (f"{datetime.fromtimestamp(one.time).astimezone():%H:%M:%S}  ", "dim"),
+                (one.text, "red" if one.kind == "failure" else ""),
+            )
+            for one in view.moments
+        ]
+        past = self.query_one("#past", VerticalScroll)
+        was_at_end = past.scroll_offset.y >= past.max_scroll_y
+        self.query_one("#moments", Static).update(Text("\n").join(lines))
+        if was_at_end:
+            past.scroll_end(animate=False)
+        self._fill(view)
+
+    def _fill(self, view: View) -> None:
+        """The table, with the cursor on what it was on."""
+        table = self._table
+        is_folded = len(view.ranks) > FEW if self._is_folded is None else self._is_folded
+        at = self._under_cursor
+        scroll = table.scroll_offset
+        table.clear()
+        self._rows = [row for row in _rows(view, is_folded=is_folded) if self._fits(row)]
+        for row in self._rows:
+            cells = host_cells(row) if isinstance(row, HostRow) else rank_cells(row)
+            if isinstance(row, RankRow) and is_folded:
+                cells = (row.host, *cells[1:])
+            table.add_row(*_styled(row, cells))
+        known = [_key(row) for row in self._rows]
+        if at is not None and at in known:
+            table.cursor_coordinate = Coordinate(known.index(at), 0)
+        table.scroll_to(y=scroll.y, animate=False, force=True)
+
+    @property
+    def _under_cursor(self) -> tuple[str, int] | None:
+        row = self._table.cursor_row
+        return _key(self._rows[row]) if 0 <= row < len(self._rows) else None
+
+    def _fits(self, row: HostRow | RankRow) -> bool:
+        cells = (
+            host_cells(row) if isinstance(row, HostRow) else (row.host, f"rank {row.rank}", *rank_cells(row))
+        )
+        return self._wanted in " ".join(cells).casefold()
+
+    # What keys do:
+
+    def action_fold(self) -> None:
+        if self._view is not None:
+            was = len(self._view.ranks) > FEW if self._is_folded is None else self._is_folded
+            self._is_folded = not was
+            self._fill(self._view)
+
+    def action_filter(self) -> None:
+        line = self.query_one("#filter", Input)
+        line.add_class("is-open")
+        line.focus()
+
+    def action_clear(self) -> None:
+        line = self.query_one("#filter", Input)
+        line.value = ""
+        line.remove_class("is-open")
+        self._table.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._wanted = event.value.strip().casefold()
+        if self._view is not None:
+            self._fill(self._view)
+
+    def on_input_submitted(self) -> None:
+        self._table.focus()
+
+    def on_data_table_row_selected(self) -> None:
+        self.action_output()
+
+    def action_output(self) -> None:
+        """Of the rank under the cursor, or of all ranks of the host."""
+        if self._under_cursor is None:
+            return
+        row = self._rows[self._table.cursor_row]
+        ranks = {row.rank} if isinstance(row, RankRow) else {one.rank for one in row.ranks}
+        title = f"rank {row.rank}" if isinstance(row, RankRow) else f"host {row.host}"
+        self.push_screen(Reading(f"output of {title}", lambda: self._output(ranks)))
+
+    def _output(self, ranks: set[int]) -> str:
+        reader = StoreReader(self._feed.job.directory)
+        reader.seek_newest(2)
+        found = newest_lines_with(reader.read(), "", ranks, _LINES)
+        reader.close()
+        return "\n".join(f"[{line['rank']}] {line['text']}" for line in found)
+
+    def action_stacks(self) -> None:
+        self.push_screen(Reading("stacks", self._stacks, is_repeated=False))
+
+    def _stacks(self) -> str:
+        try:
+            found = self._feed.control.post("/stacks", {"ranks": None, "native": False})
+        except HvlaunchError as error:
+            return str(error)
+        if found is None:
+            return "this driver takes no stacks"
+        shown = shown_stacks(found)
+        return "\n".join([shown["summary"], "", *shown["lines"]])
+
+    def action_signal(self) -> None:
+        def send(name: str | None) -> None:
+            if name:
+                self._order("/signal", {"signal": name})
+
+        self.push_screen(WordQuestion("Send a signal to all workers: which?", "USR1"), send)
+
+    def action_stop(self) -> None:
+        def stop(is_meant: bool | None) -> None:
+            if is_meant:
+                self._order("/stop", {"kill": False})
+
+        self.push_screen(Question(f"Stop job {self._feed.job.id}?"), stop)
+
+    def _order(self, path: str, body: dict[str, object]) -> None:
+        try:
+            self._feed.control.post(path, body)
+        except HvlaunchError as error:
+            self.notify(str(error), severity="error")
+
+
+def _rows(view: View, *, is_folded: bool) -> list[HostRow | RankRow]:
+    """Hosts with the ranks below each; or the worst ranks, and hosts alone."""
+    if is_folded:
+        return [*worst_ranks(view)[:5], *view.hosts]
+    rows: list[HostRow | RankRow] = []
+    for host in view.hosts:
+        rows += [host, *host.ranks]
+    return rows
+
+
+def _key(row: HostRow | RankRow) -> tuple[str, int]:
+    return row.host, row.rank if isinstance(row, RankRow) else -1
+
+
+def _styled(row: HostRow | RankRow, cells: tuple[str, ...]) -> list[Text]:
+    """A host's row is bold; a state has its colour; the slowest rank is marked."""
+    whole = "bold" if isinstance(row, HostRow) else ""
+    found = [Text(cell, whole) for cell in cells]
+    state = (
+        row.state
+        if isinstance(row, RankRow) or row.state != "ready"
+        else (row.ranks[0].state if row.ranks else "ready")
+    )
+    if cells[2].startswith("stopped"):
+        state = "stopped"
+    found[2].stylize(_STATE_STYLES.get(state, "bold red"))
+    if isinstance(row, RankRow) and row.is_slowest:
+        found[1].stylize("bold yellow")
+    found[-1].no_wrap = True
+    return found
+
+
+def _rounds(view: View, width: int) -> Text:
+    """The time line."""
+    text = Text(no_wrap=True)
+    last = ""
+    for letter in strip(view, width):
+        style = (
+            "bold white on red"
+            if letter == FAILURE
+            else _ROUND_STYLES[int(letter) % 2]
+            if letter.isdigit()
+            else "dim"
+        )
+        text.append(" " if letter == last and letter.isdigit() else letter, style)
+        last = letter
+    return text

@@ -1,0 +1,1 @@
+"""The tables of options, and reading their values."""

@@ -1,0 +1,498 @@
+"""The options of hvlaunch, each declared once: the command line, JobSpec, help, completion and docs/options.md follow."""
+
+from pathlib import Path
+from typing import get_args
+
+from hvlaunch.cli.options import values
+from hvlaunch.cli.options.elastic import ELASTIC
+from hvlaunch.cli.options.familiar import FAMILIAR
+from hvlaunch.cli.options.general import GENERAL
+from hvlaunch.cli.options.horovod import HOROVOD
+from hvlaunch.cli.options.option import Group, Option, Value
+from hvlaunch.cli.options.ssh import SSH
+from hvlaunch.job import ColorPolicy, OnHang, RelayPolicy, StdinPolicy
+
+__all__ = ["COMMAND", "GROUPS"]
+
+_HOSTS = Group(
+    "hosts",
+    pages=(
+        ("Hosts", "../README.md#hosts"),
+        ("jobs of schedulers", "mpi.md"),
+        ("warm pools", "pool.md"),
+        ("firewalls", "rendezvous.md#what-to-open-in-a-firewall"),
+    ),
+    options=(
+        Option(
+            "hosts",
+            ("-H", "--hosts"),
+            "hosts and their slots, separated by commas",
+            Value(("HOST,...",), completion="hosts"),
+            default="the hosts of the scheduler's job around hvlaunch, else this machine with `-np` slots",
+            more="A host is `host`, `host:slots`, `user@host:slots`, a range such as `gpu[01-04]:8`, or an IPv6 address, "
+            "`[fe80::1]:4`.",
+            example="hvlaunch -np 8 -H gpu01:4,gpu02:4 python train.py",
+            aliases=("-host", "--host", "-hosts"),
+            repeats="join",
+            excludes="hosts",
+            is_everyday=True,
+        ),
+        Option(
+            "hostfile",
+            ("--hostfile", "-hostfile"),
+            "file with one host on each line",
+            Value(("FILE",), completion="file", path="here"),
+            more="A line may also say the slots of the host and how it is reached. In an elastic job the file is read "
+            "again when it changes.",
+            example="hvlaunch --hostfile hosts python train.py",
+            aliases=("-machinefile", "--machinefile"),
+            excludes="hosts",
+            is_everyday=True,
+        ),
+        Option(
+            "pool",
+            ("--pool",),
+            "warm pool that the hosts are of",
+            Value(("NAME",)),
+            field="pool",
+            more="`hvlaunch pool up NAME -H HOSTS` keeps connections to the hosts, so that jobs start sooner. Without `-H` the job has "
+            "all of its hosts. How hosts are reached was said there: options of SSH have no effect here. An empty name is no pool.",
+            convert=values.or_none,
+        ),
+        Option(
+            "slots_per_host",
+            ("--slots-per-host",),
+            "slots of hosts for which none are given",
+            Value(("N",), values.slots_or_gpus),
+            field="slots_per_host",
+            default="the number of the host's GPUs, else 1",
+            aliases=("--slots",),
+        ),
+        Option(
+            "force_slots",
+            ("--force-slots",),
+            "use numbers of slots that look like a mistake",
+            more="A host may have 64 slots, or 8 for each of its processors. More are refused, since the number after a host's "
+            "name is its slots, and not its port.",
+        ),
+        Option(
+            "no_scheduler",
+            ("--no-scheduler",),
+            "ignore the scheduler's job around hvlaunch",
+            more="Inside a job of Slurm, LSF, PBS, Grid Engine or the MPI operator, its hosts are used where neither `-H` "
+            "nor `--hostfile` names others.",
+        ),
+        Option(
+            "skip_bad_hosts",
+            ("--skip-bad-hosts",),
+            "go on without hosts that fail before the workers start",
+            field="skip_bad_hosts",
+            more="The other hosts must have slots enough for `-np`. List more hosts than needed: all are connected, and the first good "
+            "ones get the workers. hvlaunch says which were skipped, and why. A host that does not answer is waited for as "
+            "long as `--start-timeout` says, unless those before it have slots enough.",
+            example="hvlaunch --skip-bad-hosts -np 8 -H 'gpu[01-03]:4' python train.py",
+        ),
+        Option(
+            "network_interfaces",
+            ("--network-interfaces", "--network-interface"),
+            "network interfaces for the workers",
+            Value(("NAME,NAME",)),
+            field="network_interfaces",
+            default="found by trying: each host connects to the others' addresses",
+            more="On each host the first of them that has an address is used, and nothing is tried.",
+            example="hvlaunch -H a:4,b:4 --network-interfaces ib0,eth0 python train.py",
+            repeats="list",
+            convert=values.names,
+        ),
+        Option(
+            "rendezvous_relay",
+            ("--rendezvous-relay",),
+            "how workers reach the rendezvous server",
+            Value(choices=get_args(RelayPolicy)),
+            field="relay",
+            more="`auto`: through the ssh connection where a host cannot connect to this machine; `always`: through the ssh "
+            "connection; `never`: directly.",
+        ),
+        Option(
+            "rendezvous_port",
+            ("--rendezvous-port",),
+            "this machine's port for the rendezvous server",
+            Value(("PORT",), values.port_or_any),
+            field="rendezvous_port",
+            default="a free port",
+            more="For a firewall in front of this machine.",
+        ),
+        Option(
+            "rendezvous_bind",
+            ("--rendezvous-bind",),
+            "this machine's address for the rendezvous server",
+            Value(("ADDRESS",), values.address),
+            field="rendezvous_bind",
+            default="this machine's addresses that its hosts can use",
+            more="The server also listens on the loopback address, and only there if every host is this machine or uses "
+            "`--rendezvous-relay always`. `0.0.0.0` and `::` are all addresses.",
+            example="hvlaunch -H a:4,b:4 --rendezvous-bind 10.0.0.9 python train.py",
+        ),
+        Option(
+            "worker_port_range",
+            ("--worker-port-range",),
+            "ports of the workers, on every host",
+            Value(("LOW-HIGH",), values.ports),
+            field="worker_ports",
+            default="any",
+            more="For a firewall between the hosts. `MASTER_PORT` is one of them.",
+            example="hvlaunch -H a:4,b:4 --worker-port-range 29500-29599 python train.py",
+        ),
+    ),
+)
+
+_WORKERS = Group(
+    "workers",
+    pages=(("What each worker gets", "environment.md"),),
+    options=(
+        Option(
+            "np",
+            ("-np", "--num-proc"),
+            "number of workers",
+            values.NUMBER,
+            aliases=("-n", "--n", "--np"),
+            field="np",
+            default="one in every slot",
+            more="They fill the slots in the order of the hosts.",
+            example="hvlaunch -np 2 python train.py",
+            is_everyday=True,
+        ),
+        Option(
+            "cwd",
+            ("--cwd",),
+            "working directory of the workers",
+            Value(("DIR",), values.not_empty, completion="directory", path="hosts"),
+            default="this directory",
+            aliases=("-wdir", "--wdir", "-wd", "--wd"),
+            more="It is the same on every host. A relative one counts from this directory.",
+            is_everyday=True,
+        ),
+        Option(
+            "stdin",
+            ("--stdin",),
+            "ranks that read hvlaunch's standard input",
+            Value(choices=get_args(StdinPolicy)),
+            field="stdin",
+            more="`0`: rank 0; `all`: every rank; `none`: no rank.",
+        ),
+    ),
+)
+
+_ENVIRONMENT = Group(
+    "environment",
+    pages=(("The workers' environment", "environment.md#what-you-pass-on"),),
+    options=(
+        Option(
+            "x",
+            ("-x",),
+            "environment variable for the workers",
+            Value(("NAME[=VALUE]",), completion="variables", is_assignment=True),
+            more="With `=VALUE` it has this value, else the value that it has here. A quoted pattern such as `'WANDB_*'` "
+            "passes on all variables that match.",
+            example="hvlaunch -np 2 -x WANDB_MODE -x NCCL_DEBUG=INFO python train.py",
+            repeats="add",
+            is_everyday=True,
+        ),
+        Option(
+            "env_file",
+            ("--env-file",),
+            "file of variables, `NAME=VALUE` on each line",
+            values.FILE,
+            repeats="add",
+        ),
+        Option(
+            "env",
+            ("--env",),
+            "pass on all variables that other hosts can use",
+            Value(choices=("all",)),
+            default="only `PATH`, `PYTHONPATH`, `NCCL_*` and some others",
+            source="own",
+        ),
+    ),
+)
+
+_OUTPUT = Group(
+    "output",
+    pages=(("Output", "output.md"), ("Events", "events.md")),
+    options=(
+        Option(
+            "output_filename",
+            ("--output-filename",),
+            "directory for files with each worker's output",
+            values.DIRECTORY,
+            field="output_dir",
+            aliases=("--log-dir", "--log_dir"),
+            more="Each job makes a folder in it: the files are `DIR/JOB/rank.N/stdout` and `DIR/JOB/rank.N/stderr`, and `DIR/latest` "
+            "leads to the newest. The output is shown here as well.",
+            example="hvlaunch -np 2 --output-filename logs python train.py",
+            convert=Path,
+            is_everyday=True,
+        ),
+        Option(
+            "prefix",
+            ("--prefix",),
+            "text before each line of a worker",
+            Value(("TEMPLATE",)),
+            field="console.prefix",
+            more="Fields are `{rank}`, `{host}`, `{local_rank}`, `{time}` and `{stream}`, with formats such as `{rank:03}` or "
+            "`{time:%H:%M:%S}`.",
+            example="hvlaunch -np 2 --prefix '{time:%H:%M:%S} {host}/{local_rank} ' python train.py",
+        ),
+        Option(
+            "prefix_timestamp",
+            ("--prefix-output-with-timestamp", "-prefix-timestamp"),
+            "put the time before the prefix",
+        ),
+        Option(
+            "color",
+            ("--color",),
+            "colour of prefixes, one for each rank",
+            Value(choices=get_args(ColorPolicy)),
+            field="console.color",
+            more="`auto`: on a terminal, unless `NO_COLOR` is set.",
+        ),
+        Option(
+            "ranks",
+            ("--ranks",),
+            "ranks whose output is shown",
+            Value(("LIST",), values.ranks),
+            field="console.ranks",
+            default="all",
+            more="Files of output and the failure report have all ranks.",
+            example="hvlaunch -np 16 -H a:8,b:8 --ranks 0,8-15 python train.py",
+        ),
+        Option(
+            "merge",
+            ("--merge",),
+            "print equal lines of several ranks once",
+            field="console.merge",
+            more="Such a line has the set of its ranks. The lines must come at about the same time.",
+        ),
+        Option(
+            "events",
+            ("--events",),
+            "file to append a JSON object to for each event",
+            values.FILE,
+            field="events",
+            convert=Path,
+            source="own",
+        ),
+        Option(
+            "report",
+            ("--report",),
+            "file for the failure report: `.json`, or `.html`",
+            values.FILE,
+            field="report",
+            more="The page is one file, to be sent to somebody. The file is written when the job has ended, also if it went well, and "
+            "replaces one that is there.",
+            example="hvlaunch -np 8 -H a:4,b:4 --report report.html python train.py",
+            convert=values.report_path,
+            source="own",
+        ),
+        Option(
+            "quiet",
+            ("--quiet",),
+            "print only output, errors and failure report",
+            field="console.quiet",
+            more="Other messages of hvlaunch are left out, such as the lines at the start and at the end of a job.",
+            excludes="loudness",
+            source="own",
+        ),
+        Option(
+            "verbose",
+            ("-v", "--verbose"),
+            "print what hvlaunch does, and its tracebacks",
+            field="verbose",
+            excludes="loudness",
+            is_everyday=True,
+        ),
+    ),
+)
+
+_ENDING = Group(
+    "ending",
+    pages=(("Exit codes", "exit-codes.md"), ("When something fails", "../README.md#when-something-fails")),
+    options=(
+        Option(
+            "grace",
+            ("--grace",),
+            "time between asking a worker to stop and killing it",
+            values.SECONDS,
+            field="grace",
+        ),
+        Option(
+            "settle",
+            ("--settle",),
+            "time that a failure waits for its cause",
+            values.SECONDS,
+            field="settle",
+            more="Where the first worker that fails seems to have lost its connection to another one, the others are stopped "
+            "that much later, unless a worker fails before for an error of its own; any other failure stops them at once. "
+            "0 never waits.",
+        ),
+        Option(
+            "hang_timeout",
+            ("--hang-timeout",),
+            "time without progress after which a job hangs",
+            Value(("SECONDS",), values.from_0, unit="s"),
+            field="hang_timeout",
+            more="A job hangs when no rank has printed anything for so long, and none computes, reads or writes "
+            "meanwhile: hvlaunch says then which rank the others wait for, and at which line. 0 never looks.",
+        ),
+        Option(
+            "on_hang",
+            ("--on-hang",),
+            "what follows when a job hangs",
+            Value(choices=get_args(OnHang)),
+            field="on_hang",
+            more="`warn` says so, and waits. `stop` ends the job with exit code 76. `restart` begins a new round of an elastic "
+            "job, and ends any other as `stop` does.",
+            example="hvlaunch -np 8 -H a:4,b:4 --on-hang stop python train.py",
+        ),
+        Option(
+            "lease",
+            ("--lease",),
+            "silence after which hvlaunch and a host give each other up",
+            values.SECONDS,
+            field="lease",
+            more="The host stops its workers then, and hvlaunch stops the job, or goes on without the host if the job is "
+            "elastic.",
+        ),
+        Option(
+            "reconnect_timeout",
+            ("--reconnect-timeout",),
+            "time that a host waits for a connection that was lost",
+            values.SECONDS,
+            field="reconnect_timeout",
+            more="hvlaunch connects again at once, and again and again; the workers go on meanwhile, and nothing is lost. When "
+            "the time is over, the host stops its workers: so this is also how long they outlive an hvlaunch that was killed. "
+            "It is at most --lease, which is what counts where a connection is only silent. With --detach and --detach-on-hangup "
+            "it is --lease, unless it is given.",
+        ),
+        Option(
+            "spill",
+            ("--spill",),
+            "output that a host keeps while its connection is lost",
+            values.SIZE,
+            field="spill",
+            default="64M",
+            more="It is kept in a file in the job's private directory there, and sent later. When that is full, the workers wait "
+            "with their next line. With 0 there is no file.",
+        ),
+        Option(
+            "fsync",
+            ("--fsync",),
+            "let the job be taken over after a loss of power here too",
+            field="fsync",
+            more="What it needs is written to the job's directory in any case, and outlives hvlaunch itself. With this option "
+            "nothing follows of what happens before the disk has it, which takes some milliseconds each time. Of the output that is "
+            "kept, the last seconds may be missing then.",
+        ),
+        Option(
+            "end_with_rank",
+            ("--end-with-rank",),
+            "rank whose end is the end of the job",
+            Value(("RANK",), values.count),
+            field="end_with_rank",
+            default="the job ends when all ranks have",
+            more="When it has ended with 0, the others are stopped, and the exit code is 0: for servers that would run for "
+            "ever, as those of Ray. A rank that fails before still ends the job.",
+            example="hvlaunch --end-with-rank 0 -np 4 -H gpu01:2,gpu02:2 python train.py",
+        ),
+    ),
+)
+
+_CONTROLLER = Group(
+    "controller",
+    about="The program that starts the workers.",
+    pages=(("mpirun, srun and jsrun", "mpi.md"),),
+    options=(
+        Option(
+            "launcher",
+            ("--gloo",),
+            "start the workers with hvlaunch (default)",
+            constant=None,
+            excludes="launcher",
+        ),
+        Option(
+            "launcher",
+            ("--mpi",),
+            "start the workers with mpirun",
+            more="The mpirun may be that of Open MPI, MPICH, Intel MPI, MVAPICH or IBM Spectrum MPI.",
+            example="hvlaunch --mpi -np 8 -H a:4,b:4 python train.py",
+            constant="mpirun",
+            excludes="launcher",
+        ),
+        Option(
+            "launcher",
+            ("--srun",),
+            "start the workers with srun, in a job of Slurm",
+            example="hvlaunch --srun python train.py",
+            constant="srun",
+            excludes="launcher",
+        ),
+        Option(
+            "launcher",
+            ("--jsrun",),
+            "start the workers with jsrun, in a job of LSF",
+            constant="jsrun",
+            excludes="launcher",
+        ),
+        Option(
+            "mpirun",
+            ("--mpirun",),
+            "the mpirun that `--mpi` calls",
+            Value(("PATH",), values.not_empty),
+            field="mpi.program",
+            default="the one on `PATH`",
+            source="own",
+        ),
+        Option(
+            "mpi_args",
+            ("--mpi-args",),
+            "more options for the launcher, in one word",
+            values.WORDS,
+            field="mpi.args",
+            example="hvlaunch --mpi --mpi-args='--report-bindings' -np 2 python train.py",
+            repeats="list",
+            convert=values.flat,
+            source="own",
+        ),
+        Option(
+            "binding_args",
+            ("--binding-args",),
+            "the launcher's options for binding",
+            values.WORDS,
+            field="mpi.binding",
+            more="They bind workers to processors, and are one word.",
+            default="no worker is bound to processors",
+            example="hvlaunch --mpi --binding-args='--bind-to core' -np 2 python train.py",
+            repeats="list",
+            convert=values.flat,
+            source="own",
+        ),
+    ),
+)
+
+GROUPS = (
+    _HOSTS,
+    _WORKERS,
+    _ENVIRONMENT,
+    _OUTPUT,
+    SSH,
+    _ENDING,
+    ELASTIC,
+    _CONTROLLER,
+    FAMILIAR,
+    HOROVOD,
+    GENERAL,
+)
+"""All of them, in the order of help."""
+
+COMMAND = Option("command", ("command",), "what to start, and its arguments", Value(("COMMAND", "ARG")))
+"""The user's command, which is no option where it is typed, and one in a file."""

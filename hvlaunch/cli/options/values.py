@@ -1,0 +1,295 @@
+"""What options take: texts, checked and turned into values. All raise BadValue."""
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from hvlaunch.cli.options.option import BadValue, Value
+from hvlaunch.hosts.fold import ranges_of
+from hvlaunch.hosts.parse import MAX_SLOTS, is_user
+from hvlaunch.job import MapPolicy
+
+__all__ = [
+    "COUNT",
+    "DIRECTORY",
+    "FILE",
+    "NUMBER",
+    "PORT",
+    "SECONDS",
+    "SIZE",
+    "WORDS",
+    "address",
+    "bytes_of_mb",
+    "count",
+    "flat",
+    "from_0",
+    "from_0_to_1",
+    "hosts_or_bounds",
+    "mapping",
+    "names",
+    "not_empty",
+    "one_or_zero",
+    "or_none",
+    "port",
+    "port_or_any",
+    "ports",
+    "positive",
+    "ranks",
+    "readable",
+    "report_path",
+    "rising",
+    "seconds",
+    "size",
+    "slots",
+    "slots_or_gpus",
+    "streams",
+    "user",
+    "words",
+    "workers_per_host",
+    "yes_or_no",
+    "zero_or_one",
+]
+
+_MOST_WORKERS = 1 << 20  # more is a slip of the finger, and would eat the memory
+_LAST_PORT = 65535
+_LONGEST = 1_000_000.0  # seconds; poll(2) counts milliseconds in 31 bits
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_STREAMS = {
+    "0": frozenset[str](),
+    "1": frozenset({"stdout"}),
+    "2": frozenset({"stderr"}),
+    "3": frozenset({"stdout", "stderr"}),
+}
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_Number = TypeVar("_Number", int, float)
+
+
+def count(text: str) -> int:
+    """From 0."""
+    return _whole(text, most=_MOST_WORKERS, least=0)
+
+
+def positive(text: str) -> int:
+    return _whole(text, most=_MOST_WORKERS)
+
+
+def slots(text: str) -> int:
+    return _whole(text, most=MAX_SLOTS)
+
+
+def port(text: str) -> int:
+    return _whole(text, most=_LAST_PORT)
+
+
+def port_or_any(text: str) -> int:
+    """From 0, which is any."""
+    return _whole(text, most=_LAST_PORT, least=0)
+
+
+def address(text: str) -> str:
+    """An IP address, of either kind."""
+    import ipaddress  # noqa: PLC0415 (few jobs name one)
+
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise BadValue(f"{text!r} is not an IP address") from None
+
+
+def ports(text: str) -> tuple[int, int]:
+    """The lowest and the highest of a range: `29500-29599`."""
+    low, dash, high = text.partition("-")
+    if not dash:
+        raise BadValue(f"{text!r} is not LOW-HIGH")
+    first, last = port(low), port(high)
+    if last <= first:
+        raise BadValue(f"{text!r} does not have the two ports that each host needs")
+    return first, last
+
+
+def _whole(text: str, *, most: int, least: int = 1) -> int:
+    number = _number(text, int, "whole number")
+    if not least <= number <= most:
+        raise BadValue(f"{text} is not between {least} and {most}")
+    return number
+
+
+def seconds(text: str) -> float:
+    number = _number(text, float, "number of seconds")
+    if math.isnan(number) or number <= 0:
+        raise BadValue(f"{text} is not more than 0 seconds")
+    if number > _LONGEST:
+        raise BadValue(f"{text} is more than {_LONGEST:.0f} seconds")
+    return number
+
+
+def from_0(text: str) -> float:
+    number = _number(text, float, "number")
+    if not 0 <= number < math.inf:
+        raise BadValue(f"{text} is less than 0, or no number")
+    return number
+
+
+def from_0_to_1(text: str) -> float:
+    number = _number(text, float, "number")
+    if not 0 <= number <= 1:
+        raise BadValue(f"{text} is not between 0 and 1")
+    return number
+
+
+def size(text: str) -> int:
+    """Bytes, or with K, M or G so many KiB, MiB, GiB."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
+    if not re.fullmatch("[0-9]{1,12}", number):
+        raise BadValue(f"{text!r} is not a size, such as 64M or 1G")
+    return int(number) * _UNITS.get(unit, 1)
+
+
+def _number(text: str, kind: Callable[[str], _Number], noun: str) -> _Number:
+    try:
+        return kind(text)
+    except ValueError:
+        raise BadValue(f"{text!r} is not a {noun}") from None
+
+
+def not_empty(text: str) -> str:
+    if not text:
+        raise BadValue("must not be empty")
+    return text
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Several words in one, quoted as for a shell."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise BadValue(f"{text!r}: {str(error).lower()}") from None
+
+
+def user(text: str) -> str:
+    if not is_user(text):
+        raise BadValue(f"{text!r} is not a user name")
+    return text
+
+
+def ranks(text: str) -> tuple[range, ...]:
+    """Numbers, ranges with both ends included, and steps: `0,8-15`, `0-62/2`."""
+    try:
+        return ranges_of(text)
+    except ValueError as error:
+        raise BadValue(str(error)) from None
+
+
+def readable(name: str) -> Path:
+    """The path of a file that can be read; `~` is the home directory."""
+    try:
+        path = Path(name).expanduser()
+        path.open("rb").close()
+    except OSError as error:
+        raise BadValue(f"{name}: {(error.strerror or str(error)).lower()}") from None
+    except (RuntimeError, ValueError) as error:  # no home directory for the ~; a NUL in the path
+        raise BadValue(f"{name!r}: {error}") from None
+    return path
+
+
+def names(lists: Iterable[str]) -> tuple[str, ...]:
+    """All names of lists with commas: `ib0, eth0`."""
+    return tuple(name.strip() for text in lists for name in text.split(",") if name.strip())
+
+
+def hosts_or_bounds(text: str) -> tuple[int, int]:
+    """So many hosts, or torchrun's bounds: `2`, `1:4`."""
+    low, _, high = text.partition(":")
+    bounds = positive(low), positive(high or low)
+    if bounds[0] > bounds[1]:
+        raise BadValue(f"{text}: {bounds[0]} is more than {bounds[1]}")
+    return bounds
+
+
+def streams(text: str) -> frozenset[str]:
+    """The numbers that torchrun has for stdout and stderr."""
+    if text not in _STREAMS:
+        raise BadValue(f"{text!r} is none of 0, 1, 2 and 3, which hold for all workers")
+    return _STREAMS[text]
+
+
+def mapping(text: str) -> tuple[MapPolicy, int | None]:
+    """Open MPI's words: the policy, and how many workers are on each host, if that is said."""
+    found = re.fullmatch("ppr:([0-9]{1,5}):(?:node|host)", text)
+    if found is not None:
+        return "slot", slots(found[1])
+    if text not in ("slot", "node"):
+        raise BadValue(
+            f"{text!r} is none of slot, node and ppr:N:node; for mpirun's own: --mpi --binding-args"
+        )
+    return ("slot" if text == "slot" else "node"), None
+
+
+def slots_or_gpus(text: str) -> int | None:
+    """None where it is as many as there are GPUs, in torchrun's words."""
+    return None if text in ("auto", "gpu") else slots(text)
+
+
+def workers_per_host(text: str) -> int | str:
+    """The number, or one of torchrun's words."""
+    if text.isalpha() and text not in ("auto", "cpu", "gpu"):
+        raise BadValue(f"{text!r} is neither a whole number nor one of gpu, auto and cpu")
+    return text if text.isalpha() else slots(text)
+
+
+def or_none(text: str) -> str | None:
+    """An empty text takes back what was said elsewhere."""
+    return text or None
+
+
+def flat(groups: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(word for group in groups for word in group)
+
+
+def yes_or_no(text: str) -> bool:
+    word = text.lower()
+    if word not in _YES and word not in _NO:
+        raise BadValue(f"{text!r} is neither true nor false")
+    return word in _YES
+
+
+def one_or_zero(is_on: bool) -> str:
+    """As variables say it."""
+    return "1" if is_on else "0"
+
+
+def zero_or_one(is_on: bool) -> str:
+    """As variables that say the opposite do."""
+    return one_or_zero(not is_on)
+
+
+def bytes_of_mb(number: int) -> str:
+    return str(number << 20)
+
+
+def report_path(text: str) -> Path:
+    """Of a file for the failure report, from the root."""
+    if Path(text).suffix not in (".json", ".html"):
+        raise BadValue(f"{text!r} ends neither with .json nor with .html")
+    return Path(text).absolute()
+
+
+def rising(pair: Sequence[float]) -> tuple[float, float]:
+    """Two numbers, of which the second is not the smaller."""
+    low, high = pair
+    if high < low:
+        raise BadValue(f"{low:g} {high:g}: the first number is larger than the second")
+    return low, high
+
+
+NUMBER = Value(("N",), positive)
+COUNT = Value(("N",), count)
+PORT = Value(("PORT",), port)
+SECONDS = Value(("SECONDS",), seconds, unit="s")
+SIZE = Value(("SIZE",), size)
+WORDS = Value(("OPTIONS",), words, has_options=True)
+FILE = Value(("FILE",), not_empty, completion="file", path="here")
+DIRECTORY = Value(("DIR",), not_empty, completion="directory", path="here")

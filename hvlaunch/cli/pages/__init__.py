@@ -1,0 +1,1 @@
+"""Help, completion and the pages that are made of the tables."""

@@ -1,0 +1,111 @@
+"""The manual page hvlaunch.1, made of the table of options when the wheel is built: `python -m hvlaunch.cli.pages.man_page`."""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+from hvlaunch import __version__
+from hvlaunch.cli.job_words import JOB_WORDS
+from hvlaunch.cli.options.option import Group, Option
+from hvlaunch.cli.options.parser import DESCRIPTION
+from hvlaunch.cli.options.table import GROUPS
+from hvlaunch.cli.options.texts import EXAMPLES, EXIT_CODES, default_text, sentences
+
+__all__ = ["man_page"]
+
+_SYNOPSIS = """\
+.B hvlaunch
+.RB [ \\-np
+.IR N ]
+.RB [ \\-H
+.IR HOSTS " |"
+.B \\-\\-hostfile
+.IR FILE ]
+.RI [ options ]
+.I COMMAND
+.RI [ ARG " ...]"
+"""
+_OPTIONS = """\
+No name can be cut short, and \\fB\\-\\-lease 5\\fR and \\fB\\-\\-lease=5\\fR are the same. Of an option that is given twice the last counts,
+unless it may be repeated. \\fB\\-\\-no\\-\\fR before the name of a switch takes it back. \\fB\\-\\-\\fR before COMMAND says where it begins. Times are in seconds.
+"""
+_FILES = (
+    (
+        "ENVIRONMENT",
+        (
+            "`HVLAUNCH_` and an option's long name in capitals, as in `HVLAUNCH_SSH_USER`, sets the option, unless the command line does. "
+            "It is not so in a worker of another job, where `HVLAUNCH_JOB_ID` is set."
+        ),
+    ),
+    (
+        "FILES",
+        (
+            "Options may be in files, by their long names without the dashes: in that of `--config-file`; in `hvlaunch.toml`, or `[tool.hvlaunch]` in "
+            "`pyproject.toml`, of the current directory or the first above it that has one; and in `$XDG_CONFIG_HOME/hvlaunch/config.toml`. "
+            "`--show-config` says which option comes from where."
+        ),
+    ),
+)
+
+
+def man_page(groups: Sequence[Group]) -> str:
+    """The page, for man(1)."""
+    parts = [
+        f'.TH HVLAUNCH 1 "" "hvlaunch {__version__}" "User Commands"\n.nh\n.ad l\n',
+        ".SH NAME\nhvlaunch \\- start distributed PyTorch training on many hosts over ssh\n",
+        f".SH SYNOPSIS\n{_SYNOPSIS}",
+        f".SH DESCRIPTION\n{_text(DESCRIPTION)}\n",
+        f".SH OPTIONS\n{_OPTIONS}",
+        *(part for group in groups for part in _group(group)),
+        ".SH JOBS THAT ARE THERE ALREADY\nThese words have this meaning as the first of a command line alone.\n",
+        *(
+            f".TP\n\\fBhvlaunch {word.name}\\fR {_text(word.usage)}\n{_text(word.help)}\n"
+            for word in JOB_WORDS.values()
+        ),
+        ".SH EXIT STATUS\n",
+        *(f".TP\n.B {_text(code)}\n{_text(meaning)}\n" for code, meaning in EXIT_CODES),
+        *(f".SH {title}\n{_text(text)}\n" for title, text in _FILES),
+        ".SH EXAMPLES\n",
+        *(f".PP\n{_text(what)}\n.PP\n.RS\n.nf\n{_text(line)}\n.fi\n.RE\n" for what, line in EXAMPLES),
+        ".SH SEE ALSO\n.BR ssh (1),\n.BR ssh_config (5),\n.BR mpirun (1),\n.BR srun (1)\n",
+    ]
+    return "".join(parts)
+
+
+def _group(group: Group) -> Iterator[str]:
+    yield f".SS {group.title[0].upper()}{group.title[1:]}\n"
+    if group.about:
+        yield f"{_text(group.about)}\n"
+    for option in group.options:
+        yield f".TP\n{_names(option)}\n{_description(option)}\n"
+
+
+def _names(option: Option) -> str:
+    names = ", ".join(rf"\fB{_text(flag)}\fR" for flag in option.flags)
+    value = option.value
+    if value is None:
+        return names
+    if value.choices:
+        return f"{names} {{{'|'.join(map(_text, value.choices))}}}"
+    metavars = " ".join(rf"\fI{_text(metavar)}\fR" for metavar in value.metavars)
+    return f"{names} {metavars}"
+
+
+def _description(option: Option) -> str:
+    text = sentences(option)
+    if option.aliases:
+        text += f" Other launchers' names for it work too: {', '.join(option.aliases)}."
+    if default := default_text(option):
+        text += f" Default: {default}."
+    return _text(text[0].upper() + text[1:])
+
+
+def _text(text: str) -> str:
+    """The text as roff has it; `code` is bold."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    escaped = re.sub(r"`([^`]*)`", r"\\fB\1\\fR", escaped)
+    return re.sub(r"^([.'])", r"\\&\1", escaped, flags=re.MULTILINE)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(man_page(GROUPS))

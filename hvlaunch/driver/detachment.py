@@ -1,0 +1,67 @@
+"""Leaving the terminal: from then on the driver needs nobody who started it."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from hvlaunch.console.printer import Printer
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.outside.directory import JobDirectory
+from hvlaunch.outside.minder import start_minder
+
+__all__ = ["Detachment"]
+
+
+class Detachment:
+    """Lets go of the terminal, of the session and of stdin, stdout and stderr of this process, once. For the driver's loop."""
+
+    def __init__(
+        self, directory: JobDirectory, printer: Printer, on_detached: Callable[[str], None] | None
+    ) -> None:
+        """`on_detached` gets the job's id when it is done."""
+        self._directory = directory
+        self._printer = printer
+        self._on_detached = on_detached
+        self._round, self._to_start = -1, 0
+        self._is_done = False
+
+    def leave_when_running(self, event: on.Event, actions: Sequence[do.Action], _now: float) -> None:
+        """A watcher: leave when all workers of a round have been started."""
+        for action in actions:
+            if isinstance(action, do.Start):
+                if action.round != self._round:
+                    self._round, self._to_start = action.round, 0
+                self._to_start += len(action.launches)
+        if isinstance(event, on.WorkerStarted) and event.round == self._round:
+            self._to_start -= 1
+            if not self._to_start:
+                self.leave()
+
+    def leave(self) -> None:
+        """Do it now, unless it is done."""
+        if self._is_done:
+            return
+        self._is_done = True
+        self._directory.is_detached = True
+        self._printer.go_headless()
+        with suppress(
+            OSError
+        ):  # this process leads a group: its terminal is not its own any more all the same
+            os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(null, descriptor)
+        os.close(null)
+        if threading.current_thread() is threading.main_thread():
+            # Not SIG_IGN, which the processes that we start would inherit.
+            signal.signal(signal.SIGHUP, lambda *_: None)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            start_minder(self._directory.path, theirs)
+        self._directory.care.reach(ours)
+        if self._on_detached is not None:
+            self._on_detached(self._directory.about["id"])

@@ -1,0 +1,1 @@
+"""How other processes ask a driver: the control socket and the page."""

@@ -1,0 +1,269 @@
+"""What the control socket of a job serves: its state, its events, its end, and orders to it. docs/control.md is for users."""
+
+import asyncio
+import json
+import re
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from hvlaunch.driver.doors.history import History
+from hvlaunch.driver.observing.inquiry import Inquiry, Observe, StacksWanted
+from hvlaunch.engine import events as on
+from hvlaunch.errors import HvlaunchError
+from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route
+
+if TYPE_CHECKING:
+    from hvlaunch.driver.doors.page_door import PageDoor
+    from hvlaunch.driver.observing.observation import Observation
+
+__all__ = ["Control", "Reports"]
+
+T = TypeVar("T")
+
+_MOST_WAIT = 60.0
+_PATIENCE = 15.0
+"""Seconds for the driver's loop to answer."""
+_FRESH_WITHIN = 2.0
+_SAMPLED_ON = 10.0
+"""Seconds for which hosts are asked for samples on, when somebody has asked."""
+_STACKS_PATIENCE = 40.0
+_SIGNALS = {number.name: number for number in signal.Signals}
+_QUERY = re.compile(rb"(?:since=(?P<since>[0-9]{1,12}))?&?(?:wait=(?P<wait>[0-9]{1,3}))?")
+
+
+class Reports(Protocol):
+    """What has the job's failure report, as JSON."""
+
+    @property
+    def final(self) -> Mapping[str, Any] | None:
+        """None until the job has ended."""
+
+    def now(self) -> Mapping[str, Any]:
+        """So far; in the loop's thread."""
+
+    def when_ended(self, call: Callable[[Mapping[str, Any]], None]) -> Callable[[], None]:
+        """Call it once with the final one, from any thread; what calls that off."""
+
+
+class Control:
+    """The requests, one for each path. `about` is what the job was begun with; `post` reaches the driver's loop."""
+
+    def __init__(
+        self,
+        about: Mapping[str, Any],
+        history: History,
+        post: Callable[[on.Event | Inquiry | Observe | StacksWanted], None],
+        keep_output: Callable[[], None],
+        door: "PageDoor",
+        reports: Reports,
+    ) -> None:
+        """`keep_output` makes the job's output be kept in its directory from now on, and what was newest before."""
+        self._about = about
+        self._keep_output = keep_output
+        self._door = door
+        self._history = history
+        self._reports = reports
+        self._post = post
+
+    def __call__(self, head: Head) -> Answer | Route:
+        """What to do with a request's body; asked in the server's thread, as RequestReader says."""
+        path, _, query = head.target.partition(b"?")
+        options = _QUERY.fullmatch(query)
+        if options is None:
+            return Answer(400, b"the query is not understood\n")
+        since, wait = int(options["since"] or 0), min(float(options["wait"] or 0), _MOST_WAIT)
+        routes: dict[bytes, tuple[str, Route]] = {
+            b"/job": ("GET", lambda _body: self._job()),
+            b"/events": ("GET", lambda _body: self._events(since, wait)),
+            b"/report": ("GET", lambda _body: self._report(wait)),
+            b"/samples": ("GET", lambda _body: self._samples()),
+            b"/totals": ("GET", lambda _body: Answer(200, _json(self._history.totals()))),
+            b"/signal": ("POST", self._signal),
+            b"/stop": ("POST", self._stop),
+            b"/output": ("POST", self._output),
+            b"/page": ("POST", self._page),
+            b"/scrape": ("POST", lambda body: self._open_door(body, self._door.ask_scrape)),
+            b"/stacks": ("POST", self._stacks),
+        }
+        if path not in routes:
+            return Answer(404, b"there is no such path\n")
+        method, route = routes[path]
+        if head.method != method:
+            return Answer(405, b"", b"Allow: %s\r\n" % method.encode())
+        return route
+
+    def _job(self) -> Later:
+        """What the loop knows now."""
+
+        def begin(give: Give) -> CallOff:
+            giver = _Giver(give)
+            self._post(Inquiry(lambda state: giver(Answer(200, _json({**self._about, **state})))))
+            return giver.call_off
+
+        return Later(begin, _PATIENCE, Answer(503, b"the driver is busy\n"))
+
+    def _events(self, number: int, wait: float) -> Answer | Later:
+        """The records from this number on; where there are none, those that come within `wait` seconds."""
+
+        def page() -> Answer:
+            found = self._history.since(number)
+            body = b'{"next": %d, "missed": %d, "events": [%s]}\n'
+            return Answer(200, body % (found.next, found.missed, b", ".join(found.records)))
+
+        def begin(give: Give) -> CallOff:
+            giver = _Giver(give)
+            forget = self._history.when_longer(number, lambda: giver(page()))
+
+            def call_off() -> None:
+                giver.call_off()
+                forget()
+
+            return call_off
+
+        return Later(begin, wait, page()) if wait else page()
+
+    def _report(self, wait: float) -> Answer | Later:
+        """Of a job that runs, of what has failed so far; that of its end, if it comes within `wait` seconds."""
+        if (form := self._reports.final) is not None:
+            return Answer(200, _json(form))
+
+        def begin(give: Give) -> CallOff:
+            giver = _Giver(give)
+            if wait:
+                return self._reports.when_ended(lambda form: giver(Answer(200, _json(form))))
+            self._post(Inquiry(lambda _state: giver(Answer(200, _json(self._reports.now())))))
+            return giver.call_off
+
+        return Later(begin, wait or _PATIENCE, Answer(503, b"the driver is busy\n"))
+
+    def _samples(self) -> Later:
+        """The newest samples, fresh ones if hosts give them soon. Whoever asks again soon finds that they go on."""
+
+        def begin(give: Give) -> CallOff:
+            giver = _Giver(give)
+
+            def ask(observation: "Observation") -> None:
+                observation.keep_on(_SAMPLED_ON)
+                observation.when_fresh(
+                    _FRESH_WITHIN, lambda: giver(Answer(200, _json(observation.as_json())))
+                )
+
+            self._post(Observe(ask))
+            return giver.call_off
+
+        return Later(begin, _PATIENCE, Answer(503, b"the driver is busy\n"))
+
+    def _signal(self, body: bytes) -> Answer:
+        name = _field(body, "signal", str)
+        number = None if name is None else _SIGNALS.get(name.upper()) or _SIGNALS.get(f"SIG{name.upper()}")
+        if number is None:
+            return _bad(b'the body is not {"signal": "USR1"}, or another signal\n')
+        self._post(on.UserSignal(number))
+        return _done()
+
+    def _output(self, _body: bytes) -> Answer:
+        self._keep_output()
+        return _done()
+
+    def _page(self, body: bytes) -> Answer:
+        self._keep_output()
+        return self._open_door(body, self._door.ask)
+
+    @staticmethod
+    def _open_door(body: bytes, ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Answer:
+        with suppress(ValueError):
+            wish = json.loads(body)
+            match wish:
+                case {"bind": None | str(), "is_open": bool(), **rest} if not rest:
+                    try:
+                        return Answer(200, _json(ask(wish)))
+                    except HvlaunchError as error:
+                        return _bad(f"{error}\n".encode())
+        return _bad(b'the body is not {"bind": null, "is_open": false}, or with an address\n')
+
+    def _stacks(self, body: bytes) -> Answer | Later:
+        """What workers are doing, when their hosts have said so."""
+        wanted = _stacks_wanted(body)
+        if wanted is None:
+            return _bad(b'the body is not {"ranks": "0-3,8", "native": false}; null is all ranks\n')
+        ranks, native = wanted
+
+        def begin(give: Give) -> CallOff:
+            from hvlaunch.telemetry.stack import as_json  # noqa: PLC0415 (when somebody asks)
+
+            giver = _Giver(give)
+            self._post(
+                StacksWanted(lambda found: giver(Answer(200, _json(as_json(found)))), ranks, native=native)
+            )
+            return giver.call_off
+
+        return Later(begin, _STACKS_PATIENCE, Answer(503, b"the driver is busy\n"))
+
+    def _stop(self, body: bytes) -> Answer:
+        is_kill = _field(body, "kill", bool)
+        if is_kill is None:
+            return _bad(b'the body is not {"kill": false}, or true\n')
+        for _ in range(1 + is_kill):  # as the second Ctrl-C kills
+            self._post(on.Interrupted(signal.SIGTERM))
+        return _done()
+
+
+def _stacks_wanted(body: bytes) -> tuple[tuple[range, ...] | None, bool] | None:
+    """Which ranks, and whether with frames of C; None where the body says no such thing."""
+    from hvlaunch.hosts.fold import ranges_of  # noqa: PLC0415 (when somebody asks)
+
+    with suppress(ValueError):
+        value = json.loads(body)
+        if (
+            isinstance(value, dict)
+            and value.keys() == {"ranks", "native"}
+            and isinstance(value["native"], bool)
+        ):
+            ranks = value["ranks"]
+            if ranks is None or isinstance(ranks, str):
+                return (None if ranks is None else ranges_of(ranks)), value["native"]
+    return None
+
+
+class _Giver:
+    """Gives an answer from any thread, once."""
+
+    def __init__(self, give: Give) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._give = give
+        self._is_over = False
+
+    def __call__(self, answer: Answer) -> None:
+        with suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(self._settle, answer)
+
+    def call_off(self) -> None:
+        self._is_over = True
+
+    def _settle(self, answer: Answer) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._give(answer)
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _done() -> Answer:
+    return Answer(200, b"{}\n")
+
+
+def _bad(text: bytes) -> Answer:
+    return Answer(400, text)
+
+
+def _field(body: bytes, name: str, kind: type[T]) -> T | None:
+    """The only field of an object; None where the body is no such thing."""
+    with suppress(ValueError):
+        value = json.loads(body)
+        if isinstance(value, dict) and value.keys() == {name} and isinstance(value[name], kind):
+            return cast("T", value[name])
+    return None

@@ -1,0 +1,1 @@
+"""The connections to hosts: one session each, its frames, and its end."""

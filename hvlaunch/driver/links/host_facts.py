@@ -1,0 +1,32 @@
+"""The facts of a host, by its agent's hello and by what is known of it already."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hvlaunch.driver.links.agent_channel import Earlier
+from hvlaunch.engine.events import HostFacts
+
+__all__ = ["host_facts"]
+
+
+def host_facts(
+    hello: Mapping[str, Any], peer_address: str | None, earlier: Earlier, *, is_asked: bool
+) -> HostFacts:
+    """`hello` is the agent's. `is_asked`: it will say itself where it reaches the rendezvous."""
+    facts = hello["facts"]
+    gpus = facts.get("gpus")
+    return HostFacts(
+        addresses={name: tuple(listed) for name, listed in facts["addresses"].items()},
+        cpus=facts["cpus"],
+        gpus=None if gpus is None else len(gpus),
+        scratch=hello["scratch"],
+        beacon_port=hello["beacon_port"],
+        master_port=hello["master_port"],
+        peer_address=peer_address,
+        python=facts.get("python"),
+        cwd_error=hello["cwd_error"],
+        trouble=hello["trouble"],
+        boot_id=facts.get("boot_id"),
+        rendezvous=None if is_asked else earlier.rendezvous,
+        findings=earlier.hosts,
+    )

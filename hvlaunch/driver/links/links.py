@@ -1,0 +1,215 @@
+"""The links to the job's hosts: one for each, the newest where there was another before."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch.agent.frames import PROTOCOL
+from hvlaunch.driver.arrival import Arrival
+from hvlaunch.driver.links.agent_channel import AgentConnection
+from hvlaunch.driver.links.host_link import HostLink, Opening
+from hvlaunch.driver.links.lease import agents_lease
+from hvlaunch.driver.output_printer import OutputPrinter
+from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.ranks import Ranks
+from hvlaunch.driver.result_files import ResultFiles, parts_of
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.network import is_usable
+from hvlaunch.hosts.local import own_addresses
+from hvlaunch.job import Host, JobSpec
+from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
+from hvlaunch.rendezvous.serving.server import RendezvousServer
+
+if TYPE_CHECKING:
+    from hvlaunch.driver.links.relay import HostRelay
+    from hvlaunch.driver.links.takeover import Takeover
+    from hvlaunch.driver.record.keeping import Keeping
+    from hvlaunch.driver.record.past import PastTurn
+
+__all__ = ["HostLinks"]
+
+_OUTPUT_IN_FLIGHT = 64 << 20
+_WINDOW_RANGE = (256 << 10, 4 << 20)
+
+
+class HostLinks:
+    """Opens links, and has them by their hosts' names. `post` takes what comes of them."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        keys: Keys,
+        printer: OutputPrinter,
+        rendezvous: RendezvousServer,
+        ranks: Ranks,
+        connect: Callable[[Host], AgentConnection],
+        post: Callable[[on.Event | Arrival], None],
+        *,
+        clock: Callable[[], float],
+        keeping: "Keeping | None",
+    ) -> None:
+        self._spec = spec
+        self._keys = keys
+        self._printer = printer
+        self._rendezvous = rendezvous
+        self._ranks = ranks
+        self._connect = connect
+        self._post = post
+        self._clock = clock
+        self._keeping = keeping
+        self._links: dict[str, HostLink] = {}
+        self._beacon_keys: dict[str, str] = {}
+        self._opened = 0
+        """How many there have been."""
+        config = {
+            "lease": agents_lease(spec.lease),
+            "grace": spec.grace,
+            "window": self._window(),
+            "reconnect": spec.reconnect_timeout,
+            "spill": spec.spill,
+        }
+        self._call = () if spec.call is None else parts_of(spec.call.program)
+        self._results = None if spec.call is None else ResultFiles(spec.call.results)
+        own_pythons = frozenset(host.python for host in spec.hosts if host.python is not None)
+        self._program = AgentProgram(config, spec.remote_python, own_pythons)
+
+    def __getitem__(self, host: str) -> HostLink:
+        return self._links[host]
+
+    def __iter__(self) -> Iterator[HostLink]:
+        return iter(self._links.values())
+
+    def __contains__(self, host: str) -> bool:
+        return host in self._links
+
+    def remember(self, turn: "PastTurn", hellos: Mapping[int, Mapping[str, Any]]) -> None:
+        """A turn of the driver before us: be as its links were."""
+        link = self._links.get(getattr(turn.event, "host", ""))
+        if link is not None:
+            link.remember(turn, hellos.get(link.number, {}))
+
+    def take_up(self, takeover: "Takeover") -> None:
+        """Go on with all of them; hosts that were not ready are connected to anew."""
+        for link in self:
+            if link.last_heard is None:
+                link.open()
+            elif not link.is_closed:
+                link.take_up(takeover.epoch, self._keys.session(link.number), takeover.lost(link.host))
+
+    def probe(self, probe: do.Probe) -> None:
+        """Let the host try the addresses of another host's beacon."""
+        question = {**probe._asdict(), "type": "probe", "key": self._beacon_keys[probe.target]}
+        del question["host"]
+        self._links[probe.host].send(question)
+
+    def close(self) -> None:
+        """Tell all agents that nobody will come back, and give them up."""
+        for link in self:
+            link.leave()
+        for link in self:
+            link.close()
+        if self._results is not None:
+            self._results.close()
+
+    def add(self, host: Host) -> HostLink:
+        """A new link, which is to be opened."""
+        number, self._opened = self._opened, self._opened + 1
+        # Nobody asks its beacon where it is alone: the library for such keys takes 3 ms.
+        self._beacon_keys[host.name] = self._keys.beacons if self._is_alone else self._keys.beacon(number)
+        opening = Opening(
+            connect=self._connect,
+            program=self._program,
+            hello=partial(self._hello, host, number),
+            relay=partial(self._relay, host),
+            window=self._window(),
+            spill=self._spec.spill,
+            reconnect=min(self._spec.reconnect_timeout, self._spec.lease),
+            number=number,
+            call=self._call,
+            results=self._results,
+            seen=None if self._keeping is None else self._keeping.seen(number),
+        )
+
+        def post(event: on.Event | Arrival) -> None:
+            # Else it is news of an earlier connection, or of one that we have given up.
+            if self._links.get(host.name) is link and not link.is_closed:
+                self._post(event)
+
+        rank_of, born = partial(self._ranks.of, host.name), partial(self._ranks.born, host.name)
+        link = HostLink(host, opening, post, self._printer, rank_of, born, self._clock)
+        self._links[host.name] = link
+        return link
+
+    def _window(self) -> int:
+        least, most = _WINDOW_RANGE
+        return max(least, min(most, _OUTPUT_IN_FLIGHT // max(1, len(self._spec.hosts))))
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the job has one host, and there will be no other."""
+        return self._spec.elastic is None and len(self._spec.hosts) == 1
+
+    def _hello(self, host: Host, number: int, connection: AgentConnection) -> Mapping[str, Any]:
+        # On this machine alone nothing breaks but the driver.
+        is_needed = not self._is_alone or connection.remote_address is not None or self._keeping is not None
+        has_session = connection.can_rejoin and is_needed
+        return {
+            "type": "hello",
+            "protocol": PROTOCOL,
+            "name": host.name,
+            "key": self._beacon_keys[host.name],
+            "known_as": connection.remote_address or None,
+            "cwd": self._spec.cwd,
+            "gpus": host.slots is None and self._spec.slots_per_host is None,
+            "ports": self._spec.worker_ports,
+            "elastic": None if self._spec.elastic is None else self._spec.elastic.worker_timeout,
+            "processes": connection.processes,
+            "rendezvous": self._rendezvous_candidates(connection),
+            "session": self._keys.session(number) if has_session else None,
+        }
+
+    def _rendezvous_candidates(self, connection: AgentConnection) -> Mapping[str, Any] | None:
+        """Where a host may reach the rendezvous; nothing needs to be found out on this machine itself."""
+        if connection.local_address is None:
+            return None
+        if connection.remote_address is not None:
+            self._rendezvous.expect([connection.remote_address.partition("%")[0]])
+        addresses = [] if self._spec.relay == "always" else self._addresses_for(connection.local_address)
+        for address in addresses:
+            self._rendezvous.listen_at(address)
+        earlier = connection.earlier
+        if addresses and (earlier.tried, earlier.port) == (
+            tuple(addresses),
+            self._spec.rendezvous_port or None,
+        ):
+            return None  # it need not try them again
+        return {
+            "candidates": [(address, self._rendezvous.port) for address in addresses],
+            "key": self._keys.probe_key,
+            "relay": self._spec.relay,
+        }
+
+    def _addresses_for(self, used: str) -> list[str]:
+        """Ours, as a host may reach them that comes by `used`; the one that the user chose, if any."""
+        chosen = self._spec.rendezvous_bind
+        if chosen is None or chosen in EVERYWHERE:
+            addresses = _own_addresses(used)
+        else:
+            addresses = [chosen] if is_usable(chosen) else []  # where it is a loopback, agents relay
+        if self._spec.horovod:
+            # Its client knows IPv4 alone; where that leads nowhere, agents relay.
+            addresses = [address for address in addresses if ":" not in address]
+        return addresses
+
+    def _relay(self, host: Host, send: Callable[[Mapping[str, Any], bytes], None]) -> "HostRelay":
+        from hvlaunch.driver.links.relay import HostRelay  # noqa: PLC0415 (it needs asyncio, which few jobs do)
+
+        return HostRelay(host.name, self._rendezvous, send)
+
+
+def _own_addresses(used: str) -> list[str]:
+    """The driver's addresses, as a host may reach them; the one that SSH uses first, if that is known."""
+    usable = filter(is_usable, own_addresses())
+    return list(dict.fromkeys([used, *usable] if used else usable))

@@ -1,0 +1,161 @@
+"""The way to hosts of a warm pool: its process has a connection to each, and a warm agent there that forks the job's agent."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from hvlaunch.driver.links.agent_channel import (
+    AgentChannel,
+    AgentConnection,
+    BaseConnection,
+    CommandChannel,
+    Earlier,
+    Listener,
+    Reconnect,
+)
+from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program.keys import Keys
+from hvlaunch.engine.events import Reached
+from hvlaunch.errors import ConnectFailed, HostLost, HvlaunchError
+from hvlaunch.job import Host
+from hvlaunch.outside.pools import LANE_DATA, LANE_HEAD, KnownPool, ask, open_lane
+
+__all__ = ["WarmWay"]
+
+_READ_SIZE = 1 << 18
+
+
+class WarmWay:
+    """Connects to the hosts of a pool, for one job. `otherwise` connects to hosts that it has not, and where it is gone."""
+
+    def __init__(
+        self,
+        pool: KnownPool,
+        keys: Keys,
+        otherwise: Callable[[Host], AgentConnection],
+        again: Callable[[Host], Reconnect],
+    ) -> None:
+        """`again` gives what connects to a host once more, without the pool."""
+        self._pool = pool
+        self._keys = keys
+        self._otherwise = otherwise
+        self._again = again
+        self._asking = threading.Lock()
+        self._hosts: Mapping[str, Any] = {}
+        self._earlier: Mapping[str, Earlier] = {}
+
+    def connect(self, host: Host) -> AgentConnection:
+        """Raises HostError."""
+        try:
+            known = self._known(host)
+        except HvlaunchError:  # PoolGone too
+            known = None
+        if known is None:
+            return self._otherwise(host)
+        if known["state"] != "ready":
+            why = known["problem"] or "it connects"
+            raise ConnectFailed(
+                f"pool {self._pool.name} has no connection to it now: {why}",
+                host=host.name,
+                hint=f"hvlaunch pool status {self._pool.name}",
+            )
+        connection = _WarmConnection(self._pool, self._keys.job_id, known, self._again(host))
+        connection.earlier = self._earlier.get(host.name, connection.earlier)
+        return connection
+
+    def _known(self, host: Host) -> Mapping[str, Any] | None:
+        """What the pool says of the host, now or when it was asked for another. Raises HvlaunchError."""
+        before = self._hosts
+        with self._asking:  # one answer is for all that wait here
+            known = self._hosts.get(host.name)
+            if self._hosts is before and (known is None or known["state"] != "ready"):
+                answer = ask(self._pool, {"what": "begin"})
+                if answer["certificate"] is not None:
+                    self._keys.certificate.adopt(answer["certificate"].encode("ascii"))
+                self._earlier = _earlier(answer["found"])
+                self._hosts = answer["hosts"]
+            return self._hosts.get(host.name)
+
+
+def _earlier(found: Mapping[str, Any]) -> dict[str, Earlier]:
+    """By host. `found` is as warm/findings.py has it."""
+    earlier = {}
+    for name, of_host in found.items():
+        hosts = {other: Reached(tuple(tried), tuple(at)) for other, (tried, at) in of_host["hosts"].items()}
+        driver = of_host["rendezvous"] or {"tried": (), "port": None, "at": None}
+        earlier[name] = Earlier(hosts, tuple(driver["tried"]), driver["port"], driver["at"])
+    return earlier
+
+
+class _WarmConnection(BaseConnection):
+    """AgentConnection by a warm pool."""
+
+    def __init__(self, pool: KnownPool, job_id: str, known: Mapping[str, Any], again: Reconnect) -> None:
+        super().__init__(again, known["local_address"], known["remote_address"], has_modules=True)
+        self._pool = pool
+        self._job_id = job_id
+        self._channel: _LaneChannel | None = None
+
+    def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
+        request = {"what": "lane", "host": host.name, "job": self._job_id, "config": program.config}
+        try:
+            self._channel = _LaneChannel(open_lane(self._pool), request)
+        except OSError:
+            raise HostLost(f"pool {self._pool.name} has gone", host=host.name) from None
+        return CommandChannel(self._channel, b"", listener)
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+
+class _LaneChannel:
+    """hvlaunch.ssh.connection.Channel over the socket of a lane."""
+
+    def __init__(self, link: socket.socket, request: Mapping[str, Any]) -> None:
+        self._link = link
+        self._request = json.dumps(request).encode() + b"\n"
+        """Sent with the first that is written: one message for all on its way."""
+        self._rest = b""
+        """What is no whole part yet."""
+        self._ended: Mapping[str, Any] | None = None
+
+    def read(self) -> bytes:
+        while self._ended is None:
+            data = self._link.recv(_READ_SIZE)
+            if not data:
+                raise ConnectionResetError("the warm pool has lost it")
+            if found := b"".join(self._parts(self._rest + data)):
+                return found
+        return b""
+
+    def _parts(self, data: bytes) -> Iterator[bytes]:
+        at = 0
+        while len(data) - at >= LANE_HEAD.size:
+            kind, size = LANE_HEAD.unpack_from(data, at)
+            end = at + LANE_HEAD.size + size
+            if len(data) < end:
+                break
+            part, at = data[at + LANE_HEAD.size : end], end
+            if kind == LANE_DATA:
+                yield part
+            else:
+                self._ended = json.loads(part)
+        self._rest = data[at:]
+
+    def write(self, data: bytes) -> None:
+        request, self._request = self._request, b""
+        self._link.sendall(request + data)
+
+    def stderr(self) -> bytes:
+        return b"" if self._ended is None else str(self._ended["stderr"]).encode()
+
+    def exit_status(self, timeout: float) -> int | None:  # noqa: ARG002 (it comes with the end of what is read)
+        return None if self._ended is None else int(self._ended["status"])
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)

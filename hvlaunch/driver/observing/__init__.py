@@ -1,0 +1,1 @@
+"""Samples and stacks of a running job."""

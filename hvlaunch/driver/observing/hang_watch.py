@@ -1,0 +1,238 @@
+"""Looks whether the job hangs, as soon as it has been silent for a while: what hosts say, for the judge."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+from hvlaunch.driver.observing.inquiry import Observe, StacksWanted
+from hvlaunch.driver.ranks import Ranks
+from hvlaunch.engine import events as on
+
+if TYPE_CHECKING:
+    from hvlaunch.driver.links.host_link import HostLink
+    from hvlaunch.driver.observing.observation import Observation
+    from hvlaunch.driver.observing.observers import Answer, Observers, Target
+    from hvlaunch.driver.observing.progress import Progress
+    from hvlaunch.telemetry.hang import Judge
+    from hvlaunch.telemetry.peers import HostPeers
+    from hvlaunch.telemetry.stack import ProcessStack
+
+__all__ = ["HangWatch"]
+
+_SAMPLED_FOR = 0.5
+"""Seconds, of each look."""
+_PATIENCE = 4.0
+"""Seconds after which hosts that have not answered are not waited for."""
+_PEERS_WITHIN = 9.0
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _harmless(
+    step: "Callable[Concatenate[HangWatch, P], None]",
+) -> "Callable[Concatenate[HangWatch, P], None]":
+    """A defect in looking for hangs must not end a job that does not hang."""
+
+    @wraps(step)
+    def guarded(self: "HangWatch", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            step(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 (see above)
+            self.end()
+            self._say(
+                f"internal error: {type(error).__name__}: {error}; no hang of this job is found any more"
+            )
+
+    return guarded
+
+
+class HangWatch:
+    """Watches one job, from the start of its workers on. `reading` has the ranks that what the user types goes to.
+
+    `post` puts what is wanted, and what was found, on the driver's queue; `observers` also call something at a time of `clock`. One
+    look follows the other, so whichever thread it is that calls, it is one at a time.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        links: "Iterable[HostLink]",
+        ranks: Ranks,
+        progress: "Progress",
+        reading: Callable[[], Collection[int]],
+        post: "Callable[[StacksWanted | Observe | on.Event], None]",
+        observers: "Observers",
+        clock: Callable[[], float],
+        *,
+        say: Callable[[str], None],
+    ) -> None:
+        self._timeout = timeout
+        self._links = links
+        self._ranks = ranks
+        self._progress = progress
+        self._reading = reading
+        self._post = post
+        self._observers = observers
+        self._at = observers.at
+        self._peers: dict[str, HostPeers] = {}
+        """What hosts have said last of how they reach each other."""
+        self._clock = clock
+        self._say = say
+        self._judge: Judge | None = None
+        self._seen_at = 0.0
+        self._commits: dict[tuple[str, int, int], int] = {}
+        self._is_told = self._is_on = self._is_over = False
+
+    def _begin(self) -> None:
+        """Workers are being started; once is enough."""
+        if not self._is_on and self._timeout:
+            self._is_on = True
+            self._at(self._clock() + self._timeout / 4, self._look)
+
+    def end(self) -> None:
+        """The job is over."""
+        self._is_over = True
+
+    def see(self, event: on.Event, _actions: object, now: float) -> None:
+        """What happens may be a sign that the job goes on."""
+        match event:
+            case on.WorkerStarted():
+                self._seen_at = now
+                self._begin()
+            case on.WorkerExited() | on.WorkerAsked() | on.InputRead() | on.HostGone():
+                self._seen_at = now
+            case on.WorkerBeat(host, slot, start, commit) if commit > self._commits.get(
+                (host, slot, start), -1
+            ):
+                self._commits[host, slot, start] = commit
+                self._seen_at = now
+            case _:
+                pass
+
+    def _listen(self, judge: "Judge") -> None:
+        """Let it know when the job was last heard of: where workers tell their steps, what they print is no sign."""
+        steps = self._progress.steps(self._workers())
+        signs = [self._seen_at] if steps.moved_at is None else [self._seen_at, steps.moved_at]
+        if not steps.are_exact:
+            signs += [at for link in self._links for at in list(link.last_output.values())]
+        judge.heard(max(signs), by_steps=steps.are_exact)
+
+    def _workers(self) -> list[tuple[str, int, int]]:
+        """Those that live: host, slot and start."""
+        return [(link.host.name, *worker) for link in self._links for worker in list(link.pids)]
+
+    def _living(self) -> list[int]:
+        """The ranks of the workers that live."""
+        return list(self._by_rank(dict.fromkeys(self._workers())))
+
+    def _by_rank(self, workers: "Mapping[tuple[str, int, int], T]") -> "dict[int, T]":
+        return {rank: one for worker, one in workers.items() if (rank := self._ranks.of(*worker)) is not None}
+
+    @_harmless
+    def _look(self) -> None:
+        if self._is_over:
+            return
+        if self._judge is None:
+            from hvlaunch.telemetry.hang import Judge  # noqa: PLC0415 (a job that is never silent needs none)
+
+            self._judge = Judge(self._timeout, self._seen_at)
+        judge = self._judge
+        self._listen(judge)
+        self._tell_end(judge)
+        if self._clock() < judge.next_look or not self._living():
+            self._at(max(judge.next_look, self._clock() + judge.pause / 2), self._look)
+            return
+        self._post(Observe(partial(self._observe, judge)))
+
+    @_harmless
+    def _observe(self, judge: "Judge", observation: "Observation") -> None:
+        observation.keep_on(_SAMPLED_FOR)
+        observation.when_fresh(_PATIENCE, partial(self._sampled, judge, observation))
+        self._observers.ask("peers", _workers_of, _PEERS_WITHIN, self._heard)
+
+    @_harmless
+    def _heard(self, answer: "Answer") -> None:
+        """A host's word on how it reaches others; there is time until the next look."""
+        from hvlaunch.telemetry.peers import host_peers  # noqa: PLC0415 (as the judge)
+
+        found = host_peers(answer.host, answer.found)
+        if found is not None:
+            self._peers[answer.host] = found
+        elif answer.problem is None:
+            self._peers.pop(answer.host, None)
+
+    def _known_peers(self) -> "list[HostPeers]":
+        """Of hosts that have workers."""
+        hosts = dict.fromkeys(host for host, _, _ in self._workers())
+        return [self._peers[host] for host in hosts if host in self._peers]
+
+    def _tell_end(self, judge: "Judge") -> None:
+        if self._is_told and not judge.has_said:
+            self._is_told = False
+            self._post(on.JobGoesOn())
+
+    @_harmless
+    def _sampled(self, judge: "Judge", observation: "Observation") -> None:
+        from hvlaunch.telemetry.peers import operations  # noqa: PLC0415 (as the judge)
+
+        self._listen(judge)
+        wanted = judge.samples(self._clock(), observation.newest())
+        judge.operations(self._clock(), operations(self._known_peers()))
+        if judge.is_due(self._clock()):
+            self._ask(self._living(), partial(self._all_shown, judge))
+        else:
+            self._ask(wanted, partial(self._shown, judge))
+
+    def _ask(
+        self, ranks: Iterable[int], then: "Callable[[Sequence[ProcessStack]], None]", *, native: bool = False
+    ) -> None:
+        """Have the stacks of these ranks taken, if there are any."""
+        known = tuple(range(rank, rank + 1) for rank in sorted(ranks))
+        if known:
+            self._post(StacksWanted(then, known, native=native))
+        else:
+            then([])
+
+    @_harmless
+    def _shown(self, judge: "Judge", stacks: "Sequence[ProcessStack]") -> None:
+        judge.stacks(self._clock(), stacks)
+        self._tell_end(judge)
+        self._at(judge.next_look, self._look)
+
+    @_harmless
+    def _all_shown(self, judge: "Judge", stacks: "Sequence[ProcessStack]") -> None:
+        judge.stacks(self._clock(), stacks)
+        self._ask(judge.steady, partial(self._decide, judge, stacks), native=True)
+
+    @_harmless
+    def _decide(
+        self, judge: "Judge", stacks: "Sequence[ProcessStack]", native: "Sequence[ProcessStack]"
+    ) -> None:
+        from hvlaunch.telemetry.peers import behind, notes  # noqa: PLC0415 (as the judge)
+        from hvlaunch.telemetry.verdict import steps_apart  # noqa: PLC0415 (as the judge)
+
+        self._listen(judge)
+        if judge.is_due(self._clock()):
+            living = self._living()
+            ended = [rank for rank in self._ranks.places() if rank not in living]
+            steps = self._by_rank(self._progress.steps(self._workers()).of)
+            peers = self._known_peers()
+            verdict = judge.verdict(
+                self._clock(),
+                stacks,
+                native,
+                ended=ended,
+                reading=self._reading(),
+                behind=behind(peers),
+                apart={**steps_apart(steps), **notes(peers)},
+            )
+            if verdict is not None:
+                self._is_told = True
+                self._post(on.JobHangs(round(verdict.seconds, 3), verdict.ranks, verdict.text))
+        self._at(judge.next_look, self._look)
+
+
+def _workers_of(target: "Target") -> "Mapping[str, object] | None":
+    return {"workers": list(target.workers.items())} if target.workers else None

@@ -1,0 +1,1 @@
+"""The agent as it is sent to a host, and what it is told first."""

@@ -1,0 +1,1 @@
+"""The journal on disk, and what a successor reads of it."""

@@ -1,0 +1,80 @@
+"""When turns are put on record: before anything follows of them, and else together."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hvlaunch.driver.arrival import Turn
+from hvlaunch.driver.record.keeping import Keeping
+from hvlaunch.engine.engine import Engine
+from hvlaunch.engine.events import Began, HostConnected, HostReady, HostStage
+
+__all__ = ["TurnKeeping"]
+
+_MOST_AT_ONCE = 256
+_SECRETS = ("key", "session")
+
+
+class TurnKeeping:
+    """For the loop's thread alone. `begin` begins the record of a new job; `show` is called with what is on record."""
+
+    def __init__(
+        self,
+        keeping: Keeping,
+        engine: Engine,
+        begin: Callable[[], None],
+        show: Callable[[Sequence[Turn]], None],
+    ) -> None:
+        self._keeping = keeping
+        self._engine = engine
+        self._begin = begin
+        self._show = show
+        self._waiting: list[Turn] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are turns that are not on record yet, of which nothing follows."""
+        return bool(self._waiting)
+
+    def keep(self, turns: Sequence[Turn]) -> None:
+        """Put them on record before anything follows of them; others may wait for those a moment: until it is called with none.
+
+        What they were made of need not be said again then.
+        """
+        self._waiting += turns
+        if not self._waiting or (
+            turns and len(self._waiting) < _MOST_AT_ONCE and not any(map(self._is_urgent, turns))
+        ):
+            return
+        told, self._waiting = self._waiting, []
+        kept = [turn for turn in told if turn.is_decided]
+        if kept:
+            if not self._keeping.has_begun:
+                self._begin()
+            self._keeping.write(kept, _hellos(kept))
+            self._keeping.fold(self._engine)
+        self._show(told)
+        for turn in kept:
+            turn.arrival.settle()
+
+    def _is_urgent(self, turn: Turn) -> bool:
+        """To begin the record takes 10 ms of a processor: it can wait until hosts' threads have loaded what they log in with, and not until all are ready."""
+        event = turn.arrival.event
+        if isinstance(event, HostStage | HostConnected) and not self._keeping.has_begun:
+            return isinstance(event, HostConnected) or event.stage not in ("resolve", "connect")
+        return bool(turn.actions) and not isinstance(event, Began)
+
+
+def _hellos(turns: Sequence[Turn]) -> dict[int, dict[str, Any]]:
+    """What agents were greeted with, by their links."""
+    greeted = [turn.arrival.source for turn in turns if isinstance(turn.arrival.event, HostReady)]
+    return {source.number: _without_secrets(source.hello) for source in greeted if source is not None}
+
+
+def _without_secrets(hello: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be known of it to whoever reads the journal."""
+    rendezvous = hello["rendezvous"]
+    return {
+        **hello,
+        **dict.fromkeys(_SECRETS),
+        "rendezvous": None if rendezvous is None else {**rendezvous, "key": None},
+    }

@@ -1,0 +1,198 @@
+"""How far the job is, and how it comes to its end: workers are stopped, hosts closed. Pure."""
+
+import signal
+from collections.abc import Iterable
+from enum import Enum
+
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.actions import Action, Step
+from hvlaunch.engine.causes import RankDone
+from hvlaunch.engine.life import InvalidTransition, State
+from hvlaunch.engine.outcome import final_state, outcome
+from hvlaunch.engine.policy import Ending
+from hvlaunch.engine.pool import HostState, Pool, PoolHost
+from hvlaunch.engine.rounds import Rounds
+from hvlaunch.engine.stopping import AT_ONCE, gently, passing_on
+from hvlaunch.errors import Problem
+from hvlaunch.job import JobResult, JobSpec
+
+__all__ = ["AT_WORK", "WITH_WORKERS", "Course", "Phase"]
+
+_NOT_TYPED = (signal.SIGHUP, signal.SIGPIPE)
+"""Signals by which nobody says that it takes too long."""
+_KILLING_TIME = 2.0
+"""Seconds that SIGKILL has before the user may have enough of waiting."""
+_CLOSING_TIME = 25.0
+"""Seconds in which an agent that has nothing more to do has killed what is left, and is gone."""
+
+
+class Phase(Enum):
+    CONNECTING = "connecting to the hosts"
+    RUNNING = "running"
+    FINISHING = "waiting for the other workers, since the first one has ended with 0"
+    STOPPING = "stopping the workers"
+    CLOSING = "closing the hosts"
+    DONE = "done"
+
+
+AT_WORK = (Phase.CONNECTING, Phase.RUNNING)
+WITH_WORKERS = (Phase.RUNNING, Phase.FINISHING, Phase.STOPPING)
+
+
+class Course:
+    """The phases of a job, in their order; from each one the job may go straight to CLOSING."""
+
+    def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds) -> None:
+        self._spec = spec
+        self._elastic = spec.elastic
+        self._pool = pool
+        self._rounds = rounds
+        self.phase = Phase.CONNECTING
+        self.ending = Ending()
+        """Why the job ends before its time, if it does."""
+        self.final: str | None = None
+        """How the workers were in the end, in torch.distributed.elastic's words."""
+        self._interrupted: int | None = None
+        self._killing_since: float | None = None
+        """When the user, for the first time, wanted the workers killed."""
+        self._ended_at = 0.0
+
+    def release(self, host: PoolHost, now: float) -> list[Action]:
+        self._pool.closes(host, now + _CLOSING_TIME)
+        self._rounds.changed()
+        return [do.Release(host.name)]
+
+    def parting(self, host: PoolHost, now: float) -> None:
+        """The host's agent ends on its own account: first its workers, who have their grace."""
+        self._pool.parts(host, now + self._spec.grace + _CLOSING_TIME)
+        self._rounds.changed()
+
+    def let_go(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
+        """Release the hosts; those that never got ready are just dropped."""
+        actions: list[Action] = []
+        for host in hosts:
+            if host.has_agent:
+                actions += self.release(host, now)
+            elif host.state is HostState.CONNECTING:
+                self._pool.gone(host)
+                actions.append(do.Abandon(host.name))
+        return actions
+
+    def end_for(self, problem: Problem, now: float) -> list[Action]:
+        """The job ends for a defect of hvlaunch: in order where that is possible, else by what the agents do."""
+        if self.phase in (*AT_WORK, Phase.FINISHING):
+            try:
+                return self.end(Ending(error=problem), now)
+            except InvalidTransition:
+                pass
+        self.ending = Ending(error=problem)
+        return self.leave_to_agents(now)
+
+    def hosts_with_workers(self) -> list[str]:
+        """Where to send what is for all workers."""
+        if self.phase not in WITH_WORKERS:
+            return []
+        current = self._rounds.round
+        names = dict.fromkeys([*(current.hosts if current is not None else ()), *self._rounds.workers.hosts])
+        return [name for name in names if self._pool[name].has_agent]
+
+    def end(self, ending: Ending, now: float) -> list[Action]:
+        """The job ends before its time."""
+        self.ending = ending
+        actions: list[Action] = [] if ending.cause is None else [tell.JobEnding(ending.cause)]
+        if self.phase is Phase.CONNECTING:
+            return actions + self.close(now)
+        return actions + self._stop_for(ending, now) + self.close_if_over(now)
+
+    def _stop_for(self, ending: Ending, now: float) -> list[Action]:
+        """After a failure, what the workers are doing is asked first. Those that hang are being killed already."""
+        steps = gently(self._spec.grace)
+        if isinstance(ending.cause, RankDone):
+            return self.stop(steps, now)
+        self.phase = Phase.STOPPING
+        workers = [worker for worker in self._rounds.workers if worker.state is not State.HANGING]
+        return self._rounds.inspection.stop(workers, steps, now)
+
+    def stop(self, steps: tuple[Step, ...], now: float) -> list[Action]:
+        hosts = self.hosts_with_workers()
+        self.phase = Phase.STOPPING
+        self._rounds.inspection.cancel()
+        self._rounds.workers.stop(list(self._rounds.workers), steps, now)
+        return [do.Stop(host, steps) for host in hosts]
+
+    def interrupt(self, number: int, now: float) -> list[Action]:
+        grace = self._spec.grace
+        match self.phase:
+            case Phase.CONNECTING:
+                self._interrupted = number
+                return self.close(now)
+            case Phase.RUNNING | Phase.FINISHING:
+                self._interrupted = number
+                stop = self.stop(passing_on(number, grace), now)
+                return [tell.Interrupting(number, grace), *stop, *self.close_if_over(now)]
+            case Phase.STOPPING:
+                if self._killing_since is not None and now >= self._killing_since + _KILLING_TIME:
+                    return self.leave_to_agents(now)
+                self._killing_since = now if self._killing_since is None else self._killing_since
+                return self.stop(AT_ONCE, now)
+            case Phase.CLOSING if number not in _NOT_TYPED:
+                return self.give_up_closing(list(self._pool.open))
+            case _:
+                return []
+
+    def leave_to_agents(self, now: float) -> list[Action]:
+        """Wait no longer: what does not end (its output, where nobody reads it) ends when the agents lose us."""
+        self._ended_at = now
+        self.phase = Phase.CLOSING
+        self.final = final_state(self._result())
+        return self.give_up_closing(list(self._pool.open))
+
+    def close_if_over(self, now: float) -> list[Action]:
+        if self._rounds.workers.size or self.phase not in WITH_WORKERS:
+            return []
+        if self.phase is Phase.RUNNING and (self._elastic is not None or self._rounds.second_try.is_due):
+            return []
+        return self.close(now)
+
+    def close(self, now: float) -> list[Action]:
+        """Let go of every host; those that never got ready are just dropped."""
+        self._ended_at = now
+        self.phase = Phase.CLOSING
+        self.final = final_state(self._result())
+        strangers = [name for name in sorted(self._pool.open) if name in self._pool.connecting]
+        dropped: list[Action] = [do.Abandon(name) for name in strangers]
+        for name in strangers:
+            self._pool.gone(self._pool[name])
+        released: list[Action] = []
+        for name in sorted(self._pool.open):
+            if self._pool[name].has_agent:
+                released += self.release(self._pool[name], now)
+        return dropped + released + self.finish_if_closed()
+
+    def give_up_closing(self, names: Iterable[str]) -> list[Action]:
+        late = sorted(names)
+        for name in late:
+            self._pool.gone(self._pool[name])
+        actions: list[Action] = [tell.HostNotClosing(host) for host in late]
+        return [*actions, *(do.Abandon(host) for host in late), *self.finish_if_closed()]
+
+    def finish_if_closed(self) -> list[Action]:
+        if self.phase is not Phase.CLOSING or self._pool.open:
+            return []
+        self.phase = Phase.DONE
+        result, last = self._result(), self._rounds.round
+        actions: list[Action] = []
+        if result.exit_code == 0 and last is not None and 1 < last.size == len(last.alone):
+            actions = [tell.WorkersAlone(last.size, tuple(sorted(set(last.alone.values()))))]
+        return [*actions, do.Finish(result)]
+
+    def _result(self) -> JobResult:
+        began_at = self._rounds.workers.began_at
+        return outcome(
+            self.ending,
+            self._rounds.round,
+            self._interrupted,
+            0.0 if began_at is None else self._ended_at - began_at,
+            last_rank=self._spec.end_with_rank,
+        )

@@ -1,0 +1,497 @@
+"""What is to be done about what happens: the whole course of a job, without I/O, clock or threads.
+
+`Engine.handle(event, now)` returns the actions; `deadline` is when it wants a Tick. A job goes
+through the phases in their order, and from any of them straight to CLOSING. A static job is an
+elastic one with one round: all of its hosts must be there, and no failure is made up for but one (round.SecondTry).
+"""
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.actions import Action
+from hvlaunch.engine.course import AT_WORK, WITH_WORKERS, Course, Phase
+from hvlaunch.engine.draining import Draining
+from hvlaunch.engine.health import Health, Hearing, Overdue
+from hvlaunch.engine.host_errors import no_list, no_start, stuck, unfit
+from hvlaunch.engine.life import InvalidTransition
+from hvlaunch.engine.lull import lull, pass_over, tally
+from hvlaunch.engine.network import LOOPBACK
+from hvlaunch.engine.outcome import GroupStates
+from hvlaunch.engine.policy import Decision, Ending, Policy
+from hvlaunch.engine.pool import HostState, Pool, PoolHost
+from hvlaunch.engine.round import Round
+from hvlaunch.engine.rounds import Rounds
+from hvlaunch.engine.workers import Workers
+from hvlaunch.errors import Problem
+from hvlaunch.hosts.placement import needed
+from hvlaunch.job import Host, JobSpec
+
+__all__ = ["Engine"]
+
+_START_MARGIN = 0.5
+"""Seconds that a host's own, better explained, timeout has before ours."""
+_LIST_MARGIN = 5.0
+"""The same for a script that finds hosts."""
+_RESUMING = 5.0
+"""Seconds until what is long true has been heard; but half of the time since the last stop, if that is less: so all waits end."""
+
+
+class Engine:
+    """Runs one job. `rendezvous_port` is the port of the driver's rendezvous."""
+
+    def __init__(self, spec: JobSpec, rendezvous_port: int) -> None:
+        self._spec = spec
+        self._elastic = spec.elastic
+        self._rendezvous_port = rendezvous_port
+        hosts: Sequence[Host] = spec.hosts
+        if spec.elastic is None:
+            least = needed(spec.hosts, spec.np, spec.slots_per_host, spec.map_by)
+            hosts = hosts if spec.skip_bad_hosts else least
+        self._pool = Pool(hosts, spec.slots_per_host)
+        self._rounds = Rounds(spec, self._pool)
+        self._policy = Policy(spec, self._pool, self._rounds)
+        self._hearing = Hearing(spec.lease)
+        is_elastic = spec.elastic is not None
+        self._health = Health(spec.elastic, self._hearing, self._rounds) if spec.elastic is not None else None
+        self._overdue = Overdue(self._rounds.workers, self._hearing, is_elastic=is_elastic)
+        self._draining = Draining(spec, self._pool, self._rounds)
+        self._course = Course(spec, self._pool, self._rounds)
+        self._is_pool_known = spec.elastic is None or not spec.elastic.discovers
+        self._resumed_at = -inf
+        """When the driver last went on after it had been stopped."""
+        self._list_by: float | None = None
+        """When the first list of hosts must be there."""
+        self._discovery_error = ""
+        self._has_released = False
+        self._group = GroupStates()
+        self.hang: on.JobHangs | None = None
+        """As long as the job hangs."""
+        self.deadline: float | None = None
+        self._due: float | None = None
+        """The same, but for looks for silent workers."""
+        self.is_idle = False
+        """Whether the last event has changed nothing but what lull() has."""
+
+    @property
+    def phase(self) -> Phase:
+        """How far the job is."""
+        return self._course.phase
+
+    @property
+    def workers(self) -> Workers:
+        """All that live."""
+        return self._rounds.workers
+
+    @property
+    def pool(self) -> Pool:
+        """The hosts."""
+        return self._pool
+
+    @property
+    def round(self) -> Round | None:
+        """The newest that began."""
+        return self._rounds.round
+
+    def handle(self, event: on.Event, now: float) -> list[Action]:
+        """What to do about `event` at `now` (seconds of the driver's clock)."""
+        self.is_idle = False
+        if isinstance(event, on.WorkerBeat | on.WorkerStarted | on.WorkerAlone):
+            return self._life_sign(event, now)
+        if isinstance(event, on.Lull):
+            pass_over(event, self._rounds, self._health)
+            self._due, self.deadline, self.is_idle = event.due, event.deadline, True
+            return []
+        due = self._due if self._goes_on else self.deadline
+        is_early = isinstance(event, on.Tick) and (due is None or now < due)
+        before = tally(self._rounds, self._pool) if is_early else None
+        actions = self._handle(event, now)
+        if self.deadline is not None and now >= self.deadline:
+            actions += self._tick(now)
+        self.deadline = self._next_deadline(now)
+        if self._elastic is not None:
+            has_workers = self._rounds.workers.size > 0
+            self._group.tell(actions, self._course.final, self._rounds.round, has_workers=has_workers)
+        self.is_idle = is_early and not actions and before == tally(self._rounds, self._pool)
+        return actions
+
+    def handle_or_end(self, event: on.Event, now: float) -> list[Action]:
+        """As handle(), but that a defect of hvlaunch, found in its own records, ends the job in order."""
+        try:
+            return self.handle(event, now)
+        except InvalidTransition as defect:
+            actions = self._course.end_for(defect.problem, now)
+        self.deadline = self._next_deadline(now)
+        return actions
+
+    def _handle(self, event: on.Event, now: float) -> list[Action]:
+        match event:
+            case on.Tick() | on.HostStage() | on.Lull():
+                return []
+            case on.Interrupted(number):
+                return self._course.interrupt(number, now)
+            case on.ThreadFailed(problem):
+                return [] if self.phase is Phase.DONE else self._course.end_for(problem, now)
+            case on.UserSignal(number):
+                return [do.Signal(host, number) for host in self._course.hosts_with_workers()]
+            case on.InputRead():
+                return [do.GiveInput()] if self._rounds.second_try.input_read() else []
+            case on.JobHangs() | on.JobGoesOn():
+                return self._judged(event, now)
+            case on.StacksTaken(name, number):
+                return [*self._rounds.inspection.taken(name, number, now)]
+            case on.WorkerAsked() | on.WorkerSuspended():
+                return self._worker_event(event, now)
+            case on.WorkerExited() | on.WorkerNotStarted():
+                return self._worker_ended(event, now)
+            case on.HostQuiet() | on.HostAnswers():
+                self._hearing.hears(event, now)
+                self._rounds.hears(event)
+                return self._proceed(now, is_minor=True)
+            case on.HostAway() | on.HostBack():
+                self._rounds.wiring.hears(event)
+                return self._proceed(now, is_minor=True)
+            case on.DriverReplaced(seconds) | on.DriverStopped(seconds):
+                awake, self._resumed_at = now - seconds - self._resumed_at, now
+                self._prolong(seconds + min(_RESUMING, max(0.0, awake) / 2), now)
+                if isinstance(event, on.DriverReplaced):
+                    self._pool.connect_anew(now + self._spec.start_timeout + _START_MARGIN)
+                return []
+            case on.Began() | on.HostsDiscovered() | on.DiscoveryFailed():
+                return self._pool_event(event, now)
+            case on.MasterPort(name, port):
+                host = self._pool.get(name)
+                if host is not None and host.facts is not None:
+                    host.facts = host.facts._replace(master_port=port)
+                return []
+            case _:
+                host = self._pool.get(event.host)
+                return [] if host is None else self._host_event(host, event, now)
+
+    # The pool
+
+    def _pool_event(
+        self, event: on.Began | on.HostsDiscovered | on.DiscoveryFailed, now: float
+    ) -> list[Action]:
+        match event:
+            case on.Began():
+                if self._elastic is None:
+                    return self._connect(self._pool, now)
+                if not self._is_pool_known:
+                    self._list_by = now + self._elastic.discovery_timeout + _LIST_MARGIN
+                return self._proceed(now)
+            case on.HostsDiscovered(hosts):
+                return self._discovered(hosts, now)
+            case on.DiscoveryFailed(problem):
+                return self._discovery_failed(problem, now)
+
+    def _discovered(self, hosts: Sequence[Host], now: float) -> list[Action]:
+        self._discovery_error = ""
+        if not hosts and self._is_pool_known:
+            return [tell.PoolEmpty(keeps_hosts=True)]
+        actions: list[Action] = [] if hosts else [tell.PoolEmpty(keeps_hosts=False)]
+        self._is_pool_known, self._list_by = True, None
+        self._pool.update(hosts)
+        self._rounds.changed()
+        return actions + self._proceed(now)
+
+    def _discovery_failed(self, problem: Problem, now: float) -> list[Action]:
+        self._list_by = None
+        if not self._is_pool_known:
+            return self._course.end(Ending(error=problem), now) if self.phase in AT_WORK else []
+        if str(problem) == self._discovery_error:
+            return []
+        self._discovery_error = str(problem)
+        return [tell.KeepingHosts(problem)]
+
+    def _connect(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
+        due = now + self._spec.start_timeout + _START_MARGIN
+        actions: list[Action] = []
+        for host in hosts:
+            self._pool.connect(host, due)
+            actions.append(do.Connect(host.host))
+        return actions
+
+    def _tend_pool(self, now: float) -> list[Action]:
+        """Connect to the hosts that are actions, and let go of those that are not."""
+        usable = self._policy.needed_hosts(now)
+        actions = self._connect([host for host in usable if host.state is HostState.NONE], now)
+        names = {host.name for host in usable}
+        for host in self._pool:
+            if host.state is not HostState.READY or self._rounds.workers.on(host.name):
+                continue
+            if host.name not in names and (self.phase is Phase.RUNNING or not host.is_usable(now)):
+                actions += self._course.release(host, now)
+        return actions
+
+    # Hosts
+
+    def _host_event(self, host: PoolHost, event: on.Event, now: float) -> list[Action]:
+        if host.state is HostState.NONE:
+            return []
+        match event:
+            case on.HostConnected():
+                host.is_connected = True
+            case on.HostReady(_, facts) if host.state is HostState.CONNECTING:
+                return self._ready(host, facts, now)
+            case on.RendezvousReached(name, address, tried, relay_port):
+                host.has_tried_rendezvous = True
+                host.rendezvous = None if address is None else (address, relay_port or self._rendezvous_port)
+                actions: list[Action] = []
+                if address is None:
+                    actions = [tell.RendezvousUnreachable(name, tried, self._rendezvous_port)]
+                self._rounds.reached(name)
+                return actions + self._proceed(now)
+            case on.HostProbed():
+                self._rounds.wiring.add(event)
+                return self._proceed(now, is_minor=True)
+            case on.HostFailed(_, problem) | on.HostGone(_, problem):
+                return self._host_failed(host, problem, now)
+            case on.HostParting(_, problem) if host.state is HostState.READY:
+                return self._parting(host, problem, now)
+            case on.HostClosed(_, left, pids):
+                actions = [tell.HostLeftOver(host.name, left, pids)] if left else []
+                self._gone(host, now)
+                return actions + self._proceed(now)
+            case _:
+                pass
+        return []
+
+    def _ready(self, host: PoolHost, facts: on.HostFacts, now: float) -> list[Action]:
+        self._pool.ready(host, facts)
+        known = LOOPBACK if facts.peer_address is None else facts.rendezvous
+        if known is not None:
+            host.rendezvous, host.has_tried_rendezvous = (known, self._rendezvous_port), True
+        actions: list[Action] = []
+        if facts.trouble is not None:
+            actions.append(tell.KernelLacks(host.name, facts.trouble))
+        problem = unfit(host.name, facts, self._pool.slots(host), self._spec)
+        if problem is not None:
+            self._pool.errors[host.name] = problem
+            actions += self._policy.host_failed(host, problem, now)
+        self._rounds.changed()
+        return actions + self._proceed(now)
+
+    def _host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
+        """It did not get ready, or was ready and is gone."""
+        before = host.state
+        if before is not HostState.CLOSING:
+            self._pool.errors[host.name] = problem
+        if self.phase in (Phase.CLOSING, Phase.DONE) or before is HostState.CLOSING:
+            decision = Decision([tell.HostLostAtEnd(problem)])
+        elif host.has_agent:
+            decision = self._lost(host, problem, now)
+        else:
+            decision = Decision(self._policy.host_failed(host, problem, now))
+        self._gone(host, now)
+        return self._follow(decision, now)
+
+    def _gone(self, host: PoolHost, now: float) -> None:
+        """Nothing of the host is there any more."""
+        self._pool.gone(host)
+        self._rounds.workers.lose(host.name, now)
+        if self.phase in AT_WORK:
+            self._rounds.lost(host.name)
+
+    def _lost(self, host: PoolHost, problem: Problem, now: float) -> Decision:
+        if self.phase in AT_WORK and host.state is not HostState.PARTING:
+            return self._policy.host_lost(host, problem, now)
+        return Decision([tell.HostLostAtEnd(problem)] if self._course.ending.error is None else [])
+
+    def _parting(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
+        self._course.parting(host, now)
+        self._pool.errors[host.name] = problem
+        if self.phase in AT_WORK:
+            return self._follow(self._policy.host_lost(host, problem, now), now)
+        self._policy.agent_ends(host.name, now)
+        return [tell.HostLostAtEnd(problem)]
+
+    def _start_timed_out(self, host: PoolHost, now: float) -> list[Action]:
+        problem = no_start(host.name, self._spec.start_timeout, is_connected=host.is_connected)
+        self._pool.gone(host)
+        self._pool.errors[host.name] = problem
+        return [do.Abandon(host.name), *self._policy.host_failed(host, problem, now)]
+
+    # Workers
+
+    def _life_sign(
+        self, event: on.WorkerBeat | on.WorkerStarted | on.WorkerAlone, now: float
+    ) -> list[Action]:
+        """There are thousands of these, and nothing is to be done about them."""
+        worker = self._rounds.workers.find((event.host, event.slot), event.start)
+        if worker is None:
+            return []
+        if isinstance(event, on.WorkerStarted):
+            self._rounds.started(worker)
+        elif isinstance(event, on.WorkerAlone):
+            self._rounds.is_alone(worker, event.library)
+        elif self._health is not None and self.phase in AT_WORK:
+            due = self._health.beat(worker, event.commit, now, is_last=event.is_last)
+            self.is_idle = not self._rounds.beat(worker, event) and self._goes_on
+            self.deadline = due if self.deadline is None else min(self.deadline, due)
+        return []
+
+    def _worker_event(self, event: on.WorkerAsked | on.WorkerSuspended, now: float) -> list[Action]:
+        worker = self._rounds.workers.find((event.host, event.slot), event.start)
+        if worker is None or self._health is None or self.phase not in AT_WORK or worker.is_ending:
+            return []
+        if isinstance(event, on.WorkerSuspended):
+            return self._follow(self._policy.suspended(worker, now), now)
+        self._health.beat(worker, event.commit, now)
+        is_first = not self._rounds.forming.sees_commits
+        decision = self._policy.asked(worker, event, now)
+        if decision.ending is None and self._rounds.awaits_asks and not is_first:
+            return [*decision.actions]
+        return self._follow(decision, now)
+
+    def _worker_ended(self, event: on.WorkerExited | on.WorkerNotStarted, now: float) -> list[Action]:
+        worker = self._rounds.workers.find((event.host, event.slot), event.start)
+        if worker is None or worker.born != event.round or self.phase not in WITH_WORKERS:
+            return []
+        if self.phase is not Phase.RUNNING:
+            self._policy.record_end(worker, event, now)
+            return self._course.close_if_over(now)
+        decision = self._policy.worker_ended(worker, event, now)
+        if decision.is_empty and self._rounds.awaits_ends:
+            return []
+        return self._follow(decision, now)
+
+    # What follows
+
+    def _follow(self, decision: Decision, now: float) -> list[Action]:
+        """Carry out a decision, and whatever has to be done as things stand then."""
+        actions = [*decision.actions]
+        if self.phase in AT_WORK and decision.ending is not None:
+            return actions + self._course.end(decision.ending, now)
+        if self.phase in AT_WORK and decision.is_done:
+            self._course.phase = Phase.FINISHING
+        return actions + self._proceed(now)
+
+    def _proceed(self, now: float, *, is_minor: bool = False) -> list[Action]:
+        """Whatever has to be done as things stand; when `is_minor`, hosts and workers are what they were."""
+        if self.phase not in AT_WORK:
+            return self._course.close_if_over(now) + self._course.finish_if_closed()
+        decision = Decision()
+        while decision.ending is None:
+            step, problem = self._advance(now, is_minor=is_minor)
+            decision = decision.also(step)
+            if problem is None:
+                break
+            decision = decision.also(self._policy.blame(problem, now))
+            is_minor = False
+        actions = [*decision.actions]
+        if decision.ending is not None:
+            return actions + self._course.end(decision.ending, now)
+        return actions + self._course.close_if_over(now)
+
+    def _advance(self, now: float, *, is_minor: bool) -> tuple[Decision, Problem | None]:
+        """Towards the next round; why there can be none, if that is certain."""
+        if self._elastic is None:
+            is_hopeless = bool(self._pool.errors) and not self._spec.skip_bad_hosts
+            if is_hopeless and not self._pool.connecting and not self._rounds.has_begun:
+                return Decision((), Ending(error=self._pool.failure)), None
+            settled = self._rounds.settle(now)
+            return Decision([*settled.actions, *self._note_start(now)]), settled.problem
+        if not self._is_pool_known:
+            return Decision(), None
+        actions = [] if is_minor else [*self._policy.pardon(now), *self._draining.go_on(now)]
+        settled = self._rounds.settle(now)
+        actions += [*settled.actions, *self._note_start(now)]
+        if is_minor:
+            return Decision(actions), settled.problem
+        actions += self._rounds.fill(now) + self._tend_pool(now)
+        hopeless = self._policy.hopeless() if settled.problem is None else None
+        return Decision(actions, hopeless), settled.problem
+
+    def _note_start(self, now: float) -> list[Action]:
+        """When the only round of a static job is planned, its other hosts are let go; then it starts."""
+        current = self._rounds.round
+        if current is not None:
+            self._course.phase = Phase.RUNNING
+        if self._elastic is not None or self._has_released:
+            return []
+        used = set(self._rounds.next_hosts if current is None else current.hosts)
+        may_replace = current is None and self._spec.skip_bad_hosts  # others may have to take a host's place
+        if not used or may_replace:
+            return []
+        self._has_released = True
+        return self._course.let_go([host for host in self._pool if host.name not in used], now)
+
+    def _judged(self, event: on.JobHangs | on.JobGoesOn, now: float) -> list[Action]:
+        """The job hangs, or does no more."""
+        if self.phase not in (Phase.RUNNING, Phase.FINISHING):
+            return []
+        if isinstance(event, on.JobGoesOn):
+            hung, self.hang = self.hang, None
+            return [] if hung is None else [tell.JobGoingOn()]
+        self.hang = event
+        hanging = Decision([tell.JobHanging(*event)])
+        if self._spec.on_hang == "warn":
+            return [*hanging.actions]
+        self.hang = None
+        return self._follow(hanging.also(self._policy.hung(event, now)), now)
+
+    # Time
+
+    def _prolong(self, seconds: float, now: float) -> None:
+        """Nobody could hear for so long, nor do anything: whatever was due in that time has as long again."""
+        self._pool.prolong(seconds)
+        self._rounds.prolong(seconds)
+        if self._list_by is not None:
+            self._list_by += seconds
+        self._hearing.hears_all(now)
+
+    def _tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for host in self._pool.late(self._pool.connecting, now):
+            actions += self._start_timed_out(host, now)
+        late = [*self._pool.late(self._pool.parting, now), *self._pool.late(self._pool.closing, now)]
+        for host in late:
+            self._gone(host, now)
+        actions += self._course.give_up_closing([host.name for host in late]) if late else []
+        if self._list_by is not None and now >= self._list_by:
+            actions += self._discovery_failed(no_list(), now)
+        decision = Decision(actions)
+        if self.phase is Phase.RUNNING and (due := self._policy.settle_by) is not None and now >= due:
+            decision = decision.also(self._policy.settle(now))
+        if self._health is not None and self.phase is Phase.RUNNING:
+            decision = decision.also(self._policy.watch(self._health, now))
+        return self._follow(decision.also(Decision(self._give_up_stuck(now))), now)
+
+    def _give_up_stuck(self, now: float) -> list[Action]:
+        """Wait no longer for workers that live on after SIGKILL: their hosts are lost, or tell of them when they close."""
+        actions: list[Action] = []
+        for name in self._overdue.hosts(now) if self.phase in WITH_WORKERS else ():
+            if self.phase in AT_WORK:
+                actions += [do.Abandon(name), *self._host_failed(self._pool[name], stuck(name), now)]
+            else:
+                self._rounds.workers.lose(name, now)
+                actions.append(tell.HostLostAtEnd(stuck(name)))
+        return actions
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a round of an elastic job does, and may be all that happens."""
+        return self._health is not None and self.phase is Phase.RUNNING and self._rounds.is_running
+
+    def lull(self) -> on.Lull:
+        """What the newest turns come to that were idle."""
+        return lull(self._rounds, self._health, self._due, self.deadline)
+
+    def _next_deadline(self, now: float) -> float | None:
+        self._due = None
+        if self.phase is Phase.DONE:
+            return None
+        waits = (self._pool.connecting, self._pool.parting, self._pool.closing)
+        found = [next(iter(dues.values())) for dues in waits if dues]
+        others = [self._overdue.deadline(now)]
+        if self.phase in AT_WORK:
+            found += self._rounds.deadlines(now)
+            others += [self._list_by, self._policy.settle_by]
+            if self._health is not None:
+                found += self._health.deadlines()
+        self._due = min([*found, *(due for due in others if due is not None)], default=None)
+        looks = self._health.next_check if self._health is not None and self.phase in AT_WORK else None
+        return min((due for due in (self._due, looks) if due is not None), default=None)

@@ -1,0 +1,411 @@
+# ruff: noqa: ARG002 (the two ways have the same questions, and not each needs all that is asked with)
+"""The two ways in which rounds come about: workers are started anew for each, or ask for their places. Pure."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.actions import Action, HostNetwork
+from hvlaunch.engine.causes import Cause
+from hvlaunch.engine.inspection import Inspection
+from hvlaunch.engine.life import State
+from hvlaunch.engine.network import LOOPBACK
+from hvlaunch.engine.pool import Pool, PoolHost
+from hvlaunch.engine.round import Round, RoundState
+from hvlaunch.engine.seating import Plan, hand_over, in_order, seated
+from hvlaunch.engine.starting import Starter
+from hvlaunch.engine.stopping import gently
+from hvlaunch.engine.workers import Worker, Workers
+from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, NotEnoughSlots
+from hvlaunch.hosts.placement import place, seats
+from hvlaunch.job import ElasticOptions, JobSpec
+
+__all__ = ["AskingWorkers", "Bounds", "Forming", "FreshWorkers", "Patience"]
+
+_GATHER = 5.0
+"""Seconds that hosts or workers on their way are waited for when there are enough others."""
+_FIRST_PATIENCE = 30.0
+"""The same for the workers of the first round, which may take long to import."""
+
+
+class Bounds(NamedTuple):
+    """How many workers a round must have, and may have."""
+
+    least: int
+    most: float
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> "Bounds":
+        elastic = spec.elastic
+        least, most = (1, spec.np) if elastic is None else (elastic.min_np, elastic.max_np)
+        return cls(least, float("inf") if most is None else most)
+
+
+class Patience:
+    """Until when others are waited for, though there are enough. Times are seconds of the driver's clock."""
+
+    def __init__(self) -> None:
+        self.until: float | None = None
+
+    def begin(self, now: float, seconds: float = _GATHER) -> None:
+        """From now on, if it has not begun."""
+        self.until = self.until or now + seconds
+
+    def end(self) -> None:
+        self.until = None
+
+    def is_over(self, now: float) -> bool:
+        """Whether it had begun, and its time has passed."""
+        return self.until is not None and now >= self.until
+
+
+class Forming(ABC):
+    """How rounds are formed. `current` is the round that there is, or was."""
+
+    sees_commits: bool
+    """Whether its workers tell of their commits."""
+    stops_at_failure: bool
+    """Whether the workers of a round that has failed are stopped, whatever they are doing."""
+
+    def __init__(
+        self, spec: JobSpec, pool: Pool, workers: Workers, starter: Starter, patience: Patience
+    ) -> None:
+        self._spec = spec
+        self._elastic = spec.elastic
+        self._pool = pool
+        self._workers = workers
+        self._starter = starter
+        self._patience = patience
+        self._bounds = Bounds.of(spec)
+
+    # The next round
+
+    @abstractmethod
+    def is_busy(self, current: Round | None) -> bool:
+        """Whether there can be no other round before its workers have left this one."""
+
+    @abstractmethod
+    def choose(self, current: Round | None, now: float) -> Plan | None:
+        """The next round; None: there are too few for one as yet. Raises HvlaunchError where there can be none."""
+
+    @abstractmethod
+    def newest_commit(self, plan: Plan) -> int:
+        """The newest that any worker of the planned round has; -1: none."""
+
+    @abstractmethod
+    def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
+        """Begin the round."""
+
+    def fill(self, current: Round | None, number: int, now: float) -> list[Action]:
+        """Start workers for rounds from `number` on, and as spares."""
+        return []
+
+    # The round that there is
+
+    @abstractmethod
+    def gain(self, current: Round, now: float) -> int:
+        """By how many workers the next round could be larger."""
+
+    @property
+    @abstractmethod
+    def has_more_coming(self) -> bool:
+        """Whether others are on their way, for whom a larger round may wait a little."""
+
+    @abstractmethod
+    def may_shed(self, leaving: Sequence[Worker], members: Sequence[Worker]) -> bool:
+        """Whether the round is to end where these are to leave it."""
+
+    @abstractmethod
+    def change(self, current: Round, cause: Cause, now: float) -> list[Action]:
+        """Let the round's workers leave it where nothing is lost."""
+
+    @abstractmethod
+    def break_off(self, current: Round, cause: Cause, now: float) -> list[Action]:
+        """Let the round's workers leave it at once."""
+
+    @abstractmethod
+    def has_trained(self, worker: Worker, *, is_member: bool) -> bool:
+        """Whether the training is done when this worker ends well."""
+
+    # What need not be looked at
+
+    def awaits_asks(self, current: Round | None) -> bool:
+        """Whether there can be no round before other workers have asked too, or some time has passed."""
+        return False
+
+    def awaits_ends(self, current: Round | None) -> bool:
+        """Whether there can be no round before other workers have ended."""
+        return False
+
+    def deadlines(self, now: float) -> list[float]:
+        """When workers may be started that can't be now."""
+        return []
+
+
+class FreshWorkers(Forming):
+    """Workers that never ask: all are started anew for each round, with what they need in their environment.
+
+    A static job is of this kind; it needs all of its hosts, and has one round, or a second in the same places.
+    """
+
+    sees_commits = False
+    stops_at_failure = True
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        pool: Pool,
+        workers: Workers,
+        starter: Starter,
+        patience: Patience,
+        inspection: Inspection,
+    ) -> None:
+        super().__init__(spec, pool, workers, starter, patience)
+        self._inspection = inspection
+
+    def is_busy(self, current: Round | None) -> bool:
+        return current is not None and self._workers.size > 0
+
+    def choose(self, current: Round | None, now: float) -> Plan | None:
+        return self._choose_all(current, now) if self._elastic is None else self._choose_slots(current, now)
+
+    def _choose_all(self, current: Round | None, now: float) -> Plan | None:
+        """A round of a static job: every host must have got ready, or as many as it needs; all of the first for a second."""
+        hosts = self._enough(now) if self._spec.skip_bad_hosts else self._all(now)
+        if current is not None:
+            hosts = [host for host in hosts or () if host.name in current.hosts]
+            if len(hosts) < len(current.hosts):
+                raise self._too_few(NotEnoughSlots(current.size, self._pool.capacity(hosts)))
+        if hosts is None:
+            return None
+        places = place(
+            [(host.name, self._pool.slots(host)) for host in hosts], self._spec.np, self._spec.map_by
+        )
+        last = self._spec.end_with_rank
+        if last is not None and last >= len(places):
+            raise self._too_few(
+                BadUsage(f"--end-with-rank {last}: the job has only ranks 0-{len(places) - 1}")
+            )
+        return Plan.of(hosts, [self._workers.next_launch((at.host, at.local_rank), at) for at in places])
+
+    def _all(self, now: float) -> list[PoolHost] | None:
+        """All hosts; None while some are not ready."""
+        if self._pool.connecting or self._pool.errors:
+            return None
+        return [host for host in self._pool if host.is_usable(now)]
+
+    def _enough(self, now: float) -> list[PoolHost] | None:
+        """The first hosts that have slots enough, without those that failed; None while some of them are not ready.
+
+        By node, as many as there are workers: each has one before any has two.
+
+        Raises HvlaunchError where the slots are too few.
+        """
+        hosts: list[PoolHost] = []
+        slots, least = 0, self._spec.np or 1
+        for host in self._pool:
+            has_enough = (len(hosts) if self._spec.map_by == "node" else slots) >= least
+            if host.name not in self._pool.errors and (self._spec.np is None or not has_enough):
+                hosts.append(host)
+                slots += self._pool.slots(host)
+        if not all(host.is_usable(now) for host in hosts):
+            return None
+        if slots < least:
+            raise self._too_few(NotEnoughSlots(least, slots))
+        return hosts
+
+    def _too_few(self, error: BadUsage) -> HvlaunchError:
+        """The error; and why hosts were skipped, without which there may be slots enough."""
+        failures = self._pool.failures
+        return HostsFailed([*failures, error.problem]) if failures else error
+
+    def _choose_slots(self, current: Round | None, now: float) -> Plan | None:
+        """As many as there are slots."""
+        hosts = in_order((host for host in self._pool if host.is_usable(now)), current)
+        total = min(self._pool.capacity(hosts), self._bounds.most)
+        if total < self._bounds.least or not self._has_gathered(current, total, now):
+            return None
+        counts: list[tuple[str, Sequence[int]]] = []
+        for host in hosts:
+            taken = int(min(self._pool.slots(host), total))
+            counts.append((host.name, range(taken)))
+            total -= taken
+        return Plan.of(hosts, [self._workers.next_launch(seat, at) for seat, at in seats(counts).items()])
+
+    def _has_gathered(self, current: Round | None, total: float, now: float) -> bool:
+        """Whether to begin with so many workers, or to wait for hosts that are still connecting."""
+        if not self._pool.connecting or total >= self._bounds.most or current is not None:
+            return True
+        if total >= (self._spec.np or self._bounds.least):
+            self._patience.begin(now)
+        return self._patience.is_over(now)
+
+    def newest_commit(self, plan: Plan) -> int:
+        return -1
+
+    def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
+        told: list[Action] = []
+        if self._elastic is None and not current.number:
+            told += [tell.HostSkipped(problem) for problem in self._pool.failures]
+        if self._spec.np is None and not current.number and (assumed := self._assumed(plan)):
+            told.append(tell.SlotsAssumed(assumed))
+        return told + self._starter.start(plan, current, now)
+
+    def _assumed(self, plan: Plan) -> tuple[str, ...]:
+        """The hosts whose number of slots nobody has given or found."""
+        if self._spec.slots_per_host is not None:
+            return ()
+        return tuple(host.name for host in plan.hosts if host.host.slots is None and not host.gpus)
+
+    def gain(self, current: Round, now: float) -> int:
+        able = self._pool.capacity([host for host in self._pool if host.is_usable(now)])
+        return max(0, able - current.size)
+
+    @property
+    def has_more_coming(self) -> bool:
+        return bool(self._pool.connecting)
+
+    def may_shed(self, leaving: Sequence[Worker], members: Sequence[Worker]) -> bool:
+        return True
+
+    def change(self, current: Round, cause: Cause, now: float) -> list[Action]:
+        stops = self._workers.stop(self._workers.living, gently(self._spec.grace), now)
+        return [tell.RoundEnding(current.number, cause), *stops] if stops else []
+
+    def break_off(self, current: Round, cause: Cause, now: float) -> list[Action]:
+        stops = self._inspection.stop(self._workers.living, gently(self._spec.grace), now)
+        return [tell.RoundEnding(current.number, cause), *stops] if stops else []
+
+    def has_trained(self, worker: Worker, *, is_member: bool) -> bool:
+        return is_member
+
+    def awaits_ends(self, current: Round | None) -> bool:
+        is_running = current is not None and current.state is RoundState.RUNNING
+        return self._workers.size > 0 and not is_running
+
+
+class AskingWorkers(Forming):
+    """Workers that ask for their places at the rendezvous, and go from round to round."""
+
+    sees_commits = True
+    stops_at_failure = False
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        elastic: ElasticOptions,
+        pool: Pool,
+        workers: Workers,
+        starter: Starter,
+        patience: Patience,
+    ) -> None:
+        super().__init__(spec, pool, workers, starter, patience)
+        self._options = elastic
+
+    def is_busy(self, current: Round | None) -> bool:
+        """Whether the round is to change at its next commit, which none of its workers has reached yet."""
+        return current is not None and current.state is RoundState.CHANGING and current.leave_by is None
+
+    def choose(self, current: Round | None, now: float) -> Plan | None:
+        """A round of those who have asked, once all survivors of the last one have."""
+        if self._workers.count(State.WORKING):
+            return None
+        waiting = self._workers.waiting
+        able = [worker for worker in waiting if self._pool.has_slot(worker.seat, now)]
+        hosts = in_order(self._pool, current)
+        index = {host.name: number for number, host in enumerate(hosts)}
+        able.sort(key=lambda worker: (not worker.has_state, index[worker.host], worker.slot))
+        if not any(worker.has_state for worker in able):
+            able = hand_over(able, [worker for worker in waiting if worker.has_state])
+        if len(able) < self._bounds.least or not self._is_first_complete(able, now):
+            return None
+        chosen = able if self._bounds.most > len(able) else able[: int(self._bounds.most)]
+        return Plan.of(*seated(hosts, chosen))
+
+    def _is_first_complete(self, waiting: Collection[Worker], now: float) -> bool:
+        """Whether a round of none but new workers may begin while others are still starting."""
+        if any(worker.has_state for worker in waiting) or len(waiting) >= self._bounds.most:
+            return True
+        self._patience.begin(now, _FIRST_PATIENCE)
+        return not self.has_more_coming or self._patience.is_over(now)
+
+    def newest_commit(self, plan: Plan) -> int:
+        return self._newest(plan).commit
+
+    def _newest(self, plan: Plan) -> Worker:
+        workers = self._workers.of(launch.seat for launch in plan.launches)
+        return max(workers, key=lambda worker: worker.commit)
+
+    def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
+        current.started.update(range(current.size))  # since they have asked
+        current.meet_by = now + self._options.reset_timeout
+        return self._starter.place(plan, current, self._newest(plan), now)
+
+    def fill(self, current: Round | None, number: int, now: float) -> list[Action]:
+        hosts = in_order((host for host in self._pool if host.is_usable(now)), current)
+        free = self._free_slots(hosts, now)
+        if not free:
+            return []
+        planned = seats(
+            (
+                host.name,
+                sorted([*(worker.slot for worker in self._workers.on(host.name)), *free.get(host.name, ())]),
+            )
+            for host in hosts
+        )
+        starts: list[Action] = []
+        for name, slots in free.items():
+            host = self._pool[name]
+            network = HostNetwork(
+                master_addr=LOOPBACK, master_port=0, interface=None, rendezvous=host.rendezvous
+            )
+            launches = [self._workers.next_launch((name, slot), planned[name, slot]) for slot in slots]
+            starts += self._starter.launch(host, launches, network, number, State.STARTING, now)
+        return starts
+
+    def _free_slots(self, hosts: Sequence[PoolHost], now: float) -> Mapping[str, Sequence[int]]:
+        """Where a worker may be started, by host, as far as more are of use."""
+        room = self._bounds.most + self._options.spares - len(self._workers.living)
+        free: dict[str, list[int]] = {}
+        for host in hosts:
+            if not host.has_tried_rendezvous:
+                continue
+            for slot in range(self._pool.slots(host)):
+                cooldown = self._workers.cooldowns.get((host.name, slot))
+                if room < 1 or self._workers.at((host.name, slot)) or (cooldown and cooldown.holds(now)):
+                    continue
+                free.setdefault(host.name, []).append(slot)
+                room -= 1
+        return free
+
+    def gain(self, current: Round, now: float) -> int:
+        return sum(self._pool.has_slot(worker.seat, now) for worker in self._workers.waiting)
+
+    @property
+    def has_more_coming(self) -> bool:
+        return self._workers.count(State.STARTING) > 0
+
+    def may_shed(self, leaving: Sequence[Worker], members: Sequence[Worker]) -> bool:
+        """Not where nobody would be left that has what others need."""
+        return len(leaving) < len(members)
+
+    def change(self, current: Round, cause: Cause, now: float) -> list[Action]:
+        return [do.Change(current.number, cause)]
+
+    def break_off(self, current: Round, cause: Cause, now: float) -> list[Action]:
+        current.leave_by = now + self._options.reset_timeout
+        return [do.Break(current.number, cause)]
+
+    def has_trained(self, worker: Worker, *, is_member: bool) -> bool:
+        return worker.has_state
+
+    def awaits_asks(self, current: Round | None) -> bool:
+        if current is not None:
+            return self._workers.count(State.WORKING) > 0 and current.state is not RoundState.RUNNING
+        others = self._workers.size - self._workers.count(State.STARTING)
+        return self._patience.until is not None and self.has_more_coming and others < self._bounds.most
+
+    def deadlines(self, now: float) -> list[float]:
+        return [cooldown.until for cooldown in self._workers.cooldowns.values() if cooldown.holds(now)]

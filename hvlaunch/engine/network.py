@@ -1,0 +1,386 @@
+"""Which addresses and interfaces the workers use: who tries whom, what they find, the choice. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from hvlaunch.engine.actions import Action, Probe
+from hvlaunch.engine.events import HostAnswers, HostAway, HostBack, HostFacts, HostProbed, HostQuiet
+from hvlaunch.errors import BadUsage, Problem, Unreachable
+
+__all__ = [
+    "LOOPBACK",
+    "Network",
+    "Wiring",
+    "candidates",
+    "interface_of",
+    "is_usable",
+    "shared_machines",
+]
+
+LOOPBACK = "127.0.0.1"
+_MOST_TRIED = 64
+"""Addresses of a host that others try: a host that claims more must not make them search the network."""
+
+
+def candidates(facts: HostFacts) -> tuple[str, ...]:
+    """Addresses under which other hosts may reach this one, the likeliest first.
+
+    First the one that the driver used, if the host really has it: an address that only leads to
+    the host (by NAT, say) comes last, since the host itself must be able to use it too.
+    """
+    own = [address for listed in facts.addresses.values() for address in listed if is_usable(address)]
+    own = sorted(own, key=lambda address: ":" in address)[:_MOST_TRIED]
+    peer = facts.peer_address
+    if peer in own:
+        own.remove(peer)
+        own.insert(0, peer)
+    elif peer and is_usable(peer):
+        own.append(peer)
+    return tuple(own)
+
+
+def is_usable(address: str) -> bool:
+    """Whether another host may get anywhere by the address: not loopback, nor valid on one link alone."""
+    import ipaddress  # noqa: PLC0415 (a job on one host needs none of this)
+
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified)
+
+
+def interface_of(facts: HostFacts, address: str) -> str | None:
+    """The host's interface that has the address; None where naming it would mislead.
+
+    A host that routes for itself may have its address on the loopback device, after 127.0.0.1. Libraries that
+    are told `lo` take the first, and reach nobody; told nothing, they go by the host's name.
+    """
+    names = [name for name, listed in facts.addresses.items() if address in listed]
+    if address != LOOPBACK:
+        names = [name for name in names if LOOPBACK not in facts.addresses[name]]
+    return next(iter(names), None)
+
+
+class _Target:
+    """A host that `hosts` try: its addresses in order of preference, and who got through to which."""
+
+    def __init__(self, addresses: tuple[str, ...], hosts: Sequence[str]) -> None:
+        self.addresses = addresses
+        self.hosts = hosts
+        self._reached: dict[str, set[str]] = {address: set() for address in addresses}
+        self._trying = set(hosts)
+
+    def add(self, host: str, address: str | None) -> None:
+        if address is None:
+            self._trying.discard(host)
+        else:
+            self._reached[address].add(host)
+
+    def common(self) -> str | None:
+        """The best address that all who try got through to so far."""
+        return next((at for at in self.addresses if len(self._reached[at]) == len(self.hosts)), None)
+
+    def best_for(self, host: str) -> str | None:
+        return next((at for at in self.addresses if host in self._reached[at]), None)
+
+    def is_tried_by(self, host: str) -> bool:
+        """Whether the host is still at it."""
+        return host in self._trying
+
+    @property
+    def is_best(self) -> bool:
+        """Whether waiting longer can't give a better common address."""
+        return not self._trying or (bool(self.addresses) and self.common() == self.addresses[0])
+
+
+class Network:
+    """The hosts of a round, in order of rank, and the ways between them.
+
+    All others try the first host, which has rank 0; each tries the next one, in a ring without the
+    last step. A connection counts where the right host answers. `only` are interfaces that the user
+    named: they are taken as they are, and nothing is tried. One host alone needs nobody, and uses its
+    loopback. With `each_other`, every host tries every other one.
+    """
+
+    def __init__(
+        self, facts: Mapping[str, HostFacts], only: Sequence[str] = (), *, each_other: bool = False
+    ) -> None:
+        self._facts = facts
+        self._only = only
+        self.first, *others = facts
+        self._targets: dict[str, _Target] = {}
+        if others and not only:
+            previous = dict(zip(others, [self.first, *others], strict=False))
+            for target in facts:
+                hosts = others if target == self.first else [previous[target]]
+                if each_other:
+                    hosts = [host for host in facts if host != target]
+                self._targets[target] = _Target(candidates(facts[target]), hosts)
+        self._may_improve = list(self._targets.values())
+        self._lack = list(self._targets.values())
+
+    def tries(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+        """Who is to try whom, at which addresses."""
+        for name, target in self._targets.items():
+            for host in target.hosts:
+                yield host, name, target.addresses
+
+    def add(self, host: str, target: str, address: str | None) -> None:
+        """`host` got through to `target` at the address; None: it has tried all."""
+        tried = self._targets.get(target)
+        if tried is not None and host in tried.hosts:
+            tried.add(host, address)
+
+    @property
+    def is_best(self) -> bool:
+        """Whether waiting longer can't give a better choice."""
+        while self._may_improve and self._may_improve[-1].is_best:
+            self._may_improve.pop()  # it stays so: thousands of findings must not ask every host each time
+        return not self._may_improve
+
+    @property
+    def is_final(self) -> bool:
+        """Whether what is lacking will not be found any more."""
+        return not any(self._targets[target].is_tried_by(host) for host, target in self.lacks())
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether every host can be reached by all who are to reach it, though perhaps not in the best way."""
+        while self._lack and self._lack[-1].common() is not None:
+            self._lack.pop()
+        return not self._lack
+
+    def lacks(self) -> Iterator[tuple[str, str]]:
+        """Who has got through to whom at no address."""
+        for name, target in self._targets.items():
+            for host in target.hosts:
+                if target.best_for(host) is None:
+                    yield host, name
+
+    def problem(self) -> Problem | None:
+        """Why the hosts can't work together, when nothing more will be found: the first pair, or interface."""
+        for host, name in self.lacks():
+            return _unreachable(host, name, self._targets[name].addresses)
+        for name, facts in self._facts.items():
+            if self._only and self._named(facts) is None:
+                has = ", ".join(facts.addresses)
+                hint = "--network-interfaces with a name for each host, if their names differ"
+                cause = f"none of the interfaces {', '.join(self._only)} has an address on it (it has {has})"
+                return BadUsage(cause, host=name, hint=hint).problem
+        return None
+
+    def _named(self, facts: HostFacts) -> str | None:
+        """The first of the user's interfaces that has an address on the host."""
+        return next((name for name in self._only if facts.addresses.get(name)), None)
+
+    def address(self, host: str, target: str | None = None) -> str:
+        """At which address `host` reaches `target`, by default rank 0's host; once there is no problem()."""
+        target = target or self.first
+        named = self._named(self._facts[target])
+        if named is not None:
+            return self._facts[target].addresses[named][0]
+        if target not in self._targets:
+            return LOOPBACK
+        tried = self._targets[target]
+        return tried.common() or tried.best_for(host) or tried.addresses[0]
+
+    def own_address(self, host: str) -> str:
+        """At which the others reach the host; where no address is good for all, at which the first of them does."""
+        others = self._targets[host].hosts if host in self._targets else [host]
+        return self.address(others[0], host)
+
+    def interface(self, host: str) -> str | None:
+        """The host's own interface that the others reach it by."""
+        facts = self._facts[host]
+        return self._named(facts) if self._only else interface_of(facts, self.own_address(host))
+
+
+def _unreachable(host: str, target: str, addresses: Sequence[str]) -> Problem:
+    tried = ", ".join(addresses) or "none: it has only loopback addresses"
+    return Unreachable(
+        f"can't connect to host {target} (tried {tried})",
+        host=host,
+        other=target,
+        addresses=addresses,
+        hint="open the firewall between the two, or use --network-interfaces, which takes addresses without trying",
+    ).problem
+
+
+_PROBING_TIME = 8.0
+_MOST_IN_DOUBT = 32
+"""Hosts that all try each other: that grows with the square of their number."""
+_SETTLE = 0.3
+"""Seconds that a better address may still take when each host can be reached at some."""
+_RETRY_AFTER = 2.0
+"""Seconds until two hosts try once more: where an agent is gone, its port refuses others before our connection to it ends."""
+
+
+class Wiring:
+    """Finds the network of whichever hosts are wanted now. What is known of two hosts stays known while both are there.
+
+    `lease` is the silence in seconds after which a host is lost. One that does not answer is waited for as long, since it
+    may be our own link that is away.
+    """
+
+    def __init__(self, only: Sequence[str], lease: float) -> None:
+        self._only = only
+        self._lease = lease
+        self._findings: dict[str, dict[str, list[str | None]]] = {}
+        """By who tries, then by whom; a pair without findings has been asked for."""
+        self._agents: Counter[str] = Counter()
+        """How many each host has had before this one: what others find of those counts no more."""
+        self._hosts: tuple[str, ...] = ()
+        self._in_doubt = False
+        self._quiet: set[str] = set()
+        """Hosts that do not answer."""
+        self._retries: dict[frozenset[str], float | None] = {}
+        """When pairs that could not reach each other are to try once more; None: they do, or have."""
+        self._until: float | None = None
+        """How long it may take altogether."""
+        self.network: Network | None = None
+        self.deadline: float | None = None
+
+    def want(self, facts: Mapping[str, HostFacts], now: float) -> list[Action]:
+        """These are the hosts, in order of rank: what is to be tried that was not tried before."""
+        if self._until is None:
+            self._until = now + 2 * _PROBING_TIME + self._lease
+        if self.network is not None and tuple(facts) == self._hosts:
+            return []
+        self._hosts = tuple(facts)
+        each_other = self._in_doubt and len(facts) <= _MOST_IN_DOUBT
+        self.network = Network(facts, self._only, each_other=each_other)
+        self.deadline = now + _PROBING_TIME
+        probes: list[Action] = []
+        for host, target, addresses in self.network.tries():
+            known = self._findings.setdefault(host, {})
+            if target not in known:
+                known[target] = self._from_before(host, facts[host], target, addresses)
+                if not known[target]:
+                    port = facts[target].beacon_port
+                    probes.append(Probe(host, target, addresses, port, self._agents[target]))
+            for address in known[target]:
+                self.network.add(host, target, address)
+        return probes
+
+    def _from_before(
+        self, host: str, facts: HostFacts, target: str, addresses: tuple[str, ...]
+    ) -> list[str | None]:
+        """What the host found of the other in an earlier job, as if it had tried all; nothing where it may be so no more."""
+        earlier = None if facts.findings is None else facts.findings.get(target)
+        is_new = not (self._agents[host] or self._agents[target])
+        if earlier is None or earlier.tried != addresses or self._in_doubt or not is_new:
+            return []
+        return [*earlier.at, None]
+
+    def add(self, found: HostProbed) -> None:
+        """Somebody got through to a host, or has tried all of its addresses."""
+        host, target, address, agent = found
+        known = self._findings.get(host, {}).get(target)
+        if known is None or agent != self._agents[target]:
+            return
+        known.append(address)
+        if self.network is not None:
+            self.network.add(host, target, address)
+
+    def forget(self, host: str) -> None:
+        """The host's agent is gone; if it comes back, it may have other addresses."""
+        self._agents[host] += 1
+        self._findings.pop(host, None)
+        for targets in self._findings.values():
+            targets.pop(host, None)
+        self._quiet.discard(host)
+        self._retries = {pair: due for pair, due in self._retries.items() if host not in pair}
+        self._look_anew()
+
+    def hears(self, event: HostQuiet | HostAnswers | HostAway | HostBack) -> None:
+        """A host does not answer, or does again: whom it could not reach, and who could not reach it, are to try again."""
+        if isinstance(event, HostQuiet | HostAway):
+            self._quiet.add(event.host)
+        else:
+            self._quiet.discard(event.host)
+            self._retries.update({pair: 0.0 for pair in self._retries if event.host in pair})
+
+    def is_silent(self, host: str) -> bool:
+        """Whether it does not answer."""
+        return host in self._quiet
+
+    def _look_anew(self) -> None:
+        self.network, self._hosts, self.deadline = None, (), None
+
+    def prolong(self, seconds: float) -> None:
+        """Nobody could hear: whatever is waited for has so much more time, and who does not answer has to be found out anew."""
+        self._quiet.clear()
+        self._retries.clear()
+        if self.deadline is not None:
+            self.deadline += seconds
+        if self._until is not None:
+            self._until += seconds
+
+    def is_certain(self, host: str, target: str, now: float) -> bool:
+        """Whether there is no way between the two, now that none was found; else they are to be wanted again.
+
+        Not as long as one of them does not answer, nor before they have tried once more: it may have been a cut.
+        """
+        pair = frozenset((host, target))
+        if self.network is None or self._until is None or now >= self._until:
+            return True
+        pairs = {frozenset(one): one for one in self.network.lacks()}
+        for one in pairs:
+            self._retries.setdefault(one, now + _RETRY_AFTER)
+        if pair & self._quiet:
+            return False
+        if self._retries[pair] is None:
+            return True
+        for one, names in pairs.items():
+            due = self._retries[one]
+            if due is not None and now >= due:
+                self._retries[one] = None
+                self.ask_again(*names)
+        return False
+
+    def deadlines(self, now: float) -> list[float]:
+        """When to look again, if nothing is found."""
+        dues = (self.deadline, self._until, *self._retries.values())
+        return [due for due in dues if due is not None and due > now]
+
+    def end(self) -> None:
+        """The network was taken as it is, or can't be, or is not wanted any more."""
+        self._until = None
+        self._retries.clear()
+
+    def ask_again(self, host: str, target: str) -> None:
+        """There is no way between the two: when both are wanted again, it need not be so any more."""
+        for one, other in ((host, target), (target, host)):
+            found = self._findings.get(one, {}).get(other, ())
+            if None in found and not any(found):
+                del self._findings[one][other]
+        self._look_anew()
+
+    def doubt(self) -> None:
+        """A round failed, and nobody knows why: who reached whom may do so no more. From now on all try each other."""
+        self._in_doubt = True
+        for targets in self._findings.values():
+            for target in [target for target, found in targets.items() if None in found]:
+                del targets[target]  # who is still trying is not asked twice
+        self._look_anew()
+
+    def is_settled(self, now: float, *, others: bool) -> bool:
+        """Whether to take the network as it is; `others` is whether nothing else is waited for."""
+        if self.network is None or self.deadline is None or self._until is None:
+            return False
+        if now >= self.deadline:
+            return now >= self._until or self.network.is_final
+        if others and not self.network.is_best and self.network.is_enough:
+            self.deadline = min(self.deadline, now + _SETTLE)
+        return others and self.network.is_best
+
+
+def shared_machines(facts: Mapping[str, HostFacts]) -> list[tuple[str, ...]]:
+    """The hosts of which several are one machine, in the order of the hosts.
+
+    One machine has one boot id; containers on it have that too, but not each other's addresses.
+    """
+    found: dict[object, list[str]] = {}
+    for name, known in facts.items():
+        if known.boot_id is not None:
+            addresses = {(interface, *listed) for interface, listed in known.addresses.items()}
+            found.setdefault((known.boot_id, frozenset(addresses)), []).append(name)
+    return [tuple(names) for names in found.values() if len(names) > 1]

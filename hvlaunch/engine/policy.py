@@ -1,0 +1,483 @@
+"""What a worker's end, a lost host, or silence leads to: the next round, or the end of the job. Pure."""
+
+import signal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from hvlaunch.engine import causes as why
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.actions import Action
+from hvlaunch.engine.blame import may_be_consequence
+from hvlaunch.engine.cooldown import Cooldown
+from hvlaunch.engine.health import Health
+from hvlaunch.engine.life import Trigger
+from hvlaunch.engine.pool import HostState, Pool, PoolHost
+from hvlaunch.engine.round import FRUITLESS_IN_A_ROW, Round, RoundState
+from hvlaunch.engine.rounds import Rounds
+from hvlaunch.engine.seating import in_order
+from hvlaunch.engine.stopping import AT_ONCE, gently
+from hvlaunch.engine.workers import Worker
+from hvlaunch.errors import JobHung, NotEnoughSlots, Problem
+from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
+
+__all__ = ["Decision", "Ending", "Policy"]
+
+_STRIKES = 2
+_SLOT_COOLDOWN = (1.0, 300.0)
+_QUOTED = 200
+"""Characters of a worker's own words that are told."""
+_CONNECT_COOLDOWN = (5.0, 300.0)
+"""For hosts that were discovered, and may still boot."""
+
+
+class Ending(NamedTuple):
+    """Why a job ends before its time: an error, or a worker's failure."""
+
+    error: Problem | None = None
+    failure: WorkerExit | None = None
+    cause: (
+        why.RestartsUsedUp | why.NoProgress | why.StartsFailed | why.RankDone | why.SecondTryFailed | None
+    ) = None
+    """Why nothing is made up for, or why the other workers are not waited for."""
+
+
+class Decision(NamedTuple):
+    """What is to be done, and whether the job goes on."""
+
+    actions: Sequence[Action] = ()
+    ending: Ending | None = None
+    """Where the job is to end before its time."""
+    is_done: bool = False
+    """Whether the training is done: the first worker has ended well."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.actions or self.ending or self.is_done)
+
+    def also(self, other: "Decision") -> "Decision":
+        """Both; the job ends for what was first."""
+        return Decision(
+            (*self.actions, *other.actions), self.ending or other.ending, self.is_done or other.is_done
+        )
+
+
+class Policy:
+    """Decides what follows when workers or hosts fail, hang or leave."""
+
+    def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds) -> None:
+        self._spec = spec
+        self._elastic = spec.elastic
+        self._pool = pool
+        self._rounds = rounds
+        self._workers = rounds.workers
+        self._restarts = rounds.restarts
+
+    @property
+    def _round(self) -> Round | None:
+        return self._rounds.round
+
+    # Workers
+
+    def record_end(
+        self, worker: Worker, event: on.WorkerExited | on.WorkerNotStarted, now: float
+    ) -> WorkerExit:
+        """A worker is no more."""
+        is_member = self._rounds.is_member(worker)
+        current = self._round if is_member or self._has_left(worker) else None
+        exit_ = worker.ended(event, self._workers.began_at or 0.0, now)
+        self._workers.end(worker, now)
+        self._rounds.changed()
+        if current is not None and (is_member or exit_.stopped):
+            current.add(exit_)
+        return exit_
+
+    def _has_left(self, worker: Worker) -> bool:
+        """Whether it was in the round that there is, or was, and has asked for a place in the next."""
+        current = self._round
+        return current is not None and worker.round is None and worker.last_round == current.number
+
+    def worker_ended(
+        self, worker: Worker, event: on.WorkerExited | on.WorkerNotStarted, now: float
+    ) -> Decision:
+        """A worker is no more: what follows."""
+        is_member, is_ending = self._rounds.is_member(worker), worker.is_ending
+        exit_ = self.record_end(worker, event, now)
+        if self._elastic is None:
+            return self._static_ended(exit_, now)
+        if exit_.stopped or (is_ending and not exit_.ok):
+            return Decision(self._find_culprit(now))
+        if exit_.ok and self._rounds.forming.has_trained(worker, is_member=is_member):
+            is_early = self._rounds.forming.sees_commits and is_member and not worker.is_done
+            early = [tell.WorkerEndedEarly(exit_.rank, exit_.host)] if is_early else []
+            return self.settle(now).also(Decision(early)).also(self._finish(self._elastic, now))
+        if is_member:
+            return self._member_failed(exit_, now)
+        return Decision() if worker.has_state else self._start_failed(worker, exit_, now)
+
+    def _static_ended(self, exit_: WorkerExit, now: float) -> Decision:
+        """A worker of a job that makes up for nothing is no more."""
+        current, second_try = self._round, self._rounds.second_try
+        if current is not None and second_try.is_due:
+            is_void = not self._workers.size and not current.has_lost_only_its_port
+            return Decision((), Ending() if is_void else None)
+        if current is not None and exit_.port_taken_by is not None and self._may_begin_again(current, now):
+            return self._begin_again(current, exit_, now)
+        if not exit_.ok:
+            return self._member_failed(exit_, now)
+        if exit_.rank == self._spec.end_with_rank and self._workers.living:
+            return Decision((), Ending(cause=why.RankDone(exit_.rank, exit_.host)))
+        return Decision()
+
+    def _may_begin_again(self, current: Round, now: float) -> bool:
+        """Whether nothing is lost by it, and rank 0's host keeps another port."""
+        host = self._pool[current.hosts[0]]
+        has_port = host.facts is not None and host.facts.master_port != current.master_port
+        return has_port and self._rounds.second_try.may_follow(current, now)
+
+    def _begin_again(self, current: Round, exit_: WorkerExit, now: float) -> Decision:
+        """Rank 0 of a static job could not have its MASTER_PORT."""
+        again = tell.BeginningAgain(exit_.host, current.master_port, exit_.port_taken_by or 0)
+        return Decision([again, *self._rounds.begin_again(_ended(exit_), now)])
+
+    def _member_failed(self, exit_: WorkerExit, now: float) -> Decision:
+        """A worker of the round failed: so has the round, at once or after a short wait for the cause."""
+        current = self._round
+        if current is None or not may_be_consequence(exit_):
+            return self._fail(_ended(exit_), now, host=exit_.host)
+        if current.state is RoundState.BROKEN:
+            return Decision(self._find_culprit(now))
+        if not self._rounds.forming.stops_at_failure:
+            return self._fail(_ended(exit_), now)  # none is stopped, so that the cause will show itself
+        if current.settle_by is None:
+            current.settle_by = now + self._spec.settle
+        others = any(self._rounds.is_member(worker) for worker in self._workers.living)
+        return Decision() if others and now < current.settle_by else self.settle(now)
+
+    @property
+    def settle_by(self) -> float | None:
+        """Until when the round's failure waits for its cause."""
+        current = self._round
+        return None if current is None or current.state is RoundState.BROKEN else current.settle_by
+
+    def settle(self, now: float) -> Decision:
+        """If the round's failure has waited for its cause, it waits no longer."""
+        current = self._round
+        if self.settle_by is None or current is None or current.failure is None:
+            return Decision()
+        if not may_be_consequence(current.failure):
+            return self._fail(_ended(current.failure), now, host=current.failure.host)
+        current.suspect = _ended(current.failure)
+        return self._fail(current.suspect, now).also(Decision(self._find_culprit(now)))
+
+    def _find_culprit(self, now: float) -> list[Action]:
+        """A worker that was told to end has ended: whether it was the cause, or no other can be."""
+        current = self._round
+        if (
+            current is None
+            or current.suspect is None
+            or current.failure is None
+            or current.culprit is not None
+        ):
+            return []
+        is_over = not any(self._rounds.is_member(worker) for worker in self._workers)
+        cause = _ended(current.failure)
+        if cause == current.suspect and not is_over:
+            return []
+        current.is_unexplained = cause == current.suspect
+        current.culprit, current.suspect = cause.host, None
+        actions = self._strike(cause.host, cause, now, fruitful=current.is_fruitful(now))
+        if actions:
+            self._restarts.gained()
+        return actions
+
+    def _finish(self, elastic: ElasticOptions, now: float) -> Decision:
+        """Training is done: the others of the round get some time to end, everybody else ends now."""
+        members = [worker for worker in self._workers.living if self._rounds.is_member(worker)]
+        waiting = self._workers.waiting
+        known = {*members, *waiting}
+        starting = [worker for worker in self._workers.living if worker not in known]
+        grace = self._spec.grace
+        actions = [
+            *self._workers.dismiss(waiting, why.TrainingDone(), grace, now),
+            *self._workers.stop(starting, gently(grace), now),
+            *self._workers.stop(members, gently(grace, elastic.exit_grace), now),
+        ]
+        return Decision(actions, is_done=True)
+
+    def _start_failed(self, worker: Worker, exit_: WorkerExit, now: float) -> Decision:
+        """It ended before it was ever in a round."""
+        cooldown = self._workers.cooldowns.setdefault(worker.seat, Cooldown())
+        seconds = cooldown.begin(now, _SLOT_COOLDOWN)
+        host = self._pool.get(worker.host)
+        failed = [tell.WorkerStartFailed(_ended(exit_), worker.slot, seconds)]
+        if host is None:
+            return Decision(failed)
+        host.strikes += 1
+        has_members = any(self._rounds.is_member(other) for other in self._workers.on(worker.host))
+        if host.strikes >= _STRIKES and not has_members and self._can_do_without(host, now):
+            return Decision(self.exclude(host, why.WorkersFail(_ended(exit_)), now))
+        is_needed = self._round is None or self._round.state is RoundState.BROKEN
+        if is_needed and cooldown.count >= FRUITLESS_IN_A_ROW:
+            return Decision(failed, Ending(failure=exit_, cause=why.StartsFailed(cooldown.count)))
+        return Decision(failed)
+
+    def asked(self, worker: Worker, event: on.WorkerAsked, now: float) -> Decision:
+        """A worker of an elastic job wants a place."""
+        was_in = worker.round
+        if self._elastic is None or not self._rounds.asked(worker, event.round, event.commit, now):
+            return Decision()
+        current = self._round
+        if current is None or was_in != current.number:
+            return Decision()
+        if current.state is RoundState.RUNNING and event.cause is None:
+            current.leave_by = now + self._elastic.exit_grace
+            worker.restart(event.commit)
+            return Decision(self._rounds.change(why.NewTraining(), now))
+        if current.state is RoundState.RUNNING:
+            words = (event.cause or "")[:_QUOTED]
+            return self._fail(why.WorkerLeft(worker.rank, worker.host, words), now)
+        if current.leave_by is None:
+            current.leave_by = now + self._elastic.reset_timeout
+        return Decision()
+
+    def watch(self, health: Health, now: float) -> "Decision":
+        """Find the workers of a running round that hang.
+
+        All are killed before one of them is judged: no host is excluded because others seem to have the state, and are killed too.
+        """
+        silent = health.silent(now)
+        late = [worker for worker in health.stragglers(now) if worker not in silent]
+        kills = self._rounds.inspection.stop([*silent, *late], AT_ONCE, now, Trigger.HANGS)
+        decision = Decision()
+        for worker in silent:
+            decision = decision.also(self._hangs(worker, "silent", now))
+        if absent := health.absent(now):
+            decision = decision.also(self.not_met(absent, now))
+        if health.is_without_commit(now):
+            decision = decision.also(self.no_commit(now))
+        for worker in late:
+            decision = decision.also(self._hangs(worker, "late", now))
+        return decision.also(Decision(kills))
+
+    def suspended(self, worker: Worker, now: float) -> Decision:
+        """A worker was stopped by a signal, and not continued."""
+        kill = self._rounds.inspection.stop([worker], AT_ONCE, now, Trigger.HANGS)
+        return self._hangs(worker, "stopped", now).also(Decision(kill))
+
+    def _hangs(self, worker: Worker, how: Literal["silent", "stopped", "late"], now: float) -> Decision:
+        """A worker does not do what it should: it is killed, and counts as failed."""
+        seconds = None if how == "late" or self._elastic is None else self._elastic.worker_timeout
+        cause = why.WorkerHangs(worker.rank, worker.host, how, seconds)
+        self._rounds.changed()
+        failed = Decision()
+        if self._rounds.is_member(worker):
+            failed = self._fail(cause, now, host=worker.host)
+        ending = failed.ending
+        if ending is not None and ending.error is None and self._round is not None:
+            when = now - (self._workers.began_at or now)  # its host may be gone before its end is heard of
+            killed = WorkerExit(rank=worker.rank, host=worker.host, signal=signal.SIGKILL, when=when)
+            ending = ending._replace(failure=killed)
+        return Decision([tell.WorkerKilled(cause), *failed.actions], ending)
+
+    def hung(self, event: on.JobHangs, now: float) -> Decision:
+        """No worker gets on, and the user does not want to wait for what may never come."""
+        if self._elastic is not None and self._spec.on_hang == "restart":
+            return self._fail(why.JobHung(event.seconds, event.text), now)
+        return Decision((), Ending(error=JobHung(event.seconds, event.text).problem))
+
+    def no_commit(self, now: float) -> Decision:
+        """The round gets nowhere: whoever hangs in it will not leave it either."""
+        seconds = None if self._elastic is None else self._elastic.commit_timeout
+        return Decision() if seconds is None else self._fail(why.NoCommit(seconds), now)
+
+    def not_met(self, absent: Sequence[Worker], now: float) -> Decision:
+        """The round has begun, and not all of its workers have come together."""
+        seconds = 0.0 if self._elastic is None else self._elastic.reset_timeout
+        ranks = tuple(worker.rank for worker in absent)
+        return self._fail(
+            why.NotMet(ranks, tuple(dict.fromkeys(worker.host for worker in absent)), seconds), now
+        )
+
+    # Rounds
+
+    def _fail(
+        self, cause: why.Cause, now: float, *, host: str | None = None, problem: Problem | None = None
+    ) -> Decision:
+        """The round has failed: a worker's end (`host` is where), or the loss of a host (`problem`)."""
+        current = self._round
+        if current is None:
+            return Decision()
+        is_news = current.state is not RoundState.BROKEN
+        fruitful = current.is_fruitful(now) or (None if problem is not None else False)
+        current.is_unknown = current.is_unknown or problem is not None
+        is_told_by_victim = isinstance(cause, why.WorkerLeft | why.NotMet | why.NoCommit | why.JobHung)
+        current.is_unexplained = current.is_unexplained or (is_news and host is None and is_told_by_victim)
+        excluded: list[Action] = []
+        if host is not None and current.culprit is None:
+            current.culprit = host
+            current.is_unexplained = False
+            current.cause = cause  # its peers may have left before, for what they saw of it
+            if isinstance(cause, why.WorkerEnded | why.WorkerHangs):
+                excluded = self._strike(host, cause, now, fruitful=bool(fruitful))
+        if not is_news:
+            return Decision(excluded)
+        limit = self._restarts.failed(now, fruitful=bool(excluded) or fruitful)
+        if limit is not None:
+            if self._elastic is None:
+                return Decision(
+                    (), Ending(error=problem, cause=why.SecondTryFailed() if current.number else None)
+                )
+            return Decision(
+                excluded[1:], Ending(error=problem, cause=limit)
+            )  # its stops, which are under way
+        return Decision([*self._rounds.break_off(cause, now), *excluded])
+
+    # Hosts
+
+    def _strike(
+        self, name: str, cause: why.WorkerEnded | why.WorkerHangs, now: float, *, fruitful: bool
+    ) -> list[Action]:
+        host = self._pool.get(name)
+        if host is None or self._elastic is None:
+            return []
+        host.strikes = 1 if fruitful else host.strikes + 1
+        if host.strikes < _STRIKES or not self._can_do_without(host, now):
+            return []
+        return self.exclude(host, why.WorkersFail(cause), now)
+
+    def _can_do_without(self, host: PoolHost, now: float) -> bool:
+        """Whether the other hosts have enough slots, and not only this one's workers have what the others need."""
+        others = [other for other in self._pool if other is not host and other.is_usable(now)]
+        return self._have_enough(others) and not self._alone_has_state(host)
+
+    def _alone_has_state(self, host: PoolHost) -> bool:
+        """Whether only this host's workers have what the others need."""
+        return {worker.host for worker in self._workers.living if worker.commit >= 0} == {host.name}
+
+    def needed_hosts(self, now: float) -> list[PoolHost]:
+        """Those to be connected: where workers are, then those that are ready, then others, until the slots will do."""
+        spares = self._elastic.spares if self._elastic is not None else 0
+        ranks = {HostState.READY: 1, HostState.CONNECTING: 2}
+        able = [
+            host
+            for host in in_order(self._pool, self._round)
+            if host.listed
+            and not host.cooldown.holds(now)
+            and host.state not in (HostState.PARTING, HostState.CLOSING)
+        ]
+        able.sort(key=lambda host: 0 if self._workers.on(host.name) else ranks.get(host.state, 3))
+        needed: list[PoolHost] = []
+        slots = 0
+        for host in able:
+            if slots >= self._rounds.bounds.most + spares:
+                break
+            needed.append(host)
+            slots += self._pool.slots(host)
+        return needed
+
+    def exclude(
+        self, host: PoolHost, cause: why.Cause, now: float, bounds: tuple[float, float] | None = None
+    ) -> list[Action]:
+        """Use the host no more until its cool-down is over, which the options give, or else `bounds`."""
+        own = None if self._elastic is None else self._elastic.cooldown
+        bounds = own or bounds
+        seconds = self._pool.exclude(host, now, bounds)
+        host.strikes = _STRIKES - 1  # one more when it is back, and it is excluded for longer
+        self._workers.forget_waits(host.name, now)
+        self._rounds.changed()
+        there = [worker for worker in self._workers.on(host.name) if not worker.is_ending]
+        stops = self._rounds.inspection.stop(there, gently(self._spec.grace), now)
+        return [tell.HostExcluded(host.name, seconds, cause), *stops]
+
+    def host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
+        """The host could not be connected."""
+        if self._elastic is None:
+            return []
+        bounds = self._elastic.cooldown
+        is_missed = host.was_ready and not self._can_do_without(host, now)
+        if bounds is None and (self._elastic.discovers or is_missed):
+            bounds = _CONNECT_COOLDOWN
+        retry_in = self._pool.exclude(host, now, bounds)
+        return [tell.HostNotUsable(problem, retry_in, self._others_do(host))]
+
+    def host_lost(self, host: PoolHost, problem: Problem, now: float) -> Decision:
+        """The host is gone, or going, with all its workers; in the end its agent hears nobody, and stops them itself."""
+        has_members = any(self._rounds.is_member(worker) for worker in self._workers.on(host.name))
+        if host.state is not HostState.PARTING:
+            self._workers.lose(host.name, now)
+        self.agent_ends(host.name, now)
+        cause = why.HostProblem(problem)
+        excluded = self._exclude_lost(host, cause, now) if self._elastic is not None else []
+        self._rounds.lost(host.name)
+        if self._rounds.second_try.is_due:
+            return Decision((), Ending(error=problem))
+        if not has_members:
+            return Decision(excluded)
+        return Decision(excluded).also(self._fail(cause, now, problem=problem))
+
+    def _exclude_lost(self, host: PoolHost, cause: why.HostProblem, now: float) -> list[Action]:
+        """A lost host without which the job can't go on is tried again: it may be our own network that was away."""
+        host.was_lost = True
+        bounds = None if self._can_do_without(host, now) else _CONNECT_COOLDOWN
+        return self.exclude(host, cause, now, bounds)[:1]
+
+    def pardon(self, now: float) -> list[Action]:
+        """Lost hosts are tried again as soon as the others are too few, though they were enough before."""
+        lost = [host for host in self._pool if host.listed and host.was_lost and host.cooldown.is_for_good]
+        if not lost or self._can_do_without(lost[0], now):
+            return []
+        pardoned: list[Action] = []
+        for host in lost:
+            cause = why.HostProblem(self._pool.errors[host.name])
+            pardoned += self.exclude(host, cause, now, _CONNECT_COOLDOWN)[:1]
+        return pardoned
+
+    def _others_do(self, host: PoolHost) -> bool:
+        """Whether the other hosts have enough slots, those in a cool-down included that will end."""
+        others = [other for other in self._pool if other.listed and not other.cooldown.is_for_good]
+        return self._have_enough([other for other in others if other is not host])
+
+    def _have_enough(self, hosts: Sequence[PoolHost]) -> bool:
+        """Whether these have slots for a round."""
+        return self._pool.capacity(hosts) >= self._rounds.bounds.least
+
+    def agent_ends(self, host: str, now: float) -> None:
+        """Note that the host's agent ends its workers on its own account."""
+        self._workers.stop_by_agent(host, gently(self._spec.grace), now)
+
+    def blame(self, problem: Problem, now: float) -> Decision:
+        """Hosts can't work together: one of them is excluded, or the job ends."""
+        host = self._to_be_left_out(problem)
+        if host is None or not (self._elastic or self._spec.skip_bad_hosts):
+            return Decision((), Ending(error=problem))
+        self._pool.errors[host.name] = problem
+        if self._elastic is None:
+            self._rounds.changed()
+            return Decision()
+        return Decision(self.exclude(host, why.HostProblem(problem), now))
+
+    def _to_be_left_out(self, problem: Problem) -> PoolHost | None:
+        """Of two hosts that can't work together: who alone has the state stays, who does not answer us goes, rank 0's stays."""
+        named = [self._pool.get(name) for name in (problem.host, problem.other) if name is not None]
+
+        def value(host: PoolHost) -> tuple[bool, bool, bool]:
+            is_first = host.name in self._rounds.next_hosts[:1]
+            return self._alone_has_state(host), not self._rounds.wiring.is_silent(host.name), is_first
+
+        return min((host for host in named if host is not None), key=value, default=None)
+
+    def hopeless(self) -> Ending | None:
+        """Where there will never be enough slots again: how the job ends."""
+        if self._elastic is None or self._elastic.discovers or self._pool.connecting:
+            return None
+        if self._round is not None and self._round.state is RoundState.RUNNING:
+            return None
+        left = self._pool.capacity([host for host in self._pool if not host.cooldown.is_for_good])
+        if left >= self._elastic.min_np:
+            return None
+        return Ending(error=self._pool.failure or NotEnoughSlots(self._elastic.min_np, left).problem)
+
+
+def _ended(exit_: WorkerExit) -> why.WorkerEnded:
+    return why.WorkerEnded(exit_.rank, exit_.host, exit_.code, exit_.signal, exit_.not_started)

@@ -1,0 +1,179 @@
+"""One round: its workers, who has left it, who has ended and how, who failed first; and whether another may follow. Pure."""
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+
+from hvlaunch.engine.blame import cause_of
+from hvlaunch.engine.causes import Cause, NoProgress, RestartsUsedUp, WorkerEnded
+from hvlaunch.hosts.placement import Launch
+from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
+
+__all__ = ["FRUITFUL", "FRUITLESS_IN_A_ROW", "Restarts", "Round", "RoundState", "SecondTry"]
+
+FRUITFUL = 15.0
+"""Seconds after which a round counts as one that got somewhere, commits or not."""
+FRUITLESS_IN_A_ROW = 5
+_SECOND_TRY_WITHIN = 60.0
+"""Seconds: a script that comes to its store later has worked before, and would do all of that again."""
+
+
+class Restarts:
+    """Failures that were made up for. Those older than --restart-window are forgotten; a static job makes up for none."""
+
+    def __init__(self, options: ElasticOptions | None) -> None:
+        self._limit = 0 if options is None else options.max_restarts
+        self._window = 0.0 if options is None else options.restart_window
+        self._failed: deque[float] = deque()
+        self._fruitless = 0
+
+    def gained(self) -> None:
+        """A round got somewhere, as is known now; or something was done about the last failure after all."""
+        self._fruitless = 0
+
+    def failed(self, now: float, *, fruitful: bool | None) -> RestartsUsedUp | NoProgress | None:
+        """A round failed, after it had got somewhere or not (None: that tells nothing). Why the job ends, if it does."""
+        while self._failed and now - self._failed[0] > self._window:
+            self._failed.popleft()
+        self._failed.append(now)
+        if fruitful is not None:
+            self._fruitless = 0 if fruitful else self._fruitless + 1
+        if self._limit is not None and len(self._failed) > self._limit:
+            return RestartsUsedUp(self._limit)
+        if self._fruitless >= FRUITLESS_IN_A_ROW:
+            return NoProgress(self._fruitless)
+        return None
+
+
+class SecondTry:
+    """The one time that a static job may begin again: another user's program took MASTER_PORT, and nothing is lost."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        others_start_or_meet = spec.mpi is not None or spec.horovod
+        self._is_open = spec.elastic is None and not others_start_or_meet and "MASTER_PORT" not in spec.env
+        self.is_due = False
+        """Whether the first try has failed, and the second is to begin."""
+        self._input_waits = False
+
+    def may_follow(self, current: "Round", now: float) -> bool:
+        """Whether the round is the first try, which has failed for its MASTER_PORT alone."""
+        is_early = now - current.started_at <= _SECOND_TRY_WITHIN
+        return self._is_open and is_early and current.has_lost_only_its_port
+
+    def begin(self) -> bool:
+        """A round begins; whether input has waited for it."""
+        self._is_open = self._is_open and not self.is_due
+        self.is_due = False
+        self._input_waits, waited = False, self._input_waits
+        return waited
+
+    def input_read(self) -> bool:
+        """There is input for the workers, which can be given once only; whether it is given now."""
+        self._input_waits = self.is_due
+        self._is_open = self._is_open and self.is_due
+        return not self.is_due
+
+
+class RoundState(Enum):
+    RUNNING = "running"
+    CHANGING = "its workers are to ask again at their next commit"
+    BROKEN = "its workers are to leave it at once"
+
+
+class Round:
+    """The workers of a round. Times are seconds of the driver's clock."""
+
+    def __init__(self, number: int, launches: Sequence[Launch], now: float, *, commit: int = -1) -> None:
+        self.number = number
+        self.size = len(launches)
+        self.started_at = now
+        self.state = RoundState.RUNNING
+        self.cause: Cause | None = None
+        """Why it ended, or is to end."""
+        self.broken_at: float | None = None
+        self.culprit: str | None = None
+        """The host whose failure ended it."""
+        self.settle_by: float | None = None
+        """While a failure that looks like a consequence waits for its cause: until when."""
+        self.suspect: WorkerEnded | None = None
+        """Whose failure ended it, if no other turns out to be the cause."""
+        self.is_unexplained = False
+        """Whether it failed, and no worker or host is known to be the cause."""
+        self.is_unknown = False
+        """Whether what became of some of its workers will never be known."""
+        self.leave_by: float | None = None
+        """When all must have left it."""
+        self.excused_until = 0.0
+        """When to look again after those whose hosts did not answer meanwhile."""
+        self.meet_by: float | None = None
+        """When all must have met; None: they have, or nothing is heard of that."""
+        self.has_more_time = False
+        """Whether it was looked too late who has met, so that they have as long again: what they sent was still to be read."""
+        self.met: set[int] = set()
+        """The ranks that have met the others."""
+        self.exits: dict[int, WorkerExit] = {}
+        """By rank."""
+        self.started: set[int] = set()
+        """The ranks that are known to have been started."""
+        self.alone: dict[int, str] = {}
+        """The ranks that never met others, and the library of each."""
+        self.hosts = list(dict.fromkeys(launch.host for launch in launches))
+        """In order of rank."""
+        self.master_port = 0
+        """Where rank 0 was to listen; 0 where its workers have asked for their places."""
+        self.commit_at = now
+        self._first_commit = self.commit = commit
+
+    def add(self, end: WorkerExit) -> None:
+        """Note how a worker of this round ended."""
+        self.exits[end.rank] = end
+        self.started.add(end.rank)
+
+    def break_off(self, cause: Cause, now: float) -> None:
+        """Its workers are to leave it at once."""
+        self.state, self.cause, self.broken_at = RoundState.BROKEN, cause, now
+
+    def has_met(self, rank: int) -> None:
+        """The worker has met the others."""
+        self.met.add(rank)
+        if len(self.met) == self.size:
+            self.meet_by = None
+
+    def committed(self, commit: int, now: float) -> None:
+        """A worker has this commit."""
+        if commit > self.commit:
+            self.commit, self.commit_at = commit, now
+
+    def prolong(self, seconds: float) -> None:
+        """Whatever its workers are to do has so much more time."""
+        self.commit_at += seconds
+        self.settle_by = _later(self.settle_by, seconds)
+        self.leave_by = _later(self.leave_by, seconds)
+        self.meet_by = _later(self.meet_by, seconds)
+
+    def is_fruitful(self, now: float) -> bool:
+        """Whether it has got somewhere, as far as is known by now."""
+        until = now if self.broken_at is None else self.broken_at
+        return self.commit > self._first_commit or until - self.started_at >= FRUITFUL
+
+    @property
+    def has_lost_only_its_port(self) -> bool:
+        """Whether it failed because rank 0's MASTER_PORT was taken, and no worker has done its work."""
+        failure = self.failure
+        has_result = any(end.ok and not end.stopped for end in self.exits.values())
+        is_of_first = failure is not None and failure.rank == 0 and failure.port_taken_by is not None
+        return is_of_first and not has_result
+
+    @property
+    def never_started(self) -> tuple[int, ...]:
+        """The ranks of whose start nothing was ever heard."""
+        return tuple(rank for rank in range(self.size) if rank not in self.started)
+
+    @property
+    def failure(self) -> WorkerExit | None:
+        """The worker that is the cause, if any has failed."""
+        return cause_of(self.exits.values())
+
+
+def _later(due: float | None, seconds: float) -> float | None:
+    return None if due is None else due + seconds

@@ -1,0 +1,268 @@
+"""The workers that live, whether they are in a round or not. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from hvlaunch.engine.actions import Leave, Step, Stop
+from hvlaunch.engine.causes import Cause
+from hvlaunch.engine.cooldown import Cooldown
+from hvlaunch.engine.events import WorkerExited, WorkerNotStarted
+from hvlaunch.engine.life import ENDING, Life, State, Trigger
+from hvlaunch.engine.stopping import Orders, gently
+from hvlaunch.hosts.placement import Launch, Placement, Seat
+from hvlaunch.job import WorkerExit
+
+__all__ = ["Worker", "Workers"]
+
+
+class Worker:
+    """A process of the user's command. Times are seconds of the driver's clock."""
+
+    def __init__(self, launch: Launch, born: int, state: State) -> None:
+        self.launch = launch
+        """Where it sits, and its place: in its round, or as it may be in the one that it was started for."""
+        self.seat = self.host, self.slot = launch.seat
+        self.start = launch.start
+        self.born = born
+        """The round that it was started for."""
+        self.round: int | None = born if state is State.WORKING else None
+        """The round that it is in, or was in when it was told to end."""
+        self.last_round = -1
+        """The last that it was in, as it says."""
+        self.commit = -1
+        self.beat_at: float | None = None
+        self.is_done = False
+        """Whether its training has come to its end, as it says."""
+        self.drain_until: float | None = None
+        """When it must have left its round, which it may do at its next commit; None: it may stay."""
+        self.orders = Orders()
+        self.life = Life(f"{self.host}/{self.slot}/{self.start}", state)
+
+    @property
+    def rank(self) -> int:
+        return self.launch.place.rank
+
+    @property
+    def state(self) -> State:
+        return self.life.state
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was told to end."""
+        return self.life.state in ENDING
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it was in a round."""
+        return self.last_round >= 0
+
+    def beat(self, commit: int, now: float | None) -> bool:
+        """It lives, and has got as far as `commit`; `now` is None where nobody is to expect another beat.
+
+        Whether the commit is news.
+        """
+        self.beat_at = now
+        is_news = commit > self.commit
+        self.commit = max(self.commit, commit)
+        return is_news
+
+    def prolong(self, seconds: float) -> None:
+        """Whatever it is to do has so much more time."""
+        if self.drain_until is not None:
+            self.drain_until += seconds
+        if self.orders.ends_by is not None:
+            self.orders.ends_by += seconds
+
+    def restart(self, commit: int) -> None:
+        """Another training begins, whose commits are counted anew."""
+        self.commit = commit
+
+    def ended(self, event: WorkerExited | WorkerNotStarted, since: float, now: float) -> WorkerExit:
+        """How it ended, counted from `since`."""
+        if isinstance(event, WorkerNotStarted):
+            return WorkerExit(
+                rank=self.rank, host=self.host, code=event.code, when=now - since, not_started=event.cause
+            )
+        return WorkerExit(
+            rank=self.rank,
+            host=self.host,
+            code=event.code,
+            signal=event.signal,
+            when=max(0.0, event.at - since),
+            max_rss=event.max_rss,
+            oom_killed=event.oom_killed,
+            port_taken_by=event.port_taken_by,
+            stopped=self._was_stopped(event),
+            error_file=event.error_file,
+            look=event.look,
+            was_told=self.state is not State.HANGING and self.orders.had_begun(event.at),
+        )
+
+    def _was_stopped(self, event: WorkerExited) -> bool:
+        """Whether it ended because we said so. The end of one that hangs is a failure all the same."""
+        if self.state is State.HANGING:
+            return False
+        return (self.state is State.DISMISSED and event.code == 0) or self.orders.caused(event)
+
+
+class Workers:
+    """All living workers, by host and slot: one in a slot at a time."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, dict[int, Worker]] = {}
+        self._started: Counter[Seat] = Counter()
+        self._by_state: dict[State, dict[Worker, None]] = {state: {} for state in State}
+        self.size = 0
+        self.began_at: float | None = None
+        """When the first of the job were started."""
+        self.draining: set[Worker] = set()
+        """Those that are to leave at their next commit."""
+        self.cooldowns: dict[Seat, Cooldown] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        for workers in self._live.values():
+            yield from workers.values()
+
+    def on(self, host: str) -> list[Worker]:
+        return list(self._live.get(host, {}).values())
+
+    def at(self, seat: Seat) -> Worker | None:
+        return self._live.get(seat[0], {}).get(seat[1])
+
+    def of(self, seats: Iterable[Seat]) -> list[Worker]:
+        """Those that live in these seats, in their order."""
+        return [worker for seat in seats if (worker := self.at(seat)) is not None]
+
+    def find(self, seat: Seat, start: int) -> Worker | None:
+        """The worker, if it still lives."""
+        worker = self.at(seat)
+        return worker if worker is not None and worker.start == start else None
+
+    @property
+    def hosts(self) -> list[str]:
+        """Where workers live."""
+        return [host for host, workers in self._live.items() if workers]
+
+    def count(self, state: State) -> int:
+        """How many are in this state."""
+        return len(self._by_state[state])
+
+    def within(self, *states: State) -> list[Worker]:
+        """Those in one of these states, by the time at which they came to it."""
+        return [worker for state in states for worker in self._by_state[state]]
+
+    @property
+    def living(self) -> list[Worker]:
+        """Those that were not told to end, host by host."""
+        return [worker for worker in self if not worker.is_ending]
+
+    @property
+    def waiting(self) -> list[Worker]:
+        """Those that have asked for a place and have none, host by host."""
+        return [worker for worker in self if worker.state is State.WAITING]
+
+    @property
+    def working(self) -> list[Worker]:
+        """Those of the round that have neither left it nor were told to end, in order of rank."""
+        return sorted(self._by_state[State.WORKING], key=lambda worker: worker.rank)
+
+    def next_launch(self, seat: Seat, place: Placement) -> Launch:
+        """How the seat's next worker is launched."""
+        return Launch(seat[1], self._started[seat], place)
+
+    def launch(self, launch: Launch, *, born: int, state: State, now: float) -> Worker:
+        """A new worker, which begins in this state: WORKING, or STARTING where it will ask for a place."""
+        worker = Worker(launch, born, state)
+        self._started[worker.seat] += 1
+        self.began_at = now if self.began_at is None else self.began_at
+        self._live.setdefault(worker.host, {})[worker.slot] = worker
+        self._by_state[state][worker] = None
+        self.size += 1
+        return worker
+
+    def place(self, launch: Launch, number: int, now: float) -> None:
+        """The worker that has asked gets its place in this round."""
+        worker = self._live[launch.host][launch.slot]
+        self.go(worker, Trigger.PLACED, now)
+        worker.launch = launch
+        worker.round = worker.last_round = number
+        self.cooldowns.pop(worker.seat, None)
+
+    def ask(self, worker: Worker, last_round: int, commit: int, now: float) -> None:
+        """The worker has left its round, if it was in one, and waits for a place in a newer one."""
+        self.go(worker, Trigger.ASKED, now)
+        worker.round = None
+        worker.last_round = max(worker.last_round, last_round)
+        worker.commit = max(worker.commit, commit)
+
+    def take_back(self, now: float) -> None:
+        """No worker is in a round: the one that they were started for is still to come."""
+        for worker in list(self):
+            self.go(worker, Trigger.TAKEN_BACK, now)
+            worker.round = None
+
+    def go(self, worker: Worker, trigger: Trigger, now: float) -> None:
+        """The worker's state changes. Raises InvalidTransition."""
+        before = worker.state
+        after = worker.life.go(trigger, now)
+        if after is not before:
+            del self._by_state[before][worker]
+            if after is not State.ENDED:
+                self._by_state[after][worker] = None
+        if after in ENDING:
+            self.draining.discard(worker)
+
+    def stop(
+        self,
+        workers: Iterable[Worker],
+        steps: tuple[Step, ...],
+        now: float,
+        trigger: Trigger = Trigger.STOPPED,
+    ) -> list[Stop]:
+        """End these workers: what their hosts are to be told."""
+        slots: dict[str, list[int]] = {}
+        for worker in workers:
+            self.go(worker, trigger, now)
+            worker.orders.add(steps, now)
+            slots.setdefault(worker.host, []).append(worker.slot)
+        return [Stop(host, steps, tuple(numbers)) for host, numbers in slots.items()]
+
+    def dismiss(
+        self, workers: Sequence[Worker], cause: Cause, grace: float, now: float
+    ) -> list[Leave | Stop]:
+        """Tell workers that wait for a place that there is none, and end those that don't mind."""
+        leaves = [Leave(worker.host, worker.slot, worker.start, cause) for worker in workers]
+        return [*leaves, *self.stop(workers, gently(grace, grace), now, Trigger.DISMISSED)]
+
+    def stop_by_agent(self, host: str, steps: tuple[Step, ...], now: float) -> None:
+        """Note that the host's agent ends its workers on its own account, by these steps."""
+        workers = self.on(host)
+        for worker in workers:
+            worker.orders.is_by_agent = True
+        self.stop(workers, steps, now)
+
+    def drain(self, worker: Worker, until: float | None) -> None:
+        """Let the worker leave at its next commit, or then at the latest; None: it may stay."""
+        worker.drain_until = until
+        if until is None:
+            self.draining.discard(worker)
+        else:
+            self.draining.add(worker)
+
+    def end(self, worker: Worker, now: float, trigger: Trigger = Trigger.ENDED) -> None:
+        """The worker is no more."""
+        self.go(worker, trigger, now)
+        del self._live[worker.host][worker.slot]
+        self.draining.discard(worker)
+        self.size -= 1
+
+    def lose(self, host: str, now: float) -> None:
+        """The host is gone, and its workers with it."""
+        for worker in self.on(host):
+            self.end(worker, now, Trigger.LOST)
+
+    def forget_waits(self, host: str, now: float) -> None:
+        """The host as a whole is excluded: when that is over, its slots wait no longer for reasons of their own."""
+        for (name, _), cooldown in self.cooldowns.items():
+            if name == host:
+                cooldown.cut_short(now)

@@ -1,0 +1,194 @@
+"""What to try after a failure, from how the worker ended and what it wrote."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
+
+from hvlaunch.job import WorkerExit
+from hvlaunch.report.consequences import lost_connection
+from hvlaunch.report.evidence import Evidence
+
+__all__ = ["advice", "start_advice"]
+
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+
+_NO_FILE = "FileNotFoundError|can't open file|No such file or directory"
+_ITS_PATH = re.compile(r"(?<= )'([^']+)'|([^\s:']+): No such file or directory")
+
+_TEXTS = (
+    (
+        "HTTP request failed",  # horovod/common/gloo/http_store.cc
+        "--horovod, if these are Horovod's workers: they can't send the job's token",
+    ),
+    (
+        "CUDA out of memory|OutOfMemoryError|CUDA error: out of memory",
+        "a smaller batch; on {host}, nvidia-smi shows who else uses the GPU",
+    ),
+    (
+        "MemoryError|bad_alloc|Cannot allocate memory|can't allocate memory",
+        "a smaller batch, fewer workers on {host} or fewer data loader processes; free -h there shows its memory",
+    ),
+    (
+        "shared memory|/dev/shm",
+        "a larger /dev/shm on {host} (containers: --shm-size, --ipc=host), or DataLoader(num_workers=0)",
+    ),
+    (
+        r"DataLoader worker \(pid",
+        "DataLoader(num_workers=0) to see its own error; dmesg -T | grep -i oom on {host} if it was killed",
+    ),
+    ("No space left on device", "df -h on {host}; /dev/shm and the temporary directory count too"),
+    ("Too many open files", "a higher limit of open files on {host} (ulimit -n)"),
+    (
+        "Address already in use|EADDRINUSE",
+        (
+            "another port for the script; ss -ltnp on {host} shows which process uses this one. At MASTER_PORT, which is kept "
+            "for rank 0, a socket of the script's own needs SO_REUSEADDR"
+        ),
+    ),
+    (
+        "ModuleNotFoundError|ImportError|error while loading shared libraries",
+        "install what is missing on {host} too, in the script's environment there (or -x PYTHONPATH=…, LD_LIBRARY_PATH)",
+    ),
+    (
+        _NO_FILE,
+        "the file must be on {host} too, under the same path (a shared directory, rsync, or --cwd)",
+    ),
+    (
+        "invalid device ordinal|No CUDA GPUs are available|no CUDA-capable device",
+        "no more slots on {host} than nvidia-smi shows GPUs there, and torch.cuda.set_device(LOCAL_RANK)",
+    ),
+    (
+        "device-side assert triggered|illegal memory access|CUDA error: (?:misaligned address|unspecified launch failure)",
+        "-x CUDA_LAUNCH_BLOCKING=1, for a traceback that ends at the line: often an index or a label is out of range",
+    ),
+    (
+        "uncorrectable ECC error|CUDA error: unknown error|fallen off the bus|GPU is lost",
+        "nvidia-smi -q -d ECC and dmesg -T | grep -i xid on {host}: the GPU may be broken; --exclude {host}",
+    ),
+    (
+        "CUDA-capable device.* busy or unavailable",
+        "nvidia-smi on {host} shows who else uses the GPU, and whether its compute mode lets only one process have it",
+    ),
+    (
+        "no kernel image is available for execution|driver version is insufficient|driver on your system is too old",
+        "nvidia-smi on {host} shows its GPU, its driver and the newest CUDA for that: the script's packages are made for others",
+    ),
+    (
+        "in Lightning, but the product .* does not match the world size",
+        "Trainer(devices=…, num_nodes=…) from LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE, or that many slots and hosts",
+    ),
+    (
+        "terminate called without an active exception",
+        'see docs/recipes.md, "The end of a script with Gloo": a thread of torch was still working when Python ended',
+    ),
+)
+
+_LOCAL = "localhost"
+_A_PATH = "check the path; a relative one starts at the working directory (--cwd)"
+_LOCAL_TEXTS: tuple[tuple[str, str], ...] = (
+    (
+        "ModuleNotFoundError|ImportError|error while loading shared libraries",
+        "install what is missing in the script's environment (or -x PYTHONPATH=…, LD_LIBRARY_PATH)",
+    ),
+    (_NO_FILE, _A_PATH),
+)
+"""These come first for a worker on this machine, where there is no other host to compare with."""
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=\S*(?=: command not found)")
+_QUOTED_COMMAND = re.compile(r".* .*: command not found")
+
+_FAULTHANDLER = "-x PYTHONFAULTHANDLER=1, which prints the Python stack at the crash"
+_SIGNALS: dict[int, str] = {
+    SIGSEGV: _FAULTHANDLER,
+    SIGABRT: _FAULTHANDLER + "; the lines above may say why it aborted",
+    SIGFPE: _FAULTHANDLER,
+    SIGBUS: "df -h /dev/shm on {host}: it is often full when a process gets SIGBUS; or " + _FAULTHANDLER,
+    SIGILL: "packages built for the CPU of {host}, which lacks an instruction that these use",
+    SIGKILL: "dmesg -T | grep -i -e oom -e killed on {host}: SIGKILL came from outside hvlaunch, mostly because"
+    " memory ran out, or from a scheduler",
+    SIGTERM: "look at the logs of {host} and its scheduler: SIGTERM came from outside hvlaunch, mostly for a time limit or a shutdown",
+    SIGINT: "look at the logs of {host}: SIGINT came from outside hvlaunch",
+    SIGHUP: "look at the logs of {host}: SIGHUP came from outside hvlaunch",
+}
+
+
+def advice(
+    worker: WorkerExit, evidence: Evidence, exists: Callable[[str], bool] = os.path.exists
+) -> str | None:
+    """One specific thing to try; None where nothing better than reading the evidence is known.
+
+    `exists` tells whether this machine has a file.
+    """
+    text = _advice(worker, evidence, exists)
+    return text.replace("{host}", worker.host) if text is not None else None
+
+
+def _is_nowhere(line: str, exists: Callable[[str], bool]) -> bool:
+    """Whether this machine lacks the missing file too, as far as the line names it."""
+    found = _ITS_PATH.search(line)
+    return found is not None and not exists(found[1] or found[2])
+
+
+def start_advice(worker: WorkerExit, which: Callable[[str], str | None] = shutil.which) -> str | None:
+    """What to try where the command could not be started. `which` finds it on this machine."""
+    cause = worker.not_started or ""
+    if variable := _ASSIGNMENT.match(cause):
+        return f"-x {variable[0]}, before the command"
+    if _QUOTED_COMMAND.match(cause):
+        return (
+            "the command and its arguments as separate words, without quotes around all of them; or sh -c '…'"
+        )
+    if worker.code == _NOT_FOUND:
+        return _not_found(cause.partition(": command not found")[0], which)
+    if "permission denied" in cause:
+        return "chmod +x, or put the interpreter before it (python train.py)"
+    if "resource temporarily unavailable" in cause:
+        return "fewer slots on that host, or a higher limit on processes (ulimit -u there)"
+    return None
+
+
+def _not_found(program: str, which: Callable[[str], str | None]) -> str:
+    if program.endswith(".py"):
+        return f"python {program}"
+    here = which(program)
+    if "/" in program:
+        return _A_PATH if here is None else "install it on that host too, under the same path"
+    if here is None:
+        return "its full path (./train if it is in the working directory), or a PATH that has it (-x PATH=…)"
+    return f"install it on that host too (on this machine it is {here}), or a PATH that has it (-x PATH=…)"
+
+
+def _advice(worker: WorkerExit, evidence: Evidence, exists: Callable[[str], bool]) -> str | None:
+    if worker.oom_killed:
+        return "a smaller batch, fewer workers on {host} (host:slots), or more memory there (a container's limit counts)"
+    if worker.port_taken_by is not None:
+        return (
+            "the same again, which takes another port; against a user of {host} who takes ports on purpose,"
+            ' init_method="hvlaunch://" or hvlaunch.torch, which need no MASTER_PORT'
+        )
+    if worker.exit_code == _NOT_FOUND:
+        return "the command's full path, or a PATH that has it on {host} (-x PATH=…)"
+    if worker.exit_code == _NOT_EXECUTABLE:
+        return "chmod +x on {host}, or put the interpreter before it (python train.py)"
+    number = worker.exit_code - 128
+    if number in _SIGNALS and number != SIGABRT and not worker.stopped:
+        return _SIGNALS[number]
+    for line in reversed(evidence.verdict):
+        for pattern, text in (*(_LOCAL_TEXTS if worker.host == _LOCAL else ()), *_TEXTS):
+            if re.search(pattern, line):
+                return _A_PATH if pattern == _NO_FILE and _is_nowhere(line, exists) else text
+    if lost_connection(evidence):
+        return (
+            "-x NCCL_DEBUG=INFO or -x TORCH_CPP_LOG_LEVEL=INFO to see its connections; and check the network between"
+            " the hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)"
+        )
+    if number == SIGABRT and not evidence.has_traceback:
+        return _SIGNALS[SIGABRT]
+    if worker.code == 1 and not evidence.lines:
+        return (
+            "@record of torch.distributed.elastic.multiprocessing.errors on the script's main(): it wrote nothing"
+            " to stderr, and with @record its traceback is shown here"
+        )
+    return None

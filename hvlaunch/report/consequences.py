@@ -1,0 +1,145 @@
+"""Which failures look like consequences: a worker that ends because another was gone. By its last words.
+
+The table has texts of the frameworks, each with the program that writes it. They are searched in lower case, without
+regular expressions, since every failing worker's stderr is read before the others are stopped.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from hvlaunch.job import Look
+
+if TYPE_CHECKING:
+    from hvlaunch.report.evidence import Evidence
+
+__all__ = ["CONSEQUENCES", "DOUBTFUL", "look", "lost_connection"]
+
+CONSEQUENCES: Mapping[str, tuple[str, ...]] = {
+    # gloo/transport/tcp/pair.cc, buffer.cc, unbound_buffer.cc, gloo/rendezvous/context.cc
+    "gloo": (
+        "gloo/transport",
+        "connectfullmesh",
+        "timed out waiting",
+        "application timeout caused pair closure",
+    ),
+    # torch/csrc/distributed/c10d: ProcessGroupNCCL.cpp, NCCLUtils.hpp; nccl: src/misc/socket.cc
+    "nccl": (
+        "ncclremoteerror",
+        "remote process exited",
+        "remote process has terminated",
+        "watchdog caught collective operation timeout",
+        "nccl communicator was aborted",
+        "nccl communicator encountered error",
+        "connection closed by remote peer",
+        "process group watchdog thread terminated with exception",
+    ),
+    # torch/csrc/distributed/c10d: TCPStore.cpp, socket.cpp, Utils.cpp; torch/distributed/elastic
+    "torch": (
+        "distnetworkerror",
+        "failed to recv, got",
+        "socket timeout",
+        "connection was likely closed",
+        "the client socket has timed out",
+        "the client socket has failed to connect",
+        "wait timeout",
+        "waiting for clients",
+        "barrier timed out",
+        "failed to pass monitoredbarrier",
+    ),
+    # horovod/common/exceptions.py, horovod/common/common.h
+    "horovod": ("horovodinternalerror", "horovod has been shut down"),
+    # Open MPI: opal/mca/btl/tcp, ompi/mpi/help-mpi-btl-tcp.txt; MPICH: src/mpid/ch3; the standard: MPI 4.0, 9.4
+    "mpi": (
+        "mpi_err_proc_failed",
+        "mca_btl_tcp",
+        "communication peer process has unexpectedly disconnected",
+        "event returned by mpidu_sock_wait",
+    ),
+    # jaxlib: xla/pjrt/distributed/client.h, xla/tsl/distributed_runtime/coordination
+    "jax": (
+        "jax distributed service detected fatal errors",
+        "coordination service",
+        "coordinationservice",
+        "failed to connect to distributed service",
+        "gloo all",
+        "gloo context initialization failed",
+    ),
+}
+
+_STOPPED = (
+    "signalexception",
+    "keyboardinterrupt",
+    "got signal: 15",
+    "killed by signal: terminated",
+    "sigterm",
+)
+"""What programs say of the signals that end them: hvlaunch's own, if others failed before."""
+
+DOUBTFUL: Mapping[str, tuple[str, ...]] = {
+    # grpc, under TensorFlow, Ray and JAX
+    "grpc": ("socket closed", "failed to connect to all addresses", "error received from peer"),
+    # errno(3), as the C library and Python name them
+    "system": (
+        "connection closed",
+        "connection reset",
+        "connection refused",
+        "connection aborted",
+        "connection was closed",
+        "connection was reset",
+        "connection was refused",
+        "connection was aborted",
+        "broken pipe",
+        "no route to host",
+    ),
+}
+"""What says that some connection was lost, but not that it led to another worker."""
+
+_CLEAR = tuple(text for texts in CONSEQUENCES.values() for text in texts)
+_DOUBTFUL = tuple(text for texts in DOUBTFUL.values() for text in texts)
+_BYTES = tuple(text.encode() for text in (*_CLEAR, *_STOPPED, *_DOUBTFUL))
+_HEADER = b"Traceback (most recent call last)"
+_LAST_LINES = 20
+"""Lines that may follow a traceback which still says how the worker ended."""
+
+
+def look(tail: bytes, error_file: str | None, *, is_urgent: bool) -> Look:
+    """What the end of a worker looks like that failed or was stopped: `tail` is its last stderr.
+
+    Where it `is_urgent`, a traceback anywhere in it is taken for the last word, if nothing mentions a consequence.
+    """
+    words = error_file.encode(errors="replace") if error_file and error_file.strip() else tail
+    if not _mentions(words):
+        if _HEADER not in words:
+            return "silent"
+        if is_urgent:
+            return "cause"
+    from hvlaunch.report.evidence import final_errors  # noqa: PLC0415 (10 ms, and not for most failures)
+
+    errors, rest = final_errors(error_file, tail)
+    if not errors:
+        found = _look_of(rest)
+        return "silent" if found == "cause" else found
+    if len(rest) > _LAST_LINES:
+        found = _look_of(rest)
+        return "silent" if found == "cause" else found
+    looks = {_look_of(error) for error in errors}
+    return looks.pop() if len(looks) == 1 else "unclear"
+
+
+def lost_connection(evidence: "Evidence") -> bool:
+    """Whether it failed because another worker was gone, or could not be reached: often a consequence."""
+    words = "\n".join(evidence.verdict).lower()
+    return any(text in words for text in (*_CLEAR, *_DOUBTFUL))
+
+
+def _mentions(words: bytes) -> bool:
+    words = words.lower()
+    return any(text in words for text in _BYTES)
+
+
+def _look_of(lines: Iterable[str]) -> Look:
+    """Of one error."""
+    words = "\n".join(lines).lower()
+    if any(text in words for text in (*_CLEAR, *_STOPPED)):
+        return "consequence"
+    return "unclear" if any(text in words for text in _DOUBTFUL) else "cause"

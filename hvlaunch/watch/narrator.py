@@ -1,0 +1,169 @@
+"""What the user is told on the way: messages, details with --verbose, and what hvlaunch waits for."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from hvlaunch.console.status import OnStatus, Status, counted
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.hosts.fold import host_set
+from hvlaunch.job import JobSpec
+from hvlaunch.watch.milestones import starting
+
+__all__ = ["Narrator"]
+
+_ERRORS = (tell.HostLostAtEnd, tell.HostNotClosing, tell.HostLeftOver)
+"""Facts that are told even where the user asked for quiet."""
+_LAUNCHERS = ("run", "exec", "accelerate", "deepspeed")
+"""How names of commands end that may be launchers themselves."""
+
+
+_STAGES = ("start", "resolve", "connect", "passphrase", "log in", "agent")
+"""Of a host on its way, in their order."""
+
+
+class Narrator:
+    """Tells of events and actions as they pass, and changes nothing.
+
+    `say` prints a message; `status` shows a text while it holds, and nothing with None.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        say: Callable[[str], None],
+        status: OnStatus,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._verbose = spec.verbose
+        self._quiet = spec.console.quiet
+        self._shown = spec.console.ranks
+        self._command = spec.command
+        self._ends_if_it_hangs = spec.on_hang == "stop" or (
+            spec.on_hang == "restart" and spec.elastic is None
+        )
+        self._say = say
+        self._status = status
+        self._began = 0.0
+        self._hosts = 0
+        self._clock = clock
+        self._waiting: dict[str, str] = {}
+        """How far the hosts are that are waited for."""
+        self._failed = 0
+        self._connecting = True
+        self._ranks: dict[str, list[int]] = {}
+        self._pids: dict[str, list[int]] = {}
+
+    def see(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
+        """An event at `now`, and what the engine made of it."""
+        if isinstance(event, on.Began):
+            self._began = now
+        if isinstance(event, on.HostNoise) and not self._quiet:
+            self._say(
+                f"host {event.host}: a program that its start-up files left running prints; "
+                f"from now on its output is skipped: {event.text}"
+            )
+        if isinstance(event, on.HostAway) and not self._quiet:
+            self._say(f"host {event.host}: the connection is lost ({event.cause}); connecting again")
+        if isinstance(event, on.HostBack) and not self._quiet:
+            self._say(f"host {event.host}: connected again after {event.seconds:.1f} s")
+        if self._verbose:
+            self._details(event, now)
+        for action in actions:
+            if isinstance(action, do.Start):
+                self._start(action)
+            elif isinstance(action, tell.Fact):
+                self._fact(action)
+        if self._connecting and not self._quiet:
+            self._wait(event, actions)
+
+    def _start(self, start: do.Start) -> None:
+        size = start.launches[0].place.size
+        if not self._ranks and not self._quiet:
+            self._warn(size)
+        self._ranks[start.host] = [launch.place.rank for launch in start.launches]
+        if self._verbose:
+            from hvlaunch.watch.sentences import start_detail  # noqa: PLC0415 (as above)
+
+            self._say(start_detail(start))
+
+    def _warn(self, size: int) -> None:
+        """Of what looks like a mistake, when the number of workers is known."""
+        if self._shown is not None and min(part.start for part in self._shown) >= size:
+            self._say(f"--ranks: the job has only ranks 0-{size - 1}, so no output is shown")
+        if size > 1 and (self._command[0].endswith(_LAUNCHERS) or self._command[1:2] == ("-m",)):
+            from hvlaunch.watch.launchers import launcher_advice  # noqa: PLC0415 (few commands are launchers)
+
+            advice = launcher_advice(self._command)
+            if advice is not None:
+                self._say(advice)
+
+    def _fact(self, fact: tell.Fact) -> None:
+        if self._quiet and not isinstance(fact, _ERRORS):
+            return
+        if isinstance(fact, tell.RoundStarting):
+            self._say(starting(fact))
+        elif isinstance(fact, tell.JobHanging) and self._ends_if_it_hangs:
+            self._say("the job hangs, and is stopped (--on-hang); why comes at its end")
+        else:
+            from hvlaunch.watch.sentences import sentence  # noqa: PLC0415 (most jobs have nothing to tell)
+
+            self._say(sentence(fact))
+
+    def _wait(self, event: on.Event, actions: Sequence[do.Action]) -> None:
+        """Show who is waited for, until workers are started or the job ends."""
+        for action in actions:
+            match action:
+                case do.Connect(host):
+                    self._waiting[host.name] = "start"
+                case do.Start() | do.Stop() | do.Finish():
+                    self._connecting = False
+                    self._status(None)
+                    return
+        self._hosts = max(self._hosts, len(self._waiting))
+        match event:
+            case on.HostStage() if event.host in self._waiting:
+                self._waiting[event.host] = event.stage
+            case on.HostConnected() if event.host in self._waiting:
+                self._waiting[event.host] = "agent"
+            case on.HostReady():
+                self._waiting.pop(event.host, None)
+            case on.HostFailed() | on.HostGone() | on.HostParting() if event.host in self._waiting:
+                del self._waiting[event.host]
+                self._failed += 1
+            case on.Began():
+                pass
+            case _:
+                return
+        self._status(self._progress)
+
+    def _progress(self) -> Status:
+        """How far the hosts are, in a line; and a line for each stage that some are at. The printer asks, in its thread."""
+        stages: dict[str, list[str]] = {}
+        for host, stage in list(self._waiting.items()):
+            stages.setdefault(stage, []).append(host)
+        missing = sum(map(len, stages.values()))
+        ready = self._hosts - missing - self._failed
+        so_far = counted(ready, self._hosts, self._failed, self._clock() - self._began)
+        if not self._hosts:
+            return Status("waiting for the first hosts of the pool")
+        if not stages:
+            rows = [f"connected {so_far}: finding addresses by which the hosts reach each other"]
+        else:
+            found = (f"{stage}: {host_set(stages[stage])}" for stage in _STAGES if stage in stages)
+            rows = [f"connecting {so_far}", *found]
+        return Status("\n".join(rows), ready, self._hosts)
+
+    def _details(self, event: on.Event, now: float) -> None:
+        from hvlaunch.watch.sentences import detail, span  # noqa: PLC0415 (as above)
+
+        if isinstance(event, on.WorkerStarted):
+            host, pids = event.host, self._pids.setdefault(event.host, [])
+            pids.append(event.pid)
+            ranks = self._ranks.get(host, [])
+            if len(pids) == len(ranks):
+                self._say(f"host {host}: started {span('rank', ranks)}, {span('pid', pids)}")
+                self._pids[host] = []
+        elif (text := detail(event, now - self._began)) is not None:
+            self._say(text)

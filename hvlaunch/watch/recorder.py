@@ -1,0 +1,235 @@
+"""Events as objects for --events; docs/events.md is their description for users."""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import cast
+
+from hvlaunch import __version__
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.causes import Cause
+from hvlaunch.errors import Problem
+from hvlaunch.job import JobResult, JobSpec
+from hvlaunch.report.endings import signal_name
+from hvlaunch.watch.sentences import because, sentence
+
+__all__ = ["Recorder", "result_record"]
+
+Record = dict[str, object]
+
+
+class Recorder:
+    """Hands a record of each event, and of each action that users know of, to `write`.
+
+    Command, environment and keys are in none: a record has nothing secret. `rank_of` has the rank of a worker, by
+    host, slot and start. `wall` is in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        job_id: str,
+        write: Callable[[Mapping[str, object]], None],
+        rank_of: Callable[[str, int, int], int | None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._spec = spec
+        self._job_id = job_id
+        self._write = write
+        self._wall = wall
+        self._rank_of = rank_of
+        self._started_at: float | None = None
+        """When the first workers were started."""
+
+    def see(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
+        """An event at `now`, and what the engine made of it."""
+        stamp = {"time": _utc(self._wall()), "job": self._job_id}
+        for record in self._of_event(event):
+            self._write(stamp | record)
+        for action in actions:
+            for record in self._of_action(action, now):
+                self._write(stamp | record)
+
+    def _of_event(self, event: on.Event) -> Iterator[Record]:
+        match event:
+            case on.Began():
+                hosts = [host.name for host in self._spec.hosts]
+                yield {"type": "job_started", "version": __version__, "np": self._spec.np, "hosts": hosts}
+            case on.HostConnected(host):
+                yield {"type": "host_connected", "host": host}
+            case on.HostReady(host, facts):
+                known = {"python": facts.python, "cpus": facts.cpus, "gpus": facts.gpus}
+                yield {"type": "host_ready", "host": host, **known}
+            case on.HostFailed(host, error):
+                yield {"type": "host_failed", "host": host, **_error(error)}
+            case on.HostGone(host, error):
+                yield {"type": "host_lost", "host": host, **_error(error)}
+            case on.HostParting(host, error):
+                yield {"type": "host_parting", "host": host, **_error(error)}
+            case on.HostClosed(host, left):
+                yield {"type": "host_closed", "host": host, "left": left}
+            case on.HostNoise(host, text):
+                yield {"type": "host_noise", "host": host, "text": text}
+            case on.HostAway(host, cause):
+                yield {"type": "host_away", "host": host, "cause": cause}
+            case on.HostBack(host, seconds):
+                yield {"type": "host_back", "host": host, "seconds": round(seconds, 3)}
+            case on.RendezvousReached(host, address, tried, relay_port):
+                where = {"address": address, "tried": list(tried), "relayed": relay_port is not None}
+                yield {"type": "rendezvous_reached", "host": host, **where}
+            case on.HostProbed(host, target, address):
+                yield {"type": "host_probed", "host": host, "target": target, "address": address}
+            case on.HostsDiscovered(hosts):
+                pool = [{"host": host.name, "slots": host.slots} for host in hosts]
+                yield {"type": "hosts_discovered", "hosts": pool}
+            case on.DiscoveryFailed(error):
+                yield {"type": "discovery_failed", **_error(error)}
+            case on.WorkerStarted() | on.WorkerNotStarted() | on.WorkerExited() | on.WorkerSuspended():
+                yield self._of_worker(event)
+            case on.WorkerAsked(host, slot, start, number, commit, cause):
+                who = {"host": host, "rank": self._rank_of(host, slot, start), "slot": slot}
+                why = {"after_round": number, "commit": commit, "cause": cause}
+                yield {"type": "worker_asked", **who, **why}
+            case on.Interrupted(number):
+                yield {"type": "interrupted", "signal": signal_name(number)}
+            case on.ThreadFailed(problem):
+                yield {"type": "thread_failed", **_error(problem)}
+            case on.UserSignal(number):
+                yield {"type": "user_signal", "signal": signal_name(number)}
+            case on.Tick() | on.HostStage() | on.InputRead():
+                pass
+
+    def _of_worker(
+        self, event: on.WorkerStarted | on.WorkerNotStarted | on.WorkerExited | on.WorkerSuspended
+    ) -> Record:
+        rank = self._rank_of(event.host, event.slot, event.start)
+        who = {
+            "host": event.host,
+            "rank": rank,
+            "slot": event.slot,
+            "start": event.start,
+            "round": event.round,
+        }
+        match event:
+            case on.WorkerStarted():
+                return {"type": "worker_started", **who, "pid": event.pid}
+            case on.WorkerSuspended():
+                return {"type": "worker_suspended", **who}
+            case on.WorkerNotStarted():
+                return {"type": "worker_not_started", **who, "code": event.code, "cause": event.cause}
+            case _:
+                return {
+                    "type": "worker_exited",
+                    **who,
+                    "code": event.code,
+                    "signal": None if event.signal is None else signal_name(event.signal),
+                    "elapsed": round(event.at - (self._started_at or event.at), 3),
+                    "max_rss": event.max_rss,
+                    "oom_killed": event.oom_killed,
+                    "port_taken_by": event.port_taken_by,
+                    "look": event.look,
+                }
+
+    def _of_action(self, action: do.Action, now: float) -> Iterator[Record]:
+        match action:
+            case do.Start():
+                self._started_at = now if self._started_at is None else self._started_at
+                yield {
+                    "type": "workers_starting",
+                    "host": action.host,
+                    "round": action.round,
+                    "ranks": [launch.place.rank for launch in action.launches],
+                    "master_addr": action.network.master_addr,
+                    "master_port": action.network.master_port,
+                    "interface": action.network.interface,
+                }
+            case do.Assign(number, launch):
+                place = launch.place
+                who = {"host": place.host, "rank": place.rank, "slot": launch.slot, "start": launch.start}
+                yield {"type": "worker_placed", **who, "round": number, "size": place.size}
+            case do.Leave(host, slot, start, cause):
+                who = {"host": host, "rank": self._rank_of(host, slot, start), "slot": slot, "start": start}
+                yield {"type": "worker_dismissed", **who, **_cause(cause)}
+            case do.Break(number, cause):
+                yield {"type": "round_broken", "round": number, **_cause(cause)}
+            case do.Change(number, cause):
+                yield {"type": "round_changing", "round": number, **_cause(cause)}
+            case do.GroupState(state, number):
+                yield {"type": "group_state", "state": state, "round": number}
+            case do.Stop(host, steps, slots):
+                orders = [{"signal": signal_name(step.signal), "after": step.after} for step in steps]
+                which = None if slots is None else list(slots)
+                yield {"type": "workers_stopping", "host": host, "slots": which, "steps": orders}
+            case do.Finish(result):
+                yield {"type": "job_ended", **result_record(result)}
+            case (
+                do.Connect()
+                | do.Probe()
+                | do.Signal()
+                | do.TakeStacks()
+                | do.Release()
+                | do.Abandon()
+                | do.GiveInput()
+            ):
+                pass
+            case _:
+                yield {"type": _name(action), **_fields(action), "text": sentence(action)}
+
+
+def result_record(result: JobResult) -> Record:
+    """How a job ended, as an object."""
+    failure, victim, interrupted = result.failure, result.first_victim, result.interrupted
+    return {
+        "exit_code": result.exit_code,
+        "elapsed": round(result.elapsed, 3),
+        "rank": None if failure is None else failure.rank,
+        "host": None if failure is None else failure.host,
+        "first_victim": None if victim is None else victim.rank,
+        "interrupted": None if interrupted is None else signal_name(interrupted),
+        **(_error(result.error) if result.error is not None else {"error": None}),
+    }
+
+
+def _error(problem: Problem) -> Record:
+    return {"error": problem.kind, "cause": problem.cause, "hint": problem.hint}
+
+
+def _fields(fact: tell.Fact | Cause) -> Record:
+    """Its fields by name. What is made of parts itself, a cause or a problem, gives its own."""
+    record: Record = {}
+    for name, value in zip(fact._fields, fact, strict=True):
+        match value:
+            case Problem():
+                record |= {"host": value.host} if value.host is not None else {}
+                record |= _error(value)
+            case _ if name == "cause":
+                record |= _cause(cast("Cause | None", value))
+            case tuple() if hasattr(value, "_fields"):
+                record |= _fields(cast("Cause", value))
+            case int() if name == "signal":
+                record[name] = signal_name(value)
+            case tuple():
+                record[name] = list(value)
+            case _:
+                record[name] = value
+    return record
+
+
+def _cause(cause: Cause | None) -> Record:
+    """A cause in words, and as data."""
+    if cause is None:
+        return {"cause": None, "reason": None}
+    return {"cause": because(cause), "reason": {"kind": _name(cause), **_fields(cause)}}
+
+
+def _name(fact: tell.Fact | Cause) -> str:
+    """`host_excluded` of a HostExcluded."""
+    return re.sub("(?<!^)([A-Z])", r"_\1", type(fact).__name__).lower()
+
+
+def _utc(seconds: float) -> str:
+    """RFC 3339, to the millisecond."""
+    whole, milliseconds = divmod(int(seconds * 1000), 1000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{milliseconds:03}Z"

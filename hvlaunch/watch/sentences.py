@@ -1,0 +1,260 @@
+"""Facts, causes, and details in English: the one place where what happens to a job becomes words."""
+
+import signal
+from collections.abc import Sequence
+
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import causes as why
+from hvlaunch.engine import events as on
+from hvlaunch.engine import facts as tell
+from hvlaunch.errors import GaveUp, JobHung
+from hvlaunch.hosts.fold import fold_hosts
+from hvlaunch.report.endings import signal_name
+from hvlaunch.watch.milestones import assumed, count, starting
+
+__all__ = ["because", "detail", "sentence", "span", "start_detail"]
+
+
+_ALONE = {
+    "torch": "does the script call init_process_group()? (transformers on a CPU: use_cpu=True in TrainingArguments)",
+    "mpi4py": "MPI's processes meet only if mpirun starts them (--mpi)",
+    "tensorflow": "TensorFlow's strategies take their cluster from TF_CONFIG (docs/environment.md)",
+}
+"""What it may mean, by library."""
+
+
+def sentence(fact: tell.Fact) -> str:
+    """What the user is told."""
+    match fact:
+        case tell.PoolEmpty() | tell.KeepingHosts() | tell.SlotsLacking():
+            return _of_pool(fact)
+        case tell.SlotsAssumed():
+            return assumed(fact)
+        case (
+            tell.RoundStarting()
+            | tell.RoundFormed()
+            | tell.RoundEnding()
+            | tell.WorkerEndedEarly()
+            | tell.WorkerKilled()
+            | tell.WorkerStartFailed()
+        ):
+            return _of_round(fact)
+        case tell.Interrupting(number, grace):
+            return _interrupted(number, grace)
+        case tell.WorkersAlone(workers, libraries):
+            return f"{_alone(workers)}: {'; '.join(_ALONE[library] for library in libraries)}"
+        case tell.BeginningAgain(host, port, uid):
+            taken = f"rank 0's MASTER_PORT {port} on host {host} was taken by a program of another user, uid {uid}"
+            return f"{taken}: the job begins once more, at another port"
+        case tell.JobHanging(seconds, _, text):
+            return JobHung(seconds, text).cause
+        case tell.JobGoingOn():
+            return "the job goes on: it does not hang any more"
+        case tell.JobEnding(cause):
+            return f"the job ends: {because(cause)}"
+        case _:
+            return _of_host(fact)
+
+
+def _of_host(
+    fact: tell.HostNotUsable
+    | tell.HostSkipped
+    | tell.HostExcluded
+    | tell.HostLostAtEnd
+    | tell.HostNotClosing
+    | tell.HostLeftOver
+    | tell.KernelLacks
+    | tell.RendezvousUnreachable
+    | tell.SharedMachine,
+) -> str:
+    match fact:
+        case tell.HostNotUsable(problem, retry_in, goes_on):
+            so = "the job goes on without it" if goes_on else "the other hosts have too few slots"
+            return f"{problem}; {so}" + ("" if retry_in is None else f"; trying again in {retry_in:g} s")
+        case tell.HostSkipped(problem):
+            return f"host {problem.host} is skipped: {problem._replace(host=None)}"
+        case tell.HostExcluded(host, seconds, cause):
+            how_long = "the rest of the job" if seconds is None else f"{seconds:g} s"
+            return f"host {host} is excluded for {how_long}: {_of_excluded(host, cause)}"
+        case tell.HostLostAtEnd(problem):
+            return str(problem)
+        case tell.HostNotClosing(host):
+            return f"host {host}: does not answer; its agent still ends what is left on it"
+        case tell.HostLeftOver(host, left, pids):
+            which = f": {', '.join(map(str, pids))}" if pids else ""
+            if left == 1:
+                return f"host {host}: 1 process of the job can't be killed (it belongs to another user, is frozen, or is stuck in the kernel){which}"
+            return f"host {host}: {left} processes of the job can't be killed (they belong to another user, are frozen, or are stuck in the kernel){which}"
+        case tell.KernelLacks(host, what):
+            return f"host {host}: {what}: processes that a worker detaches on it may outlive the job"
+        case tell.RendezvousUnreachable(host, tried, port):
+            where = ", ".join(f"{address}:{port}" for address in tried)
+            return f"host {host}: can't reach the driver's rendezvous (tried {where}); HVLAUNCH_RENDEZVOUS is not set on it"
+        case tell.SharedMachine(hosts):
+            return f"{fold_hosts(hosts)} are the same machine, and each uses all of its slots"
+
+
+def _of_excluded(host: str, cause: why.Cause) -> str:
+    """Why a host is excluded; its name has been said."""
+    if isinstance(cause, why.HostProblem) and cause.problem.host == host:
+        return cause.problem.cause
+    return because(cause)
+
+
+def _of_pool(fact: tell.PoolEmpty | tell.KeepingHosts | tell.SlotsLacking) -> str:
+    match fact:
+        case tell.PoolEmpty(keeps_hosts):
+            if keeps_hosts:
+                return "the pool is empty now: keeping the current hosts"
+            return "no hosts in the pool yet: waiting for the first"
+        case tell.KeepingHosts(problem):
+            cause, colon, its_words = str(problem).partition(":\n")
+            return f"{cause}; keeping the current hosts{colon}{its_words}"
+        case tell.SlotsLacking(least, available, seconds):
+            needs = f"{count(least, 'slot')} (--min-np)"
+            are = "there is" if available == 1 else "there are"
+            return f"waiting for {needs}, for {seconds:g} s at most: {are} {available}"
+
+
+def _of_round(
+    fact: tell.RoundStarting
+    | tell.RoundFormed
+    | tell.RoundEnding
+    | tell.WorkerEndedEarly
+    | tell.WorkerKilled
+    | tell.WorkerStartFailed,
+) -> str:
+    match fact:
+        case tell.RoundStarting():
+            return starting(fact)
+        case tell.RoundFormed(number, workers, hosts, cause):
+            after = "" if cause is None else f" ({because(cause)})"
+            return f"round {number}: {count(workers, 'worker')} on {count(len(hosts), 'host')}{after}"
+        case tell.RoundEnding(number, cause):
+            return f"round {number} ends: {because(cause)}"
+        case tell.WorkerEndedEarly(rank, host):
+            return f"rank {rank} on host {host} ended with 0 before its training had come to its end: the job ends with it"
+        case tell.WorkerKilled(cause):
+            return f"{because(cause)}: it is killed"
+        case tell.WorkerStartFailed(end, _, retry_in):
+            return f"{because(end)} before it asked for a rank; the next worker in its slot starts in {retry_in:g} s"
+
+
+def _alone(workers: int) -> str:
+    return (
+        f"none of the {workers} workers was seen to meet another, neither at MASTER_PORT nor at the rendezvous, so they may"
+        f" have been {workers} single jobs"
+    )
+
+
+def _interrupted(number: int, grace: float) -> str:
+    """What a signal to hvlaunch leads to. Its own SIGPIPE can't come once more."""
+    if number == signal.SIGPIPE:
+        return f"nobody reads the output any more: workers have {grace:g} s to end"
+    another = "SIGTERM" if number == signal.SIGHUP else "a second one"  # see driver/signals.py
+    return f"got {signal_name(number)}: workers have {grace:g} s to end; {another} kills them at once"
+
+
+def because(cause: why.Cause) -> str:
+    """A cause, as it stands after a colon or in parentheses, and as workers are told it."""
+    match cause:
+        case why.WorkerEnded() | why.WorkerHangs() | why.WorkerLeft():
+            return _of_worker(cause)
+        case why.WorkersFail(last):
+            return f"its workers fail ({because(last)})"
+        case why.NoCommit(seconds):
+            return f"no commit for {seconds:g} s"
+        case why.JobHung(seconds, text):
+            return JobHung(seconds, text).cause
+        case why.NotMet(ranks, hosts, seconds):
+            who = f"{span('rank', ranks)} on {fold_hosts(hosts)}"
+            return f"{who} did not meet the other workers of the round within {seconds:g} s"
+        case why.HostProblem(problem):
+            where = f"host {problem.host}: " if problem.host is not None else ""
+            return f"{where}{problem.cause}"
+        case why.RankDone(rank, host):
+            return f"rank {rank} on host {host} is done (--end-with-rank)"
+        case why.TrainingDone():
+            return "training is done"
+        case why.NewTraining():
+            return "its training is done, and another one begins"
+        case why.SlotGone(host):
+            return f"host {host} has left the pool, or has fewer slots"
+        case why.WorkersToLeave(hosts):
+            return f"workers on {fold_hosts(hosts)} have to leave"
+        case why.MoreWorkers(workers):
+            return f"{workers} more worker" if workers == 1 else f"{workers} more workers"
+        case why.RestartsUsedUp(limit):
+            return GaveUp(restarts=limit).cause
+        case why.NoProgress(times):
+            return GaveUp(times=times).cause
+        case why.SecondTryFailed():
+            return "this was its second try, and there is no third (the first MASTER_PORT was taken)"
+        case why.StartsFailed(times):
+            return f"{times} times in a row the worker of a slot failed before it asked for a rank"
+
+
+def _of_worker(cause: why.WorkerEnded | why.WorkerHangs | why.WorkerLeft) -> str:
+    who = f"rank {cause.rank} on host {cause.host}"
+    match cause:
+        case why.WorkerEnded(not_started=str(reason)):
+            return f"{who} could not be started: {reason}"
+        case why.WorkerEnded(signal=int(number)):
+            return f"{who} was killed by {signal_name(number)}"
+        case why.WorkerEnded(code=code):
+            return f"{who} ended with exit code {code}"
+        case why.WorkerHangs(how="silent", seconds=float(seconds)):
+            return f"{who} has been silent for {seconds:g} s"
+        case why.WorkerHangs(how="stopped"):
+            return f"{who} is stopped"
+        case why.WorkerHangs():
+            return f"{who} has not left the round in time"
+        case why.WorkerLeft(words=words):
+            return f"{who} has left the round" + (f": {words}" if words else "")
+
+
+# With --verbose
+
+
+def detail(event: on.Event, elapsed: float) -> str | None:
+    """What there is to tell of an event, so many seconds since the job began."""
+    match event:
+        case on.HostConnected(host):
+            return f"host {host}: connected after {elapsed:.2f} s"
+        case on.HostReady(host, facts):
+            gpus = "" if facts.gpus is None else f", {count(facts.gpus, 'GPU')}"
+            has = f"Python {facts.python}, {count(facts.cpus, 'CPU')}{gpus}"
+            return f"host {host}: ready after {elapsed:.2f} s: {has}"
+        case on.RendezvousReached(host, address, tried, relay_port) if relay_port is not None:
+            reason = f" (can't reach it at {', '.join(tried)})" if tried else ""
+            return f"host {host}: its agent relays to the rendezvous, at {address}:{relay_port}{reason}"
+        case on.RendezvousReached(host, address) if address is not None:
+            return f"host {host}: reaches the rendezvous at {address}"
+        case on.HostProbed(host, target, address) if address is not None:
+            return f"host {host}: reaches host {target} at {address}"
+        case on.HostParting(host, traceback=traceback) if traceback:
+            return "\n".join(f"host {host}: | {line}" for line in traceback.splitlines())
+        case on.HostClosed(host):
+            return f"host {host}: closed"
+        case _:
+            return None
+
+
+def start_detail(start: do.Start) -> str:
+    """What the workers of a host are told of the network."""
+    network = start.network
+    interface = f" on {network.interface}" if network.interface else ""
+    where = f"MASTER_ADDR={network.master_addr} MASTER_PORT={network.master_port}{interface}"
+    if network.rendezvous is None:
+        return f"host {start.host}: {where}, no rendezvous"
+    address, port = network.rendezvous
+    return f"host {start.host}: {where}, rendezvous at {address}:{port}"
+
+
+def span(noun: str, numbers: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-3`, `pids 12,14`."""
+    if len(numbers) == 1:
+        return f"{noun} {numbers[0]}"
+    if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+        return f"{noun}s {numbers[0]}-{numbers[-1]}"
+    return f"{noun}s {','.join(map(str, numbers))}"
