@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from hvlaunch.agent.observer.nvidia_smi import Program
 from hvlaunch.agent.observer.nvml import Library
 from hvlaunch.errors import EXIT_HUNG
 from tests.cluster.elastic_jobs import ElasticJob, Work
@@ -45,16 +45,19 @@ def test_a_host_without_slots_has_a_worker_for_each_gpu(cluster: TestHosts) -> N
     assert len(job.stdout.splitlines()) == 2 * GPUS
 
 
-def test_nvml_and_nvidia_smi_tell_the_same() -> None:
-    by_library, by_program = Library().read(), Program().read()
-    assert len(by_library) == len(by_program) == GPUS
-    for one, other in zip(by_library, by_program, strict=True):
-        assert one.keys() == other.keys()
-        for name in ("index", "name", "ecc_errors"):
-            assert one[name] == other[name], name
-        assert one["memory_total"] == pytest.approx(other["memory_total"], rel=0.02)
-        assert 20 < one["temperature"] < 100
-        assert 20 < one["power"] < 1000
+def test_nvml_agrees_with_nvidia_smi() -> None:
+    query = "--query-gpu=index,name,memory.total,ecc.errors.uncorrected.volatile.total"
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    gpus = Library().read()
+    assert len(gpus) == len(lines) == GPUS
+    for gpu, line in zip(gpus, lines, strict=True):
+        index, name, memory, errors = (word.strip() for word in line.split(","))
+        assert (str(gpu["index"]), gpu["name"]) == (index, name)
+        assert gpu["memory_total"] == pytest.approx(int(memory) << 20, rel=0.02)
+        assert gpu["ecc_errors"] == (int(errors) if errors.isdigit() else 0)
+        assert 20 < gpu["temperature"] < 100
+        assert 20 < gpu["power"] < 1000
 
 
 def test_what_a_gpu_does_is_measured(cluster: TestHosts) -> None:

@@ -1,12 +1,10 @@
-"""What the host's GPUs do: by the driver's library where it is there, else by nvidia-smi. Both may hang, and are then waited for no longer."""
+"""Figures of the host's GPUs from NVML, read in a thread of its own since the library may hang."""
 
 from __future__ import annotations
 
 import _thread
 import os
 import time
-
-from hvlaunch.agent.observer.gpu import NoGpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,21 +54,15 @@ class Gpus:
     def _look(self) -> None:
         try:
             if self._read is None:
-                self._read = _way()
+                self._read = _reader()
             self._found, self._problem = self._read(), None
         except Exception as error:  # noqa: BLE001 (a library's, a program's: whatever it is, it is told)
             self._found, self._problem = [], "GPUs: %s" % (error or type(error).__name__)
         self._done.release()
 
 
-def _way() -> Callable[[], Found]:
+def _reader() -> Callable[[], Found]:
     """Raises NoGpus."""
-    from hvlaunch.agent.observer import nvidia_smi, nvml  # noqa: PLC0415 (only where there is a GPU)
+    from hvlaunch.agent.observer.nvml import Library  # noqa: PLC0415 (only where there is a GPU)
 
-    try:
-        return nvml.Library().read
-    except NoGpus as error:
-        try:
-            return nvidia_smi.Program().read
-        except NoGpus as other:
-            raise NoGpus("%s; %s" % (error, other)) from None
+    return Library().read

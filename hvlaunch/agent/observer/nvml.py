@@ -1,17 +1,26 @@
-"""NVIDIA's management library (NVML), by ctypes: nvml.h has its functions and numbers."""
+"""NVIDIA's management library (NVML) by ctypes. nvml.h declares its functions and constants."""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import byref, c_uint, c_ulonglong, c_void_p
 
-from hvlaunch.agent.observer.gpu import THROTTLES, NoGpus
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List
 
-__all__ = ["Library"]
+__all__ = ["Library", "NoGpus"]
+
+# Bits of nvmlDeviceGetCurrentClocksThrottleReasons. Idle clocks and clocks that an administrator has set are no fault,
+# so their bits are left out.
+_THROTTLES = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
 
 _LIBRARY = "libnvidia-ml.so.1"
 _MORE, _NO_FUNCTION = 7, 13  # NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_FUNCTION_NOT_FOUND
@@ -58,6 +67,10 @@ _PROCESSES = (
     ("nvmlDeviceGetComputeRunningProcesses", _ProcessV1),
 )
 _WAITS = ("nvmlEventSetWait_v2", "nvmlEventSetWait")
+
+
+class NoGpus(Exception):
+    """NVML can't be loaded, or does not fit the driver of the GPUs."""
 
 
 class NvmlError(Exception):
@@ -133,7 +146,7 @@ class Library:
             "memory_total": memory.total,
             "power": self._number("nvmlDeviceGetPowerUsage", device, c_uint) / 1000,
             "temperature": self._number("nvmlDeviceGetTemperature", device, c_uint, c_uint(_TEMPERATURE_GPU)),
-            "throttled": [word for bit, word in THROTTLES.items() if reasons & bit],
+            "throttled": [word for bit, word in _THROTTLES.items() if reasons & bit],
             "ecc_errors": self._number("nvmlDeviceGetTotalEccErrors", device, c_ulonglong, *kinds),
             "xids": self._xids.get(device.value or 0, []),
             "pids": self._pids(device),

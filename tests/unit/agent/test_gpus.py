@@ -1,17 +1,15 @@
-"""GPUs, without one: a library with NVML's functions and structures, made by the C compiler, and a program that prints what nvidia-smi prints."""
+"""GPUs, without one: the C compiler makes a library with NVML's functions and structures."""
 
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hvlaunch.agent.observer import gpus as module
 from hvlaunch.agent.observer.gpus import Gpus
-from hvlaunch.agent.observer.nvidia_smi import Program
 from hvlaunch.agent.observer.nvml import Library
 from tests.unit.agent.harness import until
 
@@ -46,13 +44,6 @@ int FUNCTION(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *found)
     *count = 2; found[0].pid = 100 + device->number; found[1].pid = 200; return 0;
 }
 """
-SMI = """#!/bin/sh
-case "$1" in
---query-compute-apps=*) echo "GPU-1, 4711";;
-*) echo "0, GPU-0, NVIDIA H100, 55, 1024, 81559, 345.67, 61, 0, 0x0000000000000004"
-   echo "1, GPU-1, NVIDIA H100, [N/A], 0, 81559, [N/A], 30, [N/A], 0x0000000000000001";;
-esac
-"""
 
 
 def library(directory: Path, function: str = "nvmlDeviceGetComputeRunningProcesses_v3") -> str:
@@ -65,7 +56,7 @@ def library(directory: Path, function: str = "nvmlDeviceGetComputeRunningProcess
 
 
 @pytest.mark.parametrize("version", ["_v3", "_v2"])
-def test_the_library_is_asked_by_its_own_types(tmp_path: Path, version: str) -> None:
+def test_nvml_structures_are_read(tmp_path: Path, version: str) -> None:
     asked = Library(library(tmp_path, f"nvmlDeviceGetComputeRunningProcesses{version}"))
     first, second = asked.read()
     assert first == {
@@ -85,45 +76,19 @@ def test_the_library_is_asked_by_its_own_types(tmp_path: Path, version: str) -> 
     assert asked.read()[1]["xids"] == [33, 32, 31]
 
 
-def test_no_library_and_no_program_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_a_missing_library_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WITHIN", 60.0)
     found, problem = Gpus(lambda: True).now(time.monotonic())
     assert found == []
     assert problem is not None
     assert problem.startswith("GPUs: libnvidia-ml.so.1: cannot open")
-    assert problem.endswith("there is no nvidia-smi")
 
 
-def test_without_a_device_nothing_is_asked() -> None:
+def test_without_a_device_nvml_is_not_loaded() -> None:
     assert Gpus(lambda: False).now(0.0) == ([], None)
 
 
-@pytest.fixture
-def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(SMI)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    yield program
-
-
-def test_nvidia_smi_is_read(smi: Path) -> None:
-    first, second = Program().read()
-    assert (first["utilization"], first["memory_used"], first["power"]) == (0.55, 1 << 30, 345.67)
-    assert (first["throttled"], first["pids"]) == (["power cap"], [])
-    assert (second["utilization"], second["power"], second["throttled"]) == (0.0, 0.0, [])
-    assert (second["ecc_errors"], second["pids"]) == (0, [4711])
-
-
-def test_nvidia_smi_is_asked_seldom(smi: Path) -> None:
-    program = Program()
-    first = program.read()
-    smi.unlink()
-    assert program.read() == first
-
-
-def test_a_library_that_hangs_holds_up_nobody_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_hangs_is_reported_and_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     started: list[int] = []
 
@@ -132,7 +97,7 @@ def test_a_library_that_hangs_holds_up_nobody_and_is_told(monkeypatch: pytest.Mo
         go_on.wait()
         return [{"index": 0}]
 
-    monkeypatch.setattr(module, "_way", lambda: hang)
+    monkeypatch.setattr(module, "_reader", lambda: hang)
     monkeypatch.setattr(module, "_WITHIN", 0.01)
     monkeypatch.setattr(module, "_HANGS_AFTER", 0.05)
     gpus = Gpus(lambda: True)
