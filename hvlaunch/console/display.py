@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from hvlaunch.console.live import LiveRows
     from hvlaunch.console.merge import Merger
+    from hvlaunch.console.notes import UnfinishedLines
     from hvlaunch.console.prompts import Prompts
-    from hvlaunch.console.unfinished import UnfinishedLines
 
 __all__ = ["Display", "Page", "displays"]
 

@@ -12,7 +12,7 @@ from hvlaunch.console.lines import Stream
 from hvlaunch.errors import BadUsage
 
 if TYPE_CHECKING:
-    from hvlaunch.console.file_sizes import FileSizes
+    from hvlaunch.console.notes import FileSizes
 
 __all__ = ["NO_LINK", "OutputFiles", "not_written", "rank_directory"]
 

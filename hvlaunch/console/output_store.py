@@ -10,7 +10,7 @@ from typing import Any
 
 from hvlaunch.console.bar_states import BarStates
 from hvlaunch.console.lines import Stream
-from hvlaunch.console.lost_output import LostOutput
+from hvlaunch.console.notes import LostOutput
 from hvlaunch.console.recent import Origin, Place
 from hvlaunch.console.stored import Kind, Stored, items, pack, segment_path, segments
 

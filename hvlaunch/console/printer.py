@@ -23,8 +23,8 @@ from hvlaunch.job import ConsoleOptions
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from hvlaunch.console.notes import UnfinishedLines
     from hvlaunch.console.output_store import OutputStore
-    from hvlaunch.console.unfinished import UnfinishedLines
 
 __all__ = ["TAIL", "Printer"]
 

@@ -25,7 +25,7 @@ _PRELOADED = (
     "hvlaunch.api.driver",
     "hvlaunch.cli.main",
     "hvlaunch.cli.pool_hosts",
-    "hvlaunch.console.unfinished",
+    "hvlaunch.console.notes",
     "hvlaunch.gloo.controller",
     "hvlaunch.driver.doors.history",
     "hvlaunch.driver.record.journal",

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.console.notes import UnfinishedLines
 from hvlaunch.console.stored import items, segment_path, segments
-from hvlaunch.console.unfinished import UnfinishedLines
 from hvlaunch.driver.record.keeping import UNFINISHED
 from tests.cluster.jobs import Job
 from tests.cluster.test_sessions import LIMIT, LINES

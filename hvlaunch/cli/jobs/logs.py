@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from hvlaunch.cli.answer import BROKEN_PIPE, print_answer
 from hvlaunch.cli.jobs.view import Ranks, View, await_output, has_ended, is_shown
-from hvlaunch.console.lost_output import text_of
+from hvlaunch.console.notes import lost_output_text
 from hvlaunch.console.store_reader import StoreReader, from_where
 from hvlaunch.console.stored import Stored, segments
 from hvlaunch.console.visible import visible
@@ -50,7 +50,7 @@ def _print(job: KnownJob, found: Iterator[Stored], view: View) -> int:
         view.show(item)
         if not view.is_read:
             return BROKEN_PIPE
-    if not has_driver(job.directory) and (lost := text_of(job.directory)) is not None:
+    if not has_driver(job.directory) and (lost := lost_output_text(job.directory)) is not None:
         view.printer.say(lost)
     view.printer.close()
     return 0 if view.is_read else BROKEN_PIPE

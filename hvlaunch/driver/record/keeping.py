@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch import __version__
-from hvlaunch.console.unfinished import UnfinishedLines
+from hvlaunch.console.notes import UnfinishedLines
 from hvlaunch.driver.program.keys import KEYS, Keys
 from hvlaunch.driver.record.seen import SEEN, SeenFile, SeenFrames
 from hvlaunch.engine.codec import BadData
@@ -16,7 +16,7 @@ from hvlaunch.outside.directory import ABOUT
 from hvlaunch.rendezvous.serving.store_file import StoreFile
 
 if TYPE_CHECKING:
-    from hvlaunch.console.file_sizes import FileSizes
+    from hvlaunch.console.notes import FileSizes
     from hvlaunch.driver.arrival import Turn
     from hvlaunch.driver.record.journal import Journal
     from hvlaunch.driver.record.past import Past
@@ -61,7 +61,7 @@ class Keeping:
 
     def sizes(self, number: int, ranks: int, *, is_known: bool) -> "FileSizes | None":
         """Where it is on record how large the files of this round's ranks are, or is to be; None where that can't be."""
-        from hvlaunch.console.file_sizes import FileSizes  # noqa: PLC0415 (few jobs have files)
+        from hvlaunch.console.notes import FileSizes  # noqa: PLC0415 (few jobs have files)
 
         path = self._directory / f"{FILES}.{number}"
         try:

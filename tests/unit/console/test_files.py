@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.console.file_sizes import FileSizes
 from hvlaunch.console.files import OutputFiles, rank_directory
+from hvlaunch.console.notes import FileSizes
 from hvlaunch.errors import BadUsage
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.console.lost_output import text_of
+from hvlaunch.console.notes import lost_output_text
 from hvlaunch.console.outlet import Output
 from hvlaunch.console.output_store import OutputStore
 from hvlaunch.console.recent import Recent
@@ -179,20 +179,20 @@ def test_what_a_driver_could_not_keep_is_told_though_it_was_killed(tmp_path, mon
     store = OutputStore(tmp_path, clock=lambda: 10.0)
     disk = Disk(0)
     monkeypatch.setattr(os, "pwrite", disk.write)
-    assert text_of(tmp_path) is None
+    assert lost_output_text(tmp_path) is None
     for lost in (b"lost", b"lost too"):
         store.output(0, "stdout", lost)
         with suppress(OSError):
             store.write()
     size = sum(len(pack(Stored(0.0, "stdout", each, 0))) for each in (b"lost", b"lost too"))
     text = f"{size} bytes of output are lost: no space left on device"
-    assert text_of(tmp_path) == text
+    assert lost_output_text(tmp_path) == text
     monkeypatch.undo()
     after = OutputStore(tmp_path)
     after.output(0, "stdout", b"after\n")
     after.write()
     assert [item.data for item in all_items(tmp_path)[1:]] == [text.encode(), b"after\n"]
-    assert text_of(tmp_path) is None
+    assert lost_output_text(tmp_path) is None
 
 
 def test_a_message_is_tried_at_once(tmp_path, monkeypatch):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hvlaunch.console.notes import UnfinishedLines
 from hvlaunch.console.output_store import OutputStore
 from hvlaunch.console.printer import Printer
-from hvlaunch.console.unfinished import UnfinishedLines
 from hvlaunch.job import ConsoleOptions
 from tests.unit.console.consoles import WAIT, Console
 from tests.unit.console.test_headless import kept
@@ -109,7 +109,7 @@ def test_a_line_that_grows_and_shrinks(path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from hvlaunch.console.unfinished import UnfinishedLines
+from hvlaunch.console.notes import UnfinishedLines
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
 lines = UnfinishedLines(Path(sys.argv[1]))
 for text in (b"a", b"ab"):

@@ -1,0 +1,1 @@
+"""Files that outlive a killed driver: append-only logs, and numbers in shared memory."""
