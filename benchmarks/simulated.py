@@ -11,7 +11,6 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.driver.loop import Driver, Item
 from hvlaunch.driver.program.keys import Keys
-from hvlaunch.driver.stdin import Stdin
 from hvlaunch.gloo import controller
 from hvlaunch.gloo.ways import HostWays
 from hvlaunch.job import Host, JobResult, JobSpec
@@ -52,9 +51,7 @@ class SimulatedHosts:
             keys = Keys.new()
             try:
                 with _Rendezvous(keys.token) as server:
-                    self.driver = Driver(
-                        self._spec, events, printer, server, keys, self._connect, stdin=Stdin(-1)
-                    )
+                    self.driver = Driver(self._spec, events, printer, server, keys, self._connect, stdin=-1)
                     return self.driver.run()
             finally:
                 printer.close()
@@ -67,7 +64,7 @@ class SimulatedHosts:
                 spec,
                 stdout=nowhere,
                 stderr=nowhere,
-                stdin=Stdin(nowhere.fileno()),
+                stdin=nowhere.fileno(),
                 ways=self._ways,
                 on_begun=on_begun,
             )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 
-TYPE_CHECKING = False  # see outside/forked.py
+TYPE_CHECKING = False  # importing typing takes 4 ms
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -26,9 +25,6 @@ def script() -> NoReturn:
         pass
     os.close(spare)
     try:
-        from hvlaunch.cli.by_fork import run_by_fork  # noqa: PLC0415 (as below, though this takes little)
-
-        run_by_fork(sys.argv, os.environ)
         from hvlaunch.cli.main import script as run  # noqa: PLC0415 (see above)
 
         run()

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import IO, Protocol, TextIO
+from typing import IO, TextIO
 
 from hvlaunch.api.driver import Begun, Ended, Refused, Request, Waits, receive, send
 from hvlaunch.api.errors import JobStopped
@@ -17,8 +17,6 @@ from hvlaunch.console.status import Status
 from hvlaunch.errors import HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.outside.control import DriverGone
-from hvlaunch.outside.forked import begin_driver
-from hvlaunch.outside.state import pool_path
 
 __all__ = ["Child"]
 
@@ -55,7 +53,7 @@ class Child:
                 for number, text in ((1, sys.stdout), (2, sys.stderr)):
                     outputs.append(_Output(number, text, null.fileno(), is_shown=is_shown))
                 streams = [null.fileno(), *(output.descriptor for output in outputs)]
-                self._process = _begin(spec, streams, theirs.fileno())
+                self._process = _begin(streams, theirs.fileno())
             send(ours, Request(spec, is_shown, tells_status=on_status is not None))
         except OSError:
             for each in (ours, *(output.pipe for output in outputs)):
@@ -125,23 +123,8 @@ class Child:
                 self._on_status(status)
 
 
-class _Driver(Protocol):
-    """What begins and ends a driver: subprocess.Popen, or a ForkedDriver."""
-
-    pid: int
-
-    def send_signal(self, number: int, /) -> None: ...
-
-    def wait(self) -> int: ...
-
-
-def _begin(spec: JobSpec, streams: Sequence[int], connection: int) -> _Driver:
-    """A driver that has these as stdin, stdout and stderr; one that the job's pool forks, if it can. Raises OSError."""
-    pool = pool_path(os.environ, spec.pool or "")
-    if pool:
-        forked = begin_driver(pool, "function", [*streams, connection], argv=["hvlaunch"], environ=os.environ)
-        if forked is not None:
-            return forked
+def _begin(streams: Sequence[int], connection: int) -> "subprocess.Popen[bytes]":
+    """Start a driver that has these as stdin, stdout and stderr. Raises OSError."""
     stdin, stdout, stderr = streams
     return subprocess.Popen(
         [sys.executable, "-I", "-c", _PROGRAM.format(path=sys.path, descriptor=connection)],

@@ -87,8 +87,8 @@ def _read(file: Any, size: int) -> bytes:
     return bytes(data) if len(data) == size else b""
 
 
-def main(descriptor: int, caller: int | None = None) -> NoReturn:
-    """Run the job that the process `caller` asks for, which is our parent by default, and tell how it ended."""
+def main(descriptor: int) -> NoReturn:
+    """Run the job that our parent asks for, and tell how it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller says whether Ctrl-C stops the job
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
     connection = socket.socket(fileno=descriptor)
@@ -96,8 +96,7 @@ def main(descriptor: int, caller: int | None = None) -> NoReturn:
     request = receive(connection)
     if request is None:
         os._exit(0)
-    is_there = _is_parent() if caller is None else _is_process(caller)
-    has_gone = _end_of(connection, is_there)
+    has_gone = _end_of(connection)
 
     def end() -> None:
         """What the caller would have removed is removed in its place."""
@@ -195,36 +194,15 @@ def _nothing() -> BinaryIO:
     return Path(os.devnull).open("wb")
 
 
-def _is_parent() -> Callable[[], bool]:
-    """Whether our parent is still the one that it is now."""
+def _end_of(connection: socket.socket) -> Callable[[int], bool]:
+    """Whether the caller, our parent, has gone or lets the socket go, now or within so many milliseconds. For any thread."""
     parent = os.getppid()
-    return lambda: os.getppid() == parent
-
-
-def _is_process(pid: int) -> Callable[[], bool]:
-    """Whether this process lives, and no other has its pid."""
-    import psutil  # noqa: PLC0415 (in the fork server it is there)
-
-    def lives() -> bool:
-        with suppress(psutil.NoSuchProcess):
-            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        return False
-
-    try:
-        process = psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return lambda: False
-    return lives
-
-
-def _end_of(connection: socket.socket, is_there: Callable[[], bool]) -> Callable[[int], bool]:
-    """Whether the caller has gone, or lets the socket go, now or within so many milliseconds. For any thread."""
 
     def has_gone(milliseconds: int) -> bool:
         closing = select.poll()
         closing.register(connection, select.POLLIN)  # nothing more comes but the end
         # A process that the caller has forked may have the socket too.
-        return not is_there() or bool(closing.poll(milliseconds))
+        return os.getppid() != parent or bool(closing.poll(milliseconds))
 
     return has_gone
 

@@ -26,7 +26,7 @@ from hvlaunch.driver.observing.stack_taking import StackTaking
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.program.start_frame import gets_stdin, start_frame
 from hvlaunch.driver.ranks import Ranks
-from hvlaunch.driver.stdin import Stdin, StdinPump
+from hvlaunch.driver.stdin import StdinPump
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.engine import Engine
@@ -80,7 +80,7 @@ class Driver:
         keys: Keys,
         connect: Callable[[Host], AgentConnection],
         *,
-        stdin: Stdin,
+        stdin: int,
         record: Callable[[Mapping[str, object]], None] | None = None,
         watchers: Sequence[Watcher] = (),
         keeping: "Keeping | None" = None,
@@ -458,7 +458,7 @@ class Driver:
         def sender(link: HostLink, slot: int) -> Callable[[bytes], None]:
             return lambda data: link.send({"type": "stdin", "slot": slot}, data)
 
-        if os.isatty(self._stdin.fd):
+        if os.isatty(self._stdin):
             self._printer.read_by([rank for _, _, rank in readers])
         targets = [sender(link, slot) for link, slot, _ in readers]
         pump = StdinPump(

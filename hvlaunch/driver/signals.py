@@ -31,8 +31,8 @@ def signals_as_events(
     """While in the block, SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are events; SIGHUP is `hangup`, and SIGQUIT
     (Ctrl and the backslash) is `wanted`, if they are given.
 
-    SIGHUP is heard once, since kernel and shell both send it, and SIGTERM once in 0.2 s: who ends all processes reaches us, and who
-    stands in for us at a terminal (cli/by_fork.py), which passes it on. Each Ctrl-C counts.
+    SIGHUP is heard once, since kernel and shell both send it, and SIGTERM once in 0.2 s: timeout(1) sends it to the process
+    and again to its group. Each Ctrl-C counts.
 
     What is ignored already stays ignored (nohup, jobs in the background of a shell script). Reading
     stdin in the background of a terminal is an error, and does not stop the process. Outside the

@@ -2,26 +2,13 @@
 
 import errno
 import os
-import select
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-__all__ = ["OWN_STDIN", "Stdin", "StdinPump"]
+__all__ = ["StdinPump"]
 
 _CHUNK = 1 << 16
 _WINDOW = 1 << 18
-
-
-class Stdin(NamedTuple):
-    """Where a driver reads what is for its workers."""
-
-    fd: int = 0
-    may_read: Callable[[], bool] | None = None
-    """Whether it may read the terminal now, where that is another process's: the kernel guards it for its own alone."""
-
-
-OWN_STDIN = Stdin()
 
 
 class StdinPump:
@@ -32,7 +19,7 @@ class StdinPump:
 
     def __init__(
         self,
-        stdin: Stdin,
+        stdin: int,
         targets: Sequence[Callable[[bytes], None]],
         on_echoed: Callable[[], None] | None = None,
         ask: Callable[[], None] | None = None,
@@ -41,9 +28,8 @@ class StdinPump:
 
         `ask` is called when there is something to be passed on, which then waits for go_on().
         """
-        self._fd = stdin.fd
-        self._may_read = stdin.may_read if os.isatty(stdin.fd) else None
-        self._on_echoed = on_echoed if os.isatty(stdin.fd) else None
+        self._fd = stdin
+        self._on_echoed = on_echoed if os.isatty(stdin) else None
         self._targets = targets
         self._outstanding = [0] * len(targets)
         self._changed = threading.Condition()
@@ -88,19 +74,11 @@ class StdinPump:
                 return
 
     def _read(self) -> bytes | None:
-        if self._may_read is not None and not self._await_typed(self._may_read):
-            return None
         try:
             return os.read(self._fd, _CHUNK)
         except OSError as error:
             # EIO: a terminal that we are in the background of. It isn't ours to read, and has not ended. Or it is closed.
             return None if error.errno == errno.EIO and os.isatty(self._fd) else b""
-
-    def _await_typed(self, may_read: Callable[[], bool]) -> bool:
-        """Whether something was typed for us."""
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        return may_read() and bool(poll.poll()) and may_read()
 
     def _pass_on(self, data: bytes | None) -> bool:
         if data is None:

@@ -261,9 +261,8 @@ class Engine:
 
     def _ready(self, host: PoolHost, facts: on.HostFacts, now: float) -> list[Action]:
         self._pool.ready(host, facts)
-        known = LOOPBACK if facts.peer_address is None else facts.rendezvous
-        if known is not None:
-            host.rendezvous, host.has_tried_rendezvous = (known, self._rendezvous_port), True
+        if facts.peer_address is None:  # the driver's own machine reaches it by loopback, and tries nothing
+            host.rendezvous, host.has_tried_rendezvous = (LOOPBACK, self._rendezvous_port), True
         actions: list[Action] = []
         if facts.trouble is not None:
             actions.append(tell.KernelLacks(host.name, facts.trouble))

@@ -37,7 +37,6 @@ __all__ = [
     "JobHangs",
     "Lull",
     "MasterPort",
-    "Reached",
     "RendezvousReached",
     "Sign",
     "StacksTaken",
@@ -54,15 +53,8 @@ __all__ = [
 ]
 
 
-class Reached(NamedTuple):
-    """Of the addresses that were tried, those at which somebody got through: at one at least."""
-
-    tried: tuple[str, ...]
-    at: tuple[str, ...]
-
-
 class HostFacts(NamedTuple):
-    """What an agent told of its host; and what is known of the host from an earlier job, by the warm pool that both are of."""
+    """The facts that an agent tells of its host."""
 
     addresses: Mapping[str, tuple[str, ...]]
     """By interface name."""
@@ -85,10 +77,6 @@ class HostFacts(NamedTuple):
     """What the host's kernel lacks."""
     boot_id: str | None = None
     """What the kernel calls itself since it booted."""
-    rendezvous: str | None = None
-    """At which of our addresses an earlier job's rendezvous was reached; its agent is not asked to try them then."""
-    findings: Mapping[str, Reached] | None = None
-    """How it got through to other hosts, by their names."""
 
 
 class Began(NamedTuple):

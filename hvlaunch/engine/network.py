@@ -252,23 +252,12 @@ class Wiring:
         for host, target, addresses in self.network.tries():
             known = self._findings.setdefault(host, {})
             if target not in known:
-                known[target] = self._from_before(host, facts[host], target, addresses)
-                if not known[target]:
-                    port = facts[target].beacon_port
-                    probes.append(Probe(host, target, addresses, port, self._agents[target]))
+                known[target] = []
+                port = facts[target].beacon_port
+                probes.append(Probe(host, target, addresses, port, self._agents[target]))
             for address in known[target]:
                 self.network.add(host, target, address)
         return probes
-
-    def _from_before(
-        self, host: str, facts: HostFacts, target: str, addresses: tuple[str, ...]
-    ) -> list[str | None]:
-        """What the host found of the other in an earlier job, as if it had tried all; nothing where it may be so no more."""
-        earlier = None if facts.findings is None else facts.findings.get(target)
-        is_new = not (self._agents[host] or self._agents[target])
-        if earlier is None or earlier.tried != addresses or self._in_doubt or not is_new:
-            return []
-        return [*earlier.at, None]
 
     def add(self, found: HostProbed) -> None:
         """Somebody got through to a host, or has tried all of its addresses."""

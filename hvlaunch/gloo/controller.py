@@ -21,7 +21,6 @@ from hvlaunch.console.visible import visible
 from hvlaunch.driver.observing.inquiry import Inquiry, Observe, StacksWanted
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.signals import signals_as_events
-from hvlaunch.driver.stdin import OWN_STDIN, Stdin
 from hvlaunch.driver.thread_failures import failures_as_events
 from hvlaunch.engine import events as on
 from hvlaunch.engine.network import LOOPBACK
@@ -60,7 +59,7 @@ def run(
     *,
     stdout: BinaryIO,
     stderr: BinaryIO,
-    stdin: Stdin = OWN_STDIN,
+    stdin: int = 0,
     ways: WaysToHosts = by_ssh,
     on_detached: Callable[[str], None] | None = None,
     on_begun: Callable[[str], None] = lambda _job_id: None,
@@ -93,7 +92,7 @@ def take_over(
     """Go on with the job of a driver that was killed; its output is kept in the directory. As run() otherwise."""
     job = _Job(past.begin.spec, keys, directory, ways, directory.about, past)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 (no path is joined)
-        result, reporting = _run_and_report(job, None, None, Stdin(nothing.fileno()), None)
+        result, reporting = _run_and_report(job, None, None, nothing.fileno(), None)
     _keep(directory, result, reporting)
     return result
 
@@ -122,7 +121,7 @@ def _run_and_report(
     job: _Job,
     stdout: BinaryIO | None,
     stderr: BinaryIO | None,
-    stdin: Stdin,
+    stdin: int,
     on_detached: Callable[[str], None] | None,
     on_status: OnStatus | None = None,
 ) -> tuple[JobResult, Reporting]:
@@ -188,7 +187,7 @@ def _run(
     job: _Job,
     events: "SimpleQueue[Item]",
     printer: Printer,
-    stdin: Stdin,
+    stdin: int,
     detachment: "Detachment | None",
     reporting: Reporting,
 ) -> JobResult:
@@ -202,7 +201,7 @@ def _run(
     ):
         from hvlaunch.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)
 
-        watchers: list[Watcher] = [*ways.watchers, *([] if journal is None else [journal.see])]
+        watchers: list[Watcher] = [] if journal is None else [journal.see]
         takeover = None if job.past is None else _takeover(job.past, ways)
         clock, wall = (time.monotonic, time.time) if takeover is None else (takeover.clock, takeover.wall)
         outside = (

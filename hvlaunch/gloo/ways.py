@@ -1,10 +1,10 @@
 """The ways to a job's hosts that hvlaunch makes itself: by ssh, by a scheduler's own program, and by pipes on this machine."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from hvlaunch.driver.links.agent_channel import AgentConnection, CommandConnection, LostConnection
 from hvlaunch.driver.program.keys import Keys
@@ -13,9 +13,6 @@ from hvlaunch.hosts.local import is_here_by_dns, is_local, only_local
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
-
-if TYPE_CHECKING:
-    from hvlaunch.driver.loop import Watcher
 
 __all__ = ["HostWays", "WaysToHosts", "by_ssh"]
 
@@ -27,8 +24,6 @@ class HostWays(NamedTuple):
     """A new connection, by which an agent can be started."""
     lost: Callable[[Host], AgentConnection]
     """That of a driver before us, which is lost: another can take its place."""
-    watchers: "Sequence[Watcher]" = ()
-    """What is to see all that happens."""
 
 
 WaysToHosts = Callable[[JobSpec, Keys, Callable[[str], None]], AbstractContextManager[HostWays]]
@@ -53,7 +48,6 @@ def by_ssh(spec: JobSpec, keys: Keys, _say: Callable[[str], None]) -> Iterator[H
 def _by_pool(spec: JobSpec, keys: Keys, plain: HostWays, remote: "_Remote") -> HostWays:
     """By the warm pool's connections; a pool that is gone by now is done without."""
     from hvlaunch.driver.links.warm_way import WarmWay  # noqa: PLC0415 (as above)
-    from hvlaunch.driver.warm_findings import WarmFindings  # noqa: PLC0415 (as above)
     from hvlaunch.errors import BadUsage  # noqa: PLC0415 (few jobs have one)
     from hvlaunch.outside.pools import find_pool, pools_directory  # noqa: PLC0415 (as above)
 
@@ -62,7 +56,7 @@ def _by_pool(spec: JobSpec, keys: Keys, plain: HostWays, remote: "_Remote") -> H
     except BadUsage:
         return plain
     way = WarmWay(pool, keys, plain.connect, lambda host: partial(remote, host))
-    return plain._replace(connect=way.connect, watchers=[WarmFindings(pool, spec.rendezvous_port).see])
+    return plain._replace(connect=way.connect)
 
 
 class _Remote(Protocol):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.caller import Sealed
 from hvlaunch.agent.frames import encode
-from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Earlier, Listener
+from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Listener
 from hvlaunch.driver.links.piece_reader import PieceReader
 from hvlaunch.driver.links.reports import report_decoder
 from hvlaunch.driver.program.agent_program import AgentProgram
@@ -109,7 +109,6 @@ class LaunchedAgent:
         self._is_closed = False
         self.can_rejoin = True
         self.has_modules = False
-        self.earlier = Earlier()
         self.local_address: str | None = plain(connection.socket.getsockname()[0])
         self.remote_address: str | None = plain(connection.socket.getpeername()[0])
 

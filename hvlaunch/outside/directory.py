@@ -13,7 +13,6 @@ from typing import Any
 
 from hvlaunch.errors import EXIT_USAGE, HvlaunchError
 from hvlaunch.outside.care import Care
-from hvlaunch.outside.state import state_directory
 from hvlaunch.owners import make_own_directory, other_writer, writer_of_directory
 
 __all__ = [
@@ -65,14 +64,17 @@ class DriverLives(HvlaunchError):
 
 
 def jobs_directory(environ: Mapping[str, str]) -> Path:
-    """Where the jobs' directories are.
+    """Return `$XDG_STATE_HOME/hvlaunch/jobs` (XDG Base Directory Specification 0.8).
 
-    Raises NoJobDirectory where the user has no home.
+    Raises NoJobDirectory if the user has no home.
     """
-    state = state_directory(environ)
-    if not state:
-        raise NoJobDirectory("this user has no home directory", hint="XDG_STATE_HOME=DIRECTORY")
-    return Path(state) / "jobs"
+    state = environ.get("XDG_STATE_HOME", "")
+    if not state.startswith("/"):  # the specification says that a relative path is to be ignored
+        home = os.path.expanduser("~")  # noqa: PTH111 (Path.expanduser raises an error without a home)
+        if not home.startswith("/"):
+            raise NoJobDirectory("this user has no home directory", hint="XDG_STATE_HOME=DIRECTORY")
+        state = f"{home}/.local/state"
+    return Path(state) / "hvlaunch" / "jobs"
 
 
 class JobDirectory:

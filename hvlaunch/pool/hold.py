@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -18,7 +17,6 @@ from hvlaunch.errors import BadUsage, HostsFailed, Problem
 from hvlaunch.hosts.local import is_local
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
 from hvlaunch.outside.directory import IN_MAKING, JobDirectory, has_driver, remove
-from hvlaunch.pool.forks import Forks
 from hvlaunch.pool.pool import WarmPool
 from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways
@@ -60,7 +58,6 @@ def hold_pool(
         _signals() as on_signal,
         closing(JobDirectory(root, name, _about(name, spec))) as directory,
         closing(directory.listen()) as listener,
-        _forks(directory.path, name, spec),
         _connect(spec) as connect,
         closing(WarmPool(name, spec, hosts, connect, idle_timeout=idle_timeout)) as pool,
     ):
@@ -96,16 +93,6 @@ def _about(name: str, spec: JobSpec) -> Mapping[str, object]:
         "ssh": encode(SSHOptions, spec.ssh),
         "remote_python": spec.remote_python,
     }
-
-
-@contextmanager
-def _forks(directory: Path, name: str, spec: JobSpec) -> Iterator[None]:
-    """What forks drivers, where they have no workers of their own: those of this machine are to be what their user started."""
-    if not sys.platform.startswith("linux") or any(map(is_local, spec.hosts)):
-        yield
-        return
-    with closing(Forks(directory, name)):
-        yield
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from hvlaunch.errors import Problem
 from hvlaunch.hosts.fold import host_set
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside.pools import peer_is_own
-from hvlaunch.pool.findings import FINDINGS, Findings
 from hvlaunch.pool.host import WarmHost
 from hvlaunch.pool.lane import Lane
 from hvlaunch.rendezvous.serving.certificate import Certificate
@@ -76,14 +75,9 @@ class WarmPool:
             )
             for host in hosts
         }
-        self._findings = Findings(self._connection_of, clock)
         self._certificate: Certificate | None = None
         """For the next job, which need not load what makes one."""
         self._lock = threading.Lock()
-
-    def _connection_of(self, name: str) -> object:
-        host = self._hosts.get(name)
-        return host.since if host is not None and host.state == "ready" else None
 
     def start(self, on_status: OnStatus) -> Sequence[Problem]:
         """Connect to all; what is wrong with those that can't be reached now, which are tried again.
@@ -190,14 +184,6 @@ class WarmPool:
         match request["what"]:
             case "begin":
                 return self._begin()
-            case "found" if FINDINGS(request.get("found")):
-                with self._lock:
-                    self._findings.add(request["found"])
-                return {}
-            case "forget":
-                with self._lock:
-                    self._findings.forget()
-                return {}
             case "hosts":
                 return {"hosts": self._facts(), "idle": self._clock() - self._used}
             case "down":
@@ -213,9 +199,8 @@ class WarmPool:
         """What a job needs to begin. No other gets the same certificate."""
         with self._lock:
             certificate, self._certificate = self._certificate, None
-            found = self._findings.of_all()
         pem = None if certificate is None else (certificate.key + certificate.pem).decode("ascii")
-        return {"hosts": self._facts(), "found": found, "certificate": pem}
+        return {"hosts": self._facts(), "certificate": pem}
 
     def _facts(self) -> dict[str, dict[str, Any]]:
         return {name: host.facts() for name, host in self._hosts.items()}

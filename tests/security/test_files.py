@@ -13,7 +13,6 @@ import pytest
 
 from hvlaunch.cli.env_file import read_env_file
 from hvlaunch.console.event_file import EventFile
-from hvlaunch.driver.stdin import Stdin
 from hvlaunch.errors import BadHost, BadUsage, HostError
 from hvlaunch.gloo.controller import run
 from hvlaunch.hosts.discovery import HostFile, HostScript
@@ -184,7 +183,7 @@ def spec(**words) -> JobSpec:
 def start(tmp_path: Path, output_dir: Path) -> int:
     with (tmp_path / "out").open("wb") as out:
         return run(
-            spec(output_dir=output_dir), stdout=out, stderr=out, stdin=Stdin(os.open(os.devnull, os.O_RDONLY))
+            spec(output_dir=output_dir), stdout=out, stderr=out, stdin=os.open(os.devnull, os.O_RDONLY)
         ).exit_code
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.driver.stdin import Stdin
 from hvlaunch.errors import BadHost, BadUsage, ConnectFailed, DiscoveryFailed, HvlaunchError
 from hvlaunch.gloo import ways
 from hvlaunch.gloo.controller import run
@@ -97,7 +96,7 @@ def test_a_program_that_comes_into_the_hostfile_later_does_not_run_here(tmp_path
         elastic=ElasticOptions(min_np=1, hostfile=hostfile, elastic_timeout=2.0),
     )
     with (tmp_path / "out").open("wb") as out, Path("/dev/null").open() as nothing:
-        result = run(spec, stdout=out, stderr=out, stdin=Stdin(nothing.fileno()))
+        result = run(spec, stdout=out, stderr=out, stdin=nothing.fileno())
     assert result.exit_code != 0
     assert not (tmp_path / "ran").exists()
     assert b"this machine runs no python=" in (tmp_path / "out").read_bytes()

@@ -12,7 +12,6 @@ from paramiko.common import AUTH_FAILED, cMSG_DISCONNECT
 from paramiko.message import Message
 
 from hvlaunch.console.visible import visible
-from hvlaunch.driver.stdin import Stdin
 from hvlaunch.errors import HostError
 from hvlaunch.gloo.controller import run
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
@@ -116,7 +115,7 @@ def test_a_worker_can_not_speak_as_hvlaunch(tmp_path: Path) -> None:
             cwd="/",
             console=ConsoleOptions(),
         )
-        result = run(spec, stdout=out, stderr=err, stdin=Stdin(nothing.fileno()))
+        result = run(spec, stdout=out, stderr=err, stdin=nothing.fileno())
     assert result.exit_code == 3
     own = [line for line in (tmp_path / "err").read_text().split("\n") if line.startswith("hvlaunch:")]
     assert len(own) == 2

@@ -1,7 +1,6 @@
 """Bugs of the engine, planted by hand: each takes something away that jobs rest on over time."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.workers import Worker, Workers
 from hvlaunch.job import ElasticOptions
 
-__all__ = ["BUGS", "WARM_BUGS", "Bug"]
+__all__ = ["BUGS", "Bug"]
 
 Patch = pytest.MonkeyPatch
 
@@ -403,33 +402,6 @@ def stacks_that_are_there_release_nobody(patch: Patch) -> None:
     patch.setattr(Inspection, "taken", lambda *_: [])
 
 
-# What was found in an earlier job
-
-
-def with_other(patch: Patch, name: str, value: Any) -> None:
-    """What was found earlier is judged as if the wiring had this."""
-
-    def wrong(right: Callable[..., Any], wiring: Wiring, *args: Any) -> Any:
-        with pytest.MonkeyPatch.context() as short:
-            short.setattr(wiring, name, value)
-            return right(wiring, *args)
-
-    instead(patch, Wiring, "_from_before", wrong)
-
-
-def earlier_findings_hold_for_other_agents(patch: Patch) -> None:
-    with_other(patch, "_agents", Counter())
-
-
-def earlier_findings_are_never_doubted(patch: Patch) -> None:
-    with_other(patch, "_in_doubt", False)
-
-
-WARM_BUGS: Sequence[Bug] = (
-    Bug(earlier_findings_hold_for_other_agents, "and has not reached it", 50),
-    Bug(earlier_findings_are_never_doubted, "failures are to be made up for", 82),
-)
-"""Found on a warm pool."""
 BUGS: Sequence[Bug] = (
     Bug(stacks_are_waited_for_as_long_as_it_takes, "is killed at", 11),
     Bug(stacks_that_are_there_release_nobody, "all stacks are there, and", 11),

@@ -12,7 +12,6 @@ from typing import Literal
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.engine import Engine
-from hvlaunch.engine.network import candidates
 from hvlaunch.errors import ConnectFailed, DiscoveryFailed, HostLost
 from hvlaunch.job import ElasticOptions, Host, JobSpec
 from tests.simulation.elastic_workers import Process, Workers
@@ -84,11 +83,10 @@ class SimHost:
 
 
 class ElasticWorld(Play):
-    """Plays one elastic job to its end. On a warm pool hosts know each other from an earlier job, and some are wrong by now."""
+    """Plays one elastic job to its end."""
 
-    def __init__(self, seed: int, *, is_warm: bool = False) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__(seed, most_steps=MOST_STEPS)
-        self._is_warm = is_warm
         self._begins_empty = seed % 8 == 0
         self.is_mute = seed % 64 == 1
         """Whether nobody ever says which hosts there are."""
@@ -300,21 +298,10 @@ class ElasticWorld(Play):
                 return
             host.link = "ready"
             self.tell(on.HostConnected(host.name))
-            if self._is_warm:
-                self.hear(host, on.HostReady(host.name, self._known(host)))
-                return
             self.hear(host, on.HostReady(host.name, facts(host.number)))
             self.hear(host, on.RendezvousReached(host.name, "10.0.0.100"))
 
         self.at(12.0 if host.is_slow else 0.1 + self.delay(), connected)
-
-    def _known(self, host: SimHost) -> on.HostFacts:
-        """It has reached all others in an earlier job, and the rendezvous."""
-        others = {
-            other.name: candidates(facts(other.number)) for other in self.hosts.values() if other is not host
-        }
-        findings = {name: on.Reached(addresses, addresses) for name, addresses in others.items()}
-        return facts(host.number)._replace(rendezvous="10.0.0.100", findings=findings)
 
     def _probe(self, probe: do.Probe) -> None:
         host, target, agent = self.hosts[probe.host], self.hosts[probe.target], self.hosts[probe.host].agent

@@ -37,8 +37,6 @@ class Host:
     problems: int = 0
     """Of its own: lost, not connected, late."""
     proofs: set[tuple[str, str]] = field(default_factory=set)
-    was_lost: bool = False
-    """Whether it had an agent that is gone: what was found before the job is not believed then."""
     """Whom it reached, and where."""
 
     def is_usable(self, now: float) -> bool:
@@ -198,11 +196,6 @@ class Ledger:
         host = self.host(event.host)
         if host.link == "connecting":
             host.link = "ready"
-        if event.facts.rendezvous is not None:
-            host.has_rendezvous = True
-        for other, reached in (event.facts.findings or {}).items():
-            if not (host.was_lost or self.host(other).was_lost):
-                host.proofs |= {(other, address) for address in reached.at}
 
     def _gone(self, event: on.HostFailed | on.HostGone) -> None:
         host = self.host(event.host)
@@ -227,7 +220,6 @@ class Ledger:
         had_agent = host.link not in ("none", "connecting")
         host.link, host.parted_at, host.has_rendezvous = "none", None, False
         host.proofs.clear()
-        host.was_lost |= had_agent
         for other in self.hosts.values() if had_agent else ():
             other.proofs = {(name, at) for name, at in other.proofs if name != host.name}
         self.workers = {seat: worker for seat, worker in self.workers.items() if worker.host != host.name}

@@ -6,7 +6,6 @@ Each is searched for from the first seed on, so it takes some minutes.
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import pytest
 
 from hvlaunch.agent.frames import BadFrame
 from hvlaunch.engine.life import InvalidTransition
-from tests.simulation.bugs import BUGS, WARM_BUGS, Bug
+from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.elastic_world import ElasticWorld
 from tests.simulation.play import Play
 from tests.simulation.takeover_bugs import TAKEOVER_BUGS
@@ -53,7 +52,6 @@ def main() -> int:
     missed = 0
     worlds: list[tuple[Sequence[Bug], Callable[[int], Play]]] = [
         (BUGS, ElasticWorld),
-        (WARM_BUGS, partial(ElasticWorld, is_warm=True)),
         (TAKEOVER_BUGS, WiredElasticWorld),
     ]
     planted = [(bug, make) for bugs, make in worlds for bug in bugs]

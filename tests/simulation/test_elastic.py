@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,13 @@ from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.life import TRANSITIONS, InvalidTransition, State, Trigger
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.hosts.placement import seats
-from tests.simulation.bugs import BUGS, WARM_BUGS, Bug
+from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.elastic_world import ElasticWorld
 from tests.simulation.planted import MOST_SEEDS, first_found
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 5_000
 SHARDS = 40
-WARM_SEEDS = 1_000
-WARM_SHARDS = 8
 SHOWN = 120
 ENOUGH_FOR_A_MUTANT = 500
 NEXT_FEW = 3
@@ -68,9 +65,9 @@ ONCE_NOT_CLEAN = (
 """Found by longer runs: a defect of the engine, of this world or of a law."""
 
 
-def play(seed: int, *, is_warm: bool = False) -> ElasticWorld:
+def play(seed: int) -> ElasticWorld:
     """Raises AssertionError with the history, where something is not as it should be."""
-    world = ElasticWorld(seed, is_warm=is_warm)
+    world = ElasticWorld(seed)
     try:
         world.run()
     except (AssertionError, InvalidTransition) as error:
@@ -93,16 +90,6 @@ def of_shard(request: pytest.FixtureRequest, shard: int, seeds: Sequence[int]) -
 def test_every_elastic_job_ends_rightly(shard: int, request: pytest.FixtureRequest) -> None:
     for seed in of_shard(request, shard, range(shard, SEEDS, SHARDS)):
         play(seed)
-
-
-@pytest.mark.parametrize("shard", range(WARM_SHARDS))
-def test_every_elastic_job_on_a_warm_pool_ends_rightly(shard: int, request: pytest.FixtureRequest) -> None:
-    for seed in of_shard(request, shard, range(shard, WARM_SEEDS, WARM_SHARDS)):
-        play(seed, is_warm=True)
-
-
-def test_a_job_on_a_warm_pool_that_once_ended_wrongly_ends_rightly() -> None:
-    play(4008340, is_warm=True)
 
 
 @pytest.mark.parametrize("seed", ONCE_NOT_CLEAN)
@@ -204,15 +191,6 @@ def test_a_bug_of_behaviour_over_time_is_found_by_its_law(bug: Bug, monkeypatch:
     assert bug.seed < MOST_SEEDS
     bug.plant(monkeypatch)
     assert first_found(range(bug.seed, bug.seed + NEXT_FEW), bug.found)
-
-
-@pytest.mark.parametrize("bug", WARM_BUGS, ids=lambda bug: bug.plant.__name__)
-def test_a_bug_in_what_is_believed_of_an_earlier_job_is_found(
-    bug: Bug, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bug.plant(monkeypatch)
-    seeds = range(bug.seed, bug.seed + NEXT_FEW)
-    assert first_found(seeds, bug.found, partial(ElasticWorld, is_warm=True))
 
 
 # Bugs planted in the table of a worker's life

@@ -15,7 +15,6 @@ from tests.simulation.wired_elastic import WiredElasticWorld
 from tests.simulation.wired_static import WiredStaticWorld
 
 SEEDS = 300
-WARM_SEEDS = 100
 MANY = 20_000
 SHARDS = 10
 SHOWN = 120
@@ -54,11 +53,6 @@ def test_elastic_jobs(request: pytest.FixtureRequest) -> None:
     assert chosen is not None or min(counts.values()) > SEEDS / 30
     codes = [None if world.result is None else world.result.exit_code for world in worlds]
     assert chosen is not None or len(codes) / 2 < codes.count(0) < len(codes)
-
-
-def test_elastic_jobs_on_a_warm_pool() -> None:
-    worlds = [play(WiredElasticWorld(seed, is_warm=True), seed) for seed in range(WARM_SEEDS)]
-    assert any(world.breakdowns.counts["successors"] for world in worlds)
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ _LINKS = {
 class WiredElasticWorld(Wired, ElasticWorld):
     """The faults of an elastic world, and those of connections and drivers."""
 
-    def __init__(self, seed: int, *, is_warm: bool = False) -> None:
-        super().__init__(seed, is_warm=is_warm)
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
         self.lease = self.spec.lease
         self.agents_lease = self.lease + 2.0
         self.plug_in(Breakdowns(seed, over=_OVER, lease=self.lease))

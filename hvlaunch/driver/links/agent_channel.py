@@ -1,7 +1,7 @@
 """The seam between the driver and the ways to hosts: an agent is started, and frames go to it and come from it."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
 
 from hvlaunch.agent.frames import Decoder, encode
 from hvlaunch.driver.links.piece_reader import PieceReader
@@ -13,7 +13,6 @@ from hvlaunch.ssh.connection import Channel, Connection
 
 if TYPE_CHECKING:
     from hvlaunch.agent.frames import Frame
-    from hvlaunch.engine.events import Reached
 
 __all__ = [
     "AgentChannel",
@@ -21,7 +20,6 @@ __all__ = [
     "BaseConnection",
     "CommandChannel",
     "CommandConnection",
-    "Earlier",
     "Listener",
     "LostConnection",
     "Reconnect",
@@ -61,19 +59,6 @@ class Listener(Protocol):
         """Others have printed into its channel."""
 
 
-class Earlier(NamedTuple):
-    """What a host found out of the network in an earlier job, over the same connection."""
-
-    hosts: "Mapping[str, Reached] | None" = None
-    """How it got through to others."""
-    tried: tuple[str, ...] = ()
-    """The driver's addresses, where the rendezvous was."""
-    port: int | None = None
-    """That of the rendezvous, where the user had chosen it."""
-    rendezvous: str | None = None
-    """The one at which it got through; None where that is not known."""
-
-
 class AgentConnection(Protocol):
     """An open way to one host, by which its agent is started."""
 
@@ -93,9 +78,6 @@ class AgentConnection(Protocol):
 
     has_modules: bool
     """Whether its agent has all modules from the start."""
-
-    earlier: Earlier
-    """What its host found out already."""
 
     on_call: Callable[[], None]
     """Called, in a thread, where the agent comes by another connection on its own account; for the session to set."""
@@ -133,7 +115,6 @@ class BaseConnection:
         self.processes = 1
         self.can_rejoin = again is not None
         self.has_modules = has_modules
-        self.earlier = Earlier()
         self.on_call: Callable[[], None] = lambda: None
         self._again = again
 

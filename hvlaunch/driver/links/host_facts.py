@@ -1,18 +1,15 @@
-"""The facts of a host, by its agent's hello and by what is known of it already."""
+"""The facts of a host, from its agent's hello."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from hvlaunch.driver.links.agent_channel import Earlier
 from hvlaunch.engine.events import HostFacts
 
 __all__ = ["host_facts"]
 
 
-def host_facts(
-    hello: Mapping[str, Any], peer_address: str | None, earlier: Earlier, *, is_asked: bool
-) -> HostFacts:
-    """`hello` is the agent's. `is_asked`: it will say itself where it reaches the rendezvous."""
+def host_facts(hello: Mapping[str, Any], peer_address: str | None) -> HostFacts:
+    """Return the facts that the agent's `hello` tells of its host."""
     facts = hello["facts"]
     gpus = facts.get("gpus")
     return HostFacts(
@@ -27,6 +24,4 @@ def host_facts(
         cwd_error=hello["cwd_error"],
         trouble=hello["trouble"],
         boot_id=facts.get("boot_id"),
-        rendezvous=None if is_asked else earlier.rendezvous,
-        findings=earlier.hosts,
     )

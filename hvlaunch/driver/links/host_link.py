@@ -10,7 +10,7 @@ from hvlaunch.agent.shapes import plain
 from hvlaunch.console.lines import Stream
 from hvlaunch.driver.arrival import Arrival
 from hvlaunch.driver.links import host_ends
-from hvlaunch.driver.links.agent_channel import AgentConnection, Earlier
+from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.credit import Credit
 from hvlaunch.driver.links.durable import DurableFrames
 from hvlaunch.driver.links.expected import Expected
@@ -120,7 +120,6 @@ class HostLink:
         self._has_stopped = False
         """Whether any of its workers was told to end."""
         self._peer_address: str | None = None
-        self._earlier = Earlier()
         self._relay: HostRelay | None = None
         self._has_released = False
         """Whether its agent was told to end."""
@@ -276,7 +275,7 @@ class HostLink:
         connection = self._opening.connect(self.host)
         self._session.begin(connection)
         self._post(on.HostConnected(self.host.name))
-        self._peer_address, self._earlier = connection.remote_address, connection.earlier
+        self._peer_address = connection.remote_address
         self.hello = self._opening.hello(connection)
         self._expected.sent(self.hello)
         if connection.is_launched:
@@ -367,9 +366,7 @@ class HostLink:
         if header["master_port"] is None:
             raise NoFreePort(host=self.host.name)
         self._session.scratch = header["scratch"]
-        is_asked = self.hello["rendezvous"] is not None
-        known = host_facts(header, self._peer_address, self._earlier, is_asked=is_asked)
-        self._tell(on.HostReady(self.host.name, known))
+        self._tell(on.HostReady(self.host.name, host_facts(header, self._peer_address)))
 
     def _output(self, header: Mapping[str, Any], body: bytes) -> None:
         slot, start = header["slot"], header["start"]

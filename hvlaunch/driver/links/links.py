@@ -179,12 +179,6 @@ class HostLinks:
         addresses = [] if self._spec.relay == "always" else self._addresses_for(connection.local_address)
         for address in addresses:
             self._rendezvous.listen_at(address)
-        earlier = connection.earlier
-        if addresses and (earlier.tried, earlier.port) == (
-            tuple(addresses),
-            self._spec.rendezvous_port or None,
-        ):
-            return None  # it need not try them again
         return {
             "candidates": [(address, self._rendezvous.port) for address in addresses],
             "key": self._keys.probe_key,

@@ -12,13 +12,11 @@ from hvlaunch.driver.links.agent_channel import (
     AgentConnection,
     BaseConnection,
     CommandChannel,
-    Earlier,
     Listener,
     Reconnect,
 )
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.driver.program.keys import Keys
-from hvlaunch.engine.events import Reached
 from hvlaunch.errors import ConnectFailed, HostLost, HvlaunchError
 from hvlaunch.job import Host
 from hvlaunch.outside.pools import LANE_DATA, LANE_HEAD, KnownPool, ask, open_lane
@@ -45,7 +43,6 @@ class WarmWay:
         self._again = again
         self._asking = threading.Lock()
         self._hosts: Mapping[str, Any] = {}
-        self._earlier: Mapping[str, Earlier] = {}
 
     def connect(self, host: Host) -> AgentConnection:
         """Raises HostError."""
@@ -62,9 +59,7 @@ class WarmWay:
                 host=host.name,
                 hint=f"hvlaunch pool status {self._pool.name}",
             )
-        connection = _WarmConnection(self._pool, self._keys.job_id, known, self._again(host))
-        connection.earlier = self._earlier.get(host.name, connection.earlier)
-        return connection
+        return _WarmConnection(self._pool, self._keys.job_id, known, self._again(host))
 
     def _known(self, host: Host) -> Mapping[str, Any] | None:
         """What the pool says of the host, now or when it was asked for another. Raises HvlaunchError."""
@@ -75,19 +70,8 @@ class WarmWay:
                 answer = ask(self._pool, {"what": "begin"})
                 if answer["certificate"] is not None:
                     self._keys.certificate.adopt(answer["certificate"].encode("ascii"))
-                self._earlier = _earlier(answer["found"])
                 self._hosts = answer["hosts"]
             return self._hosts.get(host.name)
-
-
-def _earlier(found: Mapping[str, Any]) -> dict[str, Earlier]:
-    """By host. `found` is as warm/findings.py has it."""
-    earlier = {}
-    for name, of_host in found.items():
-        hosts = {other: Reached(tuple(tried), tuple(at)) for other, (tried, at) in of_host["hosts"].items()}
-        driver = of_host["rendezvous"] or {"tried": (), "port": None, "at": None}
-        earlier[name] = Earlier(hosts, tuple(driver["tried"]), driver["port"], driver["at"])
-    return earlier
 
 
 class _WarmConnection(BaseConnection):

@@ -67,7 +67,6 @@ def test_these_are_all_that_there_are():
     }
     assert classes - set(EVENTS) - set(ACTIONS) == {
         on.HostFacts,
-        on.Reached,
         on.Sign,
         do.HostAddress,
         do.HostNetwork,

@@ -15,12 +15,11 @@ import pytest
 
 from hvlaunch.console.printer import Printer
 from hvlaunch.driver.arrival import Arrival, Turn
-from hvlaunch.driver.links.agent_channel import CommandConnection, Earlier
+from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.driver.links.lease import patience_alone
 from hvlaunch.driver.loop import Driver, Item, Watcher
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.record.keeping import Keeping
-from hvlaunch.driver.stdin import Stdin
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import replay
@@ -90,7 +89,7 @@ class Rig:
             rendezvous,
             KEYS,
             self.connect,
-            stdin=Stdin(-1),
+            stdin=-1,
             watchers=self.watchers,
             keeping=self.keeping,
             clock=lambda: self.now,
@@ -426,47 +425,3 @@ def test_an_agent_has_a_session_where_its_connection_may_be_lost(
     hello = rig.driver._links._hello(Host("a"), 7, connection)
     assert (hello["session"] == KEYS.session(7)) is has_session
     assert (hello["session"] is None) is not has_session
-
-
-@pytest.mark.parametrize(
-    ("earlier", "port", "is_asked"),
-    [
-        (Earlier(tried=("10.0.0.100",), rendezvous="10.0.0.100"), 0, False),
-        (Earlier(tried=("10.0.0.100",), port=29400, rendezvous="10.0.0.100"), 29400, False),
-        (Earlier(tried=("10.0.0.100",), rendezvous="10.0.0.100"), 29400, True),
-        (Earlier(tried=("10.0.0.100",), port=29400, rendezvous="10.0.0.100"), 0, True),
-        (Earlier(tried=("10.0.0.101",), rendezvous="10.0.0.101"), 0, True),
-        (Earlier(), 0, True),
-    ],
-    ids=["as before", "at its port", "another port", "any port", "another address", "nothing is known"],
-)
-def test_a_host_is_asked_where_it_reaches_the_rendezvous_unless_it_did_so_in_an_earlier_job(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, earlier: Earlier, port: int, is_asked: bool
-) -> None:
-    monkeypatch.setattr("hvlaunch.driver.links.links.own_addresses", list)
-    rig.spec = replace(rig.spec, rendezvous_port=port)
-    rig.started()
-    heard: list[str] = []
-    rig.driver._links._rendezvous = SimpleNamespace(expect=lambda _: None, listen_at=heard.append, port=5)  # type: ignore[assignment]
-    connection = CommandConnection(PlayedAgent(""), lambda _: PlayedAgent(""))
-    connection.remote_address, connection.local_address = "10.0.0.1", "10.0.0.100"
-    connection.earlier = earlier
-    hello = rig.driver._links._hello(Host("a"), 7, connection)
-    assert (hello["rendezvous"] is not None) is is_asked
-    assert heard == ["10.0.0.100"]
-
-
-def test_what_a_host_found_in_an_earlier_job_is_among_its_facts(rig: Rig) -> None:
-    findings = {"b": on.Reached(("10.0.0.2",), ("10.0.0.2",))}
-    connect = rig.connect
-
-    def with_findings(host: Host) -> Any:
-        connection = connect(host)
-        connection.earlier = Earlier(findings, rendezvous="10.0.0.100")
-        return connection
-
-    rig.connect = with_findings
-    rig.started()
-    of = {event.host: event.facts for event in rig.events.of(on.HostReady)}
-    assert of["a"].findings == findings
-    assert of["a"].rendezvous is None  # it was asked

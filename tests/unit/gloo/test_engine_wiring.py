@@ -17,7 +17,7 @@ from tests.unit.gloo.elastic_history import (
     training,
     wire,
 )
-from tests.unit.gloo.history import PORT, History, facts, hosts, lost, ready, spec
+from tests.unit.gloo.history import History, lost, ready, spec
 
 
 def probes(job: History, since: int = 0) -> list[tuple[str, str]]:
@@ -51,77 +51,6 @@ def test_hosts_of_a_round_that_failed_without_a_cause_try_each_other_again_and_o
     actions = tried(job, before, "b", "d")
     assert [host for host, *_ in excluded(job)] == ["d"]
     assert places(actions) == {"a/0": 0, "b/0": 1, "c/0": 2}
-
-
-def from_before(number: int, *others: int, tried: str = "10.0.0.{}") -> on.HostFacts:
-    """Of a host that has reached these in an earlier job, and the rendezvous."""
-    found = {chr(96 + other): on.Reached((tried.format(other),), (tried.format(other),)) for other in others}
-    return facts(number, findings=found, rendezvous="10.0.0.100")
-
-
-def met(text: str, *known: on.HostFacts, **options: object) -> History:
-    """A static job whose hosts are ready."""
-    job = History(spec(text, **options))
-    job.play(on.Began())
-    for host, of_host in zip(hosts(text), known, strict=True):
-        job.play(on.HostConnected(host.name), on.HostReady(host.name, of_host))
-    return job
-
-
-def test_hosts_that_met_in_an_earlier_job_try_nothing() -> None:
-    job = met("a:1,b:1,c:1", from_before(1, 2), from_before(2, 1, 3), from_before(3, 1))
-    assert probes(job) == []
-    starts = job.of(do.Start)
-    assert [start.network.rendezvous for start in starts] == [("10.0.0.100", PORT)] * 3
-    assert {start.network.master_addr for start in starts} == {"10.0.0.1"}
-    assert {start.network.interface for start in starts} == {"eth0"}
-
-
-def test_those_alone_are_tried_that_are_not_known() -> None:
-    job = met("a:1,b:1,c:1", from_before(1, 2), from_before(2, 1), from_before(3, 1))
-    assert probes(job) == [("b", "c")]
-    assert not job.of(do.Start)
-    job.play(on.HostProbed("b", "c", "10.0.0.3"), on.HostProbed("b", "c", None))
-    assert len(job.of(do.Start)) == 3
-
-
-def test_who_has_other_addresses_by_now_is_tried_again() -> None:
-    job = met("a:1,b:1", from_before(1, 2, tried="10.7.0.{}"), from_before(2, 1))
-    assert probes(job) == [("a", "b")]
-
-
-def test_what_was_found_earlier_does_not_hold_for_a_round_after_one_that_failed_without_a_cause() -> None:
-    job = elastic("a:1,b:1")
-    job.play(
-        on.HostConnected("a"),
-        on.HostReady("a", from_before(1, 2)),
-        on.HostConnected("b"),
-        on.HostReady("b", from_before(2, 1)),
-    )
-    assert probes(job) == []
-    for name in "ab":
-        job.ask(name, 0)
-    assert job.of(do.Assign)
-    job.now += 10.0
-    for name in "ab":
-        job.beat(name, 0, 5)
-    job.play(on.WorkerAsked("b", 0, 0, 0, 5, "Connection timed out"))
-    job.ask("a", 0, 0, 5)
-    assert set(probes(job)) == {("a", "b"), ("b", "a")}
-
-
-@pytest.mark.parametrize("gone", ["a", "b"])
-def test_what_was_found_earlier_does_not_hold_for_an_agent_that_comes_back(gone: str) -> None:
-    job = elastic("a:1,b:1")
-    first = "b" if gone == "a" else "a"
-    of = {"a": from_before(1, 2), "b": from_before(2, 1)}
-    job.play(on.HostConnected(gone), on.HostReady(gone, of[gone]), lost(gone))
-    job.now += 5.0
-    job.play(on.Tick())
-    for name in (first, gone):
-        job.play(on.HostConnected(name), on.HostReady(name, of[name]))
-    job.exit(first, 0, None, signal.SIGTERM)
-    assert set(probes(job)) == {("a", "b"), ("b", "a")}
 
 
 def test_a_round_that_failed_for_a_known_cause_costs_no_probes() -> None:

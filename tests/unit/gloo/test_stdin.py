@@ -6,13 +6,13 @@ import sys
 from queue import SimpleQueue
 from threading import Thread
 
-from hvlaunch.driver.stdin import Stdin, StdinPump
+from hvlaunch.driver.stdin import StdinPump
 
 
 def test_all_of_it_reaches_every_target_and_then_its_end() -> None:
     reader, writer = os.pipe()
     queues: list[SimpleQueue[bytes]] = [SimpleQueue(), SimpleQueue()]
-    pump = StdinPump(Stdin(reader), [queue.put for queue in queues])
+    pump = StdinPump(reader, [queue.put for queue in queues])
     pump.start()
     os.write(writer, b"one\n")
     assert [queue.get(timeout=60) for queue in queues] == [b"one\n"] * 2
@@ -23,7 +23,7 @@ def test_all_of_it_reaches_every_target_and_then_its_end() -> None:
 def test_a_reader_that_takes_nothing_stops_the_pump_until_it_does() -> None:
     reader, writer = os.pipe()
     got: SimpleQueue[bytes] = SimpleQueue()
-    pump = StdinPump(Stdin(reader), [got.put])
+    pump = StdinPump(reader, [got.put])
     pump.start()
     size = 1 << 20
 
@@ -48,7 +48,7 @@ def test_a_reader_that_takes_nothing_stops_the_pump_until_it_does() -> None:
 def test_a_descriptor_that_cannot_be_read_is_at_its_end() -> None:
     reader, writer = os.pipe()
     got: SimpleQueue[bytes] = SimpleQueue()
-    pump = StdinPump(Stdin(writer), [got.put])
+    pump = StdinPump(writer, [got.put])
     pump._run()
     assert got.get_nowait() == b""
     os.close(reader)
@@ -58,11 +58,11 @@ def test_a_descriptor_that_cannot_be_read_is_at_its_end() -> None:
 def test_a_terminal_of_which_we_are_in_the_background_has_not_ended() -> None:
     """A child in a process group of its own reads the terminal, while this one is in the foreground."""
     script = (
-        "import os, signal; from hvlaunch.driver.stdin import Stdin, StdinPump; got = []\n"
+        "import os, signal; from hvlaunch.driver.stdin import StdinPump; got = []\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    signal.signal(signal.SIGTTIN, signal.SIG_IGN); os.setpgid(0, 0)\n"
-        "    StdinPump(Stdin(0), [got.append])._run(); os._exit(len(got))\n"
+        "    StdinPump(0, [got.append])._run(); os._exit(len(got))\n"
         "print('status', os.waitpid(child, 0)[1], flush=True)\n"
     )
     pid, terminal = pty.fork()
@@ -82,7 +82,7 @@ def test_nothing_is_passed_on_before_it_may_be() -> None:
     reader, writer = os.pipe()
     got: SimpleQueue[bytes] = SimpleQueue()
     asked: SimpleQueue[bool] = SimpleQueue()
-    pump = StdinPump(Stdin(reader), [got.put], ask=lambda: asked.put(got.empty()))
+    pump = StdinPump(reader, [got.put], ask=lambda: asked.put(got.empty()))
     os.write(writer, b"one\n")
     pump.start()
     assert asked.get(timeout=60)
@@ -101,7 +101,7 @@ def test_an_end_without_input_is_passed_on_again() -> None:
     reader, writer = os.pipe()
     os.close(writer)
     got: list[bytes] = []
-    pump = StdinPump(Stdin(reader), [got.append], ask=lambda: got.append(b"asked"))
+    pump = StdinPump(reader, [got.append], ask=lambda: got.append(b"asked"))
     pump._run()
     pump.begin_again()
     assert got == [b"", b""]

@@ -17,7 +17,6 @@ from hvlaunch.driver.loop import Driver
 from hvlaunch.driver.record.journal import JOURNAL
 from hvlaunch.driver.record.keeping import Keeping
 from hvlaunch.driver.record.past import read_past
-from hvlaunch.driver.stdin import Stdin
 from hvlaunch.engine import events as on
 from hvlaunch.job import Host
 from tests.unit.gloo.test_driver import KEYS, Events, Rig, until
@@ -69,7 +68,7 @@ def taken_over(journal: Path, rendezvous: Any, **options: Any) -> tuple[Driver, 
         rendezvous,
         KEYS,
         lost,
-        stdin=Stdin(-1),
+        stdin=-1,
         clock=takeover.clock,
         wall=takeover.wall,
         **options,

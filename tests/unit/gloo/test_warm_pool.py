@@ -15,11 +15,10 @@ import psutil
 import pytest
 
 from hvlaunch.console.status import AskStatus, Status
-from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Earlier
+from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection
 from hvlaunch.driver.links.warm_way import WarmWay
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.driver.program.keys import Keys
-from hvlaunch.engine import events as on
 from hvlaunch.errors import BadUsage, ConnectFailed, HostError
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside.directory import JobDirectory
@@ -403,8 +402,6 @@ NO_REQUESTS = [
     b'{"what": 1}\n',
     b'{"what": "nonsense"}\n',
     b"\xff\n",
-    b'{"what": "found"}\n',
-    b'{"what": "found", "found": {"a": {"hosts": {"b": [["no address"], []]}, "rendezvous": null}}}\n',
     b"x" * (1 << 23),
 ]
 NO_LANES: list[dict[str, Any]] = [
@@ -433,34 +430,6 @@ def test_what_is_no_request_is_refused_or_dropped_and_harms_nobody(site: Site) -
             link.sendall(json.dumps(request).encode() + b"\n")
             assert link.recv(1000) == b""
     assert agent.end() == 0
-
-
-FOUND = {
-    "a": {
-        "hosts": {"b": [["10.0.0.2", "10.9.0.2"], ["10.0.0.2"]]},
-        "rendezvous": {"tried": ["10.0.0.9"], "port": None, "at": "10.0.0.9"},
-    }
-}
-
-
-def test_what_a_job_finds_of_the_network_is_for_the_next_until_one_fails_by_it(site: Site) -> None:
-    assert ask(site.known, {"what": "found", "found": FOUND}) == {}
-    earlier = site.way.connect(Host("a")).earlier
-    assert earlier.hosts == {"b": on.Reached(("10.0.0.2", "10.9.0.2"), ("10.0.0.2",))}
-    assert (earlier.tried, earlier.port, earlier.rendezvous) == (("10.0.0.9",), None, "10.0.0.9")
-    assert site.way.connect(Host("b")).earlier == Earlier()
-    assert ask(site.known, {"what": "forget"}) == {}
-    assert site.another_way().connect(Host("a")).earlier == Earlier()
-
-
-def test_what_was_found_over_a_connection_is_forgotten_with_it(site: Site) -> None:
-    ask(site.known, {"what": "found", "found": FOUND})
-    [pid] = [each.pid for each in warm_agents()][-1:]
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: site.facts("b")["state"] == "away" or site.facts("a")["state"] == "away", "one is lost")
-    until(lambda: site.facts("b")["state"] == site.facts("a")["state"] == "ready", "it is back")
-    of_a = ask(site.known, {"what": "begin"})["found"].get("a", {"hosts": {}})
-    assert of_a["hosts"] == {}
 
 
 def test_each_job_gets_a_certificate_of_its_own(site: Site) -> None:

@@ -12,7 +12,6 @@ from hvlaunch.cli.config.variables import OTHERS, names_of
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage
-from hvlaunch.outside.state import POOL_VARIABLE
 
 SOURCES = ["your file", "the project's file", "the job's file", "variables", "the command line"]
 
@@ -102,7 +101,7 @@ def test_all_variables_that_mean_something_else_are_known():
         for name in re.findall(r"\"(HVLAUNCH_[A-Z_]+[A-Z])\"", path.read_text())
     }
     assert len(used) > 15
-    assert used <= OTHERS | {POOL_VARIABLE}  # an option's, which is looked at before others are
+    assert used <= OTHERS
 
 
 def test_a_variable_that_looks_mistyped_is_told_and_others_are_not(here):
