@@ -271,6 +271,16 @@ class JobSpec(_Data):
     verbose: bool = False
 
 
+class PortHolder(NamedTuple):
+    """Another user's program that listens on rank 0's MASTER_PORT."""
+
+    port: int
+    user: str | None = None
+    """The user's name; None if /etc/passwd of that host lacks it."""
+    program: str | None = None
+    """The program's name and pid; None if the kernel shows them to that user alone."""
+
+
 class WorkerExit(NamedTuple):
     """How one worker ended."""
 
@@ -287,6 +297,8 @@ class WorkerExit(NamedTuple):
     """The kernel's out-of-memory killer ended it, as far as the kernel tells."""
     port_taken_by: int | None = None
     """The uid of another user whose program listens on MASTER_PORT, where this worker, rank 0, was to."""
+    port_holder: PortHolder | None = None
+    """The program of that user in more detail."""
     stopped: bool = False
     """hvlaunch stopped it, because of another failure or an interrupt."""
     error_file: str | None = None

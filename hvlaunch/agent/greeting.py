@@ -98,9 +98,9 @@ class Greeting:
         if self._beacon is not None and self._hello["elastic"] is None:
             self._beacon.close()
 
-    def renew_port(self, is_taken: bool = False) -> None:
-        """Keep another port for rank 0 of the next round, and tell the driver; in a static job where one was taken."""
-        if (self._hello["elastic"] is None) is not is_taken:
+    def renew_port(self) -> None:
+        """Keep another port for rank 0 of an elastic job's next round, and tell the driver."""
+        if self._hello["elastic"] is None:
             return
         try:
             self._master = facts.free_port(self._hello["ports"])

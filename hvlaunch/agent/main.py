@@ -106,7 +106,6 @@ class Agent:
         self._relay: Optional[RelayListener] = None
         self._observing: Optional[Observing] = None
         self._greeting = Greeting(channel, self._selector, self._call_soon, directory, self._listen)
-        self._workers.renew_port = lambda: self._greeting.renew_port(is_taken=True)
         self._wake_read, self._wake_write = os.pipe()
         self._watch_signals()
         self._selector.register(channel.read_fd, READ, self._receive)

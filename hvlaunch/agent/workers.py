@@ -17,7 +17,7 @@ from hvlaunch.agent.shapes import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+    from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
     from hvlaunch.agent.local_ranks import LocalRanks
     from hvlaunch.agent.spill import Spill
@@ -88,7 +88,6 @@ class HostWorkers:
         self._began = 0.0
         self._look_at: Optional[float] = None
         """When to look whether the workers keep to themselves; None: that is of no interest, or they do not."""
-        self.renew_port: Callable[[], None] = lambda: None
         """Called where another user has taken rank 0's port, before its end is told."""
         self.ranks: Optional[LocalRanks] = None
         """A launcher's other processes, which start the workers of their slots."""
@@ -260,8 +259,6 @@ class HostWorkers:
             from hvlaunch.agent.listening import other_user_at  # noqa: PLC0415 (hopefully never)
 
             slot.end["port_taken_by"] = other_user_at(slot.store_port)
-            if slot.end["port_taken_by"] is not None:
-                self.renew_port()
         elif slot.end["code"] == 0 and self._kept_to_itself(slot):
             self._channel.send({"type": "alone", "library": slot.library, **slot.about})
         slot.steps = []

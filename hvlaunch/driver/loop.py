@@ -374,9 +374,6 @@ class Driver:
                     self._links[host].close()
             case do.Assign() | do.Leave() | do.Break() | do.Change():
                 self._tell(action)
-            case do.GiveInput():
-                if self._stdin_pump is not None:
-                    self._stdin_pump.go_on()
             case do.Finish(result):
                 self._result = result
             case _:
@@ -399,7 +396,7 @@ class Driver:
         if not self._is_replaying:
             self.stacks.prepare(self._clock())
         for launch in start.launches:
-            if self._stdin_pump is None and gets_stdin(launch.place, self._spec):
+            if gets_stdin(launch.place, self._spec):
                 self._readers.append((link, launch.slot, launch.place.rank))
         link.send(*start_frame(start, self._spec, job_id=self._keys.job_id, keys=self._keys))
 
@@ -420,7 +417,6 @@ class Driver:
     def _keep_files(self, number: int, size: int) -> None:
         """From here on output goes to files of this round. Raises BadUsage where those of the first can't be made."""
         self.size = size
-        number = number if self._spec.elastic is not None else 0  # its second try goes on in the same files
         if self._spec.output_dir is None or self._files_of == number:
             return
         is_first, self._files_of = self._files_of is None, number
@@ -449,11 +445,8 @@ class Driver:
         self.output_dir = self._job_folder.path / below
 
     def _feed_stdin(self) -> None:
-        """Pass stdin on to the workers that get it; those of a second try have the slots of the first."""
+        """Pass stdin on to the workers that get it."""
         readers = self._readers
-        if self._stdin_pump is not None:
-            self._stdin_pump.begin_again()
-            return
 
         def sender(link: HostLink, slot: int) -> Callable[[bytes], None]:
             return lambda data: link.send({"type": "stdin", "slot": slot}, data)
@@ -461,9 +454,7 @@ class Driver:
         if os.isatty(self._stdin):
             self._printer.read_by([rank for _, _, rank in readers])
         targets = [sender(link, slot) for link, slot, _ in readers]
-        pump = StdinPump(
-            self._stdin, targets, self._printer.answered, lambda: self._events.put(on.InputRead())
-        )
+        pump = StdinPump(self._stdin, targets, self._printer.answered, self._hang_watch.note_input)
         index = {(link.host.name, slot): number for number, (link, slot, _) in enumerate(readers)}
         for link, _, _ in readers:
             name = link.host.name

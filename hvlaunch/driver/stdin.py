@@ -22,19 +22,18 @@ class StdinPump:
         stdin: int,
         targets: Sequence[Callable[[bytes], None]],
         on_echoed: Callable[[], None] | None = None,
-        ask: Callable[[], None] | None = None,
+        on_input: Callable[[], None] | None = None,
     ) -> None:
         """`on_echoed` is called for each line that the user has typed on a terminal, before it is passed on.
 
-        `ask` is called when there is something to be passed on, which then waits for go_on().
+        `on_input` is called before each piece of input is passed on.
         """
         self._fd = stdin
         self._on_echoed = on_echoed if os.isatty(stdin) else None
         self._targets = targets
         self._outstanding = [0] * len(targets)
         self._changed = threading.Condition()
-        self._ask = ask
-        self._may_go_on = ask is None
+        self._on_input = on_input
         self._has_ended = False
 
     def start(self) -> None:
@@ -51,20 +50,6 @@ class StdinPump:
         with self._changed:
             self._outstanding[index] -= size
             self._changed.notify()
-
-    def go_on(self) -> None:
-        """What has been read may be passed on, and so may all that follows."""
-        with self._changed:
-            self._may_go_on = True
-            self._changed.notify()
-
-    def begin_again(self) -> None:
-        """Other workers are behind the targets now, and nothing but the end was passed on to those before."""
-        with self._changed:
-            has_ended = self._has_ended
-        if has_ended:
-            for target in self._targets:
-                target(b"")
 
     def _run(self) -> None:
         while True:
@@ -83,8 +68,8 @@ class StdinPump:
     def _pass_on(self, data: bytes | None) -> bool:
         if data is None:
             return False
-        if data:
-            self._wait_to_go_on()
+        if data and self._on_input is not None:
+            self._on_input()
         if self._on_echoed is not None and data.endswith(b"\n") and _echoes(self._fd):
             self._on_echoed()
         with self._changed:
@@ -93,12 +78,6 @@ class StdinPump:
         for target in self._targets:
             target(data)
         return bool(data)
-
-    def _wait_to_go_on(self) -> None:
-        if not self._may_go_on and self._ask is not None:
-            self._ask()
-            with self._changed:
-                self._changed.wait_for(lambda: self._may_go_on)
 
 
 def _echoes(fd: int) -> bool:

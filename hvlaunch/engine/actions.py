@@ -16,7 +16,6 @@ __all__ = [
     "Change",
     "Connect",
     "Finish",
-    "GiveInput",
     "GroupState",
     "HostAddress",
     "HostNetwork",
@@ -153,10 +152,6 @@ class Abandon(NamedTuple):
     host: str
 
 
-class GiveInput(NamedTuple):
-    """Pass on to the workers what was read from stdin, and all that follows."""
-
-
 class GroupState(NamedTuple):
     """How the workers of an elastic job are, all together, in torch.distributed.elastic's words."""
 
@@ -183,7 +178,6 @@ Action = (
     | Stop
     | TakeStacks
     | Release
-    | GiveInput
     | Abandon
     | GroupState
     | Finish

@@ -18,7 +18,6 @@ __all__ = [
     "NotMet",
     "RankDone",
     "RestartsUsedUp",
-    "SecondTryFailed",
     "SlotGone",
     "StartsFailed",
     "TrainingDone",
@@ -139,10 +138,6 @@ class NoProgress(NamedTuple):
     times: int
 
 
-class SecondTryFailed(NamedTuple):
-    """A static job was begun once more already."""
-
-
 class StartsFailed(NamedTuple):
     """So many workers in a row ended in one slot before they asked for a place."""
 
@@ -167,5 +162,4 @@ Cause = (
     | RestartsUsedUp
     | NoProgress
     | StartsFailed
-    | SecondTryFailed
 )

@@ -151,7 +151,7 @@ class Course:
     def close_if_over(self, now: float) -> list[Action]:
         if self._rounds.workers.size or self.phase not in WITH_WORKERS:
             return []
-        if self.phase is Phase.RUNNING and (self._elastic is not None or self._rounds.second_try.is_due):
+        if self.phase is Phase.RUNNING and self._elastic is not None:
             return []
         return self.close(now)
 

@@ -2,7 +2,7 @@
 
 `Engine.handle(event, now)` returns the actions; `deadline` is when it wants a Tick. A job goes
 through the phases in their order, and from any of them straight to CLOSING. A static job is an
-elastic one with one round: all of its hosts must be there, and no failure is made up for but one (round.SecondTry).
+elastic one with one round: all of its hosts must be there, and no failure is made up for.
 """
 
 from collections.abc import Iterable, Sequence
@@ -136,8 +136,6 @@ class Engine:
                 return [] if self.phase is Phase.DONE else self._course.end_for(problem, now)
             case on.UserSignal(number):
                 return [do.Signal(host, number) for host in self._course.hosts_with_workers()]
-            case on.InputRead():
-                return [do.GiveInput()] if self._rounds.second_try.input_read() else []
             case on.JobHangs() | on.JobGoesOn():
                 return self._judged(event, now)
             case on.StacksTaken(name, number):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hvlaunch.errors import Problem
-from hvlaunch.job import Host, Look
+from hvlaunch.job import Host, Look, PortHolder
 
 __all__ = [
     "Began",
@@ -31,7 +31,6 @@ __all__ = [
     "HostReady",
     "HostStage",
     "HostsDiscovered",
-    "InputRead",
     "Interrupted",
     "JobGoesOn",
     "JobHangs",
@@ -259,6 +258,8 @@ class WorkerExited(NamedTuple):
     start: int = 0
     look: Look = "silent"
     """What its end looks like, by what it wrote last."""
+    port_holder: PortHolder | None = None
+    """The program of that user in more detail."""
 
 
 class WorkerAlone(NamedTuple):
@@ -341,10 +342,6 @@ class JobGoesOn(NamedTuple):
     """A job that was said to hang does not."""
 
 
-class InputRead(NamedTuple):
-    """Something was read from stdin that is for the workers; it waits."""
-
-
 class ThreadFailed(NamedTuple):
     """A thread of the driver has ended for a defect of hvlaunch."""
 
@@ -409,7 +406,6 @@ Event = (
     | UserSignal
     | JobHangs
     | JobGoesOn
-    | InputRead
     | ThreadFailed
     | Tick
     | Lull

@@ -9,7 +9,6 @@ from hvlaunch.engine.causes import Cause, WorkerEnded, WorkerHangs
 from hvlaunch.errors import Problem
 
 __all__ = [
-    "BeginningAgain",
     "Fact",
     "HostExcluded",
     "HostLeftOver",
@@ -198,14 +197,6 @@ class WorkersAlone(NamedTuple):
     """Those that they had loaded."""
 
 
-class BeginningAgain(NamedTuple):
-    """A program of another user took rank 0's MASTER_PORT: a static job begins once more, at another port."""
-
-    host: str
-    port: int
-    uid: int
-
-
 class Interrupting(NamedTuple):
     """A signal ends the job; workers have `grace` seconds."""
 
@@ -254,7 +245,6 @@ Fact = (
     | WorkerKilled
     | WorkerStartFailed
     | WorkersAlone
-    | BeginningAgain
     | Interrupting
     | JobHanging
     | JobGoingOn

@@ -147,7 +147,7 @@ class Forming(ABC):
 class FreshWorkers(Forming):
     """Workers that never ask: all are started anew for each round, with what they need in their environment.
 
-    A static job is of this kind; it needs all of its hosts, and has one round, or a second in the same places.
+    A static job is of this kind; it needs all of its hosts, and has one round.
     """
 
     sees_commits = False
@@ -169,15 +169,11 @@ class FreshWorkers(Forming):
         return current is not None and self._workers.size > 0
 
     def choose(self, current: Round | None, now: float) -> Plan | None:
-        return self._choose_all(current, now) if self._elastic is None else self._choose_slots(current, now)
+        return self._choose_all(now) if self._elastic is None else self._choose_slots(current, now)
 
-    def _choose_all(self, current: Round | None, now: float) -> Plan | None:
-        """A round of a static job: every host must have got ready, or as many as it needs; all of the first for a second."""
+    def _choose_all(self, now: float) -> Plan | None:
+        """The round of a static job: every host must have got ready, or as many as it needs."""
         hosts = self._enough(now) if self._spec.skip_bad_hosts else self._all(now)
-        if current is not None:
-            hosts = [host for host in hosts or () if host.name in current.hosts]
-            if len(hosts) < len(current.hosts):
-                raise self._too_few(NotEnoughSlots(current.size, self._pool.capacity(hosts)))
         if hosts is None:
             return None
         places = place(
@@ -247,7 +243,7 @@ class FreshWorkers(Forming):
 
     def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
         told: list[Action] = []
-        if self._elastic is None and not current.number:
+        if self._elastic is None:
             told += [tell.HostSkipped(problem) for problem in self._pool.failures]
         if self._spec.np is None and not current.number and (assumed := self._assumed(plan)):
             told.append(tell.SlotsAssumed(assumed))

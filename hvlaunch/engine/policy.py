@@ -36,9 +36,7 @@ class Ending(NamedTuple):
 
     error: Problem | None = None
     failure: WorkerExit | None = None
-    cause: (
-        why.RestartsUsedUp | why.NoProgress | why.StartsFailed | why.RankDone | why.SecondTryFailed | None
-    ) = None
+    cause: why.RestartsUsedUp | why.NoProgress | why.StartsFailed | why.RankDone | None = None
     """Why nothing is made up for, or why the other workers are not waited for."""
 
 
@@ -117,28 +115,11 @@ class Policy:
 
     def _static_ended(self, exit_: WorkerExit, now: float) -> Decision:
         """A worker of a job that makes up for nothing is no more."""
-        current, second_try = self._round, self._rounds.second_try
-        if current is not None and second_try.is_due:
-            is_void = not self._workers.size and not current.has_lost_only_its_port
-            return Decision((), Ending() if is_void else None)
-        if current is not None and exit_.port_taken_by is not None and self._may_begin_again(current, now):
-            return self._begin_again(current, exit_, now)
         if not exit_.ok:
             return self._member_failed(exit_, now)
         if exit_.rank == self._spec.end_with_rank and self._workers.living:
             return Decision((), Ending(cause=why.RankDone(exit_.rank, exit_.host)))
         return Decision()
-
-    def _may_begin_again(self, current: Round, now: float) -> bool:
-        """Whether nothing is lost by it, and rank 0's host keeps another port."""
-        host = self._pool[current.hosts[0]]
-        has_port = host.facts is not None and host.facts.master_port != current.master_port
-        return has_port and self._rounds.second_try.may_follow(current, now)
-
-    def _begin_again(self, current: Round, exit_: WorkerExit, now: float) -> Decision:
-        """Rank 0 of a static job could not have its MASTER_PORT."""
-        again = tell.BeginningAgain(exit_.host, current.master_port, exit_.port_taken_by or 0)
-        return Decision([again, *self._rounds.begin_again(_ended(exit_), now)])
 
     def _member_failed(self, exit_: WorkerExit, now: float) -> Decision:
         """A worker of the round failed: so has the round, at once or after a short wait for the cause."""
@@ -325,9 +306,7 @@ class Policy:
         limit = self._restarts.failed(now, fruitful=bool(excluded) or fruitful)
         if limit is not None:
             if self._elastic is None:
-                return Decision(
-                    (), Ending(error=problem, cause=why.SecondTryFailed() if current.number else None)
-                )
+                return Decision((), Ending(error=problem))
             return Decision(
                 excluded[1:], Ending(error=problem, cause=limit)
             )  # its stops, which are under way
@@ -410,8 +389,6 @@ class Policy:
         cause = why.HostProblem(problem)
         excluded = self._exclude_lost(host, cause, now) if self._elastic is not None else []
         self._rounds.lost(host.name)
-        if self._rounds.second_try.is_due:
-            return Decision((), Ending(error=problem))
         if not has_members:
             return Decision(excluded)
         return Decision(excluded).also(self._fail(cause, now, problem=problem))

@@ -7,15 +7,13 @@ from enum import Enum
 from hvlaunch.engine.blame import cause_of
 from hvlaunch.engine.causes import Cause, NoProgress, RestartsUsedUp, WorkerEnded
 from hvlaunch.hosts.placement import Launch
-from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
+from hvlaunch.job import ElasticOptions, WorkerExit
 
-__all__ = ["FRUITFUL", "FRUITLESS_IN_A_ROW", "Restarts", "Round", "RoundState", "SecondTry"]
+__all__ = ["FRUITFUL", "FRUITLESS_IN_A_ROW", "Restarts", "Round", "RoundState"]
 
 FRUITFUL = 15.0
 """Seconds after which a round counts as one that got somewhere, commits or not."""
 FRUITLESS_IN_A_ROW = 5
-_SECOND_TRY_WITHIN = 60.0
-"""Seconds: a script that comes to its store later has worked before, and would do all of that again."""
 
 
 class Restarts:
@@ -43,35 +41,6 @@ class Restarts:
         if self._fruitless >= FRUITLESS_IN_A_ROW:
             return NoProgress(self._fruitless)
         return None
-
-
-class SecondTry:
-    """The one time that a static job may begin again: another user's program took MASTER_PORT, and nothing is lost."""
-
-    def __init__(self, spec: JobSpec) -> None:
-        others_start_or_meet = spec.mpi is not None or spec.horovod
-        self._is_open = spec.elastic is None and not others_start_or_meet and "MASTER_PORT" not in spec.env
-        self.is_due = False
-        """Whether the first try has failed, and the second is to begin."""
-        self._input_waits = False
-
-    def may_follow(self, current: "Round", now: float) -> bool:
-        """Whether the round is the first try, which has failed for its MASTER_PORT alone."""
-        is_early = now - current.started_at <= _SECOND_TRY_WITHIN
-        return self._is_open and is_early and current.has_lost_only_its_port
-
-    def begin(self) -> bool:
-        """A round begins; whether input has waited for it."""
-        self._is_open = self._is_open and not self.is_due
-        self.is_due = False
-        self._input_waits, waited = False, self._input_waits
-        return waited
-
-    def input_read(self) -> bool:
-        """There is input for the workers, which can be given once only; whether it is given now."""
-        self._input_waits = self.is_due
-        self._is_open = self._is_open and self.is_due
-        return not self.is_due
 
 
 class RoundState(Enum):
@@ -119,8 +88,6 @@ class Round:
         """The ranks that never met others, and the library of each."""
         self.hosts = list(dict.fromkeys(launch.host for launch in launches))
         """In order of rank."""
-        self.master_port = 0
-        """Where rank 0 was to listen; 0 where its workers have asked for their places."""
         self.commit_at = now
         self._first_commit = self.commit = commit
 
@@ -155,14 +122,6 @@ class Round:
         """Whether it has got somewhere, as far as is known by now."""
         until = now if self.broken_at is None else self.broken_at
         return self.commit > self._first_commit or until - self.started_at >= FRUITFUL
-
-    @property
-    def has_lost_only_its_port(self) -> bool:
-        """Whether it failed because rank 0's MASTER_PORT was taken, and no worker has done its work."""
-        failure = self.failure
-        has_result = any(end.ok and not end.stopped for end in self.exits.values())
-        is_of_first = failure is not None and failure.rank == 0 and failure.port_taken_by is not None
-        return is_of_first and not has_result
 
     @property
     def never_started(self) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
@@ -13,10 +12,9 @@ from hvlaunch.engine.hold import Hold
 from hvlaunch.engine.inspection import Inspection
 from hvlaunch.engine.network import Wiring, shared_machines
 from hvlaunch.engine.pool import Pool
-from hvlaunch.engine.round import Restarts, Round, RoundState, SecondTry
+from hvlaunch.engine.round import Restarts, Round, RoundState
 from hvlaunch.engine.seating import Plan
 from hvlaunch.engine.starting import Starter
-from hvlaunch.engine.stopping import gently
 from hvlaunch.engine.workers import Worker, Workers
 from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime, Problem
 from hvlaunch.hosts.placement import Launch
@@ -53,7 +51,6 @@ class Rounds:
             spec, pool, self.workers, self._starter, self._patience, self.inspection
         )
         self.round: Round | None = None
-        self.second_try = SecondTry(spec)
         self.restarts = Restarts(spec.elastic)
         self._number = 0
         self._plan: Plan | None = None
@@ -247,8 +244,7 @@ class Rounds:
     def _enter(self, plan: Plan, now: float) -> list[Action]:
         """The planned round begins."""
         current = self._begin(plan.launches, now, self.forming.newest_commit(plan))
-        waits = self.second_try.begin()
-        return [*self.forming.enter(plan, current, now), *([do.GiveInput()] if waits else [])]
+        return self.forming.enter(plan, current, now)
 
     # Its end
 
@@ -293,14 +289,6 @@ class Rounds:
         current.break_off(cause, now)
         self.changed()
         return self.forming.break_off(current, cause, now)
-
-    def begin_again(self, cause: why.Cause, now: float) -> list[Action]:
-        """Stop the workers of a static job, which begins once more when they have ended."""
-        if self.round is not None:
-            self.round.break_off(cause, now)
-        self.second_try.is_due = True
-        self.changed()
-        return [*self.workers.stop(self.workers.living, gently(self._spec.grace), now)]
 
     # Times
 

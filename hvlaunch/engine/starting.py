@@ -47,7 +47,6 @@ class Starter:
         """Start all workers of a round."""
         first = plan.hosts[0]
         port = first.facts.master_port if first.facts is not None else 0
-        current.master_port = port
         launches, addresses = by_host(plan.launches), self._addresses(plan)
         starts: list[Action] = []
         for host in plan.hosts:

@@ -92,6 +92,7 @@ class Worker:
             max_rss=event.max_rss,
             oom_killed=event.oom_killed,
             port_taken_by=event.port_taken_by,
+            port_holder=event.port_holder,
             stopped=self._was_stopped(event),
             error_file=event.error_file,
             look=event.look,

@@ -26,12 +26,22 @@ def end(worker: WorkerExit) -> str:
     if worker.oom_killed:
         return f"killed by the kernel's out-of-memory killer ({_brief_end(worker)})"
     if worker.port_taken_by is not None:
-        return f"its MASTER_PORT was taken by a program of another user, uid {worker.port_taken_by} ({_brief_end(worker)})"
+        return f"{_port_taken(worker, worker.port_taken_by)} ({_brief_end(worker)})"
     if worker.signal is not None:
         known = worker.signal in set(signal.Signals)
         meaning = signal.strsignal(worker.signal) if known else None
         return signal_name(worker.signal) + (f" ({meaning.lower()})" if meaning else "")
     return f"exit code {worker.exit_code}{_shell_meaning(worker.exit_code)}"
+
+
+def _port_taken(worker: WorkerExit, uid: int) -> str:
+    """`its MASTER_PORT 41873 was taken by a program of another user, uid 1001 (bob): python3, pid 77`."""
+    holder = worker.port_holder
+    if holder is None:
+        return f"its MASTER_PORT was taken by a program of another user, uid {uid}"
+    user = "" if holder.user is None else f" ({holder.user})"
+    program = "" if holder.program is None else f": {holder.program}"
+    return f"its MASTER_PORT {holder.port} was taken by a program of another user, uid {uid}{user}{program}"
 
 
 def endings(

@@ -170,7 +170,6 @@ _TEXTS: Mapping[str, tuple[Kind, Callable[[Record], str]]] = {
     "pool_empty": ("host", _text),
     "interrupted": ("job", lambda record: f"signal {record['signal']}"),
     "interrupting": ("job", _text),
-    "beginning_again": ("round", _text),
     "job_hanging": ("failure", _text),
     "job_going_on": ("job", _text),
     "job_ending": ("job", lambda record: f"the job ends{_because(record)}"),

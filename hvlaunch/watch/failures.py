@@ -74,6 +74,7 @@ class Failures:
             max_rss=event.max_rss,
             oom_killed=event.oom_killed,
             port_taken_by=event.port_taken_by,
+            port_holder=event.port_holder,
             error_file=event.error_file,
             look=event.look,
         )

@@ -98,7 +98,7 @@ class Recorder:
                 yield {"type": "thread_failed", **_error(problem)}
             case on.UserSignal(number):
                 yield {"type": "user_signal", "signal": signal_name(number)}
-            case on.Tick() | on.HostStage() | on.InputRead():
+            case on.Tick() | on.HostStage():
                 pass
 
     def _of_worker(
@@ -164,15 +164,7 @@ class Recorder:
                 yield {"type": "workers_stopping", "host": host, "slots": which, "steps": orders}
             case do.Finish(result):
                 yield {"type": "job_ended", **result_record(result)}
-            case (
-                do.Connect()
-                | do.Probe()
-                | do.Signal()
-                | do.TakeStacks()
-                | do.Release()
-                | do.Abandon()
-                | do.GiveInput()
-            ):
+            case do.Connect() | do.Probe() | do.Signal() | do.TakeStacks() | do.Release() | do.Abandon():
                 pass
             case _:
                 yield {"type": _name(action), **_fields(action), "text": sentence(action)}

@@ -43,9 +43,6 @@ def sentence(fact: tell.Fact) -> str:
             return _interrupted(number, grace)
         case tell.WorkersAlone(workers, libraries):
             return f"{_alone(workers)}: {'; '.join(_ALONE[library] for library in libraries)}"
-        case tell.BeginningAgain(host, port, uid):
-            taken = f"rank 0's MASTER_PORT {port} on host {host} was taken by a program of another user, uid {uid}"
-            return f"{taken}: the job begins once more, at another port"
         case tell.JobHanging(seconds, _, text):
             return JobHung(seconds, text).cause
         case tell.JobGoingOn():
@@ -188,8 +185,6 @@ def because(cause: why.Cause) -> str:
             return GaveUp(restarts=limit).cause
         case why.NoProgress(times):
             return GaveUp(times=times).cause
-        case why.SecondTryFailed():
-            return "this was its second try, and there is no third (the first MASTER_PORT was taken)"
         case why.StartsFailed(times):
             return f"{times} times in a row the worker of a slot failed before it asked for a rank"
 

@@ -10,7 +10,6 @@ from hvlaunch.engine.blame import cause_of, first_failed
 from hvlaunch.engine.forming import FreshWorkers
 from hvlaunch.engine.outcome import outcome
 from hvlaunch.engine.policy import Policy
-from hvlaunch.engine.round import Round, SecondTry
 from hvlaunch.job import JobResult, WorkerExit
 from tests.simulation.bugs import (
     an_agent_that_does_not_close_is_waited_for,
@@ -130,13 +129,6 @@ def test_a_bug_planted_in_who_is_named_is_found(
         test_the_cause_is_named_in_time()
 
 
-def test_jobs_begin_again() -> None:
-    """The world has what the second try needs: it is made, goes well, and fails."""
-    worlds = [World(seed, faults=0.0, failures=0.1) for seed in range(SEEDS // 2)]
-    codes = [result.exit_code for world in worlds if (result := world.run()) and world.round]
-    assert min(codes.count(0), sum(map(bool, codes))) > 4
-
-
 def test_the_same_seed_is_the_same_history() -> None:
     first, second = World(7, faults=0.3), World(7, faults=0.3)
     first.run()
@@ -167,24 +159,11 @@ def what_others_do_after_the_last_rank_counts(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("hvlaunch.engine.course.outcome", wrong)
 
 
-def it_begins_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SecondTry, "begin", lambda self: setattr(self, "is_due", False))
-
-
-def what_was_done_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self):
-        return self.failure is not None and self.failure.port_taken_by is not None
-
-    monkeypatch.setattr(Round, "has_lost_only_its_port", property(wrong))
-
-
 @pytest.mark.parametrize(
     "plant",
     [
         who_outlives_sigkill_is_waited_for,
         an_agent_that_does_not_close_is_waited_for,
-        it_begins_again_and_again,
-        what_was_done_is_done_again,
         a_bad_host_is_waited_for,
         the_last_rank_is_any_rank,
         what_others_do_after_the_last_rank_counts,

@@ -97,12 +97,6 @@ class WiredStaticWorld(Wired, World):
         """For all that the end of an agent, which has given its driver up, looks like."""
         self.broken += [f"lose {agent.host}", "exit 137", "exit 143"]
 
-    def check_again(self) -> None:
-        super().check_again()
-        for agent in self.agents.values():
-            if agent.is_ending and agent.is_alive:
-                self._blame(agent)  # of which the driver has not heard yet
-
     def agent_gives_up(self, agent: Agent) -> None:
         host = self.hosts[agent.host]
         if self._agent_of.get(agent.host) != agent.number:

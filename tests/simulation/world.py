@@ -3,6 +3,7 @@
 The world does what the engine's actions say, as real hosts would, and breaks things now and then.
 """
 
+import random
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -68,6 +69,8 @@ class World(Play):
         )
         self.engine = Engine(self.spec, 4711)
         self.interrupts = 0
+        self.most_interrupts = random.Random(f"interrupts {seed}").choice((0, 3, 3))
+        """A job without any shows whether it ends by itself."""
         self.sizes: list[int] = []
         self.ranks: dict[tuple[str, int], int] = {}
         self.ended_well: set[int] = set()
@@ -75,12 +78,7 @@ class World(Play):
         self.broken: list[str] = []
         """What went wrong in this world, in order: the causes that the result may name."""
         self.has_thief = self.random.random() < 0.2
-        """Whether somebody wants the MASTER_PORT."""
-        self.round = 0
-        self.thieves: list[int] = []
-        """Those who took MASTER_PORT, by uid, one for each time."""
-        self.well_at: list[float] = []
-        """When workers of the round ended well."""
+        """Whether another user's program is about to take MASTER_PORT."""
         self.failed_at: float | None = None
         """When the engine heard of the first failure."""
         self.stopped_at: float | None = None
@@ -104,14 +102,11 @@ class World(Play):
         self.interrupts += isinstance(event, on.Interrupted)
         starts = [one for one in wanted if isinstance(one, do.Start)]
         self.sizes += [one.launches[0].place.size for one in starts]
-        is_again = any(one.round for one in starts)
         if isinstance(event, on.WorkerExited) and event.code != 0 and self.failed_at is None:
             self.failed_at = self.now
         is_over = self.failed_at is not None and not self.engine.workers.size
         if self.stopped_at is None and (is_over or any(isinstance(one, do.Stop) for one in wanted)):
             self.stopped_at = self.now
-        if is_again:
-            self.check_again()
         return wanted
 
     def choices(self) -> list[Callable[[], None]]:
@@ -131,7 +126,7 @@ class World(Play):
             is_well = host.link in ("connected", "ready") and not host.outliving
             if is_well and self.random.random() < self.faults:
                 found += [lambda host=host: self.lose(host), lambda host=host: self.stick(host)]  # type: ignore[misc]
-        if self.interrupts < 3 and self.random.random() < self.faults:
+        if self.interrupts < self.most_interrupts and self.random.random() < self.faults:
             found.append(self.interrupt)
         return found
 
@@ -160,8 +155,6 @@ class World(Play):
                     self.send(name, on.HostProbed(name, target, address, agent))
                 self.send(name, on.HostProbed(name, target, None, agent))
             case do.Start():
-                if action.round != self.round:
-                    self.begin_again(action.round)
                 self.ranks |= {
                     (action.host, launch.place.local_rank): launch.place.rank for launch in action.launches
                 }
@@ -193,25 +186,6 @@ class World(Play):
         self.send(host.name, on.HostReady(host.name, facts(host.number)))
         self.send(host.name, on.RendezvousReached(host.name, "10.0.0.100"))
 
-    def check_again(self) -> None:
-        """The driver wants a second try: what went wrong before counts no more."""
-        assert not self.round, "a third try"
-        assert self.thieves, "nobody has taken the port"
-        stopped_at = self.now if self.stopped_at is None else self.stopped_at
-        assert all(at >= stopped_at for at in self.well_at), "what a worker has done is lost"
-        assert not self.interrupts, "an interrupted job begins again"
-        self.ended_well.clear()
-        self.broken.clear()
-        self.failed_at = self.stopped_at = None
-
-    def begin_again(self, number: int) -> None:
-        """An agent hears of it."""
-        self.round = number
-        for host in self.hosts.values():
-            assert not host.live, "workers are left"
-            host.orders += 1
-            host.ends.clear()
-
     def start(self, start: do.Start) -> None:
         host = self.hosts[start.host]
         host.starts = {launch.slot: launch.start for launch in start.launches}
@@ -232,13 +206,10 @@ class World(Play):
         return next((slot for slot in host.live if not self.ranks[host.name, slot]), None)
 
     def take_port(self, host: WorldHost, slot: int) -> None:
-        """Rank 0 fails because somebody listens at its MASTER_PORT; its agent keeps another, if one is free."""
+        """Rank 0 fails because another user's program listens at its MASTER_PORT."""
         self.broken.append("exit 1")
-        self.has_thief = self.random.random() < 0.3
-        self.thieves.append(1000 + len(self.thieves))
-        if self.random.random() < 0.9:
-            self.send(host.name, on.MasterPort(host.name, 2 + len(self.thieves)))
-        self.end(host, slot, 1, None, "cause", self.thieves[-1])
+        self.has_thief = False
+        self.end(host, slot, 1, None, "cause", 1000)
 
     def end(
         self,
@@ -252,11 +223,10 @@ class World(Play):
         host.live.remove(slot)
         if code == 0:
             self.ended_well.add(self.ranks[host.name, slot])
-            self.well_at.append(self.now)
         host.ends[slot] = (code, number)
         event = on.WorkerExited(
             host=host.name,
-            round=self.round,
+            round=0,
             slot=slot,
             code=code,
             signal=number,

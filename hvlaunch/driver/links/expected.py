@@ -136,7 +136,7 @@ class Expected:
             case "master_port":
                 self._check_port(header["port"])
                 self._ports += 1
-                if self._ports > self._starts:
+                if self._ports > self._starts or self._asked["elastic"] is None:
                     raise BadFrame("a port that was not asked for")
             case "stdin_taken":
                 self._check_taken(header["slot"], header["bytes"])

@@ -29,7 +29,7 @@ from hvlaunch.errors import (
     HvlaunchError,
     NoFreePort,
 )
-from hvlaunch.job import Host, Look
+from hvlaunch.job import Host, Look, PortHolder
 from hvlaunch.ssh.stages import listen
 
 if TYPE_CHECKING:
@@ -423,6 +423,7 @@ class HostLink:
         self._tell_time(header["at"])
         slot, start = header["slot"], header["start"]
         error_file = body.decode("utf-8", "replace") or None
+        holder = header["port_taken_by"]
         return on.WorkerExited(
             host=self.host.name,
             round=header["round"],
@@ -432,7 +433,8 @@ class HostLink:
             at=header["at"] + (self.offset or 0.0),
             max_rss=header["max_rss"],
             oom_killed=header["oom_killed"],
-            port_taken_by=header["port_taken_by"],
+            port_taken_by=holder and holder["uid"],
+            port_holder=holder and PortHolder(holder["port"], holder["user"], holder["program"]),
             error_file=error_file,
             start=start,
             look="silent" if header["code"] == 0 else self._look(slot, start, error_file),

@@ -49,6 +49,12 @@ _SIZE = whole(0, 1 << 53)
 _TIME = number(0, 1 << 40)
 _NAME = text(256)
 _CAUSE = text(LONGEST_TEXT)
+_PORT_HOLDER = {
+    "uid": whole(0, (1 << 32) - 1),
+    "port": PORT,
+    "user": or_null(_NAME),
+    "program": or_null(_NAME),
+}
 _WORKER: "Mapping[str, Shape]" = {"round": _COUNT, "slot": _COUNT, "start": _COUNT}
 _ID = whole(1, 1 << 53)
 _HAVE = exactly(whole(0, 1 << 53), STREAMS)
@@ -88,7 +94,7 @@ REPORTS: Mapping[str, Form | Choice] = {
         max_rss=_SIZE,
         at=_TIME,
         oom_killed=flag,
-        port_taken_by=or_null(whole(0, (1 << 32) - 1)),
+        port_taken_by=or_null(record(_PORT_HOLDER)),
     ),
     "suspended": Form(fields=_WORKER),
     "alone": Form(fields=_WORKER, library=of("torch", "tensorflow", "mpi4py")),

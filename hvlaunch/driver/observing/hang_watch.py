@@ -95,13 +95,17 @@ class HangWatch:
         """The job is over."""
         self._is_over = True
 
+    def note_input(self) -> None:
+        """Workers get input: a job that waited for it goes on. Any thread may call this."""
+        self._seen_at = self._clock()
+
     def see(self, event: on.Event, _actions: object, now: float) -> None:
         """What happens may be a sign that the job goes on."""
         match event:
             case on.WorkerStarted():
                 self._seen_at = now
                 self._begin()
-            case on.WorkerExited() | on.WorkerAsked() | on.InputRead() | on.HostGone():
+            case on.WorkerExited() | on.WorkerAsked() | on.HostGone():
                 self._seen_at = now
             case on.WorkerBeat(host, slot, start, commit) if commit > self._commits.get(
                 (host, slot, start), -1

@@ -30,6 +30,7 @@ from tests.security.fuzz.judge import check_line
 __all__ = ["order_session", "orders"]
 
 _TRIES = 30
+_HOLDER = {"uid": 4242, "port": 20001, "user": None, "program": "nc, pid 7"}
 _ENDS = 0.01
 _NO_PROCESS = 1 << 21
 """The pids of those that are played are larger; nothing is done to them."""
@@ -221,7 +222,7 @@ def _on(host: _Host) -> ExitStack:
         (group, "programs_of", lambda _: []),
         (alone, "look", lambda _: host.chance.choice(((True, None), (False, "torch"), (False, "mpi4py")))),
         (alone, "was_used", lambda _: host.chance.random() < 0.5),
-        (listening, "other_user_at", lambda _: host.chance.choice((None, 4242))),
+        (listening, "other_user_at", lambda _: host.chance.choice((None, _HOLDER))),
         (reaper, "kill_descendants", lambda _: []),
         (marked, "kill_marked", lambda *_: None),
         (scratch, "keep_call", lambda *_: None),

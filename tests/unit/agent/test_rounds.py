@@ -1,6 +1,7 @@
 """Workers that follow others in the same slots: nothing of the earlier ones is left, and all is told apart."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -119,15 +120,16 @@ def test_in_a_static_job_nobody_is_told_of_a_stopped_worker(agent):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="another user's program takes root")
 @pytest.mark.parametrize("uid", [0, 4242])
-def test_a_static_job_has_another_port_only_where_another_user_took_the_first(
-    agent: AgentProcess, uid: int
-) -> None:
+def test_another_user_who_took_the_port_of_rank_0_is_reported(agent: AgentProcess, uid: int) -> None:
     port = agent.hello()["master_port"]
     agent.start(python(TAKEN, str(uid)), env={"MASTER_PORT": str(port), "HVLAUNCH_RANK": "0"})
-    assert agent.expect("exited")[0]["port_taken_by"] == (uid or None)
-    others = [header["port"] for header, _ in agent.seen if header["type"] == "master_port"]
-    assert len(others) == bool(uid)
-    assert port not in others
+    holder = agent.expect("exited")[0]["port_taken_by"]
+    if not uid:
+        assert holder is None
+        return
+    assert (holder["uid"], holder["port"], holder["user"]) == (uid, port, None)
+    assert re.fullmatch(r"python[0-9.]*, pid \d+", holder["program"])
+    assert "master_port" not in [header["type"] for header, _ in agent.seen]
 
 
 def test_each_round_has_another_port_for_rank_0(agent):

@@ -5,7 +5,7 @@ import pytest
 
 from hvlaunch.console.duration import duration
 from hvlaunch.hosts.fold import fold_hosts, fold_ranks
-from hvlaunch.job import WorkerExit
+from hvlaunch.job import PortHolder, WorkerExit
 from hvlaunch.report.endings import end, endings, signal_name
 
 
@@ -35,6 +35,14 @@ def test_durations(seconds, text):
         ({"signal": 9}, "SIGKILL (killed)"),
         ({"signal": 200}, "signal 200"),
         ({"code": 137, "oom_killed": True}, "killed by the kernel's out-of-memory killer (exit code 137)"),
+        (
+            {"code": 1, "port_taken_by": 1001, "port_holder": PortHolder(20001, "bob", "nc, pid 77")},
+            "its MASTER_PORT 20001 was taken by a program of another user, uid 1001 (bob): nc, pid 77 (exit code 1)",
+        ),
+        (
+            {"code": 1, "port_taken_by": 1001, "port_holder": PortHolder(20001)},
+            "its MASTER_PORT 20001 was taken by a program of another user, uid 1001 (exit code 1)",
+        ),
         ({"code": 127, "not_started": "x: command not found"}, "could not be started: x: command not found"),
     ],
 )

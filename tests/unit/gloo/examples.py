@@ -131,11 +131,6 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
         "5 times in a row the worker of a slot failed before it asked for a rank",
         {"kind": "starts_failed", "times": 5},
     ),
-    (
-        why.SecondTryFailed(),
-        "this was its second try, and there is no third (the first MASTER_PORT was taken)",
-        {"kind": "second_try_failed"},
-    ),
 ]
 
 _ALONE = (
@@ -159,13 +154,6 @@ FACTS: list[tuple[tell.Fact, str]] = [
     (
         tell.SlotsAssumed(("localhost",)),
         "host localhost has 1 slot: no number was given, and no GPU was found; try: -np 4",
-    ),
-    (
-        tell.BeginningAgain("a", 20001, 4242),
-        (
-            "rank 0's MASTER_PORT 20001 on host a was taken by a program of another user, uid 4242: the job begins once"
-            " more, at another port"
-        ),
     ),
     (tell.HostSkipped(LOST), "host b is skipped: lost: silent; try: ping b"),
     (

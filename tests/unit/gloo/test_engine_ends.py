@@ -70,6 +70,16 @@ def test_who_ended_because_it_was_stopped(
     assert job.result.exit_code == 7
 
 
+def test_a_master_port_that_another_user_took_ends_a_static_job() -> None:
+    job = History(spec("a:2")).start()
+    assert job.of(do.Stop, job.exit("a", 0, 1, look="consequence", port_taken_by=4242))
+    job.exit("a", 1, None, signal.SIGTERM)
+    job.close()
+    assert len(job.of(do.Start)) == 1
+    assert job.result.failure is not None
+    assert (job.result.failure.rank, job.result.failure.port_taken_by) == (0, 4242)
+
+
 def test_a_command_that_cannot_be_started() -> None:
     job = History(spec("a:1,b:1")).start()
     actions = job.play(on.WorkerNotStarted("b", 0, 0, 127, "train: command not found"))

@@ -78,30 +78,14 @@ def test_a_terminal_of_which_we_are_in_the_background_has_not_ended() -> None:
     assert b"status 0" in said
 
 
-def test_nothing_is_passed_on_before_it_may_be() -> None:
+def test_each_piece_of_input_is_announced_before_it_is_passed_on() -> None:
     reader, writer = os.pipe()
-    got: SimpleQueue[bytes] = SimpleQueue()
-    asked: SimpleQueue[bool] = SimpleQueue()
-    pump = StdinPump(reader, [got.put], ask=lambda: asked.put(got.empty()))
-    os.write(writer, b"one\n")
+    calls: SimpleQueue[bytes | None] = SimpleQueue()
+    pump = StdinPump(reader, [calls.put], on_input=lambda: calls.put(None))
     pump.start()
-    assert asked.get(timeout=60)
-    pump.begin_again()
-    assert got.empty()
-    pump.go_on()
-    assert got.get(timeout=60) == b"one\n"
-    os.write(writer, b"two\n")
-    assert got.get(timeout=60) == b"two\n"
+    for line in (b"one\n", b"two\n"):
+        os.write(writer, line)
+        assert calls.get(timeout=60) is None
+        assert calls.get(timeout=60) == line
     os.close(writer)
-    assert got.get(timeout=60) == b""
-    assert asked.empty()
-
-
-def test_an_end_without_input_is_passed_on_again() -> None:
-    reader, writer = os.pipe()
-    os.close(writer)
-    got: list[bytes] = []
-    pump = StdinPump(reader, [got.append], ask=lambda: got.append(b"asked"))
-    pump._run()
-    pump.begin_again()
-    assert got == [b"", b""]
+    assert calls.get(timeout=60) == b""
