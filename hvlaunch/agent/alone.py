@@ -1,4 +1,4 @@
-"""Whether a worker keeps to itself: it has a library for jobs of several processes, and no connection but to the web."""
+"""Signs that a worker was a job of its own: the library that its program imports, and a port that was never used."""
 
 from __future__ import annotations
 
@@ -8,75 +8,95 @@ from hvlaunch.agent.in_time import in_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional, Set, Tuple
+    from typing import Iterator, List, Optional, Sequence, Tuple
 
-__all__ = ["MPI", "look", "was_used"]
+__all__ = ["MPI", "library_of", "was_used"]
 
 MPI = "mpi4py"
-_LIBRARIES = (("libtorch_cpu", "torch"), ("libtensorflow_framework", "tensorflow"), ("mpi4py/MPI.", MPI))
-_WEB = (":0050", ":01BB")
-"""The ports of http and https: models, data sets and reports come and go there, and no worker is met."""
-
-_MOST = 100
-"""Processes of a worker: of more, perhaps of a fork bomb, each look would hold the agent up."""
+_LIBRARIES = {
+    "torch": "torch",
+    "transformers": "torch",
+    "accelerate": "torch",
+    "lightning": "torch",
+    "pytorch_lightning": "torch",
+    "tensorflow": "tensorflow",
+    "keras": "tensorflow",
+    "mpi4py": MPI,
+}
+"""The library for jobs of several processes that a program has if it imports these packages."""
+_OTHER_WAYS = ("init_method", "TF_CONFIG")
+"""A program that names these may meet others without MASTER_PORT."""
+_LONGEST_PROGRAM = 1 << 16
 _PATIENCE = 1.0
 
 
-def look(pid: int) -> Tuple[bool, Optional[str]]:
-    """Whether the worker or a descendant has a TCP socket, or can't be seen; and the library that one has loaded."""
-    unseen: Tuple[bool, Optional[str]] = (True, None)
-    return in_time(lambda: _look(pid), _PATIENCE, unseen)
+def library_of(argv: Sequence[str]) -> Optional[str]:
+    """Return the library for jobs of several processes that the Python program of this command imports.
+
+    The program's text is read, because the memory of a worker that has ended is gone. None if the text imports no such
+    library, names another way for workers to meet, or can't be read.
+    """
+    text = in_time(lambda: _program(argv), _PATIENCE, "")
+    if any(word in text for word in _OTHER_WAYS):
+        return None
+    libraries = {_LIBRARIES[name] for name in _imports(text) if name in _LIBRARIES}
+    return next((library for library in ("torch", "tensorflow", MPI) if library in libraries), None)
 
 
-def _look(pid: int) -> Tuple[bool, Optional[str]]:
-    library = None
+def _program(argv: Sequence[str]) -> str:
+    """Return the text behind `-c`, or the start of the file of `-m`, or of the first argument that ends in .py."""
+    for number, word in enumerate(argv):
+        operand = argv[number + 1] if number + 1 < len(argv) else ""
+        if word == "-c":
+            return operand[:_LONGEST_PROGRAM]
+        if word == "-m":
+            path = operand.replace(".", "/")
+            return _start_of(path + ".py") or _start_of(path + "/__main__.py")
+        if word.endswith(".py"):
+            return _start_of(word)
+    return ""
+
+
+def _start_of(path: str) -> str:
     try:
-        pids = _tree(pid)
-        sockets: Set[str] = set()
-        for one in pids:
-            for fd in os.listdir("/proc/%d/fd" % one):
-                target = os.readlink("/proc/%d/fd/%s" % (one, fd))
-                if target.startswith("socket:["):
-                    sockets.add(target[8:-1])
-            library = library or _library(one)
-        if not sockets:
-            return False, library
-        return any(inode in sockets and not peer.endswith(_WEB) for _, peer, inode in _tcp()), library
+        # A FIFO as the program would block an ordinary open for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return ""
+    try:
+        return os.read(fd, _LONGEST_PROGRAM).decode("utf-8", "replace")
     except OSError:
-        return True, library
+        return ""
+    finally:
+        os.close(fd)
+
+
+def _imports(text: str) -> Iterator[str]:
+    """The top-level packages that the text imports, as far as its lines show."""
+    for statement in text.replace(";", "\n").splitlines():
+        keyword, _, names = statement.strip().partition(" ")
+        if keyword == "import":
+            for name in names.split(","):
+                yield name.strip().partition(" ")[0].partition(".")[0]
+        elif keyword == "from":
+            yield names.strip().partition(" ")[0].partition(".")[0]
 
 
 def was_used(port: int) -> bool:
-    """Whether any connection to the port, or from it, is there, or was a moment ago; or somebody listens on it."""
+    """True if this host has a connection to or from the port, had one a moment ago, or a program listens on it."""
+    # The kernel lists a closed connection for another minute (TIME_WAIT), at the end that closed it first.
     end = ":%04X" % port
-    return any(own.endswith(end) or peer.endswith(end) for own, peer, _ in _tcp())
+    return any(here.endswith(end) or peer.endswith(end) for here, peer in _tcp())
 
 
-def _tcp() -> List[Tuple[str, str, str]]:
-    """All TCP sockets of this host: their own address, their peer's, their inode."""
-    found: List[Tuple[str, str, str]] = []
+def _tcp() -> List[Tuple[str, str]]:
+    """All TCP sockets of this host: their own address, and their peer's."""
+    sockets: List[Tuple[str, str]] = []
     for table in ("tcp", "tcp6"):
         try:
             with open("/proc/self/net/" + table) as listing:
                 rows = [line.split() for line in listing.readlines()[1:]]
-                found.extend((row[1], row[2], row[9]) for row in rows)
+                sockets.extend((row[1], row[2]) for row in rows)
         except OSError:  # noqa: PERF203 (two turns)
             continue  # a kernel without IPv6
-    return found
-
-
-def _tree(pid: int) -> List[int]:
-    found = [pid]
-    for one in found:  # grows meanwhile
-        if len(found) > _MOST:
-            raise OSError("too many to look at")
-        for thread in os.listdir("/proc/%d/task" % one):
-            with open("/proc/%d/task/%s/children" % (one, thread)) as listing:
-                found.extend(int(child) for child in listing.read().split())
-    return found
-
-
-def _library(pid: int) -> Optional[str]:
-    with open("/proc/%d/maps" % pid) as file:
-        maps = file.read()
-    return next((library for text, library in _LIBRARIES if text in maps), None)
+    return sockets

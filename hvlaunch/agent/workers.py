@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["HostWorkers"]
 
 _CLEARING = 2.0
-_LOOKS = ((0.0, 0.2), (1.0, 1.0), (10.0, 3.0))
-"""Since when there are so many seconds between looks at workers that may keep to themselves: the shortest of MPI take 0.4 s."""
 _LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _F_GETPIPE_SZ = 1032  # fcntl(2); the module has the name since Python 3.10
 
@@ -55,8 +53,9 @@ class _Slot:
         """In the environment of the worker, and of its children unless they clear it."""
         self.store_port: Optional[int] = None
         """Where it is to open the store that all workers meet at: rank 0's MASTER_PORT."""
-        self.library: Optional[str] = None
-        """One for jobs of several processes, which it has loaded."""
+        self.may_be_alone: Optional[Sequence[str]] = None
+        """The worker's command, if it may turn out that the worker was a job of its own."""
+        self.master_port: Optional[int] = None
         self.suspended_at: Optional[float] = None
         self.was_suspended = False
         self.steps: List[Step] = []
@@ -85,10 +84,6 @@ class HostWorkers:
         self._oom = process.OomWatch()
         self.suspension: Optional[float] = None
         """Seconds that a worker may be stopped (SIGSTOP) before the driver is told; None: it never is."""
-        self._began = 0.0
-        self._look_at: Optional[float] = None
-        """When to look whether the workers keep to themselves; None: that is of no interest, or they do not."""
-        """Called where another user has taken rank 0's port, before its end is told."""
         self.ranks: Optional[LocalRanks] = None
         """A launcher's other processes, which start the workers of their slots."""
 
@@ -114,14 +109,14 @@ class HostWorkers:
                 self._channel.send({"type": "not_started", **why, **about})
                 continue
             slot = _Slot(about, worker, "HVLAUNCH_WORKER=%s" % own.get("HVLAUNCH_WORKER"))
-            slot.store_port = _store_port(own)
+            slot.master_port = _port(own)
+            slot.store_port = slot.master_port if own.get("HVLAUNCH_RANK") == "0" else None
             self._slots.append(slot)
             for stream in worker.output:
                 self._watch(slot, stream)
             self._channel.send({"type": "started", "pid": worker.pid, "at": time.monotonic(), **about})
             if self.suspension is None and own.get("HVLAUNCH_SIZE") != "1" and not _is_launched():
-                self._began = time.monotonic()
-                self._look_at = self._began + _LOOKS[0][1]
+                slot.may_be_alone = plan["argv"]
         if self.ranks is not None:
             self.ranks.catch_up()
 
@@ -180,9 +175,7 @@ class HostWorkers:
         ]
 
     def deadlines(self) -> Iterator[float]:
-        """When the next signals, words about stopped workers, and looks at them are due."""
-        if self._look_at is not None and not self.all_ended:
-            yield self._look_at
+        """When the next signals, and words about stopped workers, are due."""
         for slot in self._slots:
             if slot.steps:
                 yield slot.steps[0][1]
@@ -190,9 +183,7 @@ class HostWorkers:
                 yield slot.suspended_at + self.suspension
 
     def take_due_steps(self, now: float) -> None:
-        """Send the signals that are due, tell of workers that have been stopped for long, and look at them."""
-        if self._look_at is not None and now >= self._look_at:
-            self._look(now)
+        """Send the signals that are due, and tell of workers that have been stopped for long."""
         for slot in self._slots:
             while slot.steps and slot.steps[0][1] <= now:
                 number, _ = slot.steps.pop(0)
@@ -203,27 +194,6 @@ class HostWorkers:
                 if not slot.was_suspended:
                     slot.was_suspended = True
                     self._channel.send({"type": "suspended", **slot.about})
-
-    def _look(self, now: float) -> None:
-        """See which workers have met others by now. If one has, the job is no set of single ones."""
-        from hvlaunch.agent import alone  # noqa: PLC0415 (few jobs take so long without a connection)
-
-        self._look_at = now + [pause for since, pause in _LOOKS if now - self._began >= since][-1]
-        for slot in self._slots:
-            if slot.end is None:
-                has_met, library = alone.look(slot.worker.pid)
-                slot.library = library or slot.library
-                if has_met and slot.library != alone.MPI:  # whose single processes have sockets too
-                    self._look_at = None
-                    return
-
-    def _kept_to_itself(self, slot: _Slot) -> bool:
-        """Whether the worker, which has ended, never met others, as far as was to be seen."""
-        if self._look_at is None or slot.library is None:
-            return False
-        from hvlaunch.agent import alone  # noqa: PLC0415 (as above)
-
-        return slot.store_port is None or not alone.was_used(slot.store_port)
 
     def reap(self) -> None:
         """Collect who has ended: workers, and orphans that were handed to the agent."""
@@ -259,8 +229,10 @@ class HostWorkers:
             from hvlaunch.agent.listening import other_user_at  # noqa: PLC0415 (hopefully never)
 
             slot.end["port_taken_by"] = other_user_at(slot.store_port)
-        elif slot.end["code"] == 0 and self._kept_to_itself(slot):
-            self._channel.send({"type": "alone", "library": slot.library, **slot.about})
+        elif slot.end["code"] == 0:
+            library = _library_if_alone(slot)
+            if library is not None:
+                self._channel.send({"type": "alone", "library": library, **slot.about})
         slot.steps = []
         slot.suspended_at = None
         self._drop_stdin(slot)
@@ -447,6 +419,24 @@ def _is_launched() -> bool:
     return any(name in os.environ for name in _LAUNCHED)
 
 
-def _store_port(env: Dict[str, str]) -> Optional[int]:
+def _library_if_alone(slot: _Slot) -> Optional[str]:
+    """The library for jobs of several processes of a worker that has ended, if it seems that it never met another."""
+    # Commands other than Python are spared the import below, which takes 2 ms on every host.
+    if slot.may_be_alone is None or not _is_python(slot.may_be_alone):
+        return None
+    from hvlaunch.agent import alone  # noqa: PLC0415 (see above)
+
+    library = alone.library_of(slot.may_be_alone)
+    # Workers with MPI alone would not have met at MASTER_PORT.
+    if library is None or (slot.master_port is not None and alone.was_used(slot.master_port)):
+        return None
+    return library
+
+
+def _is_python(argv: Sequence[str]) -> bool:
+    return "python" in os.path.basename(argv[0]) or any(word.endswith(".py") for word in argv)
+
+
+def _port(env: Dict[str, str]) -> Optional[int]:
     port = env.get("MASTER_PORT", "")
-    return int(port) if env.get("HVLAUNCH_RANK") == "0" and port.isdigit() else None
+    return int(port) if port.isdigit() else None

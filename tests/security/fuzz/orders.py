@@ -220,7 +220,7 @@ def _on(host: _Host) -> ExitStack:
         (greeting, "_cannot_enter", lambda _: None),
         (greeting, "_gpus", list),
         (group, "programs_of", lambda _: []),
-        (alone, "look", lambda _: host.chance.choice(((True, None), (False, "torch"), (False, "mpi4py")))),
+        (alone, "library_of", lambda _: host.chance.choice((None, "torch", "mpi4py"))),
         (alone, "was_used", lambda _: host.chance.random() < 0.5),
         (listening, "other_user_at", lambda _: host.chance.choice((None, _HOLDER))),
         (reaper, "kill_descendants", lambda _: []),

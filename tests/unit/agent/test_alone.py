@@ -1,29 +1,14 @@
-"""Workers that keep to themselves: what is seen of a process from outside, and when the driver is told."""
+"""Workers that may have been single jobs: which programs are suspected, and when the driver gets a frame about them."""
 
+import os
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from hvlaunch.agent import alone
 from tests.unit.agent.harness import AgentProcess, python
-
-MAPS = """
-import mmap, os, socket, subprocess, sys
-with open(sys.argv[1], "r+b") as file:
-    library = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-"""
-"""A program that has this file in its memory, as if it were a library."""
-READY = "\nprint('ready', flush=True)\nsys.stdin.read()\n"
-CHILD = """
-code = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(1, flush=True); input()"
-child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-child.stdout.readline()
-"""
-Begin = Callable[..., int]
 
 
 @pytest.fixture(autouse=True)
@@ -32,65 +17,54 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alone, "_PATIENCE", 100.0)
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> str:
-    path = tmp_path / "libtorch_cpu.so"
-    path.write_bytes(b"x")
-    return str(path)
-
-
-@pytest.fixture
-def begin(library: str) -> Iterator[Begin]:
-    """begin(code, file) starts a program, and gives its pid when it has done that."""
-    started: list[subprocess.Popen[str]] = []
-
-    def begin_program(code: str = "", file: str = library) -> int:
-        command = [sys.executable, "-c", MAPS + code + READY, file]
-        one = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        started.append(one)
-        assert one.stdout is not None
-        assert one.stdout.readline() == "ready\n"
-        return one.pid
-
-    yield begin_program
-    for one in started:
-        one.communicate()
+@pytest.mark.parametrize(
+    ("text", "library"),
+    [
+        ("import torch", "torch"),
+        ("import os, torch.nn as nn", "torch"),
+        ("    from torch.nn import functional", "torch"),
+        ("import os; import torch", "torch"),
+        ("from transformers import Trainer", "torch"),
+        ("import tensorflow as tf", "tensorflow"),
+        ("from mpi4py import MPI", "mpi4py"),
+        ("from mpi4py import MPI\nimport torch", "torch"),
+        ("import torchless", None),
+        ("from . import torch", None),
+        ("# needs no torch\nprint('import')", None),
+        ("import torch\ntorch.distributed.init_process_group('gloo', init_method='file:///x')", None),
+        ("import tensorflow, json, os\njson.loads(os.environ['TF_CONFIG'])", None),
+        ("", None),
+    ],
+)
+def test_library_is_read_from_the_imports_of_the_program(text: str, library: str | None) -> None:
+    assert alone.library_of(["python", "-c", text]) == library
 
 
 @pytest.mark.parametrize(
-    ("code", "has_met"),
+    ("argv", "library"),
     [
-        ("", False),
-        ("pair = socket.socketpair()", False),
-        ("server = socket.create_server(('127.0.0.1', 0))", True),
-        ("server = socket.create_server(('::1', 0), family=socket.AF_INET6)", True),
-        (CHILD, True),
+        (["python", "train.py"], "torch"),
+        (["python", "-u", "train.py", "--data", "other.py"], "torch"),
+        (["bash", "wrapper", "train.py"], "torch"),
+        (["python", "-m", "package.train"], "torch"),
+        (["python", "-m", "package.runs"], "torch"),
+        (["python", "-m", "package.no"], None),
+        (["python", "no.py"], None),
+        (["python", "fifo.py"], None),
+        (["python", "package"], None),
+        (["python", "-c"], None),
+        (["./train.py"], "torch"),
     ],
 )
-def test_a_connection_of_the_worker_or_its_child_is_seen(begin: Begin, code: str, has_met: bool) -> None:
-    assert alone.look(begin(code)) == (has_met, "torch")
-
-
-def test_a_connection_to_the_web_meets_no_worker(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [int(end[1:], 16) for end in alone._WEB] == [80, 443]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        pid = begin(f"client = socket.create_connection(('127.0.0.1', {port}))")
-        assert alone.look(pid) == (True, "torch")
-        monkeypatch.setattr(alone, "_WEB", (f":{port:04X}",))
-        assert alone.look(pid) == (False, "torch")
-
-
-def test_a_process_without_such_a_library(begin: Begin, tmp_path: Path) -> None:
-    other = tmp_path / "libother.so"
-    other.write_bytes(b"x")
-    assert alone.look(begin(file=str(other))) == (False, None)
-
-
-def test_who_can_not_be_seen_may_have_met_others() -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    assert alone.look(ended.pid) == (True, None)
+def test_program_is_found_by_its_command(
+    argv: Sequence[str], library: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package" / "runs").mkdir(parents=True)
+    for path in ("train.py", "package/train.py", "package/runs/__main__.py"):
+        (tmp_path / path).write_text("import torch\n")
+    os.mkfifo(tmp_path / "fifo.py")
+    assert alone.library_of(argv) == library
 
 
 def test_a_port_is_remembered_for_a_moment() -> None:
@@ -106,34 +80,44 @@ def test_a_port_is_remembered_for_a_moment() -> None:
         assert not alone.was_used(bound.getsockname()[1])
 
 
-SERVER = "server = socket.create_server(('127.0.0.1', 0))"
+JOIN = """
+import os, socket
+server = socket.create_server(('127.0.0.1', int(os.environ['MASTER_PORT'])))
+client = socket.create_connection(server.getsockname())
+client.close()
+server.accept()[0].close()
+"""
+NEVER = "if 0:\n import torch\n"
+"""The package is not installed for the worker's bare Python."""
 
 
-def told_at_the_end(agent: AgentProcess, code: str, library: str, seconds: float, size: str) -> list[str]:
-    """The libraries that the driver is told of when a worker that did this has ended well."""
-    command = python(f"{MAPS}{code}\nimport time; time.sleep({seconds})", library)
-    agent.start(command, own={"HVLAUNCH_SIZE": size})
-    agent.expect("exited", code=0)
-    return [header["library"] for header, _ in agent.seen if header["type"] == "alone"]
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
 
 
 @pytest.mark.parametrize(
-    ("code", "seconds", "size", "is_told"),
+    ("code", "size", "libraries"),
     [
-        ("", 2.5, "2", True),
-        pytest.param("", 0.8, "2", True, marks=pytest.mark.timing),  # as long as a small program of MPI takes
-        ("", 2.5, "1", False),
-        (SERVER, 2.5, "2", False),
+        (NEVER, "2", ["torch"]),
+        (NEVER.replace("torch", "mpi4py.MPI"), "2", ["mpi4py"]),
+        (NEVER, "1", []),
+        (NEVER + JOIN, "2", []),
+        ("pass", "2", []),
     ],
 )
-def test_the_driver_is_told_when_it_ends_well(
-    agent: AgentProcess, library: str, code: str, seconds: float, size: str, is_told: bool
+def test_driver_gets_a_frame_at_the_end_of_a_single_job(
+    agent: AgentProcess, code: str, size: str, libraries: list[str]
 ) -> None:
-    assert told_at_the_end(agent, code, library, seconds, size) == (["torch"] if is_told else [])
+    own = {"HVLAUNCH_SIZE": size, "HVLAUNCH_RANK": "1", "MASTER_PORT": str(free_port())}
+    agent.start(python(code), own=own)
+    agent.expect("exited", code=0)
+    assert [header["library"] for header, _ in agent.seen if header["type"] == "alone"] == libraries
 
 
-def test_a_single_process_of_mpi_listens_too(agent: AgentProcess, tmp_path: Path) -> None:
-    library = tmp_path / "mpi4py" / "MPI.abi3.so"
-    library.parent.mkdir()
-    library.write_bytes(b"x")
-    assert told_at_the_end(agent, SERVER, str(library), 2.5, "2") == ["mpi4py"]
+def test_failed_worker_is_no_single_job(agent: AgentProcess) -> None:
+    agent.start(python(NEVER + "raise SystemExit(1)"), own={"HVLAUNCH_SIZE": "2"})
+    agent.expect("exited", code=1)
+    assert not [header for header, _ in agent.seen if header["type"] == "alone"]
