@@ -43,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ifneq ($(MAKECMDGOALS),$(CHECKS))
 .NOTPARALLEL:
 endif
-.PHONY: help demo test lint unit-tests host-tests ecosystem-tests gpu-tests timing-tests format dev options-page pictures docs docs-version lock release-check clean pythons system-packages
+.PHONY: help demo test lint unit-tests host-tests ecosystem-tests gpu-tests timing-tests format house dev options-page pictures docs docs-version lock release-check clean pythons system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -83,6 +83,9 @@ gpu-tests: $(VENV)/.extras-dev $(VENV)/.editable ## the tests that need an NVIDI
 
 timing-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests that measure how soon something happens: alone, one by one
 	$(BIN)/pytest -m timing $$(grep -rl --include='test_*.py' mark.timing tests)
+
+house: $(VENV)/.extras-dev ## print the figures of the code (size, language, imports), and lower their limits where they fell
+	$(BIN)/python -m tests.house --lower
 
 pythons: $(VENV)/.extras-dev ## fetch other Pythons, which hosts may have and the agent is tested on
 	$(BIN)/python -m tests.pythons 3.8 3.14 3.15

@@ -1,0 +1,342 @@
+"""The figures of the house: language, grain, folders, words. `make house` prints them beside what is wanted.
+
+Counts that must not rise are in `house_limits.json`; `python -m tests.house --lower` writes lower ones there.
+"""
+
+import argparse
+import ast
+import json
+import re
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = [
+    "LIMITS",
+    "MOST_ATTRIBUTES",
+    "MOST_LINES",
+    "MOST_METHODS",
+    "Folder",
+    "big_classes",
+    "counts",
+    "folder",
+]
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = ROOT / "hvlaunch"
+LIMITS = ROOT / "tests" / "house_limits.json"
+MOST_LINES = 800
+MOST_METHODS = 25
+MOST_ATTRIBUTES = 20
+
+_HEADLESS = re.compile(r"(who|whoever|what|whatever|those|that|by|of)\b", re.IGNORECASE)
+_POINTER = re.compile(
+    r"\b(who|what|that|which|it|them|those|nobody|nothing|none|one|all|so|there)\b", re.IGNORECASE
+)
+_NO_COMMENT = re.compile(r"#\s*(noqa|type:|pragma|!|-\*-)")
+_BAD_NAMES = frozenset(
+    (
+        "found",
+        "one",
+        "each",
+        "told",
+        "said",
+        "known",
+        "own",
+        "there",
+        "where",
+        "who",
+        "what",
+        "wanted",
+        "rest",
+    )
+)
+_VAGUE_METHODS = {"of", "see", "tell", "look", "end", "take", "place"}
+_RIDDLE = re.compile(
+    r"_(who|whom|whose|whoever|those|nobody|none)_|_that_is_none|_is_no_|_gets_on|_goes_on|_of_which|_as_ever"
+)
+
+
+class Language:
+    """Counts of sentences and words of some texts."""
+
+    def __init__(self) -> None:
+        self.sentences = self.headless = self.words = self.pointers = 0
+
+    def add(self, text: str) -> None:
+        """Count the sentences of `text`. Code in backquotes counts as one word."""
+        for paragraph in re.split(r"\n\s*\n", re.sub(r"`[^`]*`", "X", text)):
+            for sentence in re.split(r"(?<=[.!?:;])\s+(?=[A-Z])", " ".join(paragraph.split())):
+                if len(sentence.split()) < 3:
+                    continue
+                self.sentences += 1
+                self.headless += bool(_HEADLESS.match(sentence)) and not sentence.endswith("?")
+                self.words += len(re.findall(r"[A-Za-z']+", sentence))
+                self.pointers += len(_POINTER.findall(sentence))
+
+    @property
+    def headless_percent(self) -> float:
+        """Share of sentences that begin with a pointer word."""
+        return 100 * self.headless / max(1, self.sentences)
+
+    @property
+    def pointers_per_100(self) -> float:
+        """Pointer words per 100 words."""
+        return 100 * self.pointers / max(1, self.words)
+
+
+def modules() -> list[Path]:
+    """Return the product's Python files, in order."""
+    return sorted(PRODUCT.rglob("*.py"))
+
+
+def docstrings(tree: ast.AST) -> Iterator[str]:
+    """Yield all docstrings, those of attributes too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield from [node.value.value] if isinstance(node.value.value, str) else []
+
+
+def full_line_comments(path: Path) -> list[str]:
+    """Return the comments that have a line to themselves, without directives to tools."""
+    with tokenize.open(path) as file:
+        return [
+            token.string.lstrip("# ")
+            for token in tokenize.generate_tokens(file.readline)
+            if token.type == tokenize.COMMENT
+            and token.line.strip().startswith("#")
+            and not _NO_COMMENT.match(token.string)
+        ]
+
+
+def bad_names(tree: ast.AST) -> int:
+    """Count variables and arguments whose names say nothing of what they hold."""
+    return sum(
+        (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in _BAD_NAMES)
+        or (isinstance(node, ast.arg) and node.arg in _BAD_NAMES)
+        for node in ast.walk(tree)
+    )
+
+
+def _classes(tree: ast.AST) -> Iterator[ast.ClassDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def vague_methods() -> dict[str, list[str]]:
+    """Return the public methods with a name like `end` that more than two classes have, with the classes."""
+    owners = defaultdict(list)
+    for path in modules():
+        for node in _classes(ast.parse(path.read_text())):
+            for item in node.body:
+                if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name in _VAGUE_METHODS:
+                    owners[item.name].append(node.name)
+    return {name: classes for name, classes in owners.items() if len(classes) > 2}
+
+
+def classes_twice() -> list[str]:
+    """Return the public class names that are defined more than once."""
+    names = Counter(node.name for path in modules() for node in _classes(ast.parse(path.read_text())))
+    return sorted(name for name, number in names.items() if number > 1 and not name.startswith("_"))
+
+
+def big_classes() -> dict[str, tuple[int, int]]:
+    """Return the methods and attributes of each class over the caps, as {"Printer": (41, 28)}.
+
+    An attribute is a name that a method assigns to on `self`. Named tuples and dataclasses are data: their fields
+    do not count.
+    """
+    big = {}
+    for path in modules():
+        for node in _classes(ast.parse(path.read_text())):
+            functions = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+            attributes = {
+                item.attr
+                for function in functions
+                for item in ast.walk(function)
+                if isinstance(item, ast.Attribute)
+                and isinstance(item.ctx, ast.Store)
+                and isinstance(item.value, ast.Name)
+                and item.value.id == "self"
+            }
+            if len(functions) > MOST_METHODS or len(attributes) > MOST_ATTRIBUTES:
+                big[node.name] = len(functions), len(attributes)
+    return big
+
+
+class Folder:
+    """The rooms of one folder (files and subfolders), the imports between them, and the longest chain of imports."""
+
+    def __init__(self, path: Path) -> None:
+        names = {p.stem for p in path.glob("*.py")} | {p.parent.name for p in path.glob("*/__init__.py")}
+        self.rooms = sorted(names - {"__init__"})
+        package = ".".join(path.relative_to(ROOT).parts)
+        self.arrows: set[tuple[str, str]] = set()
+        for file in path.rglob("*.py"):
+            source = file.relative_to(path).parts[0].removesuffix(".py")
+            for target in _imported(file, package):
+                if target in self.rooms and source in self.rooms and target != source:
+                    self.arrows.add((source, target))
+        self.floors = max((self._height(room, ()) for room in self.rooms), default=0)
+
+    def _height(self, room: str, below: tuple[str, ...]) -> int:
+        targets = [target for source, target in self.arrows if source == room and target not in below]
+        return 1 + max((self._height(target, (*below, room)) for target in targets), default=0)
+
+    def __str__(self) -> str:
+        return f"{len(self.rooms)}/{len(self.arrows)}/{self.floors}"
+
+
+def _imported(file: Path, package: str) -> Iterator[str]:
+    """Yield the direct children of `package` that a file imports, inside functions too but not for types alone."""
+    tree = ast.parse(file.read_text())
+    types_only = {
+        id(item)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for item in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in types_only:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if name.startswith(f"{package}."):
+                    yield name.removeprefix(f"{package}.").split(".")[0]
+
+
+def folder(name: str) -> Folder:
+    """Return the figures of `hvlaunch/NAME`."""
+    return Folder(PRODUCT / name)
+
+
+def glossary() -> list[str]:
+    """Return the words that the developers' glossary explains."""
+    pages = [ROOT / "docs" / "internals" / "glossary.md", ROOT / "docs" / "architecture.md"]
+    text = next(page.read_text() for page in pages if page.exists()).split("## Words")[-1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|*-][^|]*) \|", text, re.MULTILINE)
+    return [word.strip() for row in rows if row != "word" for word in row.split(",")]
+
+
+def help_texts() -> Iterator[str]:
+    """Yield the help of every option."""
+    from hvlaunch.cli.options.table import GROUPS
+
+    for group in GROUPS:
+        for option in group.options:
+            yield option.help
+
+
+def test_names() -> list[str]:
+    """Return the names of all tests."""
+    files = (ROOT / "tests").rglob("test_*.py")
+    return [
+        name for file in files for name in re.findall(r"^ *def (test_\w+)", file.read_text(), re.MULTILINE)
+    ]
+
+
+def counts() -> dict[str, int]:
+    """Return the counts that may fall and must not rise, by their names."""
+    result: dict[str, int] = {}
+    comments = Language()
+    for path in modules():
+        tree, language = ast.parse(path.read_text()), Language()
+        for text in docstrings(tree):
+            language.add(text)
+        for text in full_line_comments(path):
+            comments.add(text)
+        for name, number in (
+            ("headless sentences", language.headless),
+            ("pointer words", language.pointers),
+            ("bad names", bad_names(tree)),
+        ):
+            result[f"product: {name}"] = result.get(f"product: {name}", 0) + number
+    result["comments: headless sentences"] = comments.headless
+    result["comments: pointer words"] = comments.pointers
+    for name, texts in (
+        ("docs", [_prose(page) for page in sorted((ROOT / "docs").rglob("*.md"))]),
+        ("help", list(help_texts())),
+    ):
+        language = Language()
+        for text in texts:
+            language.add(text)
+        result[f"{name}: headless sentences"] = language.headless
+        result[f"{name}: pointer words"] = language.pointers
+    names = test_names()
+    result["tests: names over 80 characters"] = sum(len(name) > 80 for name in names)
+    result["tests: names that are riddles"] = sum(bool(_RIDDLE.search(name)) for name in names)
+    result["methods with vague names"] = sum(map(len, vague_methods().values()))
+    result["classes defined twice"] = len(classes_twice())
+    result["files below 50 lines"] = sum(path.read_text().count("\n") < 50 for path in modules())
+    return result
+
+
+def _prose(page: Path) -> str:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    return re.sub(r"^[|#<].*$", "", text, flags=re.MULTILINE)
+
+
+_BEFORE_AND_WANTED = {
+    "files": ("492", "~310"),
+    "mean lines of a file": ("127", ">= 180"),
+    "files below 50 lines": ("102", "<= 25"),
+    "longest file": ("500", "<= 800"),
+    "headless sentences, %": ("12.5", "<= 1"),
+    "pointer words per 100": ("11.9", "<= 5"),
+    "comments per 1,000 lines": ("2.5", ">= 25"),
+    "bad names": ("738", "0"),
+    "classes defined twice": ("31", "<= 8"),
+    "words of the glossary": ("191", "<= 110"),
+    "driver: rooms/arrows/floors": ("56/114/11", "19/32/5"),
+    "cli: rooms/arrows/floors": ("52/133/11", "21/47/7"),
+    "agent: rooms/arrows/floors": ("38/117/10", "20/64/7"),
+    "engine: rooms/arrows/floors": ("29/126/16", "<= 20, <= 11 floors"),
+}
+
+
+def _figures() -> dict[str, str]:
+    sizes = [path.read_text().count("\n") for path in modules()]
+    language = Language()
+    for path in modules():
+        for text in docstrings(ast.parse(path.read_text())):
+            language.add(text)
+    comments = sum(len(full_line_comments(path)) for path in modules())
+    return {
+        "files": str(len(sizes)),
+        "lines": str(sum(sizes)),
+        "mean lines of a file": f"{sum(sizes) / len(sizes):.0f}",
+        "files below 50 lines": str(sum(size < 50 for size in sizes)),
+        "longest file": str(max(sizes)),
+        "headless sentences, %": f"{language.headless_percent:.1f}",
+        "pointer words per 100": f"{language.pointers_per_100:.1f}",
+        "comments per 1,000 lines": f"{1000 * comments / sum(sizes):.1f}",
+        "bad names": str(sum(bad_names(ast.parse(path.read_text())) for path in modules())),
+        "classes defined twice": str(len(classes_twice())),
+        "words of the glossary": str(len(glossary())),
+        **{
+            f"{name}: rooms/arrows/floors": str(folder(name)) for name in ("driver", "cli", "agent", "engine")
+        },
+    }
+
+
+def main() -> None:
+    """Print the table, and write lower limits if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--lower", action="store_true", help="write counts that have fallen to house_limits.json"
+    )
+    arguments = parser.parse_args()
+    sys.stdout.write(f"{'':30} {'before':>12} {'now':>12}  wanted\n")
+    for name, now in _figures().items():
+        before, wanted_text = _BEFORE_AND_WANTED.get(name, ("", ""))
+        sys.stdout.write(f"{name:30} {before:>12} {now:>12}  {wanted_text}\n")
+    if arguments.lower:
+        limits = json.loads(LIMITS.read_text()) if LIMITS.exists() else {}
+        lower = {name: min(number, limits.get(name, number)) for name, number in counts().items()}
+        LIMITS.write_text(json.dumps(lower, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

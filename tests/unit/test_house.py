@@ -1,0 +1,240 @@
+"""The house keeps its figures: counts of `tests/house.py` never rise, classes stay small, imports are on a list."""
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house import LIMITS, MOST_ATTRIBUTES, MOST_METHODS, PRODUCT, big_classes, counts, modules
+
+LARGER_CLASSES: dict[str, str] = {}
+"""Classes over the caps, each with the reason why dividing it would not help a reader."""
+
+HVLAUNCH = "hvlaunch"
+ALLOWED: dict[str, set[str]] = {
+    "__main__": {"cli"},
+    "agent": set(),
+    "api": {
+        "cli",
+        "console",
+        "driver",
+        "errors",
+        "gloo",
+        "hosts",
+        "job",
+        "outside",
+        "pool",
+        "telemetry",
+        "uninterrupted",
+        "watch",
+    },
+    "boot": set(),
+    "cli": {
+        "agent",
+        "console",
+        "driver",
+        "engine",
+        "errors",
+        "gloo",
+        "hosts",
+        "job",
+        "mpi",
+        "outside",
+        "owners",
+        "pool",
+        "rendezvous",
+        "report",
+        "telemetry",
+        "uninterrupted",
+        "view",
+        "watch",
+    },
+    "console": {"errors", "hosts", "job", "owners"},
+    "driver": {
+        "agent",
+        "boot",
+        "console",
+        "engine",
+        "errors",
+        "hosts",
+        "job",
+        "outside",
+        "owners",
+        "rendezvous",
+        "report",
+        "ssh",
+        "telemetry",
+        "view",
+        "watch",
+    },
+    "engine": {"errors", "hosts", "job"},
+    "errors": set(),
+    "forked": {"agent", "api", "cli", "driver", "engine", "errors", "gloo", "outside", "rendezvous"},
+    "gloo": {
+        "agent",
+        "boot",
+        "console",
+        "driver",
+        "engine",
+        "errors",
+        "hosts",
+        "job",
+        "outside",
+        "owners",
+        "rendezvous",
+        "report",
+        "ssh",
+        "telemetry",
+        "watch",
+    },
+    "hosts": {"agent", "errors", "job", "owners", "sweeper"},
+    "job": {"errors"},
+    "mpi": {"agent", "driver", "engine", "errors", "gloo", "hosts", "job", "rendezvous", "ssh"},
+    "outside": {"agent", "errors", "owners"},
+    "owners": set(),
+    "pool": {
+        "agent",
+        "console",
+        "driver",
+        "engine",
+        "errors",
+        "hosts",
+        "job",
+        "outside",
+        "rendezvous",
+        "ssh",
+    },
+    "rendezvous": {"boot", "errors", "owners"},
+    "report": {"console", "errors", "hosts", "job", "owners", "telemetry"},
+    "ssh": {"errors", "job", "owners", "sweeper"},
+    "sweeper": set(),
+    "telemetry": {"agent", "hosts"},
+    "torch": {"errors", "rendezvous"},
+    "torchrun": {"torch"},
+    "uninterrupted": set(),
+    "view": {"console", "hosts", "telemetry"},
+    "watch": {"console", "engine", "errors", "hosts", "job", "report"},
+}
+"""The packages and modules of hvlaunch that each package may import, also inside functions and for types."""
+ALLOWED_ELSEWHERE: dict[str, set[str]] = {
+    "engine": {
+        "abc",
+        "collections",
+        "dataclasses",
+        "enum",
+        "functools",
+        "ipaddress",
+        "itertools",
+        "math",
+        "pathlib",
+        "signal",
+        "types",
+        "typing",
+    },
+    "report": {
+        "collections",
+        "dataclasses",
+        "datetime",
+        "html",
+        "itertools",
+        "json",
+        "os",
+        "pathlib",
+        "re",
+        "shlex",
+        "shutil",
+        "signal",
+        "typing",
+    },
+    "telemetry": {
+        "collections",
+        "dataclasses",
+        "functools",
+        "itertools",
+        "json",
+        "pathlib",
+        "prometheus_client",
+        "re",
+        "typing",
+    },
+    "view": {"collections", "dataclasses", "datetime", "re", "statistics", "typing"},
+    "watch": {"bisect", "collections", "json", "os", "pathlib", "re", "signal", "time", "typing"},
+}
+"""For packages that are pure or that travel: the modules outside hvlaunch that they may import."""
+NEVER = {"torch"}
+"""Imported by `hvlaunch.torch` alone, which only workers import."""
+
+
+def test_no_count_rises():
+    limits = json.loads(LIMITS.read_text())
+    risen = {
+        name: f"{number}, at most {limits.get(name, 0)}"
+        for name, number in counts().items()
+        if number > limits.get(name, 0)
+    }
+    assert risen == {}, "write plainly (CONTRIBUTING.md, Style); `make house` shows the counts"
+
+
+def test_classes_are_small_or_have_a_reason():
+    assert sorted(big_classes()) == sorted(LARGER_CLASSES), (
+        f"more than {MOST_METHODS} methods or {MOST_ATTRIBUTES} attributes, or a reason for a class that is small now"
+    )
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the dotted names that a module imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def package_of(name: str) -> str:
+    """Return the part of hvlaunch that a dotted name is in: "engine", "job"; "" is hvlaunch itself."""
+    parts = name.split(".")
+    is_part = len(parts) > 1 and ((PRODUCT / parts[1]).is_dir() or (PRODUCT / f"{parts[1]}.py").exists())
+    return parts[1] if is_part else ""
+
+
+def packages() -> list[str]:
+    return sorted(
+        {path.relative_to(PRODUCT).parts[0].removesuffix(".py") for path in modules()} - {"__init__"}
+    )
+
+
+def test_every_package_is_on_the_list():
+    assert sorted(ALLOWED) == packages()
+
+
+@pytest.mark.parametrize("package", packages())
+def test_a_package_imports_only_what_it_may(package):
+    files = [path for path in modules() if path.relative_to(PRODUCT).parts[0].removesuffix(".py") == package]
+    for path in files:
+        names = imports_of(path)
+        inside = {package_of(name) for name in names if name.split(".")[0] == HVLAUNCH}
+        assert inside - ALLOWED[package] - {package, ""} == set(), path
+        outside = {name.split(".")[0] for name in names} - {HVLAUNCH}
+        if package in ALLOWED_ELSEWHERE:
+            assert outside <= ALLOWED_ELSEWHERE[package], path
+        if package != "torch":
+            assert outside & NEVER == set(), path
+
+
+@pytest.mark.parametrize("package", packages())
+def test_no_permission_is_unused(package):
+    files = [path for path in modules() if path.relative_to(PRODUCT).parts[0].removesuffix(".py") == package]
+    used = {
+        package_of(name) for path in files for name in imports_of(path) if name.startswith(f"{HVLAUNCH}.")
+    }
+    assert ALLOWED[package] - used == set()
+
+
+def test_the_agent_needs_the_standard_library_alone():
+    for path in (PRODUCT / "agent").rglob("*.py"):
+        outside = {name.split(".")[0] for name in imports_of(path)} - {HVLAUNCH}
+        assert outside <= sys.stdlib_module_names, path
