@@ -25,7 +25,7 @@ WHEEL := dist/hvlaunch-$(VERSION)-py3-none-any.whl
 TEST_JOBS ?= 3
 HOST_TEST_JOBS ?= 4
 UNIT_TESTS ?= tests/unit tests/simulation
-HOST_TESTS ?= tests/cluster tests/security
+HOST_TESTS ?= tests/cluster tests/security tests/testhosts
 # dev has it too. The theme's makers tell whoever builds with it about another program of theirs.
 DOCS_EXTRA := $(VENV)/.extras-$(if $(wildcard $(VENV)/.extras-dev),dev,docs)
 SITE := NO_MKDOCS_2_WARNING=1 PATH="$(abspath $(BIN)):$$PATH"
@@ -43,7 +43,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ifneq ($(MAKECMDGOALS),$(CHECKS))
 .NOTPARALLEL:
 endif
-.PHONY: help demo test lint unit-tests host-tests ecosystem-tests gpu-tests timing-tests format house dev options-page pictures docs docs-version lock release-check clean pythons system-packages
+.PHONY: help demo test lint unit-tests host-tests ecosystem-tests testhosts-tests gpu-tests timing-tests format house dev options-page pictures docs docs-version lock release-check clean pythons system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -77,6 +77,9 @@ host-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests on real hosts; root 
 
 ecosystem-tests: $(VENV)/.extras-ecosystem $(VENV)/.wheel ## the examples with accelerate, Lightning and transformers, which this installs: 0.1 GB
 	$(BIN)/pytest -m '' tests/unit/test_ecosystem.py
+
+testhosts-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests of the test hosts themselves; `make test` has them only if the tool changed
+	$(BIN)/pytest --testhosts -n $(HOST_TEST_JOBS) --dist loadgroup tests/testhosts
 
 gpu-tests: $(VENV)/.extras-dev $(VENV)/.editable ## the tests that need an NVIDIA GPU; one is enough, and root
 	$(BIN)/pytest tests/gpu

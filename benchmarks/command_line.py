@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from tests.cluster.testhosts import missing
+from tests.testhosts.hosts import missing
 
 __all__ = ["argument_parser", "need_hosts"]
 

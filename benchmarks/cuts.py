@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
 from tests.cluster.jobs import HVLAUNCH, PROGRAMS
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 START = 120.0
 _LATE = 0.05

@@ -3,7 +3,7 @@
     python benchmarks/hangs.py
     python benchmarks/hangs.py --timeout 60 --at-once 4 --only asleep stopped
 
-On test hosts (tests/cluster/testhosts.py), 4 with 2 workers each; each of the jobs that run at once has its own. A job is right if hvlaunch names the culprit and its line
+On test hosts (tests/testhosts/hosts.py), 4 with 2 workers each; each of the jobs that run at once has its own. A job is right if hvlaunch names the culprit and its line
 within --hang-timeout and 5 s of the last line that was printed, and ends with exit code 76.
 """
 
@@ -22,7 +22,7 @@ from benchmarks.command_line import argument_parser
 from benchmarks.measure import heading, table
 from hvlaunch.errors import EXIT_HUNG
 from hvlaunch.hosts.fold import ranges_of
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 HERE = Path(__file__).resolve().parent
 WORKER, MPI_WORKER = HERE / "hanging_worker.py", HERE / "hanging_mpi_worker.py"

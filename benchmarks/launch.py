@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import Contender, Failed, heading, in_turns, run, spread, table
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 SLOTS = 2
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]

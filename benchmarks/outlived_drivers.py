@@ -23,7 +23,7 @@ from benchmarks.outlived import END, START, Kind, Training, Wrong
 from hvlaunch.outside.directory import ABOUT, has_driver
 from hvlaunch.outside.known import KnownJob, known_jobs
 from tests.cluster.jobs import HVLAUNCH
-from tests.cluster.testhosts import wait_until
+from tests.testhosts.hosts import wait_until
 
 IN_TERMINAL = """
 import fcntl, os, sys, termios

@@ -24,7 +24,7 @@ from hvlaunch.driver.record.journal import JOURNAL
 from hvlaunch.outside.directory import has_driver
 from hvlaunch.outside.known import KnownJob, known_jobs
 from tests.cluster.machines import DriverMachine
-from tests.cluster.testhosts import wait_until
+from tests.testhosts.hosts import wait_until
 
 MACHINE = outlived.GATE
 LEASE = 60

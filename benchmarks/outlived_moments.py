@@ -33,7 +33,7 @@ from hvlaunch.outside.directory import RESULT
 from hvlaunch.outside.known import KnownJob, known_jobs
 from tests.cluster.conftest import clear, running
 from tests.cluster.jobs import HVLAUNCH
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 WORKER = """
 import os, signal, sys, time

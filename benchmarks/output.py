@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.launch import HVLAUNCH, MPIRUN, PACKAGE, contender
 from benchmarks.measure import Contender, Failed, heading, in_turns, spread, table
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 MB = 1_000_000
 

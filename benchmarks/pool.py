@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.launch import HVLAUNCH, MPIRUN, PACKAGE, QUICK_SSH, SLOTS
 from benchmarks.measure import heading, run, spread, table
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 _CPUACCT = Path("/sys/fs/cgroup/cpuacct")
 _NAME = "bench"

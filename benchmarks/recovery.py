@@ -29,7 +29,7 @@ from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
 from benchmarks.steps import Run, Steps
 from tests.cluster.jobs import HVLAUNCH
-from tests.cluster.testhosts import CHECKOUT, Host, TestHosts, wait_until
+from tests.testhosts.hosts import CHECKOUT, Host, TestHosts, wait_until
 
 TRAINING = str(Path(__file__).with_name("training.py"))
 UNSHARED = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -24,7 +24,7 @@ import psutil
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, mebibytes, table
 from benchmarks.simulated import SimulatedHosts
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 PATIENCE = 300.0
 

@@ -28,7 +28,7 @@ from benchmarks.faulty.training_kinds import KINDS
 from benchmarks.measure import heading
 from benchmarks.soak_check import Fault, Soak, Told, longest, standstills
 from tests.cluster.jobs import HVLAUNCH
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 TRAINING = str(Path(__file__).with_name("soak_training.py"))
 COMMIT_EVERY = 8  # as in soak_training.py, which needs torch

@@ -29,7 +29,7 @@ import psutil
 
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, mebibytes, table
-from tests.cluster.testhosts import Host, TestHosts, wait_until
+from tests.testhosts.hosts import Host, TestHosts, wait_until
 
 HONEST = Path(__file__).with_name("honest_client.py")
 FLOOD = Path(__file__).resolve().parents[1] / "tests" / "security" / "flood.py"

@@ -26,7 +26,7 @@ from hvlaunch.console.stored import items, segment_path, segments
 from hvlaunch.outside.directory import ABOUT
 from hvlaunch.outside.known import known_jobs
 from tests.cluster.jobs import HVLAUNCH
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 LIMIT = 300.0
 BACK = "connected again"

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from docs.browser import take  # noqa: E402
-from tests.cluster.testhosts import TestHosts, wait_until  # noqa: E402
+from tests.testhosts.hosts import TestHosts, wait_until  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 SESSION = "hvlaunch-pictures"

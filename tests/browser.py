@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.testhosts import wait_until
+from tests.testhosts.hosts import wait_until
 
 __all__ = ["Browser", "needs_chromium"]
 

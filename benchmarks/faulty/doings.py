@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.faulty.scene import Missed, Scene, until
-from tests.cluster.testhosts import Driver, Host, Process
+from tests.testhosts.hosts import Driver, Host, Process
 
 __all__ = [
     "FOR_GOOD",

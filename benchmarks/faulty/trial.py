@@ -15,7 +15,7 @@ from benchmarks.faulty.judge import ALLOWANCE, OUTPUT_LOST, Outcome, judge, show
 from benchmarks.faulty.kind import GRACE, LEASE, START, Form, Kind, Must
 from benchmarks.faulty.scene import Missed, Pool, Reader, Scene, left_on, until
 from tests.cluster.jobs import HVLAUNCH, PROGRAMS
-from tests.cluster.testhosts import Driver, Host, TestHosts
+from tests.testhosts.hosts import Driver, Host, TestHosts
 
 __all__ = ["Result", "Trial", "hosts_for"]
 

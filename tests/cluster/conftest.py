@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.ssh_sites import Site, make_site
-from tests.cluster.testhosts import TestHosts, missing, wait_until
+from tests.testhosts.hosts import TestHosts, missing, wait_until
 
 SETTLE = 60.0  # seconds for what a test stopped to be gone
 HERE = Path(__file__).parent

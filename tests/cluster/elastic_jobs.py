@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.cluster.jobs import PROGRAMS, Job, agents
-from tests.cluster.testhosts import Driver, Host, Process, TestHosts, wait_until
+from tests.testhosts.hosts import Driver, Host, Process, TestHosts, wait_until
 
 __all__ = ["LIMIT", "ElasticJob", "Work"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hvlaunch.console.stored import items, segment_path, segments
 from hvlaunch.outside.directory import jobs_directory
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 __all__ = ["Heir", "directory_of", "stored"]
 

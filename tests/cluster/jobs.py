@@ -11,7 +11,7 @@ from threading import Thread
 
 from hvlaunch.engine import replay
 from hvlaunch.watch.journal import entries
-from tests.cluster.testhosts import Process, TestHosts, wait_until
+from tests.testhosts.hosts import Process, TestHosts, wait_until
 
 __all__ = ["HVLAUNCH", "PROGRAMS", "Job", "agents", "guardians", "pids", "without_progress"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.jobs import HVLAUNCH
-from tests.cluster.testhosts import Host, Process, TestHosts
+from tests.testhosts.hosts import Host, Process, TestHosts
 
 __all__ = ["DriverMachine"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.cluster.jobs import HVLAUNCH, Job
-from tests.cluster.testhosts import Host, TestHosts, wait_until
+from tests.testhosts.hosts import Host, TestHosts, wait_until
 
 __all__ = ["FLEET", "USERS", "Site", "Typist", "keygen", "make_site", "sign"]
 

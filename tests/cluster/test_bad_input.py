@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.jobs import Job, without_progress
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 ENDS = "  The job ends: no worker was started."
 

@@ -8,7 +8,7 @@ import pytest
 
 from hvlaunch.ssh.streams.tcp import persist
 from tests.cluster.jobs import Job
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 LEASE = 8.0
 TICK = "<stdout>: tick"

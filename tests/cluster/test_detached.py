@@ -16,7 +16,7 @@ from hvlaunch.outside.known import known_jobs
 from tests.cluster.jobs import HVLAUNCH, Job
 from tests.cluster.test_sessions import LINES
 from tests.cluster.test_successor import is_whole
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 LIMIT = 90.0
 LEASE, GRACE, SLACK = 6.0, 1.0, 4.0

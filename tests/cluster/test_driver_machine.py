@@ -15,7 +15,7 @@ from hvlaunch.outside.known import KnownJob, known_jobs
 from tests.cluster.machines import DriverMachine
 from tests.cluster.test_sessions import LIMIT, LINES
 from tests.cluster.test_successor import LINE
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 WORKERS, COUNT = 6, 300
 

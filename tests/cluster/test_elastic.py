@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.elastic_jobs import LIMIT, ElasticJob, Work
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -18,7 +18,7 @@ import pytest
 from tests.cgroups import Group
 from tests.cluster.failures import CASES, Case, golden, write_files
 from tests.cluster.jobs import Job
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 GOLDEN = Path(__file__).parent / "golden"
 LIMIT = 240.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.jobs import PROGRAMS, Job
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 TELL = (
     "import json, os; print(json.dumps([os.environ[name] for name in ('RANK', 'HVLAUNCH_HOST', 'LOCAL_RANK')] "

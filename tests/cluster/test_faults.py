@@ -15,7 +15,7 @@ sys.path.insert(
 from benchmarks.faulty.kind import FORMS, Kind, Must
 from benchmarks.faulty.kinds import KINDS
 from benchmarks.faulty.trial import Result, Trial, hosts_for
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 pytestmark = pytest.mark.timeout(240)
 

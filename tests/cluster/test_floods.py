@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.cluster.elastic_jobs import ElasticJob, Work
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.jobs import HVLAUNCH
 from tests.cluster.test_sessions import LIMIT
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 HOSTS = ["-H", "a:2,b:2,c:2,d:2", "--grace", "1", "--fsync"]
 WORKER = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.jobs import HVLAUNCH, PROGRAMS
-from tests.cluster.testhosts import CHECKOUT, TestHosts, wait_until
+from tests.testhosts.hosts import CHECKOUT, TestHosts, wait_until
 
 HOSTS = "a:2,b:2,c:2,d:2"
 LIMIT = 120.0

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cgroups import BOMB, LIMIT, Group
 from tests.cluster.jobs import Job, agents, guardians
-from tests.cluster.testhosts import Host, TestHosts, wait_until
+from tests.testhosts.hosts import Host, TestHosts, wait_until
 
 CLOSING = 60.0
 """Seconds: what the driver waits for at the end (25), and a busy machine."""

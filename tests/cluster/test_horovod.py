@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.cluster.jobs import PROGRAMS, Job
 from tests.cluster.test_relay import shut_out
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 BOOTSTRAP = [sys.executable, PROGRAMS / "horovod_bootstrap.py"]
 ASK = Path(__file__).parent / "programs" / "ask.py"

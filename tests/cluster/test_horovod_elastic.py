@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.elastic_jobs import ElasticJob, Work
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 SCRIPT = Work("horovod_elastic.py", sys.executable)
 

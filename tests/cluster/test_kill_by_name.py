@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.cluster.jobs import Job, agents, guardians
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 KILLERS = [["killall", "-9", "python3"], ["pkill", "-9", "python"], ["pkill", "-9", "hvlaunch"]]
 

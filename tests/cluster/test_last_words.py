@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.cluster.heirs import LIMIT, Heir
 from tests.cluster.jobs import HVLAUNCH
 from tests.cluster.test_successor import is_whole
-from tests.cluster.testhosts import TestHosts, wait_until
 from tests.full_pipe import full_pipe
+from tests.testhosts.hosts import TestHosts, wait_until
 
 LINES = """
 import os

@@ -19,7 +19,7 @@ import pytest
 
 from tests.cluster.jobs import PROGRAMS, Job
 from tests.cluster.test_training import DIGITS, TORCH, accuracy, alone
-from tests.cluster.testhosts import Process, TestHosts, wait_until
+from tests.testhosts.hosts import Process, TestHosts, wait_until
 
 __all__ = ["alone"]
 

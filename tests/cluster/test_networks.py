@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.jobs import PROGRAMS, Job, without_progress
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 pytestmark = pytest.mark.xdist_group("torch")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.cluster.jobs import PROGRAMS, Job, agents, guardians, pids, without_progress
-from tests.cluster.testhosts import Process, TestHosts, wait_until
+from tests.testhosts.hosts import Process, TestHosts, wait_until
 
 LEASE = 5  # for those that wait for its end; the others have the usual one, which a busy machine keeps
 GRACE = 1

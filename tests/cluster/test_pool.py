@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.jobs import HVLAUNCH, Job, agents
 from tests.cluster.test_sessions import LINES, kill_sshd
 from tests.cluster.test_successor import Succession, is_whole
-from tests.cluster.testhosts import Host, Process, TestHosts, wait_until
+from tests.testhosts.hosts import Host, Process, TestHosts, wait_until
 
 LIMIT = 90.0
 

@@ -13,7 +13,7 @@ from tests.cluster.machines import DriverMachine
 from tests.cluster.test_driver_machine import COUNT, WORKERS, state
 from tests.cluster.test_sessions import LIMIT, LINES
 from tests.cluster.test_successor import LINE
-from tests.cluster.testhosts import Host, TestHosts, wait_until
+from tests.testhosts.hosts import Host, TestHosts, wait_until
 
 __all__ = ["state"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.cluster.jobs import PROGRAMS, Job
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 EXCHANGE = [sys.executable, PROGRAMS / "exchange_values.py"]
 

@@ -14,7 +14,7 @@ from tests.cluster.jobs import PROGRAMS
 from tests.cluster.test_relay import shut_out
 from tests.cluster.test_sessions import LIMIT
 from tests.cluster.test_successor import Succession
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 STEPS = 150
 

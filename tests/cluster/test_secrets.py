@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.cluster.jobs import PROGRAMS, Job
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 SECRET = f"s3cr3t-{secrets.token_hex(8)}"
 """Other tests' processes are seen in the driver place, too, and may have theirs on a command line until hvlaunch runs."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.cluster.jobs import Job, agents
-from tests.cluster.testhosts import Host, TestHosts, wait_until
+from tests.testhosts.hosts import Host, TestHosts, wait_until
 
 LIMIT = 90.0
 PAUSE = 0.05

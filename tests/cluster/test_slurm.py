@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.jobs import HVLAUNCH
 from tests.cluster.slurm_site import MUNGED, SLURMCTLD, SlurmSite
-from tests.cluster.testhosts import wait_until
+from tests.testhosts.hosts import wait_until
 
 pytestmark = [
     pytest.mark.skipif(

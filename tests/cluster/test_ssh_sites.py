@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.jobs import Job, agents, without_progress
 from tests.cluster.ssh_sites import Site, Typist, keygen, sign
-from tests.cluster.testhosts import wait_until
+from tests.testhosts.hosts import wait_until
 
 BOTH = pytest.mark.parametrize("client", ["paramiko", "openssh"])
 

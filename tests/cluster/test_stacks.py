@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.cluster.jobs import HVLAUNCH, PROGRAMS, Job
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 LIMIT = 60.0
 

@@ -18,7 +18,7 @@ from hvlaunch.console.stored import items, segment_path, segments
 from hvlaunch.driver.record.keeping import UNFINISHED
 from tests.cluster.jobs import Job
 from tests.cluster.test_sessions import LIMIT, LINES
-from tests.cluster.testhosts import TestHosts, wait_until
+from tests.testhosts.hosts import TestHosts, wait_until
 
 PYTHON = [sys.executable, "-m", "hvlaunch.gloo.successor"]
 LINE = re.compile(r"line (\d+) (\d+) ")

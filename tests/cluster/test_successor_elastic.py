@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.elastic_jobs import ElasticJob, Work
 from tests.cluster.heirs import Heir
 from tests.cluster.test_elastic import SUMS
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 pytestmark = pytest.mark.timeout(300)
 MOMENTS = 0.6

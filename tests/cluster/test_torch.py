@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tests.cluster.jobs import PROGRAMS, Job
-from tests.cluster.testhosts import TestHosts
+from tests.testhosts.hosts import TestHosts
 
 WAYS = ("env", "init", "scheme", "store")
 

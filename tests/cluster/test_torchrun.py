@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.testhosts import TestHosts
 from tests.cluster.torchrun_agents import Agent, rendezvous, tell_to_stop, wait_for_round
+from tests.testhosts.hosts import TestHosts
 
 HOME = "/run/home/root"
 TOKEN_FILE = f"token_file={HOME}/token"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.jobs import PROGRAMS, Job
-from tests.cluster.testhosts import CHECKOUT, TestHosts
+from tests.testhosts.hosts import CHECKOUT, TestHosts
 
 # One at a time: what has torch keeps the processors busy, and the other tests go on beside it.
 TORCH = pytest.mark.xdist_group("torch")

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hvlaunch.outside.directory import jobs_directory
 from tests.browser import Browser, needs_chromium
-from tests.cluster.testhosts import wait_until
+from tests.testhosts.hosts import wait_until
 
 LIMIT = 100.0
 WORKER = """\

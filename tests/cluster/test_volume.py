@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.jobs import HVLAUNCH, Job, agents
-from tests.cluster.testhosts import Process, TestHosts, wait_until
+from tests.testhosts.hosts import Process, TestHosts, wait_until
 
 RANKS = 8
 PLACED = "a:4,b:4"

@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 from tests.cluster.jobs import PROGRAMS
-from tests.cluster.testhosts import Host, TestHosts, wait_until
+from tests.testhosts.hosts import Host, TestHosts, wait_until
 
 __all__ = ["Agent", "rendezvous", "rounds", "tell_to_stop", "wait_for_round"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.conftest import cluster, session_hosts
-from tests.cluster.testhosts import missing
+from tests.testhosts.hosts import missing
 
 __all__ = ["cluster", "session_hosts"]
 

@@ -15,7 +15,7 @@ from hvlaunch.agent.observer.nvml import Library
 from hvlaunch.errors import EXIT_HUNG
 from tests.cluster.elastic_jobs import ElasticJob, Work
 from tests.cluster.jobs import HVLAUNCH, Job
-from tests.cluster.testhosts import CHECKOUT, TestHosts, wait_until
+from tests.testhosts.hosts import CHECKOUT, TestHosts, wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = CHECKOUT / "examples"

@@ -13,11 +13,11 @@ import pytest
 
 from tests.cluster.conftest import cluster, session_hosts
 from tests.cluster.jobs import HVLAUNCH, Job
-from tests.cluster.places import Place
 from tests.cluster.slurm_site import MUNGED, SLURMCTLD, SlurmSite
 from tests.cluster.test_torchrun import TOKEN_FILE
-from tests.cluster.testhosts import TestHosts, missing, wait_until
 from tests.cluster.torchrun_agents import Agent, rendezvous, tell_to_stop, wait_for_round
+from tests.testhosts.hosts import TestHosts, missing, wait_until
+from tests.testhosts.places import Place
 
 __all__ = ["cluster", "session_hosts"]
 

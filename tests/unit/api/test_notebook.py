@@ -11,7 +11,7 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
-from tests.cluster.testhosts import wait_until
+from tests.testhosts.hosts import wait_until
 
 EXAMPLE = Path(__file__).parents[3] / "examples/digits.ipynb"
 LIMIT = 200

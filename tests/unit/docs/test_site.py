@@ -23,7 +23,7 @@ import pytest
 
 from docs.site_pages import PAGES, REFERENCE, REPOSITORY, whole_path
 from tests.browser import Browser, needs_chromium
-from tests.cluster.testhosts import wait_until
+from tests.testhosts.hosts import wait_until
 from tests.unit.docs.blocks import ROOT
 
 LIMIT = 100.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.cluster.keeper_client import PATH, KeeperClient, TestHostsError
+from tests.testhosts.keeper_client import PATH, KeeperClient, TestHostsError
 
 __all__ = ["Driver", "Host", "Place", "Process", "boot", "generate_keys", "wait_until"]
 

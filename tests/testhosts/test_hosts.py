@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.cluster.conftest import clear, running
-from tests.cluster.places import Place
-from tests.cluster.testhosts import TestHosts, TestHostsError, wait_until
+from tests.testhosts.hosts import TestHosts, TestHostsError, wait_until
+from tests.testhosts.places import Place
 
 T = TypeVar("T", str, bytes)
 
@@ -157,9 +157,9 @@ class TestFiles:
 
     def test_hidden_paths_are_missing_on_that_host_only(self, new_hosts: Callable[..., TestHosts]) -> None:
         hosts = new_hosts(["a", "b"], hide={"b": [str(CHECKOUT / "tests"), "/usr/bin/head", "/usr/bin/tail"]})
-        look = ["sh", "-c", f"ls {CHECKOUT}/tests/cluster; command -v head; command -v tail"]
+        look = ["sh", "-c", f"ls {CHECKOUT}/tests/testhosts; command -v head; command -v tail"]
         on_a = hosts["a"].run(look).stdout.split()
-        assert "testhosts.py" in on_a
+        assert "hosts.py" in on_a
         assert on_a[-2:] == ["/usr/bin/head", "/usr/bin/tail"]
         assert hosts["b"].run(look).stdout == ""
         assert hosts["b"].run(["head", "/etc/hosts"]).returncode == 127

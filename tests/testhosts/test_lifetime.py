@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import testhosts
-from tests.cluster.keeper_client import KeeperClient
-from tests.cluster.test_testhosts import CHECKOUT, connect, gone, namespaces, users_of
-from tests.cluster.testhosts import TestHosts, TestHostsError, missing, wait_until
+from tests.testhosts import hosts as testhosts
+from tests.testhosts.hosts import TestHosts, TestHostsError, missing, wait_until
+from tests.testhosts.keeper_client import KeeperClient
+from tests.testhosts.test_hosts import CHECKOUT, connect, gone, namespaces, users_of
 
 
 class TestTakingDown:
@@ -61,7 +61,7 @@ class TestTakingDown:
     def test_nor_after_a_kill(self, victim: str, tmp_path: Path) -> None:
         script = f"""
             import json, time
-            from tests.cluster.testhosts import TestHosts
+            from tests.testhosts.hosts import TestHosts
             with TestHosts(["a", "b"]) as hosts:
                 hosts["b"].delay(5)
                 sleeps = [hosts["a"].popen(["sleep", "1000"]), hosts.driver.popen(["sleep", "1000"])]
@@ -182,7 +182,7 @@ class TestKeeper:
 
 class TestCommandLine:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "tests.cluster.testhosts", *arguments]
+        command = [sys.executable, "-m", "tests.testhosts.hosts", *arguments]
         return subprocess.run(command, check=False, capture_output=True, text=True, cwd=CHECKOUT, timeout=60)
 
     def test_a_command_among_hosts(self) -> None:
@@ -190,7 +190,7 @@ class TestCommandLine:
         assert (done.stdout, done.stderr, done.returncode) == ("b\nbob\n", "", 7)
 
     def test_a_shell_among_hosts(self) -> None:
-        command = [sys.executable, "-m", "tests.cluster.testhosts", "up", "n1"]
+        command = [sys.executable, "-m", "tests.testhosts.hosts", "up", "n1"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=CHECKOUT, timeout=60,
                               input="ssh n1 hostname\n", env={**os.environ, "SHELL": "/bin/sh"})  # fmt: skip
         assert done.stdout == "n1\n"
@@ -205,7 +205,7 @@ class TestCommandLine:
 
     def test_ctrl_c_is_for_the_command_and_all_is_taken_down(self) -> None:
         script = "trap 'echo stopped; exit 5' INT; ssh a true; ls -d $HOME/../..; while :; do sleep 0.1; done"
-        command = [sys.executable, "-m", "tests.cluster.testhosts", "up", "1", "--", "bash", "-c", script]
+        command = [sys.executable, "-m", "tests.testhosts.hosts", "up", "1", "--", "bash", "-c", script]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT, start_new_session=True
         ) as tool:

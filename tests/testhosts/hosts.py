@@ -27,8 +27,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.keeper_client import PATH, KeeperClient, TestHostsError
-from tests.cluster.places import Driver, Host, Process, boot, generate_keys, wait_until
+from tests.testhosts.keeper_client import PATH, KeeperClient, TestHostsError
+from tests.testhosts.places import Driver, Host, Process, boot, generate_keys, wait_until
 
 __all__ = ["Driver", "Host", "Process", "TestHosts", "TestHostsError", "missing", "wait_until"]
 
