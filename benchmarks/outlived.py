@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
 from tests.cluster.jobs import HVLAUNCH
-from tests.testhosts.places import Place
 from tests.testhosts.hosts import Host, TestHosts, wait_until
+from tests.testhosts.places import Place
 
 PROGRAM = Path(__file__).with_name("outlived_training.py")
 NAMES = "abcd"

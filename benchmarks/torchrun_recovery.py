@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
-from tests.testhosts.hosts import TestHosts
 from tests.cluster.torchrun_agents import Agent, rendezvous, rounds, tell_to_stop, wait_for_round
+from tests.testhosts.hosts import TestHosts
 
 STORE = """
 import sys, torch.distributed as dist

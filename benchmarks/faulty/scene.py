@@ -14,9 +14,9 @@ from threading import Thread
 from typing import IO, Any, TypeVar
 
 from tests.cluster.jobs import agents, guardians
+from tests.testhosts.hosts import Driver, Host, Process, TestHosts
 from tests.testhosts.keeper import network_of, processes_in_network
 from tests.testhosts.places import SSHD_PROGRAMS, read_process
-from tests.testhosts.hosts import Driver, Host, Process, TestHosts
 
 __all__ = ["Missed", "Pool", "Reader", "Scene", "left_on", "until"]
 
