@@ -37,7 +37,7 @@ def parse(
     try:
         typed, command = split(argv, options_by_name, _is_foreign)
     except UnknownOption as unknown:
-        from hvlaunch.cli.foreign.unknown_options import unknown_options  # noqa: PLC0415 (most lines have none)
+        from hvlaunch.cli.foreign import unknown_options  # noqa: PLC0415 (most lines have none)
 
         raise unknown_options(unknown.words, options_by_name) from None
     settings = [_setting(each, options_by_name[each.name], groups) for each in typed]
@@ -59,7 +59,7 @@ def parse(
 
 
 def _is_foreign(name: str) -> bool:
-    from hvlaunch.cli.foreign.table import rows_of  # noqa: PLC0415 (most lines have nothing like it)
+    from hvlaunch.cli.foreign import rows_of  # noqa: PLC0415 (most lines have nothing like it)
 
     return bool(rows_of(name))
 

@@ -13,12 +13,13 @@ import pytest
 from ClusterShell.CLI import OptionParser
 
 from hvlaunch.cli.arguments import parse
-from hvlaunch.cli.foreign.page import page
-from hvlaunch.cli.foreign.table import PROGRAMS, key, rows_of
+from hvlaunch.cli.foreign import LAUNCHERS, key, rows_of
 from hvlaunch.cli.options.table import GROUPS
+from hvlaunch.cli.pages.coming_from import page
 from hvlaunch.cli.words import by_name
 from hvlaunch.errors import BadUsage
 
+PROGRAMS = {name: launcher.options for name, launcher in LAUNCHERS.items()}
 OURS = by_name(GROUPS)
 ROWS = [(program, option) for program, options in PROGRAMS.items() for option in options]
 PASSED = re.compile(r"'[^']*'|\"[^\"]*\"|python -m|numactl \S+|taskset -c|sh -c")
@@ -243,7 +244,7 @@ def test_the_table_is_not_loaded_for_a_line_that_needs_none():
         done = subprocess.run(
             [sys.executable, "-c", script, *line.split()], capture_output=True, text=True, check=True
         )
-        assert ("hvlaunch.cli.foreign.table" in done.stdout.split()) is is_loaded
+        assert ("hvlaunch.cli.foreign" in done.stdout.split()) is is_loaded
 
 
 def test_dashes_and_underscores_are_all_one():
@@ -256,7 +257,7 @@ def test_dashes_and_underscores_are_all_one():
 
 def test_the_page_in_docs_is_the_one_that_the_tables_make():
     done = subprocess.run(
-        [sys.executable, "-m", "hvlaunch.cli.foreign.page"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "hvlaunch.cli.pages.coming_from"], capture_output=True, text=True, check=True
     )
     assert done.stdout == (Path(__file__).parents[3] / "docs/coming-from.md").read_text(), "make options-page"
 
