@@ -248,7 +248,7 @@ def test_what_hvlaunch_runs_and_trusts_is_no_matter_of_a_file_that_was_found(
     (here / name).write_text(head + of_toml(option, None))
     with pytest.raises(BadUsage, match="is not taken from a file that was not named but found") as caught:
         options_of()
-    assert f"{name}:{2 if head else 1}: " in str(caught.value)
+    assert f"{name}: {'[tool.hvlaunch] ' if head else ''}" in str(caught.value)
     assert f"try: --config-file {name}, or -" in str(caught.value)
     if option.name == "profile":
         with (here / name).open("a") as file:
@@ -298,7 +298,7 @@ def test_nor_does_it_when_it_is_read_again(here: Path) -> None:
 @pytest.mark.parametrize("keys", ["accept-new", "off"])
 def test_hosts_of_a_file_that_was_found_must_be_known(here: Path, keys: str) -> None:
     (here / "hvlaunch.toml").write_text("hosts = 'evil.example:4'\n")
-    with pytest.raises(BadUsage, match=r"hvlaunch.toml:1 has hosts, and was not named but found"):
+    with pytest.raises(BadUsage, match=r"hvlaunch.toml has hosts, and was not named but found"):
         options_of(HVLAUNCH_HOST_KEYS=keys)
     assert options_of("-H", "mine", HVLAUNCH_HOST_KEYS=keys).host_keys == keys
     assert options_of("--host-keys", keys).hosts == "evil.example:4"

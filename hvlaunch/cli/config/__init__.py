@@ -1,1 +1,1 @@
-"""Options from elsewhere than the command line: files and variables. docs/config.md is for users."""
+"""Options from files and variables; docs/config.md is for users."""

@@ -1,34 +1,55 @@
-"""Reading a file of options: whose it is, which language it is in, and what it sets."""
+"""Files of options: find who can change one, read it as TOML or YAML, and return what it sets."""
 
 import os
+import re
 import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from hvlaunch.cli.config.find import PYPROJECT
-from hvlaunch.cli.config.read import ConfigFile, Settings, config_settings
-from hvlaunch.cli.config.toml_tree import toml_tree
-from hvlaunch.cli.config.tree import BadSyntax, Node
+from hvlaunch.cli.config.read import ConfigFile, Settings, Tree, config_settings
+from hvlaunch.cli.config.sources import PYPROJECT
 from hvlaunch.cli.options.option import Group
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import other_writer, reason, writer_of_directory
 
-__all__ = ["NotTrusted", "read_config"]
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["BadSyntax", "NotTrusted", "read_config", "toml_tree", "yaml_tree"]
 
 _LARGEST = 1 << 20
+_TABLE_OF_PYPROJECT = ("tool", "hvlaunch")
 _OWN_HINT = "chmod go-w on it, or a copy of your own: it decides what runs"
 _OTHER_NAME_HINT = "another name for it"
 
+_DEEPEST = 6
+_MOST_VALUES = 100_000
+_YAML_NULL = "tag:yaml.org,2002:null"
+_YAML_MERGE = "tag:yaml.org,2002:merge"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 class NotTrusted(BadUsage):
-    """Another user can change the file, which decides what runs, or may have put something else in its place."""
+    """Another user can change the file, which decides what runs, or may have replaced it."""
+
+
+class BadSyntax(Exception):
+    """The text is not TOML or YAML. `line` is 0 if the message says where, or the line is unknown."""
+
+    def __init__(self, cause: str, line: int = 0) -> None:
+        super().__init__(cause)
+        self.line = line
 
 
 def read_config(path: str, groups: Sequence[Group], *, is_found: bool = False) -> Settings:
-    """What the file sets. Raises BadUsage, as NotTrusted where others can change it.
+    """Return the file's settings. Raises BadUsage, and NotTrusted if other users can change the file.
 
-    `is_found` is whether nobody named it: then others must not be able to put a file or a link in its place either,
-    and it is a regular file, or not trusted.
+    `is_found`: no user named the file. It must then be a regular file in a directory where no other user can put a
+    file or a link.
     """
     name = _shown(path) if is_found else path
     try:
@@ -40,22 +61,42 @@ def read_config(path: str, groups: Sequence[Group], *, is_found: bool = False) -
     if len(data) > _LARGEST:
         raise BadUsage(f"{name}: it is longer than {_LARGEST >> 20} MiB", hint="--config-file FILE")
     try:
-        root = _tree(data.decode("utf-8-sig"), name)
+        text = data.decode("utf-8-sig")
+        root = toml_tree(text) if _language(name) == "TOML" else yaml_tree(text, name)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise BadUsage(f"{name}:{line}: not UTF-8 text", hint="save it as UTF-8") from None
     except BadSyntax as error:
-        where = f"{name}:{error.line}" if error.line else name
+        place = f"{name}:{error.line}" if error.line else name
         raise BadUsage(
-            f"{where}: {error}", hint=f"docs/config.md has examples of {_language(name)}"
+            f"{place}: {error}", hint=f"docs/config.md has examples of {_language(name)}"
         ) from None
+    table = ""
+    if Path(name).name == PYPROJECT:
+        table = ".".join(_TABLE_OF_PYPROJECT)
+        for key in _TABLE_OF_PYPROJECT:
+            root = root.get(key, {}) if isinstance(root, dict) else root
     directory = str(file.parent if file.is_absolute() else Path.cwd() / file.parent)
-    return config_settings(root, ConfigFile(name, directory, is_found), groups)
+    return config_settings(root, ConfigFile(name, directory, is_found, table), groups)
+
+
+def _language(name: str) -> str:
+    return "TOML" if name.endswith(".toml") else "YAML"
+
+
+def _shown(path: str) -> str:
+    """Return the path relative to the current directory if it is below it."""
+    try:
+        relative = os.path.relpath(path)
+    except OSError:
+        return path
+    return path if relative.startswith("..") else relative
 
 
 def _found_bytes(path: str, name: str) -> bytes:
-    """Of a file that nobody named. Who it belongs to is looked at first: to open another user's link may take forever."""
+    """Read a file that no user named."""
     try:
+        # Owners are checked before the file is opened: opening another user's link may block for ever.
         writer = _planter(path)
         if writer is not None:
             raise NotTrusted(f"{name}: {writer}", hint=_OWN_HINT)
@@ -67,10 +108,7 @@ def _found_bytes(path: str, name: str) -> bytes:
 
 
 def _bytes(path: str, name: str, *, only_regular: bool = False) -> bytes:
-    """What is in the file; one byte more than it may have tells that it is too long. Raises OSError, BadUsage.
-
-    A pipe is read as long as somebody writes to it: a shell makes one of `<(command)`.
-    """
+    """Read the file, up to one byte more than it may have. Raises OSError, BadUsage."""
     with open(path, "rb", opener=_opened_at_once) as file:
         status = os.fstat(file.fileno())
         writer = other_writer(status)
@@ -78,6 +116,7 @@ def _bytes(path: str, name: str, *, only_regular: bool = False) -> bytes:
             raise NotTrusted(f"{name}: {writer}", hint=_OWN_HINT)
         if only_regular and not stat.S_ISREG(status.st_mode):
             raise NotTrusted(f"{name}: it is no regular file", hint=_OTHER_NAME_HINT)
+        # A shell's `<(command)` is a pipe: read it to its end, however slowly it is written.
         os.set_blocking(file.fileno(), True)
         data = file.read(_LARGEST + 1)
     if not data and stat.S_ISFIFO(status.st_mode):
@@ -86,7 +125,7 @@ def _bytes(path: str, name: str, *, only_regular: bool = False) -> bytes:
 
 
 def _opened_at_once(path: str, flags: int) -> int:
-    """A pipe to which nobody writes is opened too."""
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
@@ -98,37 +137,110 @@ def _is_own_regular(path: str) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
 
 
-def _tree(text: str, name: str) -> Node:
-    if _language(name) == "TOML":
-        root = toml_tree(text)
-        return _tool_hvlaunch(root) if Path(name).name == PYPROJECT else root
-    from hvlaunch.cli.config.yaml_tree import yaml_tree  # noqa: PLC0415 (most files are TOML)
-
-    return yaml_tree(text, name)
-
-
-def _tool_hvlaunch(root: Node) -> Node:
-    for key in ("tool", "hvlaunch"):
-        root = root.value.get(key, Node({}, 1)) if isinstance(root.value, dict) else root
-    return root
-
-
-def _language(name: str) -> str:
-    return "TOML" if name.endswith(".toml") else "YAML"
-
-
 def _planter(path: str) -> str | None:
-    """Who else could have put this file, or a link to it, there."""
+    """Return which other user could have put this file, or a link to it, here."""
     status = os.lstat(path)
     if status.st_uid not in (os.getuid(), 0):
         return other_writer(status)
     return writer_of_directory(str(Path(path).parent))
 
 
-def _shown(path: str) -> str:
-    """The path as seen from here, where it is below."""
+def toml_tree(text: str) -> Tree:
+    """Parse TOML. Raises BadSyntax, whose text has line and column."""
     try:
-        relative = os.path.relpath(path)
-    except OSError:
-        return path
-    return path if relative.startswith("..") else relative
+        return _texts(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        cause = str(error)
+        raise BadSyntax(cause[:1].lower() + cause[1:]) from None
+    except RecursionError:
+        raise BadSyntax("it is nested too deep") from None
+
+
+def _texts(value: Any) -> Tree:
+    """Turn scalars into text: options read text, as they do from a command line."""
+    if isinstance(value, dict):
+        return {key: _texts(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_texts(inner) for inner in value]
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def yaml_tree(text: str, source: str) -> Tree:
+    """Parse YAML; `source` names the text if PyYAML is missing. Raises BadSyntax, BadUsage.
+
+    Scalars stay text: `off` is not `False`.
+    """
+    try:
+        import yaml  # noqa: PLC0415 (it is an extra)
+    except ImportError:
+        hint = "pip install 'hvlaunch[yaml]', or the same as TOML, in a file whose name ends with .toml"
+        raise BadUsage(f"{source}: PyYAML, which reads YAML, is not installed", hint=hint) from None
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        return {} if root is None else _YamlConverter().tree(root, 0)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise BadSyntax(str(error.problem or error.context), mark.line + 1 if mark else 0) from None
+    except yaml.YAMLError as error:
+        raise BadSyntax(str(error).partition("\n")[0]) from None
+    except RecursionError:
+        raise BadSyntax("it is nested too deep") from None
+
+
+class _YamlConverter:
+    """Turn PyYAML's nodes into a tree of limited size: aliases can make a large tree of a short text."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def tree(self, node: Any, depth: int) -> Tree:
+        self._count += 1
+        if depth > _DEEPEST:
+            raise BadSyntax("it is nested too deep", _line(node))
+        if self._count > _MOST_VALUES:
+            raise BadSyntax(f"it has more than {_MOST_VALUES} values", _line(node))
+        match node.id:
+            case "mapping":
+                return self._table(node, depth)
+            case "sequence":
+                return [self.tree(inner, depth + 1) for inner in node.value]
+            case _:
+                return None if node.tag == _YAML_NULL else _yaml_text(node)
+
+    def _table(self, node: Any, depth: int) -> dict[str, Tree]:
+        """Convert a table. Its keys override the tables that it merges (`<<`), and the first of these the others."""
+        table: dict[str, Tree] = {}
+        merged: dict[str, Tree] = {}
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            if key.id != "scalar":
+                raise BadSyntax("a key must be a word", _line(key))
+            if key.tag == _YAML_MERGE:
+                for inner in value.value if value.id == "sequence" else [value]:
+                    merged = self._merged(inner, depth, _line(key)) | merged
+                continue
+            name = _yaml_text(key)
+            # PyYAML takes the last of two equal keys without a word.
+            if name in table:
+                raise BadSyntax(f"{name} is set twice, first in line {lines[name]}", _line(key))
+            lines[name] = _line(key)
+            table[name] = self.tree(value, depth + 1)
+        return merged | table
+
+    def _merged(self, node: Any, depth: int, line: int) -> dict[str, Tree]:
+        if node.id != "mapping":
+            raise BadSyntax("<< takes a table, or a list of tables", line)
+        table = self.tree(node, depth)
+        return table if isinstance(table, dict) else {}
+
+
+def _line(node: Any) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _yaml_text(scalar: Any) -> str:
+    text = str(scalar.value)
+    # PyYAML reads an escape of half a surrogate pair as a character, which no system call takes.
+    if not text.isascii() and _SURROGATE.search(text):
+        raise BadSyntax("an escape that is no character", _line(scalar))
+    return text

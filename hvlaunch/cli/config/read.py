@@ -1,21 +1,34 @@
-"""From a file's tree to settings, by the table of options."""
+"""Settings from files and variables, by the table of options: keys are long names, values those of the command line."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import PurePosixPath
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeAlias
 
-from hvlaunch.cli.config.texts import texts_of
-from hvlaunch.cli.config.tree import Node
 from hvlaunch.cli.options import values
 from hvlaunch.cli.options.option import BadValue, Group, Option
-from hvlaunch.cli.options.settings import HELP_HINT, Setting, read_value
+from hvlaunch.cli.options.settings import HELP_HINT, Setting, place_of, read_value
 from hvlaunch.cli.options.table import COMMAND
 from hvlaunch.errors import BadUsage
 
-__all__ = ["ConfigFile", "Settings", "config_settings", "group_key", "key_of", "keys_of"]
+__all__ = [
+    "OTHERS",
+    "PREFIX",
+    "ConfigFile",
+    "Settings",
+    "Tree",
+    "config_settings",
+    "group_key",
+    "key_of",
+    "keys_of",
+    "names_of",
+    "variable_settings",
+]
+
+Tree: TypeAlias = str | list["Tree"] | dict[str, "Tree"] | None
+"""A value of a file, in either language. Scalars are text; None is a key without a value."""
 
 _PROFILES = "profiles"
 _CONTROLLER = "controller"
@@ -27,47 +40,67 @@ _HOROVODRUN = {
     "library-options": "",
     "logging": "log-",
 }
-"""The sections of horovodrun's files, and what their keys have before them as options. `enabled` is the section itself."""
+"""Sections of horovodrun's files, and the prefix that makes option names of their keys. `enabled` is the section itself."""
 _LIKE = 0.7
 _FEW = 8
-"""So many names fit into a hint."""
+"""Most names in a hint."""
+
+PREFIX = "HVLAUNCH_"
+OTHERS = frozenset(
+    f"{PREFIX}{name}"
+    for name in (
+        "ADDRESS", "BAGGAGE", "CROSS_RANK", "CROSS_SIZE", "DRIVER", "DRIVER_CERT", "ELASTIC", "ENTRY", "HOST", "HOSTS", "JOB_ID", "JOURNAL",
+        "LEASE", "LOCAL_RANK", "LOCAL_SIZE", "RANK", "RENDEZVOUS", "RENDEZVOUS_CERT", "ROUND", "SCRATCH", "SIZE", "SPARE", "TOKEN", "TOKEN_FILE", "WORKER",
+        "WORKER_PORTS", "WORKER_TIMEOUT",
+    )
+)  # fmt: skip
+"""Variables with another meaning, most of them for workers. Outside of workers some are also options."""
+_LIKE_VARIABLE = 0.85
 
 
 class ConfigFile(NamedTuple):
     """A file of options."""
 
     path: str
-    """As messages have it."""
+    """As shown in messages."""
     directory: str
-    """From which its relative paths count."""
+    """Base of its relative paths."""
     is_found: bool
-    """Whether it was found from the current directory, and not named."""
+    """Whether hvlaunch looked for it, and no user named it."""
+    table: str = ""
+    """The table with its options: `tool.hvlaunch`."""
 
 
 class Settings(NamedTuple):
-    """What a file sets."""
+    """The settings of a file."""
 
     always: tuple[Setting, ...]
     profiles: Mapping[str, tuple[Setting, ...]]
 
 
 class _Entry(NamedTuple):
+    """An option in a file."""
+
     option: Option
     key: str
-    """The name by which the option is known."""
+    """The option's name in `_Names.options`."""
     called: str
     """Its name in the file."""
-    node: Node
+    table: str
+    """The table in which it stands."""
+    value: Tree
 
 
 class _Names(NamedTuple):
+    """Keys of a file."""
+
     options: Mapping[str, Option]
-    """By key, also by those that take a switch back."""
+    """By key; also by the names that take a switch back."""
     groups: Mapping[str, Group]
 
 
 def keys_of(option: Option) -> tuple[str, ...]:
-    """The names of an option in a file and, in capitals, of its variable; the first is the usual one."""
+    """Return an option's names in files and, as capitals, in variables, the usual one first."""
     names = (*option.flags, *option.aliases)
     long = tuple(name[2:] for name in names if name.startswith("--"))
     return long or (option.flags[0].lstrip("-"),)
@@ -81,16 +114,16 @@ def group_key(group: Group) -> str:
     return group.title.lower().replace(" ", "-")
 
 
-def config_settings(root: Node, file: ConfigFile, groups: Sequence[Group]) -> Settings:
-    """What the tree sets. Raises BadUsage with the file and the line."""
+def config_settings(root: Tree, file: ConfigFile, groups: Sequence[Group]) -> Settings:
+    """Return the settings of a parsed file. Raises BadUsage with file, table and key."""
     reader = _Reader(file, _names(tuple(groups)))
-    table = reader.table(root, "the file")
-    profiles = table.pop(_PROFILES, Node({}, 1))
-    always = tuple(reader.settings(table))
-    by_name = {
-        name: tuple(reader.settings(reader.table(node, name), is_profile=True))
-        for name, node in reader.table(profiles, _PROFILES).items()
-    }
+    table = reader.table(root, "the file", "")
+    profiles = reader.table(table.pop(_PROFILES, {}), _PROFILES, file.table)
+    always = tuple(reader.settings(table, file.table))
+    by_name = {}
+    for name, tree in profiles.items():
+        profile = reader.table(tree, name, _joined(file.table, _PROFILES))
+        by_name[name] = tuple(reader.settings(profile, _joined(file.table, _PROFILES, name), is_profile=True))
     return Settings(always, by_name)
 
 
@@ -103,92 +136,103 @@ def _names(groups: tuple[Group, ...]) -> _Names:
 
 
 class _Reader:
-    """Reads the tables of one file."""
+    """Reads the tables of one file. `place` is always the table in which a key stands: `profiles.big`."""
 
     def __init__(self, file: ConfigFile, names: _Names) -> None:
         self._file = file
         self._names = names
 
-    def table(self, node: Node, name: str) -> dict[str, Node]:
-        if node.value is None:
+    def table(self, tree: Tree, name: str, place: str) -> dict[str, Tree]:
+        if tree is None:
             return {}
-        if not isinstance(node.value, dict):
-            self._refuse_no_table(name, node.line)
-        return dict(node.value)
+        if not isinstance(tree, dict):
+            self._refuse_no_table(name, place)
+        return dict(tree)
 
-    def settings(self, table: Mapping[str, Node], *, is_profile: bool = False) -> Iterator[Setting]:
-        """Those of the file's top level, or of a profile."""
-        lines: dict[str, int] = {}
-        for called, node in table.items():
-            for entry in self._entries(called, node, is_profile=is_profile):
-                option, line = entry.option, entry.node.line
+    def settings(
+        self, table: Mapping[str, Tree], place: str, *, is_profile: bool = False
+    ) -> Iterator[Setting]:
+        """Yield the settings of the file's top level or of a profile."""
+        names: dict[str, str] = {}
+        for called, tree in table.items():
+            for entry in self._entries(called, tree, place, is_profile=is_profile):
+                option = entry.option
                 if is_profile and option.name == "profile":
-                    self._refuse(line, f"{entry.called} can't be set in a profile", hint="--profile NAME")
-                if option.name in lines and option.constant is True:
-                    self._refuse(line, f"{entry.called} is set twice, first in line {lines[option.name]}")
-                lines[option.name] = line
+                    self._refuse(
+                        entry.table, f"{entry.called} can't be set in a profile", hint="--profile NAME"
+                    )
+                if option.name in names and option.constant is True:
+                    self._refuse(entry.table, f"{entry.called} is set twice, first as {names[option.name]}")
+                names[option.name] = entry.called
                 yield from self._of_entry(entry)
 
-    def _entries(self, called: str, node: Node, *, is_profile: bool) -> Iterator[_Entry]:
-        """The option of that name, or all of a section."""
+    def _entries(self, called: str, tree: Tree, place: str, *, is_profile: bool) -> Iterator[_Entry]:
+        """Yield the option of that name, or all options of that section."""
         key = _plain(called)
-        is_table = isinstance(node.value, dict) or (node.value is None and key not in self._names.options)
+        inner = _joined(place, called)
+        is_table = isinstance(tree, dict) or (tree is None and key not in self._names.options)
         if is_table and key in self._names.groups:
-            for name, value in self.table(node, called).items():
-                yield self._in_group(self._names.groups[key], name, value)
+            for name, value in self.table(tree, called, place).items():
+                yield self._in_group(self._names.groups[key], name, value, inner)
         elif is_table and key in _HOROVODRUN:
-            for name, value in self.table(node, called).items():
-                yield self._of_horovodrun(key, name, value)
-        elif key == _CONTROLLER and isinstance(node.value, str):
-            yield self._in_group(self._names.groups[key], node.value, node._replace(value="true"))
+            for name, value in self.table(tree, called, place).items():
+                yield self._of_horovodrun(key, name, value, inner)
+        elif key == _CONTROLLER and isinstance(tree, str):
+            yield self._in_group(self._names.groups[key], tree, "true", place)
         elif key in self._names.options:
-            yield _Entry(self._names.options[key], key, called, node)
+            yield _Entry(self._names.options[key], key, called, place, tree)
         else:
             sections = (*self._names.groups, *_HOROVODRUN, *(() if is_profile else (_PROFILES,)))
             if key in sections:
-                self._refuse_no_table(called, node.line)
-            self._unknown(called, node.line, [*self._names.options, *sections])
+                self._refuse_no_table(called, place)
+            self._unknown(called, place, [*self._names.options, *sections])
 
-    def _in_group(self, group: Group, name: str, node: Node) -> _Entry:
+    def _in_group(self, group: Group, name: str, value: Tree, place: str) -> _Entry:
         option = self._names.options.get(_plain(name))
         if option is None:
-            self._unknown(name, node.line, [key for each in group.options for key in keys_of(each)])
+            self._unknown(name, place, [key for option in group.options for key in keys_of(option)])
         if option not in group.options:
-            homes = (key for key, each in self._names.groups.items() if option in each.options)
+            homes = (key for key, other in self._names.groups.items() if option in other.options)
             home = next((f"in {key}" for key in homes), "outside of all groups")
-            self._refuse(node.line, f"{name} is not in the group {group_key(group)}", hint=f"{name} {home}")
-        return _Entry(option, _plain(name), name, node)
+            self._refuse(place, f"{name} is not in the group {group_key(group)}", hint=f"{name} {home}")
+        return _Entry(option, _plain(name), name, place, value)
 
-    def _of_horovodrun(self, section: str, name: str, node: Node) -> _Entry:
+    def _of_horovodrun(self, section: str, name: str, value: Tree, place: str) -> _Entry:
         prefix = _HOROVODRUN[section]
         key = section if name == "enabled" else prefix + _plain(name)
         option = self._names.options.get(key)
         if option is None or not option.variable:
-            known = (key for key, each in self._names.options.items() if each.variable)
-            names = [key.removeprefix(prefix) for key in known if key.startswith(prefix)]
+            keys = (key for key, option in self._names.options.items() if option.variable)
+            names = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
             names += ["enabled"] if section in self._names.options else []
-            self._unknown(name, node.line, [each.replace("-", "_") for each in names])
-        return _Entry(option, key, name, node)
+            self._unknown(name, place, [key.replace("-", "_") for key in names])
+        return _Entry(option, key, name, place, value)
 
     def _of_entry(self, entry: _Entry) -> Iterator[Setting]:
-        option, key, called, node = entry
-        self._check_place(option, called, node.line)
-        if node.value is None:
+        option, key, called, table, value = entry
+        self._check_source(option, called, table)
+        if value is None:
             return
-        origin = f"{self._file.path}:{node.line}"
         try:
-            for texts in texts_of(option, node):
+            for texts in _texts(option, value):
                 is_off = option.value is None and values.yes_or_no(texts[0]) is (
                     f"--{key}" in option.opposites
                 )
                 words = tuple(self._path(text, option) for text in texts) if option.value else ()
-                value = read_value(option, words, is_off=is_off)
-                yield Setting(option, words, value, called, origin, self._file.is_found)
+                yield Setting(
+                    option,
+                    words,
+                    read_value(option, words, is_off=is_off),
+                    called,
+                    self._file.path,
+                    self._file.is_found,
+                    table,
+                )
         except BadValue as error:
-            self._refuse(node.line, f"{called}: {error}", hint=_usage(option, called))
+            self._refuse(table, f"{called}: {error}", hint=_usage(option, called))
 
     def _path(self, text: str, option: Option) -> str:
-        """The text; where it is a path, it counts from the file's directory."""
+        """Return a path relative to the file's directory, and any other text as it is."""
         kind = option.value.path if option.value else ""
         if not kind:
             return text
@@ -204,42 +248,160 @@ class _Reader:
             raise BadValue(f"{text} is not below the directory of this file, which was not named but found")
         return path
 
-    def _check_place(self, option: Option, called: str, line: int) -> None:
+    def _check_source(self, option: Option, called: str, place: str) -> None:
         flag = option.flags[-1]
         if option.source in ("command line", "no file"):
-            self._refuse(line, f"{called} can't be set in a file", hint=f"{flag} on the command line")
+            self._refuse(place, f"{called} can't be set in a file", hint=f"{flag} on the command line")
         if option.source == "own" and self._file.is_found:
             cause = f"{called} is not taken from a file that was not named but found, since it decides what hvlaunch itself runs or trusts"
-            self._refuse(line, cause, hint=f"--config-file {self._file.path}, or {flag} on the command line")
+            self._refuse(place, cause, hint=f"--config-file {self._file.path}, or {flag} on the command line")
 
-    def _unknown(self, name: str, line: int, known: Sequence[str]) -> NoReturn:
-        likely = _likely(name, known) or known
+    def _unknown(self, name: str, place: str, keys: Sequence[str]) -> NoReturn:
+        likely = _likely(name, keys) or keys
         hint = f"one of {', '.join(likely)}" if len(likely) > 1 else likely[0]
-        self._refuse(line, f"unknown key {name!r}", hint=hint if len(likely) <= _FEW else HELP_HINT)
+        self._refuse(place, f"unknown key {name!r}", hint=hint if len(likely) <= _FEW else HELP_HINT)
 
-    def _refuse_no_table(self, name: str, line: int) -> NoReturn:
-        self._refuse(line, f"{name} must be a table of keys and values")
+    def _refuse_no_table(self, name: str, place: str) -> NoReturn:
+        self._refuse(place, f"{name} must be a table of keys and values")
 
-    def _refuse(self, line: int, cause: str, hint: str = HELP_HINT) -> NoReturn:
-        raise BadUsage(f"{self._file.path}:{line}: {cause}", hint=hint)
+    def _refuse(self, place: str, cause: str, hint: str = HELP_HINT) -> NoReturn:
+        raise BadUsage(f"{place_of(self._file.path, place)}{cause}", hint=hint)
+
+
+def _joined(*names: str) -> str:
+    return ".".join(name for name in names if name)
 
 
 def _usage(option: Option, called: str) -> str:
-    """What is taken, in words."""
+    """Describe the values that the option takes."""
     value = option.value
     if value is None:
         return f"{called}: true or false"
     return f"{called}: {' or '.join(value.choices) or ' '.join(value.metavars)}"
 
 
-def _likely(name: str, known: Sequence[str]) -> list[str]:
-    """What was probably meant: the key that is spelt like it, and those that have all its words (`ssh-user` for `user`)."""
-    keys = {_plain(key): key for key in reversed(known)}
+def _likely(name: str, keys: Sequence[str]) -> list[str]:
+    """Return keys that may be meant: one of similar spelling, and those with all its words (`ssh-user` for `user`)."""
+    by_plain = {_plain(key): key for key in reversed(keys)}
     words = set(_plain(name).split("-"))
-    longer = [key for key in keys if words <= set(key.split("-"))]
-    close = get_close_matches(_plain(name), keys, 1, _LIKE)
-    return [keys[key] for key in dict.fromkeys([*close, *(longer if len(longer) < _FEW else [])])]
+    longer = [key for key in by_plain if words <= set(key.split("-"))]
+    close = get_close_matches(_plain(name), by_plain, 1, _LIKE)
+    return [by_plain[key] for key in dict.fromkeys([*close, *(longer if len(longer) < _FEW else [])])]
 
 
 def _plain(name: str) -> str:
     return name.replace("_", "-")
+
+
+def _texts(option: Option, value: Tree) -> Iterator[Sequence[str]]:
+    """Yield the words of each setting in a file's value; a switch has `true` or the like. Raises BadValue."""
+    if isinstance(value, dict):
+        if not option.value or not option.value.is_assignment:
+            raise BadValue("takes no table")
+        yield from ([f"{_name(name)}={_scalar(inner)}"] for name, inner in value.items())
+    elif option is COMMAND:
+        yield _command(
+            [_scalar(inner) for inner in value] if isinstance(value, list) else values.words(_scalar(value))
+        )
+    elif not isinstance(value, list):
+        yield _split(option, _scalar(value))
+    elif option.repeats == "join":
+        yield [",".join(map(_scalar, value))]
+    elif option.repeats:
+        yield from ([_scalar(inner)] for inner in value)
+    elif _count(option) > 1:
+        yield _counted([_scalar(inner) for inner in value], _count(option))
+    else:
+        raise BadValue("takes no list")
+
+
+def _split(option: Option, text: str) -> Sequence[str]:
+    count = _count(option)
+    return [text] if count == 1 else _counted(values.words(text), count)
+
+
+def _count(option: Option) -> int:
+    return 1 if option.value is None else len(option.value.metavars) or 1
+
+
+def _counted(texts: Sequence[str], count: int) -> Sequence[str]:
+    if len(texts) != count:
+        raise BadValue(f"takes {count} values, and not {len(texts)}")
+    return texts
+
+
+def _command(words: Sequence[str]) -> Sequence[str]:
+    if not words:
+        raise BadValue("must not be empty")
+    return words
+
+
+def _name(name: str) -> str:
+    if not name or "=" in name:
+        raise BadValue(f"{name!r} is no name")
+    return name
+
+
+def _scalar(value: Tree) -> str:
+    if not isinstance(value, str):
+        raise BadValue("has no value" if value is None else "is nested too deep")
+    return value
+
+
+def names_of(option: Option) -> tuple[str, ...]:
+    """Return the option's variables, the usual one first; none for an option of the command line alone."""
+    return () if option.source == "command line" else _variables_of(option)
+
+
+def _variables_of(option: Option) -> tuple[str, ...]:
+    return tuple(PREFIX + key.replace("-", "_").upper() for key in keys_of(option))
+
+
+def variable_settings(
+    environ: Mapping[str, str], groups: Sequence[Group], warn: Callable[[str], object]
+) -> list[Setting]:
+    """Return the settings of the environment; `warn` gets a line about names that look mistyped. Raises BadUsage."""
+    options = {name: option for group in groups for option in group.options for name in names_of(option)}
+    options[f"{PREFIX}COMMAND"] = COMMAND
+    settings: list[Setting] = []
+    first_names: dict[str, str] = {}
+    for name in sorted(name for name in environ if name.startswith(PREFIX)):
+        if name not in options:
+            advice = _advice(name, options, groups)
+            if advice and environ[name] and name not in OTHERS:
+                warn(f"warning: {name} {advice}")
+        elif environ[name]:
+            other = first_names.setdefault(options[name].name, name)
+            if other != name and options[name].constant is True:
+                raise BadUsage(f"environment: {name} and {other} are the same option", hint=f"unset {name}")
+            settings += _of_variable(options[name], name, environ[name])
+    return settings
+
+
+def _advice(name: str, options: Collection[str], groups: Sequence[Group]) -> str | None:
+    """Return what the name of a variable without effect may mean."""
+    for option in (option for group in groups for option in group.options):
+        if option.source == "command line" and not option.question and name in _variables_of(option):
+            return f"is not read: {key_of(option)} can't be set by a variable; try: {option.flags[-1]} on the command line"
+    close = get_close_matches(name, options, 1, _LIKE_VARIABLE)
+    return f"is no option; try: {close[0]}" if close else None
+
+
+def _of_variable(option: Option, name: str, text: str) -> Iterator[Setting]:
+    try:
+        for texts in _variable_texts(option, text):
+            is_off = option.value is None and not values.yes_or_no(texts[0])
+            words = tuple(texts) if option.value else ()
+            yield Setting(option, words, read_value(option, words, is_off=is_off), name, "environment")
+    except BadValue as error:
+        raise BadUsage(f"environment: {name}: {error}", hint=HELP_HINT) from None
+
+
+def _variable_texts(option: Option, text: str) -> Iterator[Sequence[str]]:
+    """Yield the words of each setting in a variable's text, split as a shell does. Raises BadValue."""
+    if option is COMMAND:
+        yield _command(values.words(text))
+    elif option.repeats in ("list", "add") and option.value and not option.value.has_options:
+        yield from ([word] for word in values.words(text))
+    else:
+        yield _split(option, text)

@@ -84,7 +84,8 @@ def _line(key: str, value: str, settings: Sequence[Setting]) -> str:
 def _origin(setting: Setting) -> str:
     if setting.origin == "environment":
         return setting.called
-    return setting.origin or "command line"
+    table = f" [{setting.table}]" if setting.table else ""
+    return f"{setting.origin}{table}" if setting.origin else "command line"
 
 
 def _list(texts: Sequence[str] | Iterator[str]) -> str:

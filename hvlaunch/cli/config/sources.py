@@ -1,10 +1,15 @@
-"""All sources of options but the command line, the weakest first: the user's file, the project's, the job's, variables."""
+"""Sources of options beside the command line, weakest first: the user's file, the project's, the job's, variables.
 
+Every job looks for these files, with a few stat calls: what reads them is loaded only if there is one.
+"""
+
+import errno
 import os
+import re
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvlaunch.cli.config.find import project_file, user_file
 from hvlaunch.cli.options.option import Group
 from hvlaunch.cli.options.settings import Setting
 from hvlaunch.errors import BadUsage
@@ -12,14 +17,23 @@ from hvlaunch.errors import BadUsage
 if TYPE_CHECKING:
     from hvlaunch.cli.config.read import Settings
 
-__all__ = ["Source", "other_sources"]
+__all__ = ["PYPROJECT", "Source", "other_sources", "project_file", "user_file"]
 
+PYPROJECT = "pyproject.toml"
+
+_OWN_NAME = "hvlaunch.toml"
+_LARGEST = 1 << 20
+# Another user may have written the text, so neither pattern takes longer than the text is long.
+_KEY = re.compile(rb"""(?<![\w-])hvlaunch["']?[ \t]*[].=]""")
+_TABLE = re.compile(
+    rb"""(?m)^[ \t]*(?:\[[ \t]*)?["']?tool["']?[ \t]*(?:\.[ \t]*["']?hvlaunch["']?[ \t]*[].=]|[]=])"""
+)
+"""Every way to begin the table tool.hvlaunch: a pyproject.toml without it is not worth parsing."""
 _WORKER = "HVLAUNCH_JOB_ID"
-"""Every worker has it. A driver in a worker of another job has no part in that job's options."""
 
 
 class Source(NamedTuple):
-    """Where settings come from."""
+    """A source of settings, with a title for messages."""
 
     title: str
     settings: Sequence[Setting]
@@ -31,14 +45,15 @@ def other_sources(
     groups: Sequence[Group],
     warn: Callable[[str], object],
 ) -> list[Source]:
-    """Those that count, beside the command line, which may name a file and a profile.
+    """Return the sources beside the command line, which may name a file and a profile.
 
-    `warn` is told of what is not used. Raises BadUsage.
+    `warn` gets a line about each file or variable that is not used. Raises BadUsage.
     """
+    # A driver in a worker of another job must not inherit that job's options.
     is_isolated = _WORKER in environ or bool(_last(typed, "isolated"))
     variables = [] if is_isolated else _variables(environ, groups, warn)
     named = _last([*variables, *typed], "config_file")
-    paths = [] if is_isolated else [each for each in _paths(environ) if not _is_same(each[1], named)]
+    paths = [] if is_isolated else [path for path in _paths(environ) if not _is_same(path[1], named)]
     if not paths and named is None and not variables and _last(typed, "profile") is None:
         return []
     if named is not None:
@@ -50,8 +65,8 @@ def other_sources(
     profile = _last([*always, *variables, *typed], "profile")
     sources = [source for title, settings in files for source in _of_file(title, settings, profile)]
     if profile is not None and all(profile not in settings.profiles for _, settings in files):
-        known = sorted({name for _, settings in files for name in settings.profiles})
-        hint = ", ".join(known) or "[profiles.NAME] in hvlaunch.toml"
+        profiles = sorted({name for _, settings in files for name in settings.profiles})
+        hint = ", ".join(profiles) or "[profiles.NAME] in hvlaunch.toml"
         raise BadUsage(f"no file has a profile {profile!r}", hint=hint)
     return [*sources, Source("environment", variables)]
 
@@ -63,7 +78,7 @@ def _of_file(title: str, settings: "Settings", profile: str | None) -> Iterator[
 
 
 def _read(path: str, groups: Sequence[Group], warn: Callable[[str], object], *, is_found: bool) -> "Settings":
-    """What the file sets; nothing where nobody named it, and another user can change it."""
+    """Read a file; warn about a file that no user named and that other users can change, and use none of it."""
     from hvlaunch.cli.config.files import NotTrusted, read_config  # noqa: PLC0415 (most jobs have no file)
     from hvlaunch.cli.config.read import Settings  # noqa: PLC0415 (as above)
 
@@ -77,11 +92,11 @@ def _read(path: str, groups: Sequence[Group], warn: Callable[[str], object], *, 
 
 
 def _last(settings: Sequence[Setting], name: str) -> Any:
-    return next((each.value for each in reversed(settings) if each.option.name == name), None)
+    return next((setting.value for setting in reversed(settings) if setting.option.name == name), None)
 
 
 def _is_same(path: str, named: str | None) -> bool:
-    """Whether the file that is there anyway is the one that is named."""
+    """Return whether the named file is this one, which is used anyway."""
     try:
         return named is not None and os.path.samefile(path, os.path.expanduser(named))  # noqa: PTH121, PTH111 (quick)
     except (OSError, ValueError):
@@ -93,13 +108,13 @@ def _variables(
 ) -> list[Setting]:
     if not any(name.startswith("HVLAUNCH_") for name in environ):
         return []
-    from hvlaunch.cli.config.variables import variable_settings  # noqa: PLC0415 (most environments have none)
+    from hvlaunch.cli.config.read import variable_settings  # noqa: PLC0415 (most environments have none)
 
     return variable_settings(environ, groups, warn)
 
 
 def _paths(environ: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
-    """The files that are there, each with what it is and whether it was found."""
+    """Yield title and path of each existing file, and whether it is one that no user named."""
     own = user_file(environ)
     if own is not None:
         yield "your file", own, False
@@ -107,6 +122,60 @@ def _paths(environ: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
         directory = os.getcwd()  # noqa: PTH109 (quick)
     except OSError:
         return
-    found = project_file(directory, environ.get("HOME", ""))
-    if found is not None:
-        yield "the project's file", found, True
+    project = project_file(directory, environ.get("HOME", ""))
+    if project is not None:
+        yield "the project's file", project, True
+
+
+def project_file(directory: str, home: str) -> str | None:
+    """Return the file of the first directory that has one, from this one upwards to the home directory."""
+    while True:
+        own, shared = os.path.join(directory, _OWN_NAME), os.path.join(directory, PYPROJECT)  # noqa: PTH118 (quick)
+        if os.path.lexists(own):
+            return own
+        if _may_have_options(shared):
+            return shared
+        parent = os.path.dirname(directory)  # noqa: PTH120 (quick)
+        # Directories above the home may be an automounter's, which asks the network for each name.
+        if directory in (parent, home):
+            return None
+        directory = parent
+
+
+def user_file(environ: Mapping[str, str]) -> str | None:
+    """Return the user's own file, or None if there is no such file."""
+    directory = environ.get("XDG_CONFIG_HOME", "")
+    if not directory.startswith("/"):
+        home = environ.get("HOME", "")
+        if not home.startswith("/"):
+            return None
+        directory = f"{home}/.config"
+    path = f"{directory}/hvlaunch/config.toml"
+    return path if os.path.lexists(path) else None
+
+
+def _may_have_options(path: str) -> bool:
+    try:
+        descriptor = _opened(path)
+    except OSError:
+        return False
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
+        text = os.read(descriptor, _LARGEST)
+        return b"hvlaunch" in text and bool(_KEY.search(text)) and bool(_TABLE.search(text))
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: str) -> int:
+    """Open the file. Raises OSError, also for another user's link: opening its target may block for ever."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno != errno.ELOOP or os.lstat(path).st_uid not in (os.getuid(), 0):
+            raise
+        return os.open(path, flags)

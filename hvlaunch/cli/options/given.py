@@ -49,7 +49,7 @@ class Options:
         names: dict[str, list[str]] = {}
         for settings in self.settings.values():
             for file, called in dict.fromkeys(
-                (_file(each), each.called) for each in settings if each.is_found
+                (each.origin, each.called) for each in settings if each.is_found
             ):
                 names.setdefault(file, []).append(called)
         return names
@@ -75,7 +75,7 @@ class Options:
                 raise BadUsage(
                     f"{hosts[0].origin} has hosts, and was not named but found: their keys must be known, "
                     f"and {keys.origin} says {keys.called} = {keys.value}",
-                    hint=f"--host-keys {keys.value}, or --config-file {_file(hosts[0])}",
+                    hint=f"--host-keys {keys.value}, or --config-file {hosts[0].origin}",
                 )
 
     def given_in(self, part: str) -> list[Option]:
@@ -106,10 +106,6 @@ class Options:
             return option.convert(value)
         except BadValue as error:
             raise BadUsage(f"{option.flag} {error}") from None
-
-
-def _file(setting: Setting) -> str:
-    return setting.origin.rpartition(":")[0]
 
 
 def default_of(option: Option) -> Any:

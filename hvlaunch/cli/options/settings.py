@@ -7,7 +7,16 @@ from typing import Any, NamedTuple
 from hvlaunch.cli.options.option import BadValue, Option
 from hvlaunch.errors import BadUsage
 
-__all__ = ["HELP_HINT", "Setting", "check_words", "merged", "read_value", "typed_setting", "value_of"]
+__all__ = [
+    "HELP_HINT",
+    "Setting",
+    "check_words",
+    "merged",
+    "place_of",
+    "read_value",
+    "typed_setting",
+    "value_of",
+]
 
 HELP_HINT = "hvlaunch --help"
 
@@ -28,9 +37,16 @@ class Setting(NamedTuple):
     called: str
     """Its name where it was set."""
     origin: str = ""
-    """Where it was set: `job.yaml:3`, `environment`; empty is the command line."""
+    """Where it was set: `job.yaml`, `environment`; empty is the command line."""
     is_found: bool = False
     """Whether that is a file that nobody named, but that was found from the current directory."""
+    table: str = ""
+    """The table of the file that sets it: `profiles.big`."""
+
+
+def place_of(origin: str, table: str) -> str:
+    """Return what a message about a key begins with: `job.yaml: [ssh] `; empty for the command line."""
+    return (f"{origin}: " if origin else "") + (f"[{table}] " if table else "")
 
 
 def typed_setting(option: Option, texts: Sequence[str], *, is_off: bool) -> Setting:
@@ -105,8 +121,8 @@ def _of_one_source(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
         word = each.option.excludes
         other = exclusive.setdefault(word, each) if word else each
         if other.option != each.option:
-            where = f"{each.origin}: " if each.origin else ""
-            raise BadUsage(f"{where}{each.called}: not allowed with {other.called}", hint=HELP_HINT)
+            place = place_of(each.origin, each.table)
+            raise BadUsage(f"{place}{each.called}: not allowed with {other.called}", hint=HELP_HINT)
         own.setdefault(each.option.name, []).append(each)
     return own
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.cli.arguments import Answer, parse
-from hvlaunch.cli.config.toml_tree import toml_tree
-from hvlaunch.cli.config.yaml_tree import yaml_tree
+from hvlaunch.cli.config.files import toml_tree, yaml_tree
 from hvlaunch.cli.elastic import first_round
 from hvlaunch.cli.env_file import parse_env_file
 from hvlaunch.cli.job_words import JOB_WORDS

@@ -30,13 +30,13 @@ def test_each_value_has_its_place(capfd, monkeypatch):
     monkeypatch.setenv("HVLAUNCH_GRACE", "5")
     text = shown(capfd, "--show-config --config-file job.yaml --profile big --merge -x B=2")
     assert [line.split("  #")[0].strip() + "  #" + line.partition("  #")[2] for line in text.splitlines() if "  #" in line] == [
-        'command = ["python", "train.py"]  # job.yaml:1',
-        'hosts = "a:4,b:4"  # job.yaml:2',
-        "num-proc = 8  # hvlaunch.toml:5",
-        'x = ["A=1", "B=2"]  # hvlaunch.toml:3, command line',
+        'command = ["python", "train.py"]  # job.yaml',
+        'hosts = "a:4,b:4"  # job.yaml',
+        "num-proc = 8  # hvlaunch.toml [profiles.big]",
+        'x = ["A=1", "B=2"]  # hvlaunch.toml, command line',
         "merge = true  # command line",
         "grace = 5  # HVLAUNCH_GRACE",
-        "autotune = true  # job.yaml:4",
+        "autotune = true  # job.yaml [autotune]",
         'profile = "big"  # command line',
     ]  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 import hvlaunch
 from hvlaunch.api.given import spec_of as api_spec
 from hvlaunch.cli.arguments import Answer, parse
-from hvlaunch.cli.config.variables import OTHERS, names_of
+from hvlaunch.cli.config.read import OTHERS, names_of
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage
@@ -240,5 +240,5 @@ def test_a_wrong_file_stops_no_report_and_no_help(here):
     assert parse(["--check-build"], environ=environ(here)).check_build
     with pytest.raises(Answer):
         parse(["--help"], environ=environ(here))
-    with pytest.raises(BadUsage, match=r"hvlaunch\.toml:1"):
+    with pytest.raises(BadUsage, match=r"hvlaunch\.toml: expected"):
         parse(["true"], environ=environ(here))

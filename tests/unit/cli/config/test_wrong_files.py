@@ -1,4 +1,4 @@
-"""Wrong files: each is one line with the file, the line in it, and what to try."""
+"""Wrong files: each error is one line with the file, the table and the key, and a hint."""
 
 import os
 import subprocess
@@ -10,54 +10,54 @@ from hvlaunch.cli.arguments import parse
 from hvlaunch.errors import BadUsage
 
 WRONG = {
-    "a key that no option has": ("job.toml", "np = 2\nnum-porc = 4\n", 2, "unknown key 'num-porc'", "num-proc"),
-    "in YAML": ("job.yaml", "np: 2\nmax_restart: 4\n", 2, "unknown key 'max_restart'", "max-restarts"),
-    "nothing like it": ("job.yaml", "qqqq: 4\n", 1, "unknown key 'qqqq'", "hvlaunch --help"),
-    "nothing near": ("job.yaml", "base: 4\n", 1, "unknown key 'base'", "hvlaunch --help"),
-    "nothing near in a small group": ("job.yaml", "timeline:\n  qqqq: 4\n", 2, "unknown key 'qqqq'", "one of filename, "),
-    "in a group": ("job.yaml", "ssh:\n  ssh_prot: 22\n", 2, "unknown key 'ssh_prot'", "ssh-port"),
-    "another group's": ("job.toml", "[hosts]\nnp = 2\n", 2, "np is not in the group hosts", "np in workers"),
-    "a group that there is not": ("job.toml", "\n[worker]\nnp = 2\n", 2, "unknown key 'worker'", "one of workers, "),
-    "the end of a key": ("job.toml", "user = 'me'\n", 1, "unknown key 'user'", "ssh-user"),
-    "in a profile that is not used": ("job.toml", "[profiles.a]\nhost = 'a'\ngraec = 2\n", 3, "unknown key 'graec'", "grace"),
-    "horovodrun's section": ("h.yaml", "params:\n  fusion_threshold: 1\n", 2, "unknown key 'fusion_threshold'", "fusion_threshold_mb"),
-    "enabled for what can't be": ("h.yaml", "timeline:\n  enabled: true\n", 2, "unknown key 'enabled'", "one of filename, "),
-    "controller": ("h.yaml", "controller: glo\n", 1, "unknown key 'glo'", "gloo"),
-    "a word for a number": ("job.yaml", "np: 2\ngrace: soon\n", 2, "grace: 'soon' is not a number of seconds", "grace: SECONDS"),
-    "true for a number": ("job.toml", "np = true\n", 1, "np: 'true' is not a whole number", "np: N"),
-    "a number for a switch": ("job.toml", "merge = 3\n", 1, "merge: '3' is neither true nor false", "merge: true or false"),
-    "none of the choices": ("job.yaml", "color: red\n", 1, "color: invalid choice: 'red'", "color: auto or always or never"),
-    "a list for one value": ("job.toml", "np = [\n1,\n2]\n", 1, "np: takes no list", "np: N"),
-    "a table for one value": ("job.yaml", "grace:\n  max: 3\n", 1, "grace: takes no table", "grace: SECONDS"),
-    "a list in a list": ("job.toml", "hosts = [['a']]\n", 1, "hosts: is nested too deep", "hosts: HOST,..."),
-    "one number of two": ("job.toml", "blacklist-cooldown-range = 5\n", 1, "takes 2 values, and not 1", ": MIN MAX"),
-    "three of two": ("job.toml", "blacklist-cooldown-range = [1, 2, 3]\n", 1, "takes 2 values, and not 3", ": MIN MAX"),
-    "an empty command": ("job.toml", "command = []\n", 1, "command: must not be empty", "command: COMMAND ARG"),
-    "a quote in a command": ("job.yaml", "command: echo it's\n", 1, "no closing quotation", "command: "),
-    "twice by two names": ("job.toml", "np = 2\n[workers]\nnum-proc = 3\n", 3, "num-proc is set twice, first in line 1", "hvlaunch --help"),
-    "twice in YAML": ("job.yaml", "np: 2\nnp: 3\n", 2, "np is set twice, first in line 1", "docs/config.md"),
-    "twice in TOML": ("job.toml", "np = 2\nnp = 3\n", 2, "cannot overwrite a value", "docs/config.md"),
-    "two that exclude each other": ("job.toml", "quiet = true\nverbose = true\n", 2, "verbose: not allowed with quiet", "hvlaunch --help"),
-    "a question": ("job.toml", "np = 2\nversion = true\n", 2, "version can't be set in a file", "--version on the command line"),
-    "another file": ("job.toml", "config-file = 'x.toml'\n", 1, "config-file can't be set in a file", "--config-file on the"),
-    "a group that is a word": ("job.toml", "ssh = 3\n", 1, "ssh must be a table of keys and values", "hvlaunch --help"),
-    "a profile that names another": ("job.toml", "[profiles.a]\nprofile = 'b'\n[profiles.b]\n", 2, "profile can't be set in a profile", "--profile NAME"),
-    "profiles that are a list": ("job.yaml", "np: 2\nprofiles: [a]\n", 2, "profiles must be a table", "hvlaunch --help"),
-    "a list": ("job.yaml", "- np: 2\n", 1, "the file must be a table of keys", "hvlaunch --help"),
-    "no TOML": ("job.toml", "np = 2\nhosts a\n", 2, "expected '=' after a key", "docs/config.md has examples of TOML"),
-    "an open TOML string": ("job.toml", "np = 2\nhosts = 'a\n", 2, "", "docs/config.md has examples of TOML"),
-    "no YAML": ("job.yaml", "np: 2\nhosts: [a\n", 3, "expected ',' or ']'", "docs/config.md has examples of YAML"),
-    "a tab": ("job.yaml", "ssh:\n\tssh_port: 2\n", 2, "found character '\\t'", "docs/config.md has examples of YAML"),
-    "two documents": ("job.yaml", "np: 2\n---\nnp: 3\n", 2, "but found another document", "docs/config.md has"),
-    "too deep": ("job.yaml", "a: {a: {a: {a: {a: {a: {a: {a: 1}}}}}}}\n", 1, "it is nested too deep", "docs/config.md"),
-    "a merge of no table": ("job.yaml", "ssh:\n  <<: 3\n", 2, "<< takes a table, or a list of tables", "docs/config.md has"),
-    "a merge of itself": ("job.yaml", "a: &a {<<: *a}\n", 0, "it is nested too deep", "docs/config.md has"),
-    "half a character": ("job.yaml", 'x:\n  A: "\\ud800"\n', 2, "an escape that is no character", "docs/config.md has"),
-    "half a character in a key": ("job.yaml", '"\\ud800": 1\n', 1, "an escape that is no character", "docs/config.md has"),
-    "no UTF-8": ("job.toml", b"np = 2\n# \xff\n", 2, "not UTF-8 text", "save it as UTF-8"),
-    "a name with a =": ("job.toml", "[environment.x]\n'A=B' = 1\n", 1, "x: 'A=B' is no name", "x: NAME[=VALUE]"),
-    "no name": ("job.yaml", "x: {'': 1}\n", 1, "x: '' is no name", "x: NAME[=VALUE]"),
-    "a variable without a value": ("job.yaml", "x:\n  A:\n", 1, "x: has no value", "x: NAME[=VALUE]"),
+    "a key that no option has": ("job.toml", "np = 2\nnum-porc = 4\n", "", "unknown key 'num-porc'", "num-proc"),
+    "in YAML": ("job.yaml", "np: 2\nmax_restart: 4\n", "", "unknown key 'max_restart'", "max-restarts"),
+    "nothing like it": ("job.yaml", "qqqq: 4\n", "", "unknown key 'qqqq'", "hvlaunch --help"),
+    "nothing near": ("job.yaml", "base: 4\n", "", "unknown key 'base'", "hvlaunch --help"),
+    "nothing near in a small group": ("job.yaml", "timeline:\n  qqqq: 4\n", ": [timeline]", "unknown key 'qqqq'", "one of filename, "),
+    "in a group": ("job.yaml", "ssh:\n  ssh_prot: 22\n", ": [ssh]", "unknown key 'ssh_prot'", "ssh-port"),
+    "another group's": ("job.toml", "[hosts]\nnp = 2\n", ": [hosts]", "np is not in the group hosts", "np in workers"),
+    "a group that there is not": ("job.toml", "\n[worker]\nnp = 2\n", "", "unknown key 'worker'", "one of workers, "),
+    "the end of a key": ("job.toml", "user = 'me'\n", "", "unknown key 'user'", "ssh-user"),
+    "in a profile that is not used": ("job.toml", "[profiles.a]\nhost = 'a'\ngraec = 2\n", ": [profiles.a]", "unknown key 'graec'", "grace"),
+    "horovodrun's section": ("h.yaml", "params:\n  fusion_threshold: 1\n", ": [params]", "unknown key 'fusion_threshold'", "fusion_threshold_mb"),
+    "enabled for what can't be": ("h.yaml", "timeline:\n  enabled: true\n", ": [timeline]", "unknown key 'enabled'", "one of filename, "),
+    "controller": ("h.yaml", "controller: glo\n", "", "unknown key 'glo'", "gloo"),
+    "a word for a number": ("job.yaml", "np: 2\ngrace: soon\n", "", "grace: 'soon' is not a number of seconds", "grace: SECONDS"),
+    "true for a number": ("job.toml", "np = true\n", "", "np: 'true' is not a whole number", "np: N"),
+    "a number for a switch": ("job.toml", "merge = 3\n", "", "merge: '3' is neither true nor false", "merge: true or false"),
+    "none of the choices": ("job.yaml", "color: red\n", "", "color: invalid choice: 'red'", "color: auto or always or never"),
+    "a list for one value": ("job.toml", "np = [\n1,\n2]\n", "", "np: takes no list", "np: N"),
+    "a table for one value": ("job.yaml", "grace:\n  max: 3\n", "", "grace: takes no table", "grace: SECONDS"),
+    "a list in a list": ("job.toml", "hosts = [['a']]\n", "", "hosts: is nested too deep", "hosts: HOST,..."),
+    "one number of two": ("job.toml", "blacklist-cooldown-range = 5\n", "", "takes 2 values, and not 1", ": MIN MAX"),
+    "three of two": ("job.toml", "blacklist-cooldown-range = [1, 2, 3]\n", "", "takes 2 values, and not 3", ": MIN MAX"),
+    "an empty command": ("job.toml", "command = []\n", "", "command: must not be empty", "command: COMMAND ARG"),
+    "a quote in a command": ("job.yaml", "command: echo it's\n", "", "no closing quotation", "command: "),
+    "twice by two names": ("job.toml", "np = 2\n[workers]\nnum-proc = 3\n", ": [workers]", "num-proc is set twice, first as np", "hvlaunch --help"),
+    "twice in YAML": ("job.yaml", "np: 2\nnp: 3\n", ":2", "np is set twice, first in line 1", "docs/config.md"),
+    "twice in TOML": ("job.toml", "np = 2\nnp = 3\n", "", "cannot overwrite a value", "docs/config.md"),
+    "two that exclude each other": ("job.toml", "quiet = true\nverbose = true\n", "", "verbose: not allowed with quiet", "hvlaunch --help"),
+    "a question": ("job.toml", "np = 2\nversion = true\n", "", "version can't be set in a file", "--version on the command line"),
+    "another file": ("job.toml", "config-file = 'x.toml'\n", "", "config-file can't be set in a file", "--config-file on the"),
+    "a group that is a word": ("job.toml", "ssh = 3\n", "", "ssh must be a table of keys and values", "hvlaunch --help"),
+    "a profile that names another": ("job.toml", "[profiles.a]\nprofile = 'b'\n[profiles.b]\n", ": [profiles.a]", "profile can't be set in a profile", "--profile NAME"),
+    "profiles that are a list": ("job.yaml", "np: 2\nprofiles: [a]\n", "", "profiles must be a table", "hvlaunch --help"),
+    "a list": ("job.yaml", "- np: 2\n", "", "the file must be a table of keys", "hvlaunch --help"),
+    "no TOML": ("job.toml", "np = 2\nhosts a\n", "", "expected '=' after a key in a key/value pair (at line 2, column 7)", "docs/config.md has examples of TOML"),
+    "an open TOML string": ("job.toml", "np = 2\nhosts = 'a\n", "", "", "docs/config.md has examples of TOML"),
+    "no YAML": ("job.yaml", "np: 2\nhosts: [a\n", ":3", "expected ',' or ']'", "docs/config.md has examples of YAML"),
+    "a tab": ("job.yaml", "ssh:\n\tssh_port: 2\n", ":2", "found character '\\t'", "docs/config.md has examples of YAML"),
+    "two documents": ("job.yaml", "np: 2\n---\nnp: 3\n", ":2", "but found another document", "docs/config.md has"),
+    "too deep": ("job.yaml", "a: {a: {a: {a: {a: {a: {a: {a: 1}}}}}}}\n", ":1", "it is nested too deep", "docs/config.md"),
+    "a merge of no table": ("job.yaml", "ssh:\n  <<: 3\n", ":2", "<< takes a table, or a list of tables", "docs/config.md has"),
+    "a merge of itself": ("job.yaml", "a: &a {<<: *a}\n", "", "it is nested too deep", "docs/config.md has"),
+    "half a character": ("job.yaml", 'x:\n  A: "\\ud800"\n', ":2", "an escape that is no character", "docs/config.md has"),
+    "half a character in a key": ("job.yaml", '"\\ud800": 1\n', ":1", "an escape that is no character", "docs/config.md has"),
+    "no UTF-8": ("job.toml", b"np = 2\n# \xff\n", ":2", "not UTF-8 text", "save it as UTF-8"),
+    "a name with a =": ("job.toml", "[environment.x]\n'A=B' = 1\n", ": [environment]", "x: 'A=B' is no name", "x: NAME[=VALUE]"),
+    "no name": ("job.yaml", "x: {'': 1}\n", "", "x: '' is no name", "x: NAME[=VALUE]"),
+    "a variable without a value": ("job.yaml", "x:\n  A:\n", "", "x: has no value", "x: NAME[=VALUE]"),
 }  # fmt: skip
 
 
@@ -76,10 +76,10 @@ def refusal(name, text, environ=None):
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_it_names_file_and_line_and_what_to_try(case):
-    name, text, line, cause, hint = WRONG[case]
+def test_it_names_file_and_key_and_what_to_try(case):
+    name, text, place, cause, hint = WRONG[case]
     message = refusal(name, text)
-    assert message.startswith(f"{name}:{line}: " if line else f"{name}: ")
+    assert message.startswith(f"{name}{place} " if place.startswith(": [") else f"{name}{place}: ")
     assert cause in message
     assert f"; try: {hint}" in message or (
         hint.startswith(": ") and f"{hint}" in message.partition("; try: ")[2]
