@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.cli.config.read import ConfigFile, Settings, Tree, config_settings
-from hvlaunch.cli.config.sources import PYPROJECT
 from hvlaunch.cli.options.option import Group
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import other_writer, reason, writer_of_directory
@@ -22,6 +21,7 @@ else:
 __all__ = ["BadSyntax", "NotTrusted", "read_config", "toml_tree", "yaml_tree"]
 
 _LARGEST = 1 << 20
+_PYPROJECT = "pyproject.toml"
 _TABLE_OF_PYPROJECT = ("tool", "hvlaunch")
 _OWN_HINT = "chmod go-w on it, or a copy of your own: it decides what runs"
 _OTHER_NAME_HINT = "another name for it"
@@ -72,7 +72,7 @@ def read_config(path: str, groups: Sequence[Group], *, is_found: bool = False) -
             f"{place}: {error}", hint=f"docs/config.md has examples of {_language(name)}"
         ) from None
     table = ""
-    if Path(name).name == PYPROJECT:
+    if Path(name).name == _PYPROJECT:
         table = ".".join(_TABLE_OF_PYPROJECT)
         for key in _TABLE_OF_PYPROJECT:
             root = root.get(key, {}) if isinstance(root, dict) else root

@@ -17,9 +17,9 @@ from hvlaunch.errors import BadUsage
 if TYPE_CHECKING:
     from hvlaunch.cli.config.read import Settings
 
-__all__ = ["PYPROJECT", "Source", "other_sources", "project_file", "user_file"]
+__all__ = ["Source", "other_sources", "project_file", "user_file"]
 
-PYPROJECT = "pyproject.toml"
+_PYPROJECT = "pyproject.toml"
 
 _OWN_NAME = "hvlaunch.toml"
 _LARGEST = 1 << 20
@@ -130,7 +130,7 @@ def _paths(environ: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
 def project_file(directory: str, home: str) -> str | None:
     """Return the file of the first directory that has one, from this one upwards to the home directory."""
     while True:
-        own, shared = os.path.join(directory, _OWN_NAME), os.path.join(directory, PYPROJECT)  # noqa: PTH118 (quick)
+        own, shared = os.path.join(directory, _OWN_NAME), os.path.join(directory, _PYPROJECT)  # noqa: PTH118 (quick)
         if os.path.lexists(own):
             return own
         if _may_have_options(shared):
