@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hvlaunch.cli.environment import shown
 from hvlaunch.console.masking import MASK, masked, masked_words
-from hvlaunch.driver.program.worker_env import default_env, elastic_env, identity_env, shared_env
+from hvlaunch.driver.program.start_frame import default_env, elastic_env, identity_env, shared_env
 from hvlaunch.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.placement import Placement, needed, place, slots_of

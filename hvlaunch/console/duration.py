@@ -1,6 +1,6 @@
-"""Spans of time in words."""
+"""Spans of time and counts in words."""
 
-__all__ = ["duration"]
+__all__ = ["count", "duration"]
 
 _MINUTE, _HOUR = 60, 3600
 
@@ -15,3 +15,8 @@ def duration(seconds: float) -> str:
     if whole < _HOUR:
         return f"{whole // _MINUTE} min {whole % _MINUTE} s"
     return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE} min"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -11,8 +11,6 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
 from hvlaunch.console.printer import Printer
-from hvlaunch.driver.arrival import Arrival, Turn
-from hvlaunch.driver.finding import host_discovery
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.host_link import HostLink
 from hvlaunch.driver.links.lease import Lease, patience_alone
@@ -25,26 +23,28 @@ from hvlaunch.driver.observing.progress import Progress
 from hvlaunch.driver.observing.stack_taking import StackTaking
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.program.start_frame import gets_stdin, start_frame
-from hvlaunch.driver.ranks import Ranks
 from hvlaunch.driver.stdin import StdinPump
+from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.engine import Engine
 from hvlaunch.errors import BadUsage, HostLost
-from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.watch.narrator import Narrator
-from hvlaunch.watch.overview import overview
+from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
     from hvlaunch.console.job_folder import JobFolder
-    from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.observing.observation import Observation
     from hvlaunch.driver.record.keeping import Keeping
     from hvlaunch.driver.record.turn_keeping import TurnKeeping
+    from hvlaunch.driver.takeover import Takeover
     from hvlaunch.driver.worker_messages import Message, WorkerMessages
+    from hvlaunch.hosts.discovery import Discovery
 
 __all__ = ["Driver", "Item", "Watcher"]
+
 
 Item: TypeAlias = on.Event | Arrival | Inquiry | Observe | StacksWanted
 """What comes by the driver's queue."""
@@ -113,7 +113,7 @@ class Driver:
         self._worker_messages = (
             None if spec.elastic is None else _worker_messages(rendezvous, events.put, self._ranks)
         )
-        self._discovery = None if spec.elastic is None else host_discovery(spec.elastic, events.put)
+        self._discovery = None if spec.elastic is None else _host_discovery(spec.elastic, events.put)
         self._links = HostLinks(
             spec, keys, printer, rendezvous, self._ranks, connect, events.put, clock=clock, keeping=keeping
         )
@@ -261,6 +261,8 @@ class Driver:
                 self.stacks.take(item)
                 continue
             if isinstance(item, Inquiry):
+                from hvlaunch.watch.overview import overview  # noqa: PLC0415 (when somebody asks)
+
                 item.answer(overview(self._engine, self._clock(), self._progress.of))
                 continue
             if isinstance(item, Observe):
@@ -386,7 +388,7 @@ class Driver:
 
     def _open_to_horovod(self, starts: Sequence[do.Start]) -> None:
         if starts and self._spec.horovod:
-            from hvlaunch.driver.horovod import let_in  # noqa: PLC0415 (few jobs have such workers)
+            from hvlaunch.driver.worker_messages import let_in  # noqa: PLC0415 (few jobs have such workers)
 
             let_in(starts, self._rendezvous)
 
@@ -479,3 +481,18 @@ def _worker_messages(
     from hvlaunch.driver.worker_messages import WorkerMessages  # noqa: PLC0415 (only elastic jobs have one)
 
     return WorkerMessages(rendezvous, post, lambda *worker: ranks.of(*worker) is not None)
+
+
+def _host_discovery(options: ElasticOptions, post: Callable[[on.Event], None]) -> "Discovery | None":
+    """What finds hosts; None where the pool is what it is."""
+    from hvlaunch.hosts.discovery import Discovery, host_source  # noqa: PLC0415 (few jobs are elastic)
+
+    source = host_source(options)
+    if source is None:
+        return None
+    return Discovery(
+        source,
+        lambda hosts: post(on.HostsDiscovered(tuple(hosts))),
+        lambda error: post(on.DiscoveryFailed(error.problem)),
+        interval=options.discovery_interval,
+    )

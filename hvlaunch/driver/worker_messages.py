@@ -1,15 +1,18 @@
 """The driver's side of rounds that workers ask for: what it hears from them, and tells them, at the rendezvous."""
 
-from collections.abc import Callable, Iterable
+import ipaddress
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
 from hvlaunch.agent.frames import LONGEST_TEXT
 from hvlaunch.agent.shapes import plain
-from hvlaunch.driver.arrival import Arrival
-from hvlaunch.driver.thread_failures import loud
+from hvlaunch.driver.process_events import loud
+from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
+from hvlaunch.engine.actions import Start
+from hvlaunch.hosts.placement import Placement
 from hvlaunch.rendezvous.round_messages import (
     ASKS,
     BEATS,
@@ -27,7 +30,8 @@ from hvlaunch.rendezvous.round_messages import (
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.watch.sentences import because
 
-__all__ = ["Message", "WorkerMessages"]
+__all__ = ["Message", "WorkerMessages", "addresses", "let_in", "scopes"]
+
 
 Message: TypeAlias = do.Assign | do.Leave | do.Break | do.Change
 """What is for workers that ask for their places."""
@@ -113,3 +117,38 @@ def _message(action: Message) -> tuple[str, str, bytes]:
             return ROUNDS, str(number), encode(Notice("broken", because(cause)))
         case do.Change(number, cause):
             return ROUNDS, str(number), encode(Notice("changing", because(cause)))
+
+
+def let_in(starts: Sequence[Start], rendezvous: RendezvousServer) -> None:
+    """The workers of these, which are all of a round, unless they may be at work there already."""
+    places = [launch.place for start in starts for launch in start.launches]
+    rendezvous.open_to_horovod(scopes(places), addresses(starts), starts[0].round)
+
+
+def scopes(places: Iterable[Placement]) -> dict[str, int]:
+    """The scopes that Horovod's workers meet in, and how many do in each."""
+    sizes: dict[str, int] = {}
+    for place in places:
+        sizes["global"] = place.size
+        sizes[f"local_{place.host}"] = place.local_size
+        sizes[f"cross_{place.local_rank}"] = place.cross_size
+    return sizes
+
+
+def addresses(starts: Sequence[Start]) -> set[str]:
+    """Where the hosts' connections to the rendezvous come from, as the server names it.
+
+    A loopback address is the driver's own machine's there, whichever host it was told by.
+    """
+    from hvlaunch.driver.links.relay import peer_name  # noqa: PLC0415 (it needs asyncio, which few jobs do)
+
+    found: set[str] = set()
+    for start in starts:
+        known = start.facts
+        own = {address for listed in known.addresses.values() for address in listed}
+        if known.peer_address:
+            own.add(known.peer_address.partition("%")[0])
+        if known.peer_address is not None:
+            own = {address for address in own if not ipaddress.ip_address(address).is_loopback}
+        found |= own | {peer_name(start.host)}
+    return found

@@ -19,9 +19,8 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import OnStatus
 from hvlaunch.console.visible import visible
 from hvlaunch.driver.observing.inquiry import Inquiry, Observe, StacksWanted
+from hvlaunch.driver.process_events import failures_as_events, signals_as_events
 from hvlaunch.driver.program.keys import Keys
-from hvlaunch.driver.signals import signals_as_events
-from hvlaunch.driver.thread_failures import failures_as_events
 from hvlaunch.engine import events as on
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HvlaunchError
@@ -31,17 +30,16 @@ from hvlaunch.hosts.local import launcher_of, may_be_taken_over
 from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.rendezvous.serving.server import RendezvousServer
-from hvlaunch.watch.milestones import ended_well
 
 if TYPE_CHECKING:
     from hvlaunch.console.output_store import OutputStore
     from hvlaunch.driver.detachment import Detachment
     from hvlaunch.driver.doors.history import History
     from hvlaunch.driver.doors.page_door import PageDoor
-    from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.loop import Item, Watcher
     from hvlaunch.driver.record.keeping import Keeping
     from hvlaunch.driver.record.past import Past
+    from hvlaunch.driver.takeover import Takeover
     from hvlaunch.engine import actions as do
     from hvlaunch.outside.directory import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
@@ -162,6 +160,8 @@ def _run_and_report(
             if result.exit_code != 0:
                 printer.show(reporting.text(result))
             else:
+                from hvlaunch.watch.narrator import ended_well  # noqa: PLC0415 (the loop has loaded it)
+
                 last_words = None if spec.console.quiet else partial(ended_well, result)
                 patience = _PAGER_PATIENCE
                 signals.close()  # one ends the wait for who reads; in any other end it must not take the report
@@ -263,7 +263,7 @@ def _server(job: _Job, keeping: "Keeping | None", say: Callable[[str], None]) ->
 
 def _takeover(past: "Past", ways: HostWays) -> "Takeover":
     from hvlaunch.boot import boot_id  # noqa: PLC0415 (few drivers are killed)
-    from hvlaunch.driver.links.takeover import Takeover  # noqa: PLC0415 (as above)
+    from hvlaunch.driver.takeover import Takeover  # noqa: PLC0415 (as above)
 
     boot = boot_id()
     is_same_boot = bool(boot) and boot == past.drivers[-1].boot
@@ -411,8 +411,8 @@ def _serve_control(
     def make_recorder(
         write: Callable[[Mapping[str, object]], None], seen_at: Callable[[], float]
     ) -> "Watcher":
-        from hvlaunch.driver.ranks import Ranks  # noqa: PLC0415 (when somebody asks)
         from hvlaunch.watch.recorder import Recorder  # noqa: PLC0415 (as above)
+        from hvlaunch.watch.rounds import Ranks  # noqa: PLC0415 (when somebody asks)
 
         ranks = Ranks()
         recorder = Recorder(spec, job_id, write, ranks.of, seen_at)

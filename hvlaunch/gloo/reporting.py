@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hvlaunch.engine.actions import Action
     from hvlaunch.engine.events import Event
     from hvlaunch.report.data import FailureReport
-    from hvlaunch.watch.failures import Failures
+    from hvlaunch.watch.rounds import Failures
 
 __all__ = ["Reporting"]
 
@@ -45,7 +45,7 @@ class Reporting:
     def see(self, event: "Event", actions: "Sequence[Action]", now: float) -> None:
         """What an elastic job's engine has made of an event: failures of rounds that others follow."""
         if self._failures is None:
-            from hvlaunch.watch.failures import Failures  # noqa: PLC0415 (elastic jobs alone)
+            from hvlaunch.watch.rounds import Failures  # noqa: PLC0415 (elastic jobs alone)
 
             self._failures = Failures(self._rank_of, self._tail)
         self._failures.see(event, actions, now)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvlaunch.agent import caller, rank
-from hvlaunch.driver.program.bundle import NEW_ENOUGH, python_candidates, without_words
+from hvlaunch.driver.program.agent_program import NEW_ENOUGH, python_candidates, without_words
 from hvlaunch.mpi.process_ranks import ALL_NAMES, Names
 
 __all__ = ["caller_command"]

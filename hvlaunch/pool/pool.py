@@ -19,7 +19,7 @@ from hvlaunch.agent.quick import loads
 from hvlaunch.agent.shapes import misfit
 from hvlaunch.agent.warm import ORDERS
 from hvlaunch.console.status import OnStatus, Status, counted
-from hvlaunch.driver.program.bundle import agent_command, python_candidates, warm_bundle
+from hvlaunch.driver.program.agent_program import agent_command, python_candidates, warm_bundle
 from hvlaunch.errors import Problem
 from hvlaunch.hosts.fold import host_set
 from hvlaunch.job import Host, JobSpec

@@ -1,8 +1,10 @@
 """Facts, causes, and details in English: the one place where what happens to a job becomes words."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from hvlaunch.console.duration import count
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
@@ -10,9 +12,9 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.errors import GaveUp, JobHung
 from hvlaunch.hosts.fold import fold_hosts
 from hvlaunch.report.endings import signal_name
-from hvlaunch.watch.milestones import assumed, count, starting
+from hvlaunch.watch.narrator import assumed, starting
 
-__all__ = ["because", "detail", "sentence", "span", "start_detail"]
+__all__ = ["because", "detail", "launcher_advice", "sentence", "span", "start_detail"]
 
 
 _ALONE = {
@@ -148,7 +150,7 @@ def _interrupted(number: int, grace: float) -> str:
     """What a signal to hvlaunch leads to. Its own SIGPIPE can't come once more."""
     if number == signal.SIGPIPE:
         return f"nobody reads the output any more: workers have {grace:g} s to end"
-    another = "SIGTERM" if number == signal.SIGHUP else "a second one"  # see driver/signals.py
+    another = "SIGTERM" if number == signal.SIGHUP else "a second one"  # see driver/process_events.py
     return f"got {signal_name(number)}: workers have {grace:g} s to end; {another} kills them at once"
 
 
@@ -253,3 +255,40 @@ def span(noun: str, numbers: Sequence[int]) -> str:
     if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
         return f"{noun}s {numbers[0]}-{numbers[-1]}"
     return f"{noun}s {','.join(map(str, numbers))}"
+
+
+class _Launcher(NamedTuple):
+    flag: str = ""
+    """What hvlaunch has for it."""
+    meant: tuple[str, ...] = ()
+    """How its options begin that are for one launcher on each host."""
+
+
+_TORCHRUN = _Launcher(meant=("--nnodes", "--node", "--rdzv"))
+_MPIRUN = _Launcher("--mpi ")
+_LAUNCHERS: Mapping[str, _Launcher] = {
+    "torchrun": _TORCHRUN,
+    "torch.distributed.run": _TORCHRUN,
+    "torch.distributed.launch": _TORCHRUN,
+    "accelerate": _Launcher(meant=("--num_machines", "--machine_rank")),
+    "deepspeed": _Launcher(meant=("--no_ssh", "--node_rank", "--hostfile")),
+    "mpirun": _MPIRUN,
+    "mpiexec": _MPIRUN,
+    "horovodrun": _Launcher("--horovod "),
+    "srun": _Launcher("--srun "),
+}
+
+
+def launcher_advice(command: Sequence[str]) -> str | None:
+    """What the user is told of this command; None where it is no launcher, or meant to be one on each host."""
+    name = command[0].rpartition("/")[2]
+    if name.startswith("python") and command[1:2] == ("-m",):
+        name = "".join(command[2:3])
+    launcher = _LAUNCHERS.get(name)
+    if launcher is None or (name == "accelerate" and command[1:2] != ("launch",)):
+        return None
+    if any(word.startswith(launcher.meant) for word in command[1:] if launcher.meant):
+        return None
+    scripts = [number for number, word in enumerate(command) if number and word.endswith(".py")]
+    rest = f"python {' '.join(command[scripts[0] :])}" if scripts else "python train.py"
+    return f"{name} starts a job of its own in each worker; write: hvlaunch … {launcher.flag}{rest}"

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hvlaunch.agent.shapes import plain
-from hvlaunch.driver.thread_failures import failures_as_events, loud
+from hvlaunch.driver.process_events import failures_as_events, loud
 from hvlaunch.engine import events as on
 from hvlaunch.mpi.call_listener import CallListener
 from hvlaunch.mpi.command import Command

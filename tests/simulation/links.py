@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hvlaunch.agent.frames import BadFrame
 from hvlaunch.agent.session import BY_AGENT, BY_DRIVER, LASTING, Session, StaleEpoch
-from hvlaunch.driver.links.durable import DurableFrames
+from hvlaunch.driver.links.flow import DurableFrames
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from tests.simulation.wires import Agent, Frame, Wire

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvlaunch.agent.session import LASTING, Session
-from hvlaunch.driver.links.durable import DurableFrames
+from hvlaunch.driver.links.flow import DurableFrames
 from hvlaunch.engine.engine import Engine
 from tests.simulation.bugs import Bug, Patch, afterwards, instead
 from tests.simulation.journals import Journal

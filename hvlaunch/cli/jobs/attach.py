@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from hvlaunch.cli.answer import BROKEN_PIPE, complain
 from hvlaunch.cli.jobs.view import View, await_output, has_ended, is_shown
-from hvlaunch.console.duration import duration
+from hvlaunch.console.duration import count, duration
 from hvlaunch.console.store_reader import STREAMS, StoreReader, from_where, newest_lines
 from hvlaunch.console.stored import Position, Stored, segments
 from hvlaunch.errors import EXIT_HOSTS
@@ -21,7 +21,6 @@ from hvlaunch.outside.directory import has_driver
 from hvlaunch.outside.known import KnownJob, choose, result_of
 from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_successor
 from hvlaunch.uninterrupted import uninterrupted
-from hvlaunch.watch.milestones import count
 
 __all__ = ["Viewed", "attach"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from hvlaunch.engine.actions import Action
     from hvlaunch.engine.events import Event
-    from hvlaunch.watch.totals import Totals
+    from hvlaunch.watch.overview import Totals
 
     See = Callable[[Event, Sequence[Action], float], None]
     MakeRecorder = Callable[[Callable[[Mapping[str, object]], None], Callable[[], float]], See]
@@ -123,7 +123,7 @@ class History:
     def _read(self) -> Totals:
         """Make the records of what was seen, and count it; under the lock."""
         if self._record is None or self._totals is None:
-            from hvlaunch.watch.totals import Totals  # noqa: PLC0415 (when somebody asks)
+            from hvlaunch.watch.overview import Totals  # noqa: PLC0415 (when somebody asks)
 
             self._record = self._make_recorder(self._write, lambda: self._seen_at)
             self._totals = Totals()

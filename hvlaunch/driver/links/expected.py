@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hvlaunch.agent.frames import FRAME_COST, LAST_OUTPUT, OUTPUT_CHUNK, BadFrame
+from hvlaunch.agent.frames import FRAME_COST, LAST_OUTPUT, MOST_RELAYED, OUTPUT_CHUNK, RELAY_WINDOW, BadFrame
 from hvlaunch.agent.session import SELDOM
-from hvlaunch.driver.links.relay_rules import RelayRules
 from hvlaunch.engine import events as on
 
-__all__ = ["Expected"]
+__all__ = ["Expected", "RelayRules"]
+
 
 _LOOPBACK = "127.0.0.1"
 _OF_WORKERS = ("started", "not_started", "output", "exited", "suspended", "alone")
@@ -245,3 +245,62 @@ class Expected:
         chunks = LAST_OUTPUT // OUTPUT_CHUNK + 1
         if over > self._spill + self._workers * _STREAMS * chunks * _CHUNK_COST:
             raise BadFrame("output beyond its credit")
+
+
+class _Connection:
+    """Bytes of both directions. What we have passed on of the agent's, it may send again."""
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self.passed_on = 0
+        self.sent = 0
+        self.taken = 0
+        self.is_ended = False
+
+
+class RelayRules:
+    """For one agent. sent() may be called by another thread than heard()."""
+
+    def __init__(self) -> None:
+        self._opened = 0
+        self._open: dict[int, _Connection] = {}
+
+    def sent(self, header: Mapping[str, Any], size: int) -> None:
+        """The agent is about to get this frame, with a body of `size` bytes."""
+        connection = self._open.get(header["id"])
+        if connection is None:
+            return
+        match header["what"]:
+            case "credit":
+                connection.passed_on += header["bytes"]
+            case "data":
+                connection.sent += size
+            case "close":
+                self._open.pop(header["id"], None)
+
+    def heard(self, header: Mapping[str, Any], size: int) -> None:
+        """The agent has sent this frame. Raises BadFrame."""
+        number, what = header["id"], header["what"]
+        if what == "open":
+            self._opened += 1
+            if number != self._opened or len(self._open) >= MOST_RELAYED:
+                raise BadFrame("a relayed connection too many")
+            self._open[number] = _Connection()
+            return
+        if number > self._opened:
+            raise BadFrame("a relayed connection that was never opened")
+        connection = self._open.get(number)
+        if connection is None:
+            return  # we have closed it, and the agent did not know yet
+        match what:
+            case "data" | "end":
+                connection.arrived += size
+                if connection.is_ended or connection.arrived - connection.passed_on > RELAY_WINDOW:
+                    raise BadFrame("relayed data beyond its window")
+                connection.is_ended = what == "end"
+            case "credit":
+                connection.taken += header["bytes"]
+                if connection.taken > connection.sent:
+                    raise BadFrame("credit for more than was relayed")
+            case "close":
+                self._open.pop(number, None)

@@ -2,7 +2,7 @@
 
 from hvlaunch.agent.frames import BadFrame
 from hvlaunch.agent.shapes import plain
-from hvlaunch.driver.program.bundle import NO_PYTHON
+from hvlaunch.driver.program.agent_program import NO_PYTHON
 from hvlaunch.errors import AgentFailed, ChannelGarbled, HostError, HostLost, NoPython, ProtocolBroken
 
 __all__ = ["LONGEST_LINE", "broken", "garbled", "lost", "never_began"]

@@ -3,25 +3,22 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hvlaunch.agent.frames import MOST_RELAYED, PROTOCOL, BadFrame
 from hvlaunch.agent.shapes import plain
 from hvlaunch.console.lines import Stream
-from hvlaunch.driver.arrival import Arrival
 from hvlaunch.driver.links import host_ends
 from hvlaunch.driver.links.agent_channel import AgentConnection
-from hvlaunch.driver.links.credit import Credit
-from hvlaunch.driver.links.durable import DurableFrames
 from hvlaunch.driver.links.expected import Expected
-from hvlaunch.driver.links.host_facts import host_facts
+from hvlaunch.driver.links.flow import Credit, DurableFrames
 from hvlaunch.driver.links.piece_reader import Garbled
 from hvlaunch.driver.links.session import HostSession
-from hvlaunch.driver.output_printer import OutputPrinter
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.driver.record.seen import Seen, SeenFrames
-from hvlaunch.driver.result_files import ResultFiles
+from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import events as on
+from hvlaunch.engine.events import HostFacts
 from hvlaunch.errors import (
     AgentFailed,
     HostError,
@@ -33,16 +30,41 @@ from hvlaunch.job import Host, Look, PortHolder
 from hvlaunch.ssh.stages import listen
 
 if TYPE_CHECKING:
+    from hvlaunch.console.recent import Origin
     from hvlaunch.driver.links.relay import HostRelay
     from hvlaunch.driver.record.past import PastTurn
+    from hvlaunch.driver.result_files import ResultFiles
 
-__all__ = ["HostLink", "Opening"]
+__all__ = ["HostLink", "Opening", "OutputPrinter", "host_facts"]
+
 
 _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
 _MOST_PARTINGS = 4  # that are passed on, of an agent that says so again and again
 _UNREAD = 5.0
 """Seconds that an agent which is to end waits for somebody who reads what its workers have printed."""
+
+
+class OutputPrinter(Protocol):
+    """Where workers' output goes. `done` is called with the number of bytes once they are printed; `note` before that, as in Output.
+
+    `origin` names the link and the frame: what has the same was printed before.
+    """
+
+    def output(
+        self,
+        rank: int,
+        stream: Stream,
+        data: bytes,
+        done: Callable[[int], None],
+        origin: "Origin",
+        note: Callable[[bool], None] | None,
+    ) -> None: ...
+
+    def end(self, rank: int, stream: Stream, done: Callable[[int], None], origin: "Origin") -> None: ...
+
+    def tail(self, rank: int) -> bytes:
+        """The last bytes of its stderr."""
 
 
 class Opening(NamedTuple):
@@ -64,7 +86,7 @@ class Opening(NamedTuple):
     """Of the connection, counted over the job."""
     call: Sequence[bytes] = ()
     """The program of a job that calls a function, in parts."""
-    results: ResultFiles | None = None
+    results: "ResultFiles | None" = None
     """Where that function's results go."""
     seen: "SeenFrames | None" = None
     """Where it is on record which frames need not be sent again; None where nothing outlives this driver."""
@@ -483,3 +505,22 @@ def _first_line(noise: bytes) -> str:
     """Empty where there is only space."""
     lines = noise.decode("utf-8", "replace").strip().splitlines() or [""]
     return plain(lines[0], _NOISE_QUOTED)
+
+
+def host_facts(hello: Mapping[str, Any], peer_address: str | None) -> HostFacts:
+    """Return the facts that the agent's `hello` tells of its host."""
+    facts = hello["facts"]
+    gpus = facts.get("gpus")
+    return HostFacts(
+        addresses={name: tuple(listed) for name, listed in facts["addresses"].items()},
+        cpus=facts["cpus"],
+        gpus=None if gpus is None else len(gpus),
+        scratch=hello["scratch"],
+        beacon_port=hello["beacon_port"],
+        master_port=hello["master_port"],
+        peer_address=peer_address,
+        python=facts.get("python"),
+        cwd_error=hello["cwd_error"],
+        trouble=hello["trouble"],
+        boot_id=facts.get("boot_id"),
+    )

@@ -1,32 +1,31 @@
 """The links to the job's hosts: one for each, the newest where there was another before."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.frames import PROTOCOL
-from hvlaunch.driver.arrival import Arrival
 from hvlaunch.driver.links.agent_channel import AgentConnection
-from hvlaunch.driver.links.host_link import HostLink, Opening
+from hvlaunch.driver.links.host_link import HostLink, Opening, OutputPrinter
 from hvlaunch.driver.links.lease import agents_lease
-from hvlaunch.driver.output_printer import OutputPrinter
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.driver.program.keys import Keys
-from hvlaunch.driver.ranks import Ranks
-from hvlaunch.driver.result_files import ResultFiles, parts_of
+from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.network import is_usable
 from hvlaunch.hosts.local import own_addresses
-from hvlaunch.job import Host, JobSpec
+from hvlaunch.job import Call, Host, JobSpec
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.relay import HostRelay
-    from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.record.keeping import Keeping
     from hvlaunch.driver.record.past import PastTurn
+    from hvlaunch.driver.result_files import ResultFiles
+    from hvlaunch.driver.takeover import Takeover
 
 __all__ = ["HostLinks"]
 
@@ -70,8 +69,10 @@ class HostLinks:
             "reconnect": spec.reconnect_timeout,
             "spill": spec.spill,
         }
-        self._call = () if spec.call is None else parts_of(spec.call.program)
-        self._results = None if spec.call is None else ResultFiles(spec.call.results)
+        calls: tuple[Sequence[bytes], ResultFiles | None] = (
+            ((), None) if spec.call is None else _call_files(spec.call)
+        )
+        self._call, self._results = calls
         own_pythons = frozenset(host.python for host in spec.hosts if host.python is not None)
         self._program = AgentProgram(config, spec.remote_python, own_pythons)
 
@@ -201,6 +202,12 @@ class HostLinks:
         from hvlaunch.driver.links.relay import HostRelay  # noqa: PLC0415 (it needs asyncio, which few jobs do)
 
         return HostRelay(host.name, self._rendezvous, send)
+
+
+def _call_files(call: Call) -> "tuple[Sequence[bytes], ResultFiles]":
+    from hvlaunch.driver.result_files import ResultFiles, parts_of  # noqa: PLC0415 (few jobs call a function)
+
+    return parts_of(call.program), ResultFiles(call.results)
 
 
 def _own_addresses(used: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from hvlaunch.agent.frames import RELAY_CHUNK as CHUNK
 from hvlaunch.agent.frames import RELAY_WINDOW as WINDOW
-from hvlaunch.driver.thread_failures import loud
+from hvlaunch.driver.process_events import loud
 
 __all__ = ["HostRelay", "Rendezvous", "peer_name"]
 

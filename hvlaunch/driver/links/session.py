@@ -14,8 +14,7 @@ from hvlaunch.agent.frames import FRAME_COST, BadFrame
 from hvlaunch.agent.quick import same
 from hvlaunch.agent.session import BY_AGENT, BY_DRIVER, LASTING, Session
 from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Listener
-from hvlaunch.driver.links.durable import DurableFrames
-from hvlaunch.driver.links.outgoing import Outgoing
+from hvlaunch.driver.links.flow import DurableFrames, Outgoing
 from hvlaunch.driver.links.piece_reader import Garbled
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.engine import events as on

@@ -5,8 +5,8 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from hvlaunch.driver.observing.inquiry import Observe, StacksWanted
-from hvlaunch.driver.ranks import Ranks
 from hvlaunch.engine import events as on
+from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink

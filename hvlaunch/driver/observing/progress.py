@@ -7,7 +7,7 @@ from math import exp
 from typing import Any, NamedTuple, TypeAlias
 
 from hvlaunch.agent.shapes import mapping, number, or_null, record, text, whole
-from hvlaunch.driver.thread_failures import loud
+from hvlaunch.driver.process_events import loud
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.telling import LONGEST_NAME, MOST_METRICS, PROGRESS
 

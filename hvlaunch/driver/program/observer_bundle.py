@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from hvlaunch import agent
-from hvlaunch.driver.program.bundle import without_words
+from hvlaunch.driver.program.agent_program import without_words
 
 __all__ = ["observer_bundle"]
 

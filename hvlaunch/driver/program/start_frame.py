@@ -1,17 +1,19 @@
 """The `start` frame: a round's workers of one host. What they share is in it once."""
 
-from typing import Any
+import functools
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from hvlaunch.agent.quick import dumps
 from hvlaunch.driver.program.keys import Keys
-from hvlaunch.driver.program.worker_env import default_env, elastic_env, identity_env, shared_env
-from hvlaunch.engine.actions import Start
+from hvlaunch.engine.actions import HostAddress, HostNetwork, Start
+from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.hosts.local import may_be_taken_over
 from hvlaunch.hosts.placement import Placement
-from hvlaunch.job import JobSpec
+from hvlaunch.job import ElasticOptions, JobSpec
 from hvlaunch.rendezvous.round_messages import worker_id
 
-__all__ = ["gets_stdin", "start_frame"]
+__all__ = ["default_env", "elastic_env", "gets_stdin", "identity_env", "shared_env", "start_frame"]
 
 
 def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tuple[dict[str, Any], bytes]:
@@ -57,3 +59,123 @@ def gets_stdin(place: Placement, spec: JobSpec) -> bool:
     if spec.elastic is not None:
         return False
     return spec.stdin == "all" or (spec.stdin == "0" and place.rank == 0)
+
+
+_LONGEST = 130_000
+"""Characters, of which nearly 2,000 hosts with long names have as many: a variable has 131,072 bytes at most."""
+
+
+def default_env(cpus: int, local_size: int) -> dict[str, str]:
+    """Set only where neither the user nor the host has set it."""
+    return {"OMP_NUM_THREADS": str(max(1, cpus // local_size)), "PYTHONUNBUFFERED": "1"}
+
+
+class Certificate(Protocol):
+    """What workers know the rendezvous by."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def shared_env(
+    network: HostNetwork,
+    user_env: Mapping[str, str],
+    certificate: Certificate,
+    ports: tuple[int, int] | None = None,
+    lease: float = 0.0,
+    *,
+    is_sealed: bool = False,
+) -> dict[str, str]:
+    """The same for all workers of a host. The user's own choice of address, port and interface stands.
+
+    `certificate` is made where workers need it: nobody else is on a loopback. `ports` are the lowest and the highest that workers may listen on; None is any.
+    `lease`: the seconds for which a worker asks a rendezvous again that does not answer. `is_sealed`: by TLS on a loopback, too.
+    """
+    env = {"MASTER_ADDR": network.master_addr, "MASTER_PORT": str(network.master_port)}
+    if network.interface is not None:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
+            env[name] = network.interface
+    env.update(user_env)
+    if network.address:
+        env["HVLAUNCH_ADDRESS"] = network.address
+    if hosts := _hosts(network.hosts):
+        env["HVLAUNCH_HOSTS"] = hosts
+    if ports is not None:
+        env["HVLAUNCH_WORKER_PORTS"] = "{}-{}".format(*ports)
+    env["HOROVOD_CONTROLLER"] = env["HOROVOD_CPU_OPERATIONS"] = "gloo"
+    if network.rendezvous is not None:
+        address, port = network.rendezvous
+        host = _in_brackets(address)
+        if address == LOOPBACK and not is_sealed:
+            env["HVLAUNCH_RENDEZVOUS"] = f"http://{host}:{port}"
+        else:
+            env["HVLAUNCH_RENDEZVOUS"] = f"https://{host}:{port}"
+            env["HVLAUNCH_RENDEZVOUS_CERT"] = certificate.fingerprint
+        env["HVLAUNCH_LEASE"] = f"{lease:g}"
+        env["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
+        env["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
+    return env
+
+
+@functools.lru_cache(maxsize=1)
+def _hosts(hosts: tuple[HostAddress, ...]) -> str:
+    """One text for all hosts of a round; empty where no process could be started with it."""
+    text = ",".join(f"{name}={_in_brackets(address)}:{workers}" for name, address, workers in hosts)
+    return text if len(text) < _LONGEST else ""
+
+
+def _in_brackets(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def identity_env(
+    place: Placement, *, worker: str, job_id: str, round_number: int, token: str, scratch: str
+) -> dict[str, str]:
+    """Who this worker is; `worker` is its id. `scratch` is the job's private directory on the worker's host."""
+    ranks = {
+        "RANK": place.rank,
+        "SIZE": place.size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_SIZE": place.local_size,
+        "CROSS_RANK": place.cross_rank,
+        "CROSS_SIZE": place.cross_size,
+    }
+    torch = {
+        "RANK": place.rank,
+        "WORLD_SIZE": place.size,
+        "LOCAL_RANK": place.local_rank,
+        "LOCAL_WORLD_SIZE": place.local_size,
+        "GROUP_RANK": place.group_rank,
+        "GROUP_WORLD_SIZE": place.group_size,
+        "NODE_RANK": place.group_rank,
+        "ROLE_RANK": place.rank,
+        "ROLE_WORLD_SIZE": place.size,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RESTART_COUNT": round_number,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RUN_ID": job_id,
+        "TORCHELASTIC_ERROR_FILE": f"{scratch}/{worker.partition('/')[2].replace('/', '.')}.error.json",
+    }
+    own = {
+        "HVLAUNCH_JOB_ID": job_id,
+        "HVLAUNCH_ROUND": round_number,
+        "HVLAUNCH_HOST": place.host,
+        "HVLAUNCH_WORKER": worker,
+        "HVLAUNCH_TOKEN": token,
+        "HVLAUNCH_SCRATCH": scratch,
+        "HOROVOD_HOSTNAME": place.host,
+    }
+    both = {f"{prefix}_{name}": value for prefix in ("HVLAUNCH", "HOROVOD") for name, value in ranks.items()}
+    return {name: str(value) for name, value in (own | both | torch).items()}
+
+
+def elastic_env(options: ElasticOptions | None) -> dict[str, str]:
+    """What the worker of an elastic job finds besides."""
+    if options is None:
+        return {}
+    return {
+        "HVLAUNCH_ELASTIC": "1",
+        "HVLAUNCH_WORKER_TIMEOUT": f"{options.worker_timeout:g}",
+        "HOROVOD_ELASTIC": "1",
+        "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts or 0),
+    }

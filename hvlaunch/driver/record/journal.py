@@ -15,7 +15,7 @@ from typing import Any
 
 from hvlaunch.agent.quick import dumps
 from hvlaunch.boot import boot_id
-from hvlaunch.driver.arrival import Arrival, Turn
+from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.codec import BadData, encode
 from hvlaunch.engine.entries import Entry

@@ -17,9 +17,9 @@ from hvlaunch.rendezvous.serving.store_file import StoreFile
 
 if TYPE_CHECKING:
     from hvlaunch.console.notes import FileSizes
-    from hvlaunch.driver.arrival import Turn
     from hvlaunch.driver.record.journal import Journal
     from hvlaunch.driver.record.past import Past
+    from hvlaunch.driver.turn import Turn
     from hvlaunch.engine.engine import Engine
 
 __all__ = ["UNFINISHED", "Keeping", "forget"]

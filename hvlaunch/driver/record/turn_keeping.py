@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hvlaunch.driver.arrival import Turn
 from hvlaunch.driver.record.keeping import Keeping
+from hvlaunch.driver.turn import Turn
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import Began, HostConnected, HostReady, HostStage
 

@@ -12,7 +12,6 @@ from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.host_link import HostLink, Opening
 from hvlaunch.driver.links.relay import HostRelay
 from hvlaunch.driver.program.agent_program import AgentProgram
-from hvlaunch.driver.ranks import Ranks
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
@@ -23,6 +22,7 @@ from hvlaunch.job import ElasticOptions, Host
 from hvlaunch.rendezvous.serving.connection import ClientConnection
 from hvlaunch.rendezvous.serving.http import HttpLimits
 from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.watch.rounds import Ranks
 from hvlaunch.watch.sentences import detail, sentence
 from tests.security.fuzz.broken import Valid
 from tests.security.fuzz.judge import OUTPUT, check_line, check_problem

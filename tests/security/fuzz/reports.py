@@ -10,11 +10,10 @@ from hvlaunch.agent.frames import BadFrame, encode
 from hvlaunch.agent.pieces import PieceWriter
 from hvlaunch.driver.links import host_ends
 from hvlaunch.driver.links.agent_channel import AgentChannel, CommandConnection, Listener
+from hvlaunch.driver.links.expected import RelayRules
 from hvlaunch.driver.links.piece_reader import Garbled, PieceReader
-from hvlaunch.driver.links.relay_rules import RelayRules
 from hvlaunch.driver.links.reports import report_decoder
-from hvlaunch.driver.program.agent_program import AgentProgram
-from hvlaunch.driver.program.bundle import NO_PYTHON
+from hvlaunch.driver.program.agent_program import NO_PYTHON, AgentProgram
 from hvlaunch.engine.events import HostClosed
 from hvlaunch.job import Host
 from hvlaunch.mpi.launched_agent import LaunchedAgent, LauncherEnd

@@ -19,7 +19,7 @@ import pytest
 from hvlaunch.agent.frames import FRAME_COST, Decoder, encode
 from hvlaunch.agent.session import BY_AGENT, STREAMS
 from hvlaunch.driver.links.piece_reader import PieceReader
-from hvlaunch.driver.program.bundle import agent_command, bundle, rare_modules
+from hvlaunch.driver.program.agent_program import agent_command, bundle, rare_modules
 from tests import pythons
 
 if TYPE_CHECKING:

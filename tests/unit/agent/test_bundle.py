@@ -16,8 +16,8 @@ import pytest
 from hvlaunch import agent as agent_package
 from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
 from hvlaunch.driver.links.piece_reader import PieceReader
-from hvlaunch.driver.program import bundle as bundles
-from hvlaunch.driver.program.bundle import (
+from hvlaunch.driver.program import agent_program as bundles
+from hvlaunch.driver.program.agent_program import (
     NO_PYTHON,
     agent_command,
     bundle,

@@ -20,7 +20,7 @@ from hvlaunch.agent.frames import FRAME_COST, Decoder, encode
 from hvlaunch.agent.rejoin import session_proof
 from hvlaunch.agent.session import BY_AGENT
 from hvlaunch.driver.links.piece_reader import PieceReader
-from hvlaunch.driver.program.bundle import carrier
+from hvlaunch.driver.program.agent_program import carrier
 from tests.unit.agent.harness import PATIENCE, AgentProcess, has_ended, python, until
 
 KEY = "the session's key"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hvlaunch.cli.environment import MAX_STRING, SET_BY_HVLAUNCH, left_out, shown, user_env
 from hvlaunch.console.masking import MASK, masked
 from hvlaunch.driver.program.keys import Keys
-from hvlaunch.driver.program.worker_env import default_env, elastic_env, identity_env, shared_env
+from hvlaunch.driver.program.start_frame import default_env, elastic_env, identity_env, shared_env
 from hvlaunch.engine.actions import HostAddress, HostNetwork
 from hvlaunch.errors import BadEnvironment, BadUsage
 from hvlaunch.hosts.placement import place

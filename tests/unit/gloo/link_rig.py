@@ -5,12 +5,12 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from hvlaunch.driver.arrival import Arrival
 from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.driver.links.host_link import HostLink, Opening
 from hvlaunch.driver.links.relay import HostRelay
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.driver.record.seen import SeenFrames
+from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import events as on
 from hvlaunch.job import Host
 from tests.unit.gloo.fakes import FakeConnection

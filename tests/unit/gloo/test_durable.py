@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.driver.links.durable import DurableFrames
+from hvlaunch.driver.links.flow import DurableFrames
 from hvlaunch.driver.record.seen import Seen, SeenFile, SeenFrames
 
 

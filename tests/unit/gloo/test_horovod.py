@@ -1,4 +1,4 @@
-from hvlaunch.driver.horovod import addresses, scopes
+from hvlaunch.driver.worker_messages import addresses, scopes
 from hvlaunch.engine.actions import HostNetwork, Start
 from hvlaunch.hosts.placement import Launch, place
 from tests.unit.gloo.history import facts

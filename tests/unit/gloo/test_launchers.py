@@ -6,8 +6,8 @@ import pytest
 
 from hvlaunch.engine import events as on
 from hvlaunch.job import ConsoleOptions
-from hvlaunch.watch.launchers import launcher_advice
 from hvlaunch.watch.narrator import Narrator
+from hvlaunch.watch.sentences import launcher_advice
 from tests.unit.gloo.history import History, spec
 
 

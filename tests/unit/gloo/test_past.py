@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from hvlaunch import __version__
-from hvlaunch.driver.arrival import Arrival, Turn
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.record.journal import JOURNAL, Journal, digest
 from hvlaunch.driver.record.keeping import Keeping
 from hvlaunch.driver.record.past import ForeignJournal, NoJournal, OtherVersion, TornJournal, read_past
+from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.entries import begin_entry

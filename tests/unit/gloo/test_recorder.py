@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
-from hvlaunch.driver.ranks import Ranks
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
@@ -15,6 +14,7 @@ from hvlaunch.errors import Defect, DiscoveryFailed, HostLost
 from hvlaunch.hosts.placement import Launch, place
 from hvlaunch.job import Host
 from hvlaunch.watch.recorder import Recorder
+from hvlaunch.watch.rounds import Ranks
 
 from .examples import CAUSES, FACTS, STOPPED
 from .history import History, facts, spec

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from hvlaunch.driver.observing.inquiry import Inquiry, StacksWanted
-from hvlaunch.driver.signals import signals_as_events
+from hvlaunch.driver.process_events import signals_as_events
 from hvlaunch.engine import events as on
 
 
@@ -117,7 +117,7 @@ def test_one_that_comes_by_two_ways_is_one() -> None:
 def test_signals_that_come_at_once_are_heard_while_the_main_thread_waits() -> None:
     """The kernel gives the second to another thread, which does not wake the main thread from its wait."""
     script = (
-        "import threading, queue, os, signal; from hvlaunch.driver.signals import signals_as_events\n"
+        "import threading, queue, os, signal; from hvlaunch.driver.process_events import signals_as_events\n"
         "events = queue.SimpleQueue()\n"
         "for _ in range(4): threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
         "with signals_as_events(events.put):\n"

@@ -8,7 +8,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.codec import decode
 from hvlaunch.engine.entries import Turn
-from hvlaunch.watch.totals import BOUNDS, Totals
+from hvlaunch.watch.overview import BOUNDS, Totals
 from tests.unit.gloo.elastic_history import arrive, elastic, everyone, pool, training
 from tests.unit.gloo.history import History, hosts, lost
 

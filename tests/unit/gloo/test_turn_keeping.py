@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hvlaunch.driver.arrival import Arrival, Turn
 from hvlaunch.driver.record.turn_keeping import TurnKeeping
+from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 

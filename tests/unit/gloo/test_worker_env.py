@@ -5,8 +5,7 @@ import json
 import pytest
 
 from hvlaunch.driver.program.keys import Keys
-from hvlaunch.driver.program.start_frame import start_frame
-from hvlaunch.driver.program.worker_env import default_env, identity_env, shared_env
+from hvlaunch.driver.program.start_frame import default_env, identity_env, shared_env, start_frame
 from hvlaunch.engine import actions as do
 from hvlaunch.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.placement import Launch, place

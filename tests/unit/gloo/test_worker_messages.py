@@ -4,7 +4,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from hvlaunch.driver.arrival import Arrival
+from hvlaunch.driver.turn import Arrival
 from hvlaunch.driver.worker_messages import WorkerMessages
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
