@@ -36,10 +36,10 @@ from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
     from hvlaunch.console.job_folder import JobFolder
+    from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.observing.observation import Observation
     from hvlaunch.driver.record.keeping import Keeping
     from hvlaunch.driver.record.turn_keeping import TurnKeeping
-    from hvlaunch.driver.takeover import Takeover
     from hvlaunch.driver.worker_messages import Message, WorkerMessages
     from hvlaunch.hosts.discovery import Discovery
 

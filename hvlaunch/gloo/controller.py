@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from hvlaunch.driver.detachment import Detachment
     from hvlaunch.driver.doors.history import History
     from hvlaunch.driver.doors.page_door import PageDoor
+    from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.loop import Item, Watcher
     from hvlaunch.driver.record.keeping import Keeping
     from hvlaunch.driver.record.past import Past
-    from hvlaunch.driver.takeover import Takeover
     from hvlaunch.engine import actions as do
     from hvlaunch.outside.directory import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
@@ -141,10 +141,9 @@ def _run_and_report(
         )
         if spec.detach != "never" and store is not None and directory is not None and stdout is not None:
             detachment = _detachment(directory, printer, on_detached)
-        wanted = StacksWanted(partial(_show_stacks, printer))
-        signals.enter_context(
-            signals_as_events(events.put, _left_alone(spec, detachment, signal.SIGHUP), wanted)
-        )
+        on_hangup = partial(events.put, _left_alone(spec, detachment, signal.SIGHUP))
+        on_quit = partial(events.put, StacksWanted(partial(_show_stacks, printer)))
+        signals.enter_context(signals_as_events(events.put, on_hangup, on_quit))
         reporting = Reporting(spec, printer, job.about)
         patience = spec.grace
         last_words: Callable[[bool], str] | None = None
@@ -160,7 +159,7 @@ def _run_and_report(
             if result.exit_code != 0:
                 printer.show(reporting.text(result))
             else:
-                from hvlaunch.watch.narrator import ended_well  # noqa: PLC0415 (the loop has loaded it)
+                from hvlaunch.watch.milestones import ended_well  # noqa: PLC0415 (the loop has loaded it)
 
                 last_words = None if spec.console.quiet else partial(ended_well, result)
                 patience = _PAGER_PATIENCE
@@ -263,7 +262,7 @@ def _server(job: _Job, keeping: "Keeping | None", say: Callable[[str], None]) ->
 
 def _takeover(past: "Past", ways: HostWays) -> "Takeover":
     from hvlaunch.boot import boot_id  # noqa: PLC0415 (few drivers are killed)
-    from hvlaunch.driver.takeover import Takeover  # noqa: PLC0415 (as above)
+    from hvlaunch.driver.links.takeover import Takeover  # noqa: PLC0415 (as above)
 
     boot = boot_id()
     is_same_boot = bool(boot) and boot == past.drivers[-1].boot

@@ -3,16 +3,15 @@
 import time
 from collections.abc import Callable, Sequence
 
-from hvlaunch.console.duration import count, duration
 from hvlaunch.console.status import OnStatus, Status, counted
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
-from hvlaunch.errors import EXIT_NOT_WRITTEN
-from hvlaunch.hosts.fold import fold_hosts, host_set
-from hvlaunch.job import JobResult, JobSpec
+from hvlaunch.hosts.fold import host_set
+from hvlaunch.job import JobSpec
+from hvlaunch.watch.milestones import starting
 
-__all__ = ["Narrator", "assumed", "ended_well", "starting"]
+__all__ = ["Narrator"]
 
 
 _ERRORS = (tell.HostLostAtEnd, tell.HostNotClosing, tell.HostLeftOver)
@@ -169,26 +168,3 @@ class Narrator:
                 self._pids[host] = []
         elif (text := detail(event, now - self._began)) is not None:
             self._say(text)
-
-
-def starting(fact: tell.RoundStarting) -> str:
-    """`8 workers on 2 hosts; rank 0 is at 10.0.0.1:41873`."""
-    again = f"round {fact.round}: " if fact.round else ""
-    where = f"host {fact.hosts[0]}" if len(fact.hosts) == 1 else f"{len(fact.hosts)} hosts"
-    port = f"{fact.master_addr}:{fact.master_port}"
-    return f"{again}{count(fact.workers, 'worker')} on {where}; rank 0 is at {port}"
-
-
-def assumed(fact: tell.SlotsAssumed) -> str:
-    """Where a number of slots came from that nobody has given."""
-    have, each = ("has", "") if len(fact.hosts) == 1 else ("have", " each")
-    way = "-np 4" if fact.hosts == ("localhost",) else f"-H {fact.hosts[0]}:4"
-    return (
-        f"{fold_hosts(fact.hosts)} {have} 1 slot{each}: no number was given, and no GPU was found; try: {way}"
-    )
-
-
-def ended_well(result: JobResult, has_lost: bool) -> str:
-    """`done after 12.4 s, exit code 0`; `has_lost` tells whether some of the output is lost, which was said."""
-    lost = " but not all of the output was written," if has_lost else ""
-    return f"done after {duration(result.elapsed)},{lost} exit code {EXIT_NOT_WRITTEN if has_lost else 0}"

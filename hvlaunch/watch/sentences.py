@@ -12,7 +12,7 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.errors import GaveUp, JobHung
 from hvlaunch.hosts.fold import fold_hosts
 from hvlaunch.report.endings import signal_name
-from hvlaunch.watch.narrator import assumed, starting
+from hvlaunch.watch.milestones import assumed, starting
 
 __all__ = ["because", "detail", "launcher_advice", "sentence", "span", "start_detail"]
 

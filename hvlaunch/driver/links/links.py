@@ -22,10 +22,10 @@ from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.relay import HostRelay
+    from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.record.keeping import Keeping
     from hvlaunch.driver.record.past import PastTurn
     from hvlaunch.driver.result_files import ResultFiles
-    from hvlaunch.driver.takeover import Takeover
 
 __all__ = ["HostLinks"]
 

@@ -118,7 +118,7 @@ LATER = {
     "driver/observing/observation.py": "jobs that somebody watches",
     "driver/observing/stacks.py": "jobs whose stacks are taken",
     "driver/result_files.py": "jobs that call a function",
-    "driver/takeover.py": "jobs whose driver was killed",
+    "driver/links/takeover.py": "jobs whose driver was killed",
     "driver/worker_messages.py": "elastic jobs, and jobs of Horovod",
     "gloo/successor.py": "jobs whose driver was killed",
     "watch/overview.py": "jobs with a directory, once it is there",

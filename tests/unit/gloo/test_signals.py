@@ -35,7 +35,7 @@ def test_each_is_an_event_and_handlers_come_back(number: signal.Signals, event: 
 
 def test_a_hangup_may_mean_something_else() -> None:
     got: list[on.Event | Inquiry | StacksWanted] = []
-    with signals_as_events(got.append, on.Began()):
+    with signals_as_events(got.append, lambda: got.append(on.Began())):
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGTERM)
     assert got == [on.Began(), on.Interrupted(signal.SIGTERM)]
@@ -46,7 +46,7 @@ def test_the_key_for_a_core_asks_for_stacks() -> None:
     got: list[on.Event | Inquiry | StacksWanted] = []
     before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's job in the background ignores it
     try:
-        with signals_as_events(got.append, None, wanted):
+        with signals_as_events(got.append, on_quit=lambda: got.append(wanted)):
             os.kill(os.getpid(), signal.SIGQUIT)
         assert signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL
     finally:
