@@ -7,9 +7,9 @@ import struct
 import sys
 import time
 
-from hvlaunch.agent.frames import LONGEST_TEXT, MOST_ADDRESSES
 from hvlaunch.agent.quick import socket
-from hvlaunch.agent.shapes import plain
+from hvlaunch.agent.wire.frames import LONGEST_TEXT, MOST_ADDRESSES
+from hvlaunch.agent.wire.shapes import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,17 +6,17 @@ import _thread
 import os
 
 from hvlaunch.agent import facts, probe
-from hvlaunch.agent.channel import DriverChannel
-from hvlaunch.agent.frames import LONGEST_TEXT, MOST_GPUS, PROTOCOL
-from hvlaunch.agent.proof import Prover
 from hvlaunch.agent.quick import socket
-from hvlaunch.agent.shapes import plain
+from hvlaunch.agent.wire.channel import DriverChannel
+from hvlaunch.agent.wire.frames import LONGEST_TEXT, MOST_GPUS, PROTOCOL
+from hvlaunch.agent.wire.proof import Prover
+from hvlaunch.agent.wire.shapes import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
-    from hvlaunch.agent.selector import Selector
+    from hvlaunch.agent.quick import Selector
 
 __all__ = ["Greeting"]
 

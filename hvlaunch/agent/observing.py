@@ -8,19 +8,18 @@ from __future__ import annotations
 import os
 import sys
 
-from hvlaunch.agent.cannot_start import reason
-from hvlaunch.agent.frames import LONGEST_ANSWER, LONGEST_TEXT
-from hvlaunch.agent.quick import signal
-from hvlaunch.agent.selector import READ, WRITE
-from hvlaunch.agent.shapes import plain
+from hvlaunch.agent.diagnosis import reason
+from hvlaunch.agent.quick import READ, WRITE, signal
+from hvlaunch.agent.wire.frames import LONGEST_ANSWER, LONGEST_TEXT
+from hvlaunch.agent.wire.shapes import plain
 from hvlaunch.agent.worker import spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
-    from hvlaunch.agent.channel import DriverChannel
-    from hvlaunch.agent.selector import Selector
+    from hvlaunch.agent.quick import Selector
+    from hvlaunch.agent.wire.channel import DriverChannel
 
 __all__ = ["Observing"]
 

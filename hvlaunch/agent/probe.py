@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import time
 
-from hvlaunch.agent.proof import ANSWER_SIZE, QUESTION_SIZE, Prover, Question, canonical
-from hvlaunch.agent.quick import accept, socket
-from hvlaunch.agent.selector import READ, WRITE, Selector
+from hvlaunch.agent.quick import READ, WRITE, Selector, accept, socket
+from hvlaunch.agent.wire.proof import ANSWER_SIZE, QUESTION_SIZE, Prover, Question, canonical
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ names; they are themselves where it is missing, as in other Pythons than CPython
 
 from __future__ import annotations
 
+import _thread
 import os
+import select
 import sys
 
 TYPE_CHECKING = False
@@ -15,7 +17,12 @@ if TYPE_CHECKING:
     import signal
     import socket
     from collections import deque
-    from typing import Any, Dict, Optional, Union
+    from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple, TypeVar, Union
+
+    T = TypeVar("T")
+
+    class HasFileno(Protocol):
+        def fileno(self) -> int: ...
 
 else:
     try:
@@ -28,9 +35,13 @@ else:
         from collections import deque
 
 __all__ = [
+    "READ",
+    "WRITE",
+    "Selector",
     "accept",
     "deque",
     "dumps",
+    "in_time",
     "loads",
     "mac",
     "peer_uid",
@@ -40,6 +51,79 @@ __all__ = [
     "signal_name",
     "socket",
 ]
+
+
+READ, WRITE = 0x1, 0x4
+"""EPOLLIN and EPOLLOUT, see epoll_ctl(2); by number, since a driver may import this where there is no epoll."""
+
+
+class Selector:
+    """Waits for file descriptors, and for whatever has one, as selectors.EpollSelector does.
+
+    Which would import enum, math and more, for 2 ms on every host.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._waiting: Dict[int, Tuple[Any, int]] = {}
+
+    def register(self, file: Union[int, HasFileno], events: int, data: Any) -> None:
+        """Wait for `events` (READ, WRITE or both), of which select() tells with `data`."""
+        fd = _fd(file)
+        self._epoll.register(fd, events)
+        self._waiting[fd] = data, events
+
+    def modify(self, file: Union[int, HasFileno], events: int, data: Any) -> None:
+        fd = _fd(file)
+        self._epoll.modify(fd, events)
+        self._waiting[fd] = data, events
+
+    def unregister(self, file: Union[int, HasFileno]) -> None:
+        fd = _fd(file)
+        del self._waiting[fd]
+        self._epoll.unregister(fd)
+
+    def __contains__(self, fd: int) -> bool:
+        return fd in self._waiting
+
+    def select(self, timeout: Optional[float]) -> List[Tuple[Any, int]]:
+        """Wait at most `timeout` seconds (None: for ever): the data and the events of each that is ready.
+
+        An error, or the other side's end, is as if all that was waited for had come.
+        """
+        found = []
+        for fd, ready in self._epoll.poll(-1 if timeout is None else timeout, max(1, len(self._waiting))):
+            data, events = self._waiting[fd]
+            found.append((data, events & ready or events))
+        return found
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
+def _fd(file: Union[int, HasFileno]) -> int:
+    return file if isinstance(file, int) else file.fileno()
+
+
+def in_time(work: Callable[[], T], seconds: float, otherwise: T) -> T:
+    """What `work` returns; `otherwise` where that takes longer, or no thread can be started.
+
+    For what is read of another process's memory (/proc/PID/cmdline, environ, maps): it waits as long as that process
+    changes its own map of it, which one that forks does, and which may be for ever where it is stuck in the kernel.
+    """
+    results: List[T] = []
+    is_done = _thread.allocate_lock()
+    is_done.acquire()
+
+    def run() -> None:
+        results.append(work())
+        is_done.release()
+
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:
+        return otherwise
+    return results[0] if is_done.acquire(timeout=seconds) else otherwise
 
 
 def accept(listener: socket.socket) -> socket.socket:

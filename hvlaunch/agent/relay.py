@@ -11,11 +11,11 @@ import resource
 import socket
 import struct
 
-from hvlaunch.agent.channel import DriverChannel
-from hvlaunch.agent.frames import MOST_RELAYED, BadFrame
-from hvlaunch.agent.frames import RELAY_CHUNK as CHUNK
-from hvlaunch.agent.frames import RELAY_WINDOW as WINDOW
-from hvlaunch.agent.selector import READ, WRITE, Selector
+from hvlaunch.agent.quick import READ, WRITE, Selector
+from hvlaunch.agent.wire.channel import DriverChannel
+from hvlaunch.agent.wire.frames import MOST_RELAYED, BadFrame
+from hvlaunch.agent.wire.frames import RELAY_CHUNK as CHUNK
+from hvlaunch.agent.wire.frames import RELAY_WINDOW as WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,13 +12,12 @@ import os
 import sys
 import time
 
-from hvlaunch.agent import guardian, reaper, shapes
-from hvlaunch.agent.frames import PROTOCOL, BadFrame, Decoder, encode
+from hvlaunch.agent import guardian, reaper
 from hvlaunch.agent.own_pages import take_own_pages
-from hvlaunch.agent.pieces import PieceWriter
-from hvlaunch.agent.quick import deque, prctl, signal, socket
-from hvlaunch.agent.selector import READ, WRITE, Selector
-from hvlaunch.agent.shapes import Form, record, whole
+from hvlaunch.agent.quick import READ, WRITE, Selector, deque, prctl, signal, socket
+from hvlaunch.agent.wire import shapes
+from hvlaunch.agent.wire.frames import PROTOCOL, BadFrame, Decoder, PieceWriter, encode
+from hvlaunch.agent.wire.shapes import Form, record, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def _prepare(rare: Iterable[str]) -> None:
         except ImportError:  # noqa: PERF203 (a few)
             pass
     for name in rare:
-        __import__("hvlaunch.agent." + name)
+        __import__(name)
     quick.mac(b"key", b"message")
     quick.loads(quick.dumps({"a": [1]}))
     facts.host_facts()

@@ -53,7 +53,7 @@ class WorkerProcess:
         if group and number in (signal.SIGKILL, signal.SIGINT):
             pids = [-self.pid]
         elif group:
-            from hvlaunch.agent.group import programs_of  # noqa: PLC0415 (many a job ends by itself)
+            from hvlaunch.agent.family import programs_of  # noqa: PLC0415 (many a job ends by itself)
 
             pids = programs_of(self.pid) or [-self.pid]
         for pid in pids:
@@ -98,7 +98,7 @@ def start(
     except (OSError, ValueError) as error:
         for fd in fds:
             os.close(fd)
-        from hvlaunch.agent.cannot_start import reason  # noqa: PLC0415 (most can be started)
+        from hvlaunch.agent.diagnosis import reason  # noqa: PLC0415 (most can be started)
 
         raise CannotStart(*reason(error, program, argv, env)) from None
     for fd in theirs:

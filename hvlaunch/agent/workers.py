@@ -8,19 +8,18 @@ import time
 
 from hvlaunch.agent import reaper
 from hvlaunch.agent import worker as process
-from hvlaunch.agent.channel import DriverChannel
-from hvlaunch.agent.frames import FRAME_COST, LAST_OUTPUT, LONGEST_TEXT, OUTPUT_CHUNK, BadFrame
-from hvlaunch.agent.orders import PLAN
-from hvlaunch.agent.quick import loads, signal
-from hvlaunch.agent.selector import READ, WRITE, Selector
-from hvlaunch.agent.shapes import plain
+from hvlaunch.agent.quick import READ, WRITE, Selector, loads, signal
+from hvlaunch.agent.wire.channel import DriverChannel
+from hvlaunch.agent.wire.frames import FRAME_COST, LAST_OUTPUT, LONGEST_TEXT, OUTPUT_CHUNK, BadFrame
+from hvlaunch.agent.wire.orders import PLAN
+from hvlaunch.agent.wire.shapes import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-    from hvlaunch.agent.local_ranks import LocalRanks
-    from hvlaunch.agent.spill import Spill
+    from hvlaunch.agent.launched.local_ranks import LocalRanks
+    from hvlaunch.agent.wire.rejoin import Spill
 
     Step = Tuple[int, float]
 
@@ -142,7 +141,7 @@ class HostWorkers:
             reaper.kill_descendants(_CLEARING)
         else:
             gone = [slot for slot in self._slots if slot.end is not None and slot.worker.slot in numbers]
-            from hvlaunch.agent.marked import kill_marked  # noqa: PLC0415 (few workers are replaced beside others)
+            from hvlaunch.agent.family import kill_marked  # noqa: PLC0415 (few workers are replaced beside others)
 
             kill_marked([slot.mark for slot in gone], _CLEARING)
         self._slots = [
@@ -226,7 +225,7 @@ class HostWorkers:
         )
         slot.end["port_taken_by"] = None
         if slot.end["code"] != 0 and not slot.worker.killed and slot.store_port is not None:
-            from hvlaunch.agent.listening import other_user_at  # noqa: PLC0415 (hopefully never)
+            from hvlaunch.agent.diagnosis import other_user_at  # noqa: PLC0415 (hopefully never)
 
             slot.end["port_taken_by"] = other_user_at(slot.store_port)
         elif slot.end["code"] == 0:
@@ -296,7 +295,7 @@ class HostWorkers:
     def _pass_on(self, header: Dict[str, Any], body: bytes) -> None:
         """Send a worker's output, or its end, or keep it behind what waits already."""
         if self._spill is None and self._credit <= 0 and self._channel.is_away and self._may_spill:
-            from hvlaunch.agent.spill import Spill  # noqa: PLC0415 (few connections are lost for long)
+            from hvlaunch.agent.wire.rejoin import Spill  # noqa: PLC0415 (few connections are lost for long)
 
             self._spill = Spill(self._scratch, self._may_spill)
         if self._spill is not None:
@@ -424,11 +423,11 @@ def _library_if_alone(slot: _Slot) -> Optional[str]:
     # Commands other than Python are spared the import below, which takes 2 ms on every host.
     if slot.may_be_alone is None or not _is_python(slot.may_be_alone):
         return None
-    from hvlaunch.agent import alone  # noqa: PLC0415 (see above)
+    from hvlaunch.agent import diagnosis  # noqa: PLC0415 (see above)
 
-    library = alone.library_of(slot.may_be_alone)
+    library = diagnosis.library_of(slot.may_be_alone)
     # Workers with MPI alone would not have met at MASTER_PORT.
-    if library is None or (slot.master_port is not None and alone.was_used(slot.master_port)):
+    if library is None or (slot.master_port is not None and diagnosis.was_used(slot.master_port)):
         return None
     return library
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from hvlaunch.agent.frames import LONGEST_TEXT
-from hvlaunch.agent.shapes import plain
+from hvlaunch.agent.wire.frames import LONGEST_TEXT
+from hvlaunch.agent.wire.shapes import plain
 from hvlaunch.driver.process_events import loud
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import actions as do

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from hvlaunch import __version__
-from hvlaunch.agent.proof import Prover
+from hvlaunch.agent.wire.proof import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import OnStatus
 from hvlaunch.console.visible import visible

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.caller import Sealed
-from hvlaunch.agent.frames import encode
+from hvlaunch.agent.launched.caller import Sealed
+from hvlaunch.agent.wire.frames import encode
 from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Listener
 from hvlaunch.driver.links.piece_reader import PieceReader
 from hvlaunch.driver.links.reports import report_decoder
@@ -21,7 +21,7 @@ from hvlaunch.mpi.return_calls import ReturnCalls
 from hvlaunch.ssh.streams.tcp import is_near, silence, was_reset
 
 if TYPE_CHECKING:
-    from hvlaunch.agent.frames import Frame
+    from hvlaunch.agent.wire.frames import Frame
 
 __all__ = ["LaunchedAgent", "LauncherEnd"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from random import random as any_random
 from typing import TYPE_CHECKING, Any, Literal
 
-from hvlaunch.agent.frames import PROTOCOL, BadFrame, Decoder
-from hvlaunch.agent.shapes import Form, text, whole
 from hvlaunch.agent.warm import LANE
+from hvlaunch.agent.wire.frames import PROTOCOL, BadFrame, Decoder
+from hvlaunch.agent.wire.shapes import Form, text, whole
 from hvlaunch.driver.links import host_ends
 from hvlaunch.driver.links.agent_channel import CommandChannel
 from hvlaunch.driver.links.piece_reader import Garbled
@@ -18,7 +18,7 @@ from hvlaunch.pool.lane import Lane
 from hvlaunch.ssh.connection import Connection
 
 if TYPE_CHECKING:
-    from hvlaunch.agent.frames import Frame
+    from hvlaunch.agent.wire.frames import Frame
 
 __all__ = ["WarmHost"]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from hvlaunch import __version__
 from hvlaunch.agent.quick import loads
-from hvlaunch.agent.shapes import misfit
 from hvlaunch.agent.warm import ORDERS
+from hvlaunch.agent.wire.shapes import misfit
 from hvlaunch.console.status import OnStatus, Status, counted
 from hvlaunch.driver.program.agent_program import agent_command, python_candidates, warm_bundle
 from hvlaunch.errors import Problem

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hvlaunch.agent.shapes import mapping, text, whole
+from hvlaunch.agent.wire.shapes import mapping, text, whole
 
 __all__ = ["NcclProcess", "Report", "read_report"]
 

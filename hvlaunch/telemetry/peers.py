@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvlaunch.agent import shapes
-from hvlaunch.agent.shapes import or_null, pair, record, several, text, whole
+from hvlaunch.agent.wire import shapes
+from hvlaunch.agent.wire.shapes import or_null, pair, record, several, text, whole
 from hvlaunch.hosts.fold import host_set
 from hvlaunch.telemetry.nccl import NcclProcess, Report, read_report
 

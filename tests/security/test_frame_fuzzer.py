@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvlaunch.agent.frames import encode
+from hvlaunch.agent.wire.frames import encode
 from tests.security.fuzz import SESSIONS
 from tests.security.fuzz.judge import files_below, nothing_else
 from tests.security.fuzz.orders import orders

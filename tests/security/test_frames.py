@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.frames import FRAME_COST, LAST_OUTPUT, OUTPUT_CHUNK, RELAY_WINDOW
+from hvlaunch.agent.wire.frames import FRAME_COST, LAST_OUTPUT, OUTPUT_CHUNK, RELAY_WINDOW
 from hvlaunch.engine import events as on
 from tests.unit.gloo.fakes import FACTS, HELLO
 from tests.unit.gloo.link_rig import WINDOW, Rig

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.frames import MOST_RELAYED
+from hvlaunch.agent.wire.frames import MOST_RELAYED
 from hvlaunch.driver.links.relay import HostRelay
 from hvlaunch.engine import events as on
 from tests.security.conftest import BOB

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 from weakref import WeakKeyDictionary
 
-from hvlaunch.agent.frames import BadFrame
+from hvlaunch.agent.wire.frames import BadFrame
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import entries
 from hvlaunch.engine import events as on

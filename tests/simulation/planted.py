@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from hvlaunch.agent.frames import BadFrame
+from hvlaunch.agent.wire.frames import BadFrame
 from hvlaunch.engine.life import InvalidTransition
 from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.elastic_world import ElasticWorld

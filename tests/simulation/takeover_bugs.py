@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hvlaunch.agent.session import LASTING, Session
+from hvlaunch.agent.wire.session import LASTING, Session
 from hvlaunch.driver.links.flow import DurableFrames
 from hvlaunch.engine.engine import Engine
 from tests.simulation.bugs import Bug, Patch, afterwards, instead

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hvlaunch.agent.frames import BadFrame
+from hvlaunch.agent.wire.frames import BadFrame
 from tests.simulation.bugs import Bug
 from tests.simulation.planted import first_found
 from tests.simulation.takeover_bugs import TAKEOVER_BUGS

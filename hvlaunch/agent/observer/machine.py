@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from hvlaunch.agent.in_time import in_time
 from hvlaunch.agent.observer.proc import ProcFile
+from hvlaunch.agent.quick import in_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import sys
 import zlib
 from binascii import b2a_base64
 
-from hvlaunch.agent.frames import LONGEST_ANSWER
 from hvlaunch.agent.observer.questions import ANSWERS
 from hvlaunch.agent.quick import dumps, loads, prctl, signal
+from hvlaunch.agent.wire.frames import LONGEST_ANSWER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from hvlaunch.agent.frames import Decoder, encode
+from hvlaunch.agent.wire.frames import Decoder, encode
 from hvlaunch.driver.links.piece_reader import PieceReader
 from hvlaunch.driver.links.reports import report_decoder
 from hvlaunch.driver.program.agent_program import AgentProgram
@@ -12,7 +12,7 @@ from hvlaunch.job import Host
 from hvlaunch.ssh.connection import Channel, Connection
 
 if TYPE_CHECKING:
-    from hvlaunch.agent.frames import Frame
+    from hvlaunch.agent.wire.frames import Frame
 
 __all__ = [
     "AgentChannel",

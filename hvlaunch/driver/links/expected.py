@@ -7,8 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hvlaunch.agent.frames import FRAME_COST, LAST_OUTPUT, MOST_RELAYED, OUTPUT_CHUNK, RELAY_WINDOW, BadFrame
-from hvlaunch.agent.session import SELDOM
+from hvlaunch.agent.wire.frames import (
+    FRAME_COST,
+    LAST_OUTPUT,
+    MOST_RELAYED,
+    OUTPUT_CHUNK,
+    RELAY_WINDOW,
+    BadFrame,
+)
+from hvlaunch.agent.wire.session import SELDOM
 from hvlaunch.engine import events as on
 
 __all__ = ["Expected", "RelayRules"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Generic, TypeVar
 
-from hvlaunch.agent.frames import FRAME_COST
+from hvlaunch.agent.wire.frames import FRAME_COST
 
 __all__ = ["Credit", "DurableFrames", "Outgoing"]
 

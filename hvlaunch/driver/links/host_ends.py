@@ -1,7 +1,7 @@
 """How a host's end is told: as an error with its cause, and what to try."""
 
-from hvlaunch.agent.frames import BadFrame
-from hvlaunch.agent.shapes import plain
+from hvlaunch.agent.wire.frames import BadFrame
+from hvlaunch.agent.wire.shapes import plain
 from hvlaunch.driver.program.agent_program import NO_PYTHON
 from hvlaunch.errors import AgentFailed, ChannelGarbled, HostError, HostLost, NoPython, ProtocolBroken
 

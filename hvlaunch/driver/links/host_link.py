@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hvlaunch.agent.frames import MOST_RELAYED, PROTOCOL, BadFrame
-from hvlaunch.agent.shapes import plain
+from hvlaunch.agent.wire.frames import MOST_RELAYED, PROTOCOL, BadFrame
+from hvlaunch.agent.wire.shapes import plain
 from hvlaunch.console.lines import Stream
 from hvlaunch.driver.links import host_ends
 from hvlaunch.driver.links.agent_channel import AgentConnection

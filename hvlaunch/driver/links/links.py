@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.frames import PROTOCOL
+from hvlaunch.agent.wire.frames import PROTOCOL
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.host_link import HostLink, Opening, OutputPrinter
 from hvlaunch.driver.links.lease import agents_lease

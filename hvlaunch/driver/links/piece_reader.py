@@ -1,10 +1,10 @@
-"""Puts together what an agent has cut into pieces; see agent/pieces.py."""
+"""Puts together what an agent has cut into pieces; see agent/wire/frames.py."""
 
 from __future__ import annotations  # tests run it on each host's Python
 
 from collections.abc import Callable
 
-from hvlaunch.agent.pieces import END, HEAD, NUMBERS, ROOM, START
+from hvlaunch.agent.wire.frames import END, HEAD, NUMBERS, ROOM, START
 
 __all__ = ["Garbled", "PieceReader"]
 

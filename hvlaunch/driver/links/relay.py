@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from hvlaunch.agent.frames import RELAY_CHUNK as CHUNK
-from hvlaunch.agent.frames import RELAY_WINDOW as WINDOW
+from hvlaunch.agent.wire.frames import RELAY_CHUNK as CHUNK
+from hvlaunch.agent.wire.frames import RELAY_WINDOW as WINDOW
 from hvlaunch.driver.process_events import loud
 
 __all__ = ["HostRelay", "Rendezvous", "peer_name"]

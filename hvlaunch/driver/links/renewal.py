@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from random import random as any_random
 from typing import TYPE_CHECKING
 
-from hvlaunch.agent.carrier import EXIT_NO_AGENT
-from hvlaunch.agent.frames import BadFrame
+from hvlaunch.agent.wire.carrier import EXIT_NO_AGENT
+from hvlaunch.agent.wire.frames import BadFrame
 from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Listener
 from hvlaunch.driver.links.piece_reader import Garbled
 from hvlaunch.errors import ConnectFailed, HostError, HostLost, HvlaunchError, StartTimeout
 
 if TYPE_CHECKING:
-    from hvlaunch.agent.frames import Frame
+    from hvlaunch.agent.wire.frames import Frame
 
 __all__ = ["Candidate", "Renewal", "RenewalFailed"]
 

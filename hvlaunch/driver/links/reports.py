@@ -6,7 +6,7 @@ That a frame fits says nothing of its truth; expected.py has what may come when.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hvlaunch.agent.frames import (
+from hvlaunch.agent.wire.frames import (
     LONGEST_ANSWER,
     LONGEST_ERROR,
     LONGEST_TEXT,
@@ -17,8 +17,8 @@ from hvlaunch.agent.frames import (
     RELAY_CHUNK,
     Decoder,
 )
-from hvlaunch.agent.session import STREAMS
-from hvlaunch.agent.shapes import (
+from hvlaunch.agent.wire.session import STREAMS
+from hvlaunch.agent.wire.shapes import (
     PORT,
     Choice,
     Form,
@@ -36,7 +36,7 @@ from hvlaunch.agent.shapes import (
 )
 
 if TYPE_CHECKING:
-    from hvlaunch.agent.shapes import Shape
+    from hvlaunch.agent.wire.shapes import Shape
 
 __all__ = ["REPORTS", "report_decoder"]
 

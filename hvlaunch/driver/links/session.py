@@ -1,6 +1,6 @@
 """The session with one host's agent: the frames to and fro, whichever connections carry them.
 
-agent/session.py counts them; docs/architecture.md, "Sessions", has the whole.
+agent/wire/session.py counts them; docs/architecture.md, "Sessions", has the whole.
 """
 
 import os
@@ -10,9 +10,9 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.frames import FRAME_COST, BadFrame
 from hvlaunch.agent.quick import same
-from hvlaunch.agent.session import BY_AGENT, BY_DRIVER, LASTING, Session
+from hvlaunch.agent.wire.frames import FRAME_COST, BadFrame
+from hvlaunch.agent.wire.session import BY_AGENT, BY_DRIVER, LASTING, Session
 from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Listener
 from hvlaunch.driver.links.flow import DurableFrames, Outgoing
 from hvlaunch.driver.links.piece_reader import Garbled
@@ -21,7 +21,7 @@ from hvlaunch.engine import events as on
 from hvlaunch.job import Host
 
 if TYPE_CHECKING:
-    from hvlaunch.agent.frames import Frame
+    from hvlaunch.agent.wire.frames import Frame
     from hvlaunch.driver.links.renewal import Candidate, Renewal
 
 __all__ = ["HostSession"]
@@ -404,7 +404,7 @@ class HostSession:
 
     def _shake_hands(self, candidate: "Candidate") -> tuple[list[int], int]:
         """How many frames of ours the agent has, and after which of its own it goes on. Raises as _resume()."""
-        from hvlaunch.agent.rejoin import session_proof  # noqa: PLC0415 (few connections are lost)
+        from hvlaunch.agent.wire.rejoin import session_proof  # noqa: PLC0415 (few connections are lost)
 
         key, epoch, have, nonce = (
             self.key or "",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from hvlaunch.agent.shapes import or_null, plain, record, text, whole
+from hvlaunch.agent.wire.shapes import or_null, plain, record, text, whole
 from hvlaunch.driver.observing.agenda import Agenda
 
 if TYPE_CHECKING:

@@ -100,41 +100,28 @@ NO_PYTHON = "hvlaunch: no Python >= 3.8 among"
 _MODULES = (
     "__init__",
     "quick",
-    "selector",
-    "shapes",
-    "frames",
-    "orders",
-    "pieces",
-    "session",
+    "wire/__init__",
+    "wire/shapes",
+    "wire/frames",
+    "wire/orders",
+    "wire/session",
+    "wire/channel",
+    "wire/proof",
     "reaper",
-    "scratch",
     "facts",
-    "proof",
     "probe",
-    "channel",
     "worker",
     "workers",
     "greeting",
     "main",
     "guardian",
 )
-_OF_RANKS = ("local_ranks", "starter", "cannot_start", "group", "in_time")
-"""Needed where a launcher has started a process for each rank."""
+"""Files below agent/ that every agent needs."""
+_WITH_RANKS = ("launched/__init__", "launched/local_ranks", "diagnosis", "family")
+"""Needed besides if a launcher has started a process for each rank."""
 _WARM = ("own_pages", "warm")
-_RARE = (
-    "alone",
-    "cannot_start",
-    "daemon",
-    "group",
-    "in_time",
-    "listening",
-    "marked",
-    "observing",
-    "rejoin",
-    "relay",
-    "spill",
-)
-"""What few jobs import goes behind the hello, as text alone."""
+_RARE = ("diagnosis", "family", "observing", "relay", "wire/rejoin")
+"""Needed by few jobs: sent behind the hello, as text alone, so that no start waits for these bytes."""
 _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
 _DOCSTRING = re.compile(r'^( *)"""[^"]*(?:"(?!"")[^"]*)*"""$', re.MULTILINE)
 _COMMENT = re.compile(r"^ *#.*|  # .*$", re.MULTILINE)
@@ -165,27 +152,32 @@ def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False
     For a host that is near, its modules are there twice: as text, which any Python takes, and compiled
     for ours, which makes three times as much to send and saves such a Python 10 ms.
     """
-    packed = _modules_packed(_MODULES + (_OF_RANKS if with_ranks else ()), is_near=is_near)
+    packed = _modules_packed(_MODULES + (_WITH_RANKS if with_ranks else ()), is_near=is_near)
     return zlib.compress(f"{_boot()}\nboot({packed!r}, {dict(config)!r})\n".encode(), 1)
 
 
 def warm_bundle(lease: float) -> bytes:
     """The warm agent (agent/warm.py) with its lease in seconds as a program, as bundle(): all modules that an agent may need."""
     packed = _modules_packed((*_MODULES, *_RARE, *_WARM), is_near=True)
-    config = {"lease": lease, "rare": _RARE}
+    config = {"lease": lease, "rare": [_name_of(path) for path in _RARE]}
     start = f"load({packed!r})\nfrom hvlaunch.agent.warm import main\nmain({config!r})\n"
     return zlib.compress(f"{_boot()}\n{start}".encode(), 1)
 
 
-def _modules_packed(names: Sequence[str], *, is_near: bool) -> dict[bytes, bytes]:
+def _modules_packed(paths: Sequence[str], *, is_near: bool) -> dict[bytes, bytes]:
     root = Path(agent.__file__).parent
-    files = {f"hvlaunch.agent.{name}": root / f"{name}.py" for name in names}
+    files = {_name_of(path): root / f"{path}.py" for path in paths}
     packed = {b"": _packed({"hvlaunch.__init__": "", **{name: _text(file) for name, file in files.items()}})}
     if is_near:
         code = {name: SourceFileLoader(name, str(file)).get_code(name) for name, file in files.items()}
         shorter = {name: without_docstrings(each) for name, each in code.items() if each is not None}
         packed[MAGIC_NUMBER] = _packed({"hvlaunch.__init__": "", **shorter})
     return packed
+
+
+def _name_of(path: str) -> str:
+    """Return the name of the module in this file below agent/; boot.py takes a name that ends in `.__init__` for a package."""
+    return "hvlaunch.agent." + path.replace("/", ".")
 
 
 def _boot() -> str:
@@ -195,13 +187,13 @@ def _boot() -> str:
 def rare_modules() -> bytes:
     """The agent's other modules, as agent/boot.py adds them."""
     root = Path(agent.__file__).parent
-    texts = {f"hvlaunch.agent.{name}": _text(root / f"{name}.py") for name in _RARE}
+    texts = {_name_of(path): _text(root / f"{path}.py") for path in _RARE}
     return zlib.compress(marshal.dumps(texts), _LEVEL)
 
 
 def carrier(scratch: str) -> bytes:
     """The program that joins its stdin and stdout to the agent with this scratch directory, compressed."""
-    text = _text(Path(agent.__file__).with_name("carrier.py"))
+    text = _text(Path(agent.__file__).parent / "wire" / "carrier.py")
     return zlib.compress(f"{text}\nmain({scratch!r})\n".encode())
 
 

@@ -9,7 +9,7 @@ from hvlaunch.driver.program.agent_program import without_words
 
 __all__ = ["observer_bundle"]
 
-_OF_AGENT = ("__init__", "frames", "in_time", "quick", "shapes")
+_OF_AGENT = ("__init__", "quick", "wire/__init__", "wire/frames", "wire/shapes")
 """What it has in common with the agent."""
 _BOOT = "import io,zlib;exec(zlib.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
 
@@ -19,7 +19,7 @@ def observer_bundle() -> tuple[str, bytes]:
     """The code for `python -c`, and what that reads from its stdin before the first question."""
     root = Path(agent.__file__).parent
     texts = {"hvlaunch.__init__": ""}
-    texts |= {f"hvlaunch.agent.{name}": _text(root / f"{name}.py") for name in _OF_AGENT}
+    texts |= {f"hvlaunch.agent.{path.replace('/', '.')}": _text(root / f"{path}.py") for path in _OF_AGENT}
     texts |= {
         f"hvlaunch.agent.observer.{file.stem}": _text(file) for file in sorted(root.glob("observer/*.py"))
     }

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from hvlaunch.agent.frames import OUTPUT_CHUNK, RELAY_CHUNK, encode
 from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.agent.wire.frames import OUTPUT_CHUNK, RELAY_CHUNK, encode
 
 __all__ = ["VALUES", "Valid", "broken_bytes", "broken_frame", "changed_bytes", "changed_value", "piece_of"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from hvlaunch.agent.frames import FRAME_COST, OUTPUT_CHUNK
+from hvlaunch.agent.wire.frames import FRAME_COST, OUTPUT_CHUNK
 from hvlaunch.console.files import OutputFiles
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.host_link import HostLink, Opening

@@ -14,14 +14,14 @@ from ipaddress import ip_address
 from typing import Any
 from unittest import mock
 
-from hvlaunch.agent import alone, facts, greeting, group, listening, marked, probe, reaper, scratch, worker
-from hvlaunch.agent.channel import DriverChannel
-from hvlaunch.agent.frames import BadFrame, Decoder, encode
+from hvlaunch.agent import diagnosis, facts, family, greeting, main, probe, reaper, worker
 from hvlaunch.agent.main import Agent
-from hvlaunch.agent.orders import ORDERS
-from hvlaunch.agent.proof import Question
-from hvlaunch.agent.selector import Selector
-from hvlaunch.agent.shapes import misfit
+from hvlaunch.agent.quick import Selector
+from hvlaunch.agent.wire.channel import DriverChannel
+from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode
+from hvlaunch.agent.wire.orders import ORDERS
+from hvlaunch.agent.wire.proof import Question
+from hvlaunch.agent.wire.shapes import misfit
 from hvlaunch.agent.workers import _plan
 from hvlaunch.driver.links.reports import REPORTS
 from tests.security.fuzz.broken import Valid, broken_bytes, broken_frame
@@ -219,13 +219,13 @@ def _on(host: _Host) -> ExitStack:
         (_thread, "start_new_thread", _run),
         (greeting, "_cannot_enter", lambda _: None),
         (greeting, "_gpus", list),
-        (group, "programs_of", lambda _: []),
-        (alone, "library_of", lambda _: host.chance.choice((None, "torch", "mpi4py"))),
-        (alone, "was_used", lambda _: host.chance.random() < 0.5),
-        (listening, "other_user_at", lambda _: host.chance.choice((None, _HOLDER))),
+        (family, "programs_of", lambda _: []),
+        (diagnosis, "library_of", lambda _: host.chance.choice((None, "torch", "mpi4py"))),
+        (diagnosis, "was_used", lambda _: host.chance.random() < 0.5),
+        (diagnosis, "other_user_at", lambda _: host.chance.choice((None, _HOLDER))),
         (reaper, "kill_descendants", lambda _: []),
-        (marked, "kill_marked", lambda *_: None),
-        (scratch, "keep_call", lambda *_: None),
+        (family, "kill_marked", lambda *_: None),
+        (main, "keep_call", lambda *_: None),
     ):
         stack.enter_context(mock.patch.object(where, name, what))
     return stack

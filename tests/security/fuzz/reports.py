@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any, TypeVar
 
-from hvlaunch.agent.frames import BadFrame, encode
-from hvlaunch.agent.pieces import PieceWriter
+from hvlaunch.agent.wire.frames import BadFrame, PieceWriter, encode
 from hvlaunch.driver.links import host_ends
 from hvlaunch.driver.links.agent_channel import AgentChannel, CommandConnection, Listener
 from hvlaunch.driver.links.expected import RelayRules

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from hvlaunch.agent.frames import FRAME_COST, Decoder, encode
-from hvlaunch.agent.session import BY_AGENT, STREAMS
+from hvlaunch.agent.wire.frames import FRAME_COST, Decoder, encode
+from hvlaunch.agent.wire.session import BY_AGENT, STREAMS
 from hvlaunch.driver.links.piece_reader import PieceReader
 from hvlaunch.driver.program.agent_program import agent_command, bundle, rare_modules
 from tests import pythons
 
 if TYPE_CHECKING:
-    from hvlaunch.agent.frames import Frame
+    from hvlaunch.agent.wire.frames import Frame
 
 __all__ = ["PATIENCE", "AgentProcess", "Hunt", "cost", "has_ended", "interpreter", "python", "until"]
 

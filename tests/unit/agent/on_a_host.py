@@ -10,9 +10,8 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 
-from hvlaunch.agent import quick, selector
-from hvlaunch.agent.frames import Decoder, encode
-from hvlaunch.agent.pieces import PieceWriter
+from hvlaunch.agent import quick
+from hvlaunch.agent.wire.frames import Decoder, PieceWriter, encode
 from hvlaunch.driver.links.piece_reader import PieceReader
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -59,8 +58,8 @@ def check_sockets():
         client = socket.create_connection(raw.getsockname())
         connection = quick.accept(raw)
         heard = []
-        watch = selector.Selector()
-        watch.register(connection, selector.READ, lambda: heard.append(connection.recv(5)))
+        watch = quick.Selector()
+        watch.register(connection, quick.READ, lambda: heard.append(connection.recv(5)))
         client.sendall(b"hello")
         for call, _ in watch.select(30):
             call()

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent import alone
+from hvlaunch.agent import diagnosis
 from tests.unit.agent.harness import AgentProcess, python
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that does much else may take longer than a second."""
-    monkeypatch.setattr(alone, "_PATIENCE", 100.0)
+    monkeypatch.setattr(diagnosis, "_PATIENCE", 100.0)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_library_is_read_from_the_imports_of_the_program(text: str, library: str | None) -> None:
-    assert alone.library_of(["python", "-c", text]) == library
+    assert diagnosis.library_of(["python", "-c", text]) == library
 
 
 @pytest.mark.parametrize(
@@ -64,20 +64,20 @@ def test_program_is_found_by_its_command(
     for path in ("train.py", "package/train.py", "package/runs/__main__.py"):
         (tmp_path / path).write_text("import torch\n")
     os.mkfifo(tmp_path / "fifo.py")
-    assert alone.library_of(argv) == library
+    assert diagnosis.library_of(argv) == library
 
 
 def test_a_port_is_remembered_for_a_moment() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert alone.was_used(port)
+        assert diagnosis.was_used(port)
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.shutdown(socket.SHUT_WR)
             server.accept()[0].close()
-    assert alone.was_used(port)
+    assert diagnosis.was_used(port)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        assert not alone.was_used(bound.getsockname()[1])
+        assert not diagnosis.was_used(bound.getsockname()[1])
 
 
 JOIN = """

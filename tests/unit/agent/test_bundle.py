@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hvlaunch import agent as agent_package
-from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
+from hvlaunch.agent.wire.frames import PROTOCOL, Decoder, encode
 from hvlaunch.driver.links.piece_reader import PieceReader
 from hvlaunch.driver.program import agent_program as bundles
 from hvlaunch.driver.program.agent_program import (
@@ -202,15 +202,16 @@ def fault(data: bytes) -> str:
 
 
 def test_every_module_of_the_agent_travels() -> None:
-    there = {path.stem for path in Path(agent_package.__file__).parent.glob("*.py")}
-    assert there == {
+    root = Path(agent_package.__file__).parent
+    files = {str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.py")}
+    assert {path for path in files if not path.startswith("observer/")} == {
         *bundles._MODULES,
-        *bundles._OF_RANKS,
+        *bundles._WITH_RANKS,
         *bundles._RARE,
         "boot",
-        "caller",
-        "carrier",
-        "rank",
+        "launched/caller",
+        "launched/rank",
+        "wire/carrier",
         *bundles._WARM,
     }
 
@@ -240,7 +241,7 @@ def shape(text: str) -> str:
 
 
 def test_what_travels_is_the_modules_less_their_words() -> None:
-    for file in Path(agent_package.__file__).parent.glob("*.py"):
+    for file in Path(agent_package.__file__).parent.rglob("*.py"):
         text = file.read_text()
         sent = bundles.without_words(text)
         assert shape(sent) == shape(text)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvlaunch.agent.frames import BadFrame, Decoder, encode
+from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode
 
 if TYPE_CHECKING:
-    from hvlaunch.agent.frames import Frame
+    from hvlaunch.agent.wire.frames import Frame
 
 TEXT = st.text(st.characters(), max_size=20)
 HEADERS = st.dictionaries(TEXT, st.one_of(TEXT, st.integers(), st.none(), st.booleans()), max_size=4)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from hvlaunch.agent.facts import free_port
-from hvlaunch.agent.frames import PROTOCOL
+from hvlaunch.agent.wire.frames import PROTOCOL
 from tests.unit.agent.harness import AgentProcess, Hunt
 
 Launch = Callable[..., AgentProcess]

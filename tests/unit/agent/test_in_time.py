@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import pytest
 
-from hvlaunch.agent import alone, group, marked
-from hvlaunch.agent.in_time import in_time
+from hvlaunch.agent import diagnosis, family
+from hvlaunch.agent.quick import in_time
 from tests.unit.agent.harness import PATIENCE
 
 SECONDS = 0.05
@@ -31,17 +31,17 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
 
 
 def test_what_does_not_come_in_time(stuck: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (group, marked):
+    for module in (family,):
         stuck(module)
-    for module in (alone, group):
+    for module in (diagnosis, family):
         monkeypatch.setattr(module, "_PATIENCE", SECONDS)
     released = threading.Event()
-    monkeypatch.setattr(alone, "_start_of", lambda _: released.wait(PATIENCE) and "import torch")
-    assert alone.library_of(["python", "train.py"]) is None  # as on a file system that hangs
+    monkeypatch.setattr(diagnosis, "_start_of", lambda _: released.wait(PATIENCE) and "import torch")
+    assert diagnosis.library_of(["python", "train.py"]) is None  # as on a file system that hangs
     released.set()
-    assert group.programs_of(os.getpgrp()) == []
+    assert family.programs_of(os.getpgrp()) == []
     with subprocess.Popen(["sleep", "3600"]) as child:
-        marked.kill_marked([b"HVLAUNCH_WORKER=a/0/0"], SECONDS)
+        family.kill_marked([b"HVLAUNCH_WORKER=a/0/0"], SECONDS)
         assert child.poll() is None
         child.kill()
 

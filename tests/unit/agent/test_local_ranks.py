@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent import local_ranks
-from hvlaunch.agent.frames import encode
-from hvlaunch.agent.local_ranks import LocalRanks
-from hvlaunch.agent.selector import Selector
+from hvlaunch.agent.launched import local_ranks
+from hvlaunch.agent.launched.local_ranks import LocalRanks
+from hvlaunch.agent.quick import Selector
+from hvlaunch.agent.wire.frames import encode
 from hvlaunch.agent.worker import CannotStart, WorkerProcess
 
 STARTED = {"type": "started", "pid": 7}

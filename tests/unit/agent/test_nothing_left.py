@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvlaunch.agent.frames import encode
+from hvlaunch.agent.wire.frames import encode
 from hvlaunch.driver.program.agent_program import agent_command, bundle
 from tests.unit.agent.harness import AgentProcess, Hunt, has_ended, python, until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvlaunch.agent.frames import FRAME_COST
+from hvlaunch.agent.wire.frames import FRAME_COST
 from tests.unit.agent.harness import AgentProcess, Hunt, cost, python, until
 
 Launch = Callable[..., AgentProcess]

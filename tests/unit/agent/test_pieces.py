@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvlaunch.agent.pieces import START, PieceWriter
+from hvlaunch.agent.wire.frames import START, PieceWriter
 from hvlaunch.driver.links.piece_reader import Garbled, PieceReader
 
 SENT = st.lists(st.one_of(st.binary(max_size=50), st.binary(min_size=4000, max_size=9000)), max_size=4)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent.channel import DriverChannel
-from hvlaunch.agent.frames import RELAY_CHUNK as CHUNK
-from hvlaunch.agent.frames import RELAY_WINDOW as WINDOW
-from hvlaunch.agent.frames import Decoder
+from hvlaunch.agent.wire.channel import DriverChannel
+from hvlaunch.agent.wire.frames import RELAY_CHUNK as CHUNK
+from hvlaunch.agent.wire.frames import RELAY_WINDOW as WINDOW
+from hvlaunch.agent.wire.frames import Decoder
 from hvlaunch.driver.links.piece_reader import PieceReader
 from tests.unit.agent.harness import PATIENCE, AgentProcess, python, until
 

@@ -4,7 +4,7 @@ import os
 import socket
 from contextlib import closing
 
-from hvlaunch.agent.selector import READ, WRITE, Selector
+from hvlaunch.agent.quick import READ, WRITE, Selector
 
 
 def test_the_selector_tells_what_is_ready_and_for_what() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hvlaunch.agent.frames import encode
+from hvlaunch.agent.wire.frames import encode
 from tests.unit.agent.harness import AgentProcess, Hunt, python
 
 Launch = Callable[..., AgentProcess]

@@ -4,11 +4,10 @@ from collections import deque
 from threading import Condition
 from typing import TYPE_CHECKING
 
-from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
-from hvlaunch.agent.pieces import PieceWriter
+from hvlaunch.agent.wire.frames import PROTOCOL, Decoder, PieceWriter, encode
 
 if TYPE_CHECKING:
-    from hvlaunch.agent.frames import Frame
+    from hvlaunch.agent.wire.frames import Frame
 
 __all__ = ["FACTS", "HELLO", "FakeChannel", "FakeConnection", "FakeListener"]
 

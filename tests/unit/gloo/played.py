@@ -11,8 +11,7 @@ from queue import SimpleQueue
 from threading import Event
 from typing import Any
 
-from hvlaunch.agent.frames import PROTOCOL, Decoder, encode
-from hvlaunch.agent.pieces import PieceWriter
+from hvlaunch.agent.wire.frames import PROTOCOL, Decoder, PieceWriter, encode
 from tests.unit.gloo.fakes import FACTS
 from tests.unit.telemetry.samples import SAMPLE_OF_A_HOST
 

@@ -5,8 +5,7 @@ import zlib
 
 import pytest
 
-from hvlaunch.agent.frames import BadFrame, encode
-from hvlaunch.agent.pieces import PieceWriter
+from hvlaunch.agent.wire.frames import BadFrame, PieceWriter, encode
 from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.driver.links.piece_reader import Garbled
 from hvlaunch.driver.program.agent_program import AgentProgram

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.frames import FRAME_COST, encode
-from hvlaunch.agent.pieces import START
+from hvlaunch.agent.wire.frames import FRAME_COST, START, encode
 from hvlaunch.engine import events as on
 from tests.unit.gloo.fakes import FACTS
 from tests.unit.gloo.link_rig import BUNDLE, Rig

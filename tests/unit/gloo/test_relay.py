@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.frames import RELAY_CHUNK as CHUNK
-from hvlaunch.agent.frames import RELAY_WINDOW as WINDOW
+from hvlaunch.agent.wire.frames import RELAY_CHUNK as CHUNK
+from hvlaunch.agent.wire.frames import RELAY_WINDOW as WINDOW
 from hvlaunch.driver.links.relay import HostRelay, peer_name
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousClosed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.carrier import EXIT_NO_AGENT
+from hvlaunch.agent.wire.carrier import EXIT_NO_AGENT
 from hvlaunch.driver.links.renewal import Candidate, Renewal, RenewalFailed
 from hvlaunch.errors import ConnectFailed, HostError, PermissionDenied, StartTimeout
 

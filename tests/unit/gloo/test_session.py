@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.frames import PROTOCOL
+from hvlaunch.agent.wire.frames import PROTOCOL
 from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.driver.links.session import HostSession
 from hvlaunch.driver.program.agent_program import AgentProgram

@@ -10,9 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from hvlaunch.agent.caller import WORD_SIZE, Sealed
-from hvlaunch.agent.frames import Decoder, encode
-from hvlaunch.agent.pieces import PieceWriter
+from hvlaunch.agent.launched.caller import WORD_SIZE, Sealed
+from hvlaunch.agent.wire.frames import Decoder, PieceWriter, encode
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.errors import AgentFailed, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.job import Host

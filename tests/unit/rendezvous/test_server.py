@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hvlaunch.agent.probe import reach
-from hvlaunch.agent.proof import Prover
+from hvlaunch.agent.wire.proof import Prover
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.serving.http import Answer
 from hvlaunch.rendezvous.serving.once import Once

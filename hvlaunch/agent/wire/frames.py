@@ -9,18 +9,20 @@ from __future__ import annotations
 import struct
 
 from hvlaunch.agent.quick import dumps, loads
-from hvlaunch.agent.shapes import misfit
+from hvlaunch.agent.wire.shapes import misfit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
-    from hvlaunch.agent.shapes import Choice, Form
+    from hvlaunch.agent.wire.shapes import Choice, Form
 
     Frame = Tuple[Dict[str, Any], bytes]
 
 __all__ = [
+    "END",
     "FRAME_COST",
+    "HEAD",
     "LAST_OUTPUT",
     "LONGEST_ANSWER",
     "LONGEST_ERROR",
@@ -29,12 +31,16 @@ __all__ = [
     "MOST_ADDRESSES",
     "MOST_GPUS",
     "MOST_RELAYED",
+    "NUMBERS",
     "OUTPUT_CHUNK",
     "PROTOCOL",
     "RELAY_CHUNK",
     "RELAY_WINDOW",
+    "ROOM",
+    "START",
     "BadFrame",
     "Decoder",
+    "PieceWriter",
     "encode",
 ]
 
@@ -61,6 +67,15 @@ RELAY_CHUNK = 1 << 15
 """The most bytes in one relayed frame: an output frame waits for no more than one of these."""
 MOST_RELAYED = 1024
 """Connections that are relayed for one host at a time."""
+
+START = b"\x00\xfehvl\xfe\x00\x01"
+"""Before each piece: no text has it."""
+
+END = b"\x02\xfdhv"
+HEAD = struct.Struct("!8sIH")
+NUMBERS = 0xFFFFFFFF
+_PIPE_BUF = 4096
+ROOM = _PIPE_BUF - HEAD.size - len(END)
 
 _LENGTHS = struct.Struct("!II")
 _MAX_HEADER = 1 << 20
@@ -125,3 +140,17 @@ class Decoder:
         rest = buffer[start:]
         self._chunks = [rest] if rest else []
         self._have = len(rest)
+
+
+class PieceWriter:
+    """Makes the pieces of one channel, which are numbered."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def cut(self, data: bytes) -> Iterator[bytes]:
+        """The pieces of `data`, each for one write."""
+        for start in range(0, len(data), ROOM):
+            part = data[start : start + ROOM]
+            yield b"".join((HEAD.pack(START, self._number, len(part)), part, END))
+            self._number = (self._number + 1) & NUMBERS

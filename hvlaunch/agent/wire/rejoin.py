@@ -1,7 +1,7 @@
 """A session goes on over another connection: whoever comes proves by the session's key that it is the driver, and so do we.
 
-By ssh a carrier (agent/carrier.py) joins the driver's connection to our socket, and knows no key. Where a launcher has started
-us, we call the driver, as we did at first (agent/caller.py).
+By ssh a carrier (agent/wire/carrier.py) joins the driver's connection to our socket, and knows no key. Where a launcher has started
+us, we call the driver, as we did at first (agent/launched/caller.py).
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import _thread
 import os
 import time
 
-from hvlaunch.agent.frames import BadFrame, Decoder, encode
-from hvlaunch.agent.pieces import PieceWriter
-from hvlaunch.agent.quick import accept, mac, peer_uid, same, socket
-from hvlaunch.agent.selector import READ, Selector
-from hvlaunch.agent.session import STREAMS, StaleEpoch
-from hvlaunch.agent.shapes import Form, exactly, text, whole
+from hvlaunch.agent.quick import READ, Selector, accept, deque, mac, peer_uid, same, socket
+from hvlaunch.agent.wire.frames import BadFrame, Decoder, PieceWriter, encode
+from hvlaunch.agent.wire.session import STREAMS, StaleEpoch
+from hvlaunch.agent.wire.shapes import Form, exactly, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional
+    from typing import Any, Callable, Deque, Dict, List, Optional
 
-    from hvlaunch.agent.caller import Sealed
-    from hvlaunch.agent.channel import DriverChannel
+    from hvlaunch.agent.launched.caller import Sealed
+    from hvlaunch.agent.wire.channel import DriverChannel
+    from hvlaunch.agent.wire.frames import Frame
 
-__all__ = ["Visitors", "session_proof"]
+__all__ = ["Spill", "Visitors", "session_proof"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 _ANSWER, _LOOK = 4.0, 0.05
 """Seconds for the driver to take a call, and between two looks whether it has."""
 _MOST = 8  # that may have proved nothing yet; of more the oldest is sent away
 _READ_SIZE = 1 << 16
+_SPILL_CHUNK = 1 << 16
 _COUNT = whole(0, 1 << 53)
 _WORD = text(64)
 _RESUME = {
@@ -189,3 +189,65 @@ class _Visitor:
             data = self.sealed.open(data)
         frames = list(self._decoder.feed(data))
         return frames[0][0] if frames else None
+
+
+class Spill:
+    """Frames in order, in a file of about `limit` bytes without a name. Where the disk is full, the last few stay in memory."""
+
+    def __init__(self, directory: str, limit: int) -> None:
+        path = os.path.join(directory, "spill")
+        self._limit = limit
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.unlink(path)
+        except OSError:
+            self._fd = -1  # which no write can go to
+        self._read = self._written = 0
+        self._decoder = Decoder()
+        self._next: Deque[Frame] = deque()
+        """What was read from the file."""
+        self._late: Deque[Frame] = deque()
+        """What did not go into it."""
+        self._ends = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self._written < self._limit and not self._late
+
+    @property
+    def has_end(self) -> bool:
+        """Whether a worker's end waits here."""
+        return self._ends > 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self._read == self._written and not self._next and not self._late
+
+    def put(self, header: Dict[str, Any], body: bytes) -> None:
+        """Behind all others."""
+        self._ends += header["type"] == "exited"
+        if not self._late:
+            data = encode(header, body)
+            try:
+                if os.pwrite(self._fd, data, self._written) == len(data):
+                    self._written += len(data)
+                    return
+            except OSError:
+                pass
+        self._late.append((header, body))
+
+    def take(self) -> Frame:
+        """The first. Raises OSError where the disk does not give it back."""
+        while not self._next and self._read < self._written:
+            data = os.pread(self._fd, min(_SPILL_CHUNK, self._written - self._read), self._read)
+            if not data:
+                raise OSError("a file of the scratch directory has lost its end")
+            self._read += len(data)
+            self._next.extend(self._decoder.feed(data))
+        frame = (self._next or self._late).popleft()
+        self._ends -= frame[0]["type"] == "exited"
+        return frame
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hvlaunch.agent.session import STREAMS
-from hvlaunch.agent.shapes import (
+from hvlaunch.agent.wire.session import STREAMS
+from hvlaunch.agent.wire.shapes import (
     PORT,
     Choice,
     Form,

@@ -6,18 +6,17 @@ import os
 import select
 import time
 
-from hvlaunch.agent.frames import FRAME_COST, Decoder, encode
-from hvlaunch.agent.orders import ORDERS
-from hvlaunch.agent.pieces import PieceWriter
 from hvlaunch.agent.quick import deque
-from hvlaunch.agent.session import BY_AGENT, BY_DRIVER, Session, is_of_epoch
+from hvlaunch.agent.wire.frames import FRAME_COST, Decoder, PieceWriter, encode
+from hvlaunch.agent.wire.orders import ORDERS
+from hvlaunch.agent.wire.session import BY_AGENT, BY_DRIVER, Session, is_of_epoch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
-    from hvlaunch.agent.caller import Sealed
-    from hvlaunch.agent.frames import Frame
+    from hvlaunch.agent.launched.caller import Sealed
+    from hvlaunch.agent.wire.frames import Frame
 
 __all__ = ["DriverChannel"]
 

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from hvlaunch.agent.frames import BadFrame
 from hvlaunch.agent.quick import deque
+from hvlaunch.agent.wire.frames import BadFrame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What values may be: each shape is a function that tells whether a value, as JSON gives it, fits; a form is a frame's.
 
-Both sides check every frame that they get against a table of forms: agent/orders.py has the driver's, and
+Both sides check every frame that they get against a table of forms: agent/wire/orders.py has the driver's, and
 driver/links/reports.py the agents'. What is not in a table is not taken.
 """
 

@@ -1,0 +1,191 @@
+"""Why a worker did not start, failed, or never met another worker."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from hvlaunch.agent.quick import in_time
+from hvlaunch.agent.wire.shapes import plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+__all__ = ["library_of", "other_user_at", "reason", "was_used"]
+
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_MAX_STRING_PAGES = 32
+"""execve(2): MAX_ARG_STRLEN, in pages."""
+
+
+def reason(error: Exception, program: str, argv: Sequence[str], env: Dict[str, str]) -> Tuple[int, str]:
+    """The exit code that a shell would have, and the cause in words."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None:
+        return _NOT_EXECUTABLE, "%s: %s" % (program, error)
+    if number == errno.ENOENT and os.path.exists(program):
+        return _NOT_FOUND, "%s: its interpreter (first line) was not found" % program
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return _NOT_FOUND, "%s: command not found" % program
+    if number == errno.E2BIG:
+        return _NOT_EXECUTABLE, _too_big(argv, env)
+    if number == errno.EACCES and os.path.isdir(program):
+        return _NOT_EXECUTABLE, "%s: is a directory" % program
+    return _NOT_EXECUTABLE, "%s: %s" % (program, os.strerror(number).lower())
+
+
+def _too_big(argv: Sequence[str], env: Dict[str, str]) -> str:
+    """What of the command and its environment is more than the kernel takes, in bytes."""
+    limit = _MAX_STRING_PAGES * os.sysconf("SC_PAGE_SIZE")
+    words = [("argument %d" % number, word) for number, word in enumerate(argv)]
+    words.extend(("variable %s" % name, "%s=%s" % (name, value)) for name, value in env.items())
+    sizes = [(name, len(os.fsencode(word)) + 1) for name, word in words]
+    for name, size in sizes:
+        if size > limit:
+            return "%s has %d bytes; this kernel allows %d for one string (execve(2))" % (name, size, limit)
+    return (
+        "command and environment have %d bytes, more than this kernel allows "
+        "(execve(2): a quarter of the stack limit, ulimit -s)" % sum(size for _, size in sizes)
+    )
+
+
+_LISTENING = "0A"  # TCP_LISTEN
+_LONGEST_NAME = 256
+
+
+def other_user_at(port: int) -> Optional[Dict[str, Any]]:
+    """Return the uid, name and program of another user who listens on the port; None if no other user does."""
+    for table in ("tcp", "tcp6"):
+        try:
+            with open("/proc/self/net/" + table) as listing:
+                lines = listing.readlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, _, state, _, _, _, uid, _, inode = line.split()[:10]
+            if state == _LISTENING and int(local.rpartition(":")[2], 16) == port and int(uid) != os.geteuid():
+                return {
+                    "uid": int(uid),
+                    "port": port,
+                    "user": _name_of(uid),
+                    "program": _program_with(inode, int(uid)),
+                }
+    return None
+
+
+def _name_of(uid: str) -> Optional[str]:
+    """Return the user's name by /etc/passwd."""
+    # Not by the pwd module: a directory service that does not answer would hold up the agent.
+    try:
+        with open("/etc/passwd", "rb") as users:
+            lines = users.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    fields = (line.split(":") for line in lines)
+    return next((plain(user[0], _LONGEST_NAME) for user in fields if user[2:3] == [uid]), None)
+
+
+def _program_with(inode: str, uid: int) -> Optional[str]:
+    """Return name and pid of the user's process that has this socket; None if the kernel does not show it to us."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        folder = "/proc/" + pid
+        try:
+            if os.stat(folder).st_uid != uid:
+                continue
+            links = [os.readlink(folder + "/fd/" + fd) for fd in os.listdir(folder + "/fd")]
+            if "socket:[" + inode + "]" in links:
+                with open(folder + "/comm", errors="replace") as comm:
+                    return plain(comm.read().strip(), _LONGEST_NAME - 16) + ", pid " + pid
+        except OSError:
+            continue  # it has ended, or only root may look
+    return None
+
+
+_LIBRARIES = {
+    "torch": "torch",
+    "transformers": "torch",
+    "accelerate": "torch",
+    "lightning": "torch",
+    "pytorch_lightning": "torch",
+    "tensorflow": "tensorflow",
+    "keras": "tensorflow",
+    "mpi4py": "mpi4py",
+}
+"""The library for jobs of several processes that a program has if it imports these packages."""
+_OTHER_WAYS = ("init_method", "TF_CONFIG")
+"""A program that names these may meet others without MASTER_PORT."""
+_LONGEST_PROGRAM = 1 << 16
+_PATIENCE = 1.0
+
+
+def library_of(argv: Sequence[str]) -> Optional[str]:
+    """Return the library for jobs of several processes that the Python program of this command imports.
+
+    The program's text is read, because the memory of a worker that has ended is gone. None if the text imports no such
+    library, names another way for workers to meet, or can't be read.
+    """
+    text = in_time(lambda: _program(argv), _PATIENCE, "")
+    if any(word in text for word in _OTHER_WAYS):
+        return None
+    libraries = {_LIBRARIES[name] for name in _imports(text) if name in _LIBRARIES}
+    return next((library for library in ("torch", "tensorflow", "mpi4py") if library in libraries), None)
+
+
+def _program(argv: Sequence[str]) -> str:
+    """Return the text behind `-c`, or the start of the file of `-m`, or of the first argument that ends in .py."""
+    for number, word in enumerate(argv):
+        operand = argv[number + 1] if number + 1 < len(argv) else ""
+        if word == "-c":
+            return operand[:_LONGEST_PROGRAM]
+        if word == "-m":
+            path = operand.replace(".", "/")
+            return _start_of(path + ".py") or _start_of(path + "/__main__.py")
+        if word.endswith(".py"):
+            return _start_of(word)
+    return ""
+
+
+def _start_of(path: str) -> str:
+    try:
+        # A FIFO as the program would block an ordinary open for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return ""
+    try:
+        return os.read(fd, _LONGEST_PROGRAM).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def _imports(text: str) -> Iterator[str]:
+    """The top-level packages that the text imports, as far as its lines show."""
+    for statement in text.replace(";", "\n").splitlines():
+        keyword, _, names = statement.strip().partition(" ")
+        if keyword == "import":
+            for name in names.split(","):
+                yield name.strip().partition(" ")[0].partition(".")[0]
+        elif keyword == "from":
+            yield names.strip().partition(" ")[0].partition(".")[0]
+
+
+def was_used(port: int) -> bool:
+    """True if this host has a connection to or from the port, had one a moment ago, or a program listens on it."""
+    # The kernel lists a closed connection for another minute (TIME_WAIT), at the end that closed it first.
+    end = ":%04X" % port
+    return any(here.endswith(end) or peer.endswith(end) for here, peer in _tcp())
+
+
+def _tcp() -> List[Tuple[str, str]]:
+    """All TCP sockets of this host: their own address, and their peer's."""
+    sockets: List[Tuple[str, str]] = []
+    for table in ("tcp", "tcp6"):
+        try:
+            with open("/proc/self/net/" + table) as listing:
+                rows = [line.split() for line in listing.readlines()[1:]]
+                sockets.extend((row[1], row[2]) for row in rows)
+        except OSError:  # noqa: PERF203 (two turns)
+            continue  # a kernel without IPv6
+    return sockets
