@@ -74,6 +74,6 @@ def boot(packed: Dict[bytes, bytes], config: Dict[str, Any]) -> None:
     from hvlaunch.agent import guardian  # noqa: PLC0415 (importable only now)
 
     # What encrypts the channel, where nothing around it does, and where this host's other processes meet the agent:
-    # agent/launched/caller.py has left them here.
+    # agent/wire/caller.py has left them here.
     ranks = globals().get("ranks")
     guardian.main(config, globals().get("sealed"), ranks and (ranks, modules))

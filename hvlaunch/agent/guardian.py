@@ -7,17 +7,17 @@ import select
 import sys
 import time
 
-from hvlaunch.agent import reaper
+from hvlaunch.agent import reaper, scratch
 from hvlaunch.agent.quick import prctl, signal, signal_name, socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, NoReturn, Optional, Tuple
 
-    from hvlaunch.agent.launched.caller import Sealed
-    from hvlaunch.agent.launched.local_ranks import Meeting
+    from hvlaunch.agent.local_ranks import Meeting
+    from hvlaunch.agent.wire.caller import Sealed
 
-__all__ = ["keep_call", "listen_for_carriers", "main", "make_scratch", "remove_scratch", "watch_over"]
+__all__ = ["main", "watch_over"]
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KILL_PATIENCE = 7.0  # the agent takes this time twice, and the driver waits for 25 s
@@ -38,7 +38,7 @@ def main(
     """
     if not sys.platform.startswith("linux"):
         sys.exit("hvlaunch agent: workers need Linux, and this host runs " + sys.platform)
-    directory = make_scratch()
+    directory = scratch.make()
 
     def be_agent(alive: int) -> NoReturn:
         from hvlaunch.agent import main as agent_main  # noqa: PLC0415 (the guardian stays small)
@@ -47,7 +47,7 @@ def main(
         agent_main.main(config, directory, alive, sealed, meeting)
 
     patience = float(config["grace"]) + float(config["lease"]) + _MORE
-    watch_over(b"hvl-agent", be_agent, patience, lambda: remove_scratch(directory))
+    watch_over(b"hvl-agent", be_agent, patience, lambda: scratch.remove(directory))
 
 
 def watch_over(
@@ -150,63 +150,3 @@ def _explain(status: int) -> Tuple[int, str]:
         return 128 + number, "killed by %s" % signal_name(number)
     code = os.WEXITSTATUS(status)
     return code, "" if code == 0 else "ended with code %d" % code
-
-
-SOCKET = "agent"
-CALL = "call"
-"""The program of a job that calls a function."""
-
-_LONGEST = 4096
-_SHORT = 100
-"""Bytes of a directory in which a socket's name is short enough for the kernel (108)."""
-
-
-def make_scratch() -> str:
-    """A private directory, removed at the end."""
-    refusals = []
-    for base in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
-        path = os.path.abspath(os.path.join(base or ".", "hvlaunch-" + os.urandom(8).hex()))
-        try:
-            if base and path.isprintable() and len(path) <= _LONGEST:
-                os.mkdir(path, 0o700)
-                return path
-        except OSError as error:
-            refusals.append("%s: %s" % (base, os.strerror(error.errno or 0).lower()))
-    sys.exit("hvlaunch agent: no place for temporary files (%s)" % ", ".join(refusals))
-
-
-def listen_for_carriers(directory: str) -> socket.socket:
-    """Let carriers come (agent/wire/carrier.py). Raises OSError."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        is_short = len(os.fsencode(directory)) <= _SHORT
-        listener.bind(os.path.join(directory if is_short else "/proc/self/fd/%d" % fd, SOCKET))
-    finally:
-        os.close(fd)
-    listener.listen(8)
-    listener.setblocking(False)
-    return listener
-
-
-def keep_call(directory: str, part: bytes) -> None:
-    """The next part of that program. Raises OSError."""
-    with open(os.path.join(directory, CALL), "ab") as file:
-        file.write(part)
-
-
-def remove_scratch(path: str) -> None:
-    """Remove the directory and what is in it, as far as it goes, if it is there."""
-    for name in (SOCKET, CALL):
-        try:
-            os.unlink(os.path.join(path, name))
-        except OSError:  # noqa: PERF203 (there are two)
-            pass  # there was none
-    try:
-        os.rmdir(path)
-    except FileNotFoundError:
-        pass
-    except OSError:
-        import shutil  # noqa: PLC0415 (costs 8 ms, and is needed only where a worker left a file)
-
-        shutil.rmtree(path, ignore_errors=True)

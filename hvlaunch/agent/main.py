@@ -11,9 +11,8 @@ import os
 import sys
 import time
 
-from hvlaunch.agent import reaper
+from hvlaunch.agent import reaper, scratch
 from hvlaunch.agent.greeting import Greeting
-from hvlaunch.agent.guardian import keep_call, listen_for_carriers, remove_scratch
 from hvlaunch.agent.quick import READ, WRITE, Selector, deque, signal, signal_name
 from hvlaunch.agent.wire.channel import DriverChannel
 from hvlaunch.agent.wire.frames import LONGEST_TEXT, LONGEST_TRACEBACK, BadFrame
@@ -24,10 +23,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Deque, Dict, NoReturn, Optional, Sequence
 
-    from hvlaunch.agent.launched.caller import Sealed
-    from hvlaunch.agent.launched.local_ranks import Meeting
+    from hvlaunch.agent.local_ranks import Meeting
     from hvlaunch.agent.observing import Observing
     from hvlaunch.agent.relay import RelayListener
+    from hvlaunch.agent.wire.caller import Sealed
     from hvlaunch.agent.wire.frames import Frame
     from hvlaunch.agent.wire.rejoin import Visitors
     from hvlaunch.agent.workers import Step
@@ -154,7 +153,7 @@ class Agent:
                 os.kill(os.getppid(), signal.SIGCONT)  # whoever has stopped it: it ends with us
             except OSError:
                 pass
-        remove_scratch(self._scratch)  # the guardian may have been killed since we last looked
+        scratch.remove(self._scratch)  # the guardian may have been killed since we last looked
         if self._meeting is not None and time.monotonic() >= self._last_heard + self._lease:
             from hvlaunch.agent.family import end_daemon  # noqa: PLC0415 (few agents lose their launcher too)
 
@@ -285,7 +284,7 @@ class Agent:
             self._greeting.go_on()
             self._open_door()
         elif kind == "call":
-            keep_call(self._scratch, body)
+            scratch.keep_call(self._scratch, body)
         elif kind == "probe":
             self._greeting.probe(header)
         elif kind == "start":
@@ -314,7 +313,7 @@ class Agent:
             return
         if self._channel.sealed is None:
             try:
-                listener = listen_for_carriers(self._scratch)
+                listener = scratch.listen(self._scratch)
             except OSError:
                 return  # then the session ends with its connection
             self._selector.register(listener, READ, lambda: self._receive_visitors().let_in(listener))
@@ -334,7 +333,7 @@ class Agent:
         if self._meeting is None or not others:
             self._greeting.greet(hello, self._trouble)
             return
-        from hvlaunch.agent.launched.local_ranks import LocalRanks  # noqa: PLC0415 (few agents are started by a launcher)
+        from hvlaunch.agent.local_ranks import LocalRanks  # noqa: PLC0415 (few agents are started by a launcher)
 
         self._workers.ranks = LocalRanks(self._meeting, self._selector, self._workers.end_of, self._part)
         self._workers.ranks.meet(others, lambda: self._greeting.greet(hello, self._trouble))

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-    from hvlaunch.agent.launched.local_ranks import LocalRanks
+    from hvlaunch.agent.local_ranks import LocalRanks
     from hvlaunch.agent.wire.rejoin import Spill
 
     Step = Tuple[int, float]

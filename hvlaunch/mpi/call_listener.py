@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from hvlaunch.agent.launched.caller import LONGEST_ENTRY, Sealed
+from hvlaunch.agent.wire.caller import LONGEST_ENTRY, Sealed
 from hvlaunch.agent.wire.shapes import mapping, of, pair, plain, text
 from hvlaunch.mpi.process_ranks import ALL_NAMES
 from hvlaunch.mpi.return_calls import ReturnCalls

@@ -1,11 +1,12 @@
-"""What the launcher starts in place of the user's command: agent/launched/rank.py and agent/launched/caller.py, packed for its command line."""
+"""What the launcher starts in place of the user's command: agent/rank.py and agent/wire/caller.py, packed for its command line."""
 
 import zlib
 from binascii import b2a_base64
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvlaunch.agent.launched import caller, rank
+from hvlaunch.agent import rank
+from hvlaunch.agent.wire import caller
 from hvlaunch.driver.program.agent_program import NEW_ENOUGH, python_candidates, without_words
 from hvlaunch.mpi.process_ranks import ALL_NAMES, Names
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import BinaryIO
 
-from hvlaunch.agent.launched.caller import ADDRESSES, CERTIFICATE, ENTRY
+from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.engine.network import is_usable

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.launched.caller import Sealed
+from hvlaunch.agent.wire.caller import Sealed
 from hvlaunch.agent.wire.frames import encode
 from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Listener
 from hvlaunch.driver.links.piece_reader import PieceReader

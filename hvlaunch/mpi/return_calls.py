@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from hvlaunch.agent.launched.caller import WORD_SIZE, Sealed
+from hvlaunch.agent.wire.caller import WORD_SIZE, Sealed
 
 __all__ = ["ReturnCalls"]
 

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from hvlaunch.agent.launched.caller import ADDRESSES, CERTIFICATE, ENTRY, Sealed
+from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY, Sealed
 from hvlaunch.mpi.call_listener import Caller, CallLimits, CallListener
 from hvlaunch.mpi.caller_command import caller_command
 from hvlaunch.rendezvous.serving.certificate import Certificate

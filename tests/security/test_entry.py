@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from hvlaunch.agent.launched.caller import ADDRESSES, CERTIFICATE, ENTRY
+from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.errors import AgentFailed
 from hvlaunch.job import Host

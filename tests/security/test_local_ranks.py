@@ -9,9 +9,9 @@ from zlib import crc32
 
 import pytest
 
-from hvlaunch.agent.launched.caller import ADDRESSES, CERTIFICATE, ENTRY
-from hvlaunch.agent.launched.local_ranks import LocalRanks
+from hvlaunch.agent.local_ranks import LocalRanks
 from hvlaunch.agent.quick import Selector
+from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY
 from hvlaunch.mpi.caller_command import caller_command
 from hvlaunch.mpi.detect import Kind
 from hvlaunch.mpi.process_ranks import names_of

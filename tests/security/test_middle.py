@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from hvlaunch.agent.launched.caller import ADDRESSES, CERTIFICATE, ENTRY, WORD_SIZE
+from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY, WORD_SIZE
 from hvlaunch.mpi.call_listener import Caller, CallListener
 from hvlaunch.mpi.caller_command import caller_command
 from hvlaunch.rendezvous.client import Client

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
-    from hvlaunch.agent.launched.caller import Sealed
+    from hvlaunch.agent.wire.caller import Sealed
     from hvlaunch.agent.wire.frames import Frame
 
 __all__ = ["DriverChannel"]

@@ -1,7 +1,7 @@
 """A session goes on over another connection: whoever comes proves by the session's key that it is the driver, and so do we.
 
 By ssh a carrier (agent/wire/carrier.py) joins the driver's connection to our socket, and knows no key. Where a launcher has started
-us, we call the driver, as we did at first (agent/launched/caller.py).
+us, we call the driver, as we did at first (agent/wire/caller.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Deque, Dict, List, Optional
 
-    from hvlaunch.agent.launched.caller import Sealed
+    from hvlaunch.agent.wire.caller import Sealed
     from hvlaunch.agent.wire.channel import DriverChannel
     from hvlaunch.agent.wire.frames import Frame
 

@@ -108,6 +108,7 @@ _MODULES = (
     "wire/channel",
     "wire/proof",
     "reaper",
+    "scratch",
     "facts",
     "probe",
     "worker",
@@ -117,7 +118,7 @@ _MODULES = (
     "guardian",
 )
 """Files below agent/ that every agent needs."""
-_WITH_RANKS = ("launched/__init__", "launched/local_ranks", "diagnosis", "family")
+_WITH_RANKS = ("local_ranks", "starter", "diagnosis", "family")
 """Needed besides if a launcher has started a process for each rank."""
 _WARM = ("own_pages", "warm")
 _RARE = ("diagnosis", "family", "observing", "relay", "wire/rejoin")

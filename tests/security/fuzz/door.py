@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import Any
 from unittest import mock
 
-from hvlaunch.agent.launched.caller import Sealed, _Calls
+from hvlaunch.agent.wire.caller import Sealed, _Calls
 from hvlaunch.mpi import call_listener
 from hvlaunch.mpi.call_listener import Caller, CallLimits, CallListener
 from hvlaunch.mpi.process_ranks import ALL_NAMES

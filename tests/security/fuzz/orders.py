@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any
 from unittest import mock
 
-from hvlaunch.agent import diagnosis, facts, family, greeting, main, probe, reaper, worker
+from hvlaunch.agent import diagnosis, facts, family, greeting, probe, reaper, scratch, worker
 from hvlaunch.agent.main import Agent
 from hvlaunch.agent.quick import Selector
 from hvlaunch.agent.wire.channel import DriverChannel
@@ -225,7 +225,7 @@ def _on(host: _Host) -> ExitStack:
         (diagnosis, "other_user_at", lambda _: host.chance.choice((None, _HOLDER))),
         (reaper, "kill_descendants", lambda _: []),
         (family, "kill_marked", lambda *_: None),
-        (main, "keep_call", lambda *_: None),
+        (scratch, "keep_call", lambda *_: None),
     ):
         stack.enter_context(mock.patch.object(where, name, what))
     return stack

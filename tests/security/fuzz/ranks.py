@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.agent.launched.local_ranks import _REPORTS, LocalRanks, _Rank
+from hvlaunch.agent.local_ranks import _REPORTS, LocalRanks, _Rank
 from hvlaunch.agent.quick import READ, Selector
 from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode
 from hvlaunch.agent.worker import CannotStart, exit_of

@@ -209,8 +209,8 @@ def test_every_module_of_the_agent_travels() -> None:
         *bundles._WITH_RANKS,
         *bundles._RARE,
         "boot",
-        "launched/caller",
-        "launched/rank",
+        "rank",
+        "wire/caller",
         "wire/carrier",
         *bundles._WARM,
     }

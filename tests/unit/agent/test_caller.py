@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import hvlaunch
-from hvlaunch.agent.launched import caller
-from hvlaunch.agent.launched.caller import Sealed
+from hvlaunch.agent.wire import caller
+from hvlaunch.agent.wire.caller import Sealed
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from hvlaunch.ssh.streams.tcp import persist
 from tests.unit.agent.harness import interpreter
@@ -65,7 +65,7 @@ def driver() -> Iterator[Driver]:
 
 
 def start(*addresses: str, python: str = sys.executable) -> "subprocess.Popen[bytes]":
-    code = f"import sys; sys.path.insert(0, {ROOT!r}); from hvlaunch.agent.launched import caller; caller.main(['RANK'])"
+    code = f"import sys; sys.path.insert(0, {ROOT!r}); from hvlaunch.agent.wire import caller; caller.main(['RANK'])"
     env = {
         caller.ENTRY: ENTRY.decode(),
         caller.CERTIFICATE: CERTIFICATE.fingerprint,

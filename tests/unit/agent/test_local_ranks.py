@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent.launched import local_ranks
-from hvlaunch.agent.launched.local_ranks import LocalRanks
+from hvlaunch.agent import local_ranks
+from hvlaunch.agent.local_ranks import LocalRanks
 from hvlaunch.agent.quick import Selector
 from hvlaunch.agent.wire.frames import encode
 from hvlaunch.agent.worker import CannotStart, WorkerProcess

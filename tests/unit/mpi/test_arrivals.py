@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.launched.caller import Sealed
+from hvlaunch.agent.wire.caller import Sealed
 from hvlaunch.errors import AgentFailed, StartTimeout
 from hvlaunch.mpi.arrivals import Arrivals
 from hvlaunch.mpi.call_listener import Caller

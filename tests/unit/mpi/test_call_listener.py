@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.launched.caller import ADDRESSES, CERTIFICATE, ENTRY, WORD_SIZE
+from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY, WORD_SIZE
 from hvlaunch.mpi.call_listener import CallListener
 from hvlaunch.mpi.caller_command import caller_command
 from hvlaunch.mpi.detect import Kind

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from hvlaunch.agent.launched.caller import WORD_SIZE, Sealed
+from hvlaunch.agent.wire.caller import WORD_SIZE, Sealed
 from hvlaunch.agent.wire.frames import Decoder, PieceWriter, encode
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.errors import AgentFailed, HostLost, HvlaunchError, StartTimeout

@@ -1,6 +1,6 @@
 """What the first process that a launcher (mpirun, srun) starts on a host runs: calls the driver, and becomes the agent.
 
-It is on the launcher's command line (agent/launched/rank.py is before it), so nothing secret is in it. The driver's addresses, the fingerprint of its
+It is on the launcher's command line (agent/rank.py is before it), so nothing secret is in it. The driver's addresses, the fingerprint of its
 certificate, and a word that lets callers in come with the environment, which launchers may show to the network. So the
 word is good for nothing but to call, and all else comes over TLS, from whoever has the certificate's key and nobody else.
 """

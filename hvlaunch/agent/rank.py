@@ -35,7 +35,7 @@ def main(pairs: Sequence[Tuple[str, str]], caller: str) -> None:
     """Be this host's agent, or a starter of it.
 
     `pairs` name the variables of a process's rank among all and on its host, the best first; `caller` is the
-    program of an agent, agent/launched/caller.py, packed.
+    program of an agent, agent/wire/caller.py, packed.
     """
     rank, local = _ranks(pairs)
     mark = zlib.crc32(
@@ -94,7 +94,7 @@ def _join(link: socket.socket, where: str, rank: int, local: int) -> NoReturn:
         exec(code, module.__dict__)  # noqa: S102
     os.dup2(link.fileno(), 0)
     link.close()
-    sys.modules["hvlaunch.agent.launched.local_ranks"].be_starter()
+    sys.modules["hvlaunch.agent.starter"].main()
     os._exit(1)
 
 
