@@ -98,9 +98,9 @@ format: $(VENV)/.extras-dev ## format the code, and fix what ruff can fix
 	$(BIN)/ruff format .
 
 options-page: dev ## write docs/options.md, docs/coming-from.md and hvlaunch/api/options.py, from the tables of options
-	$(BIN)/python -m hvlaunch.cli.pages.options_page > docs/options.md.new
+	$(BIN)/python -m hvlaunch.cli.pages.documents options.md > docs/options.md.new
 	mv docs/options.md.new docs/options.md
-	$(BIN)/python -m hvlaunch.cli.pages.coming_from > docs/coming-from.md.new
+	$(BIN)/python -m hvlaunch.cli.pages.documents coming-from.md > docs/coming-from.md.new
 	mv docs/coming-from.md.new docs/coming-from.md
 	$(BIN)/python -m hvlaunch.api.make_options hvlaunch/api/options.py
 	$(BIN)/ruff format hvlaunch/api/options.py

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.command_line import argument_parser
 from benchmarks.measure import heading, table
 from hvlaunch.errors import EXIT_HUNG
-from hvlaunch.hosts.fold import ranges_of
+from hvlaunch.hosts.parse import ranges_of
 from tests.testhosts.hosts import TestHosts
 
 HERE = Path(__file__).resolve().parent

@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hvlaunch.cli.answer import complain
 from hvlaunch.cli.config.sources import other_sources
-from hvlaunch.cli.options.given import Options
 from hvlaunch.cli.options.option import BadValue, Option
-from hvlaunch.cli.options.settings import Setting, merged, read_value
+from hvlaunch.cli.options.settings import Options, Setting, merged, read_value
 from hvlaunch.cli.options.table import COMMAND, GROUPS
+from hvlaunch.cli.process import complain
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import JobSpec

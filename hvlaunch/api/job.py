@@ -9,7 +9,7 @@ from operator import index
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from hvlaunch.api.errors import ResultLost
-from hvlaunch.cli.jobs.table import state_word
+from hvlaunch.cli.jobs.commands import state_word
 from hvlaunch.cli.jobs.view import await_output, has_ended
 from hvlaunch.console.store_reader import STREAMS, StoreReader
 from hvlaunch.errors import BadUsage

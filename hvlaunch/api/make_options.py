@@ -8,7 +8,7 @@ from typing import Any
 from hvlaunch.api.given import FIELDS
 from hvlaunch.cli.options import values
 from hvlaunch.cli.options.option import Option
-from hvlaunch.cli.options.texts import default_text
+from hvlaunch.cli.options.parser import default_text
 
 __all__ = ["module"]
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hvlaunch.cli.options.given import Options
+from hvlaunch.cli.options.settings import Options
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.local import is_local
-from hvlaunch.hosts.quota import with_slots
+from hvlaunch.hosts.placement import with_slots
 from hvlaunch.hosts.selection import select
 from hvlaunch.job import Host, JobSpec
 

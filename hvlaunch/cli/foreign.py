@@ -5,14 +5,13 @@ Loaded only when a command line has an option that hvlaunch does not have.
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from hvlaunch.cli.options.option import Option
 from hvlaunch.cli.options.settings import HELP_HINT
-from hvlaunch.cli.words import words_of
 from hvlaunch.console.masking import masked, masked_words
 from hvlaunch.errors import BadUsage
 
@@ -117,7 +116,11 @@ def rows_of(name: str) -> list[Row]:
     ]
 
 
-def unknown_options(words: Sequence[str], options: Mapping[str, Option]) -> BadUsage:
+WordsOf = Callable[[Sequence[str], Mapping[str, Option], Callable[[str], bool]], int]
+"""Counts the words that are one of hvlaunch's options with its values; see arguments.py."""
+
+
+def unknown_options(words: Sequence[str], options: Mapping[str, Option], words_of: WordsOf) -> BadUsage:
     """Return the error for the first word, and for the options after it up to a word that no launcher has."""
     foreign: list[_Typed] = []
     remaining = tuple(words)

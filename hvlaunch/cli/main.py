@@ -9,12 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol, TextIO
 
-from hvlaunch.cli.answer import complain, print_answer
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.environment import left_out, proxies_with_password
 from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.options.table import GROUPS
-from hvlaunch.cli.own_argv import hide_values
+from hvlaunch.cli.process import complain, hide_values, print_answer
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_USAGE, BadUsage, HvlaunchError
 from hvlaunch.hosts.local import only_local
@@ -105,7 +104,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
     for warning in () if options.quiet else warnings:
         complain(f"warning: {warning}")
     if spec.allocation is not None and not options.quiet:
-        from hvlaunch.hosts.fold import host_set  # noqa: PLC0415
+        from hvlaunch.hosts.parse import host_set  # noqa: PLC0415
 
         complain(f"hosts of {spec.allocation}: {host_set(host.name for host in spec.hosts)}")
     if options.dry_run:
@@ -115,7 +114,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEWEST_DESCRIPTORS:
         raise _too_few_descriptors()
     if spec.detach == "at start":
-        from hvlaunch.cli.detaching import run_detached  # noqa: PLC0415 (as below)
+        from hvlaunch.cli.process import run_detached  # noqa: PLC0415 (as below)
 
         return run_detached(lambda tell: _run(spec, run, tell))
     return _run(spec, run)
@@ -135,8 +134,8 @@ def _too_few_descriptors() -> BadUsage:
 
 
 def _plan(spec: JobSpec, names: Sequence[str], *, show_secrets: bool) -> str:
-    from hvlaunch.cli.elastic import first_round  # noqa: PLC0415 (a job needs none of it)
     from hvlaunch.cli.plan import plan  # noqa: PLC0415 (as above)
+    from hvlaunch.cli.spec import first_round  # noqa: PLC0415 (a job needs none of it)
 
     launcher = ""
     if spec.mpi is not None:

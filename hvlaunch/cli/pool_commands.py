@@ -12,18 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.cli.answer import complain, print_answer
 from hvlaunch.cli.arguments import Answer, parse
-from hvlaunch.cli.detaching import run_detached
-from hvlaunch.cli.options.given import Options
 from hvlaunch.cli.options.parser import Parser
-from hvlaunch.cli.options.settings import Setting
-from hvlaunch.cli.options.ssh import SSH
-from hvlaunch.cli.options.table import GROUPS
+from hvlaunch.cli.options.settings import Options, Setting
+from hvlaunch.cli.options.table import GROUPS, SSH
+from hvlaunch.cli.process import complain, print_answer, run_detached
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.console.duration import duration
 from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, Problem
-from hvlaunch.hosts.fold import host_set
+from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import JobSpec
 from hvlaunch.outside.control import Control
 from hvlaunch.outside.directory import has_driver, jobs_directory, remove

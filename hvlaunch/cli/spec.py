@@ -1,17 +1,17 @@
 """From options to a job: the only place where flags, files and this process's environment meet.
 
-What an option sets by itself, the table of options says; here is what several decide together.
+The table of options says what an option sets by itself; this module decides what depends on several: hosts, whether
+the job is elastic, and warnings about options behind the command.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from itertools import pairwise
+from pathlib import Path, PurePath, PurePosixPath
 
-from hvlaunch.cli.elastic import elastic_options
 from hvlaunch.cli.environment import MAX_STRING, user_env
-from hvlaunch.cli.options.given import Options
-from hvlaunch.cli.options.settings import Setting
+from hvlaunch.cli.options.settings import Options, Setting
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.console.prefix import ASCTIME, Prefix
 from hvlaunch.errors import BadUsage
@@ -19,27 +19,10 @@ from hvlaunch.hosts.allocation import Allocation, allocation
 from hvlaunch.hosts.hostfile import read_hostfile
 from hvlaunch.hosts.local import launcher_of
 from hvlaunch.hosts.parse import parse_hosts
-from hvlaunch.hosts.placement import slots_of, unlikely
-from hvlaunch.job import ConsoleOptions, Host, JobSpec, MPIOptions, SSHOptions
+from hvlaunch.hosts.placement import in_quota, slots_of, unlikely
+from hvlaunch.job import ConsoleOptions, ElasticOptions, Host, JobSpec, MPIOptions, SSHOptions
 
-__all__ = ["current_directory", "job_spec"]
-
-_OFTEN_MISPLACED = frozenset(
-    [
-        "-np",
-        "--np",
-        "--num-proc",
-        "-H",
-        "-hosts",
-        "--hosts",
-        "-hostfile",
-        "--hostfile",
-        "-machinefile",
-        "--machinefile",
-    ]
-)
-"""Those of `misplaced`, which is loaded for commands that have one of them."""
-
+__all__ = ["current_directory", "elastic_options", "first_round", "job_spec", "misplaced"]
 
 _FAMILIAR = frozenset(["nnodes", "nproc_per_node", "include", "exclude", "map_by"])
 """Those of `familiar`, which is loaded for lines that have one of them."""
@@ -76,11 +59,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         more=("HOROVOD_*",) if uses_horovod else (),
         variables=variables,
     )
-    if not options.is_marked and not _OFTEN_MISPLACED.isdisjoint(
-        word.partition("=")[0] for word in options.command
-    ):
-        from hvlaunch.cli.misplaced import misplaced  # noqa: PLC0415 (few commands have such words)
-
+    if not options.is_marked:
         warnings += misplaced(options.command, options.given)
     warnings += host_warnings
     spec = JobSpec(
@@ -253,3 +232,157 @@ def _check_command(command: tuple[str, ...]) -> None:
                 f"{MAX_STRING - 1}",
                 hint="pass it in a file",
             )
+
+
+_MAKES_ELASTIC = {"min_np", "max_np", "host_discovery_script", "max_restarts", "spares"}
+
+
+def elastic_options(options: Options, per_host: int | None) -> ElasticOptions | None:
+    """None where the job is not elastic. `per_host` is how many workers each host has, 0 for one on each GPU. Raises BadUsage."""
+    least, most = options.given.get("nnodes", (1, 1))
+    if least == most and not options.given.keys() & _MAKES_ELASTIC:
+        for option in options.given_in("elastic"):
+            raise BadUsage(f"{option.flag} is for elastic jobs", hint="--min-np N")
+        return None
+    bounds = _bounds(options, per_host)
+    _check(options, bounds.get("max_np"))
+    hostfile = None if options.hostfile is None else Path(options.hostfile)
+    known = {
+        "min_np": options.np or 1,
+        "hostfile": hostfile,
+        "is_named": options.names_hostfile,
+        "per_host": per_host,
+    }
+    return ElasticOptions(**{**known, **bounds, **options.fields("elastic")})
+
+
+def _bounds(options: Options, per_host: int | None) -> dict[str, int]:
+    """What `--nnodes` means in workers; in hosts where their workers are not counted yet. Raises BadUsage."""
+    if "nnodes" not in options.given:
+        return {}
+    low, high = options.given["nnodes"]
+    if low != high:
+        _check_bounds(options, low, high, per_host)
+    if not per_host:
+        return {"most_hosts": high}
+    bounds = {"min_np": low * per_host, "max_np": high * per_host}
+    if low == high and options.np is not None:
+        del bounds["min_np"]
+    return bounds
+
+
+def _check_bounds(options: Options, low: int, high: int, per_host: int | None) -> None:
+    words = f"--nnodes {low}:{high}"
+    for option, name in ((options.min_np, "--min-np"), (options.max_np, "--max-np")):
+        if option is not None:
+            raise BadUsage(f"{words} and {name} say the same", hint=f"without {name}")
+    if per_host is None or (per_host == 0 and low > 1):
+        raise BadUsage(f"{words} needs the number of workers on each host", hint="--nproc-per-node N")
+
+
+def _check(options: Options, most: int | None) -> None:
+    """`most` is how many workers are on the hosts of `--nnodes`."""
+    low, np, high = options.min_np, options.np, options.max_np
+    all_slots = f"the {most} of --nnodes with --nproc-per-node"
+    for small, large, message in (
+        (low, np, f"--min-np {low} is more than -np {np}"),
+        (np, high, f"-np {np} is more than --max-np {high}"),
+        (low, high, f"--min-np {low} is more than --max-np {high}"),
+        (low, most, f"--min-np {low} is more than {all_slots}"),
+        (np, most, f"-np {np} is more than {all_slots}"),
+        (high, most, f"--max-np {high} is more than {all_slots}"),
+    ):
+        if small is not None and large is not None and small > large:
+            raise BadUsage(message)
+    if options.host_discovery_script is not None and (options.hosts or options.hostfile) is not None:
+        raise BadUsage("hosts come from --host-discovery-script, or from -H or a hostfile, but not from both")
+    if options.launcher is not None:
+        raise BadUsage(
+            "an elastic job needs hvlaunch's own controller: no MPI starts a single worker again",
+            hint="without --mpi, --srun and --jsrun",
+        )
+    if options.skip_bad_hosts or options.end_with_rank is not None:
+        flag, hint = ("--skip-bad-hosts", "without it: an elastic job goes on without bad hosts")
+        if options.end_with_rank is not None:
+            flag, hint = ("--end-with-rank", "--exit-grace: an elastic job is done when its first worker is")
+        raise BadUsage(f"{flag} is for static jobs", hint=hint)
+    if options.horovod:
+        raise BadUsage(
+            "--horovod is for static jobs",
+            hint="without it, and in the script `import hvlaunch.torch as hvd` in place of Horovod's import",
+        )
+
+
+def first_round(spec: JobSpec) -> JobSpec:
+    """The static job that an elastic one would begin as, if all hosts got ready now. Runs the discovery script.
+
+    Raises HvlaunchError, as the script's failure or too few slots.
+    """
+    options = spec.elastic
+    if options is None:
+        return spec
+    if options.discovery_script is not None:
+        from hvlaunch.hosts.discovery import HostScript  # noqa: PLC0415 (it loads subprocess)
+
+        script = HostScript(options.discovery_script, options.discovery_timeout)
+        spec = replace(spec, hosts=tuple(in_quota(script.look(), options)))
+    slots = sum(slots_of(host, spec.slots_per_host, gpus=0) for host in spec.hosts)
+    return replace(spec, np=max(options.min_np, min(slots, options.max_np or slots)))
+
+
+_MISPLACED = {
+    "-np": "np",
+    "--np": "np",
+    "--num-proc": "np",
+    "-H": "hosts",
+    "-hosts": "hosts",
+    "--hosts": "hosts",
+    "-hostfile": "hostfile",
+    "--hostfile": "hostfile",
+    "-machinefile": "hostfile",
+    "--machinefile": "hostfile",
+}
+"""Options that programs rarely have themselves, and what they are called."""
+
+_LAUNCHERS = {"horovodrun", "hvlaunch", "mpiexec", "mpiexec.hydra", "mpirun", "orterun", "prterun"}
+
+
+def misplaced(command: Sequence[str], given: Container[str]) -> list[str]:
+    """The warning for such an option with its value, if it was not given before the command too."""
+    if _MISPLACED.keys().isdisjoint(word.partition("=")[0] for word in command):
+        return []
+    for index, (word, following) in enumerate(pairwise((*command, ""))):
+        if PurePath(word).name in _LAUNCHERS:
+            break
+        flag, equals, value = word.partition("=")
+        name = _MISPLACED.get(flag)
+        if (
+            index > 0
+            and name
+            and not _is_given(name, given)
+            and _LIKELY[name](value if equals else following)
+        ):
+            program = PurePath(command[0]).name
+            typed = word if equals else f"{flag} {following}"
+            where = "since it stands behind the command; options of hvlaunch come before"
+            return [f"{typed} belongs to {program}, {where}: hvlaunch {typed} {program} ..."]
+    return []
+
+
+def _is_given(name: str, given: Container[str]) -> bool:
+    return name in given or (name == "hosts" and "hostfile" in given)
+
+
+def _are_hosts(text: str) -> bool:
+    """Several, or with slots: `-H x` may be anything."""
+    try:
+        return ("," in text or ":" in text) and bool(parse_hosts(text))
+    except BadUsage:
+        return False
+
+
+_LIKELY: dict[str, Callable[[str], bool]] = {
+    "np": str.isdecimal,
+    "hosts": _are_hosts,
+    "hostfile": lambda text: Path(text).is_file(),
+}

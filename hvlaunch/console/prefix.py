@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.console.lines import Stream
 from hvlaunch.errors import BadUsage
-from hvlaunch.hosts.fold import host_set, number_set
+from hvlaunch.hosts.parse import host_set, number_set
 from hvlaunch.job import ConsoleOptions
 
 if TYPE_CHECKING:

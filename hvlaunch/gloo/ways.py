@@ -94,11 +94,11 @@ def _lost(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
 
 def _host_environ(spec: JobSpec) -> dict[str, str]:
     """The environment of this machine as a host: all of the driver's, but not where other hosts would lack it."""
-    from hvlaunch.hosts.outer_job import without_outer_rank  # noqa: PLC0415 (not for jobs elsewhere)
+    from hvlaunch.hosts.variables import without_outer_rank  # noqa: PLC0415 (not for jobs elsewhere)
 
     environ = without_outer_rank(os.environ)
     if only_local(spec):
         return environ
-    from hvlaunch.hosts.own_variables import host_environ  # noqa: PLC0415 (not for a local job)
+    from hvlaunch.hosts.variables import host_environ  # noqa: PLC0415 (not for a local job)
 
     return host_environ(environ, spec.env)

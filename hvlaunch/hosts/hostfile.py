@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.errors import BadHost, BadUsage
-from hvlaunch.hosts.merge import Mention, merge
-from hvlaunch.hosts.parse import MAX_SLOTS, integer, is_address, is_user, parse_host
+from hvlaunch.hosts.parse import MAX_SLOTS, Mention, integer, is_address, is_user, merge, parse_host
 from hvlaunch.job import Host
 from hvlaunch.owners import other_writer
 

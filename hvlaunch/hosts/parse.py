@@ -1,15 +1,135 @@
-"""What a user writes for a host: `host`, `user@host:slots`, `gpu[01-04,07]:8`, `[fe80::1]:4`."""
+"""Hosts as users write them, `gpu[01-04,07]:8`, `[fe80::1]:4`, and sets of hosts and ranks as short text."""
 
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 from hvlaunch.errors import BadHost
-from hvlaunch.hosts.merge import Mention, merge
 from hvlaunch.job import Host
 
-__all__ = ["MAX_SLOTS", "integer", "is_address", "is_user", "parse_host", "parse_hosts"]
+__all__ = [
+    "MAX_ALL_SLOTS",
+    "MAX_HOSTS",
+    "MAX_SLOTS",
+    "Mention",
+    "fold_hosts",
+    "fold_ranks",
+    "host_set",
+    "integer",
+    "is_address",
+    "is_user",
+    "merge",
+    "number_set",
+    "parse_host",
+    "parse_hosts",
+    "ranges_of",
+]
+
+MAX_HOSTS = 65_535
+MAX_ALL_SLOTS = 1 << 20
+
+
+class Mention(NamedTuple):
+    """A host at the place where the user wrote it."""
+
+    host: Host
+    word: str
+    source: str
+    """`-H`, or the hostfile."""
+    line: int | None = None
+    """Counts from 1."""
+
+
+def merge(mentions: Iterable[Mention]) -> list[Host]:
+    """Each host once, in the order of first mention, with its slots added.
+
+    As in Open MPI, each mention without slots counts as one where a host is mentioned more than once.
+    All else may be given in any mention. Raises BadHost where two mentions contradict each other, or hosts or slots
+    are more than any job has: before they take the memory.
+    """
+    hosts: dict[str, Host] = {}
+    slots = 0
+    for mention in mentions:
+        name = mention.host.name
+        hosts[name] = _add(hosts[name], mention) if name in hosts else mention.host
+        slots += mention.host.slots or 1
+        for count, most, noun in ((len(hosts), MAX_HOSTS, "hosts"), (slots, MAX_ALL_SLOTS, "slots")):
+            if count > most:
+                cause = f"more than {most} {noun}"
+                raise BadHost(cause, word=mention.word, source=mention.source, line=mention.line)
+    return list(hosts.values())
+
+
+def _add(known: Host, mention: Mention) -> Host:
+    def agreed(field: str) -> Any:
+        before, now = getattr(known, field), getattr(mention.host, field)
+        if None not in (before, now) and before != now:
+            raise BadHost(
+                f"{field} of host {known.name} is {now} here, but {before} earlier",
+                word=mention.word,
+                source=mention.source,
+                line=mention.line,
+            )
+        return before if now is None else now
+
+    slots = (known.slots or 1) + (mention.host.slots or 1)
+    fields = ("user", "port", "identity", "python", "address")
+    return replace(known, slots=slots, **{field: agreed(field) for field in fields})
+
+
+_RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?")
+
+
+def number_set(numbers: Iterable[int]) -> str:
+    """`3`, `0-3,6`."""
+    from ClusterShell.RangeSet import RangeSet  # noqa: PLC0415 - only a job that fails or merges needs it
+
+    return str(RangeSet.fromlist(str(number) for number in sorted(set(numbers))))
+
+
+def host_set(hosts: Iterable[str]) -> str:
+    """`b`, `gpu[01-07],login`."""
+    known = list(dict.fromkeys(hosts))
+    if len(known) == 1:
+        return known[0]
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # noqa: PLC0415 - as above
+
+    try:
+        return str(NodeSet.fromlist(known, resolver=RESOLVER_NOGROUP))
+    except NodeSetException:  # a name that is none of ClusterShell's, which a hostfile may still hold
+        return ",".join(known)
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0-3,6`."""
+    known = set(ranks)
+    return f"{'rank' if len(known) == 1 else 'ranks'} {number_set(known)}"
+
+
+def fold_hosts(hosts: Iterable[str]) -> str:
+    """`host b`, `hosts gpu[01-07],login`."""
+    known = set(names := list(hosts))
+    return f"{'host' if len(known) == 1 else 'hosts'} {host_set(names)}"
+
+
+def ranges_of(text: str) -> tuple[range, ...]:
+    """Numbers, ranges with both ends included, and steps: `0,8-15`, `0-62/2`. Raises ValueError."""
+    return tuple(_range_of(part.strip()) for part in text.split(","))
+
+
+def _range_of(part: str) -> range:
+    found = _RANKS.fullmatch(part)
+    if found is None:
+        raise ValueError(f"{part!r} is neither a rank nor a range such as 8-15")
+    first = int(found[1])
+    last, step = int(found[2] or first), int(found[3] or 1)
+    if last < first or step == 0:
+        raise ValueError(f"{part!r} has no rank in it")
+    return range(first, last + 1, step)
+
 
 MAX_SLOTS = 65_535
 """Slots of one host, and hosts of one range: more is a typing error, and would use up the memory."""

@@ -1,13 +1,25 @@
-"""Placing workers on hosts: how many slots there are, and who gets which rank."""
+"""Placement: which host gets which ranks, and how many slots a host has."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from hvlaunch.errors import BadUsage, NotEnoughSlots, SlotsUnlikely
-from hvlaunch.job import Host, MapPolicy
+from hvlaunch.job import ElasticOptions, Host, MapPolicy
 
-__all__ = ["Launch", "Placement", "Seat", "needed", "place", "seats", "slots_of", "unlikely"]
+__all__ = [
+    "Launch",
+    "Placement",
+    "Seat",
+    "in_quota",
+    "needed",
+    "place",
+    "seats",
+    "slots_of",
+    "unlikely",
+    "with_slots",
+]
 
 _MOST = 1024  # slots of a host that nothing is known of: more workers than that are on no host
 _LEAST = 64  # slots, which are never refused: many small workers on a small machine are no mistake
@@ -161,3 +173,22 @@ def seats(hosts: Iterable[tuple[str, Sequence[int]]]) -> dict[Seat, Placement]:
         for slot in slots:
             found[host, slot] = by_local_rank[host, local_ranks[slot]]._replace(rank=len(found))
     return found
+
+
+def with_slots(hosts: Sequence[Host], count: int, option: str) -> list[Host]:
+    """Each host with so many slots. Raises BadUsage, with the words of `option`, where one is said to have fewer."""
+    for host in hosts:
+        if host.slots is not None and count > host.slots:
+            noun = "slot" if host.slots == 1 else "slots"
+            raise BadUsage(f"{option}: host {host.name} has only {host.slots} {noun}")
+    return [replace(host, slots=count) for host in hosts]
+
+
+def in_quota(hosts: Sequence[Host], options: ElasticOptions) -> list[Host]:
+    """Those of the hosts of an elastic job that may be used now, with their slots. Raises BadUsage."""
+    used = hosts[: options.most_hosts]
+    if options.per_host is None:
+        return list(used)
+    if options.per_host == 0:
+        return [replace(host, slots=None) for host in used]
+    return with_slots(used, options.per_host, f"--nproc-per-node {options.per_host}")

@@ -21,7 +21,7 @@ from hvlaunch.agent.wire.shapes import misfit
 from hvlaunch.console.status import OnStatus, Status, counted
 from hvlaunch.driver.program.agent_program import agent_command, python_candidates, warm_bundle
 from hvlaunch.errors import Problem
-from hvlaunch.hosts.fold import host_set
+from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside.pools import peer_is_own
 from hvlaunch.pool.host import WarmHost

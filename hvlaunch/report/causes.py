@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hvlaunch.errors import Problem
-from hvlaunch.hosts.fold import fold_hosts
+from hvlaunch.hosts.parse import fold_hosts
 
 __all__ = ["describe"]
 

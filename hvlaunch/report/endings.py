@@ -4,7 +4,7 @@ import signal
 from collections.abc import Collection, Iterable, Sequence
 
 from hvlaunch.console.duration import duration
-from hvlaunch.hosts.fold import fold_hosts, fold_ranks
+from hvlaunch.hosts.parse import fold_hosts, fold_ranks
 from hvlaunch.job import WorkerExit
 
 __all__ = ["delta", "end", "endings", "failed_itself", "signal_name"]

@@ -8,7 +8,7 @@ from hvlaunch import __version__
 from hvlaunch.console.files import rank_directory
 from hvlaunch.console.masking import masked_value, masked_words
 from hvlaunch.errors import Problem
-from hvlaunch.hosts.fold import number_set
+from hvlaunch.hosts.parse import number_set
 from hvlaunch.job import WorkerExit
 from hvlaunch.report.data import Cause, FailureReport, Missing, RoundFailure
 from hvlaunch.report.endings import end, signal_name

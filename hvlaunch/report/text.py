@@ -7,7 +7,7 @@ from hvlaunch.console.duration import duration
 from hvlaunch.console.files import rank_directory
 from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_NOT_WRITTEN
-from hvlaunch.hosts.fold import fold_hosts, fold_ranks
+from hvlaunch.hosts.parse import fold_hosts, fold_ranks
 from hvlaunch.job import JobResult, WorkerExit
 from hvlaunch.report.advice import start_advice
 from hvlaunch.report.causes import describe

@@ -7,7 +7,7 @@ branch where they part. Here the branch of the fewest ranks comes first: it is t
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hvlaunch.hosts.fold import fold_ranks
+from hvlaunch.hosts.parse import fold_ranks
 from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
 
 __all__ = ["Node", "groups", "main_of", "merge", "notes", "places", "summary", "tree_lines", "where"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvlaunch.agent.wire import shapes
 from hvlaunch.agent.wire.shapes import or_null, pair, record, several, text, whole
-from hvlaunch.hosts.fold import host_set
+from hvlaunch.hosts.parse import host_set
 from hvlaunch.telemetry.nccl import NcclProcess, Report, read_report
 
 __all__ = ["HostPeers", "behind", "host_peers", "notes", "operations"]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hvlaunch.hosts.fold import fold_ranks
+from hvlaunch.hosts.parse import fold_ranks
 from hvlaunch.telemetry.merge import main_of, where
 from hvlaunch.telemetry.stack import Frame, ProcessStack
 

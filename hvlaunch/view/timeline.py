@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from hvlaunch.console.visible import visible
-from hvlaunch.hosts.fold import fold_ranks, host_set
+from hvlaunch.hosts.parse import fold_ranks, host_set
 
 __all__ = ["Moment", "RoundSpan", "Timeline"]
 

@@ -3,7 +3,7 @@
 from hvlaunch.console.duration import count, duration
 from hvlaunch.engine.facts import RoundStarting, SlotsAssumed
 from hvlaunch.errors import EXIT_NOT_WRITTEN
-from hvlaunch.hosts.fold import fold_hosts
+from hvlaunch.hosts.parse import fold_hosts
 from hvlaunch.job import JobResult
 
 __all__ = ["assumed", "ended_well", "starting"]

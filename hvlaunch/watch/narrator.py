@@ -7,7 +7,7 @@ from hvlaunch.console.status import OnStatus, Status, counted
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
-from hvlaunch.hosts.fold import host_set
+from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import JobSpec
 from hvlaunch.watch.milestones import starting
 

@@ -10,7 +10,7 @@ from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.errors import GaveUp, JobHung
-from hvlaunch.hosts.fold import fold_hosts
+from hvlaunch.hosts.parse import fold_hosts
 from hvlaunch.report.endings import signal_name
 from hvlaunch.watch.milestones import assumed, starting
 

@@ -11,7 +11,7 @@ import pytest
 
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.main import main
-from hvlaunch.cli.options.given import Options
+from hvlaunch.cli.options.settings import Options
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadHost, BadUsage

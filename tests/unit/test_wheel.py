@@ -13,7 +13,7 @@ import pytest
 
 import hvlaunch
 from hvlaunch.cli.options.table import GROUPS
-from hvlaunch.cli.pages.man_page import man_page
+from hvlaunch.cli.pages.documents import man_page
 
 ROOT = Path(__file__).parents[2]
 ABOUT_IT = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}

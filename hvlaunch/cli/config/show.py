@@ -5,11 +5,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hvlaunch.cli.config.read import group_key, key_of
-from hvlaunch.cli.options.given import Options
 from hvlaunch.cli.options.option import Group, Option
-from hvlaunch.cli.options.settings import Setting
+from hvlaunch.cli.options.parser import default_text
+from hvlaunch.cli.options.settings import Options, Setting
 from hvlaunch.cli.options.table import COMMAND
-from hvlaunch.cli.options.texts import default_text
 from hvlaunch.console.masking import MASK, masked, masked_value, masked_words
 
 __all__ = ["show_config"]

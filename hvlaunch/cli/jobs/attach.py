@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from hvlaunch.cli.answer import BROKEN_PIPE, complain
 from hvlaunch.cli.jobs.view import View, await_output, has_ended, is_shown
+from hvlaunch.cli.process import BROKEN_PIPE, complain
 from hvlaunch.console.duration import count, duration
 from hvlaunch.console.store_reader import STREAMS, StoreReader, from_where, newest_lines
 from hvlaunch.console.stored import Position, Stored, segments
 from hvlaunch.errors import EXIT_HOSTS
-from hvlaunch.hosts.fold import host_set
+from hvlaunch.hosts.parse import host_set
 from hvlaunch.outside.control import DriverGone, state_of
 from hvlaunch.outside.directory import has_driver
 from hvlaunch.outside.known import KnownJob, choose, result_of

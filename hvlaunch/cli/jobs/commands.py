@@ -1,24 +1,109 @@
-"""What the words of job_words.py do: each asks one job's driver, or looks at what its directory has."""
+"""Commands on existing jobs (`hvlaunch jobs`, `stop`, ...): each asks one job's driver, or reads the job's directory."""
 
 import argparse
 import json
+import os
+import re
+import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from hvlaunch.cli.answer import complain, print_answer
 from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.options.option import BadValue
 from hvlaunch.cli.options.parser import Parser
+from hvlaunch.cli.process import complain, print_answer
+from hvlaunch.console.duration import duration
+from hvlaunch.console.visible import visible
 from hvlaunch.errors import BadUsage
+from hvlaunch.hosts.parse import host_set
 from hvlaunch.outside.control import Control, DriverGone, state_of
 from hvlaunch.outside.directory import jobs_directory, remove
 from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose, known_jobs, prune
 
-__all__ = ["parser_of", "run_job_command"]
+__all__ = ["job_record", "job_table", "parser_of", "run_job_command", "since", "state_word"]
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SPAN = re.compile(r"([0-9]{1,9})([smhd])")
+_TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
+
+
+def since(text: str, now: datetime) -> float:
+    """Seconds since 1970: `10m` ago, `14:30` of today (or else of yesterday), or `2026-11-22 14:30`; times are local.
+
+    `now` has a time zone. Raises BadValue.
+    """
+    if (span := _SPAN.fullmatch(text)) is not None:
+        return now.timestamp() - int(span[1]) * _SECONDS[span[2]]
+    try:
+        if _TIME.fullmatch(text):
+            today = datetime.fromisoformat(f"{now:%Y-%m-%d} {text.zfill(len(text) + (text[1] == ':'))}")
+            found = today.replace(tzinfo=now.tzinfo)
+            return (found if found <= now else found - timedelta(days=1)).timestamp()
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise BadValue(
+            f"{text!r} is neither a time such as 14:30 or 2026-11-22T14:30, nor 10m or 2h"
+        ) from None
+
+
+State = Mapping[str, Any] | None
+"""What the job's driver says of it now; None where it says nothing."""
+_HEAD = ("JOB", "NAME", "STATE", "ROUND", "WORKERS", "HOSTS", "BEGAN", "COMMAND")
+_WIDEST = 40
+"""Letters of a cell, but for the last."""
+
+
+def job_table(jobs: Sequence[tuple[KnownJob, State]], now: float | None = None) -> str:
+    """One line for each job, below their heads."""
+    now = time.time() if now is None else now
+    rows = [_HEAD, *(_row(job, state, now) for job, state in jobs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
+    lines = ("  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in rows)
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _row(job: KnownJob, state: State, now: float) -> tuple[str, ...]:
+    current = None if state is None else state["round"]
+    hosts = [] if state is None else [host["host"] for host in state["hosts"] if host["state"] == "ready"]
+    cells = (
+        job.id,
+        str(job.about.get("name") or "-"),
+        state_word(job, state),
+        "-" if current is None else str(current["number"]),
+        "-" if state is None else str(len(state["workers"])),
+        host_set(hosts) if hosts else "-",
+        f"{duration(max(0.0, now - job.began))} ago",
+    )
+    command = job.about.get("command")
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    return (*(_cut(visible(cell)) for cell in cells), visible(" ".join(shlex.join(words).split())))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+
+
+def state_word(job: KnownJob, state: State) -> str:
+    """`running`, `exit code 1`; where the driver says nothing, why."""
+    if job.result is not None:
+        return f"exit code {job.result.get('exit_code')}"
+    if state is not None:
+        return str(state["phase"])
+    machine = job.about.get("machine")
+    if machine != os.uname().nodename:
+        return f"on {machine}"
+    return "no answer" if job.has_driver else "driver killed"
+
+
+def job_record(job: KnownJob, state: State) -> Mapping[str, Any]:
+    """All that is known of a job."""
+    return {**job.about, "id": job.id, "has_driver": job.has_driver, "state": state, "result": job.result}
+
 
 _EVENTS_WAIT = 30
 _PATIENCE = 2.0
@@ -101,7 +186,6 @@ def _add_ranks(parser: Parser) -> None:
 
 
 def _add_view_options(parser: Parser, name: str) -> None:
-    from hvlaunch.cli.jobs.since import since  # noqa: PLC0415 (for these words alone)
 
     _add_ranks(parser)
     if name == "attach":
@@ -199,7 +283,6 @@ def _what_can_be_read() -> Iterator[None]:
 
 
 def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    from hvlaunch.cli.jobs.table import job_record, job_table  # noqa: PLC0415 (for this word alone)
 
     with ThreadPoolExecutor(max(1, len(jobs))) as asking:
         states = list(zip(jobs, asking.map(_state, jobs), strict=True))

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from hvlaunch.cli.answer import BROKEN_PIPE, print_answer
 from hvlaunch.cli.jobs.view import Ranks, View, await_output, has_ended, is_shown
+from hvlaunch.cli.process import BROKEN_PIPE, print_answer
 from hvlaunch.console.notes import lost_output_text
 from hvlaunch.console.store_reader import StoreReader, from_where
 from hvlaunch.console.stored import Stored, segments

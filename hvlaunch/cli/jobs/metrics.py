@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from hvlaunch.cli.answer import complain, print_answer
+from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import Control, ControlRefused, DriverGone
 from hvlaunch.outside.known import KnownJob, await_driver, choose

@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvlaunch.cli.answer import complain, print_answer
 from hvlaunch.cli.jobs.view import Ranks
+from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.console.visible import visible
 from hvlaunch.driver.observing.stacks import kept_stacks
 from hvlaunch.errors import BadUsage

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from hvlaunch.cli.answer import complain, print_answer
 from hvlaunch.cli.jobs.feed import INTERVAL, JobFeed
 from hvlaunch.cli.jobs.view import await_output
+from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import Control, DriverGone
 from hvlaunch.outside.known import KnownJob, await_driver, choose, result_of

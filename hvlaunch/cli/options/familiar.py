@@ -1,9 +1,12 @@
-"""The options that other launchers have, and that say something of their own here."""
+"""Options that other launchers have too: torchrun's, DeepSpeed's and Open MPI's; and horovodrun's, for Horovod's workers."""
+
+from collections.abc import Callable
+from typing import Any
 
 from hvlaunch.cli.options import values
 from hvlaunch.cli.options.option import Group, Option, Value
 
-__all__ = ["FAMILIAR"]
+__all__ = ["FAMILIAR", "HOROVOD"]
 
 FAMILIAR = Group(
     "known from other launchers",
@@ -81,6 +84,186 @@ FAMILIAR = Group(
             more="`slot`: they fill the slots of a host, then those of the next. `node`: they go to one host after the other. `ppr:N:node`: "
             "`N` on each host.",
             example="hvlaunch -np 4 -H a:4,b:4 --map-by node python train.py",
+        ),
+    ),
+)
+
+
+_SAMPLES = Value(("N",), values.count)
+_WAIT = Value(("SECONDS",), values.count, unit="s")
+_ON_HOSTS = Value(("FILE",), values.not_empty)
+
+
+def _number(
+    flag: str,
+    variable: str,
+    text: str,
+    value: Value,
+    default: str,
+    *,
+    convert: Callable[[Any], str] = str,
+    more: str = "",
+) -> Option:
+    return Option(
+        flag[2:].replace("-", "_"),
+        (flag,),
+        text,
+        value,
+        variable=f"HOROVOD_{variable}",
+        default=default,
+        convert=convert,
+        more=more,
+    )
+
+
+def _switch(flag: str, variable: str, text: str, *, more: str = "") -> Option:
+    return Option(
+        flag[2:].replace("-", "_"),
+        (flag,),
+        text,
+        variable=f"HOROVOD_{variable}",
+        more=more,
+        convert=values.one_or_zero,
+    )
+
+
+HOROVOD = Group(
+    "Horovod",
+    about="For workers that use Horovod. Each of these sets a variable for its library, and implies `--horovod` in a static job. "
+    "A switch sets 1 and its opposite 0; without either the variable stays as it is.",
+    pages=(("Horovod's workers", "horovod.md"), ("coming from horovodrun", "coming-from.md#horovodrun")),
+    options=(
+        Option(
+            "horovod",
+            ("--horovod",),
+            "the command uses Horovod (`hvd.init`)",
+            field="horovod",
+            more="Its workers have no token: hvlaunch's rendezvous server answers them too, if they are on the job's hosts. "
+            "`HOROVOD_*` is passed on.",
+            example="hvlaunch --horovod -np 8 -H gpu01:4,gpu02:4 python train.py",
+        ),
+        _number(
+            "--fusion-threshold-mb",
+            "FUSION_THRESHOLD",
+            "most that tensors sent at once may have, in MB",
+            Value(("MB",), values.count),
+            "128",
+            convert=values.bytes_of_mb,
+        ),
+        _number(
+            "--cycle-time-ms",
+            "CYCLE_TIME",
+            "time between two looks for tensors, in ms",
+            Value(("MS",), values.from_0),
+            "1",
+            convert="{:g}".format,
+        ),
+        _number(
+            "--cache-capacity", "CACHE_CAPACITY", "most tensors whose names are cached", _SAMPLES, "1024"
+        ),
+        _switch(
+            "--hierarchical-allreduce", "HIERARCHICAL_ALLREDUCE", "allreduce within hosts, then between them"
+        ),
+        _switch(
+            "--hierarchical-allgather", "HIERARCHICAL_ALLGATHER", "allgather within hosts, then between them"
+        ),
+        _switch("--torus-allreduce", "TORUS_ALLREDUCE", "allreduce in two rings at once"),
+        _switch("--autotune", "AUTOTUNE", "find the best of these while training"),
+        _number("--autotune-log-file", "AUTOTUNE_LOG", "file for what autotune finds", _ON_HOSTS, "none"),
+        _number(
+            "--autotune-warmup-samples",
+            "AUTOTUNE_WARMUP_SAMPLES",
+            "samples that autotune skips",
+            _SAMPLES,
+            "3",
+        ),
+        _number(
+            "--autotune-steps-per-sample", "AUTOTUNE_STEPS_PER_SAMPLE", "steps of one sample", _SAMPLES, "10"
+        ),
+        _number(
+            "--autotune-bayes-opt-max-samples",
+            "AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+            "most samples that autotune takes",
+            _SAMPLES,
+            "20",
+        ),
+        _number(
+            "--autotune-gaussian-process-noise",
+            "AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+            "noise of a sample that autotune expects",
+            Value(("NOISE",), values.from_0_to_1),
+            "0.8",
+            convert="{:g}".format,
+        ),
+        _number(
+            "--timeline-filename",
+            "TIMELINE",
+            "file for a timeline of all that Horovod does",
+            _ON_HOSTS,
+            "none",
+            more="Rank 0 writes it, on its host.",
+        ),
+        _switch("--timeline-mark-cycles", "TIMELINE_MARK_CYCLES", "mark cycles in the timeline"),
+        Option(
+            "stall_check",
+            ("--stall-check",),
+            "look for ranks that wait for others",
+            variable="HOROVOD_STALL_CHECK_DISABLE",
+            convert=values.zero_or_one,
+        ),
+        _number(
+            "--stall-check-warning-time-seconds",
+            "STALL_CHECK_TIME_SECONDS",
+            "wait after which Horovod warns",
+            _WAIT,
+            "60",
+        ),
+        _number(
+            "--stall-check-shutdown-time-seconds",
+            "STALL_SHUTDOWN_TIME_SECONDS",
+            "wait after which Horovod ends the worker",
+            _WAIT,
+            "0, which is never",
+        ),
+        _switch("--mpi-threads-disable", "MPI_THREADS_DISABLE", "use one thread with MPI"),
+        _number("--num-nccl-streams", "NUM_NCCL_STREAMS", "NCCL streams", _SAMPLES, "1"),
+        _number(
+            "--thread-affinity", "THREAD_AFFINITY", "processor of Horovod's thread", _SAMPLES, "any processor"
+        )._replace(aliases=("--ccl-bgt-affinity", "--mlsl-bgt-affinity")),
+        _number(
+            "--gloo-timeout-seconds",
+            "GLOO_TIMEOUT_SECONDS",
+            "time that workers wait for each other",
+            _WAIT,
+            "30",
+        ),
+        _number(
+            "--log-level",
+            "LOG_LEVEL",
+            "what Horovod's library logs",
+            Value(choices=("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")),
+            "WARNING",
+        ),
+        Option(
+            "log_with_timestamp",
+            ("--log-with-timestamp",),
+            "time in each line of Horovod's log",
+            variable="HOROVOD_LOG_HIDE_TIME",
+            convert=values.zero_or_one,
+            aliases=("--no-log-hide-timestamp",),
+            more_opposites=("--log-without-timestamp", "--log-hide-timestamp"),
+        ),
+        Option(
+            "tcp",
+            ("--tcp",),
+            "let NCCL use TCP, and no InfiniBand",
+            variable="NCCL_IB_DISABLE",
+            convert=values.one_or_zero,
+        ),
+        Option(
+            "disable_cache",
+            ("--disable-cache",),
+            "nothing, for horovodrun's sake: there is no cache",
         ),
     ),
 )

@@ -1,18 +1,251 @@
-"""The options of hvlaunch, each declared once: the command line, JobSpec, help, completion and docs/options.md follow."""
+"""The options of hvlaunch, each declared once: the command line, JobSpec, help, completion and docs/options.md are made of them."""
 
 from pathlib import Path
 from typing import get_args
 
 from hvlaunch.cli.options import values
-from hvlaunch.cli.options.elastic import ELASTIC
-from hvlaunch.cli.options.familiar import FAMILIAR
+from hvlaunch.cli.options.familiar import FAMILIAR, HOROVOD
 from hvlaunch.cli.options.general import GENERAL
-from hvlaunch.cli.options.horovod import HOROVOD
 from hvlaunch.cli.options.option import Group, Option, Value
-from hvlaunch.cli.options.ssh import SSH
-from hvlaunch.job import ColorPolicy, OnHang, RelayPolicy, StdinPolicy
+from hvlaunch.job import ColorPolicy, HostKeyPolicy, OnHang, RelayPolicy, SSHClient, StdinPolicy
 
-__all__ = ["COMMAND", "GROUPS"]
+__all__ = ["COMMAND", "ELASTIC", "GROUPS", "SSH"]
+
+SSH = Group(
+    "SSH",
+    pages=(("SSH", "ssh.md"),),
+    options=(
+        Option(
+            "ssh_port",
+            ("-p", "--ssh-port"),
+            "port of sshd on hosts for which none is given",
+            values.PORT,
+            field="ssh.port",
+            default="that of the ssh configuration, else 22",
+        ),
+        Option(
+            "ssh_identity_file",
+            ("-i", "--ssh-identity-file"),
+            "private key to log in with",
+            values.FILE,
+            field="ssh.identity",
+            convert=values.readable,
+            source="own",
+        ),
+        Option(
+            "ssh_user",
+            ("--ssh-user",),
+            "user name on hosts for which none is given",
+            Value(("NAME",), values.user),
+            field="ssh.user",
+            default="that of the ssh configuration, else yours",
+            example="hvlaunch -H 'gpu[01-16]' --ssh-user ml python train.py",
+            is_everyday=True,
+        ),
+        Option(
+            "ssh_config",
+            ("--ssh-config",),
+            "configuration file of ssh",
+            values.FILE,
+            field="ssh.config",
+            default="`~/.ssh/config` and the system's",
+            convert=values.readable,
+            source="own",
+        ),
+        Option(
+            "host_keys",
+            ("--host-keys",),
+            "what to do where known_hosts has no key",
+            Value(choices=get_args(HostKeyPolicy)),
+            field="ssh.host_keys",
+            more="`strict`: refuse the host; `accept-new`: add its key to known_hosts; `off`: check no key at all.",
+            source="own",
+        ),
+        Option(
+            "ssh_client",
+            ("--ssh-client",),
+            "program that speaks ssh",
+            Value(choices=get_args(SSHClient)),
+            field="ssh.client",
+            more="`paramiko`: hvlaunch itself, with this library; `openssh`: the `ssh` binary, for GSSAPI, FIDO keys, PKCS#11, and "
+            "connections that are open already (ControlPath).",
+            source="own",
+        ),
+        Option(
+            "forward_agent",
+            ("--forward-agent",),
+            "let programs on the hosts use your ssh agent",
+            field="ssh.forward_agent",
+            more="It needs `--ssh-client openssh`. Whoever controls a host can then log in as you, wherever your keys are accepted, while the job "
+            "runs. `ForwardAgent` of the ssh configuration is not followed.",
+            source="own",
+        ),
+        Option(
+            "connect_limit",
+            ("--connect-limit",),
+            "most connections made to a host at a time",
+            values.NUMBER,
+            field="ssh.connect_limit",
+            more="The same holds for a jump host.",
+        ),
+        Option(
+            "remote_python",
+            ("--remote-python",),
+            "Python >= 3.8 for hvlaunch on the hosts",
+            Value(("PATH",), values.not_empty, completion="file"),
+            field="remote_python",
+            default="the path of the Python here, else python3, else python",
+            source="own",
+        ),
+        Option(
+            "start_timeout",
+            ("--start-timeout",),
+            "time to connect to all hosts",
+            values.SECONDS,
+            field="start_timeout",
+        ),
+    ),
+)
+
+
+ELASTIC = Group(
+    "elastic jobs",
+    about="Hosts may come and go, workers and hosts may fail, and training goes on. A job is elastic with any of `--min-np`, "
+    "`--max-np`, `--host-discovery-script`, `--max-restarts` and `--spares`.",
+    pages=(("Elastic jobs", "elastic.md"),),
+    options=(
+        Option(
+            "min_np",
+            ("--min-np", "--min-num-proc"),
+            "least number of workers of an elastic job",
+            values.NUMBER,
+            field="elastic.min_np",
+            default="`-np`, else 1",
+            more="With fewer slots the job waits, for `--elastic-timeout`.",
+            example="hvlaunch -np 4 --min-np 2 --max-np 8 --hostfile hosts python train.py",
+            is_everyday=True,
+        ),
+        Option(
+            "max_np",
+            ("--max-np", "--max-num-proc"),
+            "largest number of workers",
+            values.NUMBER,
+            field="elastic.max_np",
+            default="one in every slot",
+        ),
+        Option(
+            "host_discovery_script",
+            ("--host-discovery-script",),
+            "command that prints the current hosts",
+            Value(("COMMAND",), values.not_empty),
+            field="elastic.discovery_script",
+            excludes="hosts",
+            more="It prints them as lines of a hostfile, and is run every `--discovery-interval`.",
+            example="hvlaunch --min-np 2 --host-discovery-script ./discover.sh python train.py",
+            source="own",
+        ),
+        Option(
+            "max_restarts",
+            ("--max-restarts", "--reset-limit"),
+            "number of failures that do not end the job",
+            values.COUNT,
+            field="elastic.max_restarts",
+            default="no limit",
+            aliases=("--max_restarts",),
+            more="Only failures within `--restart-window` count; hosts that come and go do not.",
+        ),
+        Option(
+            "spares",
+            ("--spares",),
+            "workers that wait to replace a failed one",
+            values.COUNT,
+            field="elastic.spares",
+            more="They are started beyond `--max-np`, so that they can do it at once.",
+        ),
+        Option(
+            "cooldown",
+            ("--blacklist-cooldown-range",),
+            "how long a failing host is excluded",
+            Value(("MIN", "MAX"), values.seconds, unit="s"),
+            field="elastic.cooldown",
+            default="for good",
+            more="In seconds: MIN at first, then twice as long with each failure, up to MAX.",
+            example="hvlaunch --min-np 2 --hostfile hosts --blacklist-cooldown-range 10 300 python train.py",
+            convert=values.rising,
+        ),
+        Option(
+            "elastic_timeout",
+            ("--elastic-timeout",),
+            "time to wait for enough slots",
+            values.SECONDS,
+            field="elastic.elastic_timeout",
+            more="After that the job ends with exit code 75.",
+        ),
+        Option(
+            "reset_timeout",
+            ("--reset-timeout",),
+            "time to leave a round that has ended",
+            values.SECONDS,
+            field="elastic.reset_timeout",
+            more="After that the worker is killed and replaced.",
+        ),
+        Option(
+            "restart_window",
+            ("--restart-window",),
+            "time that failures count for `--max-restarts`",
+            values.SECONDS,
+            field="elastic.restart_window",
+        ),
+        Option(
+            "worker_timeout",
+            ("--worker-timeout",),
+            "time that a worker may be silent or stopped",
+            values.SECONDS,
+            field="elastic.worker_timeout",
+            more="After that it counts as failed.",
+        ),
+        Option(
+            "commit_timeout",
+            ("--commit-timeout",),
+            "time that a round may go on without a commit",
+            values.SECONDS,
+            field="elastic.commit_timeout",
+            default="no limit",
+        ),
+        Option(
+            "drain_timeout",
+            ("--drain-timeout",),
+            "time to a commit where a host leaves",
+            values.SECONDS,
+            field="elastic.drain_timeout",
+            more="After that the workers of the host are stopped.",
+        ),
+        Option(
+            "exit_grace",
+            ("--exit-grace",),
+            "time for others to end when one worker is done",
+            values.SECONDS,
+            field="elastic.exit_grace",
+            more="After that they are stopped.",
+        ),
+        Option(
+            "discovery_interval",
+            ("--discovery-interval",),
+            "time between two looks for changed hosts",
+            values.SECONDS,
+            field="elastic.discovery_interval",
+            more="A look is a run of the discovery script, or a glance at the hostfile.",
+        ),
+        Option(
+            "discovery_timeout",
+            ("--discovery-timeout",),
+            "time for the discovery script to end",
+            values.SECONDS,
+            field="elastic.discovery_timeout",
+        ),
+    ),
+)
+
 
 _HOSTS = Group(
     "hosts",

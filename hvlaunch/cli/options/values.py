@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hvlaunch.cli.options.option import BadValue, Value
-from hvlaunch.hosts.fold import ranges_of
-from hvlaunch.hosts.parse import MAX_SLOTS, is_user
+from hvlaunch.hosts.parse import MAX_SLOTS, is_user, ranges_of
 from hvlaunch.job import MapPolicy
 
 __all__ = [

@@ -9,8 +9,7 @@ from rich_argparse import RichHelpFormatter
 
 from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.options.option import Group, Option
-from hvlaunch.cli.options.parser import make_parser
-from hvlaunch.cli.options.texts import EXAMPLES, EXIT_CODES, default_text, sentences
+from hvlaunch.cli.options.parser import EXAMPLES, EXIT_CODES, default_text, make_parser, sentences
 
 __all__ = ["help_text"]
 

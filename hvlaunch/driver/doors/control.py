@@ -212,7 +212,7 @@ class Control:
 
 def _stacks_wanted(body: bytes) -> tuple[tuple[range, ...] | None, bool] | None:
     """Which ranks, and whether with frames of C; None where the body says no such thing."""
-    from hvlaunch.hosts.fold import ranges_of  # noqa: PLC0415 (when somebody asks)
+    from hvlaunch.hosts.parse import ranges_of  # noqa: PLC0415 (when somebody asks)
 
     with suppress(ValueError):
         value = json.loads(body)

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.cli.arguments import parse
-from hvlaunch.cli.elastic import first_round
 from hvlaunch.cli.main import main
-from hvlaunch.cli.spec import job_spec
+from hvlaunch.cli.spec import first_round, job_spec
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ElasticOptions, Host, JobSpec
 

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from hvlaunch.cli.arguments import parse
-from hvlaunch.cli.elastic import first_round
-from hvlaunch.cli.spec import job_spec
+from hvlaunch.cli.spec import first_round, job_spec
 from hvlaunch.errors import BadUsage, SlotsUnlikely
 from hvlaunch.job import Host
 

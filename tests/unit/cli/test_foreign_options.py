@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from ClusterShell.CLI import OptionParser
 
-from hvlaunch.cli.arguments import parse
+from hvlaunch.cli.arguments import by_name, parse
 from hvlaunch.cli.foreign import LAUNCHERS, key, rows_of
 from hvlaunch.cli.options.table import GROUPS
-from hvlaunch.cli.pages.coming_from import page
-from hvlaunch.cli.words import by_name
+from hvlaunch.cli.pages.documents import coming_from_page as page
 from hvlaunch.errors import BadUsage
 
 PROGRAMS = {name: launcher.options for name, launcher in LAUNCHERS.items()}
@@ -257,7 +256,10 @@ def test_dashes_and_underscores_are_all_one():
 
 def test_the_page_in_docs_is_the_one_that_the_tables_make():
     done = subprocess.run(
-        [sys.executable, "-m", "hvlaunch.cli.pages.coming_from"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "hvlaunch.cli.pages.documents", "coming-from.md"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == (Path(__file__).parents[3] / "docs/coming-from.md").read_text(), "make options-page"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hvlaunch.cli.arguments import parse
-from hvlaunch.cli.options.horovod import HOROVOD
+from hvlaunch.cli.options.familiar import HOROVOD
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage
 

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.cli import spec
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.environment import MAX_STRING
-from hvlaunch.cli.misplaced import NAMES
 from hvlaunch.cli.spec import current_directory, job_spec
 from hvlaunch.console.prefix import ASCTIME
 from hvlaunch.errors import BadHost, BadUsage, SlotsUnlikely
@@ -196,10 +194,6 @@ MISPLACED = [
     ("-np 2 python train.py --hosts=a:1,b:1", "hvlaunch --hosts=a:1,b:1 python ..."),
     ("python train.py -machinefile hosts", "-machinefile hosts belongs"),
 ]
-
-
-def test_what_may_be_misplaced_is_one_set():
-    assert NAMES.keys() == spec._OFTEN_MISPLACED
 
 
 @pytest.mark.parametrize(("line", "part"), MISPLACED)

@@ -9,9 +9,9 @@ import pytest
 
 from hvlaunch import __version__
 from hvlaunch.cli.options.option import Group, Option, Value
+from hvlaunch.cli.options.parser import EXAMPLES, sentences
 from hvlaunch.cli.options.table import GROUPS
-from hvlaunch.cli.options.texts import EXAMPLES, sentences
-from hvlaunch.cli.pages.man_page import man_page
+from hvlaunch.cli.pages.documents import man_page
 
 
 def shown(page):
@@ -32,7 +32,10 @@ def shown(page):
 
 def test_the_module_prints_it():
     done = subprocess.run(
-        [sys.executable, "-m", "hvlaunch.cli.pages.man_page"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "hvlaunch.cli.pages.documents", "hvlaunch.1"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == man_page(GROUPS)
 

@@ -11,9 +11,9 @@ import pytest
 
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.options.option import BadValue, Group, Option, Value
+from hvlaunch.cli.options.parser import default_text
 from hvlaunch.cli.options.table import GROUPS
-from hvlaunch.cli.options.texts import default_text
-from hvlaunch.cli.pages.options_page import page
+from hvlaunch.cli.pages.documents import options_page as page
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
@@ -141,7 +141,7 @@ def test_a_conversion_that_fails_names_the_option(tmp_path, monkeypatch):
 
 def test_the_page_in_docs_is_the_one_that_the_table_makes():
     done = subprocess.run(
-        [sys.executable, "-m", "hvlaunch.cli.pages.options_page"],
+        [sys.executable, "-m", "hvlaunch.cli.pages.documents", "options.md"],
         capture_output=True,
         timeout=60,
         check=True,

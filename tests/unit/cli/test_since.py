@@ -4,7 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from hvlaunch.cli.jobs.since import since
+from hvlaunch.cli.jobs.commands import since
 from hvlaunch.cli.options.option import BadValue
 
 NOW = datetime(2026, 11, 22, 14, 30, 5, tzinfo=timezone.utc)

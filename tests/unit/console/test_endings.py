@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from hvlaunch.console.duration import duration
-from hvlaunch.hosts.fold import fold_hosts, fold_ranks
+from hvlaunch.hosts.parse import fold_hosts, fold_ranks
 from hvlaunch.job import PortHolder, WorkerExit
 from hvlaunch.report.endings import end, endings, signal_name
 

@@ -13,14 +13,13 @@ import pytest
 
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.config.files import toml_tree, yaml_tree
-from hvlaunch.cli.elastic import first_round
 from hvlaunch.cli.env_file import parse_env_file
 from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.jobs.commands import parser_of
 from hvlaunch.cli.plan import plan
 from hvlaunch.cli.pool_commands import run_pool_command
 from hvlaunch.cli.rendezvous import parser as rendezvous_parser
-from hvlaunch.cli.spec import job_spec
+from hvlaunch.cli.spec import first_round, job_spec
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.hostfile import parse_hostfile
 from tests.unit.docs.blocks import PAGES, ROOT, Block, blocks_of, name_of, typed
