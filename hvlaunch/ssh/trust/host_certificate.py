@@ -1,61 +1,49 @@
-"""Host certificates: a host key that an authority vouches for, for some names and some time.
+"""Host certificates: an authority vouches for a host key, for some names and some time.
 
-The format is OpenSSH's (PROTOCOL.certkeys in its sources), the rules those of its
-sshkey_cert_check_host().
+cryptography reads the format (PROTOCOL.certkeys in OpenSSH's sources) and checks the signature. The rules here
+are the rules of OpenSSH's sshkey_cert_check_host().
 """
 
+import base64
 import fnmatch
 import re
 from dataclasses import dataclass
 
 from hvlaunch.errors import HvlaunchError
 
-__all__ = ["CERTIFICATE", "BadCertificate", "HostCertificate", "bare_key", "read_certificate"]
+__all__ = ["CERTIFICATE", "BadCertificate", "HostCertificate", "read_certificate"]
 
 CERTIFICATE = "-cert-v01@openssh.com"
-"""What the type of a certificate ends with; before it is the type of its key."""
+"""The end of a certificate's type; the type of its key comes before it."""
 
-_HOST = 2
-_KEY_FIELDS = {"ssh-ed25519": 1, "ssh-rsa": 2}
-_ECDSA_FIELDS = 2
 _FOREVER = (1 << 64) - 1
-_TOO_LONG = "it has bytes after its end"
-_SIGNATURES = frozenset(
-    (
-        "ssh-ed25519",
-        "rsa-sha2-256",
-        "rsa-sha2-512",
-        "ecdsa-sha2-nistp256",
-        "ecdsa-sha2-nistp384",
-        "ecdsa-sha2-nistp521",
-    )
-)
-"""What authorities may sign with; SHA-1 is not among it."""
+_STRONG_RSA = (b"rsa-sha2-256", b"rsa-sha2-512")
+_LENGTH_BYTES = 4
 
 
 class BadCertificate(HvlaunchError):
-    """It can't be read, or its authority's signature is wrong."""
+    """The certificate can't be read, or its authority's signature is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCertificate:
-    """A certificate that its authority did sign. Whether the authority is to be trusted is another matter."""
+    """A certificate with a valid signature. The caller decides whether to trust the authority."""
 
     authority: bytes
-    """The authority's public key, as it goes over the wire."""
-    kind: int
-    """1 is a user's, 2 a host's."""
+    """The authority's public key in wire format."""
+    is_for_host: bool
+    """False for a user's certificate."""
     principals: tuple[str, ...]
-    """The names that it holds for, which may have * and ? in them; none means any."""
+    """Valid host names, possibly with * and ?. An empty tuple allows any name."""
     valid_after: int
     """Seconds since 1970."""
     valid_before: int
-    critical: bytes
-    """Options that who does not know them must refuse; none is defined for hosts."""
+    has_critical_options: bool
+    """A reader must refuse a critical option that it does not know, and none is defined for hosts."""
 
     def problem(self, name: str, now: float) -> str | None:
-        """Why it does not hold for the host of that name at that time; None where it does."""
-        if self.kind != _HOST:
+        """Return why the certificate is not valid for the host `name` at the time `now`, or None if it is."""
+        if not self.is_for_host:
             return "it is not a certificate for a host"
         if now < self.valid_after:
             return "it is not valid yet (is this machine's clock right?)"
@@ -63,114 +51,46 @@ class HostCertificate:
             return "it has expired"
         if self.principals and not any(_matches(name, pattern) for pattern in self.principals):
             return f"it is for {', '.join(self.principals)}, not for {name}"
-        if self.critical:
+        if self.has_critical_options:
             return "it has critical options, and none is defined for host certificates"
         return None
 
 
-def bare_key(certificate: bytes) -> bytes:
-    """The public key that a certificate is for, as it goes over the wire. Raises BadCertificate."""
-    fields = _FieldReader(certificate)
-    key_type = fields.text()
-    if not key_type.endswith(CERTIFICATE):
-        raise BadCertificate(f"{key_type} is not a type of certificate")
-    fields.data()  # nonce
-    start = len(fields.so_far())
-    fields.skip_key(key_type)
-    name = key_type.removesuffix(CERTIFICATE).encode()
-    return len(name).to_bytes(4, "big") + name + fields.so_far()[start:]
-
-
 def read_certificate(blob: bytes) -> HostCertificate:
-    """The certificate in `blob`, its signature being verified. Raises BadCertificate."""
-    fields = _FieldReader(blob)
-    key_type = fields.text()
-    fields.data()  # nonce
-    fields.skip_key(key_type)
-    fields.number(8)  # serial
-    kind = fields.number(4)
-    fields.text()  # key id
-    principals = _FieldReader(fields.data()).texts()
-    valid_after, valid_before = fields.number(8), fields.number(8)
-    critical = fields.data()
-    fields.data()  # extensions
-    fields.data()  # reserved
-    authority = fields.data()
-    signed = fields.so_far()
-    signature = fields.data()
-    if not fields.at_end():
-        raise BadCertificate(_TOO_LONG)
-    _check_signature(authority, signed, signature)
-    return HostCertificate(
-        authority=authority,
-        kind=kind,
-        principals=principals,
-        valid_after=valid_after,
-        valid_before=valid_before,
-        critical=critical,
-    )
+    """Parse the certificate in `blob` and verify its signature. Raises BadCertificate."""
+    # cryptography takes as long to import as a local job takes to start, and only SSH to other hosts needs it.
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm  # noqa: PLC0415
+    from cryptography.hazmat.primitives import serialization as ssh  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey  # noqa: PLC0415
 
-
-def _check_signature(authority: bytes, signed: bytes, signature: bytes) -> None:
-    from paramiko.message import Message  # noqa: PLC0415  (100 ms, and only SSH to other hosts needs it)
-    from paramiko.pkey import PKey, UnknownKeyType  # noqa: PLC0415
-    from paramiko.ssh_exception import SSHException  # noqa: PLC0415
-
-    authority_type = _FieldReader(authority).text()
-    seal = _FieldReader(signature)
-    algorithm, _ = seal.text(), seal.data()
-    if not seal.at_end():
-        raise BadCertificate(_TOO_LONG)
-    if algorithm not in _SIGNATURES:
-        raise BadCertificate(f"it is signed by {algorithm}, which is too weak or not known")
+    key_type = blob[_LENGTH_BYTES : _LENGTH_BYTES + int.from_bytes(blob[:_LENGTH_BYTES], "big")]
     try:
-        key = PKey.from_type_string(authority_type, authority)
-        right = key.verify_ssh_sig(signed, Message(signature))
-    except (SSHException, ValueError, UnknownKeyType) as error:
-        raise BadCertificate(f"its authority's key can't be used: {error}") from None
-    if not right or authority_type.endswith(CERTIFICATE):
-        raise BadCertificate("its authority's signature is wrong")
+        certificate = ssh.load_ssh_public_identity(key_type + b" " + base64.b64encode(blob))
+        if not isinstance(certificate, ssh.SSHCertificate):
+            raise BadCertificate("it is a key, not a certificate")
+        authority = certificate.signature_key()
+        # An RSA signature is as long as the modulus, and its algorithm stands before its length. OpenSSH refuses
+        # SHA-1 ("ssh-rsa"); cryptography accepts it and has no public name for the algorithm.
+        if isinstance(authority, RSAPublicKey):
+            signature_size = (authority.key_size + 7) // 8
+            if not blob[: -(_LENGTH_BYTES + signature_size)].endswith(_STRONG_RSA):
+                raise BadCertificate("it is signed by ssh-rsa, which is too weak")
+        certificate.verify_cert_signature()
+    except InvalidSignature:
+        raise BadCertificate("its authority's signature is wrong") from None
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise BadCertificate(f"it can't be read: {error}") from None
+    encoded = authority.public_bytes(ssh.Encoding.OpenSSH, ssh.PublicFormat.OpenSSH)
+    return HostCertificate(
+        authority=base64.b64decode(encoded.split()[1]),
+        is_for_host=certificate.type is ssh.SSHCertificateType.HOST,
+        principals=tuple(name.decode("utf-8", "backslashreplace") for name in certificate.valid_principals),
+        valid_after=certificate.valid_after,
+        valid_before=certificate.valid_before,
+        has_critical_options=bool(certificate.critical_options),
+    )
 
 
 def _matches(name: str, pattern: str) -> bool:
     literal = pattern.replace("[", "[[]")  # only * and ? are special in OpenSSH's patterns
     return re.match(fnmatch.translate(literal), name) is not None
-
-
-class _FieldReader:
-    """Reads what SSH writes: numbers, and bytes after their length."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def number(self, size: int) -> int:
-        return int.from_bytes(self._take(size), "big")
-
-    def data(self) -> bytes:
-        return self._take(self.number(4))
-
-    def text(self) -> str:
-        return self.data().decode("utf-8", "backslashreplace")
-
-    def skip_key(self, key_type: str) -> None:
-        for _ in range(_KEY_FIELDS.get(key_type.removesuffix(CERTIFICATE), _ECDSA_FIELDS)):
-            self.data()
-
-    def texts(self) -> tuple[str, ...]:
-        found: list[str] = []
-        while not self.at_end():
-            found.append(self.text())
-        return tuple(found)
-
-    def so_far(self) -> bytes:
-        return self._data[: self._at]
-
-    def at_end(self) -> bool:
-        return self._at == len(self._data)
-
-    def _take(self, size: int) -> bytes:
-        if size > len(self._data) - self._at:
-            raise BadCertificate("it is incomplete")
-        self._at += size
-        return self._data[self._at - size : self._at]

@@ -16,15 +16,15 @@ from paramiko.agent import AgentKey
 from paramiko.ecdsakey import ECDSAKey
 from paramiko.ed25519key import Ed25519Key
 from paramiko.message import Message
-from paramiko.pkey import PKey, PublicBlob
+from paramiko.pkey import PKey, PublicBlob, UnknownKeyType
 from paramiko.rsakey import RSAKey
 from paramiko.ssh_exception import SSHException
 
 from hvlaunch.owners import other_reader
 from hvlaunch.ssh.config.settings import OPENSSH
-from hvlaunch.ssh.trust.host_certificate import BadCertificate, bare_key
+from hvlaunch.ssh.trust.host_certificate import CERTIFICATE
 
-__all__ = ["Certificate", "Identity", "certified", "read_certificate", "read_identity"]
+__all__ = ["Identity", "UserCertificate", "bare_key", "certified", "read_certificate", "read_identity"]
 
 _LONGEST = 1 << 20
 """Bytes of a file of keys."""
@@ -49,8 +49,8 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
-    """What an authority signed: `public` is the key that it is for."""
+class UserCertificate:
+    """A user's certificate; `public` is the key that its authority signed."""
 
     path: str
     public: bytes
@@ -88,13 +88,22 @@ def read_identity(path: str, passphrase: bytes | None = None) -> Identity:
     return Identity(path, key, key.asbytes())
 
 
-def read_certificate(path: str) -> Certificate | None:
-    """The certificate in `path`; None where there is none that can be used."""
+def read_certificate(path: str) -> UserCertificate | None:
+    """Read the user's certificate in `path`; return None if it can't be used."""
     try:
         blob = PublicBlob.from_file(path)
-        return Certificate(path, bare_key(blob.key_blob), blob)
-    except (OSError, ValueError, SSHException, BadCertificate):
+        return UserCertificate(path, bare_key(blob.key_blob), blob)
+    except (OSError, ValueError, SSHException, UnknownKeyType):
         return None
+
+
+def bare_key(certificate: bytes) -> bytes:
+    """Return the public key of `certificate`, both in wire format. Raises ValueError, SSHException, UnknownKeyType."""
+    # Not cryptography's reader, which refuses what matters only to the host: the authority may be a FIDO key.
+    key_type = Message(certificate).get_text()
+    if not key_type.endswith(CERTIFICATE):
+        raise ValueError(key_type)
+    return PKey.from_type_string(key_type.removesuffix(CERTIFICATE), certificate).asbytes()
 
 
 def certified(key: PKey, blob: PublicBlob) -> PKey:

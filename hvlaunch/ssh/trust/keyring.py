@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # 100 ms, for a keyring that a local job makes in vain
     from paramiko.pkey import PKey, PublicBlob
 
     from hvlaunch.ssh.trust.agent_client import AgentClient
-    from hvlaunch.ssh.trust.identity import Certificate, Identity
+    from hvlaunch.ssh.trust.identity import Identity, UserCertificate
 
 __all__ = ["Asker", "Keyring", "Locked", "Offer", "Offers"]
 
@@ -82,7 +82,7 @@ class Keyring:
         self._lock = threading.Lock()
         self._asking = threading.Lock()
         self._identities: dict[str, Identity] = {}
-        self._certificates: dict[str, Certificate | None] = {}
+        self._certificates: dict[str, UserCertificate | None] = {}
         self._opened: dict[str, Identity] = {}
         self._agents: dict[str, AgentClient | None] = {}
 
@@ -143,7 +143,7 @@ class Keyring:
             self._agents.clear()
 
     def _locked(
-        self, identity: "Identity", certificates: "Iterable[Certificate]", deadline: float | None
+        self, identity: "Identity", certificates: "Iterable[UserCertificate]", deadline: float | None
     ) -> Iterator[Offer]:
         """Offers of an encrypted key; the user is asked when a host has refused all that came before."""
         from hvlaunch.ssh.trust.identity import certified  # noqa: PLC0415  (paramiko)
@@ -193,7 +193,7 @@ class Keyring:
             self._identities[path] = read_identity(path)
         return self._identities[path]
 
-    def _certificate(self, path: str) -> "Certificate | None":
+    def _certificate(self, path: str) -> "UserCertificate | None":
         from hvlaunch.ssh.trust.identity import read_certificate  # noqa: PLC0415  (paramiko)
 
         if path not in self._certificates:
@@ -213,7 +213,7 @@ class Keyring:
         return None if path is None else self._agents[path]
 
 
-def _ready(label: str, key: "PKey", certificates: "Iterable[Certificate]") -> list[Offer]:
+def _ready(label: str, key: "PKey", certificates: "Iterable[UserCertificate]") -> list[Offer]:
     """Offers of a key that needs no passphrase: with each of its certificates, then bare."""
     from hvlaunch.ssh.trust.identity import certified  # noqa: PLC0415  (paramiko)
 

@@ -6,8 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+from paramiko.pkey import UnknownKeyType
+from paramiko.ssh_exception import SSHException
 
-from hvlaunch.ssh.trust.host_certificate import BadCertificate, bare_key, read_certificate
+from hvlaunch.ssh.trust.host_certificate import BadCertificate, read_certificate
+from hvlaunch.ssh.trust.identity import bare_key
 
 from .conftest import keygen
 
@@ -105,6 +108,7 @@ def test_another_authoritys_signature(tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\x0bssh-ed25519", b"\xff" * 64])
 def test_no_certificate(data):
-    for read in (read_certificate, bare_key):
-        with pytest.raises(BadCertificate):
-            read(data)
+    with pytest.raises(BadCertificate):
+        read_certificate(data)
+    with pytest.raises((ValueError, SSHException, UnknownKeyType)):
+        bare_key(data)
