@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.loop import Driver
     from hvlaunch.engine.actions import Action
     from hvlaunch.engine.events import Event
-    from hvlaunch.report.data import FailureReport
+    from hvlaunch.report.failure_report import FailureReport
     from hvlaunch.watch.rounds import Failures
 
 __all__ = ["Reporting"]
@@ -119,7 +119,7 @@ class Reporting:
             self._waiting.pop(key, None)
 
     def _made(self, result: JobResult) -> "FailureReport":
-        from hvlaunch.report.making import make_report, survivors  # noqa: PLC0415 (as above)
+        from hvlaunch.report.failure_report import make_report, survivors  # noqa: PLC0415 (as above)
 
         driver = self._driver
         stacks = [] if driver is None else driver.stacks.before_kill()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import part_of, reason, write_whole
-from hvlaunch.report.data import FailureReport
+from hvlaunch.report.failure_report import FailureReport
 
 __all__ = ["check_report_path", "write_report"]
 

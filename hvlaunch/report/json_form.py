@@ -10,11 +10,11 @@ from hvlaunch.console.masking import masked_value, masked_words
 from hvlaunch.errors import Problem
 from hvlaunch.hosts.parse import number_set
 from hvlaunch.job import WorkerExit
-from hvlaunch.report.data import Cause, FailureReport, Missing, RoundFailure
-from hvlaunch.report.endings import end, signal_name
+from hvlaunch.report.diagnosis import role
 from hvlaunch.report.evidence import Evidence
-from hvlaunch.report.kinds import role
+from hvlaunch.report.failure_report import Cause, FailureReport, Missing, RoundFailure
 from hvlaunch.report.text import as_text
+from hvlaunch.report.wording import end, signal_name
 
 __all__ = ["VERSION", "as_json"]
 

@@ -9,12 +9,11 @@ from hvlaunch.console.visible import visible
 from hvlaunch.errors import EXIT_NOT_WRITTEN
 from hvlaunch.hosts.parse import fold_hosts, fold_ranks
 from hvlaunch.job import JobResult, WorkerExit
-from hvlaunch.report.advice import start_advice
-from hvlaunch.report.causes import describe
 from hvlaunch.report.consequences import lost_connection
-from hvlaunch.report.data import Cause, FailureReport, Memory, Missing, Survivors
-from hvlaunch.report.endings import delta, end, endings, failed_itself, signal_name
+from hvlaunch.report.diagnosis import start_advice
 from hvlaunch.report.evidence import Evidence
+from hvlaunch.report.failure_report import Cause, FailureReport, Memory, Missing, Survivors
+from hvlaunch.report.wording import delta, describe, end, endings, failed_itself, signal_name
 from hvlaunch.telemetry.merge import places
 
 __all__ = ["as_text"]

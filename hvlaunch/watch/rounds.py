@@ -12,7 +12,7 @@ from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import WorkerExit
 
 if TYPE_CHECKING:
-    from hvlaunch.report.data import RoundFailure
+    from hvlaunch.report.failure_report import RoundFailure
 
 __all__ = ["Failures", "Ranks"]
 
@@ -132,8 +132,8 @@ class Failures:
 
     def rounds(self) -> "tuple[RoundFailure, ...]":
         """Those that have ended before their time, the oldest first."""
-        from hvlaunch.report.data import RoundFailure  # noqa: PLC0415 (as above)
         from hvlaunch.report.evidence import find_evidence  # noqa: PLC0415 (when somebody wants to know)
+        from hvlaunch.report.failure_report import RoundFailure  # noqa: PLC0415 (as above)
         from hvlaunch.watch.sentences import because  # noqa: PLC0415 (as above)
 
         return tuple(

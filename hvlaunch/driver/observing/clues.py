@@ -7,7 +7,7 @@ from hvlaunch.engine import events as on
 
 if TYPE_CHECKING:
     from hvlaunch.driver.observing.observation import Observation
-    from hvlaunch.report.data import Memory, Missing
+    from hvlaunch.report.failure_report import Memory, Missing
     from hvlaunch.telemetry.sample import HostSample
 
 __all__ = ["Clues", "Suspect"]
@@ -61,7 +61,7 @@ class Clues:
         words = self._tail(rank)[-_LAST_WORDS:]
         sought = None
         if any(mark in words for mark in _LACK):
-            from hvlaunch.report.kinds import sought as sought_by  # noqa: PLC0415 (few failures are of this kind)
+            from hvlaunch.report.diagnosis import sought as sought_by  # noqa: PLC0415 (few failures are of this kind)
 
             sought = sought_by(words.decode(errors="replace"))
         self._suspect = Suspect(rank, end, sought)
@@ -77,7 +77,7 @@ class Clues:
         suspect = self._suspect
         if suspect is None or suspect.sought is None or has.get(suspect.end.host):
             return None
-        from hvlaunch.report.data import Missing  # noqa: PLC0415 (as above)
+        from hvlaunch.report.failure_report import Missing  # noqa: PLC0415 (as above)
 
         others = sorted(host for host in has if host != suspect.end.host)
         there = tuple(host for host in others if has[host])
@@ -88,7 +88,7 @@ class Clues:
         suspect = self._suspect
         if suspect is None or not self._is_sampled:
             return ()
-        from hvlaunch.report.data import Memory  # noqa: PLC0415 (as above)
+        from hvlaunch.report.failure_report import Memory  # noqa: PLC0415 (as above)
 
         host = suspect.end.host
         sample = self._sample or next((one for one in self._observation().newest() if one.host == host), None)

@@ -13,7 +13,7 @@ from hvlaunch.engine.events import Event, StacksTaken
 
 if TYPE_CHECKING:
     from hvlaunch.driver.observing.stacks import Stacks
-    from hvlaunch.report.data import Missing
+    from hvlaunch.report.failure_report import Missing
     from hvlaunch.telemetry.stack import ProcessStack
 
 __all__ = ["StackTaking"]

@@ -3,8 +3,8 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SI
 import pytest
 
 from hvlaunch.job import WorkerExit
-from hvlaunch.report.advice import advice, start_advice
 from hvlaunch.report.consequences import lost_connection
+from hvlaunch.report.diagnosis import advice, start_advice
 from hvlaunch.report.evidence import Evidence
 
 

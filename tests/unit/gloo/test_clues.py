@@ -7,7 +7,7 @@ import pytest
 
 from hvlaunch.driver.observing.clues import Clues
 from hvlaunch.engine import events as on
-from hvlaunch.report.data import Memory, Missing
+from hvlaunch.report.failure_report import Memory, Missing
 
 LACKS = b"ModuleNotFoundError: No module named 'foo.bar'\n"
 GIB = 1 << 30

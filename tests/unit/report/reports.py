@@ -5,7 +5,7 @@ from textwrap import dedent
 
 from hvlaunch.errors import HostsFailed
 from hvlaunch.job import JobResult, WorkerExit
-from hvlaunch.report.making import make_report
+from hvlaunch.report.failure_report import make_report
 from hvlaunch.report.text import as_text
 
 __all__ = ["ENDS", "check", "ended", "failure_report", "not_begun", "stopped", "worker"]

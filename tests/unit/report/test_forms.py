@@ -9,11 +9,10 @@ import pytest
 
 from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.job import JobResult
-from hvlaunch.report.data import Memory, Missing, RoundFailure, Survivors
+from hvlaunch.report.failure_report import Memory, Missing, RoundFailure, Survivors, make_report
 from hvlaunch.report.file import check_report_path, write_report
 from hvlaunch.report.html_page import as_html
 from hvlaunch.report.json_form import as_json
-from hvlaunch.report.making import make_report
 from tests.unit.report.reports import ended, stopped, worker
 
 GIB = 1 << 30

@@ -8,8 +8,7 @@ import pytest
 
 from hvlaunch.errors import UnknownHost
 from hvlaunch.job import JobResult
-from hvlaunch.report.data import Survivors
-from hvlaunch.report.making import survivors
+from hvlaunch.report.failure_report import Survivors, survivors
 from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
 from tests.unit.report.reports import ENDS, check, ended, failure_report, stopped, worker
 
