@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from hvlaunch.api.bar import notebook_bar
 from hvlaunch.api.driver import Caller, Refused, Waits, receive, send
 from hvlaunch.api.launcher import Launcher
+from hvlaunch.children import uninterrupted
 from hvlaunch.errors import BadUsage, HvlaunchError, Problem
 from hvlaunch.hosts.selection import words_for
 from hvlaunch.job import JobSpec
-from hvlaunch.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -14,8 +14,8 @@ from hvlaunch.api.call_job import CallJob
 from hvlaunch.api.child import Child
 from hvlaunch.api.job import Job
 from hvlaunch.api.options import GivenOptions, LauncherOptions
+from hvlaunch.children import uninterrupted
 from hvlaunch.job import Call
-from hvlaunch.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

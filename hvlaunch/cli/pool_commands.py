@@ -18,7 +18,7 @@ from hvlaunch.cli.options.settings import Options, Setting
 from hvlaunch.cli.options.table import GROUPS, SSH
 from hvlaunch.cli.process import complain, print_answer, run_detached
 from hvlaunch.cli.spec import job_spec
-from hvlaunch.console.duration import duration
+from hvlaunch.console.status import duration
 from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, Problem
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import JobSpec

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from hvlaunch.console.visible import visible
+from hvlaunch.console.lines import visible
 from hvlaunch.errors import EXIT_NOT_WRITTEN
 
 __all__ = ["BROKEN_PIPE", "complain", "hide_values", "print_answer", "run_detached"]

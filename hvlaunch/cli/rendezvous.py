@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hvlaunch import __version__
-from hvlaunch.console.visible import visible
+from hvlaunch.console.lines import visible
 from hvlaunch.errors import EXIT_INTERNAL, BadUsage, HvlaunchError
 
 if TYPE_CHECKING:

@@ -1,26 +1,223 @@
-"""What one terminal, pipe or file shows: lines, progress bars, messages, and what is being printed there."""
+"""What one terminal or file shows of all output: colours, prefixes, merged lines, bars, a status and prompts."""
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hvlaunch.console.bars import Bars
-from hvlaunch.console.color import can_redraw, colored, paint_message, paint_prefix, paint_report
-from hvlaunch.console.lines import Key, LineSplitter, Screen, Stream
+from hvlaunch.console.lines import Key, LineSplitter, Screen, Stream, visible
 from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.raw_file import RawFile, same_place
 from hvlaunch.console.status import AskStatus
-from hvlaunch.console.visible import visible
-from hvlaunch.job import ConsoleOptions
+from hvlaunch.job import ColorPolicy, ConsoleOptions
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from hvlaunch.console.live import LiveRows
     from hvlaunch.console.merge import Merger
     from hvlaunch.console.notes import UnfinishedLines
-    from hvlaunch.console.prompts import Prompts
 
-__all__ = ["Display", "Page", "displays"]
+__all__ = [
+    "Display",
+    "LiveRows",
+    "Page",
+    "Prompts",
+    "can_redraw",
+    "colored",
+    "displays",
+    "paint_message",
+    "paint_prefix",
+    "paint_report",
+]
+
+_ESCAPES = r"(\x1b\[[0-9;:]*m)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]|[\x00-\x1f\x7f-\x9f]"
+_NO_WRAP, _WRAP = b"\x1b[?7l", b"\x1b[?7h"
+_FRAME = 0.1
+"""Seconds between two pictures."""
+_STATUS_DELAY = 1.0
+"""Seconds before a status is shown: a quick start shows none."""
+_TICK = 1.0
+"""Seconds after which a status is asked again: it tells how long hvlaunch has waited."""
+_BACK, _UP, _CLEAR_BELOW = b"\r", b"\x1b[%dA", b"\x1b[J"
+
+
+class LiveRows:
+    """Rows below all else on a terminal. The cursor waits at the start of the first one, or behind a prompt.
+
+    So what others write meanwhile (the echo of ^C, another program) begins a line, and is overwritten or scrolls off.
+
+    A row that is longer than the terminal is wide is cut by the terminal itself (DECAWM), whatever its width.
+    `now` is in seconds, of any clock that never goes back.
+    """
+
+    def __init__(self) -> None:
+        self._shown = False
+        self._stale = False
+        self._next_frame = 0.0
+        self._status: Callable[[], list[bytes]] | None = None
+        self._status_from = 0.0
+        self._status_rows: list[bytes] | None = None
+        self._status_due = 0.0
+        self._prompt: bytes | None = None
+        self.is_asking = False
+        """Whether the prompt is shown, alone, with the cursor behind it."""
+
+    def status(self, rows: Callable[[], list[bytes]] | None, now: float) -> None:
+        """Show what hvlaunch waits for, as the last rows, once it has waited for a second; None: it waits no more.
+
+        It is asked again each second.
+        """
+        if rows is not None and self._status is None:
+            self._status_from = now + _STATUS_DELAY
+        if rows is None:
+            self._next_frame = now
+        self._status, self._status_rows, self._stale = rows, None, True
+
+    def prompt(self, row: bytes | None, now: float) -> None:
+        """Show this row alone, for the user to type behind it; None: the others again.
+
+        It is not drawn again before something else is written, because that would remove what the user has typed.
+        """
+        if row != self._prompt:
+            self._prompt, self.is_asking = row, False
+            self._stale, self._next_frame = True, now
+
+    def touch(self) -> None:
+        """The bars have changed."""
+        self._stale = True
+
+    @property
+    def deadline(self) -> float | None:
+        """When they are to be drawn again, if nothing else is written; None where nothing has changed."""
+        if self.is_asking:
+            return None
+        if self._stale:
+            return self._next_frame
+        if self._status is None:
+            return None
+        return self._status_from if self._status_rows is None else self._status_due
+
+    def erase(self) -> bytes:
+        """The bytes that remove the rows; other text may follow."""
+        shown, self._shown = self._shown, False
+        return _BACK + _CLEAR_BELOW if shown else b""
+
+    def draw(self, bars: Sequence[bytes], now: float) -> bytes:
+        """The bytes that show the bars and the status, where no row is shown and the cursor is at the start of a line."""
+        self._stale, self._next_frame = False, now + _FRAME
+        if self._prompt is not None:
+            self._shown = self.is_asking = self._stale = True
+            return _NO_WRAP + _printable(self._prompt) + _RESET + _WRAP
+        rows = list(bars)
+        if self._status is not None and now >= self._status_from:
+            if self._status_rows is None or now >= self._status_due:
+                self._status_rows, self._status_due = self._status(), now + _TICK
+            rows += self._status_rows
+        self._shown = bool(rows)
+        if not rows:
+            return b""
+        up = _UP % (len(rows) - 1) if len(rows) > 1 else b""
+        return _NO_WRAP + b"\n".join(_printable(row) + _RESET for row in rows) + _WRAP + _BACK + up
+
+
+def _printable(row: bytes) -> bytes:
+    """The row without what would move the cursor; colours stay."""
+    return re.sub(_ESCAPES, lambda found: found[1] or "", row.decode(errors="replace")).encode()
+
+
+_PALETTE = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+"""SGR codes by rank: the sixteen colours that follow the terminal's own theme, without red (trouble), grey and white."""
+_RESET = b"\x1b[0m"
+_BOLD, _BOLD_RED = "1", "1;31"
+
+
+def colored(policy: ColorPolicy, *, terminal: bool, environ: Mapping[str, str]) -> bool:
+    """Whether to use colours: `auto` where a terminal can show them, and https://no-color.org does not forbid it."""
+    if policy == "auto":
+        return can_redraw(terminal=terminal, environ=environ) and not environ.get("NO_COLOR")
+    return policy == "always"
+
+
+def can_redraw(*, terminal: bool, environ: Mapping[str, str]) -> bool:
+    """Whether it is a terminal that understands escape sequences."""
+    return terminal and environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+
+
+def paint_prefix(prefix: bytes, ranks: tuple[int, ...]) -> bytes:
+    """The rank's colour; several ranks are bold. A colour that a worker has left on ends here: the next line may be another worker's."""
+    if not prefix:
+        return prefix
+    code = _PALETTE[ranks[0] % len(_PALETTE)] if len(ranks) == 1 else 1
+    return b"\x1b[0;%dm%b%b" % (code, prefix, _RESET)
+
+
+def paint_message(prefix: bytes) -> bytes:
+    """`hvlaunch: `, before a message of hvlaunch's own."""
+    return b"\x1b[0;1m%b%b" % (prefix, _RESET)
+
+
+def paint_report(text: str) -> str:
+    """The failure report, with its headline and its advice in bold."""
+    return "\n".join(map(_paint_line, text.split("\n")))
+
+
+def _paint_line(line: str) -> str:
+    if line.startswith("hvlaunch: "):
+        return _sgr(_BOLD_RED, line)
+    if line.startswith("  Try: "):
+        return "  " + _sgr(_BOLD, line[2:])
+    return line
+
+
+def _sgr(code: str, text: str) -> str:
+    return f"\x1b[0;{code}m{text}\x1b[0m"
+
+
+_SETTLED = 0.15
+"""Seconds after which nothing more of the line is expected."""
+
+
+class Prompts:
+    """`now` is in seconds, of any clock that never goes back."""
+
+    def __init__(self) -> None:
+        self._readers: frozenset[int] = frozenset()
+        self._lines: dict[Key, bytes] = {}
+        self._due: dict[Key, float] = {}
+
+    def read_by(self, ranks: Iterable[int]) -> None:
+        """These ranks read what the user types."""
+        self._readers = frozenset(ranks)
+
+    def __contains__(self, key: Key) -> bool:
+        return key[0] in self._readers
+
+    def feed(self, key: Key, unfinished: bytes, now: float) -> None:
+        """The stream of a reader has this unfinished line now; none where it is empty."""
+        self._lines.pop(key, None)
+        self._due.pop(key, None)
+        if unfinished:
+            self._lines[key], self._due[key] = unfinished, now + _SETTLED
+
+    @property
+    def deadline(self) -> float | None:
+        """When the next one is a prompt; in the past where it is one."""
+        return min(self._due.values(), default=None)
+
+    def current(self, now: float) -> tuple[Key, bytes] | None:
+        """The prompt to show: that of the lowest rank."""
+        return min(self._settled(now), default=None)
+
+    def answered(self, now: float) -> list[Key]:
+        """The user has typed a line: whose prompts are done."""
+        keys = [key for key, _ in self._settled(now)]
+        for key in keys:
+            self.feed(key, b"", now)
+        return keys
+
+    def _settled(self, now: float) -> list[tuple[Key, bytes]]:
+        return [(key, line) for key, line in self._lines.items() if self._due[key] <= now]
+
 
 Page = list[tuple[RawFile, list[bytes]]]
 """Parts for each file, one after the other."""
@@ -38,13 +235,11 @@ def _new_merger() -> "Merger":
 
 
 def _new_live_rows() -> "LiveRows":
-    from hvlaunch.console.live import LiveRows  # noqa: PLC0415 - only a terminal has them
 
     return LiveRows()
 
 
 def _new_prompts() -> "Prompts":
-    from hvlaunch.console.prompts import Prompts  # noqa: PLC0415 - as those rows
 
     return Prompts()
 

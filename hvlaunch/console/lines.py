@@ -1,10 +1,10 @@
-"""Whole lines out of byte chunks, and their place on a screen that many streams share."""
+"""Whole lines out of byte chunks, their place on a screen that many streams share, and text made safe for a terminal."""
 
 import re
 from collections.abc import Hashable
 from typing import Literal
 
-__all__ = ["LONGEST", "Key", "LineSplitter", "Screen", "Stream"]
+__all__ = ["LONGEST", "Key", "LineSplitter", "Screen", "Stream", "visible"]
 
 Stream = Literal["stdout", "stderr"]
 
@@ -145,3 +145,10 @@ class Screen:
             parts.append(text.replace(b"\n", between))
             self._open = owner
         return parts
+
+
+def visible(text: str) -> str:
+    r"""`text` with control characters, which may be a host's, escaped as in Python; newlines and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

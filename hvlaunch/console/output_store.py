@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.console.bar_states import BarStates
+from hvlaunch.console.bars import BarStates
 from hvlaunch.console.lines import Stream
 from hvlaunch.console.notes import LostOutput
 from hvlaunch.console.recent import Origin, Place

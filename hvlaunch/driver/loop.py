@@ -35,7 +35,7 @@ from hvlaunch.watch.narrator import Narrator
 from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
-    from hvlaunch.console.job_folder import JobFolder
+    from hvlaunch.console.files import JobFolder
     from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.observing.observation import Observation
     from hvlaunch.driver.record.keeping import Keeping
@@ -470,7 +470,7 @@ def _starts(actions: Sequence[do.Action]) -> list[do.Start]:
 
 
 def _job_folder(directory: Path, job_id: str, *, goes_on: bool) -> "JobFolder":
-    from hvlaunch.console.job_folder import JobFolder  # noqa: PLC0415 (few jobs have one)
+    from hvlaunch.console.files import JobFolder  # noqa: PLC0415 (few jobs have one)
 
     return JobFolder(directory, job_id, goes_on=goes_on)
 

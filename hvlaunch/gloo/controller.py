@@ -17,7 +17,6 @@ from hvlaunch import __version__
 from hvlaunch.agent.wire.proof import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import OnStatus
-from hvlaunch.console.visible import visible
 from hvlaunch.driver.observing.inquiry import Inquiry, Observe, StacksWanted
 from hvlaunch.driver.process_events import failures_as_events, signals_as_events
 from hvlaunch.driver.program.keys import Keys

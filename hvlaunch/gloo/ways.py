@@ -35,7 +35,7 @@ def by_ssh(spec: JobSpec, keys: Keys, _say: Callable[[str], None]) -> Iterator[H
     """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
     agent = spec.ssh.remote_agent
     if agent is not None:
-        from hvlaunch.ssh.remote_agent import connect_by_agent  # noqa: PLC0415 (few jobs have one)
+        from hvlaunch.ssh.ways import connect_by_agent  # noqa: PLC0415 (few jobs have one)
 
         remote = partial(connect_by_agent, agent)
         yield HostWays(partial(_connect, spec, remote), partial(_lost, spec, remote))

@@ -14,11 +14,11 @@ from selectors import EVENT_READ, DefaultSelector
 from subprocess import DEVNULL, PIPE, Popen
 from typing import Protocol
 
+from hvlaunch.children import Sweeper
 from hvlaunch.errors import BadUsage, DiscoveryFailed, HvlaunchError
 from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
 from hvlaunch.hosts.placement import in_quota
 from hvlaunch.job import ElasticOptions, Host
-from hvlaunch.sweeper import Sweeper
 
 __all__ = ["Discovery", "HostFile", "HostScript", "Source", "host_source", "is_open_to_all"]
 

@@ -18,7 +18,7 @@ from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from hvlaunch.rendezvous.serving.listeners import Listeners
 from hvlaunch.rendezvous.serving.strangers import StrangerLimits, Strangers
 from hvlaunch.rendezvous.serving.traffic import plain_address
-from hvlaunch.ssh.streams.tcp import persist
+from hvlaunch.ssh.tcp import persist
 
 if TYPE_CHECKING:
     import ssl

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 
 from hvlaunch.mpi.detect import Kind
-from hvlaunch.ssh.config.ask_ssh import AskSSH
-from hvlaunch.ssh.config.questions import Questions
+from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
 
 __all__ = ["key_exchange_words"]
 

@@ -18,7 +18,7 @@ from hvlaunch.errors import AgentFailed, HostError, HostLost, HvlaunchError, Sta
 from hvlaunch.job import Host
 from hvlaunch.mpi.launcher_errors import EndedByLauncher
 from hvlaunch.mpi.return_calls import ReturnCalls
-from hvlaunch.ssh.streams.tcp import is_near, silence, was_reset
+from hvlaunch.ssh.tcp import is_near, silence, was_reset
 
 if TYPE_CHECKING:
     from hvlaunch.agent.wire.frames import Frame

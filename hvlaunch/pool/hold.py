@@ -98,7 +98,7 @@ def _about(name: str, spec: JobSpec) -> Mapping[str, object]:
 @contextmanager
 def _connect(spec: JobSpec) -> Iterator[Callable[[Host], Connection]]:
     if spec.ssh.remote_agent is not None:
-        from hvlaunch.ssh.remote_agent import connect_by_agent  # noqa: PLC0415 (few sites have one)
+        from hvlaunch.ssh.ways import connect_by_agent  # noqa: PLC0415 (few sites have one)
 
         yield partial(connect_by_agent, spec.ssh.remote_agent)
         return

@@ -7,8 +7,8 @@ from datetime import datetime, timezone
 from html import escape
 from typing import Any
 
-from hvlaunch.console.duration import duration
-from hvlaunch.console.visible import visible
+from hvlaunch.console.lines import visible
+from hvlaunch.console.status import duration
 
 __all__ = ["as_html"]
 

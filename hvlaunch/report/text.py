@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from signal import SIGKILL, SIGPIPE
 
-from hvlaunch.console.duration import duration
 from hvlaunch.console.files import rank_directory
-from hvlaunch.console.visible import visible
+from hvlaunch.console.lines import visible
+from hvlaunch.console.status import duration
 from hvlaunch.errors import EXIT_NOT_WRITTEN
 from hvlaunch.hosts.parse import fold_hosts, fold_ranks
 from hvlaunch.job import JobResult, WorkerExit

@@ -5,7 +5,7 @@ import signal
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from hvlaunch.console.duration import duration
+from hvlaunch.console.status import duration
 from hvlaunch.errors import Problem
 from hvlaunch.hosts.parse import fold_hosts, fold_ranks
 from hvlaunch.job import WorkerExit

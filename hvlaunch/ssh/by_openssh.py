@@ -12,20 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from hvlaunch.children import Sweeper
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, HostKeyPolicy, SSHOptions
 from hvlaunch.ssh.complaints import FAILED, explain, lost
-from hvlaunch.ssh.config.ask_ssh import AskSSH
+from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
 from hvlaunch.ssh.config.hops import Hops
-from hvlaunch.ssh.config.questions import Questions
 from hvlaunch.ssh.config.settings import HostSettings, by_hand, resolve, ssh_words
-from hvlaunch.ssh.connection import Channel
+from hvlaunch.ssh.connection import Channel, stage
 from hvlaunch.ssh.pipes import PipeChannel, start_piped
-from hvlaunch.ssh.stages import stage
-from hvlaunch.ssh.streams.borrowed import borrow
-from hvlaunch.ssh.streams.connect_limit import ConnectLimit
-from hvlaunch.ssh.streams.tcp import addresses_toward, persist, silence
-from hvlaunch.sweeper import Sweeper
+from hvlaunch.ssh.streams import borrow
+from hvlaunch.ssh.tcp import ConnectLimit, addresses_toward, persist, silence
 
 __all__ = ["OpenSSHChannel", "OpenSSHClient", "OpenSSHConnection"]
 

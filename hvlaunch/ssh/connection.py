@@ -1,8 +1,10 @@
-"""What hvlaunch asks of a way to a host, whichever client carries it."""
+"""The interface of a connection to a host, and the stages of making one."""
 
-from typing import Protocol
+import threading
+from collections.abc import Callable
+from typing import Literal, Protocol
 
-__all__ = ["Channel", "Connection"]
+__all__ = ["Channel", "Connection", "Stage", "listen", "stage"]
 
 
 class Channel(Protocol):
@@ -56,3 +58,20 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Close it and its channels; unblocks threads in them. Never raises, may be repeated."""
+
+
+Stage = Literal["resolve", "connect", "log in", "passphrase"]
+
+_of_thread = threading.local()
+
+
+def listen(listener: Callable[[Stage], None]) -> None:
+    """Be told of the stages of all connections that this thread makes."""
+    _of_thread.listener = listener
+
+
+def stage(name: Stage) -> None:
+    """Tell who listens what the thread does now."""
+    listener = getattr(_of_thread, "listener", None)
+    if listener is not None:
+        listener(name)

@@ -1,9 +1,7 @@
-"""All that hvlaunch uses of paramiko's private names, here under names of its own.
-
-Another version of paramiko may lack them: it is bounded where hvlaunch is packaged, and a test tries each.
-"""
+"""The private names of paramiko that hvlaunch uses."""
 
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
@@ -11,9 +9,10 @@ from paramiko.agent import AgentSSH
 from paramiko.channel import Channel
 from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST
 from paramiko.message import Message
+from paramiko.ssh_exception import SSHException
 from paramiko.transport import Transport
 
-__all__ = ["HookedAgent", "HookedTransport", "close_here", "forget_channel", "send_message"]
+__all__ = ["AgentClient", "HookedAgent", "HookedTransport", "close_here", "forget_channel", "send_message"]
 
 _SHA1_KEYS = ("ssh-rsa", "ssh-dss")
 
@@ -116,3 +115,38 @@ class HookedAgent(AgentSSH):
 
     def _send_message(self, message: Any) -> Any:
         return self.ask(message)
+
+
+_PATIENCE = 30.0
+"""Seconds for an answer: the agent may ask its user first; at the end of a dead forwarding it never answers."""
+
+
+class AgentClient(HookedAgent):
+    """The ssh agent behind the socket at `path`, and its keys as of now.
+
+    paramiko's own would mix up the questions and answers of several threads, and wait for ever.
+    Raises OSError and SSHException.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._turn = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(_PATIENCE)
+        try:
+            self._socket.connect(path)
+            self.begin(self._socket)
+        except (OSError, SSHException):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def ask(self, question: Any) -> Any:
+        with self._turn:
+            try:
+                return super().ask(question)
+            except OSError:
+                self.close()  # a late answer would be taken for that to the next question
+                raise

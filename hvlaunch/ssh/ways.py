@@ -1,15 +1,21 @@
-"""The ways to the hosts of a job, and what they share."""
+"""Ways to a host: by a client of SSH, or by the user's remote agent."""
 
+import re
+import shlex
+import shutil
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from hvlaunch.errors import ConnectFailed
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.connection import Connection
+from hvlaunch.ssh.pipes import PipeConnection
 
-if TYPE_CHECKING:  # a local job has no use for it
+if TYPE_CHECKING:
     from hvlaunch.ssh.trust.keyring import Keyring
 
-__all__ = ["Ways"]
+__all__ = ["Ways", "agent_words", "connect_by_agent"]
 
 
 class _Client(Protocol):
@@ -48,7 +54,7 @@ class Ways:
                 self._keyring.close()
 
     def _make_client(self) -> _Client:
-        from hvlaunch.ssh.streams.connect_limit import ConnectLimit  # noqa: PLC0415  (see the docstring of the class)
+        from hvlaunch.ssh.tcp import ConnectLimit  # noqa: PLC0415  (see the docstring of the class)
 
         connect_limit = ConnectLimit(self._options.connect_limit)
         if self._options.client == "openssh":
@@ -67,3 +73,33 @@ class Ways:
         with self._lock:
             self._keyring = self._keyring or Keyring()
         return self._keyring
+
+
+_EXEC_WITHOUT_STDIN = re.compile(r"(kubectl[^\n]*? exec )(?![^\n]*(?:-i\b|--stdin\b))")
+
+
+def connect_by_agent(agent: str, host: Host, timeout: float | None = None) -> PipeConnection:  # noqa: ARG001 (as ways to hosts have it)
+    """The connection to `host` by way of `agent`, a program and perhaps words of its own. Addresses are not known.
+
+    Raises ConnectFailed where there is no such program.
+    """
+    return PipeConnection([*agent_words(agent, host.name), host.name], host.name, "")
+
+
+def agent_words(agent: str, host: str) -> list[str]:
+    """The words before the host's name.
+
+    kubexec.sh calls `kubectl exec` without stdin, which MPIs do not need: it is run with -i added.
+    Raises ConnectFailed.
+    """
+    program, *words = shlex.split(agent)
+    found = shutil.which(program)
+    if found is None:
+        raise ConnectFailed(
+            f"{program}, which the scheduler names to be used instead of ssh, was not found", host=host
+        )
+    if Path(found).suffix != ".sh":
+        return [found, *words]
+    text = Path(found).read_text(errors="replace")
+    changed = _EXEC_WITHOUT_STDIN.sub(r"\1-i ", text)
+    return [found, *words] if changed == text else ["/bin/sh", "-c", changed, found, *words]

@@ -7,8 +7,7 @@ from torch.nn import SyncBatchNorm
 
 from hvlaunch.rendezvous.telling import progress
 from hvlaunch.torch import elastic
-from hvlaunch.torch.beginning import init, shutdown
-from hvlaunch.torch.built import (
+from hvlaunch.torch.backends import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -22,6 +21,7 @@ from hvlaunch.torch.built import (
     start_timeline,
     stop_timeline,
 )
+from hvlaunch.torch.beginning import answer_stack_signal, init, shutdown
 from hvlaunch.torch.collectives import (
     allgather_async,
     allreduce_async,
@@ -34,20 +34,24 @@ from hvlaunch.torch.collectives import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
     grouped_reducescatter_async,
+    join,
     reducescatter_async,
     sparse_allreduce_async,
 )
-from hvlaunch.torch.compression import Compression
 from hvlaunch.torch.current import (
+    ProcessSet,
+    add_process_set,
     cross_group,
     cross_rank,
     cross_size,
     device,
+    global_process_set,
     is_initialized,
     local_group,
     local_rank,
     local_size,
     rank,
+    remove_process_set,
     size,
 )
 from hvlaunch.torch.differentiable import (
@@ -63,21 +67,17 @@ from hvlaunch.torch.differentiable import (
     grouped_reducescatter,
     reducescatter,
 )
-from hvlaunch.torch.elastic.interruptions import HorovodInternalError
+from hvlaunch.torch.group_errors import HorovodInternalError
 from hvlaunch.torch.handles import Handle, poll, synchronize
-from hvlaunch.torch.http_store import HTTPStore
-from hvlaunch.torch.joining import join
+from hvlaunch.torch.http_store import HTTPStore, register
 from hvlaunch.torch.optimizer import DistributedOptimizer
-from hvlaunch.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from hvlaunch.torch.reduction import Adasum, Average, Max, Min, Product, Sum
-from hvlaunch.torch.scheme import register
+from hvlaunch.torch.reduction import Adasum, Average, Compression, Max, Min, Product, Sum
 from hvlaunch.torch.sharing import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from hvlaunch.torch.stack_signal import answer_stack_signal
 
 __all__ = [
     "Adasum",

@@ -1,20 +1,40 @@
-"""How a script begins and ends: a member of the group of all workers, in jobs that stay as they are and in elastic ones."""
+"""How a script begins and ends: a member of the group of all workers, in static and in elastic jobs."""
 
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
+import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, TextIO
 
 from hvlaunch.torch import current
-from hvlaunch.torch.elastic.job import is_elastic, placed
-from hvlaunch.torch.gloo_threads import wait_until_idle
+from hvlaunch.torch.backends import wait_until_idle
+from hvlaunch.torch.current import ProcessSet, add_process_set
+from hvlaunch.torch.elastic.training import is_elastic, placed
 from hvlaunch.torch.group_errors import NotOffered
-from hvlaunch.torch.process_sets import ProcessSet, add_process_set
 
-__all__ = ["init", "shutdown"]
+__all__ = ["STACK_SIGNAL", "answer_stack_signal", "init", "shutdown"]
+
+_files: list[TextIO] = []
+"""Which must stay open."""
+
+STACK_SIGNAL = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else None
+
+
+def answer_stack_signal() -> None:
+    """Let the host's agent ask this process for its stacks, where it is a worker, and uses the signal for nothing else."""
+    scratch = os.environ.get("HVLAUNCH_SCRATCH")
+    if scratch is None or STACK_SIGNAL is None or _files or signal.getsignal(STACK_SIGNAL) != signal.SIG_DFL:
+        return
+    with suppress(OSError, ValueError):  # the directory is no more, or another program's
+        path = os.path.join(scratch, f"stack.{os.getpid()}")  # noqa: PTH118 (as cheap as can be)
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "w")
+        faulthandler.register(STACK_SIGNAL, file, all_threads=True, chain=False)
+        _files.append(file)
 
 
 def init(

@@ -1,24 +1,17 @@
-"""Collectives on tensors, by Horovod's names. Each is begun by a function that ends with `_async`, whose handle has the result.
-
-As everywhere in torch, all workers begin the same collectives in the same order; names are taken, and not needed.
-
-All raise NotInitialized before init(), ValueError for a process set that was not added or that this worker is not in, and HorovodInternalError (a
-RuntimeError) where a worker is lost, now or in wait().
-"""
+"""Collectives on tensors, by Horovod's names and in torch's groups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import distributed as dist
 
-from hvlaunch.torch.current import world
-from hvlaunch.torch.elastic.interruptions import as_failed
+from hvlaunch.torch.collective_log import GAP, Step, note, trail
+from hvlaunch.torch.current import ProcessSet, global_process_set, world
+from hvlaunch.torch.group_errors import as_failed
 from hvlaunch.torch.handles import Handle, together
-from hvlaunch.torch.process_sets import ProcessSet, global_process_set
 from hvlaunch.torch.reduction import Average, Op, Sum, carried, chosen, divided, scaled
-from hvlaunch.torch.trail import Step, note
 
 __all__ = [
     "allgather_async",
@@ -33,9 +26,11 @@ __all__ = [
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
     "grouped_reducescatter_async",
+    "join",
     "reducescatter_async",
     "sparse_allreduce_async",
 ]
+
 
 _TYPES = sorted({str(each) for each in vars(torch).values() if isinstance(each, torch.dtype)})
 """The types of numbers by name: workers of one job have the same torch."""
@@ -377,3 +372,50 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     ids = None if carrier.index is None else [carrier.index]
     dist.barrier(process_set.group, device_ids=ids)
     ended()
+
+
+def join(device: int = -1) -> int:
+    """Wait until all workers have called it; the rank that did so last. Collective.
+
+    Until then this worker takes part in the functions of hvlaunch.torch on tensors that the others call for all workers: with zeros where
+    values are reduced, and with no rows where they are gathered. An average is over all workers, those that have joined too. `device` is
+    Horovod's, and not needed.
+
+    Raises RuntimeError where the others wait for a broadcast of this worker's, or are too far ahead.
+    """
+    del device
+    place = world().place
+    return place.rank if place.size == 1 else trail().follow(_take_part)
+
+
+def _take_part(step: Step) -> None:
+    _PARTS[step.kind](step)
+
+
+def _zeros(step: Step) -> torch.Tensor:
+    return torch.zeros(step.shape, dtype=step.dtype)
+
+
+def _no_rows(step: Step) -> torch.Tensor:
+    return torch.zeros((0, *step.shape[1:]), dtype=step.dtype)
+
+
+def _broadcast(step: Step) -> None:
+    root = int(str(step.how))
+    if root == world().place.rank:
+        raise RuntimeError(f"rank {root} has joined, and others wait for its broadcast: call join() after it")
+    broadcast_async(_zeros(step), root).wait()
+
+
+def _gap(_: Step) -> None:
+    raise RuntimeError("the others are too many collectives ahead of this worker, which has joined")
+
+
+_PARTS: Mapping[str, Callable[[Step], object]] = {
+    "allreduce": lambda step: allreduce_async(_zeros(step), op=Op.__members__[str(step.how)]).wait(),
+    "allgather": lambda step: allgather_async(_no_rows(step)).wait(),
+    "alltoall": lambda step: alltoall_async(_no_rows(step), [0] * world().place.size).wait(),
+    "broadcast": _broadcast,
+    GAP: _gap,
+    "barrier": lambda _: barrier(),
+}

@@ -11,9 +11,8 @@ from typing import Any, overload
 import torch
 
 from hvlaunch.torch import collectives
-from hvlaunch.torch.compression import Compression, Compressor
-from hvlaunch.torch.process_sets import ProcessSet, global_process_set
-from hvlaunch.torch.reduction import Average, Op, Sum, chosen
+from hvlaunch.torch.current import ProcessSet, global_process_set
+from hvlaunch.torch.reduction import Average, Compression, Compressor, Op, Sum, chosen
 
 __all__ = [
     "allgather",

@@ -1,7 +1,10 @@
-"""What can go wrong when workers form a group. All are RuntimeErrors, as torch's own are."""
+"""The errors of groups of workers, and the interruptions of a round."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
+
+from torch import distributed as dist
 
 from hvlaunch.errors import HvlaunchError
 
@@ -9,7 +12,10 @@ __all__ = [
     "AlreadyInitialized",
     "BadParameter",
     "BadPlace",
+    "CollectiveFailed",
     "GroupError",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
     "NoMasterAddress",
     "NotInitialized",
     "NotOffered",
@@ -20,6 +26,9 @@ __all__ = [
     "RanksMissing",
     "StoreUnreachable",
     "TooFewGPUs",
+    "WorkersChanged",
+    "as_failed",
+    "is_groups",
 ]
 
 
@@ -190,3 +199,41 @@ def _fold(numbers: Sequence[int]) -> str:
     cuts = [index for index, (low, high) in enumerate(pairwise(ordered), 1) if high != low + 1]
     runs = [ordered[begin:end] for begin, end in pairwise([0, *cuts, len(ordered)])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+_WRONG_CALL = "ProcessGroupGloo::"
+"""How torch begins where a collective can't be begun with what it was given."""
+
+
+class WorkersChanged(Exception):
+    """Workers come or go: the round ends here, where all workers are at the same place. Nothing is lost."""
+
+
+class CollectiveFailed(RuntimeError):
+    """A peer is gone, or did not come in time, or the driver has declared the round broken: run() goes back to the last commit."""
+
+
+HostsUpdatedInterrupt = WorkersChanged
+"""Horovod's name for WorkersChanged."""
+HorovodInternalError = CollectiveFailed
+"""Horovod's name for CollectiveFailed."""
+
+
+@contextmanager
+def as_failed() -> Iterator[None]:
+    """What torch raises of a collective that others have left is CollectiveFailed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, CollectiveFailed) or not is_groups(error):
+            raise
+        raise CollectiveFailed(str(error)) from error
+
+
+def is_groups(error: BaseException) -> bool:
+    """Whether an error comes from a group: from Gloo, which has no class of its own, or of torch's class for the others."""
+    if isinstance(error, dist.DistError):
+        return True
+    text = str(error)
+    is_gloos = "gloo/" in text or "Gloo" in text
+    return isinstance(error, RuntimeError) and is_gloos and not text.startswith(_WRONG_CALL)

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import distributed as dist
 
-from hvlaunch.torch.elastic.interruptions import CollectiveFailed, as_failed
+from hvlaunch.torch.group_errors import CollectiveFailed, as_failed
 
 __all__ = ["Handle", "poll", "synchronize", "together"]
 

@@ -1,17 +1,22 @@
-"""torch's Store on hvlaunch's rendezvous."""
+"""The store that workers share by way of the rendezvous, and torch's init_method hvlaunch://."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from torch import distributed as dist
-from torch.distributed import DistNetworkError, DistStoreError, Store
+from torch.distributed import DistNetworkError, DistStoreError, Store, register_rendezvous_handler
 
 from hvlaunch.rendezvous.client import Client, read_lease
 from hvlaunch.rendezvous.client_errors import (
@@ -22,9 +27,11 @@ from hvlaunch.rendezvous.client_errors import (
     TooManyConnections,
     WaitTimeout,
 )
-from hvlaunch.torch.meeting import round_scope
+from hvlaunch.torch.group_errors import BadParameter
+from hvlaunch.torch.meeting import meet, round_scope
+from hvlaunch.torch.place import Place
 
-__all__ = ["HTTPStore", "default_scope", "rendezvous_client"]
+__all__ = ["HTTPStore", "default_scope", "handle", "register", "rendezvous_client"]
 
 _DEFAULT_TIMEOUT = timedelta(seconds=300)  # as of torch's own stores
 
@@ -284,3 +291,81 @@ def _as_torchs() -> Iterator[None]:
 def _wait_timeout(cause: str, seconds: float, key: str) -> str:
     """In the words of torch's own stores, which its callers look for, and each of which has others."""
     return f"Wait timeout: {cause} (wait timeout after {1000 * seconds:.0f}ms, keys: /{key})"
+
+
+_OWN = {"rank", "world_size", "scope"}
+_SHAPE = "hvlaunch:// in a worker of hvlaunch, hvlaunch://HOST:PORT?rank=R&world_size=N elsewhere"
+
+_groups: Counter[tuple[str, str, int]] = Counter()
+"""How many groups a rank in this process has made in each scope of each rendezvous: keys stay, so every group has its own."""
+
+
+def register() -> None:
+    """Let torch know the scheme."""
+    with contextlib.suppress(RuntimeError):  # it knows it already
+        register_rendezvous_handler("hvlaunch", handle)
+
+
+def handle(
+    url: str, timeout: timedelta = timedelta(seconds=300), **_: Any
+) -> Iterator[tuple[Store, int, int]]:
+    """What torch calls: yields store, rank and size, once.
+
+    `hvlaunch://` is this job's rendezvous and this worker's place; the store is then a TCPStore of rank 0's, found
+    through the rendezvous. `hvlaunch://HOST:PORT?rank=R&world_size=N` is any rendezvous; the store is then an
+    HTTPStore, in the scope `torch`, or as `&scope=NAME` says.
+
+    Raises NoRendezvous, BadParameter and BadPlace, and what meeting the others raises.
+    """
+    parts = urlsplit(url)
+    query = _query(parts.query)
+    if parts.netloc:
+        if parts.port is None:
+            raise BadParameter("port", "missing", hint=_SHAPE)
+        rank, size = _checked(_number(query, "rank"), _number(query, "world_size"))
+        yield _store(f"http://{parts.netloc}", query.get("scope", "torch"), rank, timeout), rank, size
+        return
+    place = Place.from_environment()
+    if place.launcher not in ("", "hvlaunch"):
+        raise NoRendezvous(f"this process was started by {place.launcher}", hint=_SHAPE)
+    rank, size = _checked(_number(query, "rank", place.rank), _number(query, "world_size", place.size))
+    place = replace(place, rank=rank, size=size)
+    client = Client.from_environment()
+    yield meet(place, timeout, client), place.rank, place.size
+
+
+def _store(url: str, scope: str, rank: int, timeout: timedelta) -> HTTPStore:
+    times = _groups[url, scope, rank]
+    _groups[url, scope, rank] += 1
+    return HTTPStore(url, scope=f"{scope}.{times}" if times else scope, timeout=timeout)
+
+
+def _query(text: str) -> dict[str, str]:
+    query = {name: values[-1] for name, values in parse_qs(text).items()}
+    if "token" in query:
+        raise NoRendezvous(
+            "a token is a secret, and must not be in an address",
+            hint="set HVLAUNCH_TOKEN_FILE or HVLAUNCH_TOKEN",
+        )
+    if unknown := sorted(query.keys() - _OWN):
+        raise NoRendezvous(f"hvlaunch:// does not know {', '.join(unknown)}", hint=_SHAPE)
+    return query
+
+
+def _number(query: dict[str, str], name: str, default: int | None = None) -> int:
+    text = query.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None:
+        raise BadParameter(name, "missing", hint=_SHAPE)
+    if not (text.isascii() and text.isdigit()):
+        raise BadParameter(name, f"{text!r} is not a whole number (0 or more)")
+    return int(text)
+
+
+def _checked(rank: int, size: int) -> tuple[int, int]:
+    if size < 1:
+        raise BadParameter("world_size", f"{size} is less than 1")
+    if rank >= size:
+        raise BadParameter("rank", f"{rank} is too high, since world_size is {size}")
+    return rank, size

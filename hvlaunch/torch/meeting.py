@@ -1,11 +1,13 @@
-"""Where the workers of a round meet: rank 0 opens a TCPStore, and the others learn where it is."""
+"""How the workers of a round find each other, and the port of rank 0."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections import Counter
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Protocol
 
@@ -14,16 +16,43 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 
 from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.torch.group_errors import (
+    BadPlace,
     NoMasterAddress,
+    PortsTaken,
     RanksMissing,
     RankZeroGone,
     RankZeroMissing,
     StoreUnreachable,
 )
 from hvlaunch.torch.place import Place
-from hvlaunch.torch.ports import port_range, reserve
 
-__all__ = ["Post", "meet", "round_scope"]
+__all__ = ["Post", "meet", "port_range", "reserve", "round_scope"]
+
+_BACKLOG = 2048
+
+
+def port_range(environ: Mapping[str, str]) -> range | None:
+    """HVLAUNCH_WORKER_PORTS, `FIRST-LAST`; None where every port may be used. Raises BadPlace."""
+    text = environ.get("HVLAUNCH_WORKER_PORTS", "")
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
+    if found is None or not 0 < int(found[1]) <= int(found[2]) < 1 << 16:
+        raise BadPlace("HVLAUNCH_WORKER_PORTS", f"{text!r} is not a range of ports, FIRST-LAST")
+    return range(int(found[1]), int(found[2]) + 1)
+
+
+def reserve(ports: range) -> socket.socket:
+    """A socket that listens on the first of these ports that is free. Raises PortsTaken."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    for port in ports:
+        try:
+            return socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+        except OSError:  # noqa: PERF203 (a taken port is an answer)
+            continue
+    raise PortsTaken(ports[0], ports[-1])
+
 
 _CONNECT_TIME = 30.0
 """Seconds for a connection to a store that is known to listen."""

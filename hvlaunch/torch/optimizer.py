@@ -15,9 +15,8 @@ from typing import Any, TypeVar, cast
 import torch
 
 from hvlaunch.torch.collectives import allreduce_async, sparse_allreduce_async
-from hvlaunch.torch.compression import Compression, Compressor
-from hvlaunch.torch.process_sets import ProcessSet, global_process_set
-from hvlaunch.torch.reduction import Average, Op, chosen
+from hvlaunch.torch.current import ProcessSet, global_process_set
+from hvlaunch.torch.reduction import Average, Compression, Compressor, Op, chosen
 
 __all__ = ["DistributedOptimizer"]
 

@@ -1,4 +1,4 @@
-"""Operators of reductions, and how each is made of what torch's backends can do."""
+"""Operators of reductions and compression, by Horovod's names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from hvlaunch.torch.group_errors import NotOffered
 __all__ = [
     "Adasum",
     "Average",
+    "Compression",
+    "Compressor",
     "Max",
     "Min",
     "Op",
@@ -70,3 +72,32 @@ def divided(tensor: torch.Tensor, size: int) -> torch.Tensor:
     """A sum of so many, as their average; integers are cut off."""
     whole = None if tensor.is_floating_point() or tensor.is_complex() else "trunc"
     return torch.div(tensor, size, rounding_mode=whole)
+
+
+class Compressor:
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        """What is sent, and the type to come back to."""
+        return tensor, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What has come, in its own type."""
+        return tensor.to(dtype)
+
+
+class _Half(Compressor):
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
+
+
+class Compression:
+    """How gradients are sent: `none`, as they are; `fp16`, floating-point numbers in 16 bits."""
+
+    none = Compressor
+    """Gradients are sent as they are."""
+    fp16 = _Half
+    """Floating-point numbers are sent in 16 bits (torch.float16), and come back in their own type; others are sent as they are."""

@@ -16,9 +16,8 @@ from torch import distributed as dist
 from torch.distributed import Store
 from torch.distributed.constants import default_pg_timeout
 
-from hvlaunch.torch.gloo_threads import wait_until_idle
+from hvlaunch.torch.backends import abort_groups, wait_until_idle
 from hvlaunch.torch.group_errors import AlreadyInitialized, PlacesClash, TooFewGPUs
-from hvlaunch.torch.nccl_groups import abort_groups
 from hvlaunch.torch.place import Place
 
 __all__ = ["World", "choose_device", "let_go", "members"]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hvlaunch.console.visible import visible
+from hvlaunch.console.lines import visible
 from hvlaunch.telemetry.merge import summary, tree_lines
 from hvlaunch.telemetry.stack import from_json
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from hvlaunch.console.duration import duration
+from hvlaunch.console.status import duration
 from hvlaunch.hosts.parse import number_set
 from hvlaunch.view.figures import cores, share, size, steps
 from hvlaunch.view.model import View

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, deque
 
-from hvlaunch.console.visible import visible
+from hvlaunch.console.lines import visible
 
 __all__ = ["Tails"]
 

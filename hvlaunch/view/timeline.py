@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from hvlaunch.console.visible import visible
+from hvlaunch.console.lines import visible
 from hvlaunch.hosts.parse import fold_ranks, host_set
 
 __all__ = ["Moment", "RoundSpan", "Timeline"]

@@ -1,6 +1,6 @@
 """The two lines of every job: where its workers start, and that it has ended well. All else is in sentences.py, which most jobs do without."""
 
-from hvlaunch.console.duration import count, duration
+from hvlaunch.console.status import count, duration
 from hvlaunch.engine.facts import RoundStarting, SlotsAssumed
 from hvlaunch.errors import EXIT_NOT_WRITTEN
 from hvlaunch.hosts.parse import fold_hosts

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hvlaunch.console.duration import count
+from hvlaunch.console.status import count
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on

@@ -11,7 +11,7 @@ from paramiko import PKey, RSAKey, ServerInterface, Transport
 from paramiko.common import AUTH_FAILED, cMSG_DISCONNECT
 from paramiko.message import Message
 
-from hvlaunch.console.visible import visible
+from hvlaunch.console.lines import visible
 from hvlaunch.errors import HostError
 from hvlaunch.gloo.controller import run
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.torch.gloo_threads import wait_until_idle
+from hvlaunch.torch.backends import wait_until_idle
 from tests.unit.torch.ranks import in_forks
 
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,7 @@
 """What the workers of this host are doing: the stacks of their processes, by the best means that there is.
 
 py-spy reads those of Python from outside, without stopping them. Else faulthandler writes them, in processes that have
-registered a signal for it (hvlaunch/torch/stack_signal.py). Else the kernel says where it holds the process.
+registered a signal for it (hvlaunch/torch/beginning.py). Else the kernel says where it holds the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["STACK_SIGNAL", "answer", "find_py_spy", "packed", "shortened", "take_py_spy", "take_stacks"]
 
 STACK_SIGNAL = signal.SIGRTMIN + 11
-"""As in hvlaunch/torch/stack_signal.py."""
+"""As in hvlaunch/torch/beginning.py."""
 _MOST_PROCESSES = 1024
 _MOST_THREADS = 64
 _MOST_FRAMES = 128

@@ -52,7 +52,7 @@ WORD_SIZE = 64
 _STAGGER = 0.25  # seconds between addresses: one that leads nowhere may take minutes to say so
 _PATIENCE, _PATIENCE_AGAIN = 30.0, 4.0
 _PERSISTENCE = ((44, 1000), (18, 900_000))
-"""TCP_RTO_MAX_MS and TCP_USER_TIMEOUT, as the driver's end has them (ssh/streams/tcp.py): it is sent again each second after a cut."""
+"""TCP_RTO_MAX_MS and TCP_USER_TIMEOUT, as the driver's end has them (ssh/tcp.py): it is sent again each second after a cut."""
 _TLS_1_3: Any = 0x0304
 _HEAD = 5  # bytes of a TLS record, the last two of them the length of the rest (RFC 8446, 5.1)
 _RECORDS = (20, 21, 22, 23)

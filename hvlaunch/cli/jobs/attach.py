@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
+from hvlaunch.children import uninterrupted
 from hvlaunch.cli.jobs.view import View, await_output, has_ended, is_shown
 from hvlaunch.cli.process import BROKEN_PIPE, complain
-from hvlaunch.console.duration import count, duration
+from hvlaunch.console.status import count, duration
 from hvlaunch.console.store_reader import STREAMS, StoreReader, from_where, newest_lines
 from hvlaunch.console.stored import Position, Stored, segments
 from hvlaunch.errors import EXIT_HOSTS
@@ -20,7 +21,6 @@ from hvlaunch.outside.control import DriverGone, state_of
 from hvlaunch.outside.directory import has_driver
 from hvlaunch.outside.known import KnownJob, choose, result_of
 from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_successor
-from hvlaunch.uninterrupted import uninterrupted
 
 __all__ = ["Viewed", "attach"]
 

@@ -17,8 +17,8 @@ from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.options.option import BadValue
 from hvlaunch.cli.options.parser import Parser
 from hvlaunch.cli.process import complain, print_answer
-from hvlaunch.console.duration import duration
-from hvlaunch.console.visible import visible
+from hvlaunch.console.lines import visible
+from hvlaunch.console.status import duration
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.outside.control import Control, DriverGone, state_of

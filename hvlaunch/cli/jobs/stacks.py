@@ -7,7 +7,7 @@ from typing import Any
 
 from hvlaunch.cli.jobs.view import Ranks
 from hvlaunch.cli.process import complain, print_answer
-from hvlaunch.console.visible import visible
+from hvlaunch.console.lines import visible
 from hvlaunch.driver.observing.stacks import kept_stacks
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import Control

@@ -27,7 +27,7 @@ from hvlaunch.errors import (
     NoFreePort,
 )
 from hvlaunch.job import Host, Look, PortHolder
-from hvlaunch.ssh.stages import listen
+from hvlaunch.ssh.connection import listen
 
 if TYPE_CHECKING:
     from hvlaunch.console.recent import Origin

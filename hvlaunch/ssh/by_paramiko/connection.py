@@ -8,11 +8,10 @@ from paramiko.channel import Channel as Session
 from paramiko.ssh_exception import ChannelException, SSHException
 
 from hvlaunch.errors import HostError, HostLost, StartTimeout
-from hvlaunch.ssh.by_paramiko.jump_stream import JumpStream, open_jump
-from hvlaunch.ssh.by_paramiko.transport import WINDOW, ClientTransport
+from hvlaunch.ssh.by_paramiko.transport import WINDOW, ClientTransport, JumpStream, open_jump
 from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.pipes import Tail
-from hvlaunch.ssh.streams.stream import Stream
+from hvlaunch.ssh.streams import Stream
 
 __all__ = ["ParamikoChannel", "ParamikoConnection"]
 
@@ -138,7 +137,7 @@ class ParamikoConnection:
         return ParamikoChannel(self._transport, session)
 
     def open_jump(self, target: tuple[str, int], *, host: str, timeout: float) -> JumpStream:
-        """A way through this host to the next; see hvlaunch.ssh.by_paramiko.jump_stream.open_jump."""
+        """A way through this host to the next; see hvlaunch.ssh.by_paramiko.transport.open_jump."""
         own = self.local_address or ""
         return open_jump(self._transport, self._host, own, target, host=host, timeout=timeout)
 

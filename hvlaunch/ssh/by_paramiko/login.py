@@ -19,10 +19,9 @@ from hvlaunch.job import HostKeyPolicy
 from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
 from hvlaunch.ssh.by_paramiko.transport import ClientTransport
 from hvlaunch.ssh.complaints import TOO_MANY_KEYS, was_sent_away
-from hvlaunch.ssh.config.algorithms import allowed
-from hvlaunch.ssh.config.settings import OPENSSH, Target
-from hvlaunch.ssh.stages import stage
-from hvlaunch.ssh.streams.stream import Stream
+from hvlaunch.ssh.config.settings import OPENSSH, Target, allowed
+from hvlaunch.ssh.connection import stage
+from hvlaunch.ssh.streams import Stream
 from hvlaunch.ssh.trust.keyring import Keyring, Locked, Offers
 from hvlaunch.ssh.trust.known_hosts import HostKey, preferred_algorithms
 

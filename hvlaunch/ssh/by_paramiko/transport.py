@@ -1,22 +1,27 @@
-"""paramiko's transport, with what hvlaunch needs beyond it."""
+"""paramiko's transport over any stream, a channel of a jump host's transport among them."""
 
 import contextlib
+import ipaddress
 import logging
 import signal
 import socket
 import threading
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from weakref import WeakValueDictionary
 
 from paramiko.channel import Channel
 from paramiko.message import Message
 from paramiko.packet import Packetizer
-from paramiko.ssh_exception import SSHException
+from paramiko.ssh_exception import ChannelException, SSHException
 
-from hvlaunch.ssh.paramiko_private import HookedTransport, forget_channel
-from hvlaunch.ssh.streams.stream import Stream
+from hvlaunch.errors import ConnectFailed, StartTimeout
+from hvlaunch.ssh.paramiko_private import HookedTransport, close_here, forget_channel, send_message
+from hvlaunch.ssh.streams import Stream, greeting_with
 
-__all__ = ["WINDOW", "ClientTransport"]
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+__all__ = ["WINDOW", "ClientTransport", "JumpStream", "open_jump"]
 
 WINDOW = 4 << 20
 """Bytes that a host may send ahead of what we read."""
@@ -111,3 +116,179 @@ class ClientTransport(HookedTransport):
 
     def on_disconnect(self, reason: str) -> None:
         self.farewell = " ".join(reason[:_QUOTED].split())
+
+
+_PROHIBITED = 1
+_CLOSE_PATIENCE = 1.0
+_STUCK = 2.0
+"""Seconds without an acknowledgement."""
+_LATE = 0.2
+"""Seconds in which paramiko itself says that time is up."""
+
+
+class JumpStream:
+    """hvlaunch.ssh.streams.Stream over `channel` of `transport`: it leads from the jump host `jump` to the host.
+
+    `local_address` is ours as the jump host sees it, and `name` the host's as the jump host knows it.
+
+    Data that follow the channel's close make sshd end the whole connection to the jump host, with all other
+    hosts behind it ("nonexistent channel"). paramiko sends outside its own lock, so the close, whoever began
+    it, waits here for what is on its way.
+    """
+
+    greeting = b""
+    is_near = False
+
+    def __init__(
+        self, transport: ClientTransport, channel: Channel, jump: str, local_address: str, name: str
+    ) -> None:
+        self.local_address = local_address
+        self.remote_address = _if_address(name)
+        self._transport = transport
+        self._channel = channel
+        self._jump = jump
+        self._lock = threading.Condition()
+        self._sends = 0
+        self._farewell: list[Message] = []
+        """What tells the jump host of the close."""
+        transport.streams[channel.get_id()] = self
+
+    def silence(self) -> float | None:
+        return self._transport.silence()
+
+    def recv(self, size: int, /) -> bytes:
+        data = self._channel.recv(size)
+        self.greeting = greeting_with(self.greeting, data)
+        return data
+
+    def send(self, data: bytes, /) -> int:
+        with self._lock:
+            self._sends += 1
+        try:
+            return self._channel.send(data)
+        finally:
+            with self._lock:
+                self._sends -= 1
+                self._lock.notify_all()
+            self._say_farewell()
+
+    def settimeout(self, seconds: float | None, /) -> None:
+        self._channel.settimeout(seconds)
+
+    def shutdown(self, how: int, /) -> None:  # noqa: ARG002  (SSH only ever ends both directions)
+        self.close()
+
+    def close(self) -> None:
+        """Close it at our end at once; the jump host is told unless its connection is stuck.
+
+        Where something is on its way there and the jump host acknowledges nothing, the connection is given up for all: who
+        sends would wait for ever.
+        """
+        if self._close_here():
+            polite = threading.Thread(
+                target=self._say_farewell, name=f"close through {self._jump}", daemon=True
+            )
+            polite.start()
+            polite.join(_CLOSE_PATIENCE)
+            if (self._transport.silence() or 0.0) > _STUCK and not self._are_sends_through():
+                self._transport.hang_up()
+
+    def _are_sends_through(self) -> bool:
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._sends, _CLOSE_PATIENCE)
+
+    def closed_by_peer(self) -> None:
+        """The jump host closes the channel; see ClientTransport."""
+        self._close_here()
+        self._say_farewell()
+
+    def problem(self) -> str | None:
+        if self._transport.is_active():
+            return None
+        return f"the connection to its jump host {self._jump} was lost"
+
+    def _close_here(self) -> bool:
+        """From here on no send begins, and all that wait for room end. Whether it was open."""
+        farewell = close_here(self._channel)
+        with self._lock:
+            self._farewell += farewell
+        return bool(farewell)
+
+    def _say_farewell(self) -> None:
+        """Tell the jump host, unless a send is on its way: that will do it then."""
+        with self._lock:
+            if self._sends:
+                return
+            farewell, self._farewell = self._farewell, []
+        with contextlib.suppress(EOFError, OSError, SSHException):
+            for message in farewell:
+                send_message(self._transport, message)
+
+
+def open_jump(
+    transport: ClientTransport,
+    jump: str,
+    local_address: str,
+    target: tuple[str, int],
+    *,
+    host: str,
+    timeout: float,
+) -> JumpStream:
+    """Have the jump host connect to `target`, a name as it knows it and a port, within `timeout` seconds.
+
+    `host` is for messages. Raises ConnectFailed, StartTimeout.
+    """
+    where = f"{target[0]} port {target[1]}"
+    try:
+        channel = _open_channel(transport, jump, target, timeout)
+    except ChannelException as error:
+        hint = None
+        if error.code == _PROHIBITED:
+            hint = f"set `AllowTcpForwarding yes` in the sshd_config of {jump}; ssh -J needs it too"
+        cause = f"its jump host {jump} can't connect to {where}: {error.text}"
+        raise ConnectFailed(cause, host=host, hint=hint) from None
+    except (EOFError, OSError, SSHException) as error:
+        if transport.is_active():
+            cause = f"its jump host {jump} did not connect to {where} within {timeout:.0f} s"
+            raise StartTimeout(cause, host=host) from None
+        cause = f"the connection to its jump host {jump} was lost: {error}"
+        raise ConnectFailed(cause, host=host) from None
+    return JumpStream(transport, channel, jump, local_address, target[0])
+
+
+def _open_channel(transport: ClientTransport, jump: str, target: tuple[str, int], timeout: float) -> Channel:
+    """Paramiko's own limit begins when the request is sent, which waits for ever where others wait to send: the connection is stuck.
+
+    Raises as open_channel() does, and TimeoutError.
+    """
+    from concurrent.futures import Future  # noqa: PLC0415 (see streams/jumps.py)
+    from concurrent.futures import TimeoutError as TooLate  # noqa: PLC0415
+
+    future: Future[Channel] = Future()
+
+    def open_it() -> None:
+        try:
+            channel = transport.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=timeout)
+        except BaseException as error:  # noqa: BLE001 (of who waits)
+            future.set_exception(error)
+        else:
+            future.set_result(channel)
+
+    threading.Thread(target=open_it, name=f"through {jump}", daemon=True).start()
+    try:
+        return future.result(timeout + _LATE)
+    except TooLate:
+        future.add_done_callback(_close_late)
+        raise TimeoutError from None
+
+
+def _close_late(future: "Future[Channel]") -> None:
+    if future.exception() is None:
+        future.result().close()
+
+
+def _if_address(name: str) -> str:
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return ""

@@ -1,5 +1,6 @@
-"""What OpenSSH would use to reach a host: name, port, user, keys, known_hosts files."""
+"""A host's settings of the ssh configuration."""
 
+import fnmatch
 import os
 import pwd
 import re
@@ -9,13 +10,71 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.config.algorithms import Algorithms
 from hvlaunch.ssh.config.ask_ssh import ask_ssh
 
-__all__ = ["OPENSSH", "Ask", "HostSettings", "Target", "by_hand", "resolve", "ssh_words"]
+__all__ = [
+    "OPENSSH",
+    "Algorithms",
+    "Ask",
+    "HostSettings",
+    "Target",
+    "allowed",
+    "by_hand",
+    "resolve",
+    "ssh_words",
+]
+
+_SAME = {"curve25519-sha256": "curve25519-sha256@libssh.org"}
+"""Two names of one algorithm: RFC 8731, and the one that paramiko has."""
+_HYBRID = "sntrup761x25519-sha512"
+_HYBRIDS = ("mlkem768x25519-sha256",)
+"""Key exchanges that hold against quantum computers too. An ssh before 9.9 knows only the first; who allows it allows these."""
+
+
+class Algorithms(NamedTuple):
+    """The lists of the ssh configuration, as `ssh -G` prints them; None where it says nothing."""
+
+    ciphers: str | None = None
+    macs: str | None = None
+    key_exchanges: str | None = None
+    host_keys: str | None = None
+    signatures: str | None = None
+    """For our own keys."""
+
+    @classmethod
+    def of(cls, found: Mapping[str, Sequence[str]]) -> "Algorithms":
+        """From the configuration's words, in lower case, and their values."""
+
+        def first(*keys: str) -> str | None:
+            return next((found[key][0] for key in keys if found.get(key)), None)
+
+        return cls(
+            first("ciphers"),
+            first("macs"),
+            first("kexalgorithms"),
+            first("hostkeyalgorithms"),
+            first("pubkeyacceptedalgorithms", "pubkeyacceptedkeytypes"),
+        )
+
+
+def allowed(ours: Sequence[str], listed: str | None) -> tuple[str, ...]:
+    """Those of `ours` that the list of the configuration allows, in our order; all where there is no list.
+
+    `-` before a list takes away what it has; `+` and `^` take nothing away. `ssh -G` has carried them out already.
+    """
+    if listed is None or listed.startswith(("+", "^")):
+        return tuple(ours)
+    names = [_SAME.get(name, name) for name in listed.removeprefix("-").split(",")]
+    if listed.startswith("-"):
+        return tuple(name for name in ours if not any(fnmatch.fnmatchcase(name, word) for word in names))
+    if any(name.startswith(_HYBRID) for name in names):
+        names += _HYBRIDS
+    return tuple(name for name in ours if name in names)
+
 
 OPENSSH = "--ssh-client openssh"
 """What to try where only OpenSSH itself can do what is asked for."""

@@ -1,6 +1,11 @@
-"""The keys of a job: our private keys, in files and ssh agents, and the hosts' public ones."""
+"""The keys to log in with, from agents and files, and the user's passphrases."""
 
+import contextlib
+import os
+import selectors
+import termios
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -8,24 +13,112 @@ from typing import TYPE_CHECKING, Protocol
 
 from hvlaunch.errors import HostError
 from hvlaunch.ssh.config.settings import HostSettings
-from hvlaunch.ssh.stages import stage
+from hvlaunch.ssh.connection import stage
 from hvlaunch.ssh.trust.known_hosts import KnownHosts
-from hvlaunch.ssh.trust.passphrase import Terminal
 
-if TYPE_CHECKING:  # 100 ms, for a keyring that a local job makes in vain
+if TYPE_CHECKING:
     from paramiko.pkey import PKey, PublicBlob
 
-    from hvlaunch.ssh.trust.agent_client import AgentClient
+    from hvlaunch.ssh.paramiko_private import AgentClient
     from hvlaunch.ssh.trust.identity import Identity, UserCertificate
 
-__all__ = ["Asker", "Keyring", "Locked", "Offer", "Offers"]
+__all__ = ["Asker", "Keyring", "Locked", "Offer", "Offers", "Terminal"]
+
+_LONGEST = 1024
+_CLEAR_TO_END = "\x1b[K"
+
+
+class Terminal:
+    """The terminal at `path`, asked by one thread at a time. Closing it ends a question that is still open."""
+
+    def __init__(self, path: str = "/dev/tty") -> None:
+        self._path = path
+        self._turn = threading.Lock()
+        self._closing = threading.Lock()
+        self._wake_read, self._wake_write = os.pipe()
+
+    def is_there(self) -> bool:
+        """Whether there is someone to ask: a terminal, of which this job is in the foreground."""
+        try:
+            fd = self._open()
+        except OSError:
+            return False
+        try:
+            return os.tcgetpgrp(fd) == os.getpgrp()
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+
+    def ask(self, question: str, deadline: float | None = None) -> bytes | None:
+        """The answer, which is not shown while it is typed; None where there is none.
+
+        Raises TimeoutError where none has come by `deadline`, as time.monotonic() counts.
+        """
+        with self._turn:
+            try:
+                fd = self._open()
+            except OSError:
+                return None
+            try:
+                return self._ask(fd, question, deadline)
+            except TimeoutError:
+                raise
+            except (OSError, termios.error):
+                return None
+            finally:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Leave the terminal as it was. May be repeated."""
+        with self._closing:
+            if self._wake_write >= 0:
+                os.close(self._wake_write)
+                self._wake_write = -1
+                with self._turn:
+                    os.close(self._wake_read)
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+
+    def _ask(self, fd: int, question: str, deadline: float | None) -> bytes | None:
+        before = termios.tcgetattr(fd)
+        silent = [*before]
+        silent[3] = before[3] & ~termios.ECHO
+        # Ctrl-Z would let the shell show what is typed after `fg`.
+        silent[6] = [*before[6]]
+        silent[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(fd, termios.TCSAFLUSH, silent)
+        try:
+            # A line of its own, whatever was on it: the console redraws the row that the cursor is in.
+            rest = "" if os.environ.get("TERM", "dumb") == "dumb" else _CLEAR_TO_END
+            os.write(fd, f"{question}{rest}\n".encode())
+            return self._line(fd, deadline)
+        finally:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+    def _line(self, fd: int, deadline: float | None) -> bytes | None:
+        patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+        with selectors.DefaultSelector() as selector:
+            selector.register(fd, selectors.EVENT_READ)
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            ready = selector.select(patience)
+        if not ready:
+            termios.tcflush(fd, termios.TCIFLUSH)  # the shell must not get the half of it
+            raise TimeoutError
+        if any(key.fd == self._wake_read for key, _ in ready):
+            return None
+        line = os.read(fd, _LONGEST)
+        return line.rstrip(b"\r\n") if line else None
+
 
 _PASSPHRASES = 3
 """How often the user is asked for one key."""
 
 
 class Asker(Protocol):
-    """Who is asked for passphrases: hvlaunch.ssh.trust.passphrase.Terminal."""
+    """Who is asked for passphrases: hvlaunch.ssh.trust.keyring.Terminal."""
 
     def is_there(self) -> bool: ...
 
@@ -203,7 +296,7 @@ class Keyring:
     def _agent(self, path: str | None) -> "AgentClient | None":
         from paramiko.ssh_exception import SSHException  # noqa: PLC0415  (100 ms)
 
-        from hvlaunch.ssh.trust.agent_client import AgentClient  # noqa: PLC0415  (paramiko)
+        from hvlaunch.ssh.paramiko_private import AgentClient  # noqa: PLC0415  (paramiko)
 
         if path is not None and path not in self._agents:
             try:

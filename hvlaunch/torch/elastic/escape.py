@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import torch
 
-from hvlaunch.torch.elastic.snapshot import Snapshot
+from hvlaunch.torch.elastic.state import Snapshot
 
 __all__ = ["Baggage", "Escape", "can_start_over", "start_over", "unpack"]
 

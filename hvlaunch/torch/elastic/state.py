@@ -1,18 +1,83 @@
-"""What a worker must not lose: model, optimizer, sampler, and plain values."""
+"""The state that workers of an elastic job share, commit and restore."""
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed as dist
 
 from hvlaunch.torch import current
-from hvlaunch.torch.elastic.interruptions import WorkersChanged
-from hvlaunch.torch.elastic.snapshot import Snapshot, take
-from hvlaunch.torch.elastic.transfer import receive, send
-from hvlaunch.torch.skeleton import join
+from hvlaunch.torch.group_errors import WorkersChanged
+from hvlaunch.torch.sharing import TensorSpec, join, split
 
-__all__ = ["ObjectState", "State", "TorchState", "TrainedRound"]
+__all__ = ["ObjectState", "Snapshot", "State", "TorchState", "TrainedRound", "receive", "send", "take"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A value as a skeleton and its tensors; see hvlaunch.torch.sharing."""
+
+    skeleton: Any
+    tensors: Sequence[torch.Tensor]
+
+
+def take(value: Any) -> Snapshot:
+    """A copy of the value; tensors stay on their devices."""
+    skeleton, tensors = split(value)
+    return Snapshot(copy.deepcopy(skeleton), [tensor.detach().clone() for tensor in tensors])
+
+
+_BUCKET = 64 << 20
+"""Bytes that are flattened together: enough to be as fast as one message, and little beside the model."""
+
+
+def send(snapshot: Snapshot, group: dist.ProcessGroup, device: torch.device) -> None:
+    """Give the snapshot to the others of the group, who call receive(). Collective.
+
+    `device` is one that the group's backend takes tensors of.
+    """
+    root = dist.get_rank()
+    specs = [TensorSpec.of(tensor) for tensor in snapshot.tensors]
+    dist.broadcast_object_list([snapshot.skeleton, specs], root, group=group, device=device)
+    for bucket in _buckets(snapshot.tensors):
+        flat = torch.cat([tensor.reshape(-1).to(device) for tensor in bucket])
+        dist.broadcast(flat.view(torch.uint8), root, group=group)
+
+
+def receive(root: int, group: dist.ProcessGroup, device: torch.device) -> Snapshot:
+    """What the worker of (global) rank `root` sends. Collective. Tensors come on the kind of device they had there."""
+    parts: list[Any] = [None, None]
+    dist.broadcast_object_list(parts, root, group=group, device=device)
+    skeleton, specs = parts
+    tensors = [spec.empty() for spec in specs]
+    for bucket in _buckets(tensors):
+        flat = torch.empty(sum(map(torch.numel, bucket)), dtype=bucket[0].dtype, device=device)
+        dist.broadcast(flat.view(torch.uint8), root, group=group)
+        for tensor, piece in zip(
+            bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True
+        ):
+            tensor.copy_(piece.view(tensor.shape))
+    return Snapshot(skeleton, tensors)
+
+
+def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Runs of tensors of one dtype, the same on every worker; what has no element is not sent."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for alike in by_dtype.values():
+        bucket: list[torch.Tensor] = []
+        size = 0
+        for tensor in alike:
+            if bucket and size + tensor.nbytes > _BUCKET:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(tensor)
+            size += tensor.nbytes
+        yield bucket
 
 
 class TrainedRound(Protocol):

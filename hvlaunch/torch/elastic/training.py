@@ -1,4 +1,4 @@
-"""A worker's way through the rounds of an elastic job: ask, join, train, leave, and again."""
+"""Training in rounds: the loop below elastic.run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -20,25 +20,26 @@ from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.rendezvous.round_messages import Grant, worker_of
 from hvlaunch.torch import current
+from hvlaunch.torch.backends import abort_groups, has_timed_out
 from hvlaunch.torch.elastic.escape import Baggage, Escape, can_start_over, start_over, unpack
-from hvlaunch.torch.elastic.interruptions import CollectiveFailed, WorkersChanged, is_groups
-from hvlaunch.torch.elastic.membership import Membership, patiently
-from hvlaunch.torch.elastic.snapshot import Snapshot
+from hvlaunch.torch.elastic.membership import Dismissed, Membership, patiently
 from hvlaunch.torch.elastic.sockets import GroupSockets
-from hvlaunch.torch.elastic.state import State
+from hvlaunch.torch.elastic.state import Snapshot, State
 from hvlaunch.torch.group_errors import (
     AlreadyInitialized,
+    CollectiveFailed,
     RanksMissing,
     RankZeroGone,
     RankZeroMissing,
     StoreUnreachable,
+    WorkersChanged,
+    is_groups,
 )
 from hvlaunch.torch.meeting import meet
-from hvlaunch.torch.nccl_groups import abort_groups, has_timed_out
 from hvlaunch.torch.place import Place
-from hvlaunch.torch.world import World
+from hvlaunch.torch.world import World, let_go
 
-__all__ = ["Training"]
+__all__ = ["Training", "is_elastic", "placed"]
 
 T = TypeVar("T")
 
@@ -353,3 +354,30 @@ def _end_collectives(sockets: GroupSockets) -> None:
     """Let every collective of this process end now."""
     abort_groups()
     sockets.shut_down()
+
+
+_BEATS_PER_TIMEOUT = 10
+_BEAT_RANGE = (0.2, 5.0)
+
+
+def is_elastic() -> bool:
+    """Whether hvlaunch gives this process its places, round after round."""
+    return os.environ.get("HVLAUNCH_ELASTIC") == "1"
+
+
+@contextmanager
+def placed() -> Iterator[Training]:
+    """The training of this process. Raises SystemExit(0) where the block finds that the job does not need this worker any more."""
+    try:
+        yield _training()
+    except Dismissed:
+        let_go()
+        raise SystemExit(0) from None
+
+
+@cache
+def _training() -> Training:
+    client = Client.from_environment()
+    least, most = _BEAT_RANGE
+    beat = min(most, max(least, float(os.environ["HVLAUNCH_WORKER_TIMEOUT"]) / _BEATS_PER_TIMEOUT))
+    return Training(client, Membership(client, os.environ["HVLAUNCH_WORKER"], beat=beat))

@@ -1,4 +1,4 @@
-"""One thread per node: it keeps the node's lease, follows the state, and drops nodes that are silent."""
+"""The keeper of a torchrun job's state at the rendezvous."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import count
 
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStateError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import (
@@ -18,11 +20,112 @@ from hvlaunch.rendezvous.client_errors import (
     RendezvousUnreachable,
     TooManyConnections,
 )
-from hvlaunch.torch.torchrun.backend import Backend
-from hvlaunch.torch.torchrun.leases import Leases, watched
 from hvlaunch.torch.torchrun.state import JobState, decode, encode, left
 
-__all__ = ["Keeper"]
+__all__ = ["Backend", "Keeper", "Leases", "watched"]
+
+
+class Backend(RendezvousBackend):
+    """Keeps the state under one key. A token is the version that the server gives each value.
+
+    Both methods raise RendezvousConnectionError; its cause is the client's error.
+    """
+
+    def __init__(self, client: Client, scope: str, key: str = "state") -> None:
+        self._client = client
+        self.scope = scope
+        self.key = key
+
+    @property
+    def name(self) -> str:
+        """As `--rdzv-backend` has it."""
+        return "hvlaunch"
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """The state and its token, or None where there is none."""
+        try:
+            now = self._client.read(self.scope, self.key)
+        except RendezvousError as error:
+            raise RendezvousConnectionError(str(error)) from error
+        return None if now.value is None else (now.value, now.version)
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        """Set the state if its token is still this one, or if there is none where token is None.
+
+        Returns what is there now, its token, and whether it was set; None where nothing is there.
+        """
+        try:
+            if token is None:
+                now = self._client.read(self.scope, self.key)
+                if now.value is not None:
+                    return now.value, now.version, False
+                token = now.version
+            elif not (
+                isinstance(token, str) and token.isascii() and token.isdigit()
+            ):  # torch may hand over any object: no version of ours
+                found = self.get_state()
+                return None if found is None else (*found, False)
+            was_set, now = self._client.compare_and_set(self.scope, self.key, state, token)
+        except RendezvousError as error:
+            raise RendezvousConnectionError(str(error)) from error
+        return None if now.value is None else (now.value, now.version, was_set)
+
+
+_WARDENS = 3
+
+
+def watched(state: JobState, node: str) -> tuple[str, ...]:
+    """Whose signs of life this node looks at: the first few look at all, all look at the first few.
+
+    So the effort grows with the number of nodes and not with its square, and whoever dies, all of the first
+    few at once included, is missed by somebody who lives.
+    """
+    wardens = state.nodes[:_WARDENS]
+    seen = state.nodes if node in wardens else wardens
+    return tuple(other for other in seen if other != node)
+
+
+@dataclass(slots=True)
+class _Lease:
+    sign: bytes | None
+    silence: float = 0.0
+
+
+class Leases:
+    """What one node has seen of others. All times in seconds.
+
+    lease: how long a node may be silent. interval: how often signs are sent, and looked at. A gap in the
+    looking, as when the server could not be reached, counts for no more than two intervals: nobody is lost for it.
+    """
+
+    def __init__(self, lease: float, interval: float) -> None:
+        self._lease = lease
+        self._interval = interval
+        self._seen: dict[str, _Lease] = {}
+        self._looked: float | None = None
+        self.alive: frozenset[str] = frozenset()
+        """Of those looked at last, the ones that have given a sign since the first look."""
+
+    def look(self, signs: Mapping[str, bytes | None], now: float) -> list[str]:
+        """Take what each node's newest sign is, None for none. Returns who has been silent for a lease."""
+        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * self._interval)
+        self._looked = now
+        alive = set(self.alive)
+        seen = {}
+        for node, sign in signs.items():
+            lease = self._seen.get(node)
+            if lease is None:
+                lease = _Lease(sign)
+            elif lease.sign != sign:
+                lease = _Lease(sign)
+                alive.add(node)
+            else:
+                lease.silence += passed
+            seen[node] = lease
+        self._seen = seen
+        self.alive = frozenset(alive & seen.keys())
+        return [node for node, lease in seen.items() if lease.silence >= self._lease]
+
 
 _LOG = logging.getLogger(__name__)
 _PASSING = (RendezvousUnreachable, RendezvousClosed, TooManyConnections)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hvlaunch.console.color import can_redraw, colored, paint_message, paint_prefix, paint_report
+from hvlaunch.console.display import can_redraw, colored, paint_message, paint_prefix, paint_report
 
 XTERM = {"TERM": "xterm-256color"}
 

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from hvlaunch.console.duration import duration
+from hvlaunch.console.status import duration
 from hvlaunch.hosts.parse import fold_hosts, fold_ranks
 from hvlaunch.job import PortHolder, WorkerExit
 from hvlaunch.report.wording import end, endings, signal_name

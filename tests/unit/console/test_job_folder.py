@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.console.job_folder import JobFolder
+from hvlaunch.console.files import JobFolder
 from hvlaunch.errors import BadUsage
 
 

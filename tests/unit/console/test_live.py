@@ -1,6 +1,6 @@
 """The rows at the bottom of a terminal."""
 
-from hvlaunch.console.live import LiveRows
+from hvlaunch.console.display import LiveRows
 
 
 def redraw(live, terminal, rows, now=0.0, text=b""):

@@ -19,7 +19,7 @@ from hvlaunch.agent.observer import stacks
 from hvlaunch.agent.observer.stacks import STACK_SIGNAL, find_py_spy, packed, take_stacks
 from hvlaunch.telemetry.merge import summary
 from hvlaunch.telemetry.stack import process_stacks
-from hvlaunch.torch import stack_signal
+from hvlaunch.torch import beginning as stack_signal
 
 ROOT = Path(__file__).parents[3]
 PY_SPY = str(Path(sys.executable).with_name("py-spy"))
@@ -33,7 +33,7 @@ ANSWERS = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
 import importlib.util
-spec = importlib.util.spec_from_file_location("s", {str(ROOT / "hvlaunch/torch/stack_signal.py")!r})
+spec = importlib.util.spec_from_file_location("s", {str(ROOT / "hvlaunch/torch/beginning.py")!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module.answer_stack_signal()

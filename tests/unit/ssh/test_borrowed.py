@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hvlaunch.ssh.streams.borrowed import borrow
+from hvlaunch.ssh.streams import borrow
 
 CONNECT = """\
 import socket, sys

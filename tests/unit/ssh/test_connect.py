@@ -24,12 +24,11 @@ from hvlaunch.errors import (
 from hvlaunch.job import Host
 from hvlaunch.ssh.by_paramiko.client import ParamikoClient
 from hvlaunch.ssh.by_paramiko.login import Login
-from hvlaunch.ssh.config.ask_ssh import AskSSH
-from hvlaunch.ssh.config.questions import Questions
+from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
 from hvlaunch.ssh.config.settings import Target, resolve
-from hvlaunch.ssh.stages import listen
-from hvlaunch.ssh.streams.connect_limit import ConnectLimit
-from hvlaunch.ssh.streams.stream import GreetingSocket
+from hvlaunch.ssh.connection import listen
+from hvlaunch.ssh.streams import GreetingSocket
+from hvlaunch.ssh.tcp import ConnectLimit
 from hvlaunch.ssh.trust.keyring import Keyring
 
 from .conftest import (

@@ -18,8 +18,7 @@ from paramiko.common import (
 from paramiko.message import Message
 
 from hvlaunch.errors import StartTimeout
-from hvlaunch.ssh.by_paramiko.jump_stream import JumpStream, open_jump
-from hvlaunch.ssh.by_paramiko.transport import ClientTransport
+from hvlaunch.ssh.by_paramiko.transport import ClientTransport, JumpStream, open_jump
 
 from .conftest import PATIENCE, connect, in_thread, until
 

@@ -23,7 +23,7 @@ from hvlaunch.errors import (
     UnknownHost,
 )
 from hvlaunch.ssh.by_openssh import OpenSSHClient, OpenSSHConnection
-from hvlaunch.ssh.streams.connect_limit import ConnectLimit
+from hvlaunch.ssh.tcp import ConnectLimit
 
 from .conftest import (
     PATIENCE,
@@ -52,7 +52,7 @@ def test_no_ssh_outlives_a_driver_that_is_killed():
     """Not even one that does not see the end of its stdin, as while it connects."""
     program = """if True:
         import sys
-        from hvlaunch.sweeper import Sweeper
+        from hvlaunch.children import Sweeper
         from hvlaunch.ssh.by_openssh import OpenSSHChannel
         from hvlaunch.ssh.pipes import start_piped
         processes = [start_piped(["sleep", "1000"]) for _ in range(3)]

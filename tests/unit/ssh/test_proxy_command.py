@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from hvlaunch.errors import ConnectFailed
-from hvlaunch.ssh.streams.proxy_command import start_proxy
+from hvlaunch.ssh.streams import start_proxy
 
 from .conftest import gone, until
 

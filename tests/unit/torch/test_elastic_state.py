@@ -8,12 +8,10 @@ from torch import distributed as dist
 from torch.optim import lr_scheduler
 
 from hvlaunch.torch.elastic import run
-from hvlaunch.torch.elastic.interruptions import CollectiveFailed, WorkersChanged
 from hvlaunch.torch.elastic.sampler import ElasticSampler
-from hvlaunch.torch.elastic.snapshot import take
-from hvlaunch.torch.elastic.state import ObjectState, State, TorchState
-from hvlaunch.torch.group_errors import NotInitialized
-from hvlaunch.torch.skeleton import join, split
+from hvlaunch.torch.elastic.state import ObjectState, State, TorchState, take
+from hvlaunch.torch.group_errors import CollectiveFailed, NotInitialized, WorkersChanged
+from hvlaunch.torch.sharing import join, split
 from tests.unit.torch.ranks import in_forks, in_worlds
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from hvlaunch.torch.gloo_threads import wait_until_idle
+from hvlaunch.torch.backends import wait_until_idle
 from tests.unit.torch.ranks import in_forks
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")

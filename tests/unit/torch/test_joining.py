@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hvlaunch.torch as hvd
-from hvlaunch.torch import trail
+from hvlaunch.torch import collective_log as trail
 from tests.unit.torch.played_job import LONG, me
 from tests.unit.torch.ranks import in_worlds
 
@@ -142,7 +142,7 @@ def test_where_rank_0_ends_first_the_others_write_nothing_of_its_store(rendezvou
     """As a script of Horovod's, which calls no shutdown(); whether anybody joins is looked for as long as there is a store, and no more."""
     text = """
 import threading, torch, hvlaunch.torch as hvd
-from hvlaunch.torch import trail
+from hvlaunch.torch import collective_log as trail
 trail._LOOK = 0.0001
 hvd.init()
 hvd.allreduce(torch.ones(1))
@@ -172,7 +172,7 @@ def test_a_process_ends_well_while_it_looks_whether_others_join():
     """Python would abort if it ended while a thread is in torch; a hundred threads that look all the time make that likely."""
     text = """
 import torch, hvlaunch.torch as hvd
-from hvlaunch.torch import trail
+from hvlaunch.torch import collective_log as trail
 trail._LOOK = 0
 hvd.init()
 from hvlaunch.torch.current import world

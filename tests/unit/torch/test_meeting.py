@@ -16,9 +16,8 @@ from hvlaunch.torch.group_errors import (
     RankZeroMissing,
     StoreUnreachable,
 )
-from hvlaunch.torch.meeting import meet
+from hvlaunch.torch.meeting import meet, port_range, reserve
 from hvlaunch.torch.place import Place
-from hvlaunch.torch.ports import port_range, reserve
 from tests.unit.torch.ranks import in_forks
 
 LONG = timedelta(seconds=60)

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from hvlaunch.torch.nccl_groups import Aborts, abort_groups
+from hvlaunch.torch.backends import Aborts, abort_groups
 from tests.unit.torch.ranks import in_worlds
 
 LONG = 60.0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hvlaunch.torch as hvt
-from hvlaunch.torch.skeleton import TensorSpec, join, split
+from hvlaunch.torch.sharing import TensorSpec, join, split
 from tests.unit.torch.ranks import in_worlds
 
 

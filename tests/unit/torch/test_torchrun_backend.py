@@ -6,7 +6,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.torch.torchrun.backend import Backend
+from hvlaunch.torch.torchrun.keeper import Backend
 from tests.unit.torch.torchrun_nodes import TOKEN, Nodes
 
 

@@ -1,6 +1,6 @@
 """Leases: silence is counted on the watcher's clock, and only while it looks."""
 
-from hvlaunch.torch.torchrun.leases import Leases, watched
+from hvlaunch.torch.torchrun.keeper import Leases, watched
 from hvlaunch.torch.torchrun.state import JobState
 
 

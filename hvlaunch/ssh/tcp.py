@@ -1,18 +1,31 @@
-"""TCP connections to hosts: every address within one deadline, and no waiting for delayed ACKs."""
+"""TCP connections to hosts, and the limit of those that are being made at once."""
 
 import contextlib
 import socket
 import struct
 import sys
+import threading
 import time
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import random as any_random
+from typing import Any, TypeVar
 
-from hvlaunch.errors import ConnectFailed, StartTimeout, UnknownHost
+from hvlaunch.errors import ConnectFailed, SentAway, StartTimeout, UnknownHost
 from hvlaunch.ssh.config.settings import HostSettings
-from hvlaunch.ssh.stages import stage
-from hvlaunch.ssh.streams.stream import GreetingSocket
+from hvlaunch.ssh.connection import stage
+from hvlaunch.ssh.streams import GreetingSocket
 
-__all__ = ["QuickSocket", "addresses_toward", "dial", "is_near", "persist", "silence", "was_reset"]
+__all__ = [
+    "ConnectLimit",
+    "QuickSocket",
+    "addresses_toward",
+    "dial",
+    "is_near",
+    "persist",
+    "silence",
+    "was_reset",
+]
 
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 """Linux has it."""
@@ -184,3 +197,68 @@ def _info(sock: socket.socket, field: struct.Struct) -> int | None:
 
 def _reason(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+T = TypeVar("T")
+
+_TRIES = 10
+_FIRST_PAUSE = 0.2
+_LONGEST_BACKOFF = 2.0
+
+
+class ConnectLimit:
+    """At most `limit` connections are being made to one address at a time. Thread-safe.
+
+    `random` gives numbers from 0 to 1, `clock` and `sleep` are those of the time module.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        random: Callable[[], float] = any_random,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._limit = limit
+        self._random = random
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._rooms: dict[str, threading.Semaphore] = {}
+
+    def run(self, address: str, attempt: Callable[[], T], *, host: str, deadline: float) -> T:
+        """Make an attempt once the limit allows it, and return what it returns; after SentAway, again after a pause.
+
+        The pauses double, and each is cut at random, so that those who were sent away together come
+        back apart. `host` is for messages. Raises StartTimeout, and whatever `attempt` raises, SentAway
+        after ten times or at the deadline.
+        """
+        longest = _FIRST_PAUSE
+        for _ in range(_TRIES - 1):
+            try:
+                with self._room(address, host, deadline):
+                    return attempt()
+            except SentAway:
+                pause = longest * self._random()
+                if self._clock() + pause >= deadline:
+                    raise
+            self._sleep(pause)
+            longest = min(_LONGEST_BACKOFF, longest * 2)
+        with self._room(address, host, deadline):
+            return attempt()
+
+    @contextmanager
+    def _room(self, address: str, host: str, deadline: float) -> Iterator[None]:
+        with self._lock:
+            rooms = self._rooms.setdefault(address, threading.Semaphore(self._limit))
+        if not rooms.acquire(timeout=max(0.0, deadline - self._clock())):
+            raise StartTimeout(
+                f"too many other connections to {address} were being made at the same time",
+                host=host,
+                hint=f"a longer --start-timeout, or a --connect-limit larger than {self._limit}",
+            )
+        try:
+            yield
+        finally:
+            rooms.release()

@@ -1,32 +1,70 @@
-"""The collectives that a worker has begun in its world, in order: who has joined follows those of the others.
-
-Nobody says beforehand that it will join. So each worker keeps a trail of its newest collectives in its memory, and looks now and then whether
-anybody has joined; only then is the trail put in the workers' common store, where those who have joined read it.
-"""
+"""The collective log: the collectives that workers have begun, for workers that have joined."""
 
 from __future__ import annotations
 
 import atexit
 import json
+import socket
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import torch
 from torch import distributed as dist
 
-from hvlaunch.torch.current import is_world, world
+from hvlaunch.torch.current import ProcessSet, is_world, world
+from hvlaunch.torch.elastic.sockets import tcp_sockets
 from hvlaunch.torch.group_errors import NotInitialized
-from hvlaunch.torch.process_sets import ProcessSet
 from hvlaunch.torch.reduction import Op
-from hvlaunch.torch.store_link import link_to
 from hvlaunch.torch.world import World
 
-__all__ = ["GAP", "Step", "note", "trail"]
+__all__ = ["GAP", "Step", "link_to", "note", "trail"]
+
+_MAPPED = "::ffff:"
+"""An IPv4 address as one of IPv6."""
+
+
+@contextmanager
+def link_to(store: dist.Store) -> Iterator[Callable[[], bool]]:
+    """What tells whether the other end of the connection to the store is open; always true where there is none to be seen."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    connection = _connection(store.host, store.port) if isinstance(store, dist.TCPStore) else None
+    if connection is None:
+        yield lambda: True
+        return
+    with connection:
+        yield lambda: _is_open(connection)
+
+
+def _connection(host: str, port: int) -> socket.socket | None:
+    """That of this process to there, by a descriptor of its own."""
+    try:
+        addresses = {str(about[4][0]) for about in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError:
+        return None
+    found = None
+    for descriptor, peer in tcp_sockets():
+        one = socket.socket(fileno=descriptor)
+        if found is None and peer[0].removeprefix(_MAPPED) in addresses and peer[1] == port:
+            found = one
+        else:
+            one.close()
+    return found
+
+
+def _is_open(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
 
 _LOOK = 0.25
 """Seconds between two looks whether anybody has joined."""
