@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from hvlaunch import __version__
 from hvlaunch.agent.wire.proof import Prover
+from hvlaunch.console.lines import visible
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import OnStatus
 from hvlaunch.driver.observing.inquiry import Inquiry, Observe, StacksWanted
