@@ -8,7 +8,6 @@ Made again: another boot id, a monotonic clock that begins anew (a time namespac
 
 import contextlib
 import random
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import outlived
 from benchmarks.outlived import END, PATIENCE, START, Kind, Shown, Training, Wrong
-from hvlaunch.driver.record.journal import JOURNAL
+from hvlaunch.driver.record.journal import JOURNAL, read_past
 from hvlaunch.outside.directory import has_driver
 from hvlaunch.outside.known import KnownJob, known_jobs
 from tests.cluster.machines import DriverMachine
@@ -98,8 +97,7 @@ class Away(Training):
 
     def _boots(self) -> list[str]:
         """In which the job's drivers were, one after the other."""
-        with contextlib.closing(sqlite3.connect(self.job.directory / JOURNAL)) as journal:
-            return [boot for (boot,) in journal.execute("SELECT boot FROM drivers ORDER BY epoch")]
+        return [driver.boot for driver in read_past(self.job.directory / JOURNAL).drivers]
 
     def clear(self) -> None:
         if not self.machine.host.pid:

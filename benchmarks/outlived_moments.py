@@ -13,7 +13,6 @@ import random
 import re
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
+from hvlaunch.driver.record.journal import JOURNAL
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.outside.directory import RESULT
 from hvlaunch.outside.known import KnownJob, known_jobs
@@ -181,14 +181,10 @@ class Trial:
         job = self.job
         if job is None:
             return "begun"
-        with tempfile.TemporaryDirectory() as copy:
-            for file in job.directory.glob("journal.db*"):
-                shutil.copy(file, copy)
-            try:
-                with contextlib.closing(sqlite3.connect(f"{copy}/journal.db")) as journal:
-                    text = " ".join(row[0] for row in journal.execute("SELECT event FROM turns"))
-            except sqlite3.Error:
-                return "begun"
+        try:
+            text = (job.directory / JOURNAL).read_text(errors="replace")
+        except OSError:
+            return "begun"
         return next((moment for word, moment in MOMENTS if word in text), "connecting")
 
     def judge(self) -> str:

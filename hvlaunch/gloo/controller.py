@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from hvlaunch.driver.doors.page_door import PageDoor
     from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.loop import Item, Watcher
+    from hvlaunch.driver.record.journal import Past
     from hvlaunch.driver.record.keeping import Keeping
-    from hvlaunch.driver.record.past import Past
     from hvlaunch.engine import actions as do
     from hvlaunch.outside.directory import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from hvlaunch.console.output_store import OutputStore
 from hvlaunch.driver.program.keys import KEYS, Keys
-from hvlaunch.driver.record.journal import JOURNAL
-from hvlaunch.driver.record.past import NoJournal, Past, read_past
+from hvlaunch.driver.record.journal import JOURNAL, NoJournal, Past, read_past
 from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
 from hvlaunch.gloo.controller import take_over
 from hvlaunch.job import JobResult

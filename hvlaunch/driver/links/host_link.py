@@ -32,7 +32,7 @@ from hvlaunch.ssh.connection import listen
 if TYPE_CHECKING:
     from hvlaunch.console.recent import Origin
     from hvlaunch.driver.links.relay import HostRelay
-    from hvlaunch.driver.record.past import PastTurn
+    from hvlaunch.driver.record.journal import PastTurn
     from hvlaunch.driver.result_files import ResultFiles
 
 __all__ = ["HostLink", "Opening", "OutputPrinter", "host_facts"]

@@ -23,8 +23,8 @@ from hvlaunch.watch.rounds import Ranks
 if TYPE_CHECKING:
     from hvlaunch.driver.links.relay import HostRelay
     from hvlaunch.driver.links.takeover import Takeover
+    from hvlaunch.driver.record.journal import PastTurn
     from hvlaunch.driver.record.keeping import Keeping
-    from hvlaunch.driver.record.past import PastTurn
     from hvlaunch.driver.result_files import ResultFiles
 
 __all__ = ["HostLinks"]

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hvlaunch.driver.links.agent_channel import AgentConnection
-from hvlaunch.driver.record.journal import digest
-from hvlaunch.driver.record.past import OtherVersion, Past, PastTurn
+from hvlaunch.driver.record.journal import OtherVersion, Past, PastTurn, digest
 from hvlaunch.engine.actions import Action
 from hvlaunch.job import Host
 

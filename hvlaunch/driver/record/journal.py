@@ -1,191 +1,318 @@
-"""A job's journal: each event, on disk before anything follows of it. By it another driver can take the job over.
+"""A job's journal: each event is on disk before its actions are carried out, so that another driver can take the job over.
 
-SQLite's write-ahead log survives the death of the process; that of the machine only with `is_synced`. What was
-not committed is not there. past.py reads it; docs/architecture.md, "The journal", has the tables.
+A record of the log is a JSON array of rows. The first item of a row is its kind: `begin`, `driver`, `hello` or `turn`.
 """
 
-import json
 import os
-import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvlaunch.agent.quick import dumps
+from hvlaunch import __version__
+from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.boot import boot_id
-from hvlaunch.driver.turn import Arrival, Turn
+from hvlaunch.driver.turn import Turn
 from hvlaunch.engine.actions import Action
-from hvlaunch.engine.codec import BadData, encode
-from hvlaunch.engine.entries import Entry
+from hvlaunch.engine.codec import BadData, decode, encode
+from hvlaunch.engine.entries import Begin, Entry, begin_of
 from hvlaunch.engine.events import Event, Lull
+from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
+from hvlaunch.owners import other_writer
+from hvlaunch.record.log import BadLog, Log, Mark, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hvlaunch.driver.turn import Turn
 
 __all__ = [
-    "APPLICATION",
     "FORMAT",
     "JOURNAL",
+    "ForeignJournal",
     "Journal",
-    "checksum",
+    "NoJournal",
+    "OtherVersion",
+    "Past",
+    "PastDriver",
+    "PastTurn",
+    "TornJournal",
     "digest",
+    "read_past",
 ]
 
-JOURNAL = "journal.db"
-APPLICATION = 0x68766C6A
-"""What SQLite keeps in the file's header, so that no other program's database is taken for a journal."""
-FORMAT = 3
-_BUSY = 2.0
+JOURNAL = "journal"
+FORMAT = 4
+_NAME = b"hvlaunch journal "
+_MAGIC = _NAME + b"%d\n" % FORMAT
 _MOST_IDLE = 4096
-"""Turns, at least, that the newest may be idle before one takes their place."""
+"""Idle turns at the end of a journal from which on one Lull takes their place."""
 _IDLE_PER_WORKER = 16
-"""The same, for each worker: what one turn says in their place is as long as there are workers."""
-_TABLES = """
-CREATE TABLE begin(entry TEXT NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE drivers(
-    epoch INTEGER PRIMARY KEY, turn INTEGER NOT NULL, shift REAL NOT NULL, boot TEXT NOT NULL, wall REAL NOT NULL,
-    checksum INTEGER NOT NULL);
-CREATE TABLE hellos(link INTEGER PRIMARY KEY, header TEXT NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE turns(
-    number INTEGER PRIMARY KEY, at REAL NOT NULL, event TEXT NOT NULL, actions INTEGER NOT NULL,
-    link INTEGER, frame INTEGER, offset REAL, version INTEGER, wall REAL NOT NULL, checksum INTEGER NOT NULL);
-"""
-_INSERT = "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_NEWEST_OF = "SELECT max(at), max(version), max(wall) FROM turns WHERE number >= ?"
+"""The same for each worker, if that is more: a Lull is as long as there are workers."""
+_HINT = "start the job again: the workers that it had end by themselves"
+_BEFORE_ANYTHING = "journal {}: its driver was killed before anything had happened"
+
+Row = Sequence[Any]
+
+
+class NoJournal(HvlaunchError):
+    """Nothing of the job was kept, or nothing more could be."""
+
+    exit_code = EXIT_HOSTS
+
+
+class ForeignJournal(HvlaunchError):
+    """The file was not written by hvlaunch, or another user can change it."""
+
+    exit_code = EXIT_HOSTS
+
+
+class OtherVersion(HvlaunchError):
+    """Another version of hvlaunch began the job; its engine may decide otherwise."""
+
+    exit_code = EXIT_HOSTS
+
+
+class TornJournal(HvlaunchError):
+    """The journal lacks something, or has something that was not written so."""
+
+    exit_code = EXIT_HOSTS
 
 
 def digest(actions: Iterable[Action]) -> int:
-    """By which a replay knows that an engine decides as before: which actions there were, in their order."""
+    """Return a checksum of the actions' kinds and order: a replay compares it."""
     return zlib.crc32(",".join(action.__class__.__name__ for action in actions).encode())
 
 
-def _row(number: int, turn: Turn, wall: float) -> tuple[Any, ...]:
-    """Raises BadData."""
-    event = dumps(encode(Event, turn.arrival.event))
-    return _checked(number, turn.at, event, digest(turn.actions), *_origin(turn.arrival), wall)
-
-
-def _origin(arrival: Arrival) -> tuple[int | None, int | None, float | None, int | None]:
-    source = arrival.source
-    if source is None:
-        return None, None, None, arrival.version or None
-    return source.number, arrival.frame, source.offset, None
-
-
-def checksum(row: tuple[Any, ...]) -> int:
-    """The last column of each row, of all others."""
-    return zlib.crc32(repr(row).encode())
-
-
-def _checked(*row: Any) -> tuple[Any, ...]:
-    return *row, checksum(row)
-
-
 class Journal:
-    """Writes. All by one thread.
+    """Writes a journal. For one thread.
 
-    Where no more can be written the journal is removed, and `lost` is told why: with a gap it would tell of another job.
+    When a write fails, the journal is removed and `lost` gets the reason: a journal with a gap would describe another job.
     """
 
     def __init__(
-        self, path: Path, lost: Callable[[str], None], *, is_synced: bool = False, turns: int = 0
+        self, path: Path, lost: "Callable[[str], None]", *, is_synced: bool = False, end: Mark | None = None
     ) -> None:
-        """Of a new job, or of one of which `turns` are there already. Raises OSError."""
-        if not turns:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        """Create the journal of a new job, or continue one behind `end`. Raises OSError."""
         self._path = path
         self._lost = lost
-        self._turns = turns
-        self._idle = 0
-        """How many of the newest turns were idle."""
+        if end is None:
+            self._log = Log.create(path, _MAGIC, is_synced=is_synced)
+        else:
+            self._log = Log.resume(path, end, is_synced=is_synced)
         self.is_whole = True
-        self._database = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
-        self._database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'OFF'}")
+        self._idle = 0
+        """How many turns at the end are idle."""
+        self._idle_start = self._log.end
+        self._idle_version = 0
+        self._idle_at = self._idle_wall = 0.0
 
     def begin(self, entry: Entry) -> None:
-        """The first entry of a new journal."""
-
-        def write() -> None:
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.executescript(
-                f"BEGIN; PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT}; {_TABLES}"
-            )
-            self._database.execute("INSERT INTO begin VALUES (?, ?)", _checked(json.dumps(entry)))
-            self._add_driver(1, 0.0)
-            self._database.execute("COMMIT")
-
-        self._try(write)
+        """Write the first entry of a new journal."""
+        self._append([("begin", entry), _driver(1, 0.0)])
 
     def take_over(self, epoch: int, shift: float) -> None:
-        """Another driver goes on from here; its clock is the machine's monotonic one and `shift`."""
-        self._try(lambda: self._add_driver(epoch, shift))
+        """Record that another driver continues from here; its clock is the machine's monotonic one plus `shift`."""
+        self._append([_driver(epoch, shift)])
 
-    def write(self, turns: Sequence[Turn], hellos: Mapping[int, Mapping[str, Any]]) -> None:
-        """Further turns, all or none, and what agents were greeted with, by their links."""
+    def write(self, turns: "Sequence[Turn]", hellos: Mapping[int, Mapping[str, Any]]) -> None:
+        """Write further turns, and the greetings of new agents by their links."""
+        wall = time.time()
         try:
-            wall = time.time()
-            rows = [_row(number, turn, wall) for number, turn in enumerate(turns, self._turns)]
+            rows = [_turn(turn, wall) for turn in turns]
         except BadData as error:
-            self.end(str(error))
+            self.give_up(str(error))
             return
-        self._turns += len(rows)
-        for turn in turns:
-            self._idle = self._idle + 1 if turn.is_idle else 0
-        new = [_checked(link, dumps(header)) for link, header in hellos.items()]
+        # A record is replaced as a whole, so one that has idle turns has no others.
+        idle_from = next((at for at in range(len(turns), 0, -1) if not turns[at - 1].is_idle), 0)
+        if idle_from or hellos:
+            self._append([*(("hello", link, hello) for link, hello in hellos.items()), *rows[:idle_from]])
+            self._begin_idle_run()
+        if idle := turns[idle_from:]:
+            self._append(rows[idle_from:])
+            self._idle += len(idle)
+            self._idle_version = max([self._idle_version, *(turn.arrival.version for turn in idle)])
+            self._idle_at, self._idle_wall = idle[-1].at, wall
 
-        def write() -> None:
-            self._database.execute("BEGIN")
-            if new:
-                self._database.executemany("INSERT OR REPLACE INTO hellos VALUES (?, ?, ?)", new)
-            self._database.executemany(_INSERT, rows)
-            self._database.execute("COMMIT")
+    def should_compact(self, workers: int) -> bool:
+        """True if the journal of a job with so many workers ends with enough idle turns for compact()."""
+        return self.is_whole and self._idle >= max(_MOST_IDLE, _IDLE_PER_WORKER * workers)
 
-        self._try(write)
+    def compact(self, lull: Lull) -> None:
+        """Let one event take the place of the idle turns at the end."""
+        row = ("turn", self._idle_at, encode(Event, lull), digest(()), None, None, None)
+        try:
+            self._log.replace(
+                self._idle_start, [_record([(*row, self._idle_version or None, self._idle_wall)])]
+            )
+        except OSError:
+            # The old turns are all there still. They stay, and the next run of idle turns is tried.
+            self._begin_idle_run()
+        else:
+            self._idle = 1
 
-    def is_to_be_folded(self, workers: int) -> bool:
-        """Whether so many of the newest turns were idle that one should take their place, where there are so many workers."""
-        return self._idle >= max(_MOST_IDLE, _IDLE_PER_WORKER * workers)
+    def _begin_idle_run(self) -> None:
+        self._idle = self._idle_version = 0
+        self._idle_start = self._log.end
 
-    def fold(self, lull: Lull) -> None:
-        """The newest turns, which were idle, come to this."""
-        first = self._turns - self._idle
-        event = dumps(encode(Event, lull))
-
-        def write() -> None:
-            self._database.execute("BEGIN")
-            found = self._database.execute(_NEWEST_OF, (first,)).fetchone()
-            self._database.execute("DELETE FROM turns WHERE number >= ?", (first,))
-            at, version, wall = found
-            row = _checked(first, at, event, digest(()), None, None, None, version, wall)
-            self._database.execute(_INSERT, row)
-            self._database.execute("COMMIT")
-
-        self._try(write)
-        self._turns, self._idle = first + 1, 1
-
-    def close(self) -> None:
-        self._database.close()
-
-    def _add_driver(self, epoch: int, shift: float) -> None:
-        row = _checked(epoch, self._turns, shift, boot_id(), time.time())
-        self._database.execute("INSERT INTO drivers VALUES (?, ?, ?, ?, ?, ?)", row)
-
-    def _try(self, write: Callable[[], None]) -> None:
+    def _append(self, rows: Sequence[Row]) -> None:
         if not self.is_whole:
             return
         try:
-            write()
-        except sqlite3.Error as error:
-            self.end(str(error))
+            self._log.append(_record(rows))
+        except OSError as error:
+            self.give_up((error.strerror or str(error)).lower())
 
-    def end(self, cause: str) -> None:
-        """Remove it: nobody can go on from it. May be repeated."""
+    def give_up(self, cause: str) -> None:
+        """Remove the journal, from which no driver can continue. May be called again."""
         if not self.is_whole:
             return
         self.is_whole = False
-        self._database.close()
-        for name in (
-            self._path,
-            *(self._path.with_name(f"{self._path.name}-{end}") for end in ("wal", "shm")),
-        ):
-            name.unlink(missing_ok=True)
+        self.close()
+        self._path.unlink(missing_ok=True)
         self._lost(f"journal {self._path}: {cause}")
+
+    def close(self) -> None:
+        """May be called again."""
+        self._log.close()
+
+
+def _record(rows: Sequence[Row]) -> list[bytes]:
+    return [dumps(rows).encode()]
+
+
+def _driver(epoch: int, shift: float) -> Row:
+    return "driver", epoch, shift, boot_id(), time.time()
+
+
+def _turn(turn: "Turn", wall: float) -> Row:
+    """Raises BadData."""
+    arrival = turn.arrival
+    source = arrival.source
+    origin: Row = (None, None, None) if source is None else (source.number, arrival.frame, source.offset)
+    version = None if source is not None else arrival.version or None
+    return "turn", turn.at, encode(Event, arrival.event), digest(turn.actions), *origin, version, wall
+
+
+class PastDriver(NamedTuple):
+    """One of the drivers that the job had."""
+
+    epoch: int
+    turn: int
+    """The number of its first turn."""
+    shift: float
+    """Its clock was the machine's monotonic one, plus this."""
+    boot: str
+    wall: float
+    """When it began, in seconds since 1970."""
+
+
+class PastTurn(NamedTuple):
+    """One event, and its origin: the link and number of a frame, or the version of a change at the rendezvous."""
+
+    at: float
+    event: Event
+    digest: int
+    """Of what the engine decided."""
+    link: int | None
+    frame: int | None
+    offset: float | None
+    version: int | None
+    wall: float
+    """When it was, in seconds since 1970."""
+
+
+class Past(NamedTuple):
+    """The whole content of a journal."""
+
+    begin: Begin
+    drivers: tuple[PastDriver, ...]
+    turns: tuple[PastTurn, ...]
+    hellos: Mapping[int, Mapping[str, Any]]
+    """Greetings of agents, without secrets, by the numbers of their links."""
+    end: Mark
+    """Behind the last whole record."""
+
+    @property
+    def version(self) -> int:
+        """The newest change at the rendezvous that has led to an event."""
+        return max((turn.version or 0 for turn in self.turns), default=0)
+
+    def shift(self, boot: str, monotonic: float, wall: float) -> float:
+        """Return the offset that lets this driver's clock continue the previous driver's, for this boot id and these clocks."""
+        last = self.drivers[-1]
+        if boot and boot == last.boot:
+            return last.shift
+        # Another boot has another monotonic clock: the wall clock tells how long no driver ran.
+        return self.turns[-1].at + max(0.0, wall - self.turns[-1].wall) - monotonic
+
+
+def read_past(path: Path) -> Past:
+    """Read a whole journal. Raises NoJournal, ForeignJournal, OtherVersion, TornJournal."""
+    try:
+        _check_owner(path)
+        data = path.read_bytes()
+    except OSError as error:
+        cause = os.strerror(error.errno or 0).lower()
+        raise NoJournal(f"journal {path}: {cause}", hint=_HINT) from None
+    _check_format(path, data)
+    try:
+        return _read(path, data)
+    except (BadLog, BadData, LookupError, TypeError, ValueError) as error:
+        raise TornJournal(f"journal {path}: it is damaged: {error}", hint=_HINT) from None
+
+
+def _check_owner(path: Path) -> None:
+    """Raises ForeignJournal, OSError."""
+    writer = other_writer(path.lstat())
+    if writer is not None or path.is_symlink() or not path.is_file():
+        raise ForeignJournal(f"journal {path}: {writer or 'not a file'}")
+
+
+def _check_format(path: Path, data: bytes) -> None:
+    """Raises NoJournal, ForeignJournal, OtherVersion."""
+    if _MAGIC.startswith(data):
+        raise NoJournal(_BEFORE_ANYTHING.format(path), hint=_HINT)
+    number = data[len(_NAME) :].partition(b"\n")[0]
+    if not (data.startswith(_NAME) and number.isdigit()):
+        raise ForeignJournal(f"journal {path}: it is not one of hvlaunch's")
+    if number != b"%d" % FORMAT:
+        cause = f"journal {path}: format {number.decode()}; this hvlaunch knows format {FORMAT}"
+        raise OtherVersion(cause, hint="the very program that began the job")
+
+
+def _read(path: Path, data: bytes) -> Past:
+    """Raises NoJournal, OtherVersion, BadLog, BadData, LookupError, TypeError, ValueError."""
+    begin: Begin | None = None
+    drivers: list[PastDriver] = []
+    hellos: dict[int, Mapping[str, Any]] = {}
+    turns: list[PastTurn] = []
+    start = end = Mark(len(_MAGIC))
+    for body, end in read_records(memoryview(data), start):  # noqa: B007 (the last mark is the end)
+        for kind, *row in loads(str(body, "ascii")):
+            if kind == "turn":
+                at, event, *others = row
+                turns.append(PastTurn(at, decode(Event, event), *others))
+            elif kind == "hello":
+                link, hellos[link] = row
+            elif kind == "driver":
+                drivers.append(PastDriver(row[0], len(turns), *row[1:]))
+            elif kind == "begin":
+                begin = _begin(row[0])
+            else:
+                raise BadData(f"a row of kind {kind!r}")
+    if not turns:
+        raise NoJournal(_BEFORE_ANYTHING.format(path), hint=_HINT)
+    if begin is None or not drivers:
+        raise BadData("it has no beginning" if begin is None else "it has no driver")
+    return Past(begin, tuple(drivers), tuple(turns), hellos, end)
+
+
+def _begin(entry: Entry) -> Begin:
+    """Raises OtherVersion, BadData."""
+    begin = begin_of(entry)
+    if begin.version != __version__:
+        cause = f"job {begin.job_id}: hvlaunch {begin.version} has begun it, and this is {__version__}"
+        raise OtherVersion(cause, hint="the same version")
+    return begin

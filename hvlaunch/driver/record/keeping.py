@@ -17,8 +17,7 @@ from hvlaunch.rendezvous.serving.store_file import StoreFile
 
 if TYPE_CHECKING:
     from hvlaunch.console.notes import FileSizes
-    from hvlaunch.driver.record.journal import Journal
-    from hvlaunch.driver.record.past import Past
+    from hvlaunch.driver.record.journal import Journal, Past
     from hvlaunch.driver.turn import Turn
     from hvlaunch.engine.engine import Engine
 
@@ -78,16 +77,16 @@ class Keeping:
         return self._journal is not None or not self.is_whole
 
     def begin(self, spec: JobSpec, keys: Keys, port: int) -> None:
-        """A new journal; all this takes 10 ms, so it is for a moment in which nothing else is to be done."""
+        """Begin the record of a new job: its keys and its journal."""
         try:
-            from hvlaunch.driver.record.journal import JOURNAL, Journal  # noqa: PLC0415 (see the docstring)
+            from hvlaunch.driver.record.journal import JOURNAL, Journal  # noqa: PLC0415 (not for a local job)
 
             keys.save(self._directory / KEYS)
             if self._is_synced:
                 _sync(self._directory, ABOUT, KEYS)
             self._journal = Journal(self._directory / JOURNAL, self.lose, is_synced=self._is_synced)
             self._journal.begin(begin_entry(__version__, keys.job_id, spec, port, str(Path.cwd())))
-        except (OSError, ImportError, BadData) as error:
+        except (OSError, BadData) as error:
             self.lose(f"{self._directory}: {error}")
 
     def go_on(self, past: "Past", epoch: int, shift: float) -> None:
@@ -95,7 +94,7 @@ class Keeping:
         from hvlaunch.driver.record.journal import JOURNAL, Journal  # noqa: PLC0415 (as in begin())
 
         path = self._directory / JOURNAL
-        self._journal = Journal(path, self.lose, is_synced=self._is_synced, turns=len(past.turns))
+        self._journal = Journal(path, self.lose, is_synced=self._is_synced, end=past.end)
         self._journal.take_over(epoch, shift)
 
     def write(self, turns: "Sequence[Turn]", hellos: Mapping[int, Mapping[str, Any]]) -> None:
@@ -103,7 +102,7 @@ class Keeping:
         if self._journal is not None:
             self._journal.write(turns, hellos)
             if not self.is_whole:
-                self._journal.end("the rest is not whole")
+                self._journal.give_up("the rest is not whole")
 
     def lose(self, cause: str) -> None:
         """No other driver can take the job over any more: say so, once. For any thread."""
@@ -114,8 +113,8 @@ class Keeping:
 
     def fold(self, engine: "Engine") -> None:
         """All turns of the engine are written; let one take the place of those in which nothing has happened, if they are many."""
-        if self._journal is not None and self._journal.is_to_be_folded(engine.workers.size):
-            self._journal.fold(engine.lull())
+        if self._journal is not None and self._journal.should_compact(engine.workers.size):
+            self._journal.compact(engine.lull())
 
     def close(self) -> None:
         """The job has ended. What is kept stays until it is on record how: see forget()."""

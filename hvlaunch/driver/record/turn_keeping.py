@@ -6,7 +6,7 @@ from typing import Any
 from hvlaunch.driver.record.keeping import Keeping
 from hvlaunch.driver.turn import Turn
 from hvlaunch.engine.engine import Engine
-from hvlaunch.engine.events import Began, HostConnected, HostReady, HostStage
+from hvlaunch.engine.events import HostReady
 
 __all__ = ["TurnKeeping"]
 
@@ -42,7 +42,7 @@ class TurnKeeping:
         """
         self._waiting += turns
         if not self._waiting or (
-            turns and len(self._waiting) < _MOST_AT_ONCE and not any(map(self._is_urgent, turns))
+            turns and len(self._waiting) < _MOST_AT_ONCE and not any(turn.actions for turn in turns)
         ):
             return
         told, self._waiting = self._waiting, []
@@ -55,13 +55,6 @@ class TurnKeeping:
         self._show(told)
         for turn in kept:
             turn.arrival.settle()
-
-    def _is_urgent(self, turn: Turn) -> bool:
-        """To begin the record takes 10 ms of a processor: it can wait until hosts' threads have loaded what they log in with, and not until all are ready."""
-        event = turn.arrival.event
-        if isinstance(event, HostStage | HostConnected) and not self._keeping.has_begun:
-            return isinstance(event, HostConnected) or event.stage not in ("resolve", "connect")
-        return bool(turn.actions) and not isinstance(event, Began)
 
 
 def _hellos(turns: Sequence[Turn]) -> dict[int, dict[str, Any]]:

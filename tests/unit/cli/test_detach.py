@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -273,12 +273,8 @@ def test_how_a_job_ended_is_known_though_its_driver_was_killed_over_its_last_lin
 
 
 def journal_bytes(site: Site) -> bytes:
-    """What the job's database has so far; one of its files goes away while the database is being made."""
-    found = []
-    for file in site.root.glob("*/journal.db*"):
-        with suppress(FileNotFoundError):
-            found.append(file.read_bytes())
-    return b"".join(found)
+    """What the job's journal has so far."""
+    return b"".join(file.read_bytes() for file in site.root.glob("*/journal"))
 
 
 def without_keys(job: KnownJob) -> None:

@@ -1,12 +1,13 @@
 """What a driver that takes a job over finds in its journal, or does not."""
 
+import errno
+import itertools
+import json
 import os
 import random
-import shutil
-import sqlite3
+import signal
 import stat
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,22 @@ import pytest
 
 from hvlaunch import __version__
 from hvlaunch.driver.program.keys import Keys
-from hvlaunch.driver.record.journal import JOURNAL, Journal, digest
+from hvlaunch.driver.record.journal import (
+    JOURNAL,
+    ForeignJournal,
+    Journal,
+    NoJournal,
+    OtherVersion,
+    TornJournal,
+    digest,
+    read_past,
+)
 from hvlaunch.driver.record.keeping import Keeping
-from hvlaunch.driver.record.past import ForeignJournal, NoJournal, OtherVersion, TornJournal, read_past
 from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.entries import begin_entry
+from hvlaunch.record.log import Log, Mark, read_records
 from tests.unit.gloo.history import spec
 
 JOB = spec("a:1", env={"TOKEN": "of-the-user"})
@@ -55,11 +65,27 @@ def written(tmp_path: Path, say=pytest.fail) -> Journal:
     return journal
 
 
-def damaged(tmp_path: Path, statement: str) -> Path:
-    written(tmp_path).close()
-    with sqlite3.connect(tmp_path / JOURNAL) as database:
-        database.execute(statement)
-    database.close()
+MAGIC = b"hvlaunch journal 4\n"
+DRIVER = '["driver",1,0.0,"boot",5.0]'
+BEGIN = json.dumps(["begin", begin_entry(__version__, "j0b", JOB, 4711, "/home")])
+TURN = '["turn",1.0,{"is":"Tick"},0,null,null,null,null,5.0]'
+
+
+def rows(tmp_path: Path, *records: str) -> Path:
+    """A journal with these records, whose checksums are right."""
+    log = Log.create(tmp_path / JOURNAL, MAGIC)
+    for record in records:
+        log.append([f"[{record}]".encode()])
+    return log.path
+
+
+def edited(tmp_path: Path, old: bytes, new: bytes) -> Path:
+    """A journal of four turns in which bytes of the first record that has them are others."""
+    journal = written(tmp_path)
+    journal.write([turn(4.0, on.Tick())], {})
+    content = (tmp_path / JOURNAL).read_bytes()
+    assert old in content
+    (tmp_path / JOURNAL).write_bytes(content.replace(old, new, 1))
     return tmp_path / JOURNAL
 
 
@@ -94,7 +120,7 @@ def test_it_is_the_users_alone(tmp_path: Path) -> None:
 
 def test_further_drivers_write_on_behind_it(tmp_path: Path) -> None:
     written(tmp_path)
-    journal = Journal(tmp_path / JOURNAL, pytest.fail, turns=3)
+    journal = Journal(tmp_path / JOURNAL, pytest.fail, end=read_past(tmp_path / JOURNAL).end)
     journal.take_over(2, 7.0)
     journal.write([turn(4.0, on.Tick())], {})
     past = read_past(tmp_path / JOURNAL)
@@ -106,36 +132,66 @@ def test_further_drivers_write_on_behind_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "error", "words"),
+    ("old", "new", "error", "words"),
     [
-        ("PRAGMA application_id = 1", ForeignJournal, "not one of hvlaunch's"),
+        (b"hvlaunch journal", b"another program!", ForeignJournal, "not one of hvlaunch's"),
         (
-            "PRAGMA user_version = 99",
+            b"journal 4\n",
+            b"journal 99\n",
             OtherVersion,
-            "format 99; this hvlaunch knows format 3; try: the very program",
+            "format 99; this hvlaunch knows format 4; try: the very program",
         ),
-        ("UPDATE begin SET entry = replace(entry, 'a', 'b')", TornJournal, "a row of begin is not as"),
-        ("UPDATE drivers SET shift = 1.5", TornJournal, "a row of drivers is not as"),
-        (
-            'UPDATE turns SET event = \'{"is":"Tick"}\' WHERE number = 1',
-            TornJournal,
-            "a row of turns is not as",
-        ),
-        ("UPDATE turns SET at = 2.5 WHERE number = 1", TornJournal, "a row of turns is not as"),
-        ("UPDATE turns SET frame = 5 WHERE number = 1", TornJournal, "a row of turns is not as"),
-        ("DELETE FROM turns WHERE number = 1", TornJournal, "turn 1 is missing"),
-        ("DELETE FROM drivers", TornJournal, "no driver"),
-        ("DELETE FROM begin", TornJournal, "journal"),
-        ("DROP TABLE turns", TornJournal, "no such table"),
-        ("UPDATE begin SET entry = '[1'", TornJournal, "journal"),
-        ("UPDATE hellos SET header = 'x'", TornJournal, "journal"),
+        (b"of-the-user", b"of-Xhe-user", TornJournal, "it is damaged: a checksum is wrong"),
+        (b'"driver",1,0.0', b'"driver",1,1.5', TornJournal, "a checksum is wrong"),
+        (b"WorkerStarted", b"WorkerExited_", TornJournal, "a checksum is wrong"),
+        (b'"turn",2.0', b'"turn",2.5', TornJournal, "a checksum is wrong"),
+        (b",3,4,0.5,", b",3,5,0.5,", TornJournal, "a checksum is wrong"),
+        (b'"ports"', b'"sport"', TornJournal, "a checksum is wrong"),
     ],
 )
 def test_what_can_not_be_gone_on_from_is_said(
-    tmp_path: Path, statement: str, error: type[Exception], words: str
+    tmp_path: Path, old: bytes, new: bytes, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        read_past(damaged(tmp_path, statement))
+        read_past(edited(tmp_path, old, new))
+
+
+@pytest.mark.parametrize(
+    ("records", "error", "words"),
+    [
+        ([f"{BEGIN},{DRIVER}", TURN], None, ""),
+        ([BEGIN, TURN], TornJournal, "no driver"),
+        ([DRIVER, TURN], TornJournal, "no beginning"),
+        ([f"{BEGIN},{DRIVER}", TURN, '["hello",1]'], TornJournal, "journal"),
+        ([f"{BEGIN},{DRIVER}", TURN, "[1"], TornJournal, "journal"),
+        ([f"{BEGIN},{DRIVER}", TURN, '["songs"]'], TornJournal, "a row of kind 'songs'"),
+        ([f"{BEGIN},{DRIVER}"], NoJournal, "before anything had happened"),
+    ],
+)
+def test_what_lacks_a_part_is_refused(
+    tmp_path: Path, records: list[str], error: "type[Exception] | None", words: str
+) -> None:
+    path = rows(tmp_path, *records)
+    if error is None:
+        assert [one.event for one in read_past(path).turns] == [on.Tick()]
+        return
+    with pytest.raises(error, match=words):
+        read_past(path)
+
+
+@pytest.mark.parametrize("change", [lambda parts: parts.pop(1), lambda parts: parts.insert(1, parts[2])])
+def test_a_record_that_is_missing_or_doubled_is_noticed(
+    tmp_path: Path, change: Callable[[list[bytes]], None]
+) -> None:
+    journal = written(tmp_path)
+    journal.write([turn(4.0, on.Tick())], {})
+    content = (tmp_path / JOURNAL).read_bytes()
+    ends = [len(MAGIC), *(mark.size for _, mark in read_records(memoryview(content), Mark(len(MAGIC))))]
+    records = [content[start:end] for start, end in itertools.pairwise(ends)]
+    change(records)
+    (tmp_path / JOURNAL).write_bytes(MAGIC + b"".join(records))
+    with pytest.raises(TornJournal, match="a checksum is wrong"):
+        read_past(tmp_path / JOURNAL)
 
 
 def test_another_version_of_hvlaunch_decides_otherwise(tmp_path: Path) -> None:
@@ -150,26 +206,18 @@ def test_there_may_be_none(tmp_path: Path) -> None:
         read_past(tmp_path / JOURNAL)
 
 
-@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("content", [b"", MAGIC[:5], MAGIC])
 def test_a_driver_that_was_killed_while_it_made_the_journal_had_not_begun(
-    tmp_path: Path, *, is_open: bool
+    tmp_path: Path, content: bytes
 ) -> None:
-    Journal(tmp_path / JOURNAL, pytest.fail)  # an empty file
-    if is_open:
-        with closing(sqlite3.connect(tmp_path / JOURNAL)) as database:
-            database.execute("PRAGMA journal_mode = WAL")  # a header that is nobody's yet
-        assert (tmp_path / JOURNAL).stat().st_size > 0
+    (tmp_path / JOURNAL).write_bytes(content)
+    (tmp_path / JOURNAL).chmod(0o600)
     with pytest.raises(NoJournal, match="before anything had happened"):
         read_past(tmp_path / JOURNAL)
 
 
 def test_another_file_is_none(tmp_path: Path) -> None:
     (tmp_path / JOURNAL).write_bytes(b"something else\n" * 1000)
-    with pytest.raises(TornJournal, match="journal"):
-        read_past(tmp_path / JOURNAL)
-    (tmp_path / JOURNAL).unlink()
-    with closing(sqlite3.connect(tmp_path / JOURNAL)) as database:
-        database.execute("CREATE TABLE songs(name)")
     (tmp_path / JOURNAL).chmod(0o600)
     with pytest.raises(ForeignJournal, match="not one of hvlaunch's"):
         read_past(tmp_path / JOURNAL)
@@ -190,28 +238,26 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 class LongJournal:
-    """One of which a part is in SQLite's log."""
+    """One of many records."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
         journal = written(directory)
+        self.begin = len((directory / JOURNAL).read_bytes())
+        """Bytes of the first three turns."""
         for number in range(60):
             noise = turn(4.0 + number, on.HostNoise("a", "x" * 200))
-            journal.write([noise], {number: {"type": "hello"}})
-            if number == 40:
-                journal._database.execute("PRAGMA wal_checkpoint(FULL)")
-        self.database, self.log = ((directory / name).read_bytes() for name in (JOURNAL, f"{JOURNAL}-wal"))
+            journal.write([noise], {4 + number: {"type": "hello"}})
+        self.content = (directory / JOURNAL).read_bytes()
         self._past = read_past(directory / JOURNAL)
         self._copy = directory.with_name("copy")
 
-    def found(self, database: bytes, log: bytes) -> int:
+    def found(self, content: bytes) -> int:
         """How many of the first turns there are; -1 where it is refused."""
-        shutil.rmtree(self._copy, ignore_errors=True)
-        self._copy.mkdir()
-        (self._copy / JOURNAL).write_bytes(database)
-        (self._copy / f"{JOURNAL}-wal").write_bytes(log)
+        self._copy.write_bytes(content)
+        self._copy.chmod(0o600)
         try:
-            past = read_past(self._copy / JOURNAL)
+            past = read_past(self._copy)
         except (ForeignJournal, TornJournal, NoJournal, OtherVersion):
             return -1
         assert past.turns == self._past.turns[: len(past.turns)]
@@ -221,37 +267,104 @@ class LongJournal:
 
 
 def test_whatever_is_left_of_it_has_the_first_turns_or_is_refused(tmp_path: Path) -> None:
-    """As after a loss of power: its log is cut at any byte, its last page is torn, bytes are others."""
+    """As after a loss of power: it is cut at any byte, its last page is torn, bytes are others."""
     chance = random.Random(7)
     journal = LongJournal(tmp_path / "job")
-    database, log = journal.database, journal.log
-    assert journal.found(database, log) == 63
-    cuts = {journal.found(database, log[:size]) for size in chance.sample(range(len(log)), 60)}
+    content = journal.content
+    assert journal.found(content) == 63
+    sizes = chance.sample(range(journal.begin, len(content)), 60)
+    cuts = {journal.found(content[:size]) for size in sizes}
     assert -1 not in cuts
     assert len(cuts) > 5
-    assert {journal.found(database[:-size], log) for size in range(1, len(database), 1021)} <= {-1, 63}
+    for size in sizes:  # of the last page that the disk has, a part is zeros
+        assert journal.found(content[:size].ljust(len(content), b"\0")) in {
+            journal.found(content[:size]),
+            -1,
+        }
     counts = set()
     for _ in range(150):
-        damaged = [bytearray(database), bytearray(log)]
-        data, size = chance.choice(damaged), chance.choice([1, 8, 512])
-        begin = chance.randrange(len(data) - size)
-        data[begin : begin + size] = bytes(chance.choices(b'0123abc{",', k=size))
-        counts.add(journal.found(*map(bytes, damaged)))
-    assert {-1, 63} < counts
+        damaged, size = bytearray(content), chance.choice([1, 8, 512])
+        begin = chance.randrange(len(damaged) - size)
+        damaged[begin : begin + size] = bytes(chance.choices(b'0123abc{",', k=size))
+        if damaged != content:
+            counts.add(journal.found(bytes(damaged)))
+    assert counts == {-1, 62}  # the last record counts as one whose writer was killed
 
 
-def test_a_disk_that_is_full_ends_it_and_not_the_job(tmp_path: Path) -> None:
+class FullDisk:
+    """After so many bytes it takes no more; `room` can be set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+        self.room = room
+        self._real = os.pwrite
+        monkeypatch.setattr(os, "pwrite", self.write)
+
+    def write(self, descriptor: int, data: bytes, offset: int) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        size = self._real(descriptor, bytes(data[: self.room]), offset)
+        self.room -= size
+        return size
+
+
+@pytest.mark.parametrize("room", [0, 1, 400, 5000])
+def test_a_disk_that_is_full_ends_it_and_not_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
     said: list[str] = []
     journal = written(tmp_path, said.append)
-    (pages,) = journal._database.execute("PRAGMA page_count").fetchone()
-    journal._database.execute(f"PRAGMA max_page_count = {pages}")
+    FullDisk(monkeypatch, room)
     for number in range(200):
         journal.write([turn(4.0 + number, on.HostNoise("a", "x" * 500))], {})
-    assert len(said) == 1
-    assert "database or disk is full" in said[0]
+    assert said == [f"journal {tmp_path / JOURNAL}: no space left on device"]
     assert not list(tmp_path.iterdir())
     with pytest.raises(NoJournal):
         read_past(tmp_path / JOURNAL)
+
+
+def test_a_full_disk_lets_idle_turns_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvlaunch.driver.record.journal._MOST_IDLE", 50)
+    journal = written(tmp_path)
+    journal.write([turn(4.0, on.Tick())._replace(is_idle=True)] * 60, {})
+    disk = FullDisk(monkeypatch, 100)
+    assert journal.should_compact(1)
+    journal.compact(on.Lull())
+    assert not journal.should_compact(1)
+    assert list(tmp_path.iterdir()) == [tmp_path / JOURNAL]
+    disk.room = 1 << 20
+    journal.write([turn(5.0, on.Tick())], {})
+    assert len(read_past(tmp_path / JOURNAL).turns) == 64
+    journal.write([turn(6.0, on.Tick())._replace(is_idle=True)] * 60, {})
+    journal.compact(on.Lull())
+    assert len(read_past(tmp_path / JOURNAL).turns) == 65
+
+
+def test_a_driver_that_is_killed_while_idle_turns_are_replaced_has_lost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each of its system calls."""
+    monkeypatch.setattr("hvlaunch.driver.record.journal._MOST_IDLE", 50)
+    for name in ("pwrite", "fdatasync", "rename"):
+        folder = tmp_path / name
+        folder.mkdir()
+        path = folder / JOURNAL
+        journal = Journal(path, pytest.fail, is_synced=True)
+        journal.begin(begin_entry(__version__, "j0b", JOB, 4711, "/home"))
+        journal.write([turn(4.0, on.Tick())._replace(is_idle=True)] * 60, {})
+        child = os.fork()
+        if not child:
+            monkeypatch.setattr(os, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+            journal.compact(on.Lull())
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        past = read_past(path)
+        assert len(past.turns) == 60
+        again = Journal(path, pytest.fail, end=past.end)
+        again.write([turn(4.0, on.Tick())._replace(is_idle=True)] * 60, {})
+        again.compact(on.Lull())
+        assert len(read_past(path).turns) == 61
 
 
 def test_what_says_that_nothing_happens_does_not_let_it_grow(
@@ -263,8 +376,8 @@ def test_what_says_that_nothing_happens_does_not_let_it_grow(
     for number in range(1000):
         beat = turn(4.0 + number, on.WorkerBeat("a", 0, 0, number), version=9 + number)
         journal.write([beat._replace(is_idle=True)], {})
-        if journal.is_to_be_folded(workers):
-            journal.fold(on.Lull((on.Sign("a", 0, number, 4.0 + number),)))
+        if journal.should_compact(workers):
+            journal.compact(on.Lull((on.Sign("a", 0, number, 4.0 + number),)))
     journal.write([turn(2000.0, on.Tick(), do.Release("a"))], {})
     past = read_past(tmp_path / JOURNAL)
     assert len(past.turns) < 60
@@ -282,8 +395,8 @@ def test_of_many_workers_more_turns_are_kept_one_by_one(
     monkeypatch.setattr("hvlaunch.driver.record.journal._MOST_IDLE", 50)
     journal = written(tmp_path)
     journal.write([turn(4.0, on.Tick())._replace(is_idle=True)] * 100, {})
-    assert journal.is_to_be_folded(6)
-    assert not journal.is_to_be_folded(7)
+    assert journal.should_compact(6)
+    assert not journal.should_compact(7)
 
 
 def test_that_it_can_not_be_taken_over_is_said_once(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.takeover import Takeover
 from hvlaunch.driver.loop import Driver
-from hvlaunch.driver.record.journal import JOURNAL
+from hvlaunch.driver.record.journal import JOURNAL, read_past
 from hvlaunch.driver.record.keeping import Keeping
-from hvlaunch.driver.record.past import read_past
 from hvlaunch.engine import events as on
 from hvlaunch.job import Host
 from tests.unit.gloo.test_driver import KEYS, Events, Rig, until

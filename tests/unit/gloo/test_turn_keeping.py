@@ -43,31 +43,31 @@ def kept():
     return keeping, turns, shown
 
 
-def test_the_journal_begins_when_a_host_logs_in():
+def test_the_journal_begins_with_the_first_turn():
     keeping, turns, shown = kept()
-    for early in (BEGAN, stage("resolve"), stage("connect")):
-        turns.keep([early])
-        assert turns.is_waiting
-        assert not keeping.has_begun
-    turns.keep([stage("log in")])
+    turns.keep([BEGAN])
     assert keeping.written == [on.Began()]
-    assert len(shown) == 4
+    assert shown == [BEGAN]
     assert not turns.is_waiting
 
 
-def test_it_begins_when_nothing_has_come_for_a_moment():
-    keeping, turns, _ = kept()
-    turns.keep([BEGAN])
-    turns.keep([])
-    assert keeping.written == [on.Began()]
-
-
-def test_what_something_follows_of_is_written_at_once_with_all_before():
+def test_turns_without_actions_wait_a_moment_for_others():
     keeping, turns, shown = kept()
-    turns.keep([BEGAN])
+    turns.keep([turn(on.Tick())])
+    assert turns.is_waiting
+    assert not shown
+    turns.keep([])
+    assert keeping.written == [on.Tick()]
+    assert not turns.is_waiting
+
+
+def test_a_turn_with_actions_is_written_at_once_with_all_before():
+    keeping, turns, shown = kept()
+    turns.keep([stage("resolve")])  # which says nothing to the journal
     turns.keep([turn(on.Tick())])
     assert not shown
     turns.keep([turn(on.JobGoesOn(), do.Release("a"))])
-    assert keeping.written == [on.Began(), on.Tick(), on.JobGoesOn()]
-    turns.keep([stage("log in")])  # of another host: it says nothing to the journal
+    assert keeping.written == [on.Tick(), on.JobGoesOn()]
+    assert len(shown) == 3
+    turns.keep([stage("log in")])
     assert turns.is_waiting

@@ -1,0 +1,211 @@
+"""An append-only log on disk: records with a length and a checksum. It outlives the process, and the machine if it is synced.
+
+A record is 4 bytes of length, a CRC-32 that may continue the one of the record before, a CRC-32 of these 8 bytes, and the body.
+Numbers are little-endian.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["BadLog", "Log", "Mark", "follow", "pack_record", "read_records", "write_whole_at"]
+
+_HEAD = struct.Struct("<III")
+_CHECKED = 8
+"""Bytes of a head that its own checksum covers."""
+_MOST = 1 << 30
+"""Bytes of a body that follow() believes a head."""
+_READ_SIZE = 1 << 18
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class BadLog(ValueError):
+    """No writer leaves such bytes, at whatever moment it is killed; the message says why."""
+
+
+class Mark(NamedTuple):
+    """A place between two records: bytes from the start of the file, and the checksum that the next record continues."""
+
+    size: int
+    check: int = 0
+
+
+def pack_record(pieces: Iterable[bytes], previous: int = 0) -> tuple[bytes, int]:
+    """Return a record as it is on disk, and its checksum. With that of the record before as `previous`, a reader
+    notices records that are missing, doubled or from another file.
+    """
+    body = b"".join(pieces)
+    check = zlib.crc32(body, previous)
+    head = struct.pack("<II", len(body), check)
+    return b"".join((head, zlib.crc32(head).to_bytes(4, "little"), body)), check
+
+
+def read_records(data: memoryview, start: Mark) -> Iterator[tuple[memoryview, Mark]]:
+    """Yield each body in the content of a file, with the mark behind it; a last record that was torn is left out.
+
+    Raises BadLog if something follows a record that is not whole.
+    """
+    at, check = start
+    while at + _HEAD.size <= len(data):
+        size, expected, head_check = _HEAD.unpack_from(data, at)
+        if not size or zlib.crc32(data[at : at + _CHECKED]) != head_check:
+            break
+        body = data[at + _HEAD.size : at + _HEAD.size + size]
+        check = zlib.crc32(body, check)
+        end = at + _HEAD.size + size
+        if end > len(data):
+            return
+        if check != expected:
+            if any(data[end:]):
+                raise BadLog(f"a checksum is wrong, at byte {at}")
+            return
+        yield body, Mark(end, check)
+        at = end
+    # After a loss of power, a file may be longer than what was written to it: by zeros.
+    if len(data) - at >= _HEAD.size and any(data[at:]):
+        raise BadLog(f"what follows byte {at} is no record")
+
+
+def follow(descriptor: int, offset: int = 0) -> Iterator[tuple[bytes, int]]:
+    """Yield the bodies of whole records from `offset` on, each with the offset behind it, as far as they are there now.
+
+    For a file that grows meanwhile, whose records continue no checksum.
+    """
+    kept, start = b"", offset
+    while data := os.pread(descriptor, max(_READ_SIZE, _missing(kept)), start + len(kept)):
+        kept += data
+        used = 0
+        while (end := _end_of_record(kept, used)) is not None:
+            yield kept[used + _HEAD.size : end], start + end
+            used = end
+        kept, start = kept[used:], start + used
+
+
+def _missing(data: bytes) -> int:
+    """Return how many bytes lack of the record that `data` begins with; 0 if that is unknown."""
+    if len(data) < _HEAD.size:
+        return 0
+    size = _HEAD.unpack_from(data)[0]
+    return _HEAD.size + size - len(data) if size <= _MOST else 0
+
+
+def _end_of_record(data: bytes, at: int) -> int | None:
+    """Return where the record at `at` ends; None if it is not whole."""
+    if len(data) - at < _HEAD.size:
+        return None
+    size, check, head_check = _HEAD.unpack_from(data, at)
+    end: int = at + _HEAD.size + size
+    view = memoryview(data)
+    if end > len(data) or zlib.crc32(view[at : at + _CHECKED]) != head_check:
+        return None
+    return end if zlib.crc32(view[at + _HEAD.size : end]) == check else None
+
+
+def write_whole_at(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all of the data at the end of a file, which is at `offset`, or leave the file as it was. Raises OSError."""
+    left, end = memoryview(data), offset
+    try:
+        while left:
+            written = os.pwrite(descriptor, left, end)
+            left, end = left[written:], end + written
+    except OSError:
+        with suppress(OSError):  # then a reader cuts the torn record off
+            os.ftruncate(descriptor, offset)
+        raise
+
+
+class Log:
+    """Appends to one file, whose records continue each other's checksums. For one thread.
+
+    A SIGKILL loses no appended record; with `is_synced`, neither does a loss of power.
+    """
+
+    def __init__(self, path: Path, descriptor: int, end: Mark, *, is_synced: bool) -> None:
+        self.path = path
+        self.end = end
+        """Behind the last record."""
+        self._descriptor = descriptor
+        self._is_synced = is_synced
+
+    @classmethod
+    def create(cls, path: Path, magic: bytes, *, is_synced: bool = False) -> "Log":
+        """Create a file that begins with `magic`, for this user alone. Raises OSError."""
+        log = cls(path, os.open(path, _NEW, 0o600), Mark(0), is_synced=is_synced)
+        try:
+            log._write(magic, 0)
+            if is_synced:
+                _sync_directory(path)
+        except OSError:
+            log.close()
+            raise
+        return log
+
+    @classmethod
+    def resume(cls, path: Path, end: Mark, *, is_synced: bool = False) -> "Log":
+        """Continue behind `end`, as read_records() has told it; what follows is cut off. Raises OSError."""
+        log = cls(path, os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), end, is_synced=is_synced)
+        try:
+            os.ftruncate(log._descriptor, end.size)
+        except OSError:
+            log.close()
+            raise
+        return log
+
+    def append(self, pieces: Iterable[bytes]) -> None:
+        """Write one record: a reader finds all of it or nothing. Raises OSError."""
+        data, check = pack_record(pieces, self.end.check)
+        self._write(data, check)
+
+    def _write(self, data: bytes, check: int) -> None:
+        write_whole_at(self._descriptor, data, self.end.size)
+        if self._is_synced:
+            os.fdatasync(self._descriptor)
+        self.end = Mark(self.end.size + len(data), check)
+
+    def replace(self, start: Mark, records: Iterable[Iterable[bytes]]) -> None:
+        """Let these records take the place of all behind `start`, at once: a reader finds the old or the new ones.
+
+        Raises OSError; the file is as it was then.
+        """
+        part = self.path.with_name(f"{self.path.name}.part")
+        part.unlink(missing_ok=True)
+        copy = Log(part, os.open(part, _NEW, 0o600), Mark(0), is_synced=False)
+        try:
+            while copy.end.size < start.size:
+                size = min(_READ_SIZE, start.size - copy.end.size)
+                copy._write(os.pread(self._descriptor, size, copy.end.size), start.check)
+            for pieces in records:
+                copy.append(pieces)
+            # The content before the name: after a loss of power, the name must not lead to an empty file.
+            if self._is_synced:
+                os.fdatasync(copy._descriptor)
+            part.rename(self.path)
+        except BaseException:
+            copy.close()
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+        self._descriptor, copy._descriptor = copy._descriptor, self._descriptor
+        copy.close()
+        self.end = copy.end
+        if self._is_synced:
+            _sync_directory(self.path)
+
+    def close(self) -> None:
+        """May be called again."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _sync_directory(path: Path) -> None:
+    """Make sure that the disk has the file's name. Raises OSError."""
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
