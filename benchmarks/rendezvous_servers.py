@@ -35,7 +35,7 @@ def hvlaunch(*, uvloop: bool = True, on_disk: bool = False, sync: bool = False) 
     if not uvloop:
         sys.modules["uvloop"] = None  # type: ignore[assignment]  # as where it is not installed
     from hvlaunch.rendezvous.serving.server import RendezvousServer  # noqa: PLC0415 (each only where it is used)
-    from hvlaunch.rendezvous.serving.store_file import StoreFile  # noqa: PLC0415 (as above)
+    from hvlaunch.rendezvous.serving.store_record import StoreFile  # noqa: PLC0415 (as above)
 
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as directory:  # /tmp may be no disk
         file = StoreFile.create(Path(directory, "store"), sync=sync) if on_disk else None

@@ -13,7 +13,7 @@ from hvlaunch.engine.codec import BadData
 from hvlaunch.engine.entries import begin_entry
 from hvlaunch.job import JobSpec
 from hvlaunch.outside.directory import ABOUT
-from hvlaunch.rendezvous.serving.store_file import StoreFile
+from hvlaunch.rendezvous.serving.store_record import StoreFile
 
 if TYPE_CHECKING:
     from hvlaunch.console.notes import FileSizes

@@ -16,7 +16,7 @@ from hvlaunch.rendezvous.serving.http import (
     Route,
     render_head,
 )
-from hvlaunch.rendezvous.serving.store_keeping import StoreKeeping
+from hvlaunch.rendezvous.serving.store_record import StoreRecord
 from hvlaunch.rendezvous.serving.traffic import Traffic, plain_address
 
 __all__ = ["ClientConnection"]
@@ -39,7 +39,7 @@ class ClientConnection(asyncio.Protocol):
         admit: Callable[[Head], Answer | Route],
         limits: HttpLimits,
         traffic: "Traffic[ClientConnection]",
-        keeping: StoreKeeping | None = None,
+        keeping: StoreRecord | None = None,
         fields: Collection[bytes] = (),
     ) -> None:
         """`fields` are as RequestReader says."""

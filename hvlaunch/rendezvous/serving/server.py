@@ -18,8 +18,7 @@ from hvlaunch.rendezvous.serving.listeners import Listeners, listen_again
 from hvlaunch.rendezvous.serving.once import Once
 from hvlaunch.rendezvous.serving.porch import Answerer, wait_on_porch
 from hvlaunch.rendezvous.serving.side_doors import Door, SideDoors
-from hvlaunch.rendezvous.serving.store_file import StoreFile
-from hvlaunch.rendezvous.serving.store_keeping import StoreKeeping
+from hvlaunch.rendezvous.serving.store_record import StoreFile, StoreRecord
 from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits, plain_address
 from hvlaunch.rendezvous.store import Store, StoreLimits
 
@@ -81,7 +80,7 @@ class RendezvousServer:
         # A server that takes the place of another goes on from a later version than that one's latest.
         self._store = Store(store_limits, version=time.time_ns() // 1000)
         self._once = Once()
-        self._keeping = StoreKeeping(file, self._store, self._once, say, self._count_fault)
+        self._keeping = StoreRecord(file, self._store, self._once, say, self._count_fault)
         self._say = say
         self._traffic: Traffic[ClientConnection] = Traffic(traffic_limits)
         self._horovod = HorovodScopes()

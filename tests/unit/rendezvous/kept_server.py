@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.rendezvous.serving.server import RendezvousServer
-from hvlaunch.rendezvous.serving.store_file import StoreFile
+from hvlaunch.rendezvous.serving.store_record import StoreFile
 from tests.unit.rendezvous.wire import TOKEN
 
 __all__ = ["KeptServer"]

@@ -12,7 +12,7 @@ from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import CannotListen
 from hvlaunch.rendezvous.serving import listeners
 from hvlaunch.rendezvous.serving.server import RendezvousServer
-from hvlaunch.rendezvous.serving.store_file import StoreFile
+from hvlaunch.rendezvous.serving.store_record import StoreFile
 from tests.unit.rendezvous.wire import TOKEN, Response, Wire
 
 

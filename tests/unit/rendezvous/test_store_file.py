@@ -15,11 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvlaunch.rendezvous.serving import store_keeping
+from hvlaunch.rendezvous.serving import store_record
 from hvlaunch.rendezvous.serving.http import Answer
 from hvlaunch.rendezvous.serving.once import Once
-from hvlaunch.rendezvous.serving.store_file import BadStoreFile, StoreFile
-from hvlaunch.rendezvous.serving.store_keeping import StoreKeeping
+from hvlaunch.rendezvous.serving.store_record import BadStoreFile, StoreFile, StoreRecord
 from hvlaunch.rendezvous.store import Store, StoreLimits
 
 LIMITS = StoreLimits(deletions=3, deleted_names=20)
@@ -34,7 +33,7 @@ class Rig(NamedTuple):
 
     store: Store
     once: Once
-    keeping: StoreKeeping
+    keeping: StoreRecord
     said: list[str]
 
     def state(self) -> Any:
@@ -56,7 +55,7 @@ class Rig(NamedTuple):
 def rig(file: StoreFile | None) -> Rig:
     store, once = Store(LIMITS, version=FRESH), Once(size=3)
     said: list[str] = []
-    keeping = StoreKeeping(file, store, once, said.append, lambda: pytest.fail("a fault"))
+    keeping = StoreRecord(file, store, once, said.append, lambda: pytest.fail("a fault"))
     keeping.begin()
     return Rig(store, once, keeping, said)
 
@@ -117,7 +116,7 @@ def test_a_file_cut_at_any_byte_has_what_was_whole_there(steps, data):
                 take(one, step)
                 if step == ("rewrite",):
                     states = {}
-                    one.keeping._enough = 0
+                    one.keeping._rewrite_at = 0
                     one.keeping.note("rewritten", b"%d" % number)
                 if step[0] in ("flush", "rewrite"):
                     one.keeping.flush()
@@ -225,7 +224,7 @@ def test_only_its_user_can_read_it_also_after_it_was_rewritten(path):
     try:
         with written(path) as one:
             modes = [stat.S_IMODE(path.stat().st_mode)]
-            one.keeping._enough = 0
+            one.keeping._rewrite_at = 0
             one.store.put("a", "k", b"secret")
             one.keeping.flush()
             modes.append(stat.S_IMODE(path.stat().st_mode))
@@ -248,7 +247,7 @@ def test_a_value_that_grows_by_parts_is_written_by_parts(path):
 
 
 def test_the_file_stays_small_however_much_changes(path, monkeypatch):
-    monkeypatch.setattr(store_keeping, "_SLACK", 10_000)
+    monkeypatch.setattr(store_record, "_SLACK", 10_000)
     with written(path) as one:
         one.store.put("a", "stays", b"s")
         for number in range(2000):
@@ -268,7 +267,7 @@ def test_after_the_machine_has_started_again_watchers_get_all_keys(path, monkeyp
     changes = reopened(path).store.changes("a", since=since)
     assert changes is not None
     assert (dict(changes.values), changes.complete) == ({"k": None, "j": b"w"}, False)
-    monkeypatch.setattr(store_keeping, "_boot", lambda: b"another")
+    monkeypatch.setattr(store_record, "_boot", lambda: b"another")
     changes = reopened(path).store.changes("a", since=since)
     assert changes is not None
     assert (dict(changes.values), changes.complete) == ({"j": b"w"}, True)
@@ -301,16 +300,16 @@ def test_more_values_than_the_limit_are_not_kept(path):
 def test_a_disk_that_is_full_is_said_once(path, monkeypatch):
     with written(path) as one:
         one.keeping.flush()
-        write, room = os.write, [100]
+        write, room = os.pwrite, [100]
 
-        def full(descriptor: int, data: Any) -> int:
+        def full(descriptor: int, data: Any, offset: int) -> int:
             if not room[0]:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            size = write(descriptor, bytes(data[: room[0]]))
+            size = write(descriptor, bytes(data[: room[0]]), offset)
             room[0] -= size
             return size
 
-        monkeypatch.setattr(os, "write", full)
+        monkeypatch.setattr(os, "pwrite", full)
         waited = []
         one.store.put("a", "k", b"x" * 200)
         one.keeping.then(lambda: waited.append(1))
@@ -323,7 +322,7 @@ def test_a_disk_that_is_full_is_said_once(path, monkeypatch):
 def test_a_disk_that_has_become_read_only_is_said_once(path, monkeypatch):
     with written(path) as one:
         one.keeping.flush()
-        monkeypatch.setattr(os, "write", read_only)
+        monkeypatch.setattr(os, "pwrite", read_only)
         one.store.put("a", "k", b"")
         one.keeping.flush()
         assert (one.keeping.is_kept, len(one.said)) == (False, 1)
@@ -337,7 +336,7 @@ SMALL_DISK = """
 import resource, sys
 from pathlib import Path
 from hvlaunch.rendezvous.serving.server import RendezvousServer
-from hvlaunch.rendezvous.serving.store_file import StoreFile
+from hvlaunch.rendezvous.serving.store_record import StoreFile
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 with RendezvousServer("t0ken", file=StoreFile.create(Path(sys.argv[1])), say=print) as server:
@@ -356,5 +355,5 @@ def test_where_the_kernel_takes_a_part_of_a_block_the_server_goes_on(path):
         StoreFile.open(path)
 
 
-def read_only(_descriptor: int, _data: Any) -> int:
+def read_only(_descriptor: int, _data: Any, _offset: int) -> int:
     raise OSError(errno.EROFS, "Read-only file system")

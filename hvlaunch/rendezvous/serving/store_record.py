@@ -1,0 +1,373 @@
+"""The record of a server's store on disk, so that a successor's server continues with the same values, versions and request ids."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from hvlaunch.boot import boot_id
+from hvlaunch.errors import HvlaunchError
+from hvlaunch.record.log import BadLog, Log, Mark, read_records
+
+if TYPE_CHECKING:
+    from hvlaunch.rendezvous.serving.once import Once
+    from hvlaunch.rendezvous.store import Store
+
+__all__ = ["BadStoreFile", "Item", "StoreFile", "StoreRecord", "pack", "unpack"]
+
+_MAGIC = b"hvlaunch store 1\n"
+_START = Mark(len(_MAGIC))
+_GIVEN_UP = b"hvlaunch store given up: "
+_LIMIT = 64 << 20
+
+_SET, _APPENDED, _DELETED = b"=", b"+", b"-"
+"""A change of a key: the number is its version; then the scope, the key, and the value or what was appended."""
+_DONE = b"#"
+"""A request that is done only once: the number is its answer's status; then its id, the answer's body and headers."""
+_NOTE = b"."
+"""A note of the server's own: its name and value."""
+_VERSION = b"v"
+"""The store's version, and in decimal digits the latest change that its deletions may lack."""
+_KINDS = frozenset((_SET, _APPENDED, _DELETED, _DONE, _NOTE, _VERSION))
+_ITEM = struct.Struct("<cQIII")
+
+_BOOT = "boot"
+_SLACK = 16 << 20
+"""Bytes of outdated changes that a file may have, beside as many as it had when it was last rewritten."""
+_RECORD = 1 << 20
+"""Bytes of a record, about, when a file is rewritten."""
+
+
+class Item(NamedTuple):
+    """One item of a record. The kind tells the meaning of the other fields."""
+
+    kind: bytes
+    number: int
+    first: bytes
+    second: bytes = b""
+    third: bytes = b""
+
+
+def pack(
+    kind: bytes, number: int, first: bytes, second: bytes = b"", third: bytes = b""
+) -> tuple[bytes, ...]:
+    """Return the pieces of an item as bytes."""
+    return _ITEM.pack(kind, number, len(first), len(second), len(third)), first, second, third
+
+
+def unpack(body: memoryview) -> Iterator[Item]:
+    """Yield the items of a record. Raises BadLog."""
+    at = 0
+    while at < len(body):
+        if at + _ITEM.size > len(body):
+            raise BadLog("an item is cut off")
+        kind, number, *sizes = _ITEM.unpack_from(body, at)
+        at += _ITEM.size
+        if kind not in _KINDS or at + sum(sizes) > len(body):
+            raise BadLog("an item is of no known kind")
+        parts = []
+        for size in sizes:
+            parts.append(bytes(body[at : at + size]))
+            at += size
+        yield Item(kind, number, *parts)
+
+
+class BadStoreFile(HvlaunchError):
+    """No server can continue from the store file: it is missing, damaged, another program's, or was given up."""
+
+    def __init__(self, path: Path, cause: str) -> None:
+        super().__init__(f"{path}: {cause}", hint="stop the job, and start it again")
+        self.path = path
+
+
+class StoreFile:
+    """A log of items that belongs to one server, and so to one thread. Make it by create() or open().
+
+    A server keeps at most `limit` bytes of values and names here.
+    """
+
+    def __init__(self, path: Path, log: Log | None, content: bytes, *, sync: bool, limit: int) -> None:
+        self.path = path
+        self.limit = limit
+        self.lost: Callable[[str], None] | None = None
+        """Called with the reason, in place of a warning to the user, when the file is given up; by the server's thread."""
+        self._log = log
+        self._content = content
+        self._sync = sync
+
+    @classmethod
+    def create(cls, path: Path, *, sync: bool = False, limit: int = _LIMIT) -> StoreFile:
+        """Create a file that only this user can read; with `sync` it survives a loss of power. Raises OSError."""
+        return cls(path, Log.create(path, _MAGIC, is_synced=sync), b"", sync=sync, limit=limit)
+
+    @classmethod
+    def open(cls, path: Path, *, sync: bool = False, limit: int = _LIMIT) -> StoreFile:
+        """Open the file of another server, however that ended. Raises BadStoreFile."""
+        try:
+            return cls(path, None, _read(path), sync=sync, limit=limit)
+        except OSError as error:
+            raise BadStoreFile(path, _reason(error)) from None
+
+    @property
+    def is_new(self) -> bool:
+        """True if no server has written to it yet."""
+        return not self._content and self.size == _START.size
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, as far as this server has written or read it."""
+        return 0 if self._log is None else self._log.end.size
+
+    def read(self) -> Iterator[Item]:
+        """Yield all items of an opened file, once; a torn record at its end is cut off. Raises BadStoreFile."""
+        end = _START
+        try:
+            for body, end in read_records(memoryview(self._content), _START):  # noqa: B007 (the last mark is the end)
+                yield from unpack(body)
+        except BadLog as error:
+            raise BadStoreFile(self.path, f"this is damaged: {error}") from None
+        self._content = b""
+        try:
+            self._log = Log.resume(self.path, end, is_synced=self._sync)
+        except OSError as error:
+            raise BadStoreFile(self.path, _reason(error)) from None
+
+    def append(self, pieces: Iterable[bytes]) -> None:
+        """Write these items in one record. Raises OSError."""
+        assert self._log is not None  # noqa: S101 (for the type checker: a server reads before it writes)
+        self._log.append(pieces)
+
+    def rewrite(self, records: Iterable[list[bytes]]) -> None:
+        """Replace the whole content at once. Raises OSError."""
+        assert self._log is not None  # noqa: S101 (as above)
+        self._log.replace(_START, records)
+
+    def give_up(self, cause: str) -> None:
+        """Let open() refuse the file and say why; on a full disk it may not be able to say so."""
+        with suppress(OSError):
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_TRUNC)
+            with suppress(OSError):
+                os.write(descriptor, _GIVEN_UP + cause.encode())
+            os.close(descriptor)
+        self.close()
+
+    def close(self) -> None:
+        """May be repeated."""
+        if self._log is not None:
+            self._log.close()
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a store file. Raises BadStoreFile, OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 (by its descriptor)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise BadStoreFile(path, "this is no file that only this user can read and change")
+        content = file.read()
+    if content.startswith(_GIVEN_UP):
+        raise BadStoreFile(path, f"it was given up: {content[len(_GIVEN_UP) :].decode(errors='replace')}")
+    if not content:
+        raise BadStoreFile(path, "it was given up")
+    if not content.startswith(_MAGIC):
+        raise BadStoreFile(path, "this is no store file of this version of hvlaunch")
+    return content
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+class StoreRecord:
+    """Records the content of `store` and `once`, and notes of the server, in a file. Belongs to the server's thread.
+
+    The changes of one turn of the event loop are one record, written before the next turn; without a loop flush() writes them.
+    Nobody hears of a change before: then() takes what must wait. Without a file nothing is recorded and nothing waits.
+    `say` warns the user, `on_fault` counts exceptions that nothing else catches.
+    """
+
+    def __init__(
+        self,
+        file: StoreFile | None,
+        store: Store,
+        once: Once,
+        say: Callable[[str], None],
+        on_fault: Callable[[], None],
+    ) -> None:
+        self.is_behind = False
+        """True while a change is not on disk yet."""
+        self.notes: dict[str, bytes] = {}
+        self._file = file
+        self._store = store
+        self._once = once
+        self._say = say
+        self._on_fault = on_fault
+        self._call_soon: Callable[[Callable[[], None]], object] | None = None
+        self._pieces: list[bytes] = []
+        self._waiting: list[Callable[[], None]] = []
+        self._rewrite_at = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """True if a successor could continue with everything that clients of this server have heard."""
+        return self._file is not None
+
+    def begin(self) -> None:
+        """Load what an earlier server left in the file, and record all changes from now on. Raises BadStoreFile."""
+        file, store = self._file, self._store
+        if file is None:
+            return
+        boot = _boot()
+        if not file.is_new:
+            fresh, store.version, store.forgotten = store.version, 0, 0
+            self._restore(file)
+            # An unsynced file may have lost its end with the machine: watchers then get all keys.
+            may_lack = self.notes.get(_BOOT) != boot
+            store.go_on_from(max(fresh, store.version), forgets=may_lack)
+        self._rewrite_at = 2 * file.size + _SLACK
+        store.keep, self._once.keep = self._record_change, self._record_answer
+        self._add(pack(*self._version()))
+        self.note(_BOOT, boot)
+
+    def serve_in(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        """Let the event loop of this `call_soon` call flush() from now on."""
+        self._call_soon = call_soon
+
+    def note(self, name: str, value: bytes = b"") -> None:
+        """Record a fact that the server knows beside its store; the latest value of a name counts."""
+        if self._file is not None and self.notes.get(name) != value:
+            self.notes[name] = value
+            self._add(pack(_NOTE, 0, name.encode(), value))
+
+    def then(self, act: Callable[[], None]) -> None:
+        """Call `act` when all changes until now are on disk, in the order of the calls."""
+        if self.is_behind:
+            self._waiting.append(act)
+        else:
+            act()
+
+    def flush(self) -> None:
+        """Write the changes, then do what waited for that."""
+        pieces, self._pieces = self._pieces, []
+        if pieces and self._file is not None:
+            try:
+                self._write(self._file, pieces)
+            except OSError as error:
+                self._give_up(_reason(error))
+        self.is_behind = False
+        waiting, self._waiting = self._waiting, []
+        for act in waiting:
+            try:
+                act()
+            except Exception:  # noqa: BLE001, PERF203 (a defect in one answer must not hold back the others)
+                self._on_fault()
+
+    def close(self) -> None:
+        """Write what is left, and record nothing more."""
+        self.flush()
+        if self._file is not None:
+            self._stop().close()
+
+    def _write(self, file: StoreFile, pieces: list[bytes]) -> None:
+        """Raises OSError."""
+        if self._store.size > file.limit:
+            self._give_up(f"there are more than {file.limit >> 20} MiB of values")
+            return
+        file.append(pieces)
+        if file.size > self._rewrite_at:
+            file.rewrite(self._all_records())
+            self._rewrite_at = 2 * file.size + _SLACK
+
+    def _give_up(self, cause: str) -> None:
+        file = self._stop()
+        file.give_up(cause)
+        loss = f"what workers keep at the rendezvous is no longer kept on disk ({cause})"
+        if file.lost is not None:
+            file.lost(loss)
+        else:
+            self._say(f"warning: {loss}: no other driver can take this job over")
+
+    def _stop(self) -> StoreFile:
+        file, self._file = self._file, None
+        self._store.keep = self._once.keep = None
+        assert file is not None  # noqa: S101 (for the type checker: each caller has one)
+        return file
+
+    def _add(self, item: tuple[bytes, ...]) -> None:
+        self._pieces += item
+        if not self.is_behind:
+            self.is_behind = True
+            if self._call_soon is not None:
+                self._call_soon(self.flush)
+
+    def _record_change(self, scope: str, key: str, value: bytes | None, version: int, is_piece: bool) -> None:
+        kind = _DELETED if value is None else _APPENDED if is_piece else _SET
+        self._add(pack(kind, version, scope.encode(), key.encode(), value or b""))
+
+    def _record_answer(self, identity: bytes, status: int, body: bytes, headers: bytes) -> None:
+        self._add(pack(_DONE, status, identity, body, headers))
+
+    def _version(self) -> tuple[bytes, int, bytes]:
+        return _VERSION, self._store.version, b"%d" % self._store.forgotten
+
+    def _all_records(self) -> Iterator[list[bytes]]:
+        """Yield the whole content as records of about a MiB."""
+        pieces: list[bytes] = []
+        size = 0
+        for item in self._all_items():
+            pieces += item
+            size += sum(map(len, item))
+            if size >= _RECORD:
+                yield pieces
+                pieces, size = [], 0
+        if pieces:
+            yield pieces
+
+    def _all_items(self) -> Iterator[tuple[bytes, ...]]:
+        yield pack(*self._version())
+        for name, value in self.notes.items():
+            yield pack(_NOTE, 0, name.encode(), value)
+        for scope, key, version in self._store.deletions():
+            yield pack(_DELETED, version, scope.encode(), key.encode())
+        for scope, key, entry in self._store.entries():
+            yield pack(_SET, entry.version, scope.encode(), key.encode(), entry.value)
+        for identity, status, body, headers in self._once:
+            yield pack(_DONE, status, identity, body, headers)
+
+    def _restore(self, file: StoreFile) -> None:
+        """Raises BadStoreFile."""
+        store = self._store
+        # A value of many parts grows in place: else each part would copy the whole value.
+        growing: dict[tuple[str, str], bytearray] = {}
+        try:
+            for kind, number, first, second, third in file.read():
+                if kind == _VERSION:
+                    store.go_on_from(number)
+                    store.forgotten = max(store.forgotten, int(first))
+                elif kind == _NOTE:
+                    self.notes[first.decode()] = second
+                elif kind == _DONE:
+                    self._once.remember(first, number, second, third)
+                else:
+                    place = first.decode(), second.decode()
+                    if kind == _APPENDED:
+                        if place not in growing:
+                            growing[place] = bytearray(store.get(*place) or b"")
+                        growing[place] += third
+                    else:
+                        growing.pop(place, None)
+                    store.restore(*place, None if kind == _DELETED else third, number)
+            for place, value in growing.items():
+                store.complete(*place, bytes(value))
+        except ValueError as error:
+            raise BadStoreFile(file.path, f"this is damaged: {error}") from None
+
+
+def _boot() -> bytes:
+    """Return what differs after the machine has started again."""
+    return (boot_id() or os.uname().nodename).encode()
