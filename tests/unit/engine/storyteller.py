@@ -19,6 +19,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,8 +114,13 @@ def _namespace(teller: History | None) -> dict[str, Any]:
         for name in ("play", "wait", "connect", "start", "exit", "ask", "beat", "close"):
             names[name] = getattr(teller, name)
         names["reach"] = teller.wire
-        names["set"] = lambda **values: [setattr(teller, name, value) for name, value in values.items()]
+        names["set"] = partial(_set, teller)
     return names
+
+
+def _set(teller: History, **values: object) -> None:
+    for name, value in values.items():
+        setattr(teller, name, value)
 
 
 def render(value: object) -> str:
@@ -133,8 +139,8 @@ def render(value: object) -> str:
         case tuple() if value == AT_ONCE:
             return "at once"
         case tuple() if hasattr(value, "_fields"):
-            defaults = value._field_defaults
-            parts = [(name, getattr(value, name)) for name in value._fields]
+            defaults = getattr(value, "_field_defaults")  # noqa: B009 (mypy sees a plain tuple)
+            parts = [(name, getattr(value, name)) for name in getattr(value, "_fields")]  # noqa: B009
             return _call(type(value).__name__, parts, defaults)
         case tuple():
             return f"({', '.join(map(render, value))}{',' if len(value) == 1 else ''})"

@@ -26,7 +26,7 @@ def test_the_engine_does_what_the_story_says(path: Path, story: Story) -> None:
 
 
 def test_a_false_story_is_noticed() -> None:
-    (path, story) = STORIES[0]
+    _path, story = STORIES[0]
     (*before, (command, lines)) = story.steps
     false = story._replace(steps=(*before, (command, (*lines, "Release('z')"))))
     assert list(played(false)) != [(command, list(lines)) for command, lines in false.steps]
