@@ -30,7 +30,7 @@ from hvlaunch.hosts import placement
 from tests.unit.gloo import elastic_history, history
 from tests.unit.gloo.history import AT_ONCE, GENTLE, History
 
-__all__ = ["Story", "played", "read", "render", "written"]
+__all__ = ["Story", "played", "read", "render", "rewritten"]
 
 _END = "the end"
 _SETUP = ("start(", "training(", "pool(")
@@ -66,12 +66,16 @@ def read(path: Path) -> list[Story]:
     ]
 
 
-def written(title: str, steps: Iterator[tuple[str, list[str]]]) -> str:
-    """Return a story as text."""
-    lines = [f"== {title}"]
-    for command, follows in steps:
-        lines += [command, *(f"    {line}" for line in follows)]
-    return "\n".join(lines) + "\n"
+def rewritten(path: Path) -> str:
+    """Return a file of stories with the actions that the engine wants now."""
+    header = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    texts = ["\n".join(header) + "\n"] if header else []
+    for story in read(path):
+        lines = [f"== {story.title}"]
+        for command, follows in played(story):
+            lines += [command, *(f"    {line}" for line in follows)]
+        texts.append("\n".join(lines) + "\n")
+    return "\n".join(texts)
 
 
 def played(story: Story) -> Iterator[tuple[str, list[str]]]:
