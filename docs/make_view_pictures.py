@@ -46,8 +46,11 @@ def main(pictures: Path, seconds: float) -> None:
         os.environ["XDG_STATE_HOME"] = state
         options = ["--detach", "--job-name", "baseline", "-np", "4", "--min-np", "4", "-H", "localhost:4"]
         subprocess.run([*HVLAUNCH, *options, sys.executable, "-c", WORKER], check=True)
-        url = subprocess.run([*HVLAUNCH, "top", "--web"], check=True, capture_output=True, text=True).stdout
-        take(url.strip(), pictures / "page.png", width=1000, height=1250, seconds=seconds)
+        with subprocess.Popen([*HVLAUNCH, "top", "--web"], stdout=subprocess.PIPE, text=True) as page:
+            assert page.stdout is not None  # noqa: S101 (for the type checker)
+            url = page.stdout.readline().strip()
+            take(url, pictures / "page.png", width=1000, height=1250, seconds=seconds)
+            page.terminate()
         job = known_jobs(jobs_directory(os.environ))[0]
         (pictures / "top.svg").write_text(asyncio.run(terminal(JobFeed(job))))
         subprocess.run([*HVLAUNCH, "stop"], check=True)

@@ -10,12 +10,12 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from hvlaunch.api.errors import ResultLost
 from hvlaunch.cli.jobs.commands import state_word
-from hvlaunch.cli.jobs.view import await_output, has_ended
+from hvlaunch.cli.jobs.view import await_output
 from hvlaunch.console.store_reader import STREAMS, StoreReader
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import Control, DriverGone, state_of
 from hvlaunch.outside.directory import has_driver, jobs_directory
-from hvlaunch.outside.known import KnownJob, await_driver, choose, known_job, known_jobs, result_of
+from hvlaunch.outside.known import KnownJob, await_driver, choose, has_ended, known_job, known_jobs, result_of
 from hvlaunch.telemetry.stack import whole_stacks
 
 __all__ = ["Job", "Line", "attach", "jobs"]

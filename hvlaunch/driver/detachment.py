@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -59,9 +58,6 @@ class Detachment:
         if threading.current_thread() is threading.main_thread():
             # Not SIG_IGN, which the processes that we start would inherit.
             signal.signal(signal.SIGHUP, lambda *_: None)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            start_minder(self._directory.path, theirs)
-        self._directory.care.reach(ours)
+        start_minder(self._directory.path)
         if self._on_detached is not None:
             self._on_detached(self._directory.about["id"])

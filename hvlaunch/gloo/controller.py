@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from hvlaunch.console.output_store import OutputStore
     from hvlaunch.driver.detachment import Detachment
     from hvlaunch.driver.doors.history import History
-    from hvlaunch.driver.doors.page_door import PageDoor
     from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.loop import Item, Watcher
     from hvlaunch.driver.record.journal import Past
@@ -93,13 +92,6 @@ def take_over(
         result, reporting = _run_and_report(job, None, None, nothing.fileno(), None)
     _keep(directory, result, reporting)
     return result
-
-
-class _Outside(NamedTuple):
-    """What those who look on are served by."""
-
-    history: "History"
-    page: "PageDoor"
 
 
 class _Job(NamedTuple):
@@ -203,13 +195,13 @@ def _run(
         watchers: list[Watcher] = [] if journal is None else [journal.see]
         takeover = None if job.past is None else _takeover(job.past, ways)
         clock, wall = (time.monotonic, time.time) if takeover is None else (takeover.clock, takeover.wall)
-        outside = (
+        history = (
             None
             if directory is None
             else _serve_control(directory, server, job, events.put, printer, clock, wall, reporting)
         )
-        if outside is not None:
-            watchers.append(outside.history.see)
+        if history is not None:
+            watchers.append(history.see)
         if detachment is not None and spec.detach == "at start":
             watchers.append(detachment.leave_when_running)
         if spec.elastic is not None:
@@ -236,10 +228,9 @@ def _run(
             driver.take_over(takeover)
         reporting.begin()
         result = driver.run()._replace(size=driver.size)
-        if outside is not None:
+        if history is not None:
             reporting.end(result)
-            outside.history.close()
-            outside.page.close()
+            history.close()
     return result
 
 
@@ -401,10 +392,9 @@ def _serve_control(
     clock: Callable[[], float],
     wall: Callable[[], float],
     reporting: Reporting,
-) -> _Outside | None:
-    """Let others of this user ask and order; what keeps all that they may ask for."""
+) -> "History | None":
+    """Let this user's other programs ask and order; return the history that they may ask for."""
     from hvlaunch.driver.doors.history import History  # noqa: PLC0415 (as the directory)
-    from hvlaunch.driver.doors.page_door import PageDoor  # noqa: PLC0415 (as the directory)
     from hvlaunch.outside.directory import NoJobDirectory  # noqa: PLC0415 (as the directory)
 
     def make_recorder(
@@ -433,21 +423,10 @@ def _serve_control(
         from hvlaunch.driver.doors.control import Control  # noqa: PLC0415 (when somebody asks)
 
         keep_output = partial(printer.keep_output, partial(_new_store, spec, directory))
-        return Control(directory.about, history, post, keep_output, page, reporting)(head)
+        return Control(directory.about, history, post, keep_output, reporting)(head)
 
-    certificate = job.keys.certificate
-    page = PageDoor(
-        directory.path,
-        job_id,
-        server.serve_beside,
-        admit,
-        lambda: certificate.fingerprint,
-        directory.care,
-    )
     server.serve_beside(listener, admit)
-    if job.past is not None:
-        page.reopen()
-    return _Outside(history, page)
+    return history
 
 
 @contextmanager

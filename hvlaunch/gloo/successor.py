@@ -16,7 +16,6 @@ from hvlaunch.driver.record.journal import JOURNAL, NoJournal, Past, read_past
 from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
 from hvlaunch.gloo.controller import take_over
 from hvlaunch.job import JobResult
-from hvlaunch.outside.care import Care, inherited
 from hvlaunch.outside.directory import RESULT, DriverLives, JobDirectory
 
 __all__ = ["main", "succeed"]
@@ -28,13 +27,12 @@ class JobOver(HvlaunchError):
     exit_code = EXIT_HOSTS
 
 
-def succeed(path: Path, care: Care | None = None) -> JobResult:
-    """Take over the job of this directory, and run it to its end. `care` has what the driver before has left.
+def succeed(path: Path) -> JobResult:
+    """Take over the job of this directory, and run it to its end.
 
     Raises DriverLives, NoJobDirectory, JobOver, and what read_past() raises.
     """
     with closing(JobDirectory.adopt(path)) as directory:
-        directory.care = directory.care if care is None else care
         try:
             past, keys = _what_was(path)
         except HvlaunchError as error:
@@ -66,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The program; the exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        return succeed(Path(words[0]), Care(*inherited(words[1:]))).exit_code
+        return succeed(Path(words[0])).exit_code
     except HvlaunchError as error:
         sys.stderr.write(f"hvlaunch: {error}\n")
         return error.exit_code if isinstance(error, DriverLives) else EXIT_HOSTS

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.errors import EXIT_USAGE, HvlaunchError
-from hvlaunch.outside.care import Care
 from hvlaunch.owners import make_own_directory, other_writer, writer_of_directory
 
 __all__ = [
@@ -84,8 +83,6 @@ class JobDirectory:
         """Make it, with what is known of the job from the start. It appears whole. Raises NoJobDirectory."""
         self.path = root / job_id
         self.about = about
-        self.care = Care()
-        """What the next driver is to have."""
         self.is_detached = False
         """Whether nobody waits for the job's end where it was started: how it ends is kept in any case."""
         self._is_kept = self._is_adopted = False
@@ -111,7 +108,6 @@ class JobDirectory:
     def adopt(cls, path: Path) -> "JobDirectory":
         """That of a job whose driver was killed: from now on it is this process's. Raises NoJobDirectory, DriverLives."""
         found = cls.__new__(cls)
-        found.care = Care()
         try:
             _check_owner(path)
             found.path, found._lock = path, _locked(path)  # noqa: SLF001 (it is one of ours)

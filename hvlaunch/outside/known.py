@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.directory import ABOUT, IN_MAKING, LOCK, RESULT, has_driver, has_minder, remove
 
-__all__ = ["KnownJob", "await_driver", "await_end", "choose", "known_job", "known_jobs", "prune", "result_of"]
+__all__ = [
+    "KnownJob",
+    "await_driver",
+    "await_end",
+    "choose",
+    "has_ended",
+    "known_job",
+    "known_jobs",
+    "prune",
+    "result_of",
+]
 
 _KEPT = 20
 _DAY = 86400.0
@@ -120,6 +130,11 @@ def _await_end_of_driver(job: KnownJob) -> None:
 def result_of(job: KnownJob) -> Mapping[str, Any] | None:
     """How the job has ended; None where nothing tells."""
     return _read(job.directory / RESULT)
+
+
+def has_ended(job: KnownJob) -> bool:
+    """Whether it has a result, or its directory is gone, as after a good end."""
+    return (job.directory / RESULT).exists() or not (job.directory / ABOUT).exists()
 
 
 def prune(root: Path, now: float | None = None) -> None:

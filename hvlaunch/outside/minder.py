@@ -1,22 +1,18 @@
 """The minder of a detached job: it starts another driver where the last one has ended and the job has not.
 
-A process of its own, which waits for the lock of the job's directory, and ends with the job. It keeps the socket where the job's page
-is served, so that nobody else can listen there between two drivers.
+A process of its own, which waits for the lock of the job's directory, and ends with the job.
 """
 
 import fcntl
 import os
-import socket
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from hvlaunch.errors import EXIT_HOSTS
-from hvlaunch.outside.care import inherited
 from hvlaunch.outside.directory import ABOUT, LOCK, MINDER, RESULT, has_driver, has_minder, take_lock
 
 __all__ = ["SUCCESSOR_LOG", "start_minder", "start_successor"]
@@ -28,11 +24,8 @@ _MOST_STARTS, _WITHIN = 3, 600.0
 _LOOK = 0.1
 
 
-def start_minder(directory: Path, channel: socket.socket) -> None:
-    """Begin to watch over the job of this directory, unless somebody does, in a process that outlives this one. Raises OSError.
-
-    By `channel` it gets what the driver leaves in its care.
-    """
+def start_minder(directory: Path) -> None:
+    """Start a process that watches over the job of this directory and outlives this one, unless there is one. Raises OSError."""
     if has_minder(directory):
         return
     try:
@@ -41,23 +34,17 @@ def start_minder(directory: Path, channel: socket.socket) -> None:
         return
     try:
         # So it has the lock at once.
-        _start("hvlaunch.outside.minder", directory, [channel.fileno()], kept=[lock])
+        _start("hvlaunch.outside.minder", directory, kept=[lock])
     finally:
         os.close(lock)
 
 
-def start_successor(
-    directory: Path, channel: socket.socket, listener: socket.socket | None = None
-) -> "subprocess.Popen[bytes]":
-    """Start a driver that takes the job over, in a session of its own; what it says is in SUCCESSOR_LOG. Raises OSError.
-
-    By `channel` it reaches the minder; `listener` is the socket where the page is served.
-    """
+def start_successor(directory: Path) -> "subprocess.Popen[bytes]":
+    """Start a driver that takes the job over, in a session of its own; what it says is in SUCCESSOR_LOG. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(directory / SUCCESSOR_LOG, flags, 0o600)
     try:
-        given = [channel.fileno()] if listener is None else [channel.fileno(), listener.fileno()]
-        return _start("hvlaunch.gloo.successor", directory, given, log)
+        return _start("hvlaunch.gloo.successor", directory, log)
     finally:
         os.close(log)
 
@@ -65,7 +52,6 @@ def start_successor(
 def _start(
     module: str,
     directory: Path,
-    given: Sequence[int],
     log: int = subprocess.DEVNULL,
     kept: Sequence[int] = (),
 ) -> "subprocess.Popen[bytes]":
@@ -74,23 +60,21 @@ def _start(
         f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_module({module!r}, run_name='__main__')"
     )
     return subprocess.Popen(
-        [sys.executable, "-I", "-c", program, str(directory), *map(str, given)],
+        [sys.executable, "-I", "-c", program, str(directory)],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        pass_fds=[*given, *kept],
+        pass_fds=kept,
         start_new_session=True,
     )
 
 
-def _mind(directory: Path, channel: socket.socket) -> None:
+def _mind(directory: Path) -> None:
     """Until the job has ended, or can't be taken over, or its drivers have died too often."""
     starts: deque[float] = deque(maxlen=_MOST_STARTS)
     successor: subprocess.Popen[bytes] | None = None
-    listener: socket.socket | None = None
     while True:
         _wait_for_end_of_driver(directory)
-        listener = _left(channel) or listener
         if successor is not None and successor.wait() == EXIT_HOSTS:
             return
         if not (directory / ABOUT).exists() or (directory / RESULT).exists():
@@ -98,21 +82,9 @@ def _mind(directory: Path, channel: socket.socket) -> None:
         if len(starts) == _MOST_STARTS and time.monotonic() < starts[0] + _WITHIN:
             return
         starts.append(time.monotonic())
-        channel, theirs = socket.socketpair()
-        with theirs:
-            successor = start_successor(directory, theirs, listener)
+        successor = start_successor(directory)
         while successor.poll() is None and not has_driver(directory):
             time.sleep(_LOOK)
-
-
-def _left(channel: socket.socket) -> socket.socket | None:
-    """What the driver has left in our care, last of all. It is no more."""
-    found: list[int] = []
-    with channel, suppress(OSError):
-        while (message := socket.recv_fds(channel, 1, 1, socket.MSG_DONTWAIT))[0]:
-            found += message[1]
-    listeners = inherited([*map(str, found)])
-    return listeners[-1] if listeners else None
 
 
 def _wait_for_end_of_driver(directory: Path) -> None:
@@ -125,4 +97,4 @@ def _wait_for_end_of_driver(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    _mind(Path(sys.argv[1]), *inherited(sys.argv[2:]))
+    _mind(Path(sys.argv[1]))

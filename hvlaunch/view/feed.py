@@ -34,9 +34,10 @@ class Feed:
         return self._model.ending is not None
 
     def await_news(self, seconds: int) -> None:
-        """Return when there is an event that look() has not seen, or after so many seconds."""
+        """Return when there is a new event, or after so many seconds."""
         if not self.has_ended:
-            self._ask(f"/events?since={self._number}&wait={seconds}")
+            # The driver does not wait once it has given its last event: it must not be asked for again.
+            self._take_events(f"/events?since={self._number}&wait={seconds}")
 
     def look(self) -> View:
         """The job now. Raises what `ask` raises."""
@@ -56,12 +57,15 @@ class Feed:
         return self._model.view(self._job, samples, self._now())
 
     def _read_events(self) -> None:
-        while True:
-            page = self._ask(f"/events?since={self._number}")
-            self._model.see(page["events"])
-            self._number = page["next"]
-            if not page["events"]:
-                return
+        while not self.has_ended and self._take_events(f"/events?since={self._number}"):
+            pass
+
+    def _take_events(self, path: str) -> bool:
+        """Ask for events, and hand them to the model; False if there are none."""
+        page = self._ask(path)
+        self._model.see(page["events"])
+        self._number = page["next"]
+        return bool(page["events"])
 
 
 def _samples(answer: Any) -> list[Mapping[str, Any]]:

@@ -5,12 +5,10 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
@@ -63,10 +61,39 @@ class Job:
     def driver(self) -> int:
         return int(json.loads((self.directory / "about.json").read_text())["pid"])
 
+    def serve(self, *words: str) -> "Served":
+        """Run a command that serves something until the job ends."""
+        return Served([*HVLAUNCH, *words, self.id], self.env)
+
     def kill_worker(self, rank: int) -> None:
         events = map(json.loads, self.do("events", self.id).splitlines())
         pids = [one["pid"] for one in events if one["type"] == "worker_started" and one["rank"] == rank]
         os.kill(pids[-1], signal.SIGKILL)
+
+
+class Served:
+    """A command in the foreground, which prints where it serves."""
+
+    def __init__(self, words: list[str], env: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def leave(self) -> str:
+        """Type Ctrl-C; what it says then."""
+        self._process.send_signal(signal.SIGINT)
+        _, said = self._process.communicate(timeout=LIMIT)
+        assert self._process.returncode == 0
+        return said
+
+    def code(self) -> int:
+        """How it ends with the job."""
+        self._process.communicate(timeout=LIMIT)
+        return self._process.returncode
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +185,9 @@ def test_the_full_screen(job, tmp_path):
 
 
 def test_metrics_go_on_where_another_driver_takes_over(job):
-    """At the same address, for the same token; nobody else can listen there meanwhile, and no counter goes back."""
-    url, token = job.do("metrics", "--scrape", job.id).split()
+    """At the same address, for the same token, and no counter goes back."""
+    server = job.serve("metrics", "--scrape")
+    url, token = server.line(), server.line()
 
     def counters() -> dict[str, float] | None:
         request = Request(url, headers={"Authorization": f"Bearer {token}"})
@@ -186,16 +214,11 @@ def test_metrics_go_on_where_another_driver_takes_over(job):
     assert before["hvlaunch_restarts_total"] == first["hvlaunch_restarts_total"] + 1
     driver = job.driver
     os.kill(driver, signal.SIGKILL)
-    address = urlsplit(url)
-    for _ in range(20):
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            other.bind((address.hostname, address.port))
-        time.sleep(0.02)
     wait_until(lambda: job.driver != driver or None, "another driver", LIMIT)
     after = wait_until(counters, "metrics of the next driver", LIMIT)
     assert [name for name, value in before.items() if after[name] < value] == []
     assert after["hvlaunch_rounds_total"] == before["hvlaunch_rounds_total"]
+    server.leave()
 
 
 DRAWN = """\
@@ -208,7 +231,8 @@ return colors.size > 3;
 
 @needs_chromium
 def test_the_page(job, tmp_path):
-    url = job.do("top", "--web", job.id).strip()
+    server = job.serve("top", "--web")
+    url = server.line()
     browser = Browser(tmp_path)
     try:
         browser.web.get(f"{url[:-4]}0000")
@@ -252,6 +276,7 @@ def test_the_page(job, tmp_path):
         browser.click("#stop")
         browser.click("#ask-yes")
         assert "Exit code 143" in browser.shows("#report", "Exit code")
+        assert server.code() == 143
     finally:
         browser.web.quit()
 
@@ -270,7 +295,12 @@ def test_the_report_of_a_failure_on_the_page(tmp_path):
     job = Job(tmp_path / "state", "--cwd", str(tmp_path), sys.executable, "train.py")
     browser = Browser(tmp_path)
     try:
-        browser.web.get(job.do("top", "--web", job.id).strip())
+        first = job.serve("top", "--web")
+        browser.web.get(first.line())
+        browser.shows("#summary", "3 of 3 workers on 1 host")
+        assert f"job {job.id} goes on" in first.leave()
+        server = job.serve("top", "--web")
+        browser.web.get(server.line())
         browser.shows("#summary", "3 of 3 workers on 1 host")
         assert not browser.web.find_element("css selector", "#report").is_displayed()
         (tmp_path / "go").touch()
@@ -295,5 +325,6 @@ def test_the_report_of_a_failure_on_the_page(tmp_path):
             line.strip() for line in kept["text"].splitlines()
         }
         assert browser.web.execute_script(BLOCKS)[-1].splitlines() == kept["text"].splitlines()
+        assert server.code() == 1
     finally:
         browser.web.quit()

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import socket
 import subprocess
 import threading
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from hvlaunch.children import uninterrupted
-from hvlaunch.cli.jobs.view import View, await_output, has_ended, is_shown
+from hvlaunch.cli.jobs.view import View, await_output, is_shown
 from hvlaunch.cli.process import BROKEN_PIPE, complain
 from hvlaunch.console.status import count, duration
 from hvlaunch.console.store_reader import STREAMS, StoreReader, from_where, newest_lines
@@ -19,7 +18,7 @@ from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.outside.control import DriverGone, state_of
 from hvlaunch.outside.directory import has_driver
-from hvlaunch.outside.known import KnownJob, choose, result_of
+from hvlaunch.outside.known import KnownJob, choose, has_ended, result_of
 from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_successor
 
 __all__ = ["Viewed", "attach"]
@@ -131,17 +130,14 @@ class _Successors:
         say()
         if self._newest is not None and self._newest.wait() == EXIT_HOSTS:  # another would find the same
             raise self._gone()
-        by_driver, by_minder = socket.socketpair()
-        with by_minder:
-            with by_driver:
-                self._newest = start_successor(job.directory, by_driver)
-            deadline = time.monotonic() + _TAKE_OVER_PATIENCE
-            while not has_driver(job.directory) and not has_ended(job):
-                if self._newest.poll() is not None or time.monotonic() > deadline:
-                    raise self._gone()
-                time.sleep(_LOOK)
-            with suppress(OSError):  # a full disk, or the job is over and its directory gone
-                start_minder(job.directory, by_minder)
+        self._newest = start_successor(job.directory)
+        deadline = time.monotonic() + _TAKE_OVER_PATIENCE
+        while not has_driver(job.directory) and not has_ended(job):
+            if self._newest.poll() is not None or time.monotonic() > deadline:
+                raise self._gone()
+            time.sleep(_LOOK)
+        with suppress(OSError):  # a full disk, or the job is over and its directory gone
+            start_minder(job.directory)
 
     def _gone(self) -> DriverGone:
         job = self._job

@@ -204,7 +204,9 @@ def _add_top_options(parser: Parser) -> None:
     parser.add_argument(
         "--plain", action="store_true", help="a table, again and again, as it is where there is no textual"
     )
-    parser.add_argument("--web", action="store_true", help="print the address of a page for a browser")
+    parser.add_argument(
+        "--web", action="store_true", help="serve a page for a browser until Ctrl-C; print its address"
+    )
     _add_bind(parser, "the page")
 
 
@@ -221,7 +223,9 @@ def _add_metrics_options(parser: Parser) -> None:
         help="with --textfile: write it again and again, and remove it in the end",
     )
     parser.add_argument(
-        "--scrape", action="store_true", help="have the job serve its own; print the address and a token"
+        "--scrape",
+        action="store_true",
+        help="serve those of one job until Ctrl-C; print the address and a token",
     )
     _add_bind(parser, "them")
 

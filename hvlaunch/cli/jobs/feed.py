@@ -2,10 +2,9 @@
 
 import time
 
-from hvlaunch.cli.jobs.view import has_ended
 from hvlaunch.console.store_reader import StoreReader
 from hvlaunch.outside.control import Control, DriverGone
-from hvlaunch.outside.known import KnownJob, await_driver
+from hvlaunch.outside.known import KnownJob, await_driver, has_ended
 from hvlaunch.view.feed import Feed
 from hvlaunch.view.model import View
 
@@ -28,6 +27,7 @@ class JobFeed:
 
     @property
     def has_ended(self) -> bool:
+        """Whether the job is over, as its events or its directory tell."""
         return self._feed.has_ended or has_ended(self.job)
 
     def next(self) -> View | None:

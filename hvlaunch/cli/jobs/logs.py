@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from hvlaunch.cli.jobs.view import Ranks, View, await_output, has_ended, is_shown
+from hvlaunch.cli.jobs.view import Ranks, View, await_output, is_shown
 from hvlaunch.cli.process import BROKEN_PIPE, print_answer
 from hvlaunch.console.lines import visible
 from hvlaunch.console.notes import lost_output_text
@@ -14,7 +14,7 @@ from hvlaunch.console.store_reader import StoreReader, from_where
 from hvlaunch.console.stored import Stored, segments
 from hvlaunch.outside.control import DriverGone
 from hvlaunch.outside.directory import REPORT, has_driver
-from hvlaunch.outside.known import KnownJob, choose
+from hvlaunch.outside.known import KnownJob, choose, has_ended
 
 __all__ = ["logs"]
 

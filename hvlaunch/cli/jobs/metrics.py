@@ -1,6 +1,7 @@
 """`hvlaunch metrics`: what jobs do, in Prometheus' text format: printed, written to a file, or served to who scrapes it."""
 
 import argparse
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from types import FrameType
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import Control, ControlRefused, DriverGone
-from hvlaunch.outside.known import KnownJob, await_driver, choose
+from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose
 from hvlaunch.owners import reason, write_whole
 from hvlaunch.telemetry.metrics import JobNow, metrics_text
 
@@ -22,6 +23,7 @@ __all__ = ["metrics"]
 _PATIENCE = 5.0
 """Seconds for a driver: more than it waits for its hosts."""
 _AT_ONCE = 16
+_TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def metrics(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
@@ -101,13 +103,32 @@ def _write(path: Path, text: bytes) -> None:
 
 
 def _scrape(job: KnownJob, options: argparse.Namespace) -> int:
-    """Have the driver serve them, and print where, and the token that lets in."""
-    answer = Control(job).post("/scrape", {"bind": options.bind, "is_open": options.no_tls})
-    if answer is None:
-        raise DriverGone(f"job {job.id}: its driver can't serve metrics", hint="hvlaunch metrics")
-    if answer["fingerprint"]:
-        complain(f"the certificate that is shown there: {answer['fingerprint']}")
-    elif options.no_tls:
-        complain("whoever can read this network gets the token, and with it the metrics")
-    complain("the address, and the bearer token:")
-    return print_answer(f"{answer['url']}\n{answer['token']}\n")
+    """Serve the job's metrics in the foreground, until the job has ended or Ctrl-C."""
+    from hvlaunch.cli.jobs.web_access import has_bearer  # noqa: PLC0415 (with --scrape alone)
+    from hvlaunch.cli.jobs.web_server import WebAnswer, WebRequest, WebServer  # noqa: PLC0415 (as above)
+
+    token = os.urandom(32).hex()
+
+    def respond(request: WebRequest) -> WebAnswer:
+        if not has_bearer(request.fields, token):
+            return WebAnswer(401, b"hvlaunch metrics --scrape shows the token\n")
+        request.trust()
+        if (request.method, request.path) != ("GET", "/metrics"):
+            return WebAnswer(404, b"there is no such path\n")
+        now = _now(job)
+        if now is None:
+            return WebAnswer(503, b"the driver is busy\n")
+        return WebAnswer(200, metrics_text([now]), _TEXT_FORMAT)
+
+    server = WebServer(options.bind, is_open=options.no_tls)
+    with server.serving(respond):
+        if server.certificate is not None:
+            complain(f"the certificate that is shown there: {server.certificate.fingerprint}")
+        elif options.no_tls:
+            complain("whoever can read this network gets the token, and with it the metrics")
+        complain("the address, and the bearer token; Ctrl-C ends it:")
+        if code := print_answer(f"{server.url}/metrics\n{token}\n"):
+            return code
+        with suppress(KeyboardInterrupt):
+            await_end(job)
+    return 0

@@ -5,14 +5,14 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 
 from hvlaunch.cli.jobs.feed import INTERVAL, JobFeed
 from hvlaunch.cli.jobs.view import await_output
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.errors import BadUsage
-from hvlaunch.outside.control import Control, DriverGone
-from hvlaunch.outside.known import KnownJob, await_driver, choose, result_of
+from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose, result_of
 from hvlaunch.view.table import plain
 
 __all__ = ["top"]
@@ -48,16 +48,28 @@ def top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 
 def _web(job: KnownJob, options: argparse.Namespace) -> int:
-    """Have the driver serve the page, and print where."""
-    answer = Control(job).post("/page", {"bind": options.bind, "is_open": options.no_tls})
-    if answer is None:
-        raise DriverGone(f"job {job.id}: its driver can't serve a page", hint="hvlaunch jobs --json")
-    if answer["fingerprint"]:
-        complain(f"the certificate that your browser warns of: {answer['fingerprint']}")
-    elif options.no_tls:
-        complain("whoever can read this network can do what you can on that page")
-    complain("for one browser, within 10 minutes:")
-    return print_answer(f"{answer['url']}\n")
+    """Serve the job's page in the foreground, until the job has ended or Ctrl-C."""
+    from hvlaunch.cli.jobs.job_page import JobPage  # noqa: PLC0415 (as above)
+    from hvlaunch.cli.jobs.web_access import Access  # noqa: PLC0415 (with --web alone)
+    from hvlaunch.cli.jobs.web_server import WebServer  # noqa: PLC0415 (as above)
+
+    await_output(job)
+    feed = JobFeed(job)
+    server = WebServer(options.bind, is_open=options.no_tls)
+    access = Access(job.id, server.address, server.port, is_tls=server.certificate is not None)
+    page = JobPage(feed, access)
+    with server.serving(page.respond):
+        if server.certificate is not None:
+            complain(f"the certificate that your browser warns of: {server.certificate.fingerprint}")
+        elif options.no_tls:
+            complain("whoever can read this network can do what you can on that page")
+        complain("for one browser, within 10 minutes; Ctrl-C ends the page:")
+        if code := print_answer(f"{server.url}/#{access.new_token()}\n"):
+            return code
+        with suppress(KeyboardInterrupt):
+            await_end(job)
+            page.await_viewers()
+    return _leave(feed)
 
 
 def _plain(feed: JobFeed, *, is_redrawn: bool) -> int:

@@ -17,10 +17,10 @@ from hvlaunch.console.store_reader import StoreReader
 from hvlaunch.console.stored import Stored, options_of, segments
 from hvlaunch.job import ConsoleOptions
 from hvlaunch.outside.control import Control, DriverGone
-from hvlaunch.outside.directory import ABOUT, RESULT, has_driver
-from hvlaunch.outside.known import KnownJob
+from hvlaunch.outside.directory import has_driver
+from hvlaunch.outside.known import KnownJob, has_ended
 
-__all__ = ["Ranks", "View", "await_output", "has_ended", "is_shown"]
+__all__ = ["Ranks", "View", "await_output", "is_shown"]
 
 Ranks = tuple[range, ...] | None
 """None is all."""
@@ -35,11 +35,6 @@ _PATIENCE = 5.0
 def is_shown(item: Stored, ranks: Ranks) -> bool:
     """Whether it is of these ranks, or of none."""
     return item.rank is None or ranks is None or any(item.rank in part for part in ranks)
-
-
-def has_ended(job: KnownJob) -> bool:
-    """Whether it has a result, or its directory is gone, as after a good end."""
-    return (job.directory / RESULT).exists() or not (job.directory / ABOUT).exists()
 
 
 def await_output(job: KnownJob) -> None:

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from hvlaunch.driver.doors.history import History
 from hvlaunch.driver.observing.inquiry import Inquiry, Observe, StacksWanted
 from hvlaunch.engine import events as on
-from hvlaunch.errors import HvlaunchError
 from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route
 
 if TYPE_CHECKING:
-    from hvlaunch.driver.doors.page_door import PageDoor
     from hvlaunch.driver.observing.observation import Observation
 
 __all__ = ["Control", "Reports"]
@@ -56,13 +54,11 @@ class Control:
         history: History,
         post: Callable[[on.Event | Inquiry | Observe | StacksWanted], None],
         keep_output: Callable[[], None],
-        door: "PageDoor",
         reports: Reports,
     ) -> None:
         """`keep_output` makes the job's output be kept in its directory from now on, and what was newest before."""
         self._about = about
         self._keep_output = keep_output
-        self._door = door
         self._history = history
         self._reports = reports
         self._post = post
@@ -83,8 +79,6 @@ class Control:
             b"/signal": ("POST", self._signal),
             b"/stop": ("POST", self._stop),
             b"/output": ("POST", self._output),
-            b"/page": ("POST", self._page),
-            b"/scrape": ("POST", lambda body: self._open_door(body, self._door.ask_scrape)),
             b"/stacks": ("POST", self._stacks),
         }
         if path not in routes:
@@ -166,22 +160,6 @@ class Control:
     def _output(self, _body: bytes) -> Answer:
         self._keep_output()
         return _done()
-
-    def _page(self, body: bytes) -> Answer:
-        self._keep_output()
-        return self._open_door(body, self._door.ask)
-
-    @staticmethod
-    def _open_door(body: bytes, ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Answer:
-        with suppress(ValueError):
-            wish = json.loads(body)
-            match wish:
-                case {"bind": None | str(), "is_open": bool(), **rest} if not rest:
-                    try:
-                        return Answer(200, _json(ask(wish)))
-                    except HvlaunchError as error:
-                        return _bad(f"{error}\n".encode())
-        return _bad(b'the body is not {"bind": null, "is_open": false}, or with an address\n')
 
     def _stacks(self, body: bytes) -> Answer | Later:
         """What workers are doing, when their hosts have said so."""

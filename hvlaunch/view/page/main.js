@@ -1,4 +1,4 @@
-// The page of a running job: asks the driver for its view again and again, and draws it.
+// The page of a running job: asks hvlaunch for its view again and again, and draws it.
 
 import { find, make } from "./dom.js";
 import { duration } from "./figures.js";

@@ -1,4 +1,4 @@
-// Who we are to the driver: the token in the address is good once; from then on a cookie, and a key that is this page's alone.
+// Who we are to hvlaunch: the token in the address is good once; from then on a cookie, and a key that is this page's alone.
 
 const KEY = "hvlaunch-key";
 
@@ -14,7 +14,7 @@ export async function enter() {
   else if (!localStorage.getItem(KEY)) throw new Refused((await answer.text()).trim());
 }
 
-// Data from the driver. Raises Away where it does not answer, Refused where it doesn't know us.
+// Data from hvlaunch. Raises Away where it does not answer, Refused where it doesn't know us.
 export async function ask(path, body) {
   const options = { headers: { Authorization: `Bearer ${localStorage.getItem(KEY) ?? ""}` }, cache: "no-store" };
   if (body !== undefined) Object.assign(options, { method: "POST", body: JSON.stringify(body) });

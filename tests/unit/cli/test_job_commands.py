@@ -89,12 +89,16 @@ def test_metrics_are_printed_written_and_scraped(site, capsys, tmp_path):
     assert list(tmp_path.glob(".hvlaunch*")) == []
     with pytest.raises(BadUsage, match="no such file"):
         site.do("metrics", "--textfile", str(tmp_path / "none" / "x.prom"))
-    assert site.do("metrics", "--scrape") == 0
-    url, token = capsys.readouterr().out.split()
-    with urlopen(Request(url, headers={"Authorization": f"Bearer {token}"}), timeout=DEADLINE) as answer:
-        assert b"hvlaunch_goodput_ratio{" in answer.read()
-    with pytest.raises(HTTPError, match="401"):
-        urlopen(Request(url, headers={"Authorization": "Bearer x"}), timeout=DEADLINE)
+    words = [sys.executable, "-m", "hvlaunch", "metrics", "--scrape"]
+    with subprocess.Popen(words, env=site.environ, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url, token = (server.stdout.readline().strip() for _ in range(2))
+        with urlopen(Request(url, headers={"Authorization": f"Bearer {token}"}), timeout=DEADLINE) as answer:
+            assert b"hvlaunch_goodput_ratio{" in answer.read()
+        with pytest.raises(HTTPError, match="401"):
+            urlopen(Request(url, headers={"Authorization": "Bearer x"}), timeout=DEADLINE)
+        assert site.do("stop", "base") == 0
+        assert server.wait(DEADLINE) == 0
 
 
 def test_a_file_of_metrics_is_kept_fresh_and_goes_with_the_command(site, tmp_path):

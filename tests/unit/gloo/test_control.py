@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,9 +51,8 @@ class Job:
         self.printer = Printer(None, None)
         spec = JobSpec(command=("train",), hosts=(), cwd="/")
         self.reporting = Reporting(spec, self.printer, REPORTED)
-        door: Any = SimpleNamespace(ask=dict, ask_scrape=dict)
         control = Control(
-            ABOUT, self.history, self.events.put, lambda: self.kept.append(True), door, self.reporting
+            ABOUT, self.history, self.events.put, lambda: self.kept.append(True), self.reporting
         )
         self.server.serve_beside(self.directory.listen(), control)
 

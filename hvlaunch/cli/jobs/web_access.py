@@ -1,0 +1,105 @@
+"""Who may use a job's page in a browser: a token that is good once lets a browser in; then it shows a cookie and a key."""
+
+import hmac
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+__all__ = ["Access", "Entry", "Refusal", "has_bearer"]
+
+_LIFE = 600.0
+"""Seconds in which a token must be used."""
+_OWN_NAMES = frozenset(("127.0.0.1", "localhost", "[::1]"))
+_BEARER = "Bearer "
+
+
+class Refusal(NamedTuple):
+    """The answer to a request that is not allowed."""
+
+    status: int
+    reason: str
+
+
+class Entry(NamedTuple):
+    """What a browser gets for its token. `cookie` is the value of a Set-Cookie field."""
+
+    cookie: str
+    key: str
+
+
+class Access:
+    """Checks requests by their header fields, whose names are in small letters.
+
+    A browser shows two secrets. Scripts can't read the cookie, and the browser sends the key to no other port: browsers
+    send cookies to every port of a machine, and therefore to the servers of its other users.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        address: str,
+        port: int,
+        *,
+        is_tls: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """The page of `job` is served at `address` and `port`. `clock` is in seconds."""
+        # With the port: the same job may be served twice, and cookies are shared by all ports of a machine.
+        self._cookie_name = f"hvlaunch_{job}_{port}"
+        self._secure = "; Secure" if is_tls else ""
+        self._names = _OWN_NAMES | {f"[{address}]" if ":" in address else address}
+        self._cookie = os.urandom(32).hex()
+        self._key = os.urandom(32).hex()
+        self._clock = clock
+        self._tokens: dict[str, float] = {}
+
+    def new_token(self) -> str:
+        """Make a token, which lets one browser in."""
+        token = os.urandom(16).hex()
+        self._tokens[token] = self._clock() + _LIFE
+        return token
+
+    def refusal(self, fields: Mapping[str, str], *, is_public: bool) -> Refusal | None:
+        """Return why nobody gets an answer to such a request, or None. Other sites may link to what is public."""
+        host = fields.get("host", "")
+        if _without_port(host) not in self._names:  # another site's name that leads here: DNS rebinding
+            return Refusal(421, "this is not the host that you have asked for")
+        origin = fields.get("origin")
+        is_foreign = origin is not None and origin not in (f"http://{host}", f"https://{host}")
+        is_from_elsewhere = fields.get("sec-fetch-site", "none") not in ("same-origin", "none")
+        if is_foreign or (is_from_elsewhere and not is_public):
+            return Refusal(403, "another site may not ask")
+        return None
+
+    def is_let_in(self, fields: Mapping[str, str]) -> bool:
+        """Check the cookie and the key of a request."""
+        pairs = [part.strip().partition("=") for part in fields.get("cookie", "").split(";")]
+        cookies = [value for name, _, value in pairs if name == self._cookie_name]
+        has_cookie = any(_is_same(value, self._cookie) for value in cookies)
+        return has_bearer(fields, self._key) and has_cookie
+
+    def let_in(self, fields: Mapping[str, str]) -> Entry | None:
+        """Take the token of a request; None if it is wrong, too old, or was used before."""
+        shown = fields.get("authorization", "").removeprefix(_BEARER)
+        token = next((token for token in self._tokens if _is_same(token, shown)), None)
+        if token is None or self._tokens.pop(token) <= self._clock():
+            return None
+        cookie = f"{self._cookie_name}={self._cookie}; HttpOnly; SameSite=Strict; Path=/{self._secure}"
+        return Entry(cookie, self._key)
+
+
+def has_bearer(fields: Mapping[str, str], token: str) -> bool:
+    """Check that a request shows this bearer token."""
+    return _is_same(fields.get("authorization", ""), _BEARER + token)
+
+
+def _is_same(shown: str, secret: str) -> bool:
+    """Compare in a time that tells nothing about the secret."""
+    return hmac.compare_digest(shown.encode(errors="replace"), secret.encode())
+
+
+def _without_port(host: str) -> str:
+    """Remove the port, which may be another one for the browser: it comes by `ssh -L`."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() and (":" not in name or name.startswith("[")) else host

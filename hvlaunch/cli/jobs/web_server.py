@@ -1,0 +1,248 @@
+"""A small web server of one user, for the page of `hvlaunch top --web` and the metrics of `hvlaunch metrics --scrape`."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hvlaunch.errors import BadUsage
+
+if TYPE_CHECKING:
+    import ssl
+
+    from hvlaunch.rendezvous.serving.certificate import Certificate
+
+__all__ = ["WebAnswer", "WebRequest", "WebServer"]
+
+_LOOPBACK = "127.0.0.1"
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 (they are refused)
+_PATIENCE = 10.0
+"""Seconds for a client to send the next part of a request, or to take an answer."""
+_MOST_CLIENTS = 128
+_LONGEST_BODY = 1 << 20
+_ONCE = ("authorization", "content-length", "cookie", "host", "origin", "sec-fetch-site")
+"""Header fields that decide whether a request is answered: a request that has one of them twice is malformed."""
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    413: "Content Too Large",
+    421: "Misdirected Request",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
+
+
+class WebAnswer(NamedTuple):
+    """The answer to a request. `fields` are header fields beside the type and the length."""
+
+    status: int
+    body: bytes = b""
+    kind: str = "text/plain; charset=utf-8"
+    fields: Mapping[str, str] = {}
+
+
+class WebRequest(NamedTuple):
+    """A request whose body has not been read yet. Names in `fields` are in small letters."""
+
+    method: str
+    path: str
+    query: str
+    fields: Mapping[str, str]
+    trust: Callable[[], None]
+    """Says that the client has shown its secrets: its connection is not closed in favour of others."""
+    read_body: Callable[[], bytes]
+    """Raises ValueError if the body is malformed or too long, OSError if it does not come."""
+
+
+class WebServer(ThreadingMixIn, TCPServer):
+    """Serves until close(), with a thread for each request, and a connection for each.
+
+    Any user of the machine may connect, so strangers must not keep the owner out: where there are too many connections,
+    the oldest that has shown no secret is closed.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, address: str | None, *, is_open: bool = False) -> None:
+        """Listen at a free port of `address`, None for this machine alone.
+
+        Another address than a loopback is served by TLS with a new certificate, unless it `is_open`. Raises BadUsage.
+        """
+        self.address = address or _LOOPBACK
+        self.address_family = _family(self.address)
+        self.certificate = None if is_open or _is_loopback(self.address) else _new_certificate()
+        self._context = None if self.certificate is None else _tls(self.certificate)
+        self._respond: Callable[[WebRequest], WebAnswer]
+        self._clients: dict[socket.socket, bool] = {}
+        """The open connections, the oldest first, and whether each is trusted."""
+        self._lock = threading.Lock()
+        try:
+            super().__init__((self.address, 0), _Handler)
+        except OSError as error:
+            raise _not_served(self.address, (error.strerror or str(error)).lower()) from None
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """The address of the server, without a slash at its end."""
+        name = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{'http' if self.certificate is None else 'https'}://{name}:{self.port}"
+
+    def close(self) -> None:
+        """Listen no more."""
+        self.server_close()
+
+    @contextmanager
+    def serving(self, respond: Callable[[WebRequest], WebAnswer]) -> Iterator[None]:
+        """Serve while in the block. `respond` is called in many threads."""
+        self._respond = respond
+        thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="web", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.shutdown()
+            self.close()
+
+    def respond(self, request: WebRequest, client: socket.socket) -> WebAnswer:
+        """Answer a request of this client. Raises OSError, ValueError as WebRequest.read_body does."""
+        return self._respond(request._replace(trust=lambda: self._trust(client)))
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Handle a connection in a thread of its own; called by socketserver."""
+        with self._lock:
+            if len(self._clients) >= _MOST_CLIENTS:
+                self._evict_stranger()
+            if is_full := len(self._clients) >= _MOST_CLIENTS:
+                request.close()
+            else:
+                self._clients[request] = False
+        if not is_full:
+            super().process_request(request, client_address)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Handle a connection, in its thread; called by socketserver."""
+        request.settimeout(_PATIENCE)
+        with suppress(OSError):  # the client has gone, or speaks no TLS
+            if self._context is not None:
+                with self._context.wrap_socket(request.dup(), server_side=True) as sealed:
+                    _Handler(sealed, client_address, self, request)
+            else:
+                _Handler(request, client_address, self, request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection; called by socketserver."""
+        with self._lock:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing about a client that sends nonsense; called by socketserver."""
+
+    def _trust(self, client: socket.socket) -> None:
+        with self._lock:
+            if client in self._clients:
+                self._clients[client] = True
+
+    def _evict_stranger(self) -> None:
+        stranger = next((client for client, is_trusted in self._clients.items() if not is_trusted), None)
+        if stranger is not None:
+            del self._clients[stranger]
+            with suppress(OSError):  # its thread may have closed it already
+                stranger.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Reads one request of a connection, and writes the answer."""
+
+    protocol_version = "HTTP/1.1"
+    server: WebServer
+
+    def __init__(
+        self, connection: Any, client_address: Any, server: WebServer, client: socket.socket | None = None
+    ) -> None:
+        """`client` is the connection as the server knows it, below TLS."""
+        self._client = client or connection
+        super().__init__(connection, client_address, server)
+
+    def do_GET(self) -> None:
+        """Answer GET, HEAD and POST alike: what is allowed depends on the path."""
+        self.close_connection = True
+        try:
+            answer = self._answer()
+        except ValueError as error:
+            answer = WebAnswer(400, f"{error}\n".encode())
+        self.send_response_only(answer.status, _REASONS[answer.status])
+        self.send_header("Content-Type", answer.kind)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.send_header("Connection", "close")
+        for name, value in answer.fields.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    do_HEAD = do_POST = do_GET  # noqa: N815 (as above)
+
+    def _answer(self) -> WebAnswer:
+        if any(len(self.headers.get_all(name, ())) > 1 for name in _ONCE):
+            return WebAnswer(400, b"a header field is there twice\n")
+        if "transfer-encoding" in self.headers:
+            return WebAnswer(501, b"the body needs a length\n")
+        path, _, query = self.path.partition("?")
+        fields = {name.lower(): value.strip() for name, value in self.headers.items()}
+        request = WebRequest(self.command, path, query, fields, lambda: None, self._read_body)
+        return self.server.respond(request, self._client)
+
+    def _read_body(self) -> bytes:
+        size = self.headers.get("content-length", "0").strip()
+        if not (size.isascii() and size.isdigit() and int(size) <= _LONGEST_BODY):
+            raise ValueError("the body is too long, or its length is no number")
+        body = self.rfile.read(int(size))
+        if len(body) < int(size):
+            raise ConnectionResetError
+        return body
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing: the terminal is for the user."""
+
+
+def _family(address: str) -> socket.AddressFamily:
+    """Raises BadUsage."""
+    if address in _EVERYWHERE:
+        raise BadUsage(f"{address} is every address: name one", hint="--bind ADDRESS")
+    try:
+        return socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0][0]
+    except OSError as error:
+        raise _not_served(address, (error.strerror or str(error)).lower()) from None
+
+
+def _not_served(address: str, cause: str) -> BadUsage:
+    return BadUsage(f"{address}: {cause}", hint="--bind with an address of this machine")
+
+
+def _is_loopback(address: str) -> bool:
+    return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
+
+
+def _new_certificate() -> "Certificate":
+    from hvlaunch.rendezvous.serving.certificate import Certificate  # noqa: PLC0415 (with --bind alone)
+
+    return Certificate()
+
+
+def _tls(certificate: "Certificate") -> "ssl.SSLContext":
+    from hvlaunch.rendezvous.serving.certificate import tls_context  # noqa: PLC0415 (with --bind alone)
+
+    return tls_context(certificate)
