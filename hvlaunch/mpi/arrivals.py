@@ -1,39 +1,44 @@
-"""The agents that have come, one from each host, until all are there."""
+"""Agents that have called the driver, one from each host, until all hosts have one."""
 
 import contextlib
 import socket
 import threading
 from collections.abc import Sequence
 
-from hvlaunch.errors import AgentFailed, HvlaunchError, StartTimeout
-from hvlaunch.mpi.call_listener import Caller
+from hvlaunch.errors import EXIT_HOSTS, AgentFailed, HvlaunchError, StartTimeout
+from hvlaunch.mpi.call_listener import AgentCaller
 from hvlaunch.mpi.detect import Kind
-from hvlaunch.mpi.launcher_errors import LauncherFailed
 from hvlaunch.mpi.process_ranks import names_of, ranks_of
 from hvlaunch.rendezvous.serving.traffic import plain_address
 
-__all__ = ["Arrivals"]
+__all__ = ["Arrivals", "LauncherFailed"]
+
+
+class LauncherFailed(HvlaunchError):
+    """The launcher ended, or started other processes than the job needs; it prints its own reasons."""
+
+    exit_code = EXIT_HOSTS
 
 
 class Arrivals:
-    """Waits for an agent from each of `hosts` (name and number of ranks, in order of rank): the host's first process."""
+    """Waits for the first process of each of `hosts` (name and number of ranks, in order of rank), which becomes its agent."""
 
     def __init__(self, hosts: Sequence[tuple[str, int]], kind: Kind) -> None:
         self._kind = kind
         self._hosts: dict[int, tuple[str, int]] = {}
-        """Name and number of ranks, by the first of them."""
+        """Name and number of ranks of a host, by its first rank."""
         rank = 0
         for name, count in hosts:
             self._hosts[rank] = name, count
             rank += count
         self._changed = threading.Condition()
-        self._callers: dict[str, Caller] = {}
+        self._callers: dict[str, AgentCaller] = {}
         self._error: HvlaunchError | None = None
 
-    def add(self, caller: Caller) -> None:
-        """One has come. After the end it is sent away.
+    def add(self, caller: AgentCaller) -> None:
+        """Add an agent that has called; after an error it is sent away.
 
-        The second of a rank that has come ends all: one of the two is a stranger, who knows the word that lets agents in.
+        A second process with the same rank ends the job: one of the two is an intruder that knows the word for agents.
         """
         with self._changed:
             if self._error is not None:
@@ -52,30 +57,30 @@ class Arrivals:
             if self.is_complete or self._error is not None:
                 self._changed.notify_all()
 
-    def _doubt(self, early: Caller, late: Caller) -> None:
-        who = ranks_of(self._kind, late.environ)
+    def _doubt(self, early: AgentCaller, late: AgentCaller) -> None:
+        ranks = ranks_of(self._kind, late.environ)
         self._error = LauncherFailed(
-            f"two processes came as rank {who and who.rank}, {_place(early)} and {_place(late)}: one of them is a stranger, who knows HVLAUNCH_ENTRY",
+            f"two processes came as rank {ranks and ranks.rank}, {_place(early)} and {_place(late)}: one of them is a stranger, who knows HVLAUNCH_ENTRY",
             hint="ssh (--gloo), or a network of your own for the launcher (--network-interfaces)",
         )
         late.connection.socket.close()
         for caller in self._callers.values():
             with contextlib.suppress(OSError):
-                caller.connection.socket.shutdown(socket.SHUT_RDWR)  # who reads finds why in `trouble`
+                caller.connection.socket.shutdown(
+                    socket.SHUT_RDWR
+                )  # its reader finds the reason in `trouble`
 
     @property
     def trouble(self) -> HvlaunchError | None:
-        """Why all were hung up on, if they were."""
+        """The error for which all connections were closed, if any."""
         with self._changed:
             return self._error
 
-    def _host_of(self, caller: Caller) -> str:
-        """The name of its host. Raises LauncherFailed where it is not its host's first rank.
-
-        Launchers number their processes host by host unless told otherwise; the names may be aliases.
-        """
-        who = ranks_of(self._kind, caller.environ)
-        if who is None or who.local_rank is None:
+    def _host_of(self, caller: AgentCaller) -> str:
+        """Return the name of the caller's host. Raises LauncherFailed if the caller is not a host's first rank."""
+        # Launchers number their processes host by host unless told otherwise. A hostname says little: it may be an alias.
+        ranks = ranks_of(self._kind, caller.environ)
+        if ranks is None or ranks.local_rank is None:
             words = [
                 word for names in names_of(self._kind) for word in (names.rank, names.local_rank) if word
             ]
@@ -83,16 +88,16 @@ class Arrivals:
                 f"a process on {caller.hostname} has no rank: none of {', '.join(words)} is set there",
                 hint="--mpirun PATH, if several MPIs are installed",
             )
-        if who.rank not in self._hosts:
+        if ranks.rank not in self._hosts:
             raise LauncherFailed(
                 f"{self._kind.value} did not number its processes host by host"
-                f" (rank {who.rank} is the first on {caller.hostname})",
+                f" (rank {ranks.rank} is the first on {caller.hostname})",
                 hint="leave out flags that map or rank by node",
             )
-        name, count = self._hosts[who.rank]
-        if who.local_size not in (None, count):
+        name, count = self._hosts[ranks.rank]
+        if ranks.local_size not in (None, count):
             raise LauncherFailed(
-                f"{self._kind.value} started {who.local_size} processes on {caller.hostname}, not {count}",
+                f"{self._kind.value} started {ranks.local_size} processes on {caller.hostname}, not {count}",
                 hint="one name for each host, and no flags that place processes",
             )
         shorts = {_short(name): name for name, _ in self._hosts.values()}
@@ -105,7 +110,7 @@ class Arrivals:
         return name
 
     def fail(self, error: HvlaunchError) -> None:
-        """Not all will come."""
+        """End the wait with this error, unless all agents have come."""
         with self._changed:
             if not self.is_complete and self._error is None:
                 self._end(error)
@@ -118,7 +123,7 @@ class Arrivals:
                 caller.connection.socket.close()
 
     def close(self) -> None:
-        """Hang up on all, after those who speak with them have done so."""
+        """Close all connections; their users must have finished."""
         with self._changed:
             self._end(self._error or LauncherFailed("the job has ended"))
 
@@ -126,10 +131,10 @@ class Arrivals:
     def is_complete(self) -> bool:
         return len(self._callers) == len(self._hosts)
 
-    def of(self, host: str, timeout: float) -> tuple[Caller, int]:
-        """The host's agent, and its number of ranks, once the agents of all hosts have come.
+    def agent_of(self, host: str, timeout: float) -> tuple[AgentCaller, int]:
+        """Return the host's agent and its number of ranks, once the agents of all hosts have come.
 
-        Raises StartTimeout after so many seconds, AgentFailed where not all will come.
+        Raises StartTimeout after `timeout` seconds, and AgentFailed if some agent can't come any more.
         """
         with self._changed:
             is_over = self._changed.wait_for(lambda: self.is_complete or self._error is not None, timeout)
@@ -144,10 +149,10 @@ class Arrivals:
             return self._callers[host], dict(self._hosts.values())[host]
 
 
-def _place(caller: Caller) -> str:
+def _place(caller: AgentCaller) -> str:
     try:
         address = plain_address(caller.connection.socket.getpeername())
-    except OSError:  # it has gone
+    except OSError:  # the connection is closed
         return f"on {caller.hostname}"
     return f"on {caller.hostname} ({address})"
 

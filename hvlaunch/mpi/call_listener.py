@@ -1,19 +1,20 @@
-"""Where agents call the driver: a listening socket, TLS, and the proof that the caller belongs to the job."""
+"""The socket at which agents call the driver: TLS, and the proof that a caller belongs to the job."""
 
 import contextlib
 import errno
 import hmac
 import json
+import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from hvlaunch.agent.wire.caller import LONGEST_ENTRY, Sealed
+from hvlaunch.agent.wire.caller import LONGEST_ENTRY, WORD_SIZE, Sealed
 from hvlaunch.agent.wire.shapes import mapping, of, pair, plain, text
 from hvlaunch.mpi.process_ranks import ALL_NAMES
-from hvlaunch.mpi.return_calls import ReturnCalls
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from hvlaunch.rendezvous.serving.listeners import Listeners
 from hvlaunch.rendezvous.serving.strangers import StrangerLimits, Strangers
@@ -23,38 +24,40 @@ from hvlaunch.ssh.tcp import persist
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["CallLimits", "CallListener", "Caller"]
+__all__ = ["AgentCaller", "CallLimits", "CallListener", "ReturnCalls"]
 
-_REST = 0.1  # seconds, where no file descriptor is left
+_PAUSE = 0.1  # seconds, if no file descriptor is left
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _LONGEST = 256
+_MOST_RETURN_CALLS = 2
+"""Waiting calls of one agent; the oldest of more is closed."""
 _FACTS = pair(text(_LONGEST, raw=True), mapping(of(*ALL_NAMES), text(_LONGEST, raw=True), len(ALL_NAMES)))
 
 
 class CallLimits(NamedTuple):
-    """What strangers may cost: those who have called, and not proved yet what they are."""
+    """Limits for unauthenticated clients: callers that have not proved yet that they belong to the job."""
 
     strangers: StrangerLimits = StrangerLimits(all=1024, from_one_address=256)
-    """How many: each has a thread. All agents of a host may call at once, from an address that is not known before."""
+    """Their number: each has a thread. All agents of a host may call at once, from an address not seen before."""
     patience: float = 10.0
-    """Seconds for all that a stranger has to say, however slowly it does."""
+    """Seconds for the whole exchange, however slowly the client sends."""
     facts: int = 1 << 16
-    """Bytes of what it tells about itself."""
+    """Bytes of the facts that a caller sends about itself."""
 
 
-class Caller(NamedTuple):
-    """An agent that has called, and proved that it is of this job."""
+class AgentCaller(NamedTuple):
+    """An agent that has called, and proved that it belongs to this job."""
 
     connection: Sealed
     hostname: str
     environ: Mapping[str, str]
-    """The variables by which its launcher tells it who it is."""
+    """The variables that hold its rank."""
     word: bytes | None = None
-    """Its own, by which it has come again."""
+    """The agent's own word, if it called for another connection."""
 
 
 class _Stranger:
-    """Somebody who has proved nothing yet; `due` is when that must have changed."""
+    """An unauthenticated client; `due` is the time by which it must have proved that it belongs to the job."""
 
     def __init__(self, sock: socket.socket, address: str, due: float) -> None:
         self.socket = sock
@@ -62,18 +65,87 @@ class _Stranger:
         self.due = due
 
 
-class CallListener:
-    """Listens from the start until close(); `admit` gets the callers, in threads.
+class _Agent:
+    def __init__(self, called: Callable[[], None]) -> None:
+        self.called = called
+        self.calls: deque[Sealed] = deque()
 
-    `entry` is what lets them in, once they have made sure by the `certificate` who is to be told it. Those who have been
-    here before have a word of their own, and go to `returns`. `host` "" is every address.
+
+class ReturnCalls:
+    """Calls of agents that have lost their first connection, until the driver takes them. Thread-safe.
+
+    Each agent has a word of its own. It got the word over its first connection, which is encrypted, so no one else has it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._agents: dict[bytes, _Agent] = {}
+
+    def expect(self, called: Callable[[], None]) -> bytes:
+        """Return the word for an agent; `called` runs at each of its calls, in a thread."""
+        word = os.urandom(WORD_SIZE // 2).hex().encode("ascii")
+        with self._changed:
+            self._agents[word] = _Agent(called)
+        return word
+
+    def knows(self, word: bytes) -> bool:
+        """True if the word is an agent's."""
+        with self._changed:
+            words = [*self._agents]
+        # A dictionary's look-up would take a time that depends on how much of the word is right.
+        return any(hmac.compare_digest(word, agent_word) for agent_word in words)
+
+    def add(self, word: bytes, call: Sealed) -> None:
+        """Keep a call of the agent with this word until next() takes it."""
+        with self._changed:
+            agent = self._agents.get(word)
+            if agent is None:
+                _hang_up(call)
+                return
+            agent.calls.append(call)
+            if len(agent.calls) > _MOST_RETURN_CALLS:
+                _hang_up(agent.calls.popleft())
+            self._changed.notify_all()
+        # Outside of the lock, because the agent's owner may ask for the call at once.
+        agent.called()
+
+    def next(self, word: bytes, timeout: float) -> Sealed | None:
+        """Return the agent's newest call, waiting `timeout` seconds; close its older ones."""
+        with self._changed:
+            calls = self._agents[word].calls if word in self._agents else None
+            if calls is None or not self._changed.wait_for(lambda: calls, timeout):
+                return None
+            newest = calls.pop()
+            while calls:
+                _hang_up(calls.pop())
+            return newest
+
+    def close(self) -> None:
+        """Close all waiting calls."""
+        with self._changed:
+            for agent in self._agents.values():
+                while agent.calls:
+                    _hang_up(agent.calls.pop())
+            self._agents.clear()
+
+
+def _hang_up(call: Sealed) -> None:
+    with contextlib.suppress(OSError):
+        call.socket.close()
+
+
+class CallListener:
+    """Listens from the start until close(); calls `admit` with each caller, in threads.
+
+    A caller checks the `certificate`, and only then sends `entry`, which lets it in. An agent that calls again sends its
+    own word instead, and goes to `returns`. An empty `host` is every address.
     """
 
     def __init__(
         self,
         entry: str,
         certificate: Certificate,
-        admit: Callable[[Caller], None],
+        admit: Callable[[AgentCaller], None],
         limits: CallLimits | None = None,
         *,
         host: str = "",
@@ -100,14 +172,15 @@ class CallListener:
         self._listener.close()
 
     def _listen(self) -> None:
-        context = tls_context(self._certificate)  # here: a launcher starts meanwhile
+        # In this thread, because it takes 10 ms, in which the launcher starts.
+        context = tls_context(self._certificate)
         while not self._is_closed:
             try:
                 self._listener.settimeout(self._hang_up_on_late())
                 sock, name = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError as error:  # it is closed, or the caller is gone again
+            except OSError as error:  # the listener was closed, or the caller has hung up already
                 if error.errno in _NO_DESCRIPTOR:
                     self._make_room()
                 continue
@@ -122,10 +195,10 @@ class CallListener:
     def _make_room(self) -> None:
         with self._lock:
             self._hang_up(self._strangers.oldest())
-        time.sleep(_REST)
+        time.sleep(_PAUSE)
 
     def _hang_up_on_late(self) -> float | None:
-        """Seconds until the next stranger is late; None where there is none."""
+        """Close late clients; return the seconds until the next is late, None if no client waits."""
         with self._lock:
             while (first := self._strangers.first()) is not None:
                 left = first.due - time.monotonic()
@@ -137,8 +210,8 @@ class CallListener:
 
     @staticmethod
     def _hang_up(stranger: _Stranger | None) -> None:
-        """Its own thread finds that out, and closes the socket."""
         if stranger is not None:
+            # Its own thread sees the end, and closes the socket: closed here, the descriptor might be another's by then.
             with contextlib.suppress(OSError):
                 stranger.socket.shutdown(socket.SHUT_RDWR)
 
@@ -147,7 +220,7 @@ class CallListener:
             caller = self._check(stranger.socket, context)
             self._trust(stranger)
         except (OSError, ValueError):
-            with self._lock:  # a stranger indeed, or an agent by another address that won
+            with self._lock:  # no agent of the job, or an agent that was quicker by another address
                 self._strangers.leave(stranger)
                 stranger.socket.close()
         else:
@@ -157,15 +230,16 @@ class CallListener:
                 self._returns.add(caller.word, caller.connection)
 
     def _trust(self, stranger: _Stranger) -> None:
-        """It is of this job, and others at its address may be, too. Raises OSError where it has been hung up on."""
+        """Move the client's address to the trusted ones. Raises OSError if the client has been closed for being late."""
         with self._lock:
             if stranger not in self._strangers:
                 raise OSError("it took too long")
             self._strangers.leave(stranger)
+            # Other agents of this host are likely to call from the same address.
             self._strangers.know([stranger.address])
 
-    def _check(self, sock: socket.socket, context: "ssl.SSLContext") -> Caller:
-        """Raises OSError and ValueError."""
+    def _check(self, sock: socket.socket, context: "ssl.SSLContext") -> AgentCaller:
+        """Return the caller, once it has proved itself. Raises OSError and ValueError."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         persist(sock)
         caller = Sealed(sock, context, server_side=True)
@@ -175,11 +249,11 @@ class CallListener:
         if not is_new and not self._returns.knows(word):
             raise ValueError("a wrong word")
         hostname, environ = _facts(_part(caller, self._limits.facts))
-        return Caller(caller, hostname, environ, None if is_new else word)
+        return AgentCaller(caller, hostname, environ, None if is_new else word)
 
 
 def _part(caller: Sealed, most: int) -> bytes:
-    """Raises OSError and ValueError."""
+    """Read one length-prefixed part. Raises OSError, and ValueError if it is longer than `most`."""
     size = int.from_bytes(caller.receive(4), "big")
     if size > most:
         raise ValueError(f"{size} bytes, where {most} are the most")
@@ -187,7 +261,7 @@ def _part(caller: Sealed, most: int) -> bytes:
 
 
 def _facts(data: bytes) -> tuple[str, dict[str, str]]:
-    """Hostname and environment of a caller. Raises ValueError."""
+    """Return hostname and environment of a caller. Raises ValueError."""
     try:
         facts = json.loads(data)
     except RecursionError:
@@ -195,4 +269,5 @@ def _facts(data: bytes) -> tuple[str, dict[str, str]]:
     if not _FACTS(facts):
         raise ValueError("facts that no agent tells")
     hostname, environ = facts
+    # Both may end in messages, so they must not control a terminal.
     return plain(hostname, _LONGEST), {name: plain(value, _LONGEST) for name, value in environ.items()}

@@ -1,7 +1,7 @@
-"""A job whose processes somebody else's launcher starts: it brings an agent for each host, all else is as ever.
+"""Run a job whose processes another launcher (mpirun, srun, jsrun) starts.
 
-The launcher takes the place of ssh, and nothing more. The agents call the driver, and from then on it is
-gloo's driver and engine that speak with them: so output, signals, ends, reports and exit codes are the same.
+The launcher replaces ssh, and nothing else: it starts an agent on each host, the agents call the driver, and from
+then on the job runs as any other. Output, signals, ends, reports and exit codes are the same.
 """
 
 import os
@@ -19,28 +19,21 @@ from hvlaunch.gloo.controller import run as run_by_agents
 from hvlaunch.gloo.ways import HostWays
 from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions
-from hvlaunch.mpi.arrivals import Arrivals
-from hvlaunch.mpi.builders import build
-from hvlaunch.mpi.call_listener import CallListener
-from hvlaunch.mpi.caller_command import caller_command
-from hvlaunch.mpi.command import Request, ssh_arguments
-from hvlaunch.mpi.detect import Kind, Launcher
-from hvlaunch.mpi.find import find
-from hvlaunch.mpi.jsrun import rankfile
-from hvlaunch.mpi.key_exchange import key_exchange_words
+from hvlaunch.mpi.arrivals import Arrivals, LauncherFailed
+from hvlaunch.mpi.builders import LaunchRequest, build, rankfile, ssh_arguments
+from hvlaunch.mpi.call_listener import CallListener, ReturnCalls
+from hvlaunch.mpi.detect import Kind, LauncherProgram, find
 from hvlaunch.mpi.launched_agent import LaunchedAgent
-from hvlaunch.mpi.launcher_errors import LauncherFailed
 from hvlaunch.mpi.process import LauncherProcess
 from hvlaunch.mpi.process_ranks import names_of
-from hvlaunch.mpi.request import counted, remote_python, request_of
-from hvlaunch.mpi.return_calls import ReturnCalls
+from hvlaunch.mpi.request import caller_command, counted, key_exchange_words, remote_python, request_of
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 
 __all__ = ["run"]
 
 _LOOPBACK = "127.0.0.1"
 _END_PATIENCE = 10.0  # seconds for the launcher to notice that its processes have ended
-_LOST_PATIENCE = 2.0  # ... where it may wait in vain for those of a host that is out of reach
+_LOST_PATIENCE = 2.0  # ... if a host is out of reach, whose processes it may wait for in vain
 
 
 def run(
@@ -50,9 +43,9 @@ def run(
     stderr: BinaryIO,
     on_detached: Callable[[str], None] | None = None,
 ) -> JobResult:
-    """Run the job with the launcher that spec.mpi names; otherwise as hvlaunch.gloo.controller.run.
+    """Run the job with the launcher that spec.mpi names; otherwise like hvlaunch.gloo.controller.run.
 
-    Raises HvlaunchError for what is wrong with the job itself, before anything is started.
+    Raises HvlaunchError for mistakes in the job, before any process starts.
     """
     options = spec.mpi or MPIOptions()
     launcher = find(options)
@@ -73,12 +66,12 @@ def _ways(
     *,
     whole: JobSpec,
     options: MPIOptions,
-    launcher: Launcher,
+    launcher: LauncherProgram,
     python: str | None,
 ) -> Iterator[HostWays]:
-    """While in the block the launcher runs; yields what gives the way to a host, once all agents have come.
+    """Run the launcher inside the block; yield the functions that connect to a host, once all agents have called.
 
-    `whole` is the job with all hosts that were named: `spec` has those that it needs.
+    `whole` is the job with all hosts that the user named; `spec` has only the hosts in use.
     """
     caller = caller_command(names_of(launcher.kind), python, limit=spec.start_timeout + spec.lease)
     request = request_of(whole, options, launcher, caller, (ENTRY, CERTIFICATE, ADDRESSES))
@@ -120,14 +113,14 @@ def _ways(
         yield HostWays(connect, connect)
 
 
-def _quick_words(spec: JobSpec, request: Request, launcher: Launcher) -> tuple[str, ...]:
+def _quick_words(spec: JobSpec, request: LaunchRequest, launcher: LauncherProgram) -> tuple[str, ...]:
     remote = [host.name for host in spec.hosts if not is_local(host)]
     return key_exchange_words(launcher.kind, remote, ssh_arguments(request), request.extra, os.environ)
 
 
 @contextmanager
-def _rankfile(launcher: Launcher, request: Request) -> Iterator[str | None]:
-    """The file that says where each rank goes, for the launcher that needs one."""
+def _rankfile(launcher: LauncherProgram, request: LaunchRequest) -> Iterator[str | None]:
+    """Write jsrun's rankfile, and yield its path; None for other launchers."""
     if launcher.kind is not Kind.JSRUN:
         yield None
         return
@@ -140,7 +133,7 @@ def _rankfile(launcher: Launcher, request: Request) -> Iterator[str | None]:
 
 
 def _end(arrivals: Arrivals, agents: Sequence[LaunchedAgent], process: LauncherProcess) -> None:
-    """Wait for a launcher whose processes are about to end; one that is still starting them is stopped."""
+    """Wait for a launcher whose processes are about to end; stop one that still starts processes."""
     complete = arrivals.is_complete
     arrivals.close()
     patience = _END_PATIENCE if all(agent.has_ended for agent in agents) else _LOST_PATIENCE
@@ -156,7 +149,7 @@ def _connect(
     host: Host,
 ) -> AgentConnection:
     """Raises HvlaunchError."""
-    caller, processes = arrivals.of(host.name, timeout)
+    caller, processes = arrivals.agent_of(host.name, timeout)
     agent = LaunchedAgent(
         host.name, caller.connection, processes, process.wait, lambda: arrivals.trouble, returns
     )
@@ -165,10 +158,11 @@ def _connect(
 
 
 def _addresses(spec: JobSpec) -> list[str]:
-    """Where agents may find the driver: at the loopback alone where all hosts are this machine, else where the user says."""
+    """Return the addresses at which agents call the driver; only the loopback if all hosts are this machine."""
     if all(is_local(host) for host in spec.hosts):
         return [_LOOPBACK]
     if spec.rendezvous_bind is not None and spec.rendezvous_bind not in EVERYWHERE:
         return [spec.rendezvous_bind]
     usable = filter(is_usable, own_addresses())
+    # Agents try the addresses in this order: few networks of clusters route IPv6.
     return [*sorted(usable, key=lambda address: ":" in address), _LOOPBACK]

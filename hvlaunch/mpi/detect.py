@@ -1,25 +1,52 @@
-"""Which MPI an `mpirun` is, by what it says of itself."""
+"""The launcher on this machine: the one that the user chose, and which MPI an `mpirun` belongs to."""
 
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from hvlaunch.mpi.launcher_errors import NoLauncher, UnknownLauncher
+from hvlaunch.errors import BadUsage
+from hvlaunch.job import MPIOptions
 
-__all__ = ["Kind", "Launcher", "detect", "read_version", "version_text"]
+__all__ = [
+    "Kind",
+    "LauncherProgram",
+    "NoLauncher",
+    "UnknownLauncher",
+    "detect",
+    "find",
+    "read_version",
+    "version_text",
+]
 
-_PATIENCE = 30.0  # seconds; on clusters it may lie on a slow network disk
+_PATIENCE = 30.0  # seconds; on clusters the program may lie on a slow network disk
 _SHOWN = 120
 
 _HINT = "--mpirun PATH, or hvlaunch without --mpi, which needs no MPI"
 _KNOWN = "Open MPI, IBM Spectrum MPI, MPICH, Intel MPI, MVAPICH"
 
 
+class NoLauncher(BadUsage):
+    """There is no such launcher. `program` is the name that was looked for."""
+
+    def __init__(self, cause: str, *, program: str, hint: str) -> None:
+        super().__init__(cause, hint=hint)
+        self.program = program
+
+
+class UnknownLauncher(NoLauncher):
+    """The program exists, but does not show which launcher it is. `answer` is what it printed."""
+
+    def __init__(self, cause: str, *, program: str, hint: str, answer: str) -> None:
+        super().__init__(cause, program=program, hint=hint)
+        self.answer = answer
+
+
 class Kind(Enum):
-    """The launchers that there are; the value is the name for people."""
+    """The launchers that hvlaunch can use; the value is the name for people."""
 
     OPEN_MPI = "Open MPI"
     SPECTRUM = "IBM Spectrum MPI"
@@ -30,7 +57,7 @@ class Kind(Enum):
     JSRUN = "LSF's jsrun"
 
 
-# The first that is found decides: Spectrum is an Open MPI, MVAPICH and Intel's are MPICHs, and all may say so.
+# The first match decides: Spectrum is an Open MPI, MVAPICH and Intel's are MPICHs, and each may name its relative too.
 _SAYINGS = (
     (Kind.SPECTRUM, r"Spectrum MPI"),
     (Kind.OPEN_MPI, r"Open MPI|OpenRTE|PRRTE"),
@@ -46,54 +73,81 @@ _VERSION = {
 _FIRST_WITH_PRRTE = (5,)
 _ANY_VERSION = r"(?:\)|:)\s*v?(\d+(?:\.\d+)+)"
 
+_SCHEDULERS = {
+    "srun": (Kind.SRUN, "SLURM_JOB_ID", "Slurm", "salloc or sbatch first"),
+    "jsrun": (Kind.JSRUN, "LSB_JOBID", "LSF", "bsub first"),
+}
 
-class Launcher(NamedTuple):
-    """A launcher as it was found."""
+
+class LauncherProgram(NamedTuple):
+    """A launcher of this machine."""
 
     kind: Kind
     version: tuple[int, ...]
-    """Empty where it does not tell."""
+    """Empty if the launcher does not show its version."""
     program: str
-    """As the user said it: Open MPI finds itself on the hosts by the path that it was started with."""
+    """The program as the user wrote it: Open MPI finds itself on the hosts by the path that it was started with."""
 
     def __str__(self) -> str:
         return " ".join([self.kind.value, ".".join(map(str, self.version))]).strip()
 
 
-def detect(program: str | None, ask: Callable[[str], str | None] | None = None) -> Launcher:
-    """The MPI behind `program`, `mpirun` where it is None. `ask` gets what it answers to --version.
+def find(
+    options: MPIOptions,
+    environ: Mapping[str, str] = os.environ,
+    which: Callable[[str], str | None] = shutil.which,
+) -> LauncherProgram:
+    """Return the launcher that the user chose.
+
+    Raises NoLauncher, UnknownLauncher, and BadUsage for a scheduler's launcher outside of a job of this scheduler.
+    """
+    if options.launcher == "mpirun":
+        return detect(options.program)
+    kind, variable, scheduler, hint = _SCHEDULERS[options.launcher]
+    name = options.launcher
+    if which(name) is None:
+        raise NoLauncher(f"no {name} on PATH", program=name, hint="--gloo, which needs no launcher")
+    if not environ.get(variable):
+        raise BadUsage(
+            f"--{name} works only inside a job of {scheduler}, and {variable} is not set", hint=hint
+        )
+    return LauncherProgram(kind, (), name)
+
+
+def detect(program: str | None, ask: Callable[[str], str | None] | None = None) -> LauncherProgram:
+    """Return the MPI launcher `program`, `mpirun` by default. `ask` returns a program's answer to --version.
 
     Raises NoLauncher and UnknownLauncher.
     """
     name = program or "mpirun"
     text = (ask or version_text)(name)
     if text is None:
-        where = "" if "/" in name else " on PATH"
-        raise NoLauncher(f"no {name}{where}: --mpi needs an MPI on this machine", program=name, hint=_HINT)
-    found = read_version(text)
-    if found is None:
+        place = "" if "/" in name else " on PATH"
+        raise NoLauncher(f"no {name}{place}: --mpi needs an MPI on this machine", program=name, hint=_HINT)
+    kind_and_version = read_version(text)
+    if kind_and_version is None:
         line = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")[:_SHOWN]
         cause = (
             f"{name} --version printed {line!r}, which does not show which MPI it is; hvlaunch knows {_KNOWN}"
         )
         raise UnknownLauncher(cause, program=name, hint=_HINT, answer=text)
-    kind, version = found
-    return Launcher(kind, version, name)
+    kind, version = kind_and_version
+    return LauncherProgram(kind, version, name)
 
 
 def read_version(text: str) -> tuple[Kind, tuple[int, ...]] | None:
-    """Kind and version in the answer to --version; None where it is none that we know."""
+    """Return kind and version from an answer to --version; None for an unknown launcher."""
     kind = next((kind for kind, saying in _SAYINGS if re.search(saying, text)), None)
     if kind is None:
         return None
     if "PRRTE" in text and "Open MPI" not in text:
-        return kind, _FIRST_WITH_PRRTE  # its own version is another count
-    found = re.search(_VERSION.get(kind, _ANY_VERSION), text)
-    return kind, tuple(int(part) for part in found[1].split(".")) if found else ()
+        return kind, _FIRST_WITH_PRRTE  # PRRTE's versions count differently from Open MPI's
+    match = re.search(_VERSION.get(kind, _ANY_VERSION), text)
+    return kind, tuple(int(part) for part in match[1].split(".")) if match else ()
 
 
 def version_text(program: str) -> str | None:
-    """What the program answers to --version; None where there is no such program."""
+    """Return the program's answer to --version; None if there is no such program."""
     if shutil.which(program) is None:
         return None
     try:

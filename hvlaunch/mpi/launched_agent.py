@@ -1,4 +1,4 @@
-"""The way to an agent that a launcher has started: frames over the connection by which it called."""
+"""The connection to an agent that a launcher has started: frames over the agent's own call to the driver."""
 
 import contextlib
 import signal
@@ -14,40 +14,49 @@ from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, L
 from hvlaunch.driver.links.piece_reader import PieceReader
 from hvlaunch.driver.links.reports import report_decoder
 from hvlaunch.driver.program.agent_program import AgentProgram
-from hvlaunch.errors import AgentFailed, HostError, HostLost, HvlaunchError, StartTimeout
+from hvlaunch.errors import EXIT_HOSTS, AgentFailed, HostError, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.job import Host
-from hvlaunch.mpi.launcher_errors import EndedByLauncher
-from hvlaunch.mpi.return_calls import ReturnCalls
+from hvlaunch.mpi.call_listener import ReturnCalls
 from hvlaunch.ssh.tcp import is_near, silence, was_reset
 
 if TYPE_CHECKING:
     from hvlaunch.agent.wire.frames import Frame
 
-__all__ = ["LaunchedAgent", "LauncherEnd"]
+__all__ = ["EndedByLauncher", "LaunchedAgent", "LauncherEnd"]
 
 _READ_SIZE = 1 << 16
-_LOOK = 0.5  # seconds between two looks whether the launcher is still there
+_POLL = 0.5  # seconds between two checks that the launcher still runs
 _PATIENCE = 15.0  # seconds for a launcher that ends its processes to end as well
 _BY_THE_LAUNCHER = ("got SIG", "its guardian was killed", "the launcher's process")
 _ENDING = (signal.SIGTERM, signal.SIGKILL)
 
 
+class EndedByLauncher(HostError):
+    """The launcher ended its processes on the host; `status` is its own exit status, None while it runs."""
+
+    def __init__(self, cause: str, *, host: str, status: int | None) -> None:
+        super().__init__(cause, host=host)
+        self.status = status
+        self.exit_code = status or EXIT_HOSTS
+
+
 class LauncherEnd:
-    """Tells from an agent's frames whether the launcher has ended the host's processes: then no worker has failed."""
+    """Derives from an agent's frames whether the launcher has ended the host's processes: then no worker has failed."""
 
     def __init__(self, processes: int) -> None:
         self._waiting = processes
-        """How many workers' ends were not told."""
+        """Number of workers without a reported end."""
         self.has_begun = False
-        """It ends them. A worker that ends now for a cause of its own may be why."""
+        """The launcher is ending the processes; a worker that fails on its own meanwhile may be the reason."""
         self.is_over = False
-        """It has ended a worker, or all before they were started."""
+        """The launcher has ended a worker, or all processes before their workers started."""
         self.was_told = False
-        """The agent has said its last word: nothing of the job is left on its host."""
+        """The agent has sent its last frame: no process of the job is left on its host."""
 
     def concerns_driver(self, header: Mapping[str, Any]) -> bool:
-        """Whether the driver is to be told of the frame."""
+        """True for a frame that the driver has to get."""
         kind = header["type"]
+        # A worker that dies by the launcher's signal would look like a failed worker, and be blamed in the report.
         if kind == "parting" and header["cause"].startswith(_BY_THE_LAUNCHER):
             self.has_begun = True
             return False
@@ -65,7 +74,7 @@ class LauncherEnd:
         return True
 
     def connection_ended(self) -> None:
-        """Nothing will come any more."""
+        """Record the end of the connection: no more frames."""
         self.is_over = self.is_over or (self.has_begun and self._waiting > 0)
 
 
@@ -81,9 +90,9 @@ class LaunchedAgent:
         trouble: Callable[[], HvlaunchError | None],
         returns: ReturnCalls,
     ) -> None:
-        """`launcher_end` waits for the launcher's end, some seconds: its exit status, None where it runs on.
+        """`launcher_end` waits the given seconds for the launcher's exit status; None while it runs.
 
-        `trouble` is why we have hung up on all agents, if we have; by `returns` the agent calls again.
+        `trouble` returns the error for which all agents were disconnected, if any. The agent calls again by `returns`.
         """
         self._host = host
         self._trouble = trouble
@@ -98,7 +107,7 @@ class LaunchedAgent:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the host's processes have ended, as far as anybody here knows: so the launcher can know it too."""
+        """True if the host's processes have ended, as far as the driver knows; then the launcher can notice it too."""
         return self._end.was_told or self._end.is_over
 
     def _called(self) -> None:
@@ -119,15 +128,17 @@ class LaunchedAgent:
         listener: Listener,
     ) -> AgentChannel:
         data = program.packed(is_near=is_near(self._sealed.socket), with_ranks=self.processes > 1)
-        with contextlib.suppress(OSError):  # who reads sees the end too
-            self._sealed.sendall(self._word + len(data).to_bytes(4, "big") + data)  # in records of its own
+        with contextlib.suppress(OSError):  # the reader of this connection sees its end too
+            # In TLS records of its own: the caller must not read frames that belong to the program.
+            self._sealed.sendall(self._word + len(data).to_bytes(4, "big") + data)
         return self._channel(listener)
 
     def _channel(self, listener: Listener) -> AgentChannel:
         return _Channel(self._sealed, listener, self._end, self._cause, self._ended)
 
     def _ended(self) -> None:
-        """The connection is at its end: by the other side's, since no cut looks so, or by ours. Raises OSError for ours."""
+        """Note the end of the connection. Raises OSError if it was lost, or if the driver closed it for silence."""
+        # A cut never looks like an orderly end: after that, the agent itself has ended.
         self.can_rejoin = self._is_closed or was_reset(self._sealed.socket)
         if self.can_rejoin:
             raise ConnectionAbortedError("it was silent" if self._is_closed else "it was reset")
@@ -141,18 +152,18 @@ class LaunchedAgent:
         timeout: float,
     ) -> tuple[AgentConnection, AgentChannel]:
         deadline = time.monotonic() + timeout
-        while (call := self._returns.next(self._word, _LOOK)) is None:
-            self.close()  # it may hear us, and then it calls
+        while (call := self._returns.next(self._word, _POLL)) is None:
+            self.close()  # an agent that still hears this connection calls once it ends
             if self._launcher_end(0.0) is not None:
                 raise HostLost("its launcher has ended", host=host.name)
             if time.monotonic() >= deadline:
                 raise StartTimeout(f"its agent has not called within {timeout:g} s", host=host.name)
         again = copy(self)
-        again._begin(call)  # noqa: SLF001 (one of us)
+        again._begin(call)  # noqa: SLF001 (the same class)
         return again, again._channel(listener)  # noqa: SLF001 (as above)
 
     def _cause(self, is_launchers: bool) -> HostError | None:
-        """Of the connection's end, where it is not the agent's own: we have hung up, or it `is_launchers`."""
+        """Return the error that ended the connection from outside: the driver's own, or the launcher's if `is_launchers`."""
         if (trouble := self._trouble()) is not None:
             return AgentFailed(trouble.cause, host=self._host, hint=trouble.hint)
         return self._ended_by_launcher() if is_launchers else None
@@ -172,7 +183,7 @@ class LaunchedAgent:
 
 
 class _Channel:
-    """hvlaunch.driver.links.agent_channel.AgentChannel, to an agent whose program is on its way."""
+    """hvlaunch.driver.links.agent_channel.AgentChannel to an agent that has been sent its program."""
 
     def __init__(
         self,
@@ -189,7 +200,7 @@ class _Channel:
         self._cause = cause
 
     def frames(self) -> "Iterator[Frame]":
-        """To the end. Raises EndedByLauncher, AgentFailed, and what AgentChannel.frames() raises."""
+        """Yield frames until the end. Raises EndedByLauncher, AgentFailed, and the errors of AgentChannel.frames()."""
         reader = PieceReader(self._listener.heard_noise)
         decoder = report_decoder()
         while not self._end.is_over and (data := self._read()):
@@ -202,7 +213,7 @@ class _Channel:
         self._ended()
 
     def _read(self) -> bytes:
-        """Empty at the end. Raises OSError where the connection broke, and not by the launcher's end."""
+        """Read some bytes; none at the end. Raises OSError if the connection broke while the launcher ran."""
         try:
             data = self._sealed.socket.recv(_READ_SIZE)
         except OSError:
@@ -220,10 +231,10 @@ class _Channel:
     def stderr(self) -> bytes:
         return b""
 
-    def exit_status(self, timeout: float) -> int | None:  # noqa: ARG002 (it is the launcher that is told)
+    def exit_status(self, timeout: float) -> int | None:  # noqa: ARG002 (only the launcher gets the status)
         return None
 
 
 def plain(address: str) -> str:
-    """An IPv4 address that a socket for both families shows as ::ffff:1.2.3.4."""
+    """Return the IPv4 address of ::ffff:1.2.3.4, as a socket for both families shows it; other addresses unchanged."""
     return address.removeprefix("::ffff:") if "." in address else address

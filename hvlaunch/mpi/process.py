@@ -1,4 +1,4 @@
-"""The launcher as our child: in a session of its own, its words told to the user, ended when the job is over."""
+"""The launcher as a child process: in a session of its own, its output printed, ended with the job."""
 
 import contextlib
 import os
@@ -11,27 +11,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from hvlaunch.mpi.command import Command
-from hvlaunch.mpi.launcher_errors import NoLauncher
+from hvlaunch.mpi.builders import LauncherCommand
+from hvlaunch.mpi.detect import NoLauncher
 
 if TYPE_CHECKING:
     import psutil
 
 __all__ = ["LauncherProcess"]
 
-_LAST_WORDS = 2.0  # seconds for what it printed to be read
+_LAST_WORDS = 2.0  # seconds to read its last output
 _KILL_AFTER = 5.0
-_SWEEP_AFTER = 1.0  # seconds for its ssh to see by themselves that it has ended
+_SWEEP_AFTER = 1.0  # seconds in which its ssh processes may notice its end by themselves
 _DIRECTORIES = ("ompi.*.{uid}/pid.{pid}", "ompi.{pid}")
-"""What an mpirun of Open MPI removes from the directory of temporary files at its end, before version 5 and since."""
+"""Directories of Open MPI's mpirun in the directory of temporary files, before version 5 and since; a killed one leaves them."""
 
 
 class LauncherProcess:
-    """Runs from the start. `say` gets its lines; `ended` its exit status, in a thread, behind its last line."""
+    """Runs the launcher. Calls `say` with each line, and then `ended` with the exit status, in threads."""
 
     def __init__(
         self,
-        command: Command,
+        command: LauncherCommand,
         env: dict[str, str],
         *,
         say: Callable[[str], None],
@@ -73,20 +73,20 @@ class LauncherProcess:
     def _wait(self) -> None:
         status = self._process.wait()
         for reader in self._readers:
-            reader.join(_LAST_WORDS)  # something it has left behind may hold the pipe open
+            reader.join(_LAST_WORDS)  # a process that it left behind may hold the pipe open
         self._ended(_shell_status(status))
 
     def wait(self, timeout: float) -> int | None:
-        """Its exit status, 128 + n for a signal n; None where it has not ended within `timeout` seconds."""
+        """Return its exit status, 128 + n for a signal n; None if it runs longer than `timeout` seconds."""
         try:
             return _shell_status(self._process.wait(timeout))
         except subprocess.TimeoutExpired:
             return None
 
     def close(self, patience: float) -> None:
-        """Wait for its end, at most `patience` seconds; then SIGTERM, by which it ends its processes, then SIGKILL.
+        """Wait for its end, at most `patience` seconds; then send SIGTERM, by which it ends its processes, then SIGKILL.
 
-        What it leaves on this machine is ended and removed: it may have been waiting for a host that is out of reach.
+        Its processes and directories on this machine are removed: a launcher that waits for an unreachable host is killed.
         """
         family: list[psutil.Process] = []
         for number, seconds in ((signal.SIGTERM, _KILL_AFTER), (signal.SIGKILL, _KILL_AFTER)):
@@ -115,26 +115,27 @@ def _shell_status(status: int) -> int:
 
 
 def _family(launcher: int) -> "list[psutil.Process]":
-    """Its ssh, and what these have started, which it puts into sessions of their own; not its processes here, which end as anywhere."""
+    """Return its ssh processes and their descendants, but not the job's own processes, which end by their guardians."""
+    # The launcher puts its ssh into sessions of their own, so a signal to its process group does not reach them.
     import psutil  # noqa: PLC0415 (few launchers have to be stopped)
 
     try:
         others = [
             child for child in psutil.Process(launcher).children() if not child.name().startswith("hvl-")
         ]
-        return [one for child in others for one in (child, *child.children(recursive=True))]
+        return [process for child in others for process in (child, *child.children(recursive=True))]
     except psutil.Error:
         return []
 
 
 def _end(family: "list[psutil.Process]") -> None:
-    """Have them see that the launcher has ended; kill those that do not."""
+    """Give the processes time to notice the launcher's end; kill those that do not."""
     import psutil  # noqa: PLC0415 (as above)
 
     _, left = psutil.wait_procs(family, _SWEEP_AFTER)
-    for one in left:
+    for process in left:
         with contextlib.suppress(psutil.Error):
-            one.kill()
+            process.kill()
     psutil.wait_procs(left, _SWEEP_AFTER)
 
 
@@ -142,7 +143,8 @@ def _remove_directory(launcher: int) -> None:
     for form in _DIRECTORIES:
         for path in Path(tempfile.gettempdir()).glob(form.format(uid=os.geteuid(), pid=launcher)):
             if path.lstat().st_uid == os.geteuid():
+                # Only this user's own: in /tmp another user may have made a directory with this name.
                 shutil.rmtree(path, ignore_errors=True)
                 if "/" in form:
-                    with contextlib.suppress(OSError):  # another launcher's is there
+                    with contextlib.suppress(OSError):  # the directory has another launcher's
                         path.parent.rmdir()

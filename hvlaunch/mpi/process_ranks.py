@@ -1,4 +1,4 @@
-"""Who a process is, by the variables that its launcher sets."""
+"""The rank of a process, from the variables that its launcher sets."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ __all__ = ["ALL_NAMES", "Names", "ProcessRanks", "names_of", "ranks_of", "shell_
 
 
 class Names(NamedTuple):
-    """A launcher's variables. What it has no variable for is an empty string."""
+    """The names of a launcher's variables; empty if it has no such variable."""
 
     rank: str
     size: str
@@ -30,7 +30,7 @@ _JSM = Names(
 )
 _PMIX = Names("PMIX_RANK", "", "", "")
 
-# A job inside of another finds both jobs' variables: only those of its own launcher count.
+# A job inside of another job finds the variables of both: only those of its own launcher count.
 _OF = {
     Kind.OPEN_MPI: (_OPEN_MPI, _PMIX),
     Kind.SPECTRUM: (_OPEN_MPI, _PMIX),
@@ -47,7 +47,7 @@ ALL_NAMES = frozenset(name for families in _OF.values() for family in families f
 
 
 class ProcessRanks(NamedTuple):
-    """What a process knows of itself; None is what its launcher does not tell."""
+    """The ranks and sizes that a launcher tells a process; None for a missing variable."""
 
     rank: int
     size: int | None
@@ -56,12 +56,12 @@ class ProcessRanks(NamedTuple):
 
 
 def names_of(kind: Kind) -> Sequence[Names]:
-    """The launcher's variables, the best first."""
+    """Return the launcher's variables, the most reliable first."""
     return _OF[kind]
 
 
 def ranks_of(kind: Kind, environ: Mapping[str, str]) -> ProcessRanks | None:
-    """The identity in a process's environment; None where the launcher tells none."""
+    """Return the ranks in a process's environment; None if its launcher set no rank."""
     for names in names_of(kind):
         rank = _number(environ, names.rank)
         if rank is not None:
@@ -71,7 +71,7 @@ def ranks_of(kind: Kind, environ: Mapping[str, str]) -> ProcessRanks | None:
 
 
 def shell_shim(kind: Kind) -> tuple[str, ...]:
-    """Words that run the command behind them with torch's variables, by nothing but a shell: for a pasted command."""
+    """Return words that run the command behind them with torch's variables, by a shell alone: for a pasted command."""
     names = names_of(kind)[0]
     sources = zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), names, strict=True)
     exports = " ".join(f"{name}=${source}" for name, source in sources if source)
@@ -79,5 +79,6 @@ def shell_shim(kind: Kind) -> tuple[str, ...]:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
+    # isdigit() alone takes digits of other scripts, and int() takes seconds for a million digits.
     text = environ.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None

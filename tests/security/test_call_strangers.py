@@ -12,8 +12,8 @@ from queue import SimpleQueue
 import pytest
 
 from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY, Sealed
-from hvlaunch.mpi.call_listener import Caller, CallLimits, CallListener
-from hvlaunch.mpi.caller_command import caller_command
+from hvlaunch.mpi.call_listener import AgentCaller, CallLimits, CallListener
+from hvlaunch.mpi.request import caller_command
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.rendezvous.serving.strangers import StrangerLimits
 from tests.security.test_strangers import FLOOD, running
@@ -31,7 +31,7 @@ def call(port: int) -> subprocess.Popen[bytes]:
 
 @pytest.mark.parametrize("kind", ["half-open", "drip"])
 def test_an_agent_comes_in_beside_strangers(kind):
-    callers: SimpleQueue[Caller] = SimpleQueue()
+    callers: SimpleQueue[AgentCaller] = SimpleQueue()
     with (
         closing(CallListener("the word", KEY, callers.put)) as listener,
         running(str(FLOOD), kind, str(listener.port), "300", "127.0.0.2", "127.0.0.3") as (_, line),
@@ -66,7 +66,7 @@ def test_a_stranger_has_seconds_for_all_that_it_says():
 
 
 def test_room_is_kept_at_an_address_that_the_job_has_called_from():
-    callers: SimpleQueue[Caller] = SimpleQueue()
+    callers: SimpleQueue[AgentCaller] = SimpleQueue()
     limits = CallLimits(StrangerLimits(all=1, from_one_address=1, from_known_address=5, turn=0), patience=60)
     with closing(CallListener("the word", KEY, callers.put, limits)) as listener:
         process = call(listener.port)

@@ -13,11 +13,10 @@ from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.errors import AgentFailed
 from hvlaunch.job import Host
 from hvlaunch.mpi.arrivals import Arrivals
-from hvlaunch.mpi.call_listener import Caller, CallListener
-from hvlaunch.mpi.caller_command import caller_command
+from hvlaunch.mpi.call_listener import AgentCaller, CallListener, ReturnCalls
 from hvlaunch.mpi.detect import Kind
 from hvlaunch.mpi.launched_agent import LaunchedAgent
-from hvlaunch.mpi.return_calls import ReturnCalls
+from hvlaunch.mpi.request import caller_command
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from tests.unit.gloo.fakes import FakeListener
 
@@ -27,7 +26,7 @@ RANK, LOCAL_RANK = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"
 def test_the_second_of_a_rank_ends_the_job_by_name() -> None:
     """The stranger comes before the agent whose place it takes; when that one comes, it is known that one is false."""
     key = Certificate()
-    came: SimpleQueue[Caller] = SimpleQueue()
+    came: SimpleQueue[AgentCaller] = SimpleQueue()
     arrivals = Arrivals([("a", 1), ("b", 1)], Kind.OPEN_MPI)
     processes: list[subprocess.Popen[bytes]] = []
     with closing(CallListener("the word", key, came.put, host="127.0.0.1")) as listener:
@@ -46,7 +45,7 @@ def test_the_second_of_a_rank_ends_the_job_by_name() -> None:
 
         call(0)
         call(1)  # the stranger
-        caller, _ = arrivals.of("b", 0)
+        caller, _ = arrivals.agent_of("b", 0)
         connection = LaunchedAgent(
             "b", caller.connection, 1, lambda _: None, lambda: arrivals.trouble, ReturnCalls()
         )

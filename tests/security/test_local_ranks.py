@@ -12,9 +12,9 @@ import pytest
 from hvlaunch.agent.local_ranks import LocalRanks
 from hvlaunch.agent.quick import Selector
 from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY
-from hvlaunch.mpi.caller_command import caller_command
 from hvlaunch.mpi.detect import Kind
 from hvlaunch.mpi.process_ranks import names_of
+from hvlaunch.mpi.request import caller_command
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 

@@ -14,8 +14,8 @@ from queue import SimpleQueue
 import pytest
 
 from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY, WORD_SIZE
-from hvlaunch.mpi.call_listener import Caller, CallListener
-from hvlaunch.mpi.caller_command import caller_command
+from hvlaunch.mpi.call_listener import AgentCaller, CallListener
+from hvlaunch.mpi.request import caller_command
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable
 from hvlaunch.rendezvous.serving.certificate import Certificate
@@ -152,7 +152,7 @@ def call(port: int) -> "subprocess.Popen[bytes]":
     )
 
 
-def give(caller: Caller, command: bytes) -> None:
+def give(caller: AgentCaller, command: bytes) -> None:
     """The program, long enough for one in the middle to wake up, and a first frame."""
     program = zlib.compress(PROGRAM + b"\n#" + os.urandom(4000).hex().encode())
     caller.connection.sendall(b"w" * WORD_SIZE + len(program).to_bytes(4, "big") + program)
@@ -160,18 +160,18 @@ def give(caller: Caller, command: bytes) -> None:
 
 
 @pytest.fixture
-def callers() -> "SimpleQueue[Caller]":
+def callers() -> "SimpleQueue[AgentCaller]":
     return SimpleQueue()
 
 
 @pytest.fixture
-def listener(callers: "SimpleQueue[Caller]") -> Iterator[CallListener]:
+def listener(callers: "SimpleQueue[AgentCaller]") -> Iterator[CallListener]:
     with closing(CallListener(WORD, KEY, callers.put, host="127.0.0.1")) as one:
         yield one
 
 
 def test_what_agents_and_driver_say_can_not_be_read(
-    listener: CallListener, callers: "SimpleQueue[Caller]"
+    listener: CallListener, callers: "SimpleQueue[AgentCaller]"
 ) -> None:
     with closing(Middle(listener.port)) as middle:
         process = call(middle.port)
@@ -186,7 +186,7 @@ def test_what_agents_and_driver_say_can_not_be_read(
 
 
 def test_a_command_that_was_changed_is_not_run(
-    listener: CallListener, callers: "SimpleQueue[Caller]"
+    listener: CallListener, callers: "SimpleQueue[AgentCaller]"
 ) -> None:
     with closing(Middle(listener.port, down=one_bit)) as middle:
         process = call(middle.port)
@@ -199,7 +199,7 @@ def test_a_command_that_was_changed_is_not_run(
 
 
 def test_a_call_that_was_recorded_lets_nobody_in(
-    listener: CallListener, callers: "SimpleQueue[Caller]"
+    listener: CallListener, callers: "SimpleQueue[AgentCaller]"
 ) -> None:
     with closing(Middle(listener.port)) as middle:
         process = call(middle.port)

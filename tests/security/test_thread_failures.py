@@ -16,8 +16,8 @@ import pytest
 from hvlaunch.agent.wire.shapes import plain
 from hvlaunch.driver.process_events import failures_as_events, loud
 from hvlaunch.engine import events as on
+from hvlaunch.mpi.builders import LauncherCommand
 from hvlaunch.mpi.call_listener import CallListener
-from hvlaunch.mpi.command import Command
 from hvlaunch.mpi.process import LauncherProcess
 from hvlaunch.rendezvous.serving.certificate import Certificate
 
@@ -127,7 +127,7 @@ def test_where_a_launcher_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(LauncherProcess, name, fail)
 
     def begin() -> Any:
-        command = Command(("true",), {})
+        command = LauncherCommand(("true",), {})
         return LauncherProcess(command, dict(os.environ), say=lambda _: None, ended=lambda _: None)
 
     assert isinstance(failure_of(begin), on.ThreadFailed)

@@ -14,7 +14,7 @@ from unittest import mock
 
 from hvlaunch.agent.wire.caller import Sealed, _Calls
 from hvlaunch.mpi import call_listener
-from hvlaunch.mpi.call_listener import Caller, CallLimits, CallListener
+from hvlaunch.mpi.call_listener import AgentCaller, CallLimits, CallListener
 from hvlaunch.mpi.process_ranks import ALL_NAMES
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from tests.security.fuzz.broken import broken_frame, changed_bytes
@@ -137,7 +137,7 @@ def _told(chance: random.Random, *, is_broken: bool) -> bytes:
     return _part(_WORD.encode()) + _part(data)
 
 
-def _meet(sock: Any) -> Caller | None:
+def _meet(sock: Any) -> AgentCaller | None:
     """As the listener does; None where who called is refused. Raises AssertionError, and whatever is a defect."""
     try:
         caller = _door()._check(sock, _contexts()[0])
@@ -211,7 +211,7 @@ def stranger_session(seed: int, *, is_broken: bool = True) -> int:
     return _FEW - 1 + (agent.has_broken or caller is not None)
 
 
-def _break_behind(chance: random.Random, caller: Caller, agent: _Agent) -> None:
+def _break_behind(chance: random.Random, caller: AgentCaller, agent: _Agent) -> None:
     """It was let in: what is changed on its way from now on ends the connection."""
     agent._tls.write(b"frames")
     data = agent._outgoing.read()

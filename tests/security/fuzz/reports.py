@@ -15,8 +15,8 @@ from hvlaunch.driver.links.reports import report_decoder
 from hvlaunch.driver.program.agent_program import NO_PYTHON, AgentProgram
 from hvlaunch.engine.events import HostClosed
 from hvlaunch.job import Host
+from hvlaunch.mpi.call_listener import ReturnCalls
 from hvlaunch.mpi.launched_agent import LaunchedAgent, LauncherEnd
-from hvlaunch.mpi.return_calls import ReturnCalls
 from tests.security.fuzz.broken import Valid, broken_bytes, changed_bytes, piece_of
 from tests.security.fuzz.job import Job
 from tests.security.fuzz.judge import check_line, check_problem

@@ -9,10 +9,9 @@ import pytest
 
 from hvlaunch.agent.wire.caller import Sealed
 from hvlaunch.errors import AgentFailed, StartTimeout
-from hvlaunch.mpi.arrivals import Arrivals
-from hvlaunch.mpi.call_listener import Caller
+from hvlaunch.mpi.arrivals import Arrivals, LauncherFailed
+from hvlaunch.mpi.call_listener import AgentCaller
 from hvlaunch.mpi.detect import Kind
-from hvlaunch.mpi.launcher_errors import LauncherFailed
 
 
 def caller(hostname, rank, local=0, size=None):
@@ -23,30 +22,32 @@ def caller(hostname, rank, local=0, size=None):
     environ = {
         f"OMPI_COMM_WORLD_{name}": str(number) for name, number in numbers.items() if number is not None
     }
-    return Caller(sealed, hostname, environ)
+    return AgentCaller(sealed, hostname, environ)
 
 
-def arrivals(*hosts):
+def arrivals_of(*hosts):
     return Arrivals(hosts, Kind.OPEN_MPI)
 
 
-def found(where, *hosts):
-    return {host: (agent.hostname, count) for host in hosts for agent, count in [where.of(host, 0.01)]}
+def found(arrivals, *hosts):
+    return {
+        host: (agent.hostname, count) for host in hosts for agent, count in [arrivals.agent_of(host, 0.01)]
+    }
 
 
 def test_each_hosts_agent_is_that_of_its_first_rank():
-    where = arrivals(("a", 2), ("b", 1), ("c", 1))
+    arrivals = arrivals_of(("a", 2), ("b", 1), ("c", 1))
     for came in (caller("b", 2), caller("c.example.com", 3, size=1), caller("a", 0, size=2)):
-        assert not where.is_complete
-        where.add(came)
-    assert found(where, "a", "b", "c") == {"a": ("a", 2), "b": ("b", 1), "c": ("c.example.com", 1)}
+        assert not arrivals.is_complete
+        arrivals.add(came)
+    assert found(arrivals, "a", "b", "c") == {"a": ("a", 2), "b": ("b", 1), "c": ("c.example.com", 1)}
 
 
 def test_names_may_be_aliases():
-    where = arrivals(("10.0.0.7", 1), ("gpu", 1))
-    where.add(caller("node7", 0))
-    where.add(caller("node9", 1))
-    assert found(where, "10.0.0.7", "gpu") == {"10.0.0.7": ("node7", 1), "gpu": ("node9", 1)}
+    arrivals = arrivals_of(("10.0.0.7", 1), ("gpu", 1))
+    arrivals.add(caller("node7", 0))
+    arrivals.add(caller("node9", 1))
+    assert found(arrivals, "10.0.0.7", "gpu") == {"10.0.0.7": ("node7", 1), "gpu": ("node9", 1)}
 
 
 @pytest.mark.parametrize(
@@ -59,57 +60,57 @@ def test_names_may_be_aliases():
     ],
 )
 def test_ranks_that_are_not_what_was_asked_for(came, error):
-    where = arrivals(("a", 2), ("b", 2))
-    where.add(caller(*came))
+    arrivals = arrivals_of(("a", 2), ("b", 2))
+    arrivals.add(caller(*came))
     with pytest.raises(AgentFailed, match=error) as caught:
-        where.of("a", 30)
+        arrivals.agent_of("a", 30)
     assert caught.value.exit_code == 69
 
 
 @pytest.mark.parametrize("hosts", [(("a", 1), ("b", 1)), (("a", 1),)])
 def test_two_processes_of_one_rank(hosts):
-    where = arrivals(*hosts)
+    arrivals = arrivals_of(*hosts)
     for _ in range(2):
-        where.add(caller("a", 0))
+        arrivals.add(caller("a", 0))
     with pytest.raises(
         AgentFailed, match=r"two processes came as rank 0, on a .*and on a .*: one of them is a stranger"
     ):
-        where.of(hosts[-1][0], 30)
-    assert where.trouble is not None
+        arrivals.agent_of(hosts[-1][0], 30)
+    assert arrivals.trouble is not None
 
 
 def test_who_waits_gets_the_agent_when_the_last_has_come():
-    where = arrivals(("a", 1), ("b", 1))
+    arrivals = arrivals_of(("a", 1), ("b", 1))
     found: list[Any] = []
-    waiting = threading.Thread(target=lambda: found.append(where.of("b", 30)))
+    waiting = threading.Thread(target=lambda: found.append(arrivals.agent_of("b", 30)))
     waiting.start()
-    where.add(caller("b", 1))
-    assert not where.is_complete
-    where.add(caller("a", 0))
+    arrivals.add(caller("b", 1))
+    assert not arrivals.is_complete
+    arrivals.add(caller("a", 0))
     waiting.join(30)
     ((agent, count),) = found
-    assert (agent.hostname, count, where.is_complete) == ("b", 1, True)
+    assert (agent.hostname, count, arrivals.is_complete) == ("b", 1, True)
     late = caller("a", None)
-    where.add(late)
+    arrivals.add(late)
     assert late.connection.socket.fileno() == -1
-    assert where.trouble is None
+    assert arrivals.trouble is None
     assert agent.connection.socket.fileno() != -1
-    where.close()
+    arrivals.close()
     assert agent.connection.socket.fileno() == -1
 
 
 def test_the_end_of_the_launcher_ends_the_waiting():
-    where = arrivals(("a", 2), ("b", 1))
+    arrivals = arrivals_of(("a", 2), ("b", 1))
     early = caller("a", 0)
-    where.add(early)
-    where.fail(LauncherFailed("mpirun ended", hint="this"))
+    arrivals.add(early)
+    arrivals.fail(LauncherFailed("mpirun ended", hint="this"))
     with pytest.raises(AgentFailed, match="host a: mpirun ended; try: this"):
-        where.of("a", 30)
+        arrivals.agent_of("a", 30)
     assert early.connection.socket.fileno() == -1
 
 
 def test_not_all_come_in_time():
-    where = arrivals(("a", 2), ("b", 1))
-    where.add(caller("a", 0))
+    arrivals = arrivals_of(("a", 2), ("b", 1))
+    arrivals.add(caller("a", 0))
     with pytest.raises(StartTimeout, match=r"the agents of only 1 of 2 hosts were connected within 0.01 s"):
-        where.of("a", 0.01)
+        arrivals.agent_of("a", 0.01)

@@ -5,10 +5,8 @@ from typing import Any
 import pytest
 
 from hvlaunch.errors import BadUsage
-from hvlaunch.mpi.builders import build
-from hvlaunch.mpi.command import Request
-from hvlaunch.mpi.detect import Kind, Launcher
-from hvlaunch.mpi.jsrun import rankfile
+from hvlaunch.mpi.builders import LaunchRequest, build, rankfile
+from hvlaunch.mpi.detect import Kind, LauncherProgram
 
 MANY = tuple((f"n{number:02}", 8) for number in range(64))
 MANY_LISTED = ",".join(f"n{number:02}:8" for number in range(64))
@@ -110,15 +108,15 @@ JSRUN = dict.fromkeys(CASES, "--erf_input /erf") | {
     "directory": "--erf_input /erf --chdir|/w d",
 }
 LAUNCHERS = [
-    (Launcher(Kind.OPEN_MPI, (4, 1, 4), "mpirun"), OPEN_MPI_4),
-    (Launcher(Kind.OPEN_MPI, (), "mpirun"), OPEN_MPI_4),
-    (Launcher(Kind.OPEN_MPI, (5, 0, 11), "/opt/ompi/bin/mpirun"), OPEN_MPI_5),
-    (Launcher(Kind.SPECTRUM, (10, 3, 1), "mpirun"), SPECTRUM),
-    (Launcher(Kind.MPICH, (4, 0, 2), "mpirun"), MPICH),
-    (Launcher(Kind.MVAPICH, (2, 3, 7), "mpirun"), MVAPICH),
-    (Launcher(Kind.INTEL, (2021, 10), "mpirun"), INTEL),
-    (Launcher(Kind.SRUN, (), "srun"), SRUN),
-    (Launcher(Kind.JSRUN, (), "jsrun"), JSRUN),
+    (LauncherProgram(Kind.OPEN_MPI, (4, 1, 4), "mpirun"), OPEN_MPI_4),
+    (LauncherProgram(Kind.OPEN_MPI, (), "mpirun"), OPEN_MPI_4),
+    (LauncherProgram(Kind.OPEN_MPI, (5, 0, 11), "/opt/ompi/bin/mpirun"), OPEN_MPI_5),
+    (LauncherProgram(Kind.SPECTRUM, (10, 3, 1), "mpirun"), SPECTRUM),
+    (LauncherProgram(Kind.MPICH, (4, 0, 2), "mpirun"), MPICH),
+    (LauncherProgram(Kind.MVAPICH, (2, 3, 7), "mpirun"), MVAPICH),
+    (LauncherProgram(Kind.INTEL, (2021, 10), "mpirun"), INTEL),
+    (LauncherProgram(Kind.SRUN, (), "srun"), SRUN),
+    (LauncherProgram(Kind.JSRUN, (), "jsrun"), JSRUN),
 ]
 
 
@@ -133,7 +131,9 @@ def words(line):
     ("launcher", "lines"), LAUNCHERS, ids=lambda value: str(value) if isinstance(value, tuple) else ""
 )
 def test_the_command_line(launcher, lines, case):
-    request = Request(program=launcher.program, command=("train", "x y"), rankfile="/erf", **CASES[case])
+    request = LaunchRequest(
+        program=launcher.program, command=("train", "x y"), rankfile="/erf", **CASES[case]
+    )
     if lines[case] is None:
         with pytest.raises(
             BadUsage, match=r"does not use ssh, so flags for ssh can't be used|--binding-args can't be used"
@@ -145,7 +145,7 @@ def test_the_command_line(launcher, lines, case):
 
 def test_no_flag_of_an_older_open_mpi_is_used_with_5():
     for case in CASES.values():
-        argv = build(LAUNCHERS[2][0], Request(program="mpirun", command=("train",), **case)).argv
+        argv = build(LAUNCHERS[2][0], LaunchRequest(program="mpirun", command=("train",), **case)).argv
         single = [
             word for word in argv if word.startswith("-") and not word.startswith("--") and " " not in word
         ]
@@ -155,24 +155,32 @@ def test_no_flag_of_an_older_open_mpi_is_used_with_5():
 
 @pytest.mark.parametrize("kind", [Kind.MPICH, Kind.MVAPICH, Kind.INTEL])
 def test_hydra_takes_one_interface(kind):
-    request = Request(program="mpirun", command=("train",), hosts=(("a", 1),), interfaces=("ib0", "eth0"))
+    request = LaunchRequest(
+        program="mpirun", command=("train",), hosts=(("a", 1),), interfaces=("ib0", "eth0")
+    )
     with pytest.raises(BadUsage, match="takes only one network interface, not ib0, eth0"):
-        build(Launcher(kind, (), "mpirun"), request)
+        build(LauncherProgram(kind, (), "mpirun"), request)
 
 
 def test_localhost_is_no_name_for_hydras_other_hosts():
     hosts = (("localhost", 1), ("a", 1))
     with pytest.raises(BadUsage, match="this machine's own name"):
-        build(Launcher(Kind.MPICH, (), "mpirun"), Request(program="mpirun", command=("t",), hosts=hosts))
-    build(Launcher(Kind.MPICH, (), "mpirun"), Request(program="mpirun", command=("t",), hosts=hosts[:1]))
+        build(
+            LauncherProgram(Kind.MPICH, (), "mpirun"),
+            LaunchRequest(program="mpirun", command=("t",), hosts=hosts),
+        )
+    build(
+        LauncherProgram(Kind.MPICH, (), "mpirun"),
+        LaunchRequest(program="mpirun", command=("t",), hosts=hosts[:1]),
+    )
 
 
 def test_variables_for_the_launcher_itself():
     def env(kind, **more):
         return dict(
             build(
-                Launcher(kind, (), "mpirun"),
-                Request(program="mpirun", command=("t",), hosts=(("a", 1),), **more),
+                LauncherProgram(kind, (), "mpirun"),
+                LaunchRequest(program="mpirun", command=("t",), hosts=(("a", 1),), **more),
             ).env
         )
 
@@ -188,12 +196,12 @@ def test_a_word_for_ssh_with_a_space_is_an_error():
     with pytest.raises(BadUsage, match="must not have a space"):
         build(
             LAUNCHERS[0][0],
-            Request(program="mpirun", command=("t",), hosts=(("a", 1),), identity="/my keys/k"),
+            LaunchRequest(program="mpirun", command=("t",), hosts=(("a", 1),), identity="/my keys/k"),
         )
 
 
 def test_the_rankfile_shares_each_hosts_processors_out():
-    request = Request(
+    request = LaunchRequest(
         program="jsrun",
         command=("t",),
         hosts=(("h1", 2), ("h2", 1)),
@@ -206,4 +214,4 @@ def test_the_rankfile_shares_each_hosts_processors_out():
         "rank: 2: { hostname: h2; cpu: {0-39} ; gpu: * ; mem: * }\n"
     )
     with pytest.raises(BadUsage, match="host h3: 2 ranks for 1 processors"):
-        rankfile(Request(program="jsrun", command=("t",), hosts=(("h3", 2),), cores=(("h3", 1),)))
+        rankfile(LaunchRequest(program="jsrun", command=("t",), hosts=(("h3", 2),), cores=(("h3", 1),)))

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY, WORD_SIZE
-from hvlaunch.mpi.call_listener import CallListener
-from hvlaunch.mpi.caller_command import caller_command
+from hvlaunch.mpi.call_listener import CallListener, ReturnCalls
 from hvlaunch.mpi.detect import Kind
 from hvlaunch.mpi.process_ranks import names_of
-from hvlaunch.mpi.return_calls import ReturnCalls
+from hvlaunch.mpi.request import caller_command
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from tests.unit.agent.harness import interpreter
 

@@ -4,8 +4,15 @@ import stat
 
 import pytest
 
-from hvlaunch.mpi.detect import Kind, Launcher, detect, read_version, version_text
-from hvlaunch.mpi.launcher_errors import NoLauncher, UnknownLauncher
+from hvlaunch.mpi.detect import (
+    Kind,
+    LauncherProgram,
+    NoLauncher,
+    UnknownLauncher,
+    detect,
+    read_version,
+    version_text,
+)
 
 OPEN_MPI_4_DEBIAN = """\
 mpirun.openmpi (OpenRTE) 4.1.4
@@ -89,12 +96,12 @@ Copyright (C) 2003-2017, Intel Corporation. All rights reserved.
 )
 def test_kind_and_version(said, kind, version):
     assert read_version(said) == (kind, version)
-    assert detect("mpirun", lambda _: said) == Launcher(kind, version, "mpirun")
+    assert detect("mpirun", lambda _: said) == LauncherProgram(kind, version, "mpirun")
 
 
 def test_its_name_for_people():
-    assert str(Launcher(Kind.OPEN_MPI, (5, 0, 11), "mpirun")) == "Open MPI 5.0.11"
-    assert str(Launcher(Kind.SRUN, (), "srun")) == "Slurm's srun"
+    assert str(LauncherProgram(Kind.OPEN_MPI, (5, 0, 11), "mpirun")) == "Open MPI 5.0.11"
+    assert str(LauncherProgram(Kind.SRUN, (), "srun")) == "Slurm's srun"
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from hvlaunch.agent.wire.frames import Decoder, PieceWriter, encode
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.errors import AgentFailed, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.job import Host
+from hvlaunch.mpi.arrivals import LauncherFailed
+from hvlaunch.mpi.call_listener import ReturnCalls
 from hvlaunch.mpi.controller import _end
-from hvlaunch.mpi.launched_agent import LaunchedAgent, LauncherEnd, plain
-from hvlaunch.mpi.launcher_errors import EndedByLauncher, LauncherFailed
-from hvlaunch.mpi.return_calls import ReturnCalls
+from hvlaunch.mpi.launched_agent import EndedByLauncher, LaunchedAgent, LauncherEnd, plain
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from tests.unit.gloo.fakes import HELLO, FakeListener
 

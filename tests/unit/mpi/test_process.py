@@ -4,7 +4,7 @@ import os
 import threading
 
 from hvlaunch.mpi import process as module
-from hvlaunch.mpi.command import Command
+from hvlaunch.mpi.builders import LauncherCommand
 from hvlaunch.mpi.process import LauncherProcess
 
 
@@ -13,7 +13,7 @@ def test_a_launcher_that_is_stopped_is_not_listened_to_as_long_as_its_ssh_holds_
     ended: list[int] = []
     is_there = threading.Event()
     process = LauncherProcess(
-        Command(("sh", "-c", "sleep 3600 & echo there; wait"), {}),
+        LauncherCommand(("sh", "-c", "sleep 3600 & echo there; wait"), {}),
         dict(os.environ),
         say=lambda _: is_there.set(),
         ended=ended.append,

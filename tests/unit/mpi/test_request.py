@@ -7,12 +7,11 @@ import pytest
 
 from hvlaunch.errors import BadUsage, NotEnoughSlots
 from hvlaunch.job import Host, JobSpec, MPIOptions, SSHOptions
-from hvlaunch.mpi.builders import build
-from hvlaunch.mpi.command import Request
-from hvlaunch.mpi.detect import Kind, Launcher
+from hvlaunch.mpi.builders import LaunchRequest, build
+from hvlaunch.mpi.detect import Kind, LauncherProgram
 from hvlaunch.mpi.request import counted, remote_python, request_of
 
-MPIRUN = Launcher(Kind.OPEN_MPI, (4, 1, 4), "mpirun.openmpi")
+MPIRUN = LauncherProgram(Kind.OPEN_MPI, (4, 1, 4), "mpirun.openmpi")
 
 
 def spec(*hosts, **more):
@@ -40,13 +39,13 @@ def test_a_launcher_gets_all_slots_so_that_processes_may_be_spawned():
     assert (asked.hosts, asked.slots) == ((("a", 1),), (("a", 4), ("b", 2)))
     line = build(MPIRUN, asked).argv
     assert line[line.index("-np") :][:4] == ("-np", "1", "-H", "a:4,b:2")
-    mpich = Launcher(Kind.MPICH, (4, 0, 2), "mpirun")
+    mpich = LauncherProgram(Kind.MPICH, (4, 0, 2), "mpirun")
     line = build(mpich, request_of(spec(*hosts, np=1, slots_per_host=2), MPIOptions(), mpich, (), ())).argv
     assert line[line.index("-np") :][:4] == ("-np", "1", "-hosts", "a:4,b:2")
 
 
 def test_a_schedulers_launcher_gets_the_hosts_in_use():
-    srun = Launcher(Kind.SRUN, (22, 5), "srun")
+    srun = LauncherProgram(Kind.SRUN, (22, 5), "srun")
     asked = request_of(spec(Host("a", slots=4), Host("b", slots=4), np=1), MPIOptions(), srun, (), ())
     assert asked.room == (("a", 4),)
     assert "--nodelist a" in " ".join(build(srun, asked).argv)
@@ -59,7 +58,7 @@ def test_all_that_was_said():
         network_interfaces=("ib0",),
         ssh=SSHOptions(user="ml", identity=Path("/k"), config=Path("/c"), host_keys="accept-new"),
     )
-    assert ask(job, MPIOptions(args=("--x",), binding=("--bind-to", "core"))) == Request(
+    assert ask(job, MPIOptions(args=("--x",), binding=("--bind-to", "core"))) == LaunchRequest(
         program="mpirun.openmpi",
         command=("boot",),
         hosts=(("a", 2), ("b", 2)),
@@ -87,7 +86,7 @@ def test_all_that_was_said():
 def test_what_holds_for_one_host_alone_is_an_error(one, other, what):
     with pytest.raises(BadUsage, match=what):
         ask(spec(Host("a", slots=1, **one), Host("b", slots=1, **other)))
-    srun = Launcher(Kind.SRUN, (22, 5), "srun")
+    srun = LauncherProgram(Kind.SRUN, (22, 5), "srun")
     job = spec(Host("a", slots=1, **one), Host("b", slots=1, **other), np=1)
     with pytest.raises(BadUsage, match=what):  # processes that are spawned may come to b
         ask(job)
