@@ -108,9 +108,9 @@ def driver(hosts: int, slots: int, seconds: int) -> list[list[str]]:
         )
 
     measure("nobody looks")
-    end = world.driver.observation.subscribe()
+    end = world.driver.observing.observation.subscribe()
     measure("samples at 1 Hz")
-    fresh = len(world.driver.observation.newest())
+    fresh = len(world.driver.observing.observation.newest())
     end()
     time.sleep(2)
     measure("nobody looks any more")

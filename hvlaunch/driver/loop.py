@@ -1,43 +1,37 @@
-"""The loop: events off one queue, into the engine, and what it wants carried out."""
+"""The driver's loop: it takes events off one queue, has the engine decide, and carries the actions out.
 
-import os
+turn.py states the contract: the six steps of the loop, and the reasons for their order.
+"""
+
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
-from math import inf
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
 from hvlaunch.console.printer import Printer
 from hvlaunch.driver.links.agent_channel import AgentConnection
-from hvlaunch.driver.links.host_link import HostLink
-from hvlaunch.driver.links.lease import Lease, patience_alone
-from hvlaunch.driver.links.links import HostLinks
-from hvlaunch.driver.observing.clues import Clues
-from hvlaunch.driver.observing.hang_watch import HangWatch
+from hvlaunch.driver.links.links import Heartbeat, HostLinks
 from hvlaunch.driver.observing.inquiry import Inquiry, Observe, StacksWanted
-from hvlaunch.driver.observing.observers import Observers
-from hvlaunch.driver.observing.progress import Progress
-from hvlaunch.driver.observing.stack_taking import StackTaking
+from hvlaunch.driver.observing.observing import Observing
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.program.start_frame import gets_stdin, start_frame
-from hvlaunch.driver.stdin import StdinPump
+from hvlaunch.driver.stdin import StdinFeed
 from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.engine import Engine
-from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.watch.narrator import Narrator
 from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
-    from hvlaunch.console.files import JobFolder
+    from hvlaunch.console.notes import FileSizes
     from hvlaunch.driver.links.takeover import Takeover
-    from hvlaunch.driver.observing.observation import Observation
+    from hvlaunch.driver.output_files import RoundFiles
     from hvlaunch.driver.record.keeping import Keeping
     from hvlaunch.driver.record.turn_keeping import TurnKeeping
     from hvlaunch.driver.worker_messages import Message, WorkerMessages
@@ -45,30 +39,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Driver", "Item", "Watcher"]
 
-
 Item: TypeAlias = on.Event | Arrival | Inquiry | Observe | StacksWanted
-"""What comes by the driver's queue."""
+"""An entry of the driver's queue."""
 
 Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
-"""Sees each event, what the engine made of it before that is carried out, and the time."""
+"""Called with each event, its actions before they are carried out, and the time."""
 
-_FIRST_PING = 1.0
-"""Seconds in which hosts hear from us in any case, and short jobs end."""
-_PULSES_PER_WORKER_TIMEOUT = 8
-"""So it is known of a silent host before one of its workers has been silent for too long."""
 _MOST_AT_ONCE = 256
 _LATE = 5.0
-"""Seconds after which a turn that comes late means that this process was stopped itself."""
-_KEPT_WITHIN = 0.05
-"""Seconds in which is on record of what nothing follows."""
+"""A turn that comes so many seconds late means that this process was stopped itself."""
+_RECORDED_WITHIN = 0.05
+"""Seconds in which a turn without actions is recorded."""
+
+
+class _Replay:
+    """A killed driver's turns, and its actions that this driver repeats at the end."""
+
+    def __init__(self, takeover: "Takeover") -> None:
+        self.takeover = takeover
+        self.is_running = True
+        self.messages: list[Message] = []
+        """All messages to workers that ask for their places."""
+        self.newest_starts: Sequence[do.Start] = ()
+        """The newest workers that were started together."""
 
 
 class Driver:
-    """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections. `wall` tells when
-    what is seen was, in seconds since 1970.
+    """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections.
 
-    `record` takes records for --events; `watchers` see all before anybody else does; `keeping` keeps what another
-    driver needs to take the job over; `directory` is the job's.
+    `record` takes records for --events; `watchers` see each turn before the driver's own; `keeping` has the files by
+    which another driver takes the job over; `directory` is the job's. `wall` is the time in seconds since 1970.
     """
 
     def __init__(
@@ -93,266 +93,228 @@ class Driver:
         self._printer = printer
         self._rendezvous = rendezvous
         self._keys = keys
-        self._stdin = stdin
         self._clock = clock
-        self._keeping = keeping
+        self._record = keeping
         self._engine = Engine(spec, rendezvous.port)
-        self._ranks = Ranks()
-        self._past: Takeover | None = None
-        self._told: list[Message] = []
-        """What workers that ask for their places were told by a driver before us."""
-        self._began_last: Sequence[do.Start] = ()
-        """The newest workers that it began to start together."""
-        self._is_replaying = False
-        """What happens has happened to a driver before us, which has carried out what follows of it."""
+        self.ranks = Ranks()
+        self._replay: _Replay | None = None
         self._watchers = [*watchers, Narrator(spec, self._say, printer.status, clock).see]
         if record is not None:
             from hvlaunch.watch.recorder import Recorder  # noqa: PLC0415 (few jobs have one)
 
-            self._watchers.append(Recorder(spec, keys.job_id, record, self._ranks.of, wall).see)
+            self._watchers.append(Recorder(spec, keys.job_id, record, self.ranks.of, wall).see)
         self._worker_messages = (
-            None if spec.elastic is None else _worker_messages(rendezvous, events.put, self._ranks)
+            None if spec.elastic is None else _worker_messages(rendezvous, events.put, self.ranks)
         )
         self._discovery = None if spec.elastic is None else _host_discovery(spec.elastic, events.put)
         self._links = HostLinks(
-            spec, keys, printer, rendezvous, self._ranks, connect, events.put, clock=clock, keeping=keeping
+            spec, keys, printer, rendezvous, self.ranks, connect, events.put, clock=clock, keeping=keeping
         )
-        self.observers = Observers(lambda: self._links, self._ranks.of, clock)
-        tell = None if spec.elastic is None else self._say
-        clues = Clues(self._ranks.of, printer.tail, lambda: self.observation)
-        self.stacks = StackTaking(self.observers, directory, self._engine, events.put, tell, clues)
-        self._progress = Progress(rendezvous, lambda *worker: self._ranks.of(*worker) is not None, clock)
-        self.directory, self.rank_of = directory, self._ranks.of
-        self._hang_watch = HangWatch(
-            spec.hang_timeout,
+        self._stdin = StdinFeed(stdin, printer)
+        self.observing = Observing(
+            spec,
             self._links,
-            self._ranks,
-            self._progress,
-            self._reading,
+            self.ranks,
+            self._engine,
+            rendezvous,
+            directory,
             events.put,
-            self.observers,
             clock,
+            reading=lambda: self._stdin.reading,
+            tail=printer.tail,
             say=self._say,
         )
-        self._watchers.append(self._hang_watch.see)
-        self._turn_keeping = None if keeping is None else self._keep_turns(keeping)
-        self._stdin_pump: StdinPump | None = None
-        self._readers: list[tuple[HostLink, int, int]] = []
-        """The workers that read our stdin: link, slot and rank."""
-        self._job_folder: JobFolder | None = None
-        self._files_of: int | None = None
-        self.output_dir: Path | None = None
-        """Where the output of the last round is kept, if it is."""
-        self.size = 0
-        """How many workers the last round had."""
-        pulse = inf if spec.elastic is None else spec.elastic.worker_timeout / _PULSES_PER_WORKER_TIMEOUT
-        self._lease = Lease(spec.lease, clock() + _FIRST_PING, pulse=pulse)
-        self._quiet: set[str] = set()
-        """Hosts that the engine knows to be."""
+        self._watchers.append(self.observing.hang_watch.see)
+        self._turns = None if keeping is None else self._turn_record(keeping)
+        self._files = None if spec.output_dir is None else self._round_files(spec.output_dir)
+        self._heartbeat = Heartbeat(
+            spec, self._links, events.put, clock, lambda: keeping is not None and keeping.is_whole
+        )
         self._result: JobResult | None = None
 
-    @cached_property
-    def observation(self) -> "Observation":
-        """What the hosts do; nothing is asked before somebody subscribes."""
-        from hvlaunch.driver.observing.observation import Observation  # noqa: PLC0415 (when somebody asks)
+    @property
+    def size(self) -> int:
+        """The number of workers in the last round."""
+        return self.ranks.size
 
-        return Observation(self.observers, self._spec.cwd, self._clock)
+    @property
+    def output_dir(self) -> Path | None:
+        """The directory with the output of the last round; None if the job keeps none."""
+        return None if self._files is None else self._files.path
 
     def run(self) -> JobResult:
         """Take events until the engine has finished. Leaves no connection open, whatever happens."""
         try:
-            if self._past is None:
+            if self._replay is None:
                 self._begin()
             else:
-                self._go_on(self._past)
-            self._progress.open()
+                self._resume(self._replay)
+            self.observing.progress.open()
             if self._discovery is not None:
                 self._discovery.start()
+            # The contract of the loop, step by step: turn.py.
             while self._result is None:
                 turns = self._decide(self._next_items())
-                self._keep(turns)
-                self._carry_out_all(turns)
-                self._keep_alive()
+                recorded = self._record_turns(turns)
+                self._show(recorded)
+                self._acknowledge(recorded)
+                self._carry_out_turns(turns)
+                self._heartbeat.beat()
         finally:
             if self._discovery is not None:
                 self._discovery.stop()
-            self._hang_watch.end()
+            self.observing.hang_watch.end()
             self._links.close()
-            if self._job_folder is not None:
-                self._job_folder.close()
+            if self._files is not None:
+                self._files.close()
         return self._result
 
     def _begin(self) -> None:
         if self._worker_messages is not None:
             self._worker_messages.open()
-        began = self._decide([on.Began()])
-        self._carry_out_all(began)
-        if self._keeping is not None:
-            self._printer.keep_unfinished(self._keeping.unfinished)
-        self._keep(began)
+        turns = self._decide([on.Began()])
+        # First of all, connect: the files of the record are made while the hosts answer.
+        self._carry_out_turns(turns)
+        if self._record is not None:
+            self._printer.keep_unfinished(self._record.unfinished)
+        self._show(self._record_turns(turns))
 
     def take_over(self, takeover: "Takeover") -> None:
-        """Be where the driver was that has written this journal: run() goes on from there. Raises OtherVersion."""
-        self._past = takeover
-        self._is_replaying = True
+        """Replay the journal of a killed driver; run() continues from its end. Raises OtherVersion."""
+        replay = self._replay = _Replay(takeover)
+        if self._files is not None:
+            self._files.is_successor = True
         for number, turn in takeover.turns():
             actions = self._engine.handle_or_end(turn.event, turn.at)
             takeover.check(number, actions)
-            self._ranks.see(actions)
+            self.ranks.see(actions)
             for watch in self._watchers:
                 watch(turn.event, actions, turn.at)
             self._links.remember(turn, takeover.past.hellos)
             for action in actions:
                 self._carry_out(action)
-            self._began_last = _starts(actions) or self._began_last
-        self._is_replaying = False
+            replay.newest_starts = _starts(actions) or replay.newest_starts
+        replay.is_running = False
 
-    def _go_on(self, takeover: "Takeover") -> None:
-        """Do what a driver that was killed may not have come to, and take up the sessions."""
-        if self._keeping is not None:
-            self._keeping.go_on(takeover.past, takeover.epoch, takeover.shift)
-        self._open_to_horovod(self._began_last)
-        self._readers.clear()  # whoever reads stdin has got its end
-        self._printer.place(self._ranks.places())
-        if self._keeping is not None:
-            unfinished = self._keeping.unfinished
+    def _resume(self, replay: _Replay) -> None:
+        """Repeat actions that the killed driver may not have reached, and resume its sessions."""
+        takeover = replay.takeover
+        if self._record is not None:
+            self._record.go_on(takeover.past, takeover.epoch, takeover.shift)
+        self._open_to_horovod(replay.newest_starts)
+        self._stdin.drop_readers()
+        self._printer.place(self.ranks.places())
+        if self._record is not None:
+            unfinished = self._record.unfinished
             self._printer.begun(unfinished.read(), lambda _: unfinished.forget())
         if self._worker_messages is not None:
-            self._worker_messages.carry_out_again(self._told)
+            self._worker_messages.carry_out_again(replay.messages)
             self._worker_messages.open(takeover.past.version)
-        if self._files_of is not None and self._result is None:
-            try:
-                self._open_files(self._files_of, goes_on=True, is_known=takeover.is_same_boot)
-            except BadUsage as error:
-                self._printer.say(str(error))
+        if self._files is not None and self._result is None:
+            self._files.reopen(is_known=takeover.is_same_boot)
         self._links.take_up(takeover)
         if self._result is None:
-            replaced = self._decide([on.DriverReplaced(self._clock() - takeover.past.turns[-1].at)])
-            self._keep(replaced)
-            self._carry_out_all(replaced)
+            turns = self._decide([on.DriverReplaced(self._clock() - takeover.past.turns[-1].at)])
+            recorded = self._record_turns(turns)
+            self._show(recorded)
+            self._acknowledge(recorded)
+            self._carry_out_turns(turns)
+
+    @property
+    def _is_replaying(self) -> bool:
+        """True while the turns of a killed driver are replayed: it has carried out their actions."""
+        return self._replay is not None and self._replay.is_running
 
     def _say(self, text: str) -> None:
         if not self._is_replaying:
             self._printer.say(text)
 
+    # The steps
+
     def _next_items(self) -> list[Item]:
-        """What waits in the queue, or a Tick; nothing where it is only time to put on record what was decided."""
-        deadline = self._lease.deadline
+        """Wait for entries of the queue. Returns a Tick at a deadline, and no entry if only waiting turns must be recorded."""
+        deadline = self._heartbeat.deadline
         if self._engine.deadline is not None:
             deadline = min(deadline, self._engine.deadline)
         patience = max(0.0, deadline - self._clock())
-        is_unkept = self._turn_keeping is not None and self._turn_keeping.is_waiting
+        is_unrecorded = self._turns is not None and self._turns.is_waiting
         items: list[Item] = []
         with suppress(Empty):
-            items.append(self._events.get(timeout=min(patience, _KEPT_WITHIN) if is_unkept else patience))
+            items.append(
+                self._events.get(timeout=min(patience, _RECORDED_WITHIN) if is_unrecorded else patience)
+            )
+            # A bound, so that pings and records are not late however many events arrive.
             while len(items) < _MOST_AT_ONCE:
                 items.append(self._events.get_nowait())
         if (late := self._clock() - deadline) > _LATE:
             items.insert(0, on.DriverStopped(late))
-        if not items and (not is_unkept or patience <= _KEPT_WITHIN):
+        if not items and (not is_unrecorded or patience <= _RECORDED_WITHIN):
             items.append(on.Tick())
         return items
 
     def _decide(self, items: Sequence[Item]) -> list[Turn]:
-        """What the engine makes of these, one after the other."""
+        """Have the engine handle the events, in order, and answer the requests between them."""
         turns: list[Turn] = []
         for item in items:
-            if isinstance(item, StacksWanted):
-                self.stacks.take(item)
-                continue
-            if isinstance(item, Inquiry):
-                from hvlaunch.watch.overview import overview  # noqa: PLC0415 (when somebody asks)
-
-                item.answer(overview(self._engine, self._clock(), self._progress.of))
-                continue
-            if isinstance(item, Observe):
-                item.answer(self.observation)
-                continue
-            arrival = item if isinstance(item, Arrival) else Arrival(item)
-            if isinstance(arrival.event, on.WorkerAlone) and self._rendezvous.was_asked:
-                arrival.settle()
-                continue
-            if self._is_for_watchers(arrival.event):
-                turns.append(Turn(self._clock(), arrival, (), is_decided=False))
-                continue
-            turns.append(self._take_turn(arrival))
-            if any(isinstance(action, do.Finish) for action in turns[-1].actions):
-                break
+            match item:
+                case StacksWanted():
+                    self.observing.take_stacks(item)
+                case Inquiry(answer):
+                    answer(self.observing.overview())
+                case Observe(answer):
+                    answer(self.observing.observation)
+                case _:
+                    turns += self._decide_arrival(item if isinstance(item, Arrival) else Arrival(item))
+                    if turns and any(isinstance(action, do.Finish) for action in turns[-1].actions):
+                        break  # the engine has ended, and handles no other event
         return turns
 
-    def _take_turn(self, arrival: Arrival) -> Turn:
+    def _decide_arrival(self, arrival: Arrival) -> list[Turn]:
+        if isinstance(arrival.event, on.WorkerAlone) and self._rendezvous.was_asked:
+            arrival.acknowledge()  # its workers have met by the rendezvous
+            return []
+        if self._is_for_watchers(arrival.event):
+            return [Turn(self._clock(), arrival, (), is_decided=False)]
         now = self._clock()
         actions = self._engine.handle_or_end(arrival.event, now)
-        places = [launch.place for launch in self._ranks.see(actions)]
+        places = [launch.place for launch in self.ranks.see(actions)]
         if places:
             self._printer.place({place.rank: (place.host, place.local_rank) for place in places})
-        return Turn(now, arrival, actions, is_idle=self._engine.is_idle)
+        return [Turn(now, arrival, actions, is_idle=self._engine.is_idle)]
+
+    def _is_for_watchers(self, event: on.Event) -> bool:
+        """True if the event changes nothing in the engine, and no deadline of the engine is due."""
+        deadline = self._engine.deadline
+        return isinstance(event, on.HostStage) and (deadline is None or self._clock() < deadline)
+
+    def _record_turns(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """Record the turns; return all that are recorded now. Those without actions may come with a later call."""
+        return turns if self._turns is None else self._turns.keep(turns)
 
     def _show(self, turns: Sequence[Turn]) -> None:
-        """Nobody is told what is not on record: whoever takes the job over would tell it again."""
         for turn in turns:
             for watch in self._watchers:
                 watch(turn.arrival.event, turn.actions, turn.at)
 
-    def _is_for_watchers(self, event: on.Event) -> bool:
-        """Whether it changes nothing; else it may be time for the engine to look at its clock."""
-        deadline = self._engine.deadline
-        return isinstance(event, on.HostStage) and (deadline is None or self._clock() < deadline)
+    def _acknowledge(self, turns: Sequence[Turn]) -> None:
+        # Without a record the link acknowledges each frame when it arrives: no other driver could use it.
+        if self._turns is not None:
+            for turn in turns:
+                if turn.is_decided:
+                    turn.arrival.acknowledge()
 
-    def _keep_turns(self, keeping: "Keeping") -> "TurnKeeping":
-        from hvlaunch.driver.record.turn_keeping import TurnKeeping  # noqa: PLC0415 (not for a local job)
-
-        begin = partial(keeping.begin, self._spec, self._keys, self._rendezvous.port)
-        return TurnKeeping(keeping, self._engine, begin, self._show)
-
-    def _keep(self, turns: Sequence[Turn]) -> None:
-        if self._turn_keeping is None:
-            self._show(turns)
-        else:
-            self._turn_keeping.keep(turns)
-
-    def _carry_out_all(self, turns: Sequence[Turn]) -> None:
+    def _carry_out_turns(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
             starts = _starts(turn.actions)
             self._expect(starts)
             self._open_to_horovod(starts)
-            self.stacks.carry_out(turn.arrival.event, turn.actions)
+            self.observing.take_stacks_before_kill(turn.arrival.event, turn.actions)
             for action in turn.actions:
                 self._carry_out(action)
-            if starts and self._readers:
-                self._feed_stdin()
+            if starts:
+                self._stdin.begin(self.observing.hang_watch.note_input)
 
-    def _keep_alive(self) -> None:
-        """Let the agents hear from us, and give up those that are silent for the lease."""
-        now = self._clock()
-        if now < self._lease.deadline:
-            return
-        links = {link.host.name: link for link in self._links if not (link.is_closed or link.has_parted)}
-        heard = {name: link.last_heard for name, link in links.items() if link.last_heard is not None}
-        is_due, silent = self._lease.look(heard, lambda name: links[name].last_acknowledged, now)
-        for name in silent:
-            cause = f"lost: silent for {self._spec.lease:g} s (--lease)"
-            hint = f"ping {name}: the host is down, or the network is cut"
-            self._events.put(on.HostGone(name, HostLost(cause, host=name, hint=hint).problem))
-            links[name].close()
-        self._tell_quiet()
-        if is_due:
-            patience = (
-                None if self._keeping is not None and self._keeping.is_whole else patience_alone(self._spec)
-            )
-            for name in heard.keys() - silent:
-                links[name].ping(patience)
-            for link in self._links:
-                link.let_go()
-            for name in set(self._lease.doubtful) - set(silent):
-                links[name].renew()
-
-    def _tell_quiet(self) -> None:
-        """Let the engine know of whom it can't hear that their workers live, or have ended."""
-        quiet = self._lease.quiet
-        for name in sorted(quiet ^ self._quiet):
-            self._events.put(on.HostQuiet(name) if name in quiet else on.HostAnswers(name))
-        self._quiet = quiet
+    # Carrying out
 
     def _carry_out(self, action: do.Action) -> None:
         match action:
@@ -372,19 +334,22 @@ class Driver:
             case do.Release(host):
                 self._links[host].send({"type": "bye"})
             case do.Abandon(host):
-                if host in self._links:  # where the engine ended for a defect, it may not have come to that
+                if host in self._links:  # an engine that ended for a defect may not have connected to it
                     self._links[host].close()
             case do.Assign() | do.Leave() | do.Break() | do.Change():
-                self._tell(action)
+                self._send_message(action)
             case do.Finish(result):
                 self._result = result
             case _:
-                pass  # facts and group states are for those who look on
+                pass  # facts and group states are for watchers
 
     def _expect(self, starts: Sequence[do.Start]) -> None:
-        """Once for all hosts of a round: it is put on record."""
+        """Let the rendezvous expect the addresses of these hosts."""
+        # Once for all hosts of a round, since the rendezvous records each call.
         for facts in {id(start.facts): start.facts for start in starts}.values():
-            self._rendezvous.expect([address for own in facts.addresses.values() for address in own])
+            self._rendezvous.expect(
+                [address for addresses in facts.addresses.values() for address in addresses]
+            )
 
     def _open_to_horovod(self, starts: Sequence[do.Start]) -> None:
         if starts and self._spec.horovod:
@@ -393,86 +358,48 @@ class Driver:
             let_in(starts, self._rendezvous)
 
     def _start(self, start: do.Start) -> None:
-        self._keep_files(start.round, start.launches[0].place.size)
+        self._begin_files(start.round, start.launches[0].place.size)
         link = self._links[start.host]
         if not self._is_replaying:
-            self.stacks.prepare(self._clock())
+            self.observing.prepare_stacks()
         for launch in start.launches:
             if gets_stdin(launch.place, self._spec):
-                self._readers.append((link, launch.slot, launch.place.rank))
+                self._stdin.add_reader(link, launch.slot, launch.place.rank)
         link.send(*start_frame(start, self._spec, job_id=self._keys.job_id, keys=self._keys))
 
-    def _reading(self) -> list[int]:
-        """The ranks that what comes by stdin goes to."""
-        has_ended = self._stdin_pump is None or self._stdin_pump.has_ended
-        return [] if has_ended else [rank for _, _, rank in self._readers]
-
-    def _tell(self, action: "Message") -> None:
-        """Pass on what is for workers that ask for their places."""
+    def _send_message(self, action: "Message") -> None:
+        """Send a message to a worker that asks for its place, by the rendezvous."""
         if isinstance(action, do.Assign):
-            self._keep_files(action.round, action.launch.place.size)
-        if self._is_replaying:
-            self._told.append(action)
+            self._begin_files(action.round, action.launch.place.size)
+        if self._replay is not None and self._replay.is_running:
+            self._replay.messages.append(action)
         elif self._worker_messages is not None:
             self._worker_messages.carry_out(action)
 
-    def _keep_files(self, number: int, size: int) -> None:
-        """From here on output goes to files of this round. Raises BadUsage where those of the first can't be made."""
-        self.size = size
-        if self._spec.output_dir is None or self._files_of == number:
-            return
-        is_first, self._files_of = self._files_of is None, number
-        if not self._is_replaying:
-            try:
-                self._open_files(number)
-            except BadUsage as error:
-                if is_first:
-                    raise
-                self._printer.say(str(error))
+    def _begin_files(self, number: int, size: int) -> None:
+        if self._files is not None:
+            self._files.begin_round(number, size, is_replay=self._is_replaying)
 
-    def _open_files(self, number: int, *, goes_on: bool = False, is_known: bool = False) -> None:
-        """Those of this round; where a driver before us has written there, behind what it has. Raises BadUsage.
+    # Parts that few jobs have
 
-        `is_known`: it is on record how much that was.
-        """
-        if self._spec.output_dir is None:
-            return
-        if self._job_folder is None:
-            self._job_folder = _job_folder(
-                self._spec.output_dir, self._keys.job_id, goes_on=self._past is not None
-            )
-        below = "" if self._spec.elastic is None else f"round.{number}"
-        sizes = None if self._keeping is None else self._keeping.sizes(number, self.size, is_known=is_known)
-        self._printer.keep(self._job_folder.files(self.size, below, sizes=sizes, goes_on=goes_on))
-        self.output_dir = self._job_folder.path / below
+    def _turn_record(self, keeping: "Keeping") -> "TurnKeeping":
+        from hvlaunch.driver.record.turn_keeping import TurnKeeping  # noqa: PLC0415 (not for a local job)
 
-    def _feed_stdin(self) -> None:
-        """Pass stdin on to the workers that get it."""
-        readers = self._readers
+        begin = partial(keeping.begin, self._spec, self._keys, self._rendezvous.port)
+        return TurnKeeping(keeping, self._engine, begin)
 
-        def sender(link: HostLink, slot: int) -> Callable[[bytes], None]:
-            return lambda data: link.send({"type": "stdin", "slot": slot}, data)
+    def _round_files(self, directory: Path) -> "RoundFiles":
+        from hvlaunch.driver.output_files import RoundFiles  # noqa: PLC0415 (few jobs have files)
 
-        if os.isatty(self._stdin):
-            self._printer.read_by([rank for _, _, rank in readers])
-        targets = [sender(link, slot) for link, slot, _ in readers]
-        pump = StdinPump(self._stdin, targets, self._printer.answered, self._hang_watch.note_input)
-        index = {(link.host.name, slot): number for number, (link, slot, _) in enumerate(readers)}
-        for link, _, _ in readers:
-            name = link.host.name
-            link.stdin_taken = lambda slot, size, name=name: pump.taken(index[name, slot], size)  # type: ignore[misc]
-        self._stdin_pump = pump
-        pump.start()
+        def sizes(number: int, size: int, is_known: bool) -> "FileSizes | None":
+            return None if self._record is None else self._record.sizes(number, size, is_known=is_known)
+
+        is_elastic = self._spec.elastic is not None
+        return RoundFiles(directory, self._keys.job_id, self._printer, sizes, is_elastic=is_elastic)
 
 
 def _starts(actions: Sequence[do.Action]) -> list[do.Start]:
     return [action for action in actions if isinstance(action, do.Start)]
-
-
-def _job_folder(directory: Path, job_id: str, *, goes_on: bool) -> "JobFolder":
-    from hvlaunch.console.files import JobFolder  # noqa: PLC0415 (few jobs have one)
-
-    return JobFolder(directory, job_id, goes_on=goes_on)
 
 
 def _worker_messages(
@@ -484,7 +411,7 @@ def _worker_messages(
 
 
 def _host_discovery(options: ElasticOptions, post: Callable[[on.Event], None]) -> "Discovery | None":
-    """What finds hosts; None where the pool is what it is."""
+    """Start to find hosts, by a script or a file that is read again and again; None if the pool never changes."""
     from hvlaunch.hosts.discovery import Discovery, host_source  # noqa: PLC0415 (few jobs are elastic)
 
     source = host_source(options)

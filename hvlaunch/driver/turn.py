@@ -1,4 +1,35 @@
-"""An event on its way through the loop, with what it was made of: once it is in the journal, nobody need say that again."""
+"""The contract of the loop: one turn is an event on its way from its source to its acknowledgement.
+
+The loop (loop.py) is the only consumer of one queue. For each batch of events it takes six steps, in this order:
+
+1. **events**: take the events that wait in the queue. Each is an Arrival: the event with its source, an agent's frame
+   or a change at the rendezvous. If none arrives before a deadline of the engine, the event is a Tick.
+2. **decide**: the engine handles each event, and returns actions. An event with its actions is a Turn.
+3. **record**: write the turns to the journal. A turn without actions may wait up to 0.05 s for others, since one write
+   for many turns is cheaper. A turn with actions is written, with all that wait, before the next step.
+4. **show**: watchers (narrator, recorder, hang watch) see each recorded turn. They change nothing in the job.
+5. **acknowledge**: mark the frame of each recorded turn as acked. The next frame to its agent reports up to which number
+   all are acked, and the agent drops its copies.
+6. **carry out**: do the actions: connect, send frames, stop workers, finish.
+
+The order lets the driver be killed between any two steps and another driver take its job over:
+
+- *Record before show and before carry out.* The successor replays the journal, and its engine decides the same. An action
+  without a recorded event could never be decided again; a message shown before the record would be shown twice.
+- *Carry out after record.* The successor repeats actions that the killed driver may not have reached. Each is safe to
+  repeat: frames are numbered, and an agent drops those that it has.
+- *Acknowledge after record.* An agent sends again each frame that is not acked. A frame that was acked before its event
+  was recorded would be lost with the driver. A frame that was recorded and not acked comes twice, and is dropped by its
+  number.
+- *Acknowledge before carry out.* A `bye` reports that all is acked, and the agent ends without waiting for another frame.
+
+Output makes no turns: the printer acknowledges its frames when they are written (host_link.py). Without a record (a local
+job) each frame is acked when it is received, since no driver could use it later.
+
+Two events are exceptions. `Began` is carried out before it is recorded: until then no agent exists that a successor
+could find, and connecting starts sooner. HostStage events reach only the watchers
+(`is_decided` is false), and the journal does not have them.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -10,43 +41,43 @@ __all__ = ["Arrival", "FrameSource", "Turn"]
 
 
 class FrameSource(Protocol):
-    """Whose frame an event was made of: a link."""
+    """The link that a frame came from."""
 
     number: int
-    """Of the connection to the host, counted over the job."""
+    """Number of the connection to the host, counted over the job."""
     offset: float | None
-    """Seconds from the host's clock to the driver's, as far as they are known."""
+    """Seconds from the host's clock to the driver's; None if unknown."""
 
     hello: Mapping[str, Any]
-    """What its agent was greeted with."""
+    """The first frame that its agent got."""
 
-    def settle(self, frame: int) -> None:
-        """The agent need not keep this frame any more."""
+    def acknowledge(self, frame: int) -> None:
+        """Mark this frame as acked: the agent need not send it again."""
 
 
 class Arrival(NamedTuple):
-    """An event, and the frame of an agent's, or the change at the rendezvous, that it was made of."""
+    """An event with its source: an agent's frame, a change at the rendezvous, or neither."""
 
     event: on.Event
     source: FrameSource | None = None
     frame: int = 0
-    """Its number in the lasting stream, from 1."""
+    """Number of the frame in the lasting stream, from 1; 0 for no frame."""
     version: int = 0
-    """That of the change."""
+    """Version of the change at the rendezvous; 0 for no change."""
 
-    def settle(self) -> None:
-        """Whoever sent what it was made of need not keep that."""
+    def acknowledge(self) -> None:
+        """Mark the frame as acked, if the event came from one."""
         if self.source is not None:
-            self.source.settle(self.frame)
+            self.source.acknowledge(self.frame)
 
 
 class Turn(NamedTuple):
-    """An event at a time (seconds of the driver's clock), and what the engine made of it."""
+    """An event, its time in seconds of the driver's clock, and the engine's actions."""
 
     at: float
     arrival: Arrival
     actions: Sequence[do.Action]
     is_decided: bool = True
-    """Whether the engine was asked: a journal has no other turns."""
+    """True if the engine has handled the event; only such turns are recorded."""
     is_idle: bool = False
-    """Whether it has changed nothing but what a Lull has."""
+    """True if the turn changed only state that a compacted event also carries."""

@@ -136,7 +136,7 @@ def _run_and_report(
         on_hangup = partial(events.put, _left_alone(spec, detachment, signal.SIGHUP))
         on_quit = partial(events.put, StacksWanted(partial(_show_stacks, printer)))
         signals.enter_context(signals_as_events(events.put, on_hangup, on_quit))
-        reporting = Reporting(spec, printer, job.about)
+        reporting = Reporting(spec, printer, job.about, has_directory=directory is not None)
         patience = spec.grace
         last_words: Callable[[bool], str] | None = None
         try:

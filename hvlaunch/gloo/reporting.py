@@ -22,10 +22,14 @@ __all__ = ["Reporting"]
 class Reporting:
     """`about` is what the job was begun with. What makes a report is loaded when one is wanted: most jobs need none."""
 
-    def __init__(self, spec: JobSpec, printer: Printer, about: Mapping[str, Any]) -> None:
+    def __init__(
+        self, spec: JobSpec, printer: Printer, about: Mapping[str, Any], *, has_directory: bool
+    ) -> None:
+        """`has_directory`: the job's stacks are kept in its directory."""
         self._spec = spec
         self._printer = printer
         self._about = about
+        self._has_directory = has_directory
         self._driver: Driver | None = None
         self._failures: Failures | None = None
         self._has_begun = False
@@ -122,7 +126,7 @@ class Reporting:
         from hvlaunch.report.failure_report import make_report, survivors  # noqa: PLC0415 (as above)
 
         driver = self._driver
-        stacks = [] if driver is None else driver.stacks.before_kill()
+        stacks = [] if driver is None else driver.observing.stacks_before_kill()
         ends = (*result.exits, *([] if result.failure is None else [result.failure]))
         return make_report(
             result,
@@ -130,8 +134,8 @@ class Reporting:
             0 if driver is None else driver.size,
             output=None if driver is None else driver.output_dir,
             before_kill=survivors(stacks, ends, self._kept_as()),
-            memory=() if driver is None else driver.stacks.clues.memory(),
-            missing=None if driver is None else driver.stacks.missing(),
+            memory=() if driver is None else driver.observing.memory(),
+            missing=None if driver is None else driver.observing.missing(),
             rounds=() if self._failures is None else self._failures.rounds(),
             about=self._about,
             ended=time.time(),
@@ -139,11 +143,10 @@ class Reporting:
 
     def _kept_as(self) -> str | None:
         """The job's id, if its directory keeps its stacks."""
-        has_directory = self._driver is not None and self._driver.directory is not None
-        return str(self._about["id"]) if has_directory else None
+        return str(self._about["id"]) if self._has_directory else None
 
     def _rank_of(self, host: str, slot: int, start: int) -> int | None:
-        return None if self._driver is None else self._driver.rank_of(host, slot, start)
+        return None if self._driver is None else self._driver.ranks.of(host, slot, start)
 
     def _tail(self, rank: int) -> bytes:
         return self._printer.tail(rank) if self._has_begun else b""

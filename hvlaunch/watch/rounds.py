@@ -23,6 +23,8 @@ class Ranks:
     def __init__(self) -> None:
         self._ranks: dict[tuple[str, int, int], int] = {}
         self._places: dict[int, tuple[str, int]] = {}
+        self.size = 0
+        """The number of workers in the newest round."""
         self._born: dict[tuple[str, int, int], int] = {}
 
     def see(self, actions: Iterable[do.Action]) -> list[Launch]:
@@ -37,6 +39,7 @@ class Ranks:
                 launches.append(action.launch)
         for launch in launches:
             place = launch.place
+            self.size = place.size
             self._ranks[launch.host, launch.slot, launch.start] = place.rank
             self._places[place.rank] = place.host, place.local_rank
         return launches

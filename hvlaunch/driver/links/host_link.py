@@ -237,7 +237,7 @@ class HostLink:
         self._expected.sent(header, body)
         self._session.send(header, body, relayed=True)
 
-    def settle(self, frame: int) -> None:
+    def acknowledge(self, frame: int) -> None:
         """The agent need not keep this frame of the lasting stream any more. For any thread."""
         if frame:
             self._session.durable.add(frame)
@@ -279,12 +279,12 @@ class HostLink:
         try:
             for header, body in self._session.frames():
                 if self._was_printed(header):
-                    self.settle(self._session.number)
+                    self.acknowledge(self._session.number)
                     continue
                 self._expected.check(header, body)
                 self._obey(header, body)
                 if self._seen is None:
-                    self.settle(self._session.number)
+                    self.acknowledge(self._session.number)
         except Garbled:
             return on.HostGone(self.host.name, host_ends.garbled(self.host.name).problem)
         except BadFrame as error:
@@ -432,7 +432,7 @@ class HostLink:
         """Called by the printer's thread alone."""
         if self._seen is not None:
             self._seen.print(stream, frame)
-            self.settle(frame)
+            self.acknowledge(frame)
         if size:
             self._credit.add(size)
 

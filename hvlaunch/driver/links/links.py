@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.wire.frames import PROTOCOL
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.host_link import HostLink, Opening, OutputPrinter
-from hvlaunch.driver.links.lease import agents_lease
+from hvlaunch.driver.links.lease import Lease, agents_lease, patience_alone
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.network import is_usable
+from hvlaunch.errors import HostLost
 from hvlaunch.hosts.local import own_addresses
 from hvlaunch.job import Call, Host, JobSpec
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
@@ -27,10 +29,14 @@ if TYPE_CHECKING:
     from hvlaunch.driver.record.keeping import Keeping
     from hvlaunch.driver.result_files import ResultFiles
 
-__all__ = ["HostLinks"]
+__all__ = ["Heartbeat", "HostLinks"]
 
 _OUTPUT_IN_FLIGHT = 64 << 20
 _WINDOW_RANGE = (256 << 10, 4 << 20)
+_FIRST_PING = 1.0
+"""Seconds until the first ping. Shorter jobs end without one."""
+_PULSES_PER_WORKER_TIMEOUT = 8
+"""A silent host is known as such before one of its workers has been silent for too long."""
 
 
 class HostLinks:
@@ -214,3 +220,63 @@ def _own_addresses(used: str) -> list[str]:
     """The driver's addresses, as a host may reach them; the one that SSH uses first, if that is known."""
     usable = filter(is_usable, own_addresses())
     return list(dict.fromkeys([used, *usable] if used else usable))
+
+
+class Heartbeat:
+    """Pings the agents, and gives up the hosts that are silent for the lease. For the loop's thread.
+
+    `can_be_replaced` returns True if another driver could take the job over: agents then wait longer for one.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        links: HostLinks,
+        post: Callable[[on.Event], None],
+        clock: Callable[[], float],
+        can_be_replaced: Callable[[], bool],
+    ) -> None:
+        self._spec = spec
+        self._links = links
+        self._post = post
+        self._clock = clock
+        self._can_be_replaced = can_be_replaced
+        pulse = inf if spec.elastic is None else spec.elastic.worker_timeout / _PULSES_PER_WORKER_TIMEOUT
+        self._lease = Lease(spec.lease, clock() + _FIRST_PING, pulse=pulse)
+        self._quiet: set[str] = set()
+        """Hosts that the engine was told are quiet."""
+
+    @property
+    def deadline(self) -> float:
+        """When beat() must be called next."""
+        return self._lease.deadline
+
+    def beat(self) -> None:
+        """Ping the agents if it is time, and post which hosts are silent."""
+        now = self._clock()
+        if now < self._lease.deadline:
+            return
+        links = {link.host.name: link for link in self._links if not (link.is_closed or link.has_parted)}
+        heard = {name: link.last_heard for name, link in links.items() if link.last_heard is not None}
+        is_due, silent = self._lease.look(heard, lambda name: links[name].last_acknowledged, now)
+        for name in silent:
+            cause = f"lost: silent for {self._spec.lease:g} s (--lease)"
+            hint = f"ping {name}: the host is down, or the network is cut"
+            self._post(on.HostGone(name, HostLost(cause, host=name, hint=hint).problem))
+            links[name].close()
+        self._post_quiet()
+        if is_due:
+            patience = None if self._can_be_replaced() else patience_alone(self._spec)
+            for name in heard.keys() - silent:
+                links[name].ping(patience)
+            for link in self._links:
+                link.let_go()
+            for name in set(self._lease.doubtful) - set(silent):
+                links[name].renew()
+
+    def _post_quiet(self) -> None:
+        """Post which hosts have become quiet, or answer again: a quiet host may have workers that live or have ended."""
+        quiet = self._lease.quiet
+        for name in sorted(quiet ^ self._quiet):
+            self._post(on.HostQuiet(name) if name in quiet else on.HostAnswers(name))
+        self._quiet = quiet

@@ -15,19 +15,17 @@ _SECRETS = ("key", "session")
 
 
 class TurnKeeping:
-    """For the loop's thread alone. `begin` begins the record of a new job; `show` is called with what is on record."""
+    """For the loop's thread alone. `begin` begins the record of a new job."""
 
     def __init__(
         self,
         keeping: Keeping,
         engine: Engine,
         begin: Callable[[], None],
-        show: Callable[[Sequence[Turn]], None],
     ) -> None:
         self._keeping = keeping
         self._engine = engine
         self._begin = begin
-        self._show = show
         self._waiting: list[Turn] = []
 
     @property
@@ -35,26 +33,24 @@ class TurnKeeping:
         """Whether there are turns that are not on record yet, of which nothing follows."""
         return bool(self._waiting)
 
-    def keep(self, turns: Sequence[Turn]) -> None:
-        """Put them on record before anything follows of them; others may wait for those a moment: until it is called with none.
+    def keep(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """Record turns with actions, and all that wait, and return those that are recorded now.
 
-        What they were made of need not be said again then.
+        Turns without actions may wait for others a moment, until a call with no turn.
         """
         self._waiting += turns
         if not self._waiting or (
             turns and len(self._waiting) < _MOST_AT_ONCE and not any(turn.actions for turn in turns)
         ):
-            return
-        told, self._waiting = self._waiting, []
-        kept = [turn for turn in told if turn.is_decided]
+            return ()
+        recorded, self._waiting = self._waiting, []
+        kept = [turn for turn in recorded if turn.is_decided]
         if kept:
             if not self._keeping.has_begun:
                 self._begin()
             self._keeping.write(kept, _hellos(kept))
             self._keeping.fold(self._engine)
-        self._show(told)
-        for turn in kept:
-            turn.arrival.settle()
+        return recorded
 
 
 def _hellos(turns: Sequence[Turn]) -> dict[int, dict[str, Any]]:

@@ -117,6 +117,7 @@ LATER = {
     "driver/links/warm_way.py": "jobs on a warm pool",
     "driver/observing/observation.py": "jobs that somebody watches",
     "driver/observing/stacks.py": "jobs whose stacks are taken",
+    "driver/output_files.py": "jobs with --output-filename",
     "driver/result_files.py": "jobs that call a function",
     "driver/links/takeover.py": "jobs whose driver was killed",
     "driver/worker_messages.py": "elastic jobs, and jobs of Horovod",

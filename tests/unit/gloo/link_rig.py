@@ -108,7 +108,7 @@ class Rig:
         """The next, which is on record."""
         event = self.events.get(timeout=60)
         if isinstance(event, Arrival):
-            self.link.settle(event.frame)
+            self.link.acknowledge(event.frame)
             return event.event
         return event
 

@@ -42,7 +42,7 @@ class Source:
         self.offset: float | None = 0.5
         self.hello: Mapping[str, Any] = {"type": "hello"}
 
-    def settle(self, frame: int) -> None:
+    def acknowledge(self, frame: int) -> None:
         """Nobody sends here."""
 
 

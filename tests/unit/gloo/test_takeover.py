@@ -95,8 +95,9 @@ def test_workers_may_meet_that_a_driver_before_us_was_just_to_start(
     journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     horovod = Horovod()
-    driver, takeover = taken_over(journal, stub(open_to_horovod=horovod.open_to_horovod))
+    driver, _ = taken_over(journal, stub(open_to_horovod=horovod.open_to_horovod))
     assert not horovod.rounds
     monkeypatch.setattr(driver._links, "take_up", lambda _: None)
-    driver._go_on(takeover)
+    assert driver._replay is not None
+    driver._resume(driver._replay)
     assert horovod.rounds == [0]

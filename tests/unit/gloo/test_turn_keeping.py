@@ -39,35 +39,35 @@ def kept():
     shown: list[Turn] = []
     nothing: Any = None
     files: Any = keeping
-    turns = TurnKeeping(files, nothing, lambda: setattr(keeping, "has_begun", True), shown.extend)
-    return keeping, turns, shown
+    turns = TurnKeeping(files, nothing, lambda: setattr(keeping, "has_begun", True))
+    return keeping, turns, shown, lambda new: shown.extend(turns.keep(new))
 
 
 def test_the_journal_begins_with_the_first_turn():
-    keeping, turns, shown = kept()
-    turns.keep([BEGAN])
+    keeping, turns, shown, keep = kept()
+    keep([BEGAN])
     assert keeping.written == [on.Began()]
     assert shown == [BEGAN]
     assert not turns.is_waiting
 
 
 def test_turns_without_actions_wait_a_moment_for_others():
-    keeping, turns, shown = kept()
-    turns.keep([turn(on.Tick())])
+    keeping, turns, shown, keep = kept()
+    keep([turn(on.Tick())])
     assert turns.is_waiting
     assert not shown
-    turns.keep([])
+    keep([])
     assert keeping.written == [on.Tick()]
     assert not turns.is_waiting
 
 
 def test_a_turn_with_actions_is_written_at_once_with_all_before():
-    keeping, turns, shown = kept()
-    turns.keep([stage("resolve")])  # which says nothing to the journal
-    turns.keep([turn(on.Tick())])
+    keeping, turns, shown, keep = kept()
+    keep([stage("resolve")])  # which says nothing to the journal
+    keep([turn(on.Tick())])
     assert not shown
-    turns.keep([turn(on.JobGoesOn(), do.Release("a"))])
+    keep([turn(on.JobGoesOn(), do.Release("a"))])
     assert keeping.written == [on.Tick(), on.JobGoesOn()]
     assert len(shown) == 3
-    turns.keep([stage("log in")])
+    keep([stage("log in")])
     assert turns.is_waiting
