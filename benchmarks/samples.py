@@ -24,9 +24,12 @@ import psutil
 from benchmarks.command_line import argument_parser
 from benchmarks.measure import heading, table
 from benchmarks.simulated import SimulatedHosts
-from hvlaunch.driver.program.observer_bundle import observer_bundle
+from hvlaunch.agent.errand_processes import ErrandProcesses
+from hvlaunch.agent.quick import Selector
+from hvlaunch.driver.links.errands import HostErrands, Limits
 
 PATIENCE = 300.0
+UNLIMITED = Limits(None, None, None)
 WORKER = """
 import subprocess, sys, time
 children = [subprocess.Popen(["sleep", "86400"]) for _ in range(int(sys.argv[1]))]
@@ -42,9 +45,26 @@ def cpu_of(process: psutil.Process) -> float:
     return times.user + times.system
 
 
+class Agent:
+    """The agent's end of errands in this process, and the driver's end of it."""
+
+    def __init__(self) -> None:
+        self._selector = Selector()
+        self._here: Any = ErrandProcesses(self, self._selector)  # type: ignore[arg-type]
+        self.errands = HostErrands("here", lambda header, body: self._here.obey(dict(header), body))
+
+    def send(self, header: dict[str, Any], body: bytes = b"", *, relayed: bool) -> None:
+        """As the channel to the driver."""
+        assert relayed
+        self.errands.obey(header, body)
+
+    def turn(self) -> None:
+        for call, _ in self._selector.select(1.0):
+            call()
+
+
 def observer(workers: int, children: int, seconds: int) -> list[str]:
     """One host's, asked once a second."""
-    code, program = observer_bundle()
     with ExitStack() as stack:
         jobs = []
         for _ in range(workers):
@@ -56,30 +76,32 @@ def observer(workers: int, children: int, seconds: int) -> list[str]:
             job.stdout.readline()
             jobs.append(job)
         asked = [[rank, job.pid] for rank, job in enumerate(jobs)]
-        words = [sys.executable, "-I", "-S", "-X", "utf8", "-c", code]
-        pipe = stack.enter_context(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        assert pipe.stdin is not None
-        assert pipe.stdout is not None
-        pipe.stdin.write(program)
+        agent = Agent()
+        answers: list[bytes] = []
+        before = set(psutil.Process().children())
+        errand = agent.errands.start("observer", {}, UNLIMITED, on_data=answers.append)
 
-        def ask(number: int) -> bytes:
+        def ask(number: int) -> int:
             question = {"id": number, "kind": "samples", "size": 0, "workers": asked, "paths": PATHS}
-            assert pipe.stdin is not None
-            assert pipe.stdout is not None
-            pipe.stdin.write(json.dumps(question).encode() + b"\n")
-            pipe.stdin.flush()
-            return pipe.stdout.readline()
+            answers.clear()
+            errand.write(json.dumps(question).encode() + b"\n")
+            while not (answers and answers[-1].endswith(b"\n")):
+                agent.turn()
+            return sum(map(len, answers))
 
         ask(1)
-        process = psutil.Process(pipe.pid)
+        [process] = set(psutil.Process().children()) - before
         start, began = cpu_of(process), time.monotonic()
         size = 0
         for number in range(2, seconds + 2):
             time.sleep(max(0.0, began + number - 1 - time.monotonic()))
-            size = len(ask(number))
+            size = ask(number)
         used = cpu_of(process) - start
         elapsed = time.monotonic() - began
         processes = sum(1 for _ in Path("/proc").glob("[0-9]*"))
+        errand.stop()
+        while not errand.has_ended:
+            agent.turn()
     return [
         f"{workers} x {1 + children}",
         str(processes),

@@ -23,8 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Deque, Dict, NoReturn, Optional, Sequence
 
+    from hvlaunch.agent.errand_processes import ErrandProcesses
     from hvlaunch.agent.local_ranks import Meeting
-    from hvlaunch.agent.observing import Observing
     from hvlaunch.agent.relay import RelayListener
     from hvlaunch.agent.wire.caller import Sealed
     from hvlaunch.agent.wire.frames import Frame
@@ -103,7 +103,7 @@ class Agent:
         )
         self._meeting = meeting
         self._relay: Optional[RelayListener] = None
-        self._observing: Optional[Observing] = None
+        self._errands: Optional[ErrandProcesses] = None
         self._greeting = Greeting(channel, self._selector, self._call_soon, directory, self._listen)
         self._wake_read, self._wake_write = os.pipe()
         self._watch_signals()
@@ -169,6 +169,8 @@ class Agent:
             self._relay.read_on()
         now = time.monotonic()
         self._workers.take_due_steps(now)
+        if self._errands is not None:
+            self._errands.end_overdue(now)
         if self._lost_at is not None and now >= self._lost_at + self._reconnect:
             self._give_up("the driver is gone")
         elif now >= self._last_heard + self._lease:
@@ -178,6 +180,8 @@ class Agent:
 
     def _timeout(self) -> float:
         deadlines = [self._end_by, *self._workers.deadlines()]
+        if self._errands is not None:
+            deadlines.append(self._errands.deadline())
         if self._needs_driver:
             end = self._last_heard + self._lease
             deadlines.append(end if self._is_lost() else end - self._lease / 2)
@@ -254,6 +258,8 @@ class Agent:
         self._selector.register(self._channel.read_fd, READ, self._receive)
         if is_new and self._relay is not None:
             self._relay.begin_epoch()
+        if is_new and self._errands is not None:
+            self._errands.end_all()
         self._workers.find_driver(is_new=is_new)
 
     def _obey(self, frame: Frame) -> None:
@@ -295,12 +301,13 @@ class Agent:
             self._greeting.renew_port()
         elif kind == "relay" and self._relay is not None:
             self._relay.obey(header, body)
-        elif kind == "observe":
-            if self._observing is None:
-                from hvlaunch.agent.observing import Observing  # noqa: PLC0415 (when somebody looks)
+        elif kind == "errand":
+            if self._errands is None:
+                from hvlaunch.agent.errand_processes import ErrandProcesses  # noqa: PLC0415 (few jobs have any)
 
-                self._observing = Observing(self._channel, self._selector)
-            self._observing.obey(header, body)
+                self._errands = ErrandProcesses(self._channel, self._selector)
+                self._workers.reaped_other = self._errands.reaped
+            self._errands.obey(header, body)
         elif kind == "bye":
             self._stays = not self._ending
             self._end_workers([(signal.SIGKILL, 0.0)])

@@ -16,7 +16,7 @@ from hvlaunch.agent.wire.shapes import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+    from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
     from hvlaunch.agent.local_ranks import LocalRanks
     from hvlaunch.agent.wire.rejoin import Spill
@@ -83,6 +83,8 @@ class HostWorkers:
         self._oom = process.OomWatch()
         self.suspension: Optional[float] = None
         """Seconds that a worker may be stopped (SIGSTOP) before the driver is told; None: it never is."""
+        self.reaped_other: Callable[[int, int], None] = lambda _pid, _status: None
+        """Gets the pid and the wait status of a child that is no worker."""
         self.ranks: Optional[LocalRanks] = None
         """A launcher's other processes, which start the workers of their slots."""
 
@@ -205,6 +207,8 @@ class HostWorkers:
             if pid == 0:
                 return
             if pid not in by_pid:
+                if not (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
+                    self.reaped_other(pid, status)
                 continue
             if os.WIFSTOPPED(status):
                 by_pid[pid].suspended_at = time.monotonic()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from hvlaunch.agent.observer.tree import read_text
+from hvlaunch.agent.observer.proc import read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

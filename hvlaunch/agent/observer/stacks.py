@@ -18,7 +18,7 @@ import time
 import zlib
 
 from hvlaunch.agent.observer.having import Search
-from hvlaunch.agent.observer.tree import command_of, descendants, parents, read_text
+from hvlaunch.agent.observer.proc import command_of, descendants, parents, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "END",
+    "ERRAND_CHUNK",
+    "ERRAND_WINDOW",
     "FRAME_COST",
     "HEAD",
     "LAST_OUTPUT",
-    "LONGEST_ANSWER",
+    "LONGEST_ARGUMENTS",
     "LONGEST_ERROR",
+    "LONGEST_RESULT",
     "LONGEST_TEXT",
     "LONGEST_TRACEBACK",
     "MOST_ADDRESSES",
+    "MOST_ERRANDS",
     "MOST_GPUS",
     "MOST_RELAYED",
     "NUMBERS",
@@ -44,15 +48,21 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 LONGEST_TEXT = 4096
 """Characters of a cause, a path, or a name."""
 LONGEST_ERROR = 1 << 18
 """Bytes of a worker's error file."""
 LONGEST_TRACEBACK = 1 << 16
-LONGEST_ANSWER = 1 << 19
-"""Bytes of what an observer says to one question."""
+LONGEST_ARGUMENTS = LONGEST_RESULT = 1 << 20
+"""Bytes of an errand's arguments and of its result, as JSON."""
+ERRAND_WINDOW = 1 << 20
+"""Bytes of an errand's stream that one side may send before the other has taken any."""
+ERRAND_CHUNK = 1 << 16
+"""The most bytes of a stream in one frame."""
+MOST_ERRANDS = 16
+"""Errands that run on one host at a time."""
 MOST_ADDRESSES = 4096
 MOST_GPUS = 256
 OUTPUT_CHUNK = 1 << 16

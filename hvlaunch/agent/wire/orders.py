@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hvlaunch.agent.wire.frames import ERRAND_CHUNK, LONGEST_ARGUMENTS
 from hvlaunch.agent.wire.session import STREAMS
 from hvlaunch.agent.wire.shapes import (
     PORT,
@@ -72,7 +73,23 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
         close=Form(id=_ID),
         credit=Form(id=_ID, bytes=_COUNT),
     ),
-    "observe": Choice("what", begin=Form(1 << 20, 1, code=_WORDS), ask=Form(1 << 24, 1)),
+    "errand": Choice(
+        "what",
+        code=Form(1 << 20, 1, name=_NAME),
+        start=Form(
+            LONGEST_ARGUMENTS,
+            1,
+            id=_ID,
+            name=_NAME,
+            seconds=or_null(_SECONDS),
+            memory=or_null(_COUNT),
+            output=or_null(_COUNT),
+        ),
+        data=Form(ERRAND_CHUNK, 1, id=_ID),
+        end=Form(id=_ID),
+        credit=Form(id=_ID, bytes=_COUNT),
+        stop=Form(id=_ID),
+    ),
     "ping": Form(),
     "patience": Form(seconds=_SECONDS),
     "have": Form(frames=_HAVE),

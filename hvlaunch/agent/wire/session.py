@@ -18,7 +18,7 @@ STREAMS = 2
 LASTING, _OF_EPOCH = range(STREAMS)
 BY_DRIVER: Mapping[str, int] = {
     **dict.fromkeys(("hello", "call", "probe", "start", "stop", "signal", "bye"), LASTING),
-    **dict.fromkeys(("stdin", "relay", "ack"), _OF_EPOCH),
+    **dict.fromkeys(("stdin", "relay", "ack", "errand"), _OF_EPOCH),
 }
 """The stream of each type of frame that is numbered. What the engine orders has one of its own: a driver that replays the
 engine makes it again, with the same numbers. The other begins anew with each driver."""
@@ -30,7 +30,7 @@ BY_AGENT: Mapping[str, int] = {
         ),
         LASTING,
     ),
-    **dict.fromkeys(("stdin_taken", "relay"), _OF_EPOCH),
+    **dict.fromkeys(("stdin_taken", "relay", "errand"), _OF_EPOCH),
 }
 SELDOM = 1 << 20
 """Bytes of frames, after which the other end is told that it need not keep them."""

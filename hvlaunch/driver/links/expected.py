@@ -32,8 +32,6 @@ _KINDS: Mapping[type, str] = {
 }
 _STREAMS = 3
 _CHUNK_COST = OUTPUT_CHUNK + FRAME_COST
-_EARLIER_QUESTIONS = 1024
-"""Those of a driver before us, whose answers may still come."""
 _NOT_ASKED: tuple[frozenset[str], int] = frozenset(), 0
 
 
@@ -59,8 +57,6 @@ class Expected:
         self._stdin: Counter[int] = Counter()
         """Bytes by slot."""
         self._taken: Counter[int] = Counter()
-        self._questions = self._answered = 0
-        """For its observer."""
         self._starts = self._ports = self._workers = 0
         self._is_ending = False
         self._output = 0
@@ -87,8 +83,6 @@ class Expected:
                 self._stdin[header["slot"]] += len(body)
             case "ack":
                 self._acknowledged += header["bytes"]
-            case "observe":
-                self._questions += 1
             case "relay":
                 self._relay.sent(header, len(body))
             case "bye":
@@ -123,7 +117,6 @@ class Expected:
     def begin_epoch(self) -> None:
         """The agent has given itself new credit, beside all that it sends again."""
         self._spill += self._window + SELDOM
-        self._questions += _EARLIER_QUESTIONS
 
     def check(self, header: Mapping[str, Any], body: bytes) -> None:
         """A frame has come that fits its form. Raises BadFrame."""
@@ -151,10 +144,6 @@ class Expected:
                 if "relay" not in self._had:
                     raise BadFrame("a relayed connection, and it does not relay")
                 self._relay.heard(header, len(body))
-            case "observed":
-                self._answered += 1
-                if self._answered > self._questions:
-                    raise BadFrame("a frame of type observed that was not asked for")
             case "parting" | "fault":
                 self._is_ending = True
             case "bye":

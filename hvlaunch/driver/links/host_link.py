@@ -31,6 +31,7 @@ from hvlaunch.ssh.connection import listen
 
 if TYPE_CHECKING:
     from hvlaunch.console.recent import Origin
+    from hvlaunch.driver.links.errands import HostErrands
     from hvlaunch.driver.links.relay import HostRelay
     from hvlaunch.driver.record.journal import PastTurn
     from hvlaunch.driver.result_files import ResultFiles
@@ -41,6 +42,7 @@ __all__ = ["HostLink", "Opening", "OutputPrinter", "host_facts"]
 _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
 _MOST_PARTINGS = 4  # that are passed on, of an agent that says so again and again
+_MAKING_ERRANDS = threading.Lock()
 _UNREAD = 5.0
 """Seconds that an agent which is to end waits for somebody who reads what its workers have printed."""
 
@@ -123,8 +125,7 @@ class HostLink:
         """Of the workers that live there, by slot and start."""
         self.last_output: dict[int, float] = {}
         """When a rank has printed last."""
-        self.observed: Callable[[Mapping[str, Any], bytes], None] = lambda _header, _body: None
-        """Gets what comes of its observer."""
+        self._errands: HostErrands | None = None
         self._opening = opening
         self._post = post
         self._printer = printer
@@ -143,6 +144,8 @@ class HostLink:
         """Whether any of its workers was told to end."""
         self._peer_address: str | None = None
         self._relay: HostRelay | None = None
+        self._has_ended = False
+        """Whether there will be no more frames."""
         self._has_released = False
         """Whether its agent was told to end."""
         self._printed_before: Mapping[Stream, int] = {}
@@ -217,13 +220,25 @@ class HostLink:
         self._is_taken_up = True
         self.open()
 
-    def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        """Send a frame, as soon as those before it are through. Never blocks."""
+    @property
+    def errands(self) -> "HostErrands":
+        """The errands of this host."""
+        from hvlaunch.driver.links.errands import HostErrands  # noqa: PLC0415 (few jobs have any)
+
+        with _MAKING_ERRANDS:
+            if self._errands is None:
+                self._errands = HostErrands(self.host.name, partial(self.send, relayed=True))
+                if self._has_ended:
+                    self._errands.lose()
+            return self._errands
+
+    def send(self, header: Mapping[str, Any], body: bytes = b"", *, relayed: bool = False) -> None:
+        """Send a frame, as soon as those before it are through. Never blocks. Relayed frames have a lane of their own."""
         self._has_stopped = self._has_stopped or header["type"] == "stop"
         self._expected.sent(header, body)
         if header["type"] == "bye":
             self._has_released = True
-        self._session.send(header, body)
+        self._session.send(header, body, relayed=relayed)
 
     def ping(self, patience: float | None = None) -> None:
         """Let the agent hear from us, and how long to wait for us where a connection is lost, if that has changed."""
@@ -232,10 +247,6 @@ class HostLink:
     def renew(self) -> None:
         """Nothing was heard for long: connect again, beside the connection that there is."""
         self._session.renew()
-
-    def _send_relayed(self, header: Mapping[str, Any], body: bytes) -> None:
-        self._expected.sent(header, body)
-        self._session.send(header, body, relayed=True)
 
     def acknowledge(self, frame: int) -> None:
         """The agent need not keep this frame of the lasting stream any more. For any thread."""
@@ -272,6 +283,10 @@ class HostLink:
         self.close()
         if self._relay is not None:
             self._relay.close()
+        with _MAKING_ERRANDS:
+            self._has_ended = True
+        if self._errands is not None:
+            self._errands.lose()
 
     def _serve(self) -> on.Event:
         if not self._is_taken_up:
@@ -356,8 +371,8 @@ class HostLink:
                 self._tell(on.MasterPort(name, header["port"]))
             case "stdin_taken":
                 self.stdin_taken(header["slot"], header["bytes"])
-            case "observed":
-                self.observed(header, body)
+            case "errand":
+                self.errands.obey(header, body)
             case "pong":
                 self._tell_time(header["at"])
             case "parting" | "fault":
@@ -418,7 +433,7 @@ class HostLink:
 
     def _relayed(self, header: Mapping[str, Any], body: bytes) -> None:
         if self._relay is None:
-            self._relay = self._opening.relay(self._send_relayed)
+            self._relay = self._opening.relay(partial(self.send, relayed=True))
         if header["what"] == "open":  # a host that takes no answers asks no more
             self._session.wait_for_relayed(MOST_RELAYED)
         self._relay.obey(header, body)

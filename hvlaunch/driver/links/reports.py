@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hvlaunch.agent.wire.frames import (
-    LONGEST_ANSWER,
+    ERRAND_CHUNK,
     LONGEST_ERROR,
+    LONGEST_RESULT,
     LONGEST_TEXT,
     LONGEST_TRACEBACK,
     MOST_ADDRESSES,
@@ -108,7 +109,13 @@ REPORTS: Mapping[str, Form | Choice] = {
         close=Form(id=_ID),
         credit=Form(id=_ID, bytes=_SIZE),
     ),
-    "observed": Choice("what", answer=Form(LONGEST_ANSWER), ended=Form(cause=_CAUSE)),
+    "errand": Choice(
+        "what",
+        data=Form(ERRAND_CHUNK, 1, id=_ID),
+        credit=Form(id=_ID, bytes=_SIZE),
+        done=Form(LONGEST_RESULT, 1, id=_ID),
+        failed=Form(id=_ID, reason=of("start", "time", "output", "killed", "stopped"), cause=_CAUSE),
+    ),
     "pong": Form(at=_TIME),
     "have": Form(frames=_HAVE),
     "challenge": Form(nonce=text(64)),

@@ -12,6 +12,7 @@ from hvlaunch.agent.wire.shapes import or_null, plain, record, text, whole
 from hvlaunch.driver.observing.agenda import Agenda
 
 if TYPE_CHECKING:
+    from hvlaunch.driver.links.errands import Errand
     from hvlaunch.driver.links.host_link import HostLink
 
 __all__ = ["Answer", "Answered", "Observers", "Target"]
@@ -19,9 +20,12 @@ __all__ = ["Answer", "Answered", "Observers", "Target"]
 _LONGEST = 1 << 24
 """Bytes of an answer, before it was compressed."""
 _LONGEST_PROBLEM = 512
+_AWAY = "the connection to it is lost"
 _LONGEST_PAUSE = 64.0
 _LOOK = 0.1
 """Seconds after which it is looked whether a connection is there again."""
+_LONGEST_LINE = 1 << 19
+"""As LONGEST_ANSWER of agent/errands/observer.py."""
 _SAID = record(
     {"id": whole(1, 1 << 53), "answer": lambda _: True, "problem": or_null(text(1 << 16, raw=True))},
     optional=("answer", "problem"),
@@ -107,12 +111,11 @@ class Observers:
                 for old in [old for old in self._observers if old.is_closed]:
                     del self._observers[old]
                 self._observers[link] = _Observer(link, self._agenda, self._clock)
-                link.observed = self._observers[link].heard
             return self._observers[link]
 
 
 class _Observer:
-    """One host's. One that does not answer is begun anew, with pauses that grow as long as none ever answers."""
+    """The observer of one host. One that does not answer is replaced, with pauses that grow as long as none answers."""
 
     def __init__(self, link: "HostLink", agenda: Agenda, clock: Callable[[], float]) -> None:
         self._link = link
@@ -121,8 +124,11 @@ class _Observer:
         self._lock = threading.Lock()
         self._open: dict[int, Answered] = {}
         self._last = 0
-        self._is_there = False
-        """As far as is known."""
+        self._errand: Errand | None = None
+        self._is_ending = False
+        """Whether the errand was told to stop. Its process may hang, and another would hang beside it."""
+        self._line = bytearray()
+        """The beginning of an answer."""
         self._failures = 0
         """In a row."""
         self._not_before = 0.0
@@ -133,70 +139,105 @@ class _Observer:
         return self._link.is_closed
 
     def ask(self, kind: str, content: Mapping[str, Any], within: float, answered: Answered) -> None:
-        """What is sent while the connection is lost never comes there: a question waits for another, as it does after a takeover."""
+        """Ask now. While the connection is lost, the question waits for another connection, at most `within` seconds."""
         if not self._link.is_away:
             self._ask(kind, content, within, answered)
         elif within > 0 and not self.is_closed:
             again = partial(self.ask, kind, content, within - _LOOK, answered)
             self._agenda.at(self._clock() + _LOOK, again)
         else:
-            answered(Answer(self._link.host.name, problem="the connection to it is lost"))
+            answered(Answer(self._link.host.name, problem=_AWAY))
 
     def _ask(self, kind: str, content: Mapping[str, Any], within: float, answered: Answered) -> None:
         data: bytes = content.get("data", b"")
         with self._lock:
-            is_refused = not self._is_there and self._clock() < self._not_before
-            if not is_refused:
+            problem = self._refusal()
+            if problem is None:
                 self._last += 1
                 number = self._last
                 self._open[number] = answered
                 header = {**content, "kind": kind, "id": number, "size": len(data)}
                 header.pop("data", None)
-                if not self._is_there:
-                    self._is_there = True
-                    from hvlaunch.driver.program.observer_bundle import observer_bundle  # noqa: PLC0415 (when somebody asks)
-
-                    code, program = observer_bundle()
-                    self._link.send({"type": "observe", "what": "begin", "code": code}, program)
-                line = json.dumps(header).encode("ascii") + b"\n"
-                self._link.send({"type": "observe", "what": "ask"}, line + data)
-        if is_refused:
-            answered(Answer(self._link.host.name, problem=self._problem))
+                errand = self._errand
+                if errand is not None:
+                    errand.write(json.dumps(header).encode("ascii") + b"\n" + data)
+        if problem is not None:
+            answered(Answer(self._link.host.name, problem=problem))
         else:
             self._agenda.at(self._clock() + within, partial(self._overdue, number, within))
 
-    def heard(self, header: Mapping[str, Any], body: bytes) -> None:
-        """A frame of type `observed`. What is in it is no agent's word: any process of this user may have said it."""
-        if header["what"] == "ended":
-            self._fail(f"its observer: {header['cause']}")
-            return
-        said = _said(body)
-        if said is None:
+    def _refusal(self) -> str | None:
+        """Start the observer unless there is one; the reason why there can't be any. The lock is held."""
+        if self._is_ending or (self._errand is None and self._clock() < self._not_before):
+            return self._problem
+        if self._errand is None:
+            from hvlaunch.driver.links.errands import ErrandFailed, Limits  # noqa: PLC0415 (when somebody asks)
+
+            # Its questions have their own time, and py-spy needs much memory for debug symbols.
+            unlimited = Limits(seconds=None, memory=None, output=None)
+            try:
+                self._errand = self._link.errands.start(
+                    "observer", {}, unlimited, on_data=self._hear, on_end=self._ended
+                )
+            except ErrandFailed as error:
+                return f"its observer: {error.detail}"
+        return None
+
+    def _hear(self, data: bytes) -> None:
+        """Bytes of the stream. They are no agent's word: any process of this user may have written them."""
+        *lines, last = (bytes(self._line) + data).split(b"\n")
+        self._line[:] = last
+        answers = [_said(line) for line in lines if len(line) <= _LONGEST_LINE]
+        for answer in answers:
+            if answer is None:
+                break
+            with self._lock:
+                self._failures = 0
+                answered = self._open.pop(answer["id"], None)
+            if answered is not None:
+                problem = answer.get("problem")
+                problem = None if problem is None else plain(problem, _LONGEST_PROBLEM)
+                answered(Answer(self._link.host.name, answer.get("answer"), problem))
+        if None in answers or len(answers) < len(lines) or len(last) > _LONGEST_LINE:
             self._fail("its observer does not speak as one")
-            return
+
+    def _ended(self, errand: "Errand") -> None:
+        from hvlaunch.driver.links.errands import ErrandFailed  # noqa: PLC0415 (as above)
+
+        cause = "it has ended"
+        try:
+            errand.result()
+        except ErrandFailed as error:
+            cause = error.detail
         with self._lock:
-            self._failures = 0
-            answered = self._open.pop(said["id"], None)
-        if answered is not None:
-            problem = said.get("problem")
-            problem = None if problem is None else plain(problem, _LONGEST_PROBLEM)
-            answered(Answer(self._link.host.name, said.get("answer"), problem))
+            self._errand = None
+            was_ending, self._is_ending = self._is_ending, False
+            self._line.clear()
+        if not was_ending:
+            self._fail(f"its observer: {cause}")
 
     def _overdue(self, number: int, within: float) -> None:
         with self._lock:
+            answered = self._open.pop(number, None) if self._link.is_away else None
             is_open = number in self._open
-        if is_open:
+        if answered is not None:
+            # Its answer comes over the next connection, too late: no reason to replace the observer.
+            answered(Answer(self._link.host.name, problem=_AWAY))
+        elif is_open:
             self._fail(f"its observer did not answer within {within:g} s")
 
     def _fail(self, problem: str) -> None:
-        """Another is begun with the next question; the agent ends the one that may be there first."""
+        """Stop the observer, and tell everybody who waits for an answer. The next question starts another."""
         with self._lock:
             was_asked, self._open = self._open, {}
-            self._is_there = False
+            errand = self._errand
+            self._is_ending = errand is not None
             self._problem = problem
             if was_asked:
                 self._failures += 1
                 self._not_before = self._clock() + min(2.0**self._failures, _LONGEST_PAUSE)
+        if errand is not None:
+            errand.stop()
         for answered in was_asked.values():
             answered(Answer(self._link.host.name, problem=problem))
 

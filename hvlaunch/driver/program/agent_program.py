@@ -121,7 +121,7 @@ _MODULES = (
 _WITH_RANKS = ("local_ranks", "starter", "diagnosis", "family")
 """Needed besides if a launcher has started a process for each rank."""
 _WARM = ("own_pages", "warm")
-_RARE = ("diagnosis", "family", "observing", "relay", "wire/rejoin")
+_RARE = ("diagnosis", "errand_processes", "family", "relay", "wire/rejoin")
 """Needed by few jobs: sent behind the hello, as text alone, so that no start waits for these bytes."""
 _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
 _DOCSTRING = re.compile(r'^( *)"""[^"]*(?:"(?!"")[^"]*)*"""$', re.MULTILINE)

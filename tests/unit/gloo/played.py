@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from threading import Event
 from typing import Any
 
-from hvlaunch.agent.wire.frames import PROTOCOL, Decoder, PieceWriter, encode
+from hvlaunch.agent.wire.frames import ERRAND_CHUNK, ERRAND_WINDOW, PROTOCOL, Decoder, PieceWriter, encode
 from tests.unit.gloo.fakes import FACTS
 from tests.unit.telemetry.samples import SAMPLE_OF_A_HOST
 
@@ -46,6 +46,8 @@ class PlayedAgent:
         """Those that have workers."""
         self.questions = 0
         """How many its observer was asked."""
+        self._to_observer = b""
+        self._read = 0
         self.answers: dict[str, Callable[[tuple[int, ...]], str]] = {}
         """What its observer says of these ranks, as JSON, by the question's kind; a sample to all others."""
         self.got: Counter[str] = Counter()
@@ -157,18 +159,28 @@ class PlayedAgent:
         while self.slots:
             self.end_worker(self.slots.pop(), None, header["steps"][0][0])
 
-    def _observe(self, header: Mapping[str, Any], body: bytes) -> None:
+    def _errand(self, header: Mapping[str, Any], body: bytes) -> None:
         """Answer as an observer does that always measures the same."""
-        if header["what"] == "begin":
+        if header["what"] != "data":
             return
-        self.questions += 1
-        question = json.loads(body.partition(b"\n")[0])
-        ranks = tuple(rank for rank, _ in question["workers"])
-        answer = self.answers.get(question["kind"], _sample)(ranks)
-        said = f'{{"id":{question["id"]},"answer":{answer}}}'.encode()
-        if len(said) > _PLAIN:
-            said = b2a_base64(zlib.compress(said, 1), newline=False)
-        self.say({"type": "observed", "what": "answer"}, said)
+        self._to_observer += body
+        *lines, self._to_observer = self._to_observer.split(b"\n")
+        for line in lines:
+            self.questions += 1
+            question = json.loads(line)
+            ranks = tuple(rank for rank, _ in question["workers"])
+            answer = self.answers.get(question["kind"], _sample)(ranks)
+            said = f'{{"id":{question["id"]},"answer":{answer}}}'.encode()
+            if len(said) > _PLAIN:
+                said = b2a_base64(zlib.compress(said, 1), newline=False)
+            said += b"\n"
+            for at in range(0, len(said), ERRAND_CHUNK):
+                about = {"type": "errand", "what": "data", "id": header["id"]}
+                self.say(about, said[at : at + ERRAND_CHUNK])
+        self._read += len(body)
+        if self._read >= ERRAND_WINDOW // 4:
+            self.say({"type": "errand", "what": "credit", "id": header["id"], "bytes": self._read})
+            self._read = 0
 
     def _ping(self, *_: object) -> None:
         self.say({"type": "pong", "at": 1.0})

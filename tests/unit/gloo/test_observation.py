@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.driver.links.errands import HostErrands
 from hvlaunch.driver.observing import observers as module
 from hvlaunch.driver.observing.observation import Observation
 from hvlaunch.driver.observing.observers import Answer, Observers
@@ -27,17 +28,27 @@ class PlayedLink:
         self.last_output = {7: 90.0}
         self.asked: list[dict[str, Any]] = []
         self.begun = 0
-        self.observed: Callable[[Mapping[str, Any], bytes], None] = lambda *_: None
+        self.errands = HostErrands(name, self._get)
 
-    def send(self, header: Mapping[str, Any], body: bytes) -> None:
-        assert header["type"] == "observe"
-        if header["what"] == "begin":
-            self.begun += 1
-        else:
-            self.asked.append(json.loads(body.partition(b"\n")[0]))
+    def _get(self, header: Mapping[str, Any], body: bytes) -> None:
+        match header["what"]:
+            case "start":
+                assert header["name"] == "observer"
+                self.begun += 1
+            case "data":
+                self.asked.append(json.loads(body.partition(b"\n")[0]))
+            case "stop":
+                self.end("stopped")
+
+    def end(self, reason: str, cause: str = "") -> None:
+        """The observer's process is gone."""
+        self.errands.obey({"what": "failed", "id": self.begun, "reason": reason, "cause": cause}, b"")
+
+    def write(self, data: bytes) -> None:
+        self.errands.obey({"what": "data", "id": self.begun}, data)
 
     def say(self, **said: Any) -> None:
-        self.observed({"what": "answer"}, json.dumps(said).encode())
+        self.write(json.dumps(said).encode() + b"\n")
 
     def answer(self, answer: Any = SAMPLE_OF_A_HOST) -> None:
         """Answer the newest question."""
@@ -99,7 +110,7 @@ def test_a_long_answer_may_be_compressed(world: World) -> None:
     [a, _] = world.links
     world.ask()
     text = json.dumps({"id": 1, "answer": "x" * 100_000}).encode()
-    a.observed({"what": "answer"}, b2a_base64(zlib.compress(text), newline=False))
+    a.write(b2a_base64(zlib.compress(text)))
     assert world.answers == [Answer("a", "x" * 100_000)]
 
 
@@ -116,17 +127,17 @@ def test_a_long_answer_may_be_compressed(world: World) -> None:
         b2a_base64(zlib.compress(b" " * (1 << 25)), newline=False),
     ],
 )
-def test_who_says_nonsense_is_begun_anew(world: World, said: bytes) -> None:
+def test_an_observer_that_writes_nonsense_is_replaced(world: World, said: bytes) -> None:
     [a, _] = world.links
     world.ask()
-    a.observed({"what": "answer"}, said)
+    a.write(said + b"\n")
     assert [answer.problem for answer in world.answers] == ["its observer does not speak as one"]
     world.go_on(3.0)
     world.ask()
     assert a.begun == 2
 
 
-def test_who_does_not_answer_in_time_is_begun_anew_with_growing_pauses(world: World) -> None:
+def test_an_observer_that_does_not_answer_is_replaced_after_growing_pauses(world: World) -> None:
     [a, _] = world.links
     world.links.pop()
     world.ask()
@@ -139,14 +150,13 @@ def test_who_does_not_answer_in_time_is_begun_anew_with_growing_pauses(world: Wo
     world.go_on(70.0)
     assert {answer.problem for answer in world.answers} == {"its observer did not answer within 5 s"}
     assert len(world.answers) == 1001
-    a.answer("too late")
     assert len(world.answers) == 1001
 
 
-def test_an_observer_that_ends_has_its_cause_told(world: World) -> None:
+def test_the_cause_of_an_observers_end_is_the_problem(world: World) -> None:
     [a, _] = world.links
     world.ask()
-    a.observed({"what": "ended", "cause": "resource temporarily unavailable"}, b"")
+    a.end("start", "resource temporarily unavailable")
     assert [answer.problem for answer in world.answers] == ["its observer: resource temporarily unavailable"]
 
 
@@ -164,6 +174,36 @@ def test_a_question_waits_for_a_host_whose_connection_is_lost_but_not_for_ever(w
     b.is_away = False
     world.ask()
     assert len(b.asked) == 1
+
+
+def test_an_observer_outlives_a_lost_connection(world: World) -> None:
+    [a, _] = world.links
+    world.links.pop()
+    world.ask()
+    a.is_away = True
+    world.go_on(6.0)
+    assert world.answers == [Answer("a", problem="the connection to it is lost")]
+    a.is_away = False
+    a.answer("too late")
+    world.ask()
+    a.answer("meow")
+    assert world.answers[1:] == [Answer("a", "meow")]
+    assert a.begun == 1
+
+
+def test_an_observer_that_hangs_stays_alone(world: World) -> None:
+    [a, _] = world.links
+    world.links.pop()
+    a.end = lambda *_: None  # type: ignore[method-assign]  # its process can't be killed
+    world.ask()
+    world.go_on(100.0)
+    world.ask()
+    assert a.begun == 1
+    assert {answer.problem for answer in world.answers} == {"its observer did not answer within 5 s"}
+    del a.end
+    a.end("stopped")
+    world.ask()
+    assert a.begun == 2
 
 
 def test_nobody_looks_and_nothing_is_asked(world: World) -> None:

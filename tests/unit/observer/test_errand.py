@@ -1,4 +1,4 @@
-"""The observer's loop, with questions of its own."""
+"""The observer's loop, with a kind of question of its own."""
 
 import json
 import os
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.observer import main as module
+from hvlaunch.agent.errand_runner import ErrandStream
+from hvlaunch.agent.errands import observer as module
 
 LIMIT = 60.0
 
@@ -21,10 +22,10 @@ class Questions:
         self.answers: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
         self.begun: SimpleQueue[int] = SimpleQueue()
         self._may_go_on = threading.Semaphore(0)
-        monkeypatch.setattr(module, "ANSWERS", {"cats": self._answer})
+        monkeypatch.setattr(module, "_ANSWERS", {"cats": self._answer})
         stdin, self._stdin = os.pipe()
-        observer = module.Observer(stdin, -1)
-        monkeypatch.setattr(observer, "_say", self.answers.put)
+        observer = module._Observer(ErrandStream(stdin, -1))
+        monkeypatch.setattr(observer, "_send", self.answers.put)
         self._thread = threading.Thread(target=observer.run)
         self._thread.start()
 
@@ -44,7 +45,7 @@ class Questions:
         self._thread.join(LIMIT)
 
 
-def test_a_question_waits_for_the_one_before_it_as_long_as_it_may_take(
+def test_a_question_waits_for_the_one_before_it_as_long_as_its_own_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     questions = Questions(monkeypatch)

@@ -1,0 +1,291 @@
+"""The driver's end of one host's errands: it sends programs and arguments, and takes streams and results.
+
+docs/internals/errands.md describes the mechanism.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple, TypeAlias
+
+from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.agent.wire.frames import ERRAND_CHUNK, ERRAND_WINDOW, LONGEST_ARGUMENTS, LONGEST_TEXT, BadFrame
+from hvlaunch.agent.wire.shapes import of, plain, record, text
+from hvlaunch.driver.program.errand_program import errand_names, errand_program
+from hvlaunch.errors import HostError
+
+__all__ = ["DEFAULT_LIMITS", "Errand", "ErrandFailed", "HostErrands", "Limits"]
+
+_FAILURE = record({"reason": of("raised", "memory"), "cause": text(LONGEST_TEXT, raw=True)})
+_Send: TypeAlias = Callable[[Mapping[str, Any], bytes], None]
+
+
+class Limits(NamedTuple):
+    """Bounds of one errand; None for no bound."""
+
+    seconds: float | None = 60.0
+    memory: int | None = 1 << 30
+    """Bytes of private writable memory."""
+    output: int | None = 1 << 30
+    """Bytes that it may write to its stream."""
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class ErrandFailed(HostError):
+    """An errand has no result.
+
+    `reason` is `unknown` (no such errand), `arguments` (they do not fit its schema), `start` (the host can't start it),
+    `raised` (its function raised an exception), `time`, `memory` or `output` (a limit), `killed` (its process ended
+    without a result), `stopped` (by stop()), `result` (it does not fit the schema), or `lost` (the host is gone).
+    """
+
+    def __init__(self, name: str, reason: str, cause: str, *, host: str) -> None:
+        super().__init__(f"errand {name}: {cause}", host=host)
+        self.name = name
+        self.reason = reason
+        self.detail = cause
+
+
+class Errand:
+    """One errand on one host. For any thread.
+
+    `on_data` gets the bytes of its stream on the thread of the link, and must not block; without it, read() has them.
+    `on_end` is called once, on the same thread, when result() has an answer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        host: str,
+        send: Callable[..., None],
+        on_data: Callable[[bytes], None] | None,
+        on_end: "Callable[[Errand], None]",
+    ) -> None:
+        self.name = name
+        self._number = number
+        self._host = host
+        self._send_frame = send
+        self._on_data = on_data
+        self._on_end = on_end
+        self._changed = threading.Condition()
+        self._has_ended = self._is_stopped = False
+        self._result: Any = None
+        self._failure: tuple[str, str] | None = None
+        # Towards the host.
+        self._unsent = bytearray()
+        self._credit = ERRAND_WINDOW
+        self._is_input_over = False
+        # From the host.
+        self._unread: deque[bytes] = deque()
+        self._arriving = 0
+        """Bytes that have come and for which the agent has got no credit again."""
+        self._to_credit = 0
+        """Bytes of these that were read."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self._has_ended
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to the errand's stream as its credit allows. Never blocks; drain() waits."""
+        with self._changed:
+            if not self._has_ended:
+                self._unsent += data
+                self._send_on()
+
+    def close_input(self) -> None:
+        """End the errand's input behind all that was written."""
+        with self._changed:
+            self._is_input_over = True
+            if not self._has_ended and not self._unsent:
+                self._send_frame(self._number, "end")
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until all that was written is on its way; False if it is not in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._unsent or self._has_ended, timeout)
+
+    def read(self, timeout: float) -> bytes | None:
+        """The next bytes of the errand's stream; empty at its end, None if nothing comes in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._unread or self._has_ended, timeout):
+                return None
+            if not self._unread:
+                return b""
+            data = self._unread.popleft()
+            self._give_credit(len(data))
+            return data
+
+    def stop(self) -> None:
+        """Kill it. It ends with the reason `stopped` when its process is gone, unless it was over before."""
+        with self._changed:
+            if self._is_stopped or self._has_ended:
+                return
+            self._is_stopped = True
+            self._unsent.clear()
+        self._send_frame(self._number, "stop")
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the end; False if it does not come in time. The errand goes on then."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._has_ended, timeout)
+
+    def result(self) -> Any:
+        """The result, which fits the errand's schema, once it has ended. Raises ErrandFailed."""
+        if self._failure is not None:
+            raise ErrandFailed(self.name, *self._failure, host=self._host)
+        return self._result
+
+    # For HostErrands
+
+    def _send_on(self) -> None:
+        """The lock is held."""
+        while self._unsent and self._credit:
+            data = bytes(self._unsent[: min(ERRAND_CHUNK, self._credit)])
+            del self._unsent[: len(data)]
+            self._credit -= len(data)
+            self._send_frame(self._number, "data", data)
+        if not self._unsent:
+            if self._is_input_over:
+                self._send_frame(self._number, "end")
+            self._changed.notify_all()
+
+    def _give_credit(self, size: int) -> None:
+        """The lock is held. Large portions: a frame for each read would cost more than the reading."""
+        self._to_credit += size
+        if self._to_credit >= ERRAND_WINDOW // 4 and not self._has_ended:
+            self._send_frame(self._number, "credit", bytes=self._to_credit)
+            self._arriving -= self._to_credit
+            self._to_credit = 0
+
+    def take_credit(self, size: int) -> None:
+        """The errand has read so many bytes. Raises BadFrame if they are more than it was sent."""
+        with self._changed:
+            self._credit += size
+            if self._credit > ERRAND_WINDOW:
+                raise BadFrame("credit for more than an errand was sent")
+            self._send_on()
+
+    def take_data(self, data: bytes) -> None:
+        """Raises BadFrame for data beyond the window."""
+        with self._changed:
+            self._arriving += len(data)
+            if self._arriving > ERRAND_WINDOW:
+                raise BadFrame("data of an errand beyond its window")
+            if self._on_data is None:
+                self._unread.append(data)
+                self._changed.notify_all()
+                return
+        self._on_data(data)
+        with self._changed:
+            self._give_credit(len(data))
+
+    def finish(self, result: Any, failure: tuple[str, str] | None) -> None:
+        """The errand is over."""
+        with self._changed:
+            self._result, self._failure = result, failure
+            self._has_ended = True
+            self._unsent.clear()
+            self._changed.notify_all()
+        self._on_end(self)
+
+
+class HostErrands:
+    """All errands of one host. start() is for any thread, obey() for the link's; `send` takes frames and never blocks."""
+
+    def __init__(self, host: str, send: _Send) -> None:
+        self._host = host
+        self._send = send
+        self._lock = threading.Lock()
+        self._last = 0
+        self._running: dict[int, Errand] = {}
+        self._programs: set[str] = set()
+        """The names of those that the host has."""
+        self._is_lost = False
+
+    def start(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        on_data: Callable[[bytes], None] | None = None,
+        on_end: Callable[[Errand], None] = lambda _errand: None,
+    ) -> Errand:
+        """Begin an errand. Raises ErrandFailed if it can't be sent: on_end is not called then."""
+        if name not in errand_names():
+            raise ErrandFailed(name, "unknown", "there is no errand of this name", host=self._host)
+        if not _module(name).ARGUMENTS(arguments):
+            raise ErrandFailed(name, "arguments", "its arguments do not fit its schema", host=self._host)
+        body = dumps(dict(arguments)).encode("ascii")
+        if len(body) > LONGEST_ARGUMENTS:
+            cause = f"its arguments have more than {LONGEST_ARGUMENTS} bytes"
+            raise ErrandFailed(name, "arguments", cause, host=self._host)
+        # Under the lock, so that no other thread starts the errand before its program is on its way.
+        with self._lock:
+            if self._is_lost:
+                raise ErrandFailed(name, "lost", "the connection has ended", host=self._host)
+            self._last += 1
+            number = self._last
+            errand = Errand(name, number, self._host, self._send_about, on_data, on_end)
+            self._running[number] = errand
+            if name not in self._programs:
+                self._programs.add(name)
+                self._send({"type": "errand", "what": "code", "name": name}, errand_program(name))
+            self._send_about(number, "start", body, name=name, **limits._asdict())
+        return errand
+
+    def obey(self, header: Mapping[str, Any], body: bytes) -> None:
+        """Carry out a frame of the agent. Raises BadFrame for a frame that may not come now."""
+        number, what = header["id"], header["what"]
+        with self._lock:
+            errand = self._running.get(number)
+        if errand is None:
+            raise BadFrame("a frame of an errand that does not run")
+        if what == "data":
+            errand.take_data(body)
+        elif what == "credit":
+            errand.take_credit(header["bytes"])
+        else:
+            with self._lock:
+                del self._running[number]
+            if what == "failed":
+                errand.finish(None, (header["reason"], header["cause"]))
+            else:
+                errand.finish(*_outcome(errand.name, body))
+
+    def lose(self) -> None:
+        """The host is gone: every errand of it fails."""
+        with self._lock:
+            self._is_lost = True
+            running, self._running = self._running, {}
+        for errand in running.values():
+            errand.finish(None, ("lost", "the connection to the host has ended"))
+
+    def _send_about(self, number: int, what: str, body: bytes = b"", **more: Any) -> None:
+        self._send({"type": "errand", "what": what, "id": number, **more}, body)
+
+
+def _module(name: str) -> Any:
+    """The errand's own file, for its schemas: `ARGUMENTS` and `RESULT`."""
+    return import_module(f"hvlaunch.agent.errands.{name}")
+
+
+def _outcome(name: str, body: bytes) -> tuple[Any, tuple[str, str] | None]:
+    """The result or the failure.
+
+    Any process of the same user may have written these bytes: they are no reason to give the host up.
+    """
+    try:
+        words = loads(body.decode("ascii"))
+    except (ValueError, RecursionError):
+        return None, ("result", "its result is not JSON")
+    if type(words) is dict and words.keys() == {"result"} and _module(name).RESULT(words["result"]):
+        return words["result"], None
+    if _FAILURE(words):
+        return None, (words["reason"], plain(words["cause"], LONGEST_TEXT))
+    return None, ("result", "its result does not fit its schema")

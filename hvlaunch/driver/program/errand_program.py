@@ -1,0 +1,61 @@
+"""An errand's program as it travels to a host: the errand's file, and every module of the agent that it imports."""
+
+import re
+import zlib
+from functools import cache
+from pathlib import Path
+
+from hvlaunch import agent
+from hvlaunch.agent import errands
+from hvlaunch.driver.program.agent_program import without_words
+
+__all__ = ["errand_names", "errand_program"]
+
+_PACKAGE = "hvlaunch.agent"
+_RUNNER = f"{_PACKAGE}.errand_runner"
+_FOR_TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:(?: .*)?\n)*", re.MULTILINE)
+_IMPORT = re.compile(rf"^ *from ({re.escape(_PACKAGE)}[\w.]*) import ([\w, ]+)", re.MULTILINE)
+
+
+def errand_names() -> list[str]:
+    """The names of all errands: those of the files in hvlaunch/agent/errands/."""
+    files = (file for folder in errands.__path__ for file in Path(folder).glob("*.py"))
+    return sorted(file.stem for file in files if file.stem != "__init__")
+
+
+@cache
+def errand_program(name: str) -> bytes:
+    """The program, compressed: it imports its modules from itself and runs agent/errand_runner.py."""
+    texts = {"hvlaunch.__init__": "", f"{_PACKAGE}.__init__": ""}
+    _collect(_RUNNER, texts)
+    _collect(f"{errands.__name__}.{name}", texts)
+    boot = without_words(Path(agent.__file__).with_name("boot.py").read_text(encoding="ascii"))
+    begin = f"sys.meta_path.insert(0, _Finder({texts!r}))\nfrom {_RUNNER} import main\nmain({name!r})\n"
+    return zlib.compress(f"{boot}\n{begin}".encode())
+
+
+def _collect(name: str, texts: dict[str, str]) -> None:
+    """Add the module, the packages above it, and all that it imports of the agent, also within its functions."""
+    file = _file_of(name)
+    key = f"{name}.__init__" if file.name == "__init__.py" else name
+    if key in texts:
+        return
+    text = _FOR_TYPES.sub("", file.read_text(encoding="ascii"))
+    texts[key] = without_words(file.read_text(encoding="ascii"))
+    if (package := name.rpartition(".")[0]) != "hvlaunch":
+        _collect(package, texts)
+    for module, names in _IMPORT.findall(text):
+        _collect(module, texts)
+        if _file_of(module).name == "__init__.py":
+            for part in names.split(","):
+                _collect(f"{module}.{part.strip()}", texts)
+
+
+def _file_of(name: str) -> Path:
+    """The file of a module of the agent. Errands of tests are in folders of their own."""
+    path = name.removeprefix(_PACKAGE).strip(".").replace(".", "/")
+    if name.startswith(f"{errands.__name__}."):
+        found = (Path(folder) / f"{name.rpartition('.')[2]}.py" for folder in errands.__path__)
+        return next(file for file in found if file.is_file())
+    base = Path(agent.__file__).parent / path
+    return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
