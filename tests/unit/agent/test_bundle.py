@@ -204,7 +204,7 @@ def fault(data: bytes) -> str:
 def test_every_module_of_the_agent_travels() -> None:
     root = Path(agent_package.__file__).parent
     files = {str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.py")}
-    assert {path for path in files if not path.startswith("observer/")} == {
+    assert {path for path in files if not path.startswith(("observer/", "errands/"))} == {
         *bundles._MODULES,
         *bundles._WITH_RANKS,
         *bundles._RARE,
@@ -217,7 +217,7 @@ def test_every_module_of_the_agent_travels() -> None:
     }
 
 
-@pytest.mark.parametrize(("is_near", "limit"), [(False, 26_000), (True, 105_000)])
+@pytest.mark.parametrize(("is_near", "limit"), [(False, 26_000), (True, 104_000)])
 def test_the_bundle_stays_small(is_near: bool, limit: int) -> None:
     assert len(bundle(CONFIG, is_near=is_near)) < limit
 
