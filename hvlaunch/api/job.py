@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from hvlaunch.api.errors import ResultLost
 from hvlaunch.cli.jobs.commands import state_word
 from hvlaunch.cli.jobs.view import await_output
-from hvlaunch.console.store_reader import STREAMS, StoreReader
+from hvlaunch.console.stored import STREAMS, StoreReader
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import Control, DriverGone, state_of
 from hvlaunch.outside.directory import has_driver, jobs_directory

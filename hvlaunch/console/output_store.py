@@ -13,6 +13,7 @@ from hvlaunch.console.lines import Stream
 from hvlaunch.console.notes import LostOutput
 from hvlaunch.console.recent import Origin, Place
 from hvlaunch.console.stored import Kind, Stored, items, pack, segment_path, segments
+from hvlaunch.record.log import write_whole_at
 
 __all__ = ["MOST_KEPT", "OutputStore"]
 
@@ -171,7 +172,7 @@ class OutputStore:
             self._append(data)
 
     def _append(self, data: bytes) -> None:
-        _write_all(self._file, data, self._size)
+        write_whole_at(self._file, data, self._size)
         self._size += len(data)
 
     def _go_on(self) -> None:
@@ -201,7 +202,7 @@ class OutputStore:
         path, head = segment_path(self._directory, number), self._packed_head()
         file = os.open(path, _FILE, 0o600)
         try:
-            _write_all(file, head, 0)
+            write_whole_at(file, head, 0)
         except OSError:
             os.close(file)
             path.unlink()
@@ -215,18 +216,6 @@ class OutputStore:
     def _packed_head(self) -> bytes:
         head = {**self._head, "places": self._places, "seen": self.seen}
         return pack(Stored(self._wall(), "head", json.dumps(head).encode()))
-
-
-def _write_all(file: int, data: bytes, offset: int) -> None:
-    """All of it or nothing is at the end of the file. Raises OSError."""
-    rest, end = memoryview(data), offset
-    try:
-        while rest:
-            written = os.pwrite(file, rest, end)
-            rest, end = rest[written:], end + written
-    except OSError:
-        os.ftruncate(file, offset)
-        raise
 
 
 def _all_items(path: Path) -> Iterator[Stored]:

@@ -1,22 +1,29 @@
-"""The form in which output is kept in a job's directory: items with a checksum, in segments; docs/architecture.md, "Output that is kept"."""
+"""The output of a job as it is stored in its directory, and its readers: a log of items, in segments of which the oldest go."""
 
+import json
 import os
 import re
 import struct
-import zlib
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from hvlaunch.console.recent import Origin
 from hvlaunch.job import ConsoleOptions
+from hvlaunch.record.log import follow, pack_record
 
 __all__ = [
+    "STREAMS",
     "Kind",
     "Position",
+    "StoreReader",
     "Stored",
+    "from_where",
     "head_of",
     "items",
+    "newest_lines",
     "options_of",
     "pack",
     "segment_path",
@@ -24,20 +31,19 @@ __all__ = [
 ]
 
 Kind = Literal["head", "stdout", "stderr", "stdout ended", "stderr ended", "said", "shown", "placed"]
-"""What an item is: what holds for its segment from the start; what a rank wrote, or that it will write no more there; a
-message of hvlaunch's own; a report; where ranks are."""
+"""The facts at the start of a segment; output of a rank, or the end of its stream; a message of hvlaunch; a report; places of ranks."""
 
+STREAMS = ("stdout", "stderr")
+_ALWAYS = ("head", "placed")
 _KINDS: tuple[Kind, ...] = get_args(Kind)
-_HEADER = struct.Struct("<IIdqiBB")
-"""CRC-32 of all that follows; bytes behind this header; seconds since 1970; frame; rank; kind; bytes of the session's name."""
+_ITEM = struct.Struct("<dqiBB")
+"""Seconds since 1970, frame, rank, kind, bytes of the session's name; the name and the data follow."""
 _NOBODY = -1
-_MOST = 1 << 30
 _SEGMENT = re.compile(r"output\.([0-9]{6,9})")
-_READ_SIZE = 1 << 18
 
 
 class Stored(NamedTuple):
-    """One item. `rank` is None for what is not a worker's, `origin` for what did not come in a frame."""
+    """One item. `rank` is None unless a worker wrote it, `origin` unless it came in a frame."""
 
     time: float
     """Seconds since 1970."""
@@ -55,7 +61,7 @@ class Position(NamedTuple):
 
 
 def head_of(options: ConsoleOptions) -> Mapping[str, object]:
-    """What a segment's head has of a job's options, for those who look on."""
+    """Return the part of a segment's head that tells viewers the job's options."""
     ranks = options.ranks
     return {
         "prefix": options.prefix,
@@ -67,7 +73,7 @@ def head_of(options: ConsoleOptions) -> Mapping[str, object]:
 
 
 def options_of(head: Mapping[str, Any]) -> ConsoleOptions:
-    """From what head_of() has made."""
+    """Return the options that head_of() was given."""
     ranks = head["ranks"]
     return ConsoleOptions(
         prefix=head["prefix"],
@@ -79,58 +85,157 @@ def options_of(head: Mapping[str, Any]) -> ConsoleOptions:
 
 
 def pack(item: Stored) -> bytes:
-    """The item as it is in a segment."""
+    """Return the item as it is in a segment."""
     name, frame = item.origin or ("", _NOBODY)
     session = os.fsencode(name)
     rank = _NOBODY if item.rank is None else item.rank
-    size = len(session) + len(item.data)
-    header = _HEADER.pack(0, size, item.time, frame, rank, _KINDS.index(item.kind), len(session))
-    whole = b"".join((header[4:], session, item.data))
-    return zlib.crc32(whole).to_bytes(4, "little") + whole
+    head = _ITEM.pack(item.time, frame, rank, _KINDS.index(item.kind), len(session))
+    # Records of output continue no checksum, so that a reader can begin at any of them.
+    return pack_record((head, session, item.data))[0]
 
 
 def items(segment: int, offset: int = 0) -> Iterator[tuple[Stored, int]]:
-    """The whole items of an open segment from `offset` on, each with the offset behind it, as far as they are there now."""
-    kept, start = b"", offset
-    while data := os.pread(segment, max(_READ_SIZE, _missing(kept)), start + len(kept)):
-        kept += data
-        used = 0
-        while (found := _unpack(kept, used)) is not None:
-            item, size = found
-            used += size
-            yield item, start + used
-        kept, start = kept[used:], start + used
-
-
-def _missing(data: bytes) -> int:
-    """How many bytes the item lacks that `data` begins with; 0 where that is not known."""
-    if len(data) < _HEADER.size:
-        return 0
-    size = _HEADER.unpack_from(data)[1]
-    return _HEADER.size + size - len(data) if size <= _MOST else 0
-
-
-def _unpack(data: bytes, start: int) -> tuple[Stored, int] | None:
-    """The item at `start` of `data`, and its size; None where there is no whole one."""
-    if len(data) - start < _HEADER.size:
-        return None
-    checksum, size, time, frame, rank, kind, name_size = _HEADER.unpack_from(data, start)
-    end = start + _HEADER.size + size
-    if end > len(data) or name_size > size or kind >= len(_KINDS):
-        return None
-    if zlib.crc32(memoryview(data)[start + 4 : end]) != checksum:
-        return None
-    middle = start + _HEADER.size + name_size
-    origin = (os.fsdecode(data[start + _HEADER.size : middle]), frame) if name_size else None
-    item = Stored(time, _KINDS[kind], data[middle:end], None if rank == _NOBODY else rank, origin)
-    return item, end - start
+    """Yield the whole items of an open segment from `offset` on, each with the offset behind it, as far as they are there now."""
+    for body, end in follow(segment, offset):
+        time, frame, rank, kind, name_size = _ITEM.unpack_from(body)
+        name_end = _ITEM.size + name_size
+        origin = (os.fsdecode(body[_ITEM.size : name_end]), frame) if name_size else None
+        yield Stored(time, _KINDS[kind], body[name_end:], None if rank == _NOBODY else rank, origin), end
 
 
 def segments(directory: Path) -> list[int]:
-    """The numbers of the segments that are there, in order. Raises OSError."""
+    """Return the numbers of the segments that are there, in order. Raises OSError."""
     names = os.listdir(directory)  # noqa: PTH208 (names alone)
-    return sorted(int(found[1]) for name in names if (found := _SEGMENT.fullmatch(name)))
+    return sorted(int(match[1]) for name in names if (match := _SEGMENT.fullmatch(name)))
 
 
 def segment_path(directory: Path, number: int) -> Path:
     return directory / f"output.{number:06}"
+
+
+class StoreReader:
+    """Reads a job's stored output while it grows: from a position, or else from the oldest item."""
+
+    def __init__(self, directory: Path, position: Position | None = None) -> None:
+        self._directory = directory
+        self._file = -1
+        self.position = position or Position(0, 0)
+        """Behind the last item that was read."""
+        self.has_missed = False
+        """True if something was removed before it could be read."""
+
+    def read(self) -> Iterator[Stored]:
+        """Yield the items that are there now and were not read yet."""
+        while self._file >= 0 or self._open_next(self.position.segment):
+            # Before the items: what was written to this segment before the next one began is then read below.
+            next_segment = self._next_segment()
+            for item, offset in items(self._file, self.position.offset):
+                self.position = Position(self.position.segment, offset)
+                yield item
+            if next_segment is None:
+                return
+            self.close()
+            self.position = Position(next_segment, 0)
+
+    def close(self) -> None:
+        """Close the segment; read() continues at the same position. May be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _numbers(self) -> list[int]:
+        with suppress(OSError):  # the directory may be removed meanwhile
+            return segments(self._directory)
+        return []
+
+    def _next_segment(self) -> int | None:
+        return next((number for number in self._numbers() if number > self.position.segment), None)
+
+    def _open_next(self, first: int) -> bool:
+        """Open the segment with this number, or the oldest after it."""
+        for number in self._numbers():
+            if number < first:
+                continue
+            with suppress(FileNotFoundError):  # the oldest segment may be removed just now
+                self._file = _open(segment_path(self._directory, number))
+                if number != self.position.segment:
+                    self.has_missed = self.position != (0, 0) or number > 1
+                    self.position = Position(number, 0)
+                return True
+        return False
+
+    def seek_time(self, since: float) -> None:
+        """Move to the newest segment that begins before this time (seconds since 1970), or to the oldest."""
+        for number in self._numbers():
+            if (head := self._head_of(number)) is not None and head.time <= since:
+                self.position = Position(number, 0)
+
+    def seek_newest(self, count: int) -> None:
+        """Move to the beginning of the newest `count` segments."""
+        for number in self._numbers()[-count:][:1]:
+            self.position = Position(number, 0)
+
+    def head(self) -> Mapping[str, Any] | None:
+        """Return the facts at the start of the newest segment; None if there is no segment."""
+        for number in reversed(self._numbers()):
+            if (item := self._head_of(number)) is not None:
+                facts: Mapping[str, Any] = json.loads(item.data)
+                return facts
+        return None
+
+    def _head_of(self, number: int) -> Stored | None:
+        with suppress(OSError):
+            file = _open(segment_path(self._directory, number))
+            try:
+                return next((item for item, _ in items(file)), None)
+            finally:
+                os.close(file)
+        return None
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def newest_lines(stored: Iterable[Stored], count: int, is_shown: Callable[[Stored], bool]) -> tuple[int, int]:
+    """Return where the last `count` lines begin: the number of items before them, and of lines in the next item that has any."""
+    sizes: deque[tuple[int, int]] = deque()
+    total = early = 0
+    for index, item in enumerate(stored, 1):
+        lines = _lines(item) if is_shown(item) else 0
+        if lines:
+            sizes.append((index, lines))
+            total += lines
+        while sizes and total - sizes[0][1] >= count:
+            early, lines = sizes.popleft()
+            total -= lines
+    return early, max(0, total - count)
+
+
+def _lines(item: Stored) -> int:
+    return item.data.count(b"\n") if item.kind in STREAMS else item.kind in ("said", "shown")
+
+
+def from_where(stored: Iterable[Stored], is_early: Callable[[Stored], bool]) -> Iterator[Stored]:
+    """Yield the items behind the early ones, which come first, without the rest of lines that begin early.
+
+    Items with the places of ranks are always yielded.
+    """
+    unfinished: set[tuple[int | None, str]] = set()
+    has_begun = False
+    for item in stored:
+        has_begun = has_begun or not is_early(item)
+        key = item.rank, item.kind.removesuffix(" ended")
+        if item.kind in _ALWAYS:
+            yield item
+        elif item.kind not in STREAMS:
+            unfinished.discard(key)
+            if has_begun:
+                yield item
+        elif not has_begun:
+            (unfinished.discard if item.data.endswith(b"\n") else unfinished.add)(key)
+        elif key not in unfinished:
+            yield item
+        elif b"\n" in item.data:
+            unfinished.remove(key)
+            yield item._replace(data=item.data.partition(b"\n")[2])

@@ -4,6 +4,7 @@ A record is 4 bytes of length, a CRC-32 that may continue the one of the record 
 Numbers are little-endian.
 """
 
+import errno
 import os
 import struct
 import zlib
@@ -15,8 +16,8 @@ from typing import NamedTuple
 __all__ = ["BadLog", "Log", "Mark", "follow", "pack_record", "read_records", "write_whole_at"]
 
 _HEAD = struct.Struct("<III")
-_CHECKED = 8
-"""Bytes of a head that its own checksum covers."""
+_CHECKED = struct.Struct("<II")
+"""The part of a head that its own checksum covers."""
 _MOST = 1 << 30
 """Bytes of a body that follow() believes a head."""
 _READ_SIZE = 1 << 18
@@ -40,7 +41,7 @@ def pack_record(pieces: Iterable[bytes], previous: int = 0) -> tuple[bytes, int]
     """
     body = b"".join(pieces)
     check = zlib.crc32(body, previous)
-    head = struct.pack("<II", len(body), check)
+    head = _CHECKED.pack(len(body), check)
     return b"".join((head, zlib.crc32(head).to_bytes(4, "little"), body)), check
 
 
@@ -52,7 +53,7 @@ def read_records(data: memoryview, start: Mark) -> Iterator[tuple[memoryview, Ma
     at, check = start
     while at + _HEAD.size <= len(data):
         size, expected, head_check = _HEAD.unpack_from(data, at)
-        if not size or zlib.crc32(data[at : at + _CHECKED]) != head_check:
+        if not size or zlib.crc32(data[at : at + _CHECKED.size]) != head_check:
             break
         body = data[at + _HEAD.size : at + _HEAD.size + size]
         check = zlib.crc32(body, check)
@@ -100,18 +101,18 @@ def _end_of_record(data: bytes, at: int) -> int | None:
     size, check, head_check = _HEAD.unpack_from(data, at)
     end: int = at + _HEAD.size + size
     view = memoryview(data)
-    if end > len(data) or zlib.crc32(view[at : at + _CHECKED]) != head_check:
+    if end > len(data) or zlib.crc32(view[at : at + _CHECKED.size]) != head_check:
         return None
     return end if zlib.crc32(view[at + _HEAD.size : end]) == check else None
 
 
 def write_whole_at(descriptor: int, data: bytes, offset: int) -> None:
     """Write all of the data at the end of a file, which is at `offset`, or leave the file as it was. Raises OSError."""
-    left, end = memoryview(data), offset
+    end = offset
     try:
-        while left:
-            written = os.pwrite(descriptor, left, end)
-            left, end = left[written:], end + written
+        end += os.pwrite(descriptor, data, offset)
+        while end < offset + len(data):  # on a disk that is almost full
+            end += os.pwrite(descriptor, data[end - offset :], end)
     except OSError:
         with suppress(OSError):  # then a reader cuts the torn record off
             os.ftruncate(descriptor, offset)
@@ -126,8 +127,7 @@ class Log:
 
     def __init__(self, path: Path, descriptor: int, end: Mark, *, is_synced: bool) -> None:
         self.path = path
-        self.end = end
-        """Behind the last record."""
+        self._size, self._check = end
         self._descriptor = descriptor
         self._is_synced = is_synced
 
@@ -155,16 +155,26 @@ class Log:
             raise
         return log
 
+    @property
+    def end(self) -> Mark:
+        """Behind the last record."""
+        return Mark(self._size, self._check)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
     def append(self, pieces: Iterable[bytes]) -> None:
         """Write one record: a reader finds all of it or nothing. Raises OSError."""
-        data, check = pack_record(pieces, self.end.check)
+        data, check = pack_record(pieces, self._check)
         self._write(data, check)
 
     def _write(self, data: bytes, check: int) -> None:
-        write_whole_at(self._descriptor, data, self.end.size)
+        write_whole_at(self._descriptor, data, self._size)
         if self._is_synced:
             os.fdatasync(self._descriptor)
-        self.end = Mark(self.end.size + len(data), check)
+        self._size += len(data)
+        self._check = check
 
     def replace(self, start: Mark, records: Iterable[Iterable[bytes]]) -> None:
         """Let these records take the place of all behind `start`, at once: a reader finds the old or the new ones.
@@ -175,9 +185,8 @@ class Log:
         part.unlink(missing_ok=True)
         copy = Log(part, os.open(part, _NEW, 0o600), Mark(0), is_synced=False)
         try:
-            while copy.end.size < start.size:
-                size = min(_READ_SIZE, start.size - copy.end.size)
-                copy._write(os.pread(self._descriptor, size, copy.end.size), start.check)
+            while copy.size < start.size:
+                copy._write(self._read(copy.size, start.size), start.check)
             for pieces in records:
                 copy.append(pieces)
             # The content before the name: after a loss of power, the name must not lead to an empty file.
@@ -191,9 +200,16 @@ class Log:
             raise
         self._descriptor, copy._descriptor = copy._descriptor, self._descriptor
         copy.close()
-        self.end = copy.end
+        self._size, self._check = copy.end
         if self._is_synced:
             _sync_directory(self.path)
+
+    def _read(self, begin: int, end: int) -> bytes:
+        """Return a part of the file, which is not empty. Raises OSError."""
+        data = os.pread(self._descriptor, min(_READ_SIZE, end - begin), begin)
+        if not data:
+            raise OSError(errno.EIO, "another program has cut the file")
+        return data
 
     def close(self) -> None:
         """May be called again."""

@@ -12,8 +12,7 @@ from hvlaunch.children import uninterrupted
 from hvlaunch.cli.jobs.view import View, await_output, is_shown
 from hvlaunch.cli.process import BROKEN_PIPE, complain
 from hvlaunch.console.status import count, duration
-from hvlaunch.console.store_reader import STREAMS, StoreReader, from_where, newest_lines
-from hvlaunch.console.stored import Position, Stored, segments
+from hvlaunch.console.stored import STREAMS, Position, Stored, StoreReader, from_where, newest_lines, segments
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.outside.control import DriverGone, state_of

@@ -2,7 +2,7 @@
 
 import time
 
-from hvlaunch.console.store_reader import StoreReader
+from hvlaunch.console.stored import StoreReader
 from hvlaunch.outside.control import Control, DriverGone
 from hvlaunch.outside.known import KnownJob, await_driver, has_ended
 from hvlaunch.view.feed import Feed

@@ -13,7 +13,7 @@ from hvlaunch import view
 from hvlaunch.cli.jobs.feed import JobFeed
 from hvlaunch.cli.jobs.web_access import Access
 from hvlaunch.cli.jobs.web_server import WebAnswer, WebRequest
-from hvlaunch.console.store_reader import StoreReader
+from hvlaunch.console.stored import StoreReader
 from hvlaunch.outside.control import ControlRefused, DriverGone
 from hvlaunch.outside.directory import REPORT
 from hvlaunch.outside.known import await_end

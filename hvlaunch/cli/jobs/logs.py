@@ -10,8 +10,7 @@ from hvlaunch.cli.jobs.view import Ranks, View, await_output, is_shown
 from hvlaunch.cli.process import BROKEN_PIPE, print_answer
 from hvlaunch.console.lines import visible
 from hvlaunch.console.notes import lost_output_text
-from hvlaunch.console.store_reader import StoreReader, from_where
-from hvlaunch.console.stored import Stored, segments
+from hvlaunch.console.stored import Stored, StoreReader, from_where, segments
 from hvlaunch.outside.control import DriverGone
 from hvlaunch.outside.directory import REPORT, has_driver
 from hvlaunch.outside.known import KnownJob, choose, has_ended

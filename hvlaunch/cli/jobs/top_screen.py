@@ -13,7 +13,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from hvlaunch.cli.jobs.feed import JobFeed
 from hvlaunch.cli.jobs.top_dialogs import Question, Reading, WordQuestion
-from hvlaunch.console.store_reader import StoreReader
+from hvlaunch.console.stored import StoreReader
 from hvlaunch.errors import HvlaunchError
 from hvlaunch.view.model import View
 from hvlaunch.view.rows import HostRow, RankRow

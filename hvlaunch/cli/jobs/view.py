@@ -13,8 +13,7 @@ from typing import Any, cast
 
 from hvlaunch.console.lines import Stream
 from hvlaunch.console.printer import Printer
-from hvlaunch.console.store_reader import StoreReader
-from hvlaunch.console.stored import Stored, options_of, segments
+from hvlaunch.console.stored import Stored, StoreReader, options_of, segments
 from hvlaunch.job import ConsoleOptions
 from hvlaunch.outside.control import Control, DriverGone
 from hvlaunch.outside.directory import has_driver

@@ -121,7 +121,7 @@ class StoreFile:
     @property
     def size(self) -> int:
         """Bytes of the file, as far as this server has written or read it."""
-        return 0 if self._log is None else self._log.end.size
+        return 0 if self._log is None else self._log.size
 
     def read(self) -> Iterator[Item]:
         """Yield all items of an opened file, once; a torn record at its end is cut off. Raises BadStoreFile."""

@@ -169,7 +169,7 @@ def test_on_a_full_disk_the_rest_is_whole_and_says_once_how_much_is_missing(tmp_
     store.write()
     assert [item.data for item in all_items(tmp_path)[1:]] == [
         b"before\n",
-        b"120 bytes of output are lost: no space left on device",
+        b"128 bytes of output are lost: no space left on device",
         b"after\n",
     ]
 

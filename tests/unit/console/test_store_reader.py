@@ -5,8 +5,15 @@ import shutil
 import pytest
 
 from hvlaunch.console.output_store import OutputStore
-from hvlaunch.console.store_reader import StoreReader, from_where, newest_lines
-from hvlaunch.console.stored import Stored, head_of, options_of, segment_path
+from hvlaunch.console.stored import (
+    Stored,
+    StoreReader,
+    from_where,
+    head_of,
+    newest_lines,
+    options_of,
+    segment_path,
+)
 from hvlaunch.job import ConsoleOptions
 
 
