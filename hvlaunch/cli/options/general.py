@@ -1,4 +1,4 @@
-"""The options about hvlaunch itself: files of options, the job's name, questions."""
+"""Options about hvlaunch itself: the job's name, detaching, files of options, questions."""
 
 from hvlaunch.cli.options import values
 from hvlaunch.cli.options.option import Group, Option, Value
@@ -22,7 +22,7 @@ GENERAL = Group(
             ("--detach",),
             "leave the job running, and print its id",
             more="hvlaunch ends as soon as the workers run, and the job goes on without it: `hvlaunch attach` shows its output, "
-            "`hvlaunch stop` stops it. Whatever goes wrong before that is told as ever. The workers' stdin is empty.",
+            "`hvlaunch stop` stops it. Errors before that are reported as usual. The workers' stdin is empty.",
             example="hvlaunch --detach -np 8 -H a:4,b:4 python train.py",
             constant="at start",
             excludes="detach",

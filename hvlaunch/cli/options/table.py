@@ -1,4 +1,4 @@
-"""The options of hvlaunch, each declared once: the command line, JobSpec, help, completion and docs/options.md are made of them."""
+"""The options of hvlaunch, declared once: the command line, JobSpec, help, completion and docs/options.md use this table."""
 
 from pathlib import Path
 from typing import get_args
@@ -622,9 +622,9 @@ _ENDING = Group(
             ("--fsync",),
             "let the job be taken over after a loss of power here too",
             field="fsync",
-            more="What it needs is written to the job's directory in any case, and outlives hvlaunch itself. With this option "
-            "nothing follows of what happens before the disk has it, which takes some milliseconds each time. Of the output that is "
-            "kept, the last seconds may be missing then.",
+            more="What it needs is written to the job's directory in any case, and outlives hvlaunch itself. With this option each "
+            "event is synced to disk before hvlaunch acts on it, which takes some milliseconds each time. The last seconds of "
+            "the output that is kept may be missing then.",
         ),
         Option(
             "end_with_rank",
@@ -725,7 +725,7 @@ GROUPS = (
     HOROVOD,
     GENERAL,
 )
-"""All of them, in the order of help."""
+"""Groups in the order of help."""
 
+# The user's command is an option only in files and variables: there it has a name.
 COMMAND = Option("command", ("command",), "what to start, and its arguments", Value(("COMMAND", "ARG")))
-"""The user's command, which is no option where it is typed, and one in a file."""
