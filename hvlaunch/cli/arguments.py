@@ -1,6 +1,6 @@
 """The command line: split into options and the user's command, and read by the table of options.
 
-argparse can't split it: it takes words of the command that look like options for its own.
+argparse can't split a line: words of the command that look like options would be its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class Typed(NamedTuple):
 
 
 class UnknownOption(Exception):
-    """There is no such option as the first of these words, which are all that is left of the line."""
+    """The first of the remaining words is not an option of hvlaunch."""
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words[0])
@@ -33,7 +33,7 @@ class UnknownOption(Exception):
 
 
 def by_name(groups: Sequence[Group]) -> dict[str, Option]:
-    """The options by all their names."""
+    """Return the options by each of their names."""
     return {
         flag: option
         for group in groups
@@ -45,10 +45,10 @@ def by_name(groups: Sequence[Group]) -> dict[str, Option]:
 def split(
     argv: Sequence[str], options: Mapping[str, Option], is_foreign: Callable[[str], bool]
 ) -> tuple[list[Typed], Sequence[str]]:
-    """The options, and the user's command.
+    """Split a line into options and the user's command.
 
-    It begins at the first word that is no option and no option's value. `is_foreign` is whether another launcher has an
-    option of that name. Raises UnknownOption.
+    The command begins at the first word that is neither an option nor an option's value. `is_foreign` returns whether
+    another launcher has an option of that name. Raises UnknownOption.
     """
     typed: list[Typed] = []
     index = 0
@@ -67,13 +67,14 @@ def split(
 
 
 def words_of(words: Sequence[str], options: Mapping[str, Option], is_foreign: Callable[[str], bool]) -> int:
-    """How many of the words, from the first on, are one of the options with its values; 0 if it is none."""
+    """Return how many of the first words are an option with its values; 0 for an unknown option."""
     word = words[0]
     if word in options:
         value = options[word].value
         return 1 + (0 if value is None else len(value.metavars) or 1)
     if word.partition("=")[0] in options:
         return 1
+    # What remains is a short name with its value in one word: `-p2222`.
     option = options.get(word[:2])
     if option is None or option.value is None:
         return 0
@@ -81,7 +82,7 @@ def words_of(words: Sequence[str], options: Mapping[str, Option], is_foreign: Ca
 
 
 def _is_like_a_name(word: str) -> bool:
-    """Whether what seems to be a short name with its value, `-p2222`, may be another launcher's option: `-ppn`."""
+    """Return whether a word such as `-p2222` may also be another launcher's option, such as `-ppn`."""
     return all(part.isalpha() for part in word[1:].split("-"))
 
 
@@ -96,7 +97,7 @@ def _typed(words: Sequence[str], options: Mapping[str, Option]) -> Typed:
 
 
 class Answer(Exception):
-    """The user asked a question instead of for a job; `text` answers it."""
+    """The user asked a question instead of for a job; `text` is the answer."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -110,10 +111,10 @@ def parse(
     environ: Mapping[str, str] | None = None,
     warn: Callable[[str], object] = str,
 ) -> Options:
-    """Read the command line, without the program's own name, and all other sources of options.
+    """Read the command line, without the program's name, and the other sources of options.
 
-    There are others only with an environment; `warn` is told of those that are not used.
-    Raises BadUsage, and Answer for --help and --version.
+    Other sources count only with an environment; `warn` gets a line about each that is not used. Raises BadUsage, and
+    Answer for --help and --version.
     """
     options_by_name = by_name(groups)
     try:
@@ -122,13 +123,13 @@ def parse(
         from hvlaunch.cli.foreign import unknown_options  # noqa: PLC0415 (most lines have none)
 
         raise unknown_options(unknown.words, options_by_name, words_of) from None
-    settings = [_setting(each, options_by_name[each.name], groups) for each in typed]
-    is_report = any(
-        each.option.name == "check_build" for each in settings
-    )  # which a wrong file must not stop
+    settings = [_setting(option, options_by_name[option.name], groups) for option in typed]
+    # --check-build is for bug reports: an invalid file must not stop it.
+    is_report = any(setting.option.name == "check_build" for setting in settings)
     others = [] if environ is None or is_report else other_sources(settings, environ, groups, warn)
     if command:
         settings.append(Setting(COMMAND, tuple(command), list(command), "COMMAND"))
+    # The word before the command tells whether the user marked its begin: `-- python`.
     is_marked = not command or list(argv[: -len(command)])[-1:] == ["--"]
     options = Options(
         merged([*(source.settings for source in others), settings]), groups, is_marked=is_marked
@@ -147,7 +148,7 @@ def _is_foreign(name: str) -> bool:
 
 
 def _setting(typed: Typed, option: Option, groups: Sequence[Group]) -> Setting:
-    """As it was typed. Raises Answer where it is a question, and BadUsage."""
+    """Return the setting. Raises BadUsage, and Answer for a question."""
     check_words(option, typed.values, is_joined=typed.is_joined)
     setting = typed_setting(option, typed.values, is_off=typed.name in option.opposites)
     if option.question:

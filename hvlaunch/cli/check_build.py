@@ -1,4 +1,4 @@
-"""What this installation has, for `--check-build`: the first thing to read in a bug report."""
+"""The report of `--check-build`: parts of this installation, for bug reports."""
 
 import platform
 import re
@@ -13,11 +13,11 @@ from hvlaunch.errors import HvlaunchError
 
 __all__ = ["check_build", "launcher_version", "package_version", "ssh_version"]
 
-_SSH_PATIENCE = 10.0  # seconds; the binary may lie on a slow network disk
+_SSH_PATIENCE = 10.0  # seconds: the binary may be on a slow network disk
 
 
 def package_version(name: str) -> str | None:
-    """The installed version of a package, without importing it; None if it is not installed."""
+    """Return a package's version without importing it; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -25,7 +25,7 @@ def package_version(name: str) -> str | None:
 
 
 def ssh_version(program: str = "ssh") -> str | None:
-    """What the ssh binary calls itself, such as OpenSSH_9.2p1; None if there is none that answers."""
+    """Return the ssh binary's name for itself, such as OpenSSH_9.2p1; None without an answer."""
     try:
         answer = subprocess.run(
             [program, "-V"],
@@ -37,12 +37,13 @@ def ssh_version(program: str = "ssh") -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.match(r"[^\s,]+", answer.stderr or answer.stdout)
-    return found[0] if found else None
+    # OpenSSH prints its version to stderr, other programs to stdout.
+    match = re.match(r"[^\s,]+", answer.stderr or answer.stdout)
+    return match[0] if match else None
 
 
 def launcher_version(name: str) -> str | None:
-    """The MPI behind mpirun; for other launchers their path. None where there is none, or none that we know."""
+    """Return the MPI behind mpirun, or another launcher's path; None if it is missing or unknown."""
     if name != "mpirun":
         return shutil.which(name)
     from hvlaunch.mpi.detect import detect  # noqa: PLC0415 (no other question needs it)
@@ -58,7 +59,7 @@ def check_build(
     ssh: Callable[[], str | None] = ssh_version,
     launcher: Callable[[str], str | None] = launcher_version,
 ) -> str:
-    """The report: what is there is marked [X]."""
+    """Return the report, with [X] before each installed part."""
     return "\n".join(
         [
             f"hvlaunch {__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}",

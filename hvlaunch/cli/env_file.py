@@ -1,4 +1,4 @@
-"""Files of variables for --env-file: a line `NAME=VALUE` for each; docs/environment.md has the rules."""
+"""Files of variables for --env-file, with a line `NAME=VALUE` for each; docs/environment.md has the rules."""
 
 import codecs
 import os
@@ -23,7 +23,7 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "$": "$", "`"
 
 @dataclass(frozen=True, slots=True)
 class EnvLine:
-    """One variable. `number` is its line, from 1; `value` is None for a bare `NAME`: as it is here."""
+    """A variable. `number` is its line, from 1; a bare `NAME` has the value None, and takes the one here."""
 
     number: int
     name: str
@@ -31,12 +31,13 @@ class EnvLine:
 
 
 def read_env_file(path: Path) -> list[EnvLine]:
-    """Read a file of variables, decoded as os.environ is: its bytes arrive as they are.
+    """Read a file of variables, decoded as os.environ is: bytes are passed on unchanged.
 
-    Raises BadUsage, also where another user can change the file: a variable such as LD_PRELOAD runs what it names.
+    Raises BadUsage, also if another user can change the file: a variable such as LD_PRELOAD runs a program.
     """
     try:
         with path.open("rb") as file:
+            # fstat of the open file: the path could be replaced between check and reading.
             writer = other_writer(os.fstat(file.fileno()))
             text = os.fsdecode(file.read().removeprefix(codecs.BOM_UTF8))
     except OSError as error:
@@ -48,10 +49,10 @@ def read_env_file(path: Path) -> list[EnvLine]:
 
 
 def parse_env_file(text: str, *, source: str) -> list[EnvLine]:
-    r"""The variables of a file's text, in order. Raises BadUsage with `source` and line.
+    r"""Return the variables of a text, in order. Raises BadUsage with `source` and line.
 
-    The rules are those of a POSIX shell, but nothing is expanded: `#` begins a comment at the start of a word,
-    'single quotes' keep all, "double quotes" know \n \t \r \\ \" \$ \` and may span lines as single ones do.
+    The rules are a POSIX shell's without expansion: `#` begins a comment at the start of a word, 'single quotes' keep
+    everything, "double quotes" know \n \t \r \\ \" \$ \` and may span lines, as single quotes may.
     """
     lines: list[EnvLine] = []
     position, number = 0, 1
@@ -66,29 +67,29 @@ def parse_env_file(text: str, *, source: str) -> list[EnvLine]:
     return lines
 
 
-def _variable(text: str, position: int, where: str, number: int) -> tuple[EnvLine, int]:
+def _variable(text: str, position: int, place: str, number: int) -> tuple[EnvLine, int]:
     head = _NAME.match(text, position)
     if head is None:
-        raise BadUsage(f"{where}: not NAME=VALUE")
+        raise BadUsage(f"{place}: not NAME=VALUE")
     position = head.end()
     value: str | None = None
     if head["equals"] and _OPEN_QUOTE.match(text, position):
-        value, position = _quoted(text, position, where)
+        value, position = _quoted(text, position, place)
     elif head["equals"]:
         raw = _REST_OF_LINE.match(text, position)
         assert raw is not None  # noqa: S101 (the pattern matches anything, the empty text too)
         return EnvLine(number, head["name"], _COMMENT.sub("", raw[0]).strip()), raw.end()
-    rest = _NOTHING.match(text, position)
-    if rest is None:
+    line_end = _NOTHING.match(text, position)
+    if line_end is None:
         cause = "text after the closing quote" if head["equals"] else "not NAME=VALUE (no spaces before '=')"
-        raise BadUsage(f"{where}: {cause}")
-    return EnvLine(number, head["name"], value), rest.end()
+        raise BadUsage(f"{place}: {cause}")
+    return EnvLine(number, head["name"], value), line_end.end()
 
 
-def _quoted(text: str, position: int, where: str) -> tuple[str, int]:
+def _quoted(text: str, position: int, place: str) -> tuple[str, int]:
     quoted = _QUOTED.match(text, position)
     if quoted is None:
-        raise BadUsage(f"{where}: no closing quote")
+        raise BadUsage(f"{place}: no closing quote")
     if quoted["single"] is not None:
         return quoted["single"], quoted.end()
-    return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[0]), quoted["double"]), quoted.end()
+    return _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[0]), quoted["double"]), quoted.end()

@@ -1,4 +1,4 @@
-"""Which variables the user passes on to the workers, and how they are shown; docs/environment.md is for users."""
+"""The variables that the user passes on to workers, and their form in messages; docs/environment.md is for users."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ __all__ = [
 EnvMode = Literal["default", "all"]
 
 MAX_STRING = 131072
-"""Bytes of NAME=VALUE, or of one argument, with its NUL, that execve(2) takes: MAX_ARG_STRLEN, 32 pages of 4 KiB."""
+"""Limit of execve(2) for an argument or NAME=VALUE with its NUL: MAX_ARG_STRLEN, 32 pages of 4 KiB."""
 
 _FORWARDED = (
     "PATH",
@@ -47,7 +47,7 @@ _FORWARDED = (
     "WANDB_*",
     "LANG",
     "LC_*",
-    # Of Python, those that change no paths and wait for nobody at a terminal.
+    # Python's variables, without those that change paths or open a prompt at a terminal.
     "PYTHONPATH",
     "PYTHONASYNCIODEBUG",
     "PYTHONBREAKPOINT",
@@ -104,10 +104,10 @@ SET_BY_HVLAUNCH = (
     "HOROVOD_CONTROLLER",
     "HOROVOD_CPU_OPERATIONS",
 )
-"""Each worker's own; what the user gives for them does not count."""
+"""Set for each worker; values of the user are ignored."""
 
 _LEFT_BEHIND = (
-    # hvlaunch chooses them where the user does not; here they are perhaps those of a job around this one.
+    # hvlaunch chooses these by default; values here may belong to a job around this one.
     "MASTER_ADDR",
     "MASTER_PORT",
     "HOROVOD_GLOO_IFACE",
@@ -125,10 +125,10 @@ def user_env(
     more: Sequence[str] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, str], list[str]]:
-    """What the user passes on, for JobSpec.env, and warnings of one line each.
+    """Return the variables for JobSpec.env, and warnings of one line each.
 
-    `environ` is the driver's own environment. What `mode` and `more` (patterns of names) forward from it comes
-    first, then `variables`, which options set, then `files` (--env-file), then `chosen` (-x: NAME, NAME=VALUE or a pattern of names); what comes later wins.
+    `environ` is the driver's environment. Later ones of these override earlier ones: variables forwarded by `mode` and `more`
+    (patterns of names), `variables` set by options, `files` (--env-file), `chosen` (-x: NAME, NAME=VALUE or a pattern).
     Bytes that are not UTF-8 are surrogates, as in os.environ.
 
     Raises BadEnvironment for names and values that no process can be started with, BadUsage for files.
@@ -153,12 +153,13 @@ def user_env(
 
 
 def left_out(environ: Mapping[str, str], env: Mapping[str, str]) -> list[str]:
-    """Names of what is set here, could be passed on, and is not in `env`. Several that begin alike are one pattern."""
+    """Return names of variables that could be passed on and are not; a whole family such as `AWS_` is a pattern."""
     stays_here = matcher(*SET_BY_HVLAUNCH, *_LEFT_BEHIND)
     families: dict[str, list[str]] = {}
     for name in environ:
         if name and name not in env and not stays_here(name):
             families.setdefault(_family(name), []).append(name)
+    # `AWS_*` would be wrong if one variable of the family is passed on.
     whole = families.keys() - {_family(name) for name in env}
     folded = (
         [f"{family}*"] if len(names) > 1 and family in whole else map(shown, names)
@@ -173,12 +174,13 @@ def _family(name: str) -> str:
 
 
 def proxies_with_password(environ: Mapping[str, str]) -> list[str]:
-    """Names of the proxies that are not passed on, because who reads them may use them: user and password are there."""
+    """Return names of proxies with a user or password, which are not passed on: other users of a host could read them."""
     return [name for name in _FORWARDED_PROXIES if "@" in environ.get(name, "")]
 
 
 def _forwarded(environ: Mapping[str, str], mode: EnvMode, more: Sequence[str]) -> Iterator[tuple[str, str]]:
     is_forwarded = matcher("*") if mode == "all" else matcher(*_FORWARDED, *_FORWARDED_PROXIES, *more)
+    # --env all is the user's explicit wish; by default secrets stay here.
     secrets = () if mode == "all" else (*_SECRET, *proxies_with_password(environ))
     stays_here = matcher(*SET_BY_HVLAUNCH, *_LEFT_BEHIND, *secrets)
     for name, value in environ.items():
@@ -187,20 +189,20 @@ def _forwarded(environ: Mapping[str, str], mode: EnvMode, more: Sequence[str]) -
 
 
 def _variable(
-    environ: Mapping[str, str], name: str, value: str | None, where: str, warnings: list[str]
+    environ: Mapping[str, str], name: str, value: str | None, place: str, warnings: list[str]
 ) -> dict[str, str]:
-    _check_name(name, where)
+    _check_name(name, place)
     if matcher(*SET_BY_HVLAUNCH)(name):
         warnings.append(
-            f"{where}variable {shown(name)} is set by hvlaunch for each worker; your value is ignored"
+            f"{place}variable {shown(name)} is set by hvlaunch for each worker; your value is ignored"
         )
         return {}
     if value is None and name not in environ:
-        warnings.append(f"{where}variable {shown(name)} is not set here, so it is not passed on")
+        warnings.append(f"{place}variable {shown(name)} is not set here, so it is not passed on")
         return {}
     value = environ[name] if value is None else value
     if "\0" in value:
-        raise BadEnvironment(shown(name), f"{where}its value has a NUL byte")
+        raise BadEnvironment(shown(name), f"{place}its value has a NUL byte")
     return {name: value}
 
 
@@ -208,18 +210,18 @@ def _matching(environ: Mapping[str, str], pattern: str, equals: str, warnings: l
     if equals:
         raise BadEnvironment(shown(pattern), "a pattern takes no value")
     matches, is_own = matcher(pattern), matcher(*SET_BY_HVLAUNCH)
-    found = {name: value for name, value in environ.items() if matches(name) and not is_own(name) and name}
-    if not found:
+    matching = {name: value for name, value in environ.items() if matches(name) and not is_own(name) and name}
+    if not matching:
         warnings.append(f"no variable here matches {shown(pattern)}")
-    return found
+    return matching
 
 
-def _check_name(name: str, where: str) -> None:
+def _check_name(name: str, place: str) -> None:
     if not name:
-        raise BadEnvironment("''", f"{where}the name is empty")
+        raise BadEnvironment("''", f"{place}the name is empty")
     for character, text in (("=", "="), ("\0", "a NUL byte")):
         if character in name:
-            raise BadEnvironment(shown(name), f"{where}the name has {text}")
+            raise BadEnvironment(shown(name), f"{place}the name has {text}")
 
 
 def _check_size(name: str, value: str) -> None:
@@ -232,5 +234,5 @@ def _check_size(name: str, value: str) -> None:
 
 
 def shown(name: str) -> str:
-    """A name for a message: as it is, or escaped where it would not print as one plain word."""
+    """Return a name for a message, escaped unless it prints as a plain word."""
     return name if name.isprintable() else ascii(name)

@@ -1,4 +1,4 @@
-"""What options known from other launchers say together with others: which hosts are used, and how workers are dealt out."""
+"""Options known from other launchers that change the hosts of a job, or the distribution of workers."""
 
 import os
 import shutil
@@ -17,11 +17,11 @@ from hvlaunch.job import Host, JobSpec
 __all__ = ["with_familiar", "workers_per_host"]
 
 _GPU_COUNTER = "nvidia-smi"
-"""What agents count GPUs with."""
+"""The agents' program for counting GPUs."""
 
 
 def workers_per_host(options: Options, hosts: Sequence[Host]) -> int | None:
-    """The number that --nproc-per-node says; 0 is one for each of a host's GPUs, None is that nothing is said. Raises BadUsage."""
+    """Return --nproc-per-node's number, 0 for a worker on each GPU, or None. Raises BadUsage."""
     value: int | str | None = options.given.get("nproc_per_node")
     if value is None or isinstance(value, int):
         return value
@@ -33,6 +33,7 @@ def workers_per_host(options: Options, hosts: Sequence[Host]) -> int | None:
                 hint="--nproc-per-node N",
             )
         return _processors()
+    # Other hosts may have GPUs: their agents count them once connected.
     if not is_here or shutil.which(_GPU_COUNTER) is not None:
         return 0
     if value == "auto":
@@ -48,7 +49,7 @@ def _processors() -> int:
 
 
 def with_familiar(spec: JobSpec, options: Options, per_host: int | None) -> JobSpec:
-    """The job, as --nnodes, --nproc-per-node, --include, --exclude and --map-by change it. Raises BadUsage."""
+    """Apply --nnodes, --nproc-per-node, --include, --exclude and --map-by to a job. Raises BadUsage."""
     given = options.given
     if spec.elastic is not None:
         for name in ("include", "exclude", "map_by"):
@@ -66,6 +67,7 @@ def with_familiar(spec: JobSpec, options: Options, per_host: int | None) -> JobS
         hosts = _first(hosts, given["nnodes"], spec)
     if per_host == 0:
         changed["slots_per_host"] = None
+        # Numbers of GPUs in --include are the slots of their host.
         is_chosen = changed.get("visible_gpus", ())
         hosts = [host if host.name in is_chosen else replace(host, slots=None) for host in hosts]
     elif per_host is not None:
@@ -83,7 +85,7 @@ def with_familiar(spec: JobSpec, options: Options, per_host: int | None) -> JobS
 
 
 def _first(hosts: Sequence[Host], bounds: tuple[int, int], spec: JobSpec) -> Sequence[Host]:
-    """Those of which --nnodes takes the first that are good: of a job that may replace hosts, all."""
+    """Return the candidate hosts for --nnodes, in order: all of them if the job may replace hosts."""
     low, high = bounds
     if low == high:
         if spec.elastic is not None and spec.elastic.discovery_script is not None:
@@ -97,13 +99,14 @@ def _first(hosts: Sequence[Host], bounds: tuple[int, int], spec: JobSpec) -> Seq
 
 
 def _with_all_nodes(spec: JobSpec, count: int) -> JobSpec:
-    """A job that does without bad hosts, and has so many good ones or none: there are so many workers. Raises BadUsage."""
+    """Set the number of workers for a job that may skip bad hosts and needs `count` good ones. Raises BadUsage."""
     slots = [host.slots or spec.slots_per_host for host in spec.hosts]
-    known = [each for each in slots if each is not None]
-    if len(known) < len(slots):
+    counts = [count_here for count_here in slots if count_here is not None]
+    if len(counts) < len(slots):
         raise BadUsage(
             f"--nnodes {count} with --skip-bad-hosts needs the number of workers on each host",
             hint="--nproc-per-node N",
         )
-    hosts = spec.hosts if len(set(known)) == 1 else spec.hosts[:count]
-    return replace(spec, hosts=hosts, np=spec.np or sum(known[:count]))
+    # With equal slots any `count` good hosts hold the workers; otherwise only the first ones do.
+    hosts = spec.hosts if len(set(counts)) == 1 else spec.hosts[:count]
+    return replace(spec, hosts=hosts, np=spec.np or sum(counts[:count]))

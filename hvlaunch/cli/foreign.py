@@ -1,6 +1,6 @@
-"""Options of other launchers: the table, which foreign.json holds, and the error that says what to write here instead.
+"""Options of other launchers: the table in foreign.json, and errors that name hvlaunch's equivalent.
 
-Loaded only when a command line has an option that hvlaunch does not have.
+Loaded only for a command line with an option unknown to hvlaunch.
 """
 
 import json
@@ -33,16 +33,16 @@ _SHORT = 2  # characters of `-x`, whose value may follow at once
 
 
 class ForeignOption(NamedTuple):
-    """One option of another launcher.
+    """An option of another launcher.
 
     In `here`, `{}` is its value, `{=}` its two values as NAME=VALUE, and `{option}` the option with its value.
     """
 
     spelled: str
-    """All its names and its metavars: `-n, --ntasks N`."""
+    """Names and metavars: `-n, --ntasks N`."""
     becomes: Becomes
     here: str = ""
-    """What to write here, or why hvlaunch does not need or have the option."""
+    """hvlaunch's equivalent, or the reason why hvlaunch has none."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class ForeignOption(NamedTuple):
 
 
 class OtherLauncher(NamedTuple):
-    """Another launcher: one job as it starts it and as hvlaunch does, and its options."""
+    """Another launcher: a job as typed there and here, and the launcher's options."""
 
     there: str
     here: str
@@ -65,7 +65,7 @@ class OtherLauncher(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An option, and the launcher that has it."""
+    """An option with its launcher."""
 
     program: str
     option: ForeignOption
@@ -107,7 +107,7 @@ def key(name: str) -> str:
 
 
 def rows_of(name: str) -> list[Row]:
-    """Return the options of that name, under any dash, whose name means nothing to hvlaunch."""
+    """Return options of that name, under any dash, without those that hvlaunch has too."""
     return [
         Row(program, option)
         for program, launcher in LAUNCHERS.items()
@@ -117,7 +117,7 @@ def rows_of(name: str) -> list[Row]:
 
 
 WordsOf = Callable[[Sequence[str], Mapping[str, Option], Callable[[str], bool]], int]
-"""Counts the words that are one of hvlaunch's options with its values; see arguments.py."""
+"""Counts the words of a known option with its values; see arguments.py."""
 
 
 def unknown_options(words: Sequence[str], options: Mapping[str, Option], words_of: WordsOf) -> BadUsage:
@@ -163,7 +163,7 @@ def _typed(words: Sequence[str]) -> _Typed | None:
 
 
 def _of_common_programs(foreign: Sequence[_Typed]) -> list[_Typed]:
-    """Keep only the rows of launchers that have all of the options, if any launcher does."""
+    """Keep only rows of launchers that have every option of the line, if there is such a launcher."""
     programs = set.intersection(*({row.program for row in typed.rows} for typed in foreign))
     if not programs:
         return list(foreign)

@@ -1,4 +1,4 @@
-"""The words that ask for a job that is there already, as data: each is one only as the first of a command line."""
+"""Words for existing jobs (`hvlaunch stop`), as data; valid only as the first word of a command line."""
 
 from typing import NamedTuple
 
@@ -6,12 +6,12 @@ __all__ = ["JOB_WORDS", "JobWord"]
 
 
 class JobWord(NamedTuple):
-    """A word, and what may follow it."""
+    """A word and its arguments."""
 
     name: str
     usage: str
     help: str
-    """One phrase. `code` is in backquotes."""
+    """A phrase. `code` is in backquotes."""
 
 
 JOB_WORDS = {
@@ -57,4 +57,4 @@ JOB_WORDS = {
         JobWord("forget", "JOB", "remove what is kept of a job that has ended"),
     )
 }
-"""By name."""
+"""Words by name."""

@@ -13,18 +13,18 @@ from hvlaunch.mpi.request import counted, request_of
 __all__ = ["launcher_plan"]
 
 _RANKFILE = "hvlaunch.erf"
-_MASTER_PORT = "29500"  # torch's own default; a pasted command has no agent to look for a free one
+_MASTER_PORT = "29500"  # torch's default
 
 
 def launcher_plan(
     spec: JobSpec, options: MPIOptions, environ: Mapping[str, str], *, show_secrets: bool = False
 ) -> str:
-    """The section as text. Variables that a shell here has with the same value are left out; what may be a
-    secret is masked unless it is to be shown.
+    """Return the section as text, without variables that a shell here has with the same value.
 
-    Raises HvlaunchError where there is no such launcher, or it can't do what is asked for.
+    Secrets are masked unless `show_secrets`. Raises HvlaunchError if the launcher is missing or can't do the job.
     """
     launcher = find(options)
+    # Rank 0 is on the first host; a pasted command has no agent to look for a free port.
     first, _ = counted(spec)[0]
     master = {"MASTER_ADDR": "127.0.0.1" if first == "localhost" else first, "MASTER_PORT": _MASTER_PORT}
     env = {**master, **spec.env}

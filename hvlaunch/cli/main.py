@@ -1,4 +1,4 @@
-"""The command line: from words to an exit code, and the one place where errors become messages."""
+"""The command line: from words to an exit code, and the only place where errors become messages."""
 
 import errno
 import os
@@ -21,12 +21,12 @@ from hvlaunch.job import JobResult, JobSpec
 
 __all__ = ["Run", "main", "script"]
 
-_FEWEST_DESCRIPTORS = 32  # that a job of one host gets by with
+_FEWEST_DESCRIPTORS = 32  # enough for a job of one host
 _INTERRUPTED = 130  # 128 + SIGINT
 
 
 class Run(Protocol):
-    """What runs a job, and prints all that there is to say about it."""
+    """Runs a job and prints everything about it."""
 
     def __call__(
         self,
@@ -39,9 +39,9 @@ class Run(Protocol):
 
 
 def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
-    """Do what the command line says; the exit code, as docs/exit-codes.md has it.
+    """Run a command line and return the exit code, as in docs/exit-codes.md.
 
-    `argv` is without the program's name; None is this process's own. `run` None is hvlaunch's own controller.
+    `argv` has no program name; None is this process's own. `run` replaces hvlaunch's own controller.
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception as error:  # noqa: BLE001 (ours to explain, whatever it is)
+        # Any library may fail to open a file: this is a limit of the user's shell, not a defect.
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             complain(str(_too_few_descriptors()))
             return EXIT_USAGE
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
 
 
 def script(run: Run | None = None) -> NoReturn:
-    """The program: main(), and then an end without taking Python down piece by piece, which takes 10 to 30 ms."""
+    """Run main(), then exit without Python's own shutdown, which takes 10 to 30 ms."""
     code = main(run=run)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed, or its reader is gone
@@ -86,13 +87,14 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         from hvlaunch.cli.config.show import show_config  # noqa: PLC0415 (as above)
 
         return print_answer(show_config(options, GROUPS))
-    hide_values(each.texts[0] for each in options.settings.get("x", ()) if not each.origin)
+    # As early as possible: other users see the arguments until then.
+    hide_values(setting.texts[0] for setting in options.settings.get("x", ()) if not setting.origin)
     for note in options.found_notes():
         complain(note)
     try:
         spec, warnings = job_spec(options, os.environ)
     except BadUsage:
-        if any(each.origin for settings in options.settings.values() for each in settings):
+        if any(setting.origin for settings in options.settings.values() for setting in settings):
             complain("some options do not come from the command line: hvlaunch --show-config says which")
         raise
     names = [] if only_local(spec) else left_out(os.environ, spec.env)
@@ -146,7 +148,7 @@ def _plan(spec: JobSpec, names: Sequence[str], *, show_secrets: bool) -> str:
 
 
 def _controller(spec: JobSpec) -> Run:
-    """What runs the job. Imported only now: it is slow to load, and errors above come first."""
+    """Return what runs the job. Imported only now: loading is slow, and errors above come first."""
     if spec.mpi is not None:
         from hvlaunch.mpi.controller import run as mpi_run  # noqa: PLC0415 (see the docstring)
 
@@ -157,20 +159,20 @@ def _controller(spec: JobSpec) -> Run:
 
 
 def _explain(error: Exception, *, verbose: bool) -> None:
-    what = " ".join(f"{type(error).__name__}: {error}".split())
+    description = " ".join(f"{type(error).__name__}: {error}".split())
     if not verbose:
         complain(
-            f"internal error: {what}; this is a defect of hvlaunch; try: the same with --verbose, and report it"
+            f"internal error: {description}; this is a defect of hvlaunch; try: the same with --verbose, and report it"
         )
         return
     import traceback  # noqa: PLC0415 (needed in this case only)
 
     traceback.print_exception(error)
     complain(
-        f"internal error: {what}; please report it, with the above and the output of hvlaunch --check-build"
+        f"internal error: {description}; please report it, with the above and the output of hvlaunch --check-build"
     )
 
 
 def _binary(stream: TextIO | None) -> BinaryIO:
-    """The bytes below a standard stream; None is one that was closed before we started."""
+    """Return the bytes below a standard stream; /dev/null for a stream that was closed before the start."""
     return Path(os.devnull).open("wb") if stream is None else stream.buffer

@@ -1,4 +1,4 @@
-"""The plan of a job, for `--dry-run`: what would be started where, with which environment."""
+"""--dry-run: hosts and ranks, the command and the environment of a job, as text."""
 
 import shlex
 import textwrap
@@ -31,7 +31,7 @@ _NETWORKS = [
     )
     for mark, port in (("a", 1), ("b", 2))
 ]
-"""Two that differ in all that only a connected host knows: what differs with them is known once connected."""
+"""Two networks without a common value: a variable that differs between them is known only once hosts are connected."""
 
 
 class _Certificate(NamedTuple):
@@ -46,10 +46,10 @@ def plan(
     is_local: Callable[[Host], bool] = is_local,
     show_secrets: bool = False,
 ) -> str:
-    """The plan as text for people; what may be a secret is masked unless it is to be shown. Connects nowhere, but may ask the resolver for hosts' names.
+    """Return the plan as text, with secrets masked unless `show_secrets`.
 
-    The environment is in it where the job is verbose. `left_out` has the names of variables that other hosts do not get, `launcher`
-    what there is to say of another launcher. At the end is what starts where. Raises NotEnoughSlots.
+    Connects to no host, but may ask the resolver for names. A verbose job's plan has the environment. `left_out` names
+    variables that other hosts do not get; `launcher` is the section about another launcher. Raises NotEnoughSlots.
     """
     hosts = needed(spec.hosts, spec.np, spec.slots_per_host, spec.map_by)
     places = _places(spec, hosts)
@@ -65,12 +65,13 @@ def plan(
     ]
     if MASK in "\n".join(blocks):
         blocks.append(f"{MASK} hides what may be a secret; --show-secrets shows it")
+    # Hosts come last: they are what a user at a terminal sees without scrolling.
     blocks.append(_block(_count(spec, hosts, places), _host_lines(spec, hosts, places, is_local)))
     return "\n\n".join(block for block in blocks if block)
 
 
 def _block(title: str, lines: Sequence[str]) -> str:
-    """Empty without lines."""
+    """Return a titled block; empty without lines."""
     return "\n".join([f"{title}:", *(f"  {line}".rstrip() for line in lines)]) if lines else ""
 
 
@@ -84,13 +85,13 @@ def _environment(spec: JobSpec, places: Sequence[Placement] | None, *, show_secr
 
 
 def command_line(words: Sequence[str], *, show_secrets: bool) -> str:
-    """The words as a shell takes them; what may be a secret is masked unless it is to be shown."""
+    """Return words quoted for a shell, with secrets masked unless `show_secrets`."""
     shown_words = words if show_secrets else masked_words(words)
     return " ".join(word if word == MASK else quoted(word) for word in shown_words)
 
 
 def quoted(word: str) -> str:
-    """The word as a shell takes it, and as one line: what does not print is escaped as in bash's $'...'."""
+    """Quote a word for a shell, on one line: unprintable characters are escaped as in bash's $'...'."""
     if word.isprintable():
         return shlex.quote(word)
     return "$'" + "".join(_escaped(char) for char in word) + "'"
@@ -106,7 +107,7 @@ def _escaped(char: str) -> str:
 
 
 def _places(spec: JobSpec, hosts: Sequence[Host]) -> list[Placement] | None:
-    """Who is where; None where that depends on hosts' GPUs."""
+    """Return the placements; None if they depend on hosts' GPUs."""
     if spec.slots_per_host is None and any(host.slots is None for host in hosts):
         return None
     slots = [(host.name, slots_of(host, spec.slots_per_host, gpus=0)) for host in hosts]
@@ -131,7 +132,7 @@ def _host_lines(
         ranks = (
             "known once connected"
             if places is None
-            else _ranks([at for at in places if at.host == host.name])
+            else _ranks([placement for placement in places if placement.host == host.name])
         )
         rows.append(
             (host.name, str(slots) if slots else "its GPUs, else 1", ranks, _way(spec, host, is_local))
@@ -140,11 +141,11 @@ def _host_lines(
 
 
 def _ranks(places: Sequence[Placement]) -> str:
-    """Those of a host."""
+    """Return a host's ranks: `0-3`, `0,2`."""
     first, last = places[0].rank, places[-1].rank
     if last - first == len(places) - 1:
         return str(first) if first == last else f"{first}-{last}"
-    return ",".join(str(at.rank) for at in places)
+    return ",".join(str(placement.rank) for placement in places)
 
 
 def _way(spec: JobSpec, host: Host, is_local: Callable[[Host], bool]) -> str:
@@ -166,29 +167,32 @@ def _environment_lines(
         shared_env(network, spec.env, _Certificate(network.master_addr), spec.worker_ports, spec.lease)
         for network in _NETWORKS
     )
-    known = {name: value if value == second[name] else _LATER for name, value in first.items()}
-    known |= {name: _DEFAULT for name in default_env(1, 1) if name not in spec.env}
-    known |= {name: values[0] for name, values in by_rank.items() if _is_shared(values)}
-    return [f"{shown(name)}={_value(name, known[name], show_secrets=show_secrets)}" for name in sorted(known)]
+    variables = {name: value if value == second[name] else _LATER for name, value in first.items()}
+    variables |= {name: _DEFAULT for name in default_env(1, 1) if name not in spec.env}
+    variables |= {name: values[0] for name, values in by_rank.items() if _is_shared(values)}
+    return [
+        f"{shown(name)}={_value(name, variables[name], show_secrets=show_secrets)}"
+        for name in sorted(variables)
+    ]
 
 
 def _rank_lines(places: Sequence[Placement] | None, by_rank: Mapping[str, Sequence[str]]) -> list[str]:
-    own = {name: values for name, values in sorted(by_rank.items()) if not _is_shared(values)}
+    by_name = {name: values for name, values in sorted(by_rank.items()) if not _is_shared(values)}
     if places is None:
-        return textwrap.wrap(f"{', '.join(own)}: {_LATER[1:-1]}", _WIDTH)
-    if not own:
+        return textwrap.wrap(f"{', '.join(by_name)}: {_LATER[1:-1]}", _WIDTH)
+    if not by_name:
         return []
-    columns = [("rank", *own), *zip(map(str, range(len(places))), *own.values(), strict=True)]
+    columns = [("rank", *by_name), *zip(map(str, range(len(places))), *by_name.values(), strict=True)]
     return list(_blocks(columns))
 
 
 def _by_rank(spec: JobSpec, places: Sequence[Placement]) -> dict[str, list[str]]:
-    """What tells the workers from each other: for each variable, its value at rank 0, 1, ..."""
+    """Return variables that differ between workers: for each, its values at rank 0, 1, ..."""
     values: dict[str, list[str]] = {}
-    for at in places:
-        worker = worker_id(at.host, at.local_rank, 0)
+    for placement in places:
+        worker = worker_id(placement.host, placement.local_rank, 0)
         first, second = (
-            identity_env(at, worker=worker, job_id=mark, round_number=0, token=mark, scratch=mark)
+            identity_env(placement, worker=worker, job_id=mark, round_number=0, token=mark, scratch=mark)
             | elastic_env(spec.elastic)
             for mark in "ab"
         )
@@ -198,7 +202,7 @@ def _by_rank(spec: JobSpec, places: Sequence[Placement]) -> dict[str, list[str]]
 
 
 def _any_two(np: int | None) -> list[Placement]:
-    """Two places that differ in all that depends on hosts' slots, which are not known yet."""
+    """Return two placements that differ in everything that depends on hosts' unknown slots."""
     return [
         Placement(
             host=str(n),
@@ -226,7 +230,7 @@ def _value(name: str, value: str, *, show_secrets: bool) -> str:
 
 
 def shown_value(name: str, value: str, *, show_secrets: bool) -> str:
-    """A variable's value as a shell takes it, masked unless it is to be shown."""
+    """Return a variable's value quoted for a shell, masked unless `show_secrets`."""
     if not show_secrets:
         value = masked(name, value)
     return value if value == MASK else quoted(value)
@@ -239,14 +243,14 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _blocks(columns: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A table of the columns, in several blocks below each other where it is too wide; each has the first column."""
-    first, *rest = columns
+    """Lay out columns as a table; a table that is too wide becomes several, each with the first column."""
+    first, *others = columns
     start = 0
-    while start < len(rest):
+    while start < len(others):
         end, width = start, max(map(len, first))
-        while end < len(rest) and (end == start or width + 2 + max(map(len, rest[end])) <= _WIDTH):
-            width += 2 + max(map(len, rest[end]))
+        while end < len(others) and (end == start or width + 2 + max(map(len, others[end])) <= _WIDTH):
+            width += 2 + max(map(len, others[end]))
             end += 1
         yield from [""] if start else []
-        yield from _table(list(zip(first, *rest[start:end], strict=True)))
+        yield from _table(list(zip(first, *others[start:end], strict=True)))
         start = end

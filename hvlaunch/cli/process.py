@@ -17,7 +17,7 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 def print_answer(text: str) -> int:
-    """Write to stdout and flush; the exit code that this leads to."""
+    """Write text to stdout and flush; return the exit code."""
     if sys.stdout is None:  # closed before we started
         return 0
     encoding = sys.stdout.encoding or "utf-8"
@@ -25,7 +25,8 @@ def print_answer(text: str) -> int:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
+        # Without this, Python's flush at exit fails again, and prints a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return BROKEN_PIPE
         complain(f"stdout: {os.strerror(error.errno or errno.EIO).lower()}")
@@ -34,7 +35,7 @@ def print_answer(text: str) -> int:
 
 
 def complain(message: str) -> None:
-    """Write a message to stderr: one line, or one for each host; control characters, which may be a host's, escaped."""
+    """Write a message to stderr, a line for each of its lines. Control characters, which a host may have sent, are escaped."""
     with suppress(OSError):
         for line in message.split("\n"):
             print(f"hvlaunch: {visible(line)}", file=sys.stderr, flush=True)  # noqa: T201 (printing errors is done here)
@@ -44,10 +45,10 @@ _ARG_START, _ARG_END = 48, 49  # fields of /proc/PID/stat, counted from 1; see p
 
 
 def hide_values(assignments: Iterable[str]) -> None:
-    """Overwrite the VALUE of each NAME=VALUE on this process's own command line, as others see it.
+    """Overwrite the VALUE of each NAME=VALUE on this process's command line, as other users see it.
 
-    It was to be seen for the milliseconds until now, and may be in the shell's history; `-x NAME`
-    and --env-file are better. Nothing happens where the system does not tell where its arguments lie.
+    Until now it was visible for some milliseconds, and a shell's history may keep it; `-x NAME` and --env-file are safer.
+    Without Linux's /proc nothing is hidden.
     """
     words = tuple(word.encode(errors="surrogateescape") for word in assignments if "=" in word)
     span = _own_arguments() if words else None
@@ -57,7 +58,7 @@ def hide_values(assignments: Iterable[str]) -> None:
 
     start, end = span
     memory = (ctypes.c_char * (end - start)).from_address(start)
-    # endswith: -xNAME=VALUE is one word.
+    # endswith, since -xNAME=VALUE is one word.
     hidden = [_hidden(word) if word.endswith(words) else word for word in memory.raw.split(b"\0")]
     memory.raw = b"\0".join(hidden)
 
@@ -84,13 +85,13 @@ _STDERR = 2
 
 
 def run_detached(run: Callable[[Callable[[str], None]], int]) -> int:
-    """Call `run` in another process, which calls what it gets with the job's id when it needs nobody any more.
+    """Fork, and call `run` in the child with a callback that takes the job's id once the job needs no terminal.
 
-    Returns in both: here with 0 and the id on stdout, or, where it has ended before that, with its exit code; in the
-    other process with what `run` returns. Must be called before there are threads.
+    Returns in both processes. The child returns `run`'s result. The parent prints the id and returns 0, or returns the
+    child's exit code if it ends before. Call this before starting threads: fork() copies only the calling thread.
     """
     read_end, write_end = os.pipe()
-    # Blocked, they wait for sigwaitinfo(), which tells what came from a terminal: that is the other's too.
+    # Blocked signals wait for sigwaitinfo(), which tells a terminal's signals: the child gets those from the kernel.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_PASSED_ON, signal.SIGCHLD))
     parent, child = os.getpid(), os.fork()
     if child:
@@ -100,7 +101,7 @@ def run_detached(run: Callable[[Callable[[str], None]], int]) -> int:
     _let_go(write_end)
 
     def tell(job_id: str) -> None:
-        with suppress(OSError):  # nobody waits any more
+        with suppress(OSError):  # the parent is gone
             os.write(write_end, job_id.encode())
             os.kill(parent, signal.SIGCHLD)
         os.close(write_end)
@@ -109,27 +110,27 @@ def run_detached(run: Callable[[Callable[[str], None]], int]) -> int:
 
 
 def _let_go(kept: int) -> None:
-    """Close all that was inherited but `kept` and, until the job runs, the way to its user."""
+    """Close inherited descriptors except `kept`, and take stdin from /dev/null."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names alone)
         if int(name) > _STDERR and int(name) != kept:
-            with suppress(OSError):  # the one that this list was read from
+            with suppress(OSError):  # the descriptor of this listing
                 os.close(int(name))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
 
 
-def _wait(child: int, told: int) -> int:
-    """Until the other process has told the job's id, or has ended; signals that were sent to us alone are for it."""
-    os.set_blocking(told, False)
+def _wait(child: int, read_end: int) -> int:
+    """Wait for the job's id or the child's end, and forward signals sent to this process alone."""
+    os.set_blocking(read_end, False)
     while True:
-        found = signal.sigwaitinfo((*_PASSED_ON, signal.SIGCHLD))
-        if found.si_signo != signal.SIGCHLD:
-            if found.si_code <= 0:  # by another process, and not by the kernel for a whole group
-                os.kill(child, found.si_signo)
+        received = signal.sigwaitinfo((*_PASSED_ON, signal.SIGCHLD))
+        if received.si_signo != signal.SIGCHLD:
+            if received.si_code <= 0:  # sent by a process; the kernel signals the whole group
+                os.kill(child, received.si_signo)
             continue
         with suppress(BlockingIOError):
-            if job_id := os.read(told, _LONGEST_ID):
+            if job_id := os.read(read_end, _LONGEST_ID):
                 return print_answer(f"{job_id.decode()}\n")
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:

@@ -1,4 +1,4 @@
-"""hvlaunch-rendezvous: the rendezvous alone, for programs that hvlaunch does not start."""
+"""hvlaunch-rendezvous: the rendezvous server alone, for programs not started by hvlaunch."""
 
 import argparse
 import re
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["main", "parser", "script"]
 
 _NAME = "hvlaunch-rendezvous"
-_DEFAULT_BIND = "127.0.0.1:29400"  # torchrun's own
+_DEFAULT_BIND = "127.0.0.1:29400"  # torchrun's port
 _ADDRESS = re.compile(r"(?:(?P<host>[^\[\]:]*)|\[(?P<ipv6>[^\[\]]+)\]):(?P<port>[0-9]{1,5})")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DESCRIPTION = "Serve hvlaunch's rendezvous until SIGINT or SIGTERM. Its values are lost then."
@@ -32,7 +32,7 @@ example, with the files token and token.crt copied to, or shared by, all nodes:
 
 
 def main(argv: Sequence[str] | None = None, *, wait: Callable[[], object]) -> int:
-    """Serve as the command line says, until wait() returns; the exit code, as docs/exit-codes.md has it."""
+    """Serve until wait() returns; return the exit code, as in docs/exit-codes.md."""
     try:
         options = parser().parse_args(argv)
         _serve(options.bind, options.token_file, wait)
@@ -40,15 +40,16 @@ def main(argv: Sequence[str] | None = None, *, wait: Callable[[], object]) -> in
         _complain(str(error))
         return error.exit_code
     except Exception as error:  # noqa: BLE001 (ours to explain, whatever it is)
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        _complain(f"internal error: {what}; this is a defect of hvlaunch; try: report it")
+        description = " ".join(f"{type(error).__name__}: {error}".split())
+        _complain(f"internal error: {description}; this is a defect of hvlaunch; try: report it")
         return EXIT_INTERNAL
     return 0
 
 
 def script() -> NoReturn:
-    """The program, which ends with 0 when a signal tells it to."""
-    # Blocked in all threads, and waited for: no handler, so nothing that it could interrupt. nohup's stays ignored.
+    """Run the program, which ends with 0 at a signal."""
+    # Signals are blocked in every thread and waited for: a handler could interrupt any system call.
+    # A signal that nohup ignores stays ignored.
     ending = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     sys.exit(main(wait=lambda: signal.sigwait(ending)))
@@ -60,7 +61,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """What reads its command line. It raises BadUsage."""
+    """Return the parser of its command line, which raises BadUsage."""
     made = _Parser(
         prog=_NAME,
         description=_DESCRIPTION,

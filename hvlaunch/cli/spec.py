@@ -1,7 +1,7 @@
-"""From options to a job: the only place where flags, files and this process's environment meet.
+"""From options to a job: the only module in which flags, files and this process's environment meet.
 
-The table of options says what an option sets by itself; this module decides what depends on several: hosts, whether
-the job is elastic, and warnings about options behind the command.
+The table of options says what an option sets by itself. This module decides what depends on several options: the hosts,
+whether the job is elastic, and warnings about options behind the command.
 """
 
 import os
@@ -25,20 +25,20 @@ from hvlaunch.job import ConsoleOptions, ElasticOptions, Host, JobSpec, MPIOptio
 __all__ = ["current_directory", "elastic_options", "first_round", "job_spec", "misplaced"]
 
 _FAMILIAR = frozenset(["nnodes", "nproc_per_node", "include", "exclude", "map_by"])
-"""Those of `familiar`, which is loaded for lines that have one of them."""
+"""Options evaluated by familiar.py, which is loaded for these alone."""
 
 _NAME_HOSTS = frozenset(["hosts", "hostfile", "host_discovery_script"])
 
 
 def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, list[str]]:
-    """The job that the options ask for, and warnings of one line each.
+    """Return the job and warnings of one line each.
 
-    `environ` is the driver's environment. Reads the files that the options name, and resolves no host.
-    Raises BadUsage.
+    `environ` is the driver's environment. Reads the files that options name, and resolves no host. Raises BadUsage.
     """
     command = ("python", "-m", *options.command) if options.module else options.command
     _check_command(command)
     _check_last_rank(options)
+    # A pool has hosts, which replace those of a file or a variable.
     options = _of_pool(options) if options.pool else options
     host_warnings: list[str] = []
     scheduled = _allocation(options, environ)
@@ -50,6 +50,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         per_host = workers_per_host(options, hosts)
     elastic = elastic_options(options, per_host)
     variables = options.variables()
+    # An option for Horovod's library implies --horovod, but elastic jobs have no place for it.
     uses_horovod = options.given.get("horovod", bool(variables) and elastic is None)
     env, warnings = user_env(
         environ,
@@ -59,6 +60,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         more=("HOROVOD_*",) if uses_horovod else (),
         variables=variables,
     )
+    # `--` before the command tells that its words are not meant for hvlaunch.
     if not options.is_marked:
         warnings += misplaced(options.command, options.given)
     warnings += host_warnings
@@ -84,19 +86,20 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         from hvlaunch.cli.familiar import with_familiar  # noqa: PLC0415 (as above)
 
         spec = with_familiar(spec, options, per_host)
+    # Only hvlaunch's own agents outlive their driver; a launcher's end with it.
     if spec.detach != "never" and (launcher := launcher_of(spec)) is not None:
         warnings.append(
             f"no other driver can take over a job of {launcher}: if hvlaunch's is killed, the job ends"
         )
     elif spec.detach != "never" and "reconnect_timeout" not in options.given:
-        spec = replace(spec, reconnect_timeout=spec.lease)  # time for another driver
+        spec = replace(spec, reconnect_timeout=spec.lease)  # time for a successor to connect
     return spec, warnings
 
 
 def current_directory(environ: Mapping[str, str]) -> str:
-    """The working directory as the user's shell names it: a path over links is more often the same on all hosts.
+    """Return the working directory as the user's shell names it.
 
-    Raises BadUsage where it was deleted.
+    A path over links is more often the same on every host. Raises BadUsage if the directory was deleted.
     """
     try:
         actual = os.getcwd()  # noqa: PTH109 (a string, for another machine)
@@ -106,6 +109,7 @@ def current_directory(environ: Mapping[str, str]) -> str:
         ) from None
     by_shell = environ.get("PWD", "")
     try:
+        # PWD is inherited, and may be another directory's.
         is_same = by_shell.startswith("/") and Path(by_shell).samefile(actual)
     except (OSError, ValueError):
         is_same = False
@@ -121,7 +125,7 @@ def _cwd(directory: str | None, environ: Mapping[str, str]) -> str:
 
 
 def _of_pool(options: Options) -> Options:
-    """Without the hosts that are named in a weaker source than the pool: who names a pool means its hosts."""
+    """Drop hosts of a weaker source than the pool's: a user who names a pool means the pool's hosts."""
     strength = _strength(options.settings["pool"][-1])
     kept = {
         name: settings
@@ -138,13 +142,14 @@ def _strength(setting: Setting) -> int:
 
 
 def _allocation(options: Options, environ: Mapping[str, str]) -> Allocation | None:
-    """The scheduler's, where the user named no hosts. --slots-per-host and --nproc-per-node come before its slots."""
+    """Return the scheduler's hosts unless the user named some."""
     if _names_hosts(options) or options.no_scheduler or options.pool:
         return None
-    found = allocation(environ)
-    if found is None or (options.slots_per_host is None and "nproc_per_node" not in options.given):
-        return found
-    return found._replace(hosts=tuple(replace(host, slots=None) for host in found.hosts))
+    scheduled = allocation(environ)
+    # --slots-per-host and --nproc-per-node override the scheduler's slots.
+    if scheduled is None or (options.slots_per_host is None and "nproc_per_node" not in options.given):
+        return scheduled
+    return scheduled._replace(hosts=tuple(replace(host, slots=None) for host in scheduled.hosts))
 
 
 def _names_hosts(options: Options) -> bool:
@@ -152,7 +157,7 @@ def _names_hosts(options: Options) -> bool:
 
 
 def _force_slots(options: Options, hosts: Sequence[Host], per_host: int | None) -> bool:
-    """Whether any number of slots is meant: where it is the number of workers, it is. Raises SlotsUnlikely."""
+    """Return whether to accept any number of slots: always if it is the number of workers. Raises SlotsUnlikely."""
     is_np = options.np is not None and hosts == _here(options)
     if options.force_slots or is_np:
         return True
@@ -164,7 +169,7 @@ def _force_slots(options: Options, hosts: Sequence[Host], per_host: int | None) 
 
 
 def _here(options: Options) -> tuple[Host, ...]:
-    """The hosts where the user named none."""
+    """Return the hosts of a job without named hosts."""
     return (Host("localhost", slots=None if "nproc_per_node" in options.given else options.np),)
 
 
@@ -180,7 +185,8 @@ def _hosts(options: Options, warn: Callable[[str], object]) -> tuple[Host, ...]:
 
 def _console(options: Options) -> ConsoleOptions:
     prefix = options.prefix
-    Prefix(prefix)  # raises BadUsage now, not when the first line comes
+    # Raises BadUsage now, instead of at the first line of output.
+    Prefix(prefix)
     fields = options.fields("console")
     if options.prefix_timestamp:
         fields["prefix"] = ASCTIME + prefix
@@ -188,6 +194,7 @@ def _console(options: Options) -> ConsoleOptions:
         if options.output_filename is None:
             name = "--tee" if options.tee else "--redirects"
             raise BadUsage(f"{name} needs a directory for the files", hint="--output-filename DIR")
+        # --tee shows and keeps a stream, so it wins over --redirects.
         hidden = (options.redirects or frozenset()) - (options.tee or frozenset())
         fields["hidden"] = tuple(sorted(hidden))
     return ConsoleOptions(**fields)
@@ -225,6 +232,7 @@ def _check_command(command: tuple[str, ...]) -> None:
     for index, word in enumerate(command):
         if "\0" in word:
             raise BadUsage(f"word {index + 1} of the command has a NUL byte")
+        # execve(2) limits each argument; the agent would fail only after hosts are connected.
         size = len(os.fsencode(word))
         if size >= MAX_STRING:
             raise BadUsage(
@@ -238,7 +246,10 @@ _MAKES_ELASTIC = {"min_np", "max_np", "host_discovery_script", "max_restarts", "
 
 
 def elastic_options(options: Options, per_host: int | None) -> ElasticOptions | None:
-    """None where the job is not elastic. `per_host` is how many workers each host has, 0 for one on each GPU. Raises BadUsage."""
+    """Return the options of an elastic job; None for a static job.
+
+    `per_host` is the number of workers on each host, or 0 for a worker on each GPU. Raises BadUsage.
+    """
     least, most = options.given.get("nnodes", (1, 1))
     if least == most and not options.given.keys() & _MAKES_ELASTIC:
         for option in options.given_in("elastic"):
@@ -247,17 +258,17 @@ def elastic_options(options: Options, per_host: int | None) -> ElasticOptions | 
     bounds = _bounds(options, per_host)
     _check(options, bounds.get("max_np"))
     hostfile = None if options.hostfile is None else Path(options.hostfile)
-    known = {
+    defaults = {
         "min_np": options.np or 1,
         "hostfile": hostfile,
         "is_named": options.names_hostfile,
         "per_host": per_host,
     }
-    return ElasticOptions(**{**known, **bounds, **options.fields("elastic")})
+    return ElasticOptions(**{**defaults, **bounds, **options.fields("elastic")})
 
 
 def _bounds(options: Options, per_host: int | None) -> dict[str, int]:
-    """What `--nnodes` means in workers; in hosts where their workers are not counted yet. Raises BadUsage."""
+    """Convert `--nnodes` to workers, or to hosts if the workers of a host are not known yet. Raises BadUsage."""
     if "nnodes" not in options.given:
         return {}
     low, high = options.given["nnodes"]
@@ -281,7 +292,7 @@ def _check_bounds(options: Options, low: int, high: int, per_host: int | None) -
 
 
 def _check(options: Options, most: int | None) -> None:
-    """`most` is how many workers are on the hosts of `--nnodes`."""
+    """Check bounds of workers; `most` is the number of workers on the hosts of `--nnodes`. Raises BadUsage."""
     low, np, high = options.min_np, options.np, options.max_np
     all_slots = f"the {most} of --nnodes with --nproc-per-node"
     for small, large, message in (
@@ -314,9 +325,9 @@ def _check(options: Options, most: int | None) -> None:
 
 
 def first_round(spec: JobSpec) -> JobSpec:
-    """The static job that an elastic one would begin as, if all hosts got ready now. Runs the discovery script.
+    """Return the static job that an elastic job would begin as if all hosts were ready. Runs the discovery script.
 
-    Raises HvlaunchError, as the script's failure or too few slots.
+    Raises HvlaunchError if the script fails or slots are missing.
     """
     options = spec.elastic
     if options is None:
@@ -342,16 +353,17 @@ _MISPLACED = {
     "-machinefile": "hostfile",
     "--machinefile": "hostfile",
 }
-"""Options that programs rarely have themselves, and what they are called."""
+"""Options that programs rarely have themselves, and their names."""
 
 _LAUNCHERS = {"horovodrun", "hvlaunch", "mpiexec", "mpiexec.hydra", "mpirun", "orterun", "prterun"}
 
 
 def misplaced(command: Sequence[str], given: Container[str]) -> list[str]:
-    """The warning for such an option with its value, if it was not given before the command too."""
+    """Return a warning about such an option behind the command, unless it is given before the command too."""
     if _MISPLACED.keys().isdisjoint(word.partition("=")[0] for word in command):
         return []
     for index, (word, following) in enumerate(pairwise((*command, ""))):
+        # Options behind another launcher are that launcher's.
         if PurePath(word).name in _LAUNCHERS:
             break
         flag, equals, value = word.partition("=")
@@ -364,8 +376,8 @@ def misplaced(command: Sequence[str], given: Container[str]) -> list[str]:
         ):
             program = PurePath(command[0]).name
             typed = word if equals else f"{flag} {following}"
-            where = "since it stands behind the command; options of hvlaunch come before"
-            return [f"{typed} belongs to {program}, {where}: hvlaunch {typed} {program} ..."]
+            reason = "since it stands behind the command; options of hvlaunch come before"
+            return [f"{typed} belongs to {program}, {reason}: hvlaunch {typed} {program} ..."]
     return []
 
 
@@ -374,7 +386,7 @@ def _is_given(name: str, given: Container[str]) -> bool:
 
 
 def _are_hosts(text: str) -> bool:
-    """Several, or with slots: `-H x` may be anything."""
+    """Return whether the text is a list of hosts: several, or with slots, since `-H x` may be anything."""
     try:
         return ("," in text or ":" in text) and bool(parse_hosts(text))
     except BadUsage:

@@ -1,4 +1,4 @@
-"""Files of options: find who can change one, read it as TOML or YAML, and return what it sets."""
+"""Reading files of options: a check of their owners, then TOML or YAML, then settings."""
 
 import os
 import re
@@ -34,7 +34,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class NotTrusted(BadUsage):
-    """Another user can change the file, which decides what runs, or may have replaced it."""
+    """Another user can change or replace the file, and a file of options decides what runs."""
 
 
 class BadSyntax(Exception):
@@ -58,6 +58,7 @@ def read_config(path: str, groups: Sequence[Group], *, is_found: bool = False) -
     except (OSError, ValueError, RuntimeError) as error:  # a NUL in the path; no home directory for a ~
         cause = reason(error) if isinstance(error, OSError) else str(error).lower()
         raise BadUsage(f"{name}: {cause}", hint="--config-file FILE") from None
+    # Larger files are no files of options, and would take memory and time to parse.
     if len(data) > _LARGEST:
         raise BadUsage(f"{name}: it is longer than {_LARGEST >> 20} MiB", hint="--config-file FILE")
     try:
@@ -76,6 +77,7 @@ def read_config(path: str, groups: Sequence[Group], *, is_found: bool = False) -
         table = ".".join(_TABLE_OF_PYPROJECT)
         for key in _TABLE_OF_PYPROJECT:
             root = root.get(key, {}) if isinstance(root, dict) else root
+    # Path.cwd() is asked only for relative paths: the directory may be deleted.
     directory = str(file.parent if file.is_absolute() else Path.cwd() / file.parent)
     return config_settings(root, ConfigFile(name, directory, is_found, table), groups)
 
@@ -85,7 +87,7 @@ def _language(name: str) -> str:
 
 
 def _shown(path: str) -> str:
-    """Return the path relative to the current directory if it is below it."""
+    """Return the path relative to the current directory, unless it leads out of this directory."""
     try:
         relative = os.path.relpath(path)
     except OSError:
@@ -94,7 +96,7 @@ def _shown(path: str) -> str:
 
 
 def _found_bytes(path: str, name: str) -> bytes:
-    """Read a file that no user named."""
+    """Read a file of options that hvlaunch found by itself."""
     try:
         # Owners are checked before the file is opened: opening another user's link may block for ever.
         writer = _planter(path)
@@ -108,9 +110,10 @@ def _found_bytes(path: str, name: str) -> bytes:
 
 
 def _bytes(path: str, name: str, *, only_regular: bool = False) -> bytes:
-    """Read the file, up to one byte more than it may have. Raises OSError, BadUsage."""
+    """Read the file, up to a byte more than the limit. Raises OSError, BadUsage."""
     with open(path, "rb", opener=_opened_at_once) as file:
         status = os.fstat(file.fileno())
+        # The open file is checked, not the path, which could be replaced in between.
         writer = other_writer(status)
         if writer is not None:
             raise NotTrusted(f"{name}: {writer}", hint=_OWN_HINT)
@@ -138,7 +141,7 @@ def _is_own_regular(path: str) -> bool:
 
 
 def _planter(path: str) -> str | None:
-    """Return which other user could have put this file, or a link to it, here."""
+    """Return how another user could have put this file, or a link to it, here; None if no user could."""
     status = os.lstat(path)
     if status.st_uid not in (os.getuid(), 0):
         return other_writer(status)
@@ -208,7 +211,7 @@ class _YamlConverter:
                 return None if node.tag == _YAML_NULL else _yaml_text(node)
 
     def _table(self, node: Any, depth: int) -> dict[str, Tree]:
-        """Convert a table. Its keys override the tables that it merges (`<<`), and the first of these the others."""
+        """Convert a table. Its own keys override merged tables (`<<`), and earlier merged tables override later ones."""
         table: dict[str, Tree] = {}
         merged: dict[str, Tree] = {}
         lines: dict[str, int] = {}

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Tree: TypeAlias = str | list["Tree"] | dict[str, "Tree"] | None
-"""A value of a file, in either language. Scalars are text; None is a key without a value."""
+"""A value of a file in either language. Scalars are text; a key without a value has None."""
 
 _PROFILES = "profiles"
 _CONTROLLER = "controller"
@@ -66,7 +66,7 @@ class ConfigFile(NamedTuple):
     directory: str
     """Base of its relative paths."""
     is_found: bool
-    """Whether hvlaunch looked for it, and no user named it."""
+    """Whether hvlaunch found the file by itself."""
     table: str = ""
     """The table with its options: `tool.hvlaunch`."""
 
@@ -87,7 +87,7 @@ class _Entry(NamedTuple):
     called: str
     """Its name in the file."""
     table: str
-    """The table in which it stands."""
+    """Its table in the file."""
     value: Tree
 
 
@@ -95,7 +95,7 @@ class _Names(NamedTuple):
     """Keys of a file."""
 
     options: Mapping[str, Option]
-    """By key; also by the names that take a switch back."""
+    """Options by key, with names such as `no-merge` for switches."""
     groups: Mapping[str, Group]
 
 
@@ -136,7 +136,7 @@ def _names(groups: tuple[Group, ...]) -> _Names:
 
 
 class _Reader:
-    """Reads the tables of one file. `place` is always the table in which a key stands: `profiles.big`."""
+    """Reads the tables of a file. `place` is always a key's table: `profiles.big`."""
 
     def __init__(self, file: ConfigFile, names: _Names) -> None:
         self._file = file
@@ -157,19 +157,22 @@ class _Reader:
         for called, tree in table.items():
             for entry in self._entries(called, tree, place, is_profile=is_profile):
                 option = entry.option
+                # Profiles are chosen before their settings are known.
                 if is_profile and option.name == "profile":
                     self._refuse(
                         entry.table, f"{entry.called} can't be set in a profile", hint="--profile NAME"
                     )
+                # Alternatives of one name, `srun` and `jsrun`, are checked by merged().
                 if option.name in names and option.constant is True:
                     self._refuse(entry.table, f"{entry.called} is set twice, first as {names[option.name]}")
                 names[option.name] = entry.called
                 yield from self._of_entry(entry)
 
     def _entries(self, called: str, tree: Tree, place: str, *, is_profile: bool) -> Iterator[_Entry]:
-        """Yield the option of that name, or all options of that section."""
+        """Yield the option of that name, or the options of that section."""
         key = _plain(called)
         inner = _joined(place, called)
+        # An empty section of YAML has the value None, and so has a key without a value.
         is_table = isinstance(tree, dict) or (tree is None and key not in self._names.options)
         if is_table and key in self._names.groups:
             for name, value in self.table(tree, called, place).items():
@@ -238,7 +241,9 @@ class _Reader:
             return text
         if "\0" in text:
             raise BadValue("has a NUL byte")
+        # A file's relative paths must not depend on the directory in which hvlaunch starts.
         path = str(PurePosixPath(self._file.directory, os.path.expanduser(text)))  # noqa: PTH111 (a host's may be none here)
+        # A repository's file must not make hvlaunch read or write files elsewhere.
         inside = os.path.realpath(self._file.directory)
         if (
             kind == "here"
@@ -273,7 +278,7 @@ def _joined(*names: str) -> str:
 
 
 def _usage(option: Option, called: str) -> str:
-    """Describe the values that the option takes."""
+    """Describe an option's values."""
     value = option.value
     if value is None:
         return f"{called}: true or false"
@@ -281,7 +286,7 @@ def _usage(option: Option, called: str) -> str:
 
 
 def _likely(name: str, keys: Sequence[str]) -> list[str]:
-    """Return keys that may be meant: one of similar spelling, and those with all its words (`ssh-user` for `user`)."""
+    """Return likely keys: the most similar in spelling, and those with the same words (`ssh-user` for `user`)."""
     by_plain = {_plain(key): key for key in reversed(keys)}
     words = set(_plain(name).split("-"))
     longer = [key for key in by_plain if words <= set(key.split("-"))]
@@ -365,6 +370,7 @@ def variable_settings(
     options[f"{PREFIX}COMMAND"] = COMMAND
     settings: list[Setting] = []
     first_names: dict[str, str] = {}
+    # Sorted, so that errors do not depend on the order of the environment.
     for name in sorted(name for name in environ if name.startswith(PREFIX)):
         if name not in options:
             advice = _advice(name, options, groups)
@@ -401,6 +407,7 @@ def _variable_texts(option: Option, text: str) -> Iterator[Sequence[str]]:
     """Yield the words of each setting in a variable's text, split as a shell does. Raises BadValue."""
     if option is COMMAND:
         yield _command(values.words(text))
+    # Options of other programs (--mpi-args) contain spaces: their text stays one value.
     elif option.repeats in ("list", "add") and option.value and not option.value.has_options:
         yield from ([word] for word in values.words(text))
     else:

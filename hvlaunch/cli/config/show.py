@@ -1,4 +1,4 @@
-"""What --show-config prints: each option that is set, as a line of TOML, and where it is set."""
+"""--show-config: a file of options with the source of each as a comment."""
 
 import json
 import re
@@ -15,12 +15,12 @@ __all__ = ["show_config"]
 
 _BARE = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?")
 _COLUMN = 48
+# Surrogates stand for bytes that are not UTF-8.
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
-"""Bytes of the command line or of a variable, as Python has them in its texts."""
 
 
 def show_config(options: Options, groups: Sequence[Group]) -> str:
-    """The text, which is a file of options itself, but for what is masked."""
+    """Return the text. It is a file of options itself, except for masked secrets."""
     blocks = [list(_command(options))]
     for group in groups:
         lines = [line for option in _once(group) for line in _lines(option, options)]
@@ -32,19 +32,19 @@ def show_config(options: Options, groups: Sequence[Group]) -> str:
 
 
 def _once(group: Group) -> Iterator[Option]:
-    """The group's options that a file can have."""
+    """Yield the group's options, without those that no file can set."""
     yield from (option for option in group.options if option.source in ("any", "own"))
 
 
 def _command(options: Options) -> Iterator[str]:
     settings = options.settings.get(COMMAND.name, ())
-    for each in settings[-1:]:
-        words = each.texts if options.show_secrets else masked_words(each.texts)
+    for setting in settings[-1:]:
+        words = setting.texts if options.show_secrets else masked_words(setting.texts)
         yield _line("command", _list(words), settings[-1:])
 
 
 def _lines(option: Option, options: Options) -> Iterator[str]:
-    settings = [each for each in options.settings.get(option.name, ()) if each.option == option]
+    settings = [setting for setting in options.settings.get(option.name, ()) if setting.option == option]
     if settings:
         if not option.repeats:
             settings = settings[-1:]
@@ -57,7 +57,7 @@ def _lines(option: Option, options: Options) -> Iterator[str]:
 def _value(option: Option, settings: Sequence[Setting], *, show_secrets: bool) -> str:
     if option.value is None:
         return "false" if settings[-1].value is False else "true"
-    texts = [text for each in settings for text in each.texts]
+    texts = [text for setting in settings for text in setting.texts]
     if not show_secrets:
         texts = [_masked(option, text) for text in texts]
     if option.repeats == "join":
@@ -72,8 +72,8 @@ def _masked(option: Option, text: str) -> str:
 
 
 def _line(key: str, value: str, settings: Sequence[Setting]) -> str:
-    """A comment where the value is not UTF-8, which no file can say."""
-    origins = ", ".join(dict.fromkeys(_origin(each) for each in settings))
+    """Return a line of TOML; a comment if the value is not UTF-8, which a TOML file can't contain."""
+    origins = ", ".join(dict.fromkeys(_origin(setting) for setting in settings))
     line, bytes_count = _NOT_UTF8.subn(lambda byte: f"\\x{ord(byte[0]) - 0xDC00:02x}", f"{key} = {value}")
     if bytes_count:
         line, origins = f"# {line}", f"{origins}; not UTF-8, so no file can set it"
@@ -96,5 +96,5 @@ def _scalar(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As a basic string of TOML, whose escapes are JSON's, but for one character."""
+    """Return a basic string of TOML. Its escapes are JSON's, except for DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,6 +1,6 @@
 """Sources of options beside the command line, weakest first: the user's file, the project's, the job's, variables.
 
-Every job looks for these files, with a few stat calls: what reads them is loaded only if there is one.
+Every job looks for these files with a few stat calls, and loads their readers only if a file exists.
 """
 
 import errno
@@ -78,7 +78,7 @@ def _of_file(title: str, settings: "Settings", profile: str | None) -> Iterator[
 
 
 def _read(path: str, groups: Sequence[Group], warn: Callable[[str], object], *, is_found: bool) -> "Settings":
-    """Read a file; warn about a file that no user named and that other users can change, and use none of it."""
+    """Return a file's settings. A found file that other users can change is skipped with a warning."""
     from hvlaunch.cli.config.files import NotTrusted, read_config  # noqa: PLC0415 (most jobs have no file)
     from hvlaunch.cli.config.read import Settings  # noqa: PLC0415 (as above)
 
@@ -96,7 +96,7 @@ def _last(settings: Sequence[Setting], name: str) -> Any:
 
 
 def _is_same(path: str, named: str | None) -> bool:
-    """Return whether the named file is this one, which is used anyway."""
+    """Return whether the user named this file, which hvlaunch finds anyway."""
     try:
         return named is not None and os.path.samefile(path, os.path.expanduser(named))  # noqa: PTH121, PTH111 (quick)
     except (OSError, ValueError):
@@ -114,10 +114,10 @@ def _variables(
 
 
 def _paths(environ: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield title and path of each existing file, and whether it is one that no user named."""
-    own = user_file(environ)
-    if own is not None:
-        yield "your file", own, False
+    """Yield title and path of each existing file, and whether it is the project's."""
+    users = user_file(environ)
+    if users is not None:
+        yield "your file", users, False
     try:
         directory = os.getcwd()  # noqa: PTH109 (quick)
     except OSError:
@@ -128,11 +128,11 @@ def _paths(environ: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
 
 
 def project_file(directory: str, home: str) -> str | None:
-    """Return the file of the first directory that has one, from this one upwards to the home directory."""
+    """Return the nearest project's file: of this directory, or of a directory above, up to the home directory."""
     while True:
-        own, shared = os.path.join(directory, _OWN_NAME), os.path.join(directory, _PYPROJECT)  # noqa: PTH118 (quick)
-        if os.path.lexists(own):
-            return own
+        hvlaunch_toml, shared = os.path.join(directory, _OWN_NAME), os.path.join(directory, _PYPROJECT)  # noqa: PTH118 (quick)
+        if os.path.lexists(hvlaunch_toml):
+            return hvlaunch_toml
         if _may_have_options(shared):
             return shared
         parent = os.path.dirname(directory)  # noqa: PTH120 (quick)
@@ -143,7 +143,7 @@ def project_file(directory: str, home: str) -> str | None:
 
 
 def user_file(environ: Mapping[str, str]) -> str | None:
-    """Return the user's own file, or None if there is no such file."""
+    """Return the user's own file; None if it does not exist."""
     directory = environ.get("XDG_CONFIG_HOME", "")
     if not directory.startswith("/"):
         home = environ.get("HOME", "")

@@ -1,1 +1,1 @@
-"""The commands on jobs that run already."""
+"""Commands on existing jobs."""

@@ -1,4 +1,4 @@
-"""`hvlaunch attach`: look on at a job as if it had been started here, and leave it running."""
+"""`hvlaunch attach`: show a job's output as if the job had been started here, and leave it running."""
 
 import argparse
 import os
@@ -23,11 +23,11 @@ from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_successor
 __all__ = ["Viewed", "attach"]
 
 _LINES = 100
+# Segments of stored output to search for the newest lines.
 _SEGMENTS = 2
-"""In which the newest lines are looked for."""
 _LOOK = 0.05
+# Seconds that output waits for the line about the job's state, which should come first.
 _SOON = 0.3
-"""Seconds that output waits for the job's state, so that this comes first."""
 _STATE_PATIENCE = 5.0
 _TAKE_OVER_PATIENCE = 60.0
 _LEAVE_PATIENCE = 0.5
@@ -35,28 +35,28 @@ _VIEWED = "viewed"
 
 
 def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    """Show the job until it ends, or Ctrl-C; the exit code is the job's, or 0. Raises HvlaunchError."""
+    """Show the job until it ends or Ctrl-C; return the job's exit code, or 0. Raises HvlaunchError."""
     job = choose(jobs, options.job)
     viewed = Viewed(job)
     successors = _Successors(job)
     if not has_driver(job.directory) and not has_ended(job):
         if viewed.position is None and not segments(job.directory):
-            viewed.position = Position(
-                0, 0
-            )  # all that will be kept is new: its terminal has shown what was before
+            # The terminal has shown everything so far, so output is new from the beginning of the store.
+            viewed.position = Position(0, 0)
         successors.start(lambda: None)
     await_output(job)
     reader = StoreReader(job.directory, viewed.position)
     view = View(reader, options.ranks)
     _say_state(job, view)
-    found = _read(job, reader, view, viewed, successors)
+    items = _read(job, reader, view, viewed, successors)
     if viewed.position is None:
-        found = _newest(job, reader, view, found)
+        items = _newest(job, reader, view, items)
     shown = viewed.position
     try:
-        for item in found:
+        for item in items:
             view.await_room()
-            with uninterrupted():  # else a line is shown twice, or never
+            # A signal between the two would show a line twice, or never.
+            with uninterrupted():
                 view.show(item)
                 shown = reader.position
             if not view.is_read:
@@ -76,8 +76,9 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 def _read(
     job: KnownJob, reader: StoreReader, view: View, viewed: "Viewed", successors: "_Successors"
 ) -> Iterator[Stored]:
-    """What comes, until the job has ended. Raises DriverGone."""
+    """Yield stored output until the job ends; start a successor if the driver is gone. Raises DriverGone."""
     while True:
+        # Read once more after the end: output may have come in between.
         is_over = has_ended(job)
         yield from reader.read()
         if reader.has_missed:
@@ -94,15 +95,15 @@ def _read(
         time.sleep(_LOOK)
 
 
-def _newest(job: KnownJob, reader: StoreReader, view: View, found: Iterator[Stored]) -> Iterator[Stored]:
-    """What `reader` finds, from the last lines on that are there now."""
+def _newest(job: KnownJob, reader: StoreReader, view: View, items: Iterator[Stored]) -> Iterator[Stored]:
+    """Yield `items`, beginning with the last lines stored now."""
     reader.seek_newest(_SEGMENTS)
     looking = StoreReader(job.directory, reader.position)
     ranks = view.options.ranks
     early, surplus = newest_lines(looking.read(), _LINES, lambda item: is_shown(item, ranks))
     looking.close()
     left = iter(range(early))
-    for item in from_where(found, lambda _item: next(left, None) is not None):
+    for item in from_where(items, lambda _item: next(left, None) is not None):
         if surplus and item.kind in STREAMS and is_shown(item, ranks):
             yield item._replace(data=item.data.split(b"\n", surplus)[-1])
             surplus = 0
@@ -111,23 +112,24 @@ def _newest(job: KnownJob, reader: StoreReader, view: View, found: Iterator[Stor
 
 
 class _Successors:
-    """Other drivers of the job, each of which was started where there was none."""
+    """Drivers started here for a job whose driver is gone."""
 
     def __init__(self, job: KnownJob) -> None:
         self._job = job
         self._newest: subprocess.Popen[bytes] | None = None
 
     def start(self, say: Callable[[], None]) -> None:
-        """Let another driver begin, unless one does already, and a minder, which may be gone with the machine.
+        """Start a successor, unless a driver runs already, and a minder, which may have died with the machine.
 
-        `say` is called where that can be. Raises DriverGone.
+        `say` is called before the start. Raises DriverGone.
         """
         job = self._job
         if (launcher := job.about.get("launcher")) is not None:
             cause = f"job {job.id}: its driver was killed, and no other can take over a job of {launcher}"
             raise DriverGone(cause, hint="start it again: the workers that it had end by themselves")
         say()
-        if self._newest is not None and self._newest.wait() == EXIT_HOSTS:  # another would find the same
+        # Exit code EXIT_HOSTS: no host answered, and another successor would fail in the same way.
+        if self._newest is not None and self._newest.wait() == EXIT_HOSTS:
             raise self._gone()
         self._newest = start_successor(job.directory)
         deadline = time.monotonic() + _TAKE_OVER_PATIENCE
@@ -135,7 +137,7 @@ class _Successors:
             if self._newest.poll() is not None or time.monotonic() > deadline:
                 raise self._gone()
             time.sleep(_LOOK)
-        with suppress(OSError):  # a full disk, or the job is over and its directory gone
+        with suppress(OSError):  # a full disk, or a directory that the job's end removed
             start_minder(job.directory)
 
     def _gone(self) -> DriverGone:
@@ -144,7 +146,7 @@ class _Successors:
 
 
 def _why(job: KnownJob) -> str:
-    """What the successor said last."""
+    """Return the successor's last words."""
     with suppress(OSError):
         lines = (job.directory / SUCCESSOR_LOG).read_text(errors="replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
@@ -152,7 +154,7 @@ def _why(job: KnownJob) -> str:
 
 
 class Viewed:
-    """How far this user has seen the job's output, in a file of the job's directory."""
+    """Position up to which this user has seen the job's output, in a file of the job's directory."""
 
     def __init__(self, job: KnownJob) -> None:
         self._path = job.directory / _VIEWED
@@ -164,8 +166,9 @@ class Viewed:
     def note(self, position: Position) -> None:
         if position == self.position:
             return
-        text = f"{position.segment:9} {position.offset:12}\n".encode()  # in place of the last, as a whole
-        with uninterrupted(), suppress(OSError):  # the job's directory is gone, or the disk is full
+        # Fixed width: pwrite replaces the whole of the previous position at once.
+        text = f"{position.segment:9} {position.offset:12}\n".encode()
+        with uninterrupted(), suppress(OSError):  # no directory, or a full disk
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.pwrite(file, text, 0)
@@ -175,7 +178,7 @@ class Viewed:
 
 
 def _say_state(job: KnownJob, view: View) -> None:
-    """As soon as it is known, which may be late: the driver may have much to do."""
+    """Print the job's state, possibly late: a busy driver answers late."""
 
     def ask() -> None:
         view.printer.say(_state(job))
@@ -187,15 +190,15 @@ def _say_state(job: KnownJob, view: View) -> None:
 
 def _state(job: KnownJob) -> str:
     name = f" ({job.about['name']})" if job.about.get("name") else ""
-    who = f"job {job.id}{name}"
+    subject = f"job {job.id}{name}"
     since = f", begun {duration(max(0.0, time.time() - job.began))} ago"
     if has_ended(job):
         result = result_of(job)
-        return f"{who} has ended{since}, exit code {0 if result is None else result['exit_code']}"
+        return f"{subject} has ended{since}, exit code {0 if result is None else result['exit_code']}"
     state = state_of(job, _STATE_PATIENCE)
     if state is None:
-        return f"{who}: its driver (process {job.about.get('pid')}) does not answer{since}"
+        return f"{subject}: its driver (process {job.about.get('pid')}) does not answer{since}"
     hosts = host_set(host["host"] for host in state["hosts"] if host["state"] == "ready")
     current = f", round {state['round']['number']}" if state["round"] else ""
-    where = f" on {hosts}" if hosts else ""
-    return f"{who}: {state['phase']}{current}, {count(len(state['workers']), 'worker')}{where}{since}; Ctrl-C leaves it running"
+    on_hosts = f" on {hosts}" if hosts else ""
+    return f"{subject}: {state['phase']}{current}, {count(len(state['workers']), 'worker')}{on_hosts}{since}; Ctrl-C leaves it running"

@@ -1,4 +1,4 @@
-"""Commands on existing jobs (`hvlaunch jobs`, `stop`, ...): each asks one job's driver, or reads the job's directory."""
+"""Commands on existing jobs (`hvlaunch jobs`, `stop`, ...): questions to a job's driver, or a look into the job's directory."""
 
 import argparse
 import json
@@ -27,91 +27,22 @@ from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose, kn
 
 __all__ = ["job_record", "job_table", "parser_of", "run_job_command", "since", "state_word"]
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_SPAN = re.compile(r"([0-9]{1,9})([smhd])")
-_TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
-
-
-def since(text: str, now: datetime) -> float:
-    """Seconds since 1970: `10m` ago, `14:30` of today (or else of yesterday), or `2026-11-22 14:30`; times are local.
-
-    `now` has a time zone. Raises BadValue.
-    """
-    if (span := _SPAN.fullmatch(text)) is not None:
-        return now.timestamp() - int(span[1]) * _SECONDS[span[2]]
-    try:
-        if _TIME.fullmatch(text):
-            today = datetime.fromisoformat(f"{now:%Y-%m-%d} {text.zfill(len(text) + (text[1] == ':'))}")
-            found = today.replace(tzinfo=now.tzinfo)
-            return (found if found <= now else found - timedelta(days=1)).timestamp()
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise BadValue(
-            f"{text!r} is neither a time such as 14:30 or 2026-11-22T14:30, nor 10m or 2h"
-        ) from None
-
-
 State = Mapping[str, Any] | None
-"""What the job's driver says of it now; None where it says nothing."""
-_HEAD = ("JOB", "NAME", "STATE", "ROUND", "WORKERS", "HOSTS", "BEGAN", "COMMAND")
-_WIDEST = 40
-"""Letters of a cell, but for the last."""
-
-
-def job_table(jobs: Sequence[tuple[KnownJob, State]], now: float | None = None) -> str:
-    """One line for each job, below their heads."""
-    now = time.time() if now is None else now
-    rows = [_HEAD, *(_row(job, state, now) for job, state in jobs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
-    lines = ("  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in rows)
-    return "".join(f"{line.rstrip()}\n" for line in lines)
-
-
-def _row(job: KnownJob, state: State, now: float) -> tuple[str, ...]:
-    current = None if state is None else state["round"]
-    hosts = [] if state is None else [host["host"] for host in state["hosts"] if host["state"] == "ready"]
-    cells = (
-        job.id,
-        str(job.about.get("name") or "-"),
-        state_word(job, state),
-        "-" if current is None else str(current["number"]),
-        "-" if state is None else str(len(state["workers"])),
-        host_set(hosts) if hosts else "-",
-        f"{duration(max(0.0, now - job.began))} ago",
-    )
-    command = job.about.get("command")
-    words = [str(word) for word in command] if isinstance(command, list) else []
-    return (*(_cut(visible(cell)) for cell in cells), visible(" ".join(shlex.join(words).split())))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
-
-
-def state_word(job: KnownJob, state: State) -> str:
-    """`running`, `exit code 1`; where the driver says nothing, why."""
-    if job.result is not None:
-        return f"exit code {job.result.get('exit_code')}"
-    if state is not None:
-        return str(state["phase"])
-    machine = job.about.get("machine")
-    if machine != os.uname().nodename:
-        return f"on {machine}"
-    return "no answer" if job.has_driver else "driver killed"
-
-
-def job_record(job: KnownJob, state: State) -> Mapping[str, Any]:
-    """All that is known of a job."""
-    return {**job.about, "id": job.id, "has_driver": job.has_driver, "state": state, "result": job.result}
-
+"""The driver's answer about its job; None without an answer."""
 
 _EVENTS_WAIT = 30
 _PATIENCE = 2.0
-"""Seconds for a driver that one of many jobs has."""
+"""Seconds for the answer of a driver, of many jobs' drivers."""
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SPAN = re.compile(r"([0-9]{1,9})([smhd])")
+_TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
+_HEAD = ("JOB", "NAME", "STATE", "ROUND", "WORKERS", "HOSTS", "BEGAN", "COMMAND")
+_WIDEST = 40
+"""Characters of a cell, except in the last column."""
 
 
 def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Do what a command line says that begins with one of the words; its exit code. Raises HvlaunchError."""
+    """Run a command line that begins with a job word; return its exit code. Raises HvlaunchError."""
     if argv[0] == "pool":
         from hvlaunch.cli.pool_commands import run_pool_command  # noqa: PLC0415 (for this word alone)
 
@@ -127,7 +58,7 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 class _Help(Exception):
-    """The help was asked for; the text is it."""
+    """The help was asked for; its text is the exception's."""
 
 
 class _AskHelp(argparse.Action):
@@ -136,7 +67,7 @@ class _AskHelp(argparse.Action):
 
 
 def parser_of(name: str) -> Parser:
-    """What reads the words behind this one, which is any but `pool`."""
+    """Return the parser of the words behind this word, except `pool`."""
     word = JOB_WORDS[name]
     parser = Parser(
         prog=f"hvlaunch {name}",
@@ -230,8 +161,8 @@ def _add_metrics_options(parser: Parser) -> None:
     _add_bind(parser, "them")
 
 
-def _add_bind(parser: Parser, what: str) -> None:
-    parser.add_argument("--bind", metavar="ADDRESS", help=f"serve {what} at this address, by https")
+def _add_bind(parser: Parser, noun: str) -> None:
+    parser.add_argument("--bind", metavar="ADDRESS", help=f"serve {noun} at this address, by https")
     parser.add_argument(
         "--no-tls", action="store_true", help="with --bind: by http, which others on the network can read"
     )
@@ -276,7 +207,7 @@ def _metrics(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 @contextmanager
 def _what_can_be_read() -> Iterator[None]:
-    """Files in jobs' directories that can't be read are the user's matter. Raises BadUsage."""
+    """Turn errors of files in jobs' directories into BadUsage."""
     try:
         yield
     except OSError as error:
@@ -288,6 +219,7 @@ def _what_can_be_read() -> Iterator[None]:
 
 def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
+    # Drivers are asked at the same time: one that hangs must not delay the others.
     with ThreadPoolExecutor(max(1, len(jobs))) as asking:
         states = list(zip(jobs, asking.map(_state, jobs), strict=True))
     if options.json:
@@ -296,7 +228,7 @@ def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 
 def _state(job: KnownJob) -> Mapping[str, Any] | None:
-    """What the job's driver says of it now; None where it says nothing."""
+    """Return the answer of the job's driver; None without one."""
     return state_of(job, _PATIENCE) if job.has_driver else None
 
 
@@ -310,6 +242,7 @@ def _events(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     while True:
         try:
             page = control.get(f"/events?since={number}&wait={wait}", wait)
+        # After a first page, the driver's end is the end of the job.
         except DriverGone:
             if not number:
                 raise
@@ -362,7 +295,7 @@ def _forget(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 
 def _running(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
-    """Raises BadUsage where the job has ended."""
+    """Return the named job. Raises BadUsage if it has ended."""
     job = choose(jobs, name)
     if not await_driver(job):
         raise BadUsage(f"job {job.id} has ended", hint="hvlaunch jobs")
@@ -382,3 +315,70 @@ _ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
     "wait": _wait,
     "forget": _forget,
 }
+
+
+def since(text: str, now: datetime) -> float:
+    """Convert a time to seconds since 1970: `10m` ago, `14:30` today or else yesterday, or `2026-11-22 14:30`.
+
+    Times are local; `now` has a time zone. Raises BadValue.
+    """
+    if (span := _SPAN.fullmatch(text)) is not None:
+        return now.timestamp() - int(span[1]) * _SECONDS[span[2]]
+    try:
+        if _TIME.fullmatch(text):
+            today = datetime.fromisoformat(f"{now:%Y-%m-%d} {text.zfill(len(text) + (text[1] == ':'))}")
+            time_today = today.replace(tzinfo=now.tzinfo)
+            return (time_today if time_today <= now else time_today - timedelta(days=1)).timestamp()
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise BadValue(
+            f"{text!r} is neither a time such as 14:30 or 2026-11-22T14:30, nor 10m or 2h"
+        ) from None
+
+
+def job_table(jobs: Sequence[tuple[KnownJob, State]], now: float | None = None) -> str:
+    """Return a table with a line for each job."""
+    now = time.time() if now is None else now
+    rows = [_HEAD, *(_row(job, state, now) for job, state in jobs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
+    lines = ("  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in rows)
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _row(job: KnownJob, state: State, now: float) -> tuple[str, ...]:
+    current = None if state is None else state["round"]
+    hosts = [] if state is None else [host["host"] for host in state["hosts"] if host["state"] == "ready"]
+    cells = (
+        job.id,
+        str(job.about.get("name") or "-"),
+        state_word(job, state),
+        "-" if current is None else str(current["number"]),
+        "-" if state is None else str(len(state["workers"])),
+        host_set(hosts) if hosts else "-",
+        f"{duration(max(0.0, now - job.began))} ago",
+    )
+    command = job.about.get("command")
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    return (*(_cut(visible(cell)) for cell in cells), visible(" ".join(shlex.join(words).split())))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+
+
+def state_word(job: KnownJob, state: State) -> str:
+    """Return the job's state, `running` or `exit code 1`, or the reason why its driver does not answer."""
+    if job.result is not None:
+        return f"exit code {job.result.get('exit_code')}"
+    if state is not None:
+        return str(state["phase"])
+    # A home directory may be shared: another machine's processes can't be seen from here.
+    machine = job.about.get("machine")
+    if machine != os.uname().nodename:
+        return f"on {machine}"
+    return "no answer" if job.has_driver else "driver killed"
+
+
+def job_record(job: KnownJob, state: State) -> Mapping[str, Any]:
+    """Return the job as an object for programs."""
+    return {**job.about, "id": job.id, "has_driver": job.has_driver, "state": state, "result": job.result}

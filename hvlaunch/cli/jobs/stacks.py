@@ -1,4 +1,4 @@
-"""`hvlaunch stacks`: what the workers of a job are doing, or were before they were killed."""
+"""`hvlaunch stacks`: stacks of a job's workers, now or before they were killed."""
 
 import argparse
 import json
@@ -17,26 +17,26 @@ from hvlaunch.telemetry.stack import ProcessStack, from_json, whole_stacks
 
 __all__ = ["stacks"]
 
+# Seconds beyond the usual limit of answers: py-spy needs some seconds per process.
 _WAIT = 30.0
-"""Seconds longer than other answers: processes are looked into."""
 
 
 def stacks(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    """Print them; the exit code. Raises HvlaunchError, OSError."""
+    """Print the stacks; return the exit code. Raises HvlaunchError, OSError."""
     job = choose(jobs, options.job)
-    found = _found(job, options)
+    answer = _answer(job, options)
     if options.json:
-        wanted = [one for one in whole_stacks(found) if _is_wanted(one["rank"], options.ranks)]
-        return print_answer("".join(f"{json.dumps(one)}\n" for one in wanted))
-    known = [one for one in from_json(found) if _is_wanted(one.rank, options.ranks)]
-    return print_answer("".join(f"{visible(line)}\n" for line in _lines(known)))
+        selected = [stack for stack in whole_stacks(answer) if _is_selected(stack["rank"], options.ranks)]
+        return print_answer("".join(f"{json.dumps(stack)}\n" for stack in selected))
+    processes = [process for process in from_json(answer) if _is_selected(process.rank, options.ranks)]
+    return print_answer("".join(f"{visible(line)}\n" for line in _lines(processes)))
 
 
-def _lines(found: Sequence[ProcessStack]) -> list[str]:
-    return tree_lines(found) if found else ["no workers"]
+def _lines(processes: Sequence[ProcessStack]) -> list[str]:
+    return tree_lines(processes) if processes else ["no workers"]
 
 
-def _found(job: KnownJob, options: argparse.Namespace) -> Mapping[str, Any]:
+def _answer(job: KnownJob, options: argparse.Namespace) -> Mapping[str, Any]:
     if await_driver(job):
         ranks = None if options.ranks is None else ",".join(map(_text, options.ranks))
         wish = {"ranks": ranks, "native": options.native}
@@ -53,5 +53,5 @@ def _text(part: range) -> str:
     return f"{part.start}-{part.stop - 1}/{part.step}"
 
 
-def _is_wanted(rank: int, ranks: Ranks) -> bool:
+def _is_selected(rank: int, ranks: Ranks) -> bool:
     return ranks is None or any(rank in part for part in ranks)

@@ -1,1 +1,1 @@
-"""The tables of options, and reading their values."""
+"""Tables of options, and their values."""

@@ -1,4 +1,4 @@
-"""Options that other launchers have too: torchrun's, DeepSpeed's and Open MPI's; and horovodrun's, for Horovod's workers."""
+"""Options known from other launchers: torchrun, DeepSpeed and Open MPI; and horovodrun's, for Horovod's workers."""
 
 from collections.abc import Callable
 from typing import Any

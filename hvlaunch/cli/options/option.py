@@ -1,4 +1,4 @@
-"""What an option is, as data: nothing here knows how a command line, a help text or a page is made of it."""
+"""The shape of an option, as data. Pure: parsers, help and pages are made from it elsewhere."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -7,73 +7,74 @@ __all__ = ["BadValue", "Group", "Option", "Value"]
 
 
 class BadValue(ValueError):
-    """A value that an option does not take; the text says why, without the option's name."""
+    """An invalid value of an option; the text gives the cause, without the option's name."""
 
 
 class Value(NamedTuple):
-    """What an option takes: a text, and what it means."""
+    """The value of an option: text on the command line, and its meaning."""
 
     metavars: tuple[str, ...] = ()
-    """What stands for it in help: `SECONDS`; several are several words."""
+    """Placeholders in help: `SECONDS`; an option with several takes several words."""
     read: Callable[[str], Any] = str
-    """From the text of one word to its value. Raises BadValue."""
+    """Converts the text of one word. Raises BadValue."""
     choices: tuple[str, ...] = ()
-    """All texts that it may be; empty is any."""
+    """Valid texts; empty for any text."""
     unit: str = ""
-    """Of a number: `s`."""
+    """Unit of a number: `s`."""
     completion: Literal["", "file", "directory", "hosts", "variables"] = ""
-    """What a shell offers for it."""
+    """Kind of words that a shell offers."""
     has_options: bool = False
-    """Whether it is another program's options: its text may begin with a dash."""
+    """Whether the text is another program's options, and may begin with a dash."""
     is_assignment: bool = False
-    """Whether it is NAME=VALUE, so that a file may have a table of such values."""
+    """Whether the text is NAME=VALUE; a file may then have a table."""
     path: Literal["", "here", "hosts"] = ""
-    """Whether it is a path, of this machine alone or also of hosts; in a file it counts from the file's directory."""
+    """A path on this machine (`here`), or on hosts too; in a file it is relative to the file's directory."""
 
 
 class Option(NamedTuple):
-    """One option. Texts for users have `code` in backquotes."""
+    """An option. Texts for users have `code` in backquotes."""
 
     name: str
-    """Its name in programs. Options of one name are ways to say the same, each with its own `constant`."""
+    """Its name in programs. Options of the same name are alternatives, each with its own `constant`."""
     flags: tuple[str, ...]
     """Its names on the command line."""
     help: str
-    """One phrase that says what it is or does."""
+    """A phrase for help."""
     value: Value | None = None
-    """What it takes; None is nothing: it is said or not."""
+    """Its value; None for a switch."""
     field: str = ""
-    """What it sets in a JobSpec: `np`, `ssh.port`. Empty: code decides what it does, mostly with other options."""
+    """The field of JobSpec that it sets: `np`, `ssh.port`. Empty if code evaluates it, mostly with other options."""
     variable: str = ""
     """The variable of the workers' environment that it sets."""
     default: str = ""
-    """What holds without it, in words; empty is what the field has, if that is anything."""
+    """Its default in words; empty for the field's own default."""
     more: str = ""
-    """Sentences for those who want to know more than `help`."""
+    """Sentences for the long help."""
     example: str = ""
-    """A command line that has it."""
+    """A command line with it."""
     repeats: Literal["", "list", "join", "add"] = ""
-    """What it means more than once: the last counts; all count; all count, joined with commas; all of all sources count."""
+    """Effect of repeating it: the last value counts (empty), a list, a list joined by commas, or a list over all sources."""
     constant: object = True
-    """What it sets if it takes nothing."""
+    """The value of a switch that is set."""
     excludes: str = ""
-    """Of the options that have the same word here, a source can set at most one."""
+    """Of the options with the same word here, a source can set only one."""
     convert: Callable[[Any], Any] | None = None
-    """From its value to the field's or the variable's; None where they are the same. Raises BadValue."""
+    """Converts the value for the field or the variable; None to keep it. Raises BadValue."""
     aliases: tuple[str, ...] = ()
-    """More names, for those who know them from other launchers: help does not list them."""
+    """Names from other launchers, not listed in help."""
     more_opposites: tuple[str, ...] = ()
-    """More names that take it back."""
+    """Further names that take it back."""
     is_everyday: bool = False
-    """Whether the short help has it."""
+    """Whether the short help lists it."""
     source: Literal["any", "own", "no file", "command line"] = "any"
-    """Where it may be set: anywhere; not in a file that nobody named but was found; in no file; on the command line."""
+    """Sources that may set it: any; no file without a user's choice (`own`); no file; the command line only."""
     question: Literal["", "short help", "help", "version", "completion"] = ""
-    """What it asks for, in place of a job."""
+    """A question that hvlaunch answers instead of starting a job."""
 
     @property
     def opposites(self) -> tuple[str, ...]:
-        """The names that take it back, if it is a switch: `--no-merge`."""
+        """Names that take a switch back: `--no-merge`."""
+        # Only switches have opposites: a question has no value to take back.
         if self.value is not None or self.question:
             return ()
         long = [flag for flag in self.flags if flag.startswith("--")]
@@ -81,12 +82,12 @@ class Option(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """All its names, as messages have them."""
+        """Its names, as shown in messages."""
         return "/".join(self.flags)
 
     @property
     def part(self) -> str:
-        """The part of a JobSpec that its field is in: `ssh`; empty is the JobSpec itself."""
+        """The part of JobSpec with its field: `ssh`; empty for JobSpec itself."""
         return self.field.rpartition(".")[0]
 
 
@@ -96,11 +97,11 @@ def _opposite(flag: str) -> str:
 
 
 class Group(NamedTuple):
-    """Options that belong together."""
+    """Options of one subject."""
 
     title: str
     options: tuple[Option, ...]
     about: str = ""
-    """A sentence for all of them."""
+    """A sentence about the whole group."""
     pages: tuple[tuple[str, str], ...] = ()
-    """Where there is more: titles and paths, as seen from docs/."""
+    """Titles and paths of pages about it, relative to docs/."""

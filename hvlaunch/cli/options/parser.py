@@ -18,7 +18,7 @@ DESCRIPTION = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but errors are ours; `hint` is where there is help."""
+    """argparse's parser with errors as BadUsage; `hint` names a command with help."""
 
     def __init__(self, *, hint: str = HELP_HINT, **settings: Any) -> None:
         super().__init__(**settings)
@@ -29,20 +29,21 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(groups: Sequence[Group], describe: Callable[[Option], str]) -> Parser:
-    """The parser of these options, for what looks at it: help and completion. `describe` is the text of an option in help."""
+    """Return a parser with these options, for help and completion. `describe` returns an option's help text."""
     parser = Parser(
         prog="hvlaunch", usage=_USAGE, description=DESCRIPTION, add_help=False, allow_abbrev=False
     )
     for group in groups:
         section = parser.add_argument_group(group.title, group.about.replace("`", "") or None)
         for option in group.options:
-            text = describe(option).replace("%", "%%")  # argparse fills in %(...)s
+            # argparse substitutes %(name)s in help texts.
+            text = describe(option).replace("%", "%%")
             section.add_argument(*option.flags, dest=option.name, help=text, **_settings(option))
     return parser
 
 
 def _settings(option: Option) -> dict[str, Any]:
-    """What add_argument() is to know of an option, but for its names."""
+    """Return add_argument()'s arguments for an option, without its names."""
     value = option.value
     if value is None:
         return {"action": "store_true"}
@@ -84,11 +85,11 @@ EXAMPLES = (
     ),
     ("what would be started where", "hvlaunch --dry-run -np 8 -H gpu01:4,gpu02:4 python train.py"),
 )
-"""What they do, and the command line."""
+"""Titles and command lines."""
 
 
 def default_text(option: Option) -> str:
-    """What holds where the option is not given: `60 s`; empty where it is nothing."""
+    """Return an option's default in words: `60 s`; empty if it has none."""
     if option.default or option.value is None:
         return option.default
     value = default_of(option)
@@ -101,6 +102,6 @@ def default_text(option: Option) -> str:
 
 
 def sentences(option: Option) -> str:
-    """All that there is to say of it, but for its default."""
+    """Return the full help of an option, without its default."""
     repeated = "May be repeated." if option.repeats else ""
     return " ".join(text for text in (f"{option.help}.", option.more, repeated) if text)

@@ -28,34 +28,34 @@ HELP_HINT = "hvlaunch --help"
 _NUMBER = re.compile(r"-[0-9]*\.?[0-9]+")
 
 
+# The value of a switch that is taken back and is an alternative to others of its name: as if it had not been set.
 NOT_SET = object()
-"""The value of a switch that is taken back, where it is one of several of the same name: as if it had not been set."""
 
 
 class Setting(NamedTuple):
-    """An option that was set once, and its value."""
+    """An option with its value, as set by one source."""
 
     option: Option
     texts: tuple[str, ...]
-    """Its value in words, as on the command line; a switch has none."""
+    """The value as words of a command line; empty for a switch."""
     value: Any
     called: str
-    """Its name where it was set."""
+    """The option's name in the source."""
     origin: str = ""
-    """Where it was set: `job.yaml`, `environment`; empty is the command line."""
+    """The source: `job.yaml`, `environment`; empty for the command line."""
     is_found: bool = False
-    """Whether that is a file that nobody named, but that was found from the current directory."""
+    """Whether hvlaunch found the file, and no user named it."""
     table: str = ""
-    """The table of the file that sets it: `profiles.big`."""
+    """The table of the file: `profiles.big`."""
 
 
 def place_of(origin: str, table: str) -> str:
-    """Return what a message about a key begins with: `job.yaml: [ssh] `; empty for the command line."""
+    """Return the beginning of a message about a key: `job.yaml: [ssh] `; empty for the command line."""
     return (f"{origin}: " if origin else "") + (f"[{table}] " if table else "")
 
 
 def typed_setting(option: Option, texts: Sequence[str], *, is_off: bool) -> Setting:
-    """As it stands on the command line. Raises BadUsage."""
+    """Return an option of the command line with its value. Raises BadUsage."""
     try:
         return Setting(option, tuple(texts), read_value(option, texts, is_off=is_off), option.flag)
     except BadValue as error:
@@ -63,7 +63,7 @@ def typed_setting(option: Option, texts: Sequence[str], *, is_off: bool) -> Sett
 
 
 def read_value(option: Option, texts: Sequence[str], *, is_off: bool = False) -> Any:
-    """The option's value of the words; `is_off` is whether it is a switch that is taken back. Raises BadValue."""
+    """Convert the words of an option's value; `is_off` takes a switch back. Raises BadValue."""
     if option.value is None:
         if is_off:
             return False if option.constant is True else NOT_SET
@@ -77,9 +77,9 @@ def read_value(option: Option, texts: Sequence[str], *, is_off: bool = False) ->
 
 
 def check_words(option: Option, texts: Sequence[str], *, is_joined: bool) -> None:
-    """Whether an option of the command line has the words that it needs: one that looks like an option is none of them.
+    """Check the number of arguments; a word that looks like an option counts as missing.
 
-    `is_joined` is whether the first is in one word with its name. Raises BadUsage.
+    `is_joined`: the first argument is in one word with the option's name. Raises BadUsage.
     """
     value = option.value
     if value is None:
@@ -96,45 +96,52 @@ def check_words(option: Option, texts: Sequence[str], *, is_joined: bool) -> Non
 
 
 def _is_like_an_option(text: str) -> bool:
+    # `-` alone is a file name, and negative numbers and quoted sentences are values.
     return text.startswith("-") and text != "-" and " " not in text and not _NUMBER.fullmatch(text)
 
 
 def merged(sources: Iterable[Sequence[Setting]]) -> dict[str, list[Setting]]:
-    """What counts of the settings of all sources, of which a later one wins, by the options' names.
+    """Merge settings of several sources by option name; later sources override earlier ones.
 
-    Raises BadUsage where a source sets two options of which at most one can be set.
+    Raises BadUsage if a source sets two options that exclude each other.
     """
-    found: dict[str, list[Setting]] = {}
+    merged_settings: dict[str, list[Setting]] = {}
     for settings in sources:
-        own = _of_one_source(settings)
-        for name, each in tuple(own.items()):
-            if each[-1].value is NOT_SET:
-                del own[name]
-                if found.get(name, each)[-1].option == each[-1].option:
-                    found.pop(name, None)
-        decided = {each[0].option.excludes for each in own.values()} - {""}
-        found = {name: each for name, each in found.items() if each[0].option.excludes not in decided}
-        for name, each in own.items():
-            found[name] = found.get(name, []) + each if each[0].option.repeats == "add" else each
-    return found
+        of_source = _of_one_source(settings)
+        for name, group in tuple(of_source.items()):
+            # A switch that is taken back removes an earlier source's setting of the same alternative.
+            if group[-1].value is NOT_SET:
+                del of_source[name]
+                if merged_settings.get(name, group)[-1].option == group[-1].option:
+                    merged_settings.pop(name, None)
+        # A source that sets `-H` overrides `--hostfile` of an earlier one: they exclude each other.
+        decided = {group[0].option.excludes for group in of_source.values()} - {""}
+        merged_settings = {
+            name: group for name, group in merged_settings.items() if group[0].option.excludes not in decided
+        }
+        for name, group in of_source.items():
+            merged_settings[name] = (
+                merged_settings.get(name, []) + group if group[0].option.repeats == "add" else group
+            )
+    return merged_settings
 
 
 def _of_one_source(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    own: dict[str, list[Setting]] = {}
+    by_name: dict[str, list[Setting]] = {}
     exclusive: dict[str, Setting] = {}
-    for each in settings:
-        word = each.option.excludes
-        other = exclusive.setdefault(word, each) if word else each
-        if other.option != each.option:
-            place = place_of(each.origin, each.table)
-            raise BadUsage(f"{place}{each.called}: not allowed with {other.called}", hint=HELP_HINT)
-        own.setdefault(each.option.name, []).append(each)
-    return own
+    for setting in settings:
+        word = setting.option.excludes
+        other = exclusive.setdefault(word, setting) if word else setting
+        if other.option != setting.option:
+            place = place_of(setting.origin, setting.table)
+            raise BadUsage(f"{place}{setting.called}: not allowed with {other.called}", hint=HELP_HINT)
+        by_name.setdefault(setting.option.name, []).append(setting)
+    return by_name
 
 
 def value_of(settings: Sequence[Setting]) -> Any:
-    """The value of an option, of all its settings that count."""
-    values = [each.value for each in settings]
+    """Return the value of an option from its settings that count."""
+    values = [setting.value for setting in settings]
     match settings[0].option.repeats:
         case "list" | "add":
             return values
@@ -155,16 +162,17 @@ _PARTS = {
 
 
 class Options:
-    """The options by name: `options.grace` is what was given, else its default.
+    """Options by name: `options.grace` is its value, or its default.
 
-    `settings` has the given ones and the command, `given` the options' values, `command` is the user's own, untouched; `is_marked` is whether `--` stands before it.
+    `settings` has the given options and the command, `given` the options' values, and `command` the user's command.
+    `is_marked`: `--` stands before the command.
     """
 
     def __init__(
         self, settings: Mapping[str, Sequence[Setting]], groups: Sequence[Group], *, is_marked: bool
     ) -> None:
         self.settings = settings
-        self.given = {name: value_of(each) for name, each in settings.items() if name != COMMAND.name}
+        self.given = {name: value_of(group) for name, group in settings.items() if name != COMMAND.name}
         self.command: tuple[str, ...] = tuple(value_of(settings.get(COMMAND.name) or [_NO_COMMAND]))
         self.is_marked = is_marked
         self._options = {option.name: option for group in groups for option in group.options}
@@ -177,31 +185,35 @@ class Options:
         return default_of(self._options[name])
 
     def found(self) -> dict[str, list[str]]:
-        """The names of what files set that nobody named, by file."""
+        """Return the names set by files that no user named, by file."""
         names: dict[str, list[str]] = {}
         for settings in self.settings.values():
             for file, called in dict.fromkeys(
-                (each.origin, each.called) for each in settings if each.is_found
+                (setting.origin, setting.called) for setting in settings if setting.is_found
             ):
                 names.setdefault(file, []).append(called)
         return names
 
     @property
     def names_hostfile(self) -> bool:
-        """Whether the hostfile, if there is one, is the user's choice, and not that of a file that nobody named."""
-        return not any(each.is_found for each in self.settings.get("hostfile", ()))
+        """Whether the user chose the hostfile, and not a file of options that hvlaunch found."""
+        return not any(setting.is_found for setting in self.settings.get("hostfile", ()))
 
     def found_notes(self) -> list[str]:
-        """What the user is told of files that nobody named: a line for each, none with `quiet`."""
+        """Return a line about each file that no user named; no lines with `quiet`."""
         if self.quiet:
             return []
         return [f"options of {file}: {', '.join(names)}" for file, names in self.found().items()]
 
     def check_found(self) -> None:
-        """Where a file that nobody named has the hosts, only one who named it may lower the guard. Raises BadUsage."""
+        """Refuse weaker host keys for hosts of a file that no user named. Raises BadUsage."""
         hosts = [
-            each for name in ("hosts", "hostfile") for each in self.settings.get(name, ()) if each.is_found
+            setting
+            for name in ("hosts", "hostfile")
+            for setting in self.settings.get(name, ())
+            if setting.is_found
         ]
+        # Such a file may come with a repository: the command line or a named file must accept unknown host keys.
         for keys in self.settings.get("host_keys", ())[-1:]:
             if hosts and keys.origin and keys.value != "strict":
                 raise BadUsage(
@@ -211,7 +223,7 @@ class Options:
                 )
 
     def given_in(self, part: str) -> list[Option]:
-        """The given ones that set a field in this part of a JobSpec: `ssh`; the empty part is the JobSpec itself."""
+        """Return the given options that set a field of this part of JobSpec: `ssh`; empty for JobSpec itself."""
         return [
             option
             for name, option in self._options.items()
@@ -219,11 +231,11 @@ class Options:
         ]
 
     def fields(self, part: str = "") -> dict[str, Any]:
-        """What they set there, by field. Raises BadUsage."""
+        """Return the given values of a part of JobSpec, by field. Raises BadUsage."""
         return {option.field.rpartition(".")[2]: self._converted(option) for option in self.given_in(part)}
 
     def variables(self) -> dict[str, str]:
-        """The variables that they set for the workers. Raises BadUsage."""
+        """Return the variables for workers that options set. Raises BadUsage."""
         return {
             option.variable: self._converted(option)
             for name, option in self._options.items()
@@ -241,7 +253,7 @@ class Options:
 
 
 def default_of(option: Option) -> Any:
-    """The value that holds where the option is not given; None where something else decides."""
+    """Return an option's default; None if other options decide it."""
     if option.repeats in ("list", "add"):
         return []
     if not option.field:

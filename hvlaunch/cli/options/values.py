@@ -1,4 +1,4 @@
-"""What options take: texts, checked and turned into values. All raise BadValue."""
+"""Values of options: conversions of text, which raise BadValue for invalid text."""
 
 import math
 import re
@@ -67,7 +67,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 def count(text: str) -> int:
-    """From 0."""
+    """Convert a whole number, 0 or more."""
     return _whole(text, most=_MOST_WORKERS, least=0)
 
 
@@ -84,12 +84,12 @@ def port(text: str) -> int:
 
 
 def port_or_any(text: str) -> int:
-    """From 0, which is any."""
+    """Convert a port; 0 means any."""
     return _whole(text, most=_LAST_PORT, least=0)
 
 
 def address(text: str) -> str:
-    """An IP address, of either kind."""
+    """Convert an IPv4 or IPv6 address."""
     import ipaddress  # noqa: PLC0415 (few jobs name one)
 
     try:
@@ -99,11 +99,12 @@ def address(text: str) -> str:
 
 
 def ports(text: str) -> tuple[int, int]:
-    """The lowest and the highest of a range: `29500-29599`."""
+    """Convert a range of ports, `29500-29599`, to its ends."""
     low, dash, high = text.partition("-")
     if not dash:
         raise BadValue(f"{text!r} is not LOW-HIGH")
     first, last = port(low), port(high)
+    # A host needs a port for MASTER_PORT and another for the relay.
     if last <= first:
         raise BadValue(f"{text!r} does not have the two ports that each host needs")
     return first, last
@@ -118,6 +119,7 @@ def _whole(text: str, *, most: int, least: int = 1) -> int:
 
 def seconds(text: str) -> float:
     number = _number(text, float, "number of seconds")
+    # float() also reads nan and inf.
     if math.isnan(number) or number <= 0:
         raise BadValue(f"{text} is not more than 0 seconds")
     if number > _LONGEST:
@@ -140,7 +142,8 @@ def from_0_to_1(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """Bytes, or with K, M or G so many KiB, MiB, GiB."""
+    """Convert a size in bytes, or with K, M or G in KiB, MiB, GiB."""
+    # The pattern limits digits: int() of a very long text takes quadratic time.
     number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "")
     if not re.fullmatch("[0-9]{1,12}", number):
         raise BadValue(f"{text!r} is not a size, such as 64M or 1G")
@@ -161,7 +164,7 @@ def not_empty(text: str) -> str:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Several words in one, quoted as for a shell."""
+    """Split text into words as a shell does."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
@@ -175,7 +178,7 @@ def user(text: str) -> str:
 
 
 def ranks(text: str) -> tuple[range, ...]:
-    """Numbers, ranges with both ends included, and steps: `0,8-15`, `0-62/2`."""
+    """Convert numbers, inclusive ranges and steps: `0,8-15`, `0-62/2`."""
     try:
         return ranges_of(text)
     except ValueError as error:
@@ -183,9 +186,10 @@ def ranks(text: str) -> tuple[range, ...]:
 
 
 def readable(name: str) -> Path:
-    """The path of a file that can be read; `~` is the home directory."""
+    """Return the path of a readable file; `~` is the home directory."""
     try:
         path = Path(name).expanduser()
+        # A key that can't be read is an error now, not after hosts are connected.
         path.open("rb").close()
     except OSError as error:
         raise BadValue(f"{name}: {(error.strerror or str(error)).lower()}") from None
@@ -195,12 +199,12 @@ def readable(name: str) -> Path:
 
 
 def names(lists: Iterable[str]) -> tuple[str, ...]:
-    """All names of lists with commas: `ib0, eth0`."""
+    """Return the names in lists with commas: `ib0, eth0`."""
     return tuple(name.strip() for text in lists for name in text.split(",") if name.strip())
 
 
 def hosts_or_bounds(text: str) -> tuple[int, int]:
-    """So many hosts, or torchrun's bounds: `2`, `1:4`."""
+    """Convert a number of hosts, or torchrun's bounds: `2`, `1:4`."""
     low, _, high = text.partition(":")
     bounds = positive(low), positive(high or low)
     if bounds[0] > bounds[1]:
@@ -209,17 +213,17 @@ def hosts_or_bounds(text: str) -> tuple[int, int]:
 
 
 def streams(text: str) -> frozenset[str]:
-    """The numbers that torchrun has for stdout and stderr."""
+    """Convert torchrun's numbers for stdout and stderr."""
     if text not in _STREAMS:
         raise BadValue(f"{text!r} is none of 0, 1, 2 and 3, which hold for all workers")
     return _STREAMS[text]
 
 
 def mapping(text: str) -> tuple[MapPolicy, int | None]:
-    """Open MPI's words: the policy, and how many workers are on each host, if that is said."""
-    found = re.fullmatch("ppr:([0-9]{1,5}):(?:node|host)", text)
-    if found is not None:
-        return "slot", slots(found[1])
+    """Convert Open MPI's words: the policy, and the workers per host if given."""
+    match = re.fullmatch("ppr:([0-9]{1,5}):(?:node|host)", text)
+    if match is not None:
+        return "slot", slots(match[1])
     if text not in ("slot", "node"):
         raise BadValue(
             f"{text!r} is none of slot, node and ppr:N:node; for mpirun's own: --mpi --binding-args"
@@ -228,19 +232,19 @@ def mapping(text: str) -> tuple[MapPolicy, int | None]:
 
 
 def slots_or_gpus(text: str) -> int | None:
-    """None where it is as many as there are GPUs, in torchrun's words."""
+    """Convert a number of slots; None for torchrun's words `auto` and `gpu`."""
     return None if text in ("auto", "gpu") else slots(text)
 
 
 def workers_per_host(text: str) -> int | str:
-    """The number, or one of torchrun's words."""
+    """Convert a number, or keep one of torchrun's words."""
     if text.isalpha() and text not in ("auto", "cpu", "gpu"):
         raise BadValue(f"{text!r} is neither a whole number nor one of gpu, auto and cpu")
     return text if text.isalpha() else slots(text)
 
 
 def or_none(text: str) -> str | None:
-    """An empty text takes back what was said elsewhere."""
+    """Convert text; empty text takes back an earlier source's value."""
     return text or None
 
 
@@ -256,12 +260,12 @@ def yes_or_no(text: str) -> bool:
 
 
 def one_or_zero(is_on: bool) -> str:
-    """As variables say it."""
+    """Convert a switch to the text of a variable."""
     return "1" if is_on else "0"
 
 
 def zero_or_one(is_on: bool) -> str:
-    """As variables that say the opposite do."""
+    """Convert a switch to the text of a variable with the opposite meaning."""
     return one_or_zero(not is_on)
 
 
@@ -270,14 +274,14 @@ def bytes_of_mb(number: int) -> str:
 
 
 def report_path(text: str) -> Path:
-    """Of a file for the failure report, from the root."""
+    """Return the absolute path of the failure report."""
     if Path(text).suffix not in (".json", ".html"):
         raise BadValue(f"{text!r} ends neither with .json nor with .html")
     return Path(text).absolute()
 
 
 def rising(pair: Sequence[float]) -> tuple[float, float]:
-    """Two numbers, of which the second is not the smaller."""
+    """Check that the second number is not smaller than the first."""
     low, high = pair
     if high < low:
         raise BadValue(f"{low:g} {high:g}: the first number is larger than the second")

@@ -1,1 +1,1 @@
-"""Help, completion and the pages that are made of the tables."""
+"""Help, completion scripts and documents, made of the tables of options."""

@@ -16,15 +16,15 @@ __all__ = ["BASH", "ZSH", "after", "completion", "fish_completion", "with_job_wo
 
 _WORDS = " ".join(JOB_WORDS)
 _SIGNALS = "HUP INT TERM KILL USR1 USR2 STOP CONT"
+# sed reads the jobs' files: a key was pressed, and starting Python or asking drivers would take too long.
 _LIST = (
     r"""sed -nE 's/^\{"id": "([0-9a-f]+)", "name": ("([A-Za-z0-9._-]+)"|[^,]*),.*/\1 \3/p' """
     r""""${XDG_STATE_HOME:-$HOME/.local/state}"/hvlaunch/jobs/*/about.json 2>/dev/null"""
 )
-"""Neither asks a driver nor starts Python: a key was pressed."""
 
 
 def after(word: JobWord) -> str:
-    """A command of any shell that prints what may follow the word."""
+    """Return a command for any shell that prints words to follow the job word."""
     flags = " ".join(re.findall(r"(?<![\w-])--?[a-z]+", word.usage))
     signals = f"{_SIGNALS} " if "SIGNAL" in word.usage else ""
     echo = f"echo {signals}{flags} --help"
@@ -128,7 +128,7 @@ def fish_completion(groups: Sequence[Group]) -> str:
 
 
 def _names(options: Sequence[Option], count: int) -> str:
-    """All names of the options that take so many values."""
+    """Return names of options with so many values."""
     return " ".join(
         name
         for option in options
@@ -167,7 +167,7 @@ _WAYS: dict[str, dict[str, str]] = {
     "variables": {"bash": "_hvlaunch_variables", "zsh": "_parameters -g '*export*'", "tcsh": "e"},
     "command": {"bash": "_hvlaunch_command_or_files", "zsh": "_normal", "tcsh": "c"},
 }
-"""What is offered, beyond shtab's own files and directories."""
+"""Completions beyond shtab's files and directories, by shell."""
 
 _BASH = f"""\
 _hvlaunch_hosts() {{
@@ -186,13 +186,14 @@ _PREAMBLES = {"bash": _BASH, "zsh": ZSH}
 
 
 def completion(groups: Sequence[Group], shell: str) -> str:
-    """A script that completes hvlaunch's flags, their values, and the user's command, in bash, zsh, fish or tcsh."""
+    """Return a script for bash, zsh, fish or tcsh that completes options, their values, and the user's command."""
     if shell == "fish":
         return fish_completion(groups)
     ways: dict[str, Any] = {**_WAYS, "file": shtab.FILE, "directory": shtab.DIRECTORY}
     parser = make_parser(groups, lambda option: option.help.replace("`", ""))
     values = {option.name: option.value for group in groups for option in group.options}
-    for action in parser._actions:  # noqa: SLF001 (argparse has no other way to them, and shtab no other way in)
+    # argparse offers no other access to its actions, and shtab no other way to set a completion.
+    for action in parser._actions:  # noqa: SLF001 (see above)
         value = values[action.dest]
         if value is not None and value.completion:
             action.complete = ways[value.completion]  # type: ignore[attr-defined]
@@ -200,4 +201,5 @@ def completion(groups: Sequence[Group], shell: str) -> str:
     command.complete = ways["command"]  # type: ignore[attr-defined]
     script = shtab.complete(parser, shell, preamble=_PREAMBLES.get(shell, ""))
     script = with_job_words(script) if shell in _PREAMBLES else script
-    return script.replace("'p/*/()/'", "'p/*/f/'") + "\n"  # tcsh: files, for the command's own arguments
+    # shtab's tcsh script completes no files for the arguments of the user's command.
+    return script.replace("'p/*/()/'", "'p/*/f/'") + "\n"

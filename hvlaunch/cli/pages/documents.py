@@ -1,7 +1,7 @@
 """Documents made of the tables of options: the manual page, docs/options.md and docs/coming-from.md.
 
-`python -m hvlaunch.cli.pages.documents hvlaunch.1 | options.md | coming-from.md` prints one; `make options-page` writes
-both pages, and setup.py the manual page into the wheel, so only the standard library is needed here.
+`python -m hvlaunch.cli.pages.documents NAME` prints hvlaunch.1, options.md or coming-from.md. `make options-page` writes
+the pages; setup.py puts the manual page into the wheel, with the standard library alone.
 """
 
 import re
@@ -54,7 +54,7 @@ _FILES = (
 
 
 def man_page(groups: Sequence[Group]) -> str:
-    """The page, for man(1)."""
+    """Return the manual page for man(1)."""
     parts = [
         f'.TH HVLAUNCH 1 "" "hvlaunch {__version__}" "User Commands"\n.nh\n.ad l\n',
         ".SH NAME\nhvlaunch \\- start distributed PyTorch training on many hosts over ssh\n",
@@ -71,7 +71,7 @@ def man_page(groups: Sequence[Group]) -> str:
         *(f".TP\n.B {_text(code)}\n{_text(meaning)}\n" for code, meaning in EXIT_CODES),
         *(f".SH {title}\n{_text(text)}\n" for title, text in _FILES),
         ".SH EXAMPLES\n",
-        *(f".PP\n{_text(what)}\n.PP\n.RS\n.nf\n{_text(line)}\n.fi\n.RE\n" for what, line in EXAMPLES),
+        *(f".PP\n{_text(title)}\n.PP\n.RS\n.nf\n{_text(line)}\n.fi\n.RE\n" for title, line in EXAMPLES),
         ".SH SEE ALSO\n.BR ssh (1),\n.BR ssh_config (5),\n.BR mpirun (1),\n.BR srun (1)\n",
     ]
     return "".join(parts)
@@ -106,9 +106,10 @@ def _description(option: Option) -> str:
 
 
 def _text(text: str) -> str:
-    """The text as roff has it; `code` is bold."""
+    """Escape text for roff; `code` becomes bold."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     escaped = re.sub(r"`([^`]*)`", r"\\fB\1\\fR", escaped)
+    # A leading dot or quote would be a roff request.
     return re.sub(r"^([.'])", r"\\&\1", escaped, flags=re.MULTILINE)
 
 
@@ -135,11 +136,11 @@ _SOURCES = {
     "no file": " Not in a file.",
     "command line": " On the command line alone.",
 }
-"""What there is to say of where an option may be set."""
+"""Remarks about the sources of an option."""
 
 
 def options_page(groups: Sequence[Group]) -> str:
-    """The page for these options, as Markdown."""
+    """Return the page for these options as Markdown."""
     names = {flag: _name(option) for group in groups for option in group.options for flag in option.flags}
     blocks = [_OPTIONS_HEAD, *_contents(groups)]
     for group in groups:
@@ -186,22 +187,22 @@ def _entry(option: Option, group: Group, names: Mapping[str, str]) -> Iterator[s
 
 
 def _paragraph(text: str, names: Mapping[str, str]) -> str:
-    """The text in lines, in which each option leads to its place."""
+    """Wrap text, and link each option to its section."""
     lines = "\n".join(textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False))
     return re.sub(
         r"`(-[-\w]+)`",
-        lambda found: f"[{found[0]}](#{names[found[1]]})" if found[1] in names else found[0],
+        lambda match: f"[{match[0]}](#{names[match[1]]})" if match[1] in names else match[0],
         lines,
     )
 
 
 def _name(option: Option) -> str:
-    """Its first long name; anchors are called so too."""
+    """Return the first long name, which is also the anchor."""
     return next((flag for flag in option.flags if flag.startswith("--")), option.flags[0])
 
 
 def _taken(option: Option) -> str:
-    """What stands behind its name: ` SECONDS`, ` {auto,always,never}`."""
+    """Return the value behind an option's name: ` SECONDS`, ` {auto,always,never}`."""
     value = option.value
     if value is None:
         return ""
@@ -225,7 +226,7 @@ _STARTS = re.compile(r"-{1,2}[A-Za-z].*|python|timeout|numactl|taskset|kill|node
 _FOLLOWS = re.compile(
     r"[A-Z_][A-Z_0-9]*(=.*)?|[A-Z]:[A-Z]|hvlaunch|all|none|openssh|paramiko|\.\.\.|[0-9]+|[a-z][:,].*|'.*'|\".*\""
 )
-"""Words that begin text to type, and words that may continue it."""
+"""Words to type: the first of a phrase, and its continuations."""
 
 _TITLES: Mapping[Becomes, tuple[str, str]] = {
     "another word": ("Another word", "here"),

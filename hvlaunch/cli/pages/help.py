@@ -1,4 +1,4 @@
-"""The help: the options of every day for -h, all that there is to say for --help."""
+"""Help: everyday options for -h, and every option with examples and exit codes for --help."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class _Formatter(RichHelpFormatter):
 
 
 def help_text(groups: Sequence[Group], *, is_long: bool) -> str:
-    """The help for these options, as wide as the terminal."""
+    """Return help for these options, as wide as the terminal."""
     if is_long:
         return _help(groups, _long, _epilog(), column=24)
     options = [option for group in groups for option in group.options]
@@ -38,7 +38,7 @@ def help_text(groups: Sequence[Group], *, is_long: bool) -> str:
 
 def _epilog() -> str:
     codes = [f"  {code:<10}{meaning}" for code, meaning in EXIT_CODES]
-    examples = [f"  {what}\n" + textwrap.indent(line, " " * 4) for what, line in EXAMPLES]
+    examples = [f"  {title}\n" + textwrap.indent(line, " " * 4) for title, line in EXAMPLES]
     words = [f"  hvlaunch {word.name} {word.usage}\n      {_plain(word.help)}" for word in JOB_WORDS.values()]
     jobs = ["jobs that are there already:", *words, ""]
     return "\n".join([*jobs, "exit codes:", *codes, "", "examples:", "\n\n".join(examples), ""])
@@ -47,7 +47,7 @@ def _epilog() -> str:
 def _help(groups: Sequence[Group], describe: Callable[[Option], str], epilog: str, *, column: int) -> str:
     parser = make_parser(groups, describe)
     parser.formatter_class = partial(_Formatter, max_help_position=column)
-    parser.epilog = Text(epilog)  # type: ignore[assignment]  # printed as it stands
+    parser.epilog = Text(epilog)  # type: ignore[assignment]  # a Text, which rich prints without markup
     return parser.format_help()
 
 
