@@ -18,7 +18,7 @@ from hvlaunch.agent.wire.proof import Prover
 from hvlaunch.console.lines import visible
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import OnStatus
-from hvlaunch.driver.observing.inquiry import Inquiry, Observe, StacksWanted
+from hvlaunch.driver.observing.requests import Inquiry, Observe, StacksWanted
 from hvlaunch.driver.process_events import failures_as_events, signals_as_events
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.engine import events as on
@@ -262,7 +262,7 @@ def _takeover(past: "Past", ways: HostWays) -> "Takeover":
 
 def _show_stacks(printer: Printer, found: "Sequence[ProcessStack]") -> None:
     """Somebody has pressed Ctrl and the backslash."""
-    from hvlaunch.telemetry.merge import tree_lines  # noqa: PLC0415 (when somebody asks)
+    from hvlaunch.telemetry.stack import tree_lines  # noqa: PLC0415 (when somebody asks)
 
     printer.say("\n".join(["what the workers are doing:", *tree_lines(found)]) if found else "no workers")
 

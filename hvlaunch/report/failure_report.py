@@ -9,8 +9,7 @@ from typing import Any, Literal
 from hvlaunch.job import JobResult, WorkerExit
 from hvlaunch.report.diagnosis import Kind, advice, exception, kind
 from hvlaunch.report.evidence import Evidence, find_evidence
-from hvlaunch.telemetry.merge import groups, notes, tree_lines
-from hvlaunch.telemetry.stack import ProcessStack
+from hvlaunch.telemetry.stack import ProcessStack, groups, notes, tree_lines
 
 __all__ = [
     "Cause",

@@ -14,7 +14,7 @@ from hvlaunch.report.diagnosis import start_advice
 from hvlaunch.report.evidence import Evidence
 from hvlaunch.report.failure_report import Cause, FailureReport, Memory, Missing, Survivors
 from hvlaunch.report.wording import delta, describe, end, endings, failed_itself, signal_name
-from hvlaunch.telemetry.merge import places
+from hvlaunch.telemetry.stack import places
 
 __all__ = ["as_text"]
 

@@ -11,9 +11,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from hvlaunch.telemetry.merge import main_of
 from hvlaunch.telemetry.sample import HostSample, WorkerSample
-from hvlaunch.telemetry.stack import Frame, ProcessStack
+from hvlaunch.telemetry.stack import Frame, ProcessStack, main_of
 from hvlaunch.telemetry.verdict import Doing, Verdict, doing, is_collective, verdict
 
 __all__ = ["Judge"]

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hvlaunch.hosts.parse import fold_ranks
-from hvlaunch.telemetry.merge import main_of, where
-from hvlaunch.telemetry.stack import Frame, ProcessStack
+from hvlaunch.telemetry.stack import Frame, ProcessStack, main_of, where
 
 __all__ = ["Doing", "How", "Verdict", "doing", "is_collective", "steps_apart", "verdict"]
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hvlaunch.console.lines import visible
-from hvlaunch.telemetry.merge import summary, tree_lines
-from hvlaunch.telemetry.stack import from_json
+from hvlaunch.telemetry.stack import from_json, summary, tree_lines
 
 __all__ = ["shown_stacks"]
 

@@ -12,8 +12,7 @@ from hvlaunch.driver.observing.stacks import kept_stacks
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import Control
 from hvlaunch.outside.known import KnownJob, await_driver, choose
-from hvlaunch.telemetry.merge import tree_lines
-from hvlaunch.telemetry.stack import ProcessStack, from_json, whole_stacks
+from hvlaunch.telemetry.stack import ProcessStack, from_json, tree_lines, whole_stacks
 
 __all__ = ["stacks"]
 

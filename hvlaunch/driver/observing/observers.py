@@ -6,16 +6,18 @@ import zlib
 from binascii import a2b_base64
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hvlaunch.agent.wire.shapes import or_null, plain, record, text, whole
-from hvlaunch.driver.observing.agenda import Agenda
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.errands import Errand
     from hvlaunch.driver.links.host_link import HostLink
 
-__all__ = ["Answer", "Answered", "Observers", "Target"]
+__all__ = ["Agenda", "Answer", "Answered", "Observers", "Target"]
+
 
 _LONGEST = 1 << 24
 """Bytes of an answer, before it was compressed."""
@@ -30,6 +32,40 @@ _SAID = record(
     {"id": whole(1, 1 << 53), "answer": lambda _: True, "problem": or_null(text(1 << 16, raw=True))},
     optional=("answer", "problem"),
 )
+
+
+class Agenda:
+    """For any thread. `clock` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._has_thread = False
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """Have it called then, or soon after. It must not wait for anything."""
+        with self._changed:
+            heappush(self._calls, (when, next(self._numbers), call))
+            self._changed.notify()
+            if not self._has_thread:
+                self._has_thread = True
+                threading.Thread(target=self._run, name="agenda", daemon=True).start()
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            call()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while self._calls:
+                left = self._calls[0][0] - self._clock()
+                if left <= 0:
+                    return heappop(self._calls)[2]
+                self._changed.wait(left)
+            self._has_thread = False
+            return None
 
 
 class Answer(NamedTuple):

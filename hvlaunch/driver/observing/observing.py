@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from hvlaunch.driver.links.links import HostLinks
 from hvlaunch.driver.observing.clues import Clues
 from hvlaunch.driver.observing.hang_watch import HangWatch
-from hvlaunch.driver.observing.inquiry import Inquiry, Observe, StacksWanted
 from hvlaunch.driver.observing.observers import Observers
 from hvlaunch.driver.observing.progress import Progress
+from hvlaunch.driver.observing.requests import Inquiry, Observe, StacksWanted
 from hvlaunch.engine.actions import Action, TakeStacks
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import Event
@@ -134,6 +134,6 @@ class Observing:
 
     def _say_summary(self, stacks: "Sequence[ProcessStack]") -> None:
         if self._say is not None and stacks:
-            from hvlaunch.telemetry.merge import summary  # noqa: PLC0415 (after a failure)
+            from hvlaunch.telemetry.stack import summary  # noqa: PLC0415 (after a failure)
 
             self._say(f"before they were stopped: {summary(stacks)}")

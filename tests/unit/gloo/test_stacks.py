@@ -16,8 +16,7 @@ from hvlaunch.engine.events import StacksTaken
 from hvlaunch.engine.life import State
 from hvlaunch.engine.workers import Workers
 from hvlaunch.hosts.placement import Launch, Placement
-from hvlaunch.telemetry.merge import groups, notes, places
-from hvlaunch.telemetry.stack import ProcessStack
+from hvlaunch.telemetry.stack import ProcessStack, groups, notes, places
 
 
 def said(rank: int, line: int = 1, **more: object) -> dict[str, Any]:

@@ -17,8 +17,7 @@ import pytest
 
 from hvlaunch.agent.observer import stacks
 from hvlaunch.agent.observer.stacks import STACK_SIGNAL, find_py_spy, packed, take_stacks
-from hvlaunch.telemetry.merge import summary
-from hvlaunch.telemetry.stack import process_stacks
+from hvlaunch.telemetry.stack import process_stacks, summary
 from hvlaunch.torch import beginning as stack_signal
 
 ROOT = Path(__file__).parents[3]

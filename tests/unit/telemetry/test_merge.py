@@ -7,14 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvlaunch.telemetry.merge import Node, merge, summary, tree_lines, where
 from hvlaunch.telemetry.stack import (
     Frame,
+    Node,
     ProcessStack,
     ThreadStack,
     as_json,
     from_json,
+    merge,
     process_stacks,
+    summary,
+    tree_lines,
+    where,
     whole_stacks,
 )
 

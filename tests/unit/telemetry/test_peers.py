@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.telemetry.nccl import NcclProcess, read_report
-from hvlaunch.telemetry.peers import HostPeers, host_peers, notes, operations
+from hvlaunch.telemetry.peers import HostPeers, NcclProcess, host_peers, notes, operations, read_report
 
 MISMATCH = """\
 Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors

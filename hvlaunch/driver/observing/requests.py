@@ -1,4 +1,4 @@
-"""What a client of the control socket asks the driver's loop."""
+"""Requests to the driver's loop, which answers them between two events: only the loop's thread may look at the engine."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,23 +11,23 @@ __all__ = ["Inquiry", "Observe", "StacksWanted"]
 
 
 class Inquiry(NamedTuple):
-    """Asked on the driver's queue, where its loop answers between two events: what the engine knows is the loop's alone."""
+    """A request for the overview of the job."""
 
     answer: Callable[[Mapping[str, Any]], None]
 
 
 class Observe(NamedTuple):
-    """Asked likewise, for what observes the hosts."""
+    """A request for the object that has the samples of the hosts."""
 
     answer: "Callable[[Observation], None]"
 
 
 class StacksWanted(NamedTuple):
-    """Somebody wants to know what workers are doing."""
+    """A request for the stacks of workers."""
 
     answer: "Callable[[list[ProcessStack]], None]"
     """Called once, from any thread."""
     ranks: tuple[range, ...] | None = None
-    """None is all."""
+    """None for all ranks."""
     native: bool = False
-    """With the frames of C and C++."""
+    """Include the frames of C and C++."""
