@@ -98,11 +98,11 @@ class Driver:
         self._engine = Engine(spec, rendezvous.port)
         self.ranks = Ranks()
         self._replay: _Replay | None = None
-        self._watchers = [*watchers, Narrator(spec, self._say, printer.status, clock).see]
+        self._watchers = [*watchers, Narrator(spec, self._say, printer.status, clock).watch]
         if record is not None:
             from hvlaunch.watch.recorder import Recorder  # noqa: PLC0415 (few jobs have one)
 
-            self._watchers.append(Recorder(spec, keys.job_id, record, self.ranks.of, wall).see)
+            self._watchers.append(Recorder(spec, keys.job_id, record, self.ranks.rank_of, wall).watch)
         self._worker_messages = (
             None if spec.elastic is None else _worker_messages(rendezvous, events.put, self.ranks)
         )
@@ -124,7 +124,7 @@ class Driver:
             tail=printer.tail,
             say=self._say,
         )
-        self._watchers.append(self.observing.hang_watch.see)
+        self._watchers.append(self.observing.hang_watch.watch)
         self._turns = None if keeping is None else self._turn_record(keeping)
         self._files = None if spec.output_dir is None else self._round_files(spec.output_dir)
         self._heartbeat = Heartbeat(
@@ -187,7 +187,7 @@ class Driver:
         for number, turn in takeover.turns():
             actions = self._engine.handle_or_end(turn.event, turn.at)
             takeover.check(number, actions)
-            self.ranks.see(actions)
+            self.ranks.update(actions)
             for watch in self._watchers:
                 watch(turn.event, actions, turn.at)
             self._links.remember(turn, takeover.past.hellos)
@@ -277,7 +277,7 @@ class Driver:
             return [Turn(self._clock(), arrival, (), is_decided=False)]
         now = self._clock()
         actions = self._engine.handle_or_end(arrival.event, now)
-        places = [launch.place for launch in self.ranks.see(actions)]
+        places = [launch.place for launch in self.ranks.update(actions)]
         if places:
             self._printer.place({place.rank: (place.host, place.local_rank) for place in places})
         return [Turn(now, arrival, actions, is_idle=self._engine.is_idle)]
@@ -407,7 +407,7 @@ def _worker_messages(
 ) -> "WorkerMessages":
     from hvlaunch.driver.worker_messages import WorkerMessages  # noqa: PLC0415 (only elastic jobs have one)
 
-    return WorkerMessages(rendezvous, post, lambda *worker: ranks.of(*worker) is not None)
+    return WorkerMessages(rendezvous, post, lambda *worker: ranks.rank_of(*worker) is not None)
 
 
 def _host_discovery(options: ElasticOptions, post: Callable[[on.Event], None]) -> "Discovery | None":

@@ -192,7 +192,7 @@ def _run(
     ):
         from hvlaunch.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)
 
-        watchers: list[Watcher] = [] if journal is None else [journal.see]
+        watchers: list[Watcher] = [] if journal is None else [journal.watch]
         takeover = None if job.past is None else _takeover(job.past, ways)
         clock, wall = (time.monotonic, time.time) if takeover is None else (takeover.clock, takeover.wall)
         history = (
@@ -201,11 +201,11 @@ def _run(
             else _serve_control(directory, server, job, events.put, printer, clock, wall, reporting)
         )
         if history is not None:
-            watchers.append(history.see)
+            watchers.append(history.watch)
         if detachment is not None and spec.detach == "at start":
             watchers.append(detachment.leave_when_running)
         if spec.elastic is not None:
-            watchers.append(reporting.see)
+            watchers.append(reporting.watch)
         driver = Driver(
             spec,
             events,
@@ -404,11 +404,11 @@ def _serve_control(
         from hvlaunch.watch.rounds import Ranks  # noqa: PLC0415 (when somebody asks)
 
         ranks = Ranks()
-        recorder = Recorder(spec, job_id, write, ranks.of, seen_at)
+        recorder = Recorder(spec, job_id, write, ranks.rank_of, seen_at)
 
         def see(event: on.Event, actions: "Sequence[do.Action]", now: float) -> None:
-            ranks.see(actions)
-            recorder.see(event, actions, now)
+            ranks.update(actions)
+            recorder.watch(event, actions, now)
 
         return see
 

@@ -46,13 +46,13 @@ class Reporting:
         """What happens from now on happens now: before, another driver has seen it."""
         self._has_begun = True
 
-    def see(self, event: "Event", actions: "Sequence[Action]", now: float) -> None:
+    def watch(self, event: "Event", actions: "Sequence[Action]", now: float) -> None:
         """What an elastic job's engine has made of an event: failures of rounds that others follow."""
         if self._failures is None:
             from hvlaunch.watch.rounds import Failures  # noqa: PLC0415 (elastic jobs alone)
 
             self._failures = Failures(self._rank_of, self._tail)
-        self._failures.see(event, actions, now)
+        self._failures.watch(event, actions, now)
 
     def text(self, result: JobResult) -> str:
         """For a terminal; empty for a job that went well."""
@@ -146,7 +146,7 @@ class Reporting:
         return str(self._about["id"]) if self._has_directory else None
 
     def _rank_of(self, host: str, slot: int, start: int) -> int | None:
-        return None if self._driver is None else self._driver.ranks.of(host, slot, start)
+        return None if self._driver is None else self._driver.ranks.rank_of(host, slot, start)
 
     def _tail(self, rank: int) -> bytes:
         return self._printer.tail(rank) if self._has_begun else b""

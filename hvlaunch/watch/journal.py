@@ -39,7 +39,7 @@ class Journal:
         """The first entry."""
         self._write(lambda: begin_entry(__version__, job_id, spec, rendezvous_port))
 
-    def see(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
+    def watch(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
         """An event at `now`, and what the engine made of it, before any of that is carried out."""
         self._write(lambda: turn_entry(event, actions, now))
 

@@ -56,7 +56,7 @@ class Narrator:
         self._ranks: dict[str, list[int]] = {}
         self._pids: dict[str, list[int]] = {}
 
-    def see(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
+    def watch(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
         """An event at `now`, and what the engine made of it."""
         if isinstance(event, on.Began):
             self._began = now

@@ -1,17 +1,17 @@
 """A job at one moment, as data for those who ask: its phase, its round, its workers and hosts. docs/control.md has the fields."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes
 from hvlaunch.engine import events as on
-from hvlaunch.engine import facts as tell
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.pool import PoolHost
 from hvlaunch.engine.round import Round
 from hvlaunch.engine.workers import Worker
+from hvlaunch.watch.rounds import Member, RoundBegin, RoundEnd, round_change
 
 __all__ = ["BOUNDS", "Totals", "overview"]
 
@@ -70,7 +70,7 @@ def _host(host: PoolHost, now: float) -> Mapping[str, Any]:
 
 
 BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Seconds of a recovery, for a histogram."""
+"""Upper bounds of the buckets of recovery times, in seconds."""
 _PLANNED = (
     causes.RankDone,
     causes.TrainingDone,
@@ -79,14 +79,14 @@ _PLANNED = (
     causes.WorkersToLeave,
     causes.MoreWorkers,
 )
-"""Why a round ends without a failure."""
-
-_Member = tuple[str, int, int]
-"""A worker by host, slot and start."""
+"""Causes of a round's end that are no failure."""
 
 
 class Totals:
-    """Sees all; times are seconds of the driver's clock. From the same events a successor comes to the same."""
+    """Totals of a job so far. A watcher; times are seconds of the driver's clock.
+
+    A successor that replays the same events computes the same totals.
+    """
 
     def __init__(self) -> None:
         self._began_at: float | None = None
@@ -94,51 +94,57 @@ class Totals:
         self._recoveries = [0] * (len(BOUNDS) + 1)
         self._recovering = 0.0
         self._round = -1
-        self._is_for_started = False
-        """Whether a worker of the round runs when it was started; else, when it has met the others."""
-        self._members: set[_Member] = set()
-        self._missing: set[_Member] = set()
-        """Those of whom nobody knows yet that they run, or have met the others."""
+        self._is_formed = True
+        """True if a worker of the round runs once it has met the others; False if it runs once it is started."""
+        self._members: frozenset[Member] = frozenset()
+        self._missing: set[Member] = set()
+        """Members that do not run yet."""
         self._failed_at: float | None = None
-        """When it began that not all workers of a round run, for a failure."""
+        """When workers of a round ceased to run for a failure; None if all run again."""
         self._is_failed = self._is_planned = False
         """How the round has ended, or is to end."""
         self._useful = 0.0
         self._counted_to: float | None = None
-        """While all workers run, and a moment longer: how far their time is counted."""
+        """The time up to which useful seconds are counted; None while not all workers run."""
         self._ran_to: float | None = None
-        """When they ceased to."""
+        """When not all workers ran any more; None while they run."""
         self._commit = -1
-        """The newest; those of another training count anew."""
+        """The newest commit; another training counts its commits anew."""
         self._has_commits = False
 
-    def see(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
-        """An event at `now`, and what the engine made of it."""
+    def watch(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
+        """Take note of an event at `now` and its actions."""
         if self._began_at is None:
             self._began_at = now
         match event:
-            case on.WorkerStarted(host, _, slot, _, start) if self._is_for_started:
-                self._runs((host, slot, start), now)
+            case on.WorkerStarted(host, _, slot, _, start) if not self._is_formed:
+                self._run((host, slot, start), now)
             case on.WorkerBeat(host, slot, start, commit):
-                self._committed(commit, now)
+                self._commit_at(commit, now)
                 if event.round == self._round:
-                    self._runs((host, slot, start), now)
+                    self._run((host, slot, start), now)
             case on.WorkerAsked():
-                self._committed(event.commit, now)
+                self._commit_at(event.commit, now)
             case on.Lull():
-                self._committed(event.commit, event.commit_at)
+                self._commit_at(event.commit, event.commit_at)
             case on.WorkerNotStarted() | on.WorkerExited() if event.code != 0:
-                self._fails({(event.host, event.slot, event.start)}, now)
+                self._fail({(event.host, event.slot, event.start)}, now)
             case on.HostGone(host) | on.HostParting(host):
                 self._lost_hosts += isinstance(event, on.HostGone)
-                self._fails({member for member in self._members if member[0] == host}, now)
+                self._fail({member for member in self._members if member[0] == host}, now)
             case _:
                 pass
         for action in actions:
-            self._see_action(action, actions, now)
+            match round_change(action, actions):
+                case RoundBegin() as begin:
+                    self._begin(begin, now)
+                case RoundEnd() as end:
+                    self._end(end, now)
+                case None:
+                    pass
 
     def at(self, now: float) -> Mapping[str, Any]:
-        """For programs; docs/control.md has the fields."""
+        """Return the totals at `now` as data; docs/control.md has the fields."""
         running = self._useful
         if not self._has_commits and self._counted_to is not None:
             running += (now if self._ran_to is None else self._ran_to) - self._counted_to
@@ -151,38 +157,25 @@ class Totals:
             "recoveries": {"bounds": BOUNDS, "counts": self._recoveries, "seconds": self._recovering},
         }
 
-    def _see_action(self, action: do.Action, actions: Sequence[do.Action], now: float) -> None:
-        match action:
-            case tell.RoundStarting(number):
-                starts = [one for one in actions if isinstance(one, do.Start) and one.round == number]
-                self._begin(
-                    number, {(one.host, *launch[:2]) for one in starts for launch in one.launches}, now
-                )
-                self._is_for_started = True
-            case tell.RoundFormed(number):
-                launches = [one.launch for one in actions if isinstance(one, do.Assign)]
-                self._begin(number, {(one.host, one.slot, one.start) for one in launches}, now)
-                self._is_for_started = False
-            case do.Break(_, cause) | do.Change(_, cause) | tell.RoundEnding(_, cause):
-                self._is_planned = isinstance(cause, _PLANNED)
-                if isinstance(cause, causes.NewTraining):
-                    self._commit = -1
-                if not self._is_planned:
-                    self._fails(self._members, now)
-                elif not isinstance(action, do.Change):  # its workers go on until their next commit
-                    self._cease(now)
-            case _:
-                pass
+    def _end(self, end: RoundEnd, now: float) -> None:
+        self._is_planned = isinstance(end.cause, _PLANNED)
+        if isinstance(end.cause, causes.NewTraining):
+            self._commit = -1
+        if not self._is_planned:
+            self._fail(self._members, now)
+        elif end.is_at_once:
+            self._cease(now)
 
-    def _begin(self, number: int, members: set[_Member], now: float) -> None:
+    def _begin(self, begin: RoundBegin, now: float) -> None:
         self._cease(now)
-        self._count_rest()
-        self._rounds += number > self._round
+        self._count_remainder()
+        self._rounds += begin.number > self._round
         self._restarts += self._is_failed
-        self._round, self._members, self._missing = number, members, set(members)
+        self._round, self._members, self._missing = begin.number, begin.members, set(begin.members)
+        self._is_formed = begin.is_formed
         self._is_failed = self._is_planned = False
 
-    def _runs(self, member: _Member, now: float) -> None:
+    def _run(self, member: Member, now: float) -> None:
         self._missing.discard(member)
         if self._missing or not self._members or self._counted_to is not None or self._is_failed:
             return
@@ -193,9 +186,9 @@ class Totals:
             self._recovering += seconds
             self._failed_at = None
 
-    def _fails(self, lost: set[_Member], now: float) -> None:
-        """Workers of the round are lost that were not to end."""
-        if self._is_planned or self._is_failed or not lost & self._members:
+    def _fail(self, lost: Iterable[Member], now: float) -> None:
+        """Note that workers were lost; it counts if they were members of the round that were not to end."""
+        if self._is_planned or self._is_failed or self._members.isdisjoint(lost):
             return
         self._is_failed = True
         if self._failed_at is None:
@@ -203,12 +196,12 @@ class Totals:
         self._cease(now)
 
     def _cease(self, now: float) -> None:
-        """Not all workers of the round run any more."""
+        """Note that not all workers of the round run any more."""
         if self._counted_to is not None and self._ran_to is None:
             self._ran_to = now
 
-    def _committed(self, commit: int, now: float) -> None:
-        """What was done up to here is of use; what is done behind the newest commit may have been in vain."""
+    def _commit_at(self, commit: int, now: float) -> None:
+        """Count the time up to a commit as useful: work behind the newest commit may be lost."""
         if commit <= self._commit:
             return
         self._commit, self._has_commits = commit, True
@@ -217,8 +210,8 @@ class Totals:
             self._useful += max(0.0, until - self._counted_to)
             self._counted_to = until
 
-    def _count_rest(self) -> None:
-        """The time of a round that is over, where workers never tell of commits."""
+    def _count_remainder(self) -> None:
+        """Count the time of a round that is over, if workers never report commits."""
         if not self._has_commits and self._counted_to is not None and self._ran_to is not None:
             self._useful += self._ran_to - self._counted_to
         self._counted_to = None

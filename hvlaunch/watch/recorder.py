@@ -43,7 +43,7 @@ class Recorder:
         self._started_at: float | None = None
         """When the first workers were started."""
 
-    def see(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
+    def watch(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
         """An event at `now`, and what the engine made of it."""
         stamp = {"time": _utc(self._wall()), "job": self._job_id}
         for record in self._of_event(event):

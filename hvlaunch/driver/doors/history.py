@@ -64,7 +64,7 @@ class History:
         self._asked_at: float | None = None
         self._waiting: dict[object, Callable[[], None]] = {}
 
-    def see(self, event: Event, actions: Sequence[Action], now: float) -> None:
+    def watch(self, event: Event, actions: Sequence[Action], now: float) -> None:
         """An event at `now`, and what the engine made of it."""
         waiting: list[Callable[[], None]] = []
         with self._lock:
@@ -130,7 +130,7 @@ class History:
         unread, self._unread = self._unread, []
         for event, actions, now, self._seen_at in unread:
             self._record(event, actions, now)
-            self._totals.see(event, actions, now)
+            self._totals.watch(event, actions, now)
         return self._totals
 
     def _write(self, record: Mapping[str, object]) -> None:

@@ -144,7 +144,10 @@ class HostLinks:
             if self._links.get(host.name) is link and not link.is_closed:
                 self._post(event)
 
-        rank_of, born = partial(self._ranks.of, host.name), partial(self._ranks.born, host.name)
+        rank_of, born = (
+            partial(self._ranks.rank_of, host.name),
+            partial(self._ranks.first_round_of, host.name),
+        )
         link = HostLink(host, opening, post, self._printer, rank_of, born, self._clock)
         self._links[host.name] = link
         return link

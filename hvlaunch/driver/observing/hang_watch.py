@@ -99,7 +99,7 @@ class HangWatch:
         """Workers get input: a job that waited for it goes on. Any thread may call this."""
         self._seen_at = self._clock()
 
-    def see(self, event: on.Event, _actions: object, now: float) -> None:
+    def watch(self, event: on.Event, _actions: object, now: float) -> None:
         """What happens may be a sign that the job goes on."""
         match event:
             case on.WorkerStarted():
@@ -132,7 +132,9 @@ class HangWatch:
         return list(self._by_rank(dict.fromkeys(self._workers())))
 
     def _by_rank(self, workers: "Mapping[tuple[str, int, int], T]") -> "dict[int, T]":
-        return {rank: one for worker, one in workers.items() if (rank := self._ranks.of(*worker)) is not None}
+        return {
+            rank: one for worker, one in workers.items() if (rank := self._ranks.rank_of(*worker)) is not None
+        }
 
     @_harmless
     def _look(self) -> None:

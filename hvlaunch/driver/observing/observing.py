@@ -61,9 +61,9 @@ class Observing:
         self._clock = clock
         # Only an elastic job says at once what its workers did before they were stopped: other jobs have a report for it.
         self._say = None if spec.elastic is None else say
-        self._observers = Observers(lambda: links, ranks.of, clock)
-        self.clues = Clues(ranks.of, tail, lambda: self.observation)
-        self.progress = Progress(rendezvous, lambda *worker: ranks.of(*worker) is not None, clock)
+        self._observers = Observers(lambda: links, ranks.rank_of, clock)
+        self.clues = Clues(ranks.rank_of, tail, lambda: self.observation)
+        self.progress = Progress(rendezvous, lambda *worker: ranks.rank_of(*worker) is not None, clock)
         self.hang_watch = HangWatch(
             spec.hang_timeout,
             links,

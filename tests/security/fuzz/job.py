@@ -114,8 +114,8 @@ class Job:
             opening,
             self._post,
             self,
-            lambda slot, start: self._ranks.of("a", slot, start),
-            lambda slot, start: self._ranks.born("a", slot, start),
+            lambda slot, start: self._ranks.rank_of("a", slot, start),
+            lambda slot, start: self._ranks.first_round_of("a", slot, start),
             lambda: self._now,
         )
         for event in (on.Began(), on.HostConnected("b"), on.HostReady("b", facts(2))):
@@ -185,7 +185,7 @@ class Job:
     def _feed(self, event: on.Event) -> None:
         self._now += 0.001
         actions = self._engine.handle(event, self._now)
-        self._ranks.see(actions)
+        self._ranks.update(actions)
         if (text := detail(event, 0.0)) is not None:
             _check_text(text)
         for action in actions:

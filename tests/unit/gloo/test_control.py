@@ -108,10 +108,10 @@ def test_the_job_is_what_the_driver_says_now(job):
 
 
 def test_events_are_there_or_are_waited_for(job):
-    job.history.see(on.HostConnected("a"), [], 0.0)
+    job.history.watch(on.HostConnected("a"), [], 0.0)
     assert job.client.get("/events") == {"next": 1, "missed": 0, "events": [{"type": "HostConnected"}]}
     assert job.client.get("/events?since=1") == {"next": 1, "missed": 0, "events": []}
-    late = threading.Timer(0.05, lambda: job.history.see(on.Interrupted(15), [], 0.0))
+    late = threading.Timer(0.05, lambda: job.history.watch(on.Interrupted(15), [], 0.0))
     late.start()
     assert job.client.get("/events?since=1&wait=60", 60)["events"] == [{"type": "Interrupted"}]
     late.join()

@@ -296,7 +296,7 @@ def test_a_journal_is_written_ahead_replays_and_has_no_key(rig: Rig, tmp_path: P
     started: list[int] = []
 
     def see(event: on.Event, actions: Sequence[do.Action], now: float) -> None:
-        journal.see(event, actions, now)
+        journal.watch(event, actions, now)
         if any(isinstance(action, do.Start) for action in actions):
             started.append(sum(len(agent.slots) for agent in rig.agents.values()))
 

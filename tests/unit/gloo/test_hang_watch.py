@@ -36,7 +36,7 @@ class Rig:
         self.last_output = {0: 0.0}
         link = SimpleNamespace(host=SimpleNamespace(name="a"), last_output=self.last_output)
         link.pids = {(0, 0): 100, (1, 0): 101}
-        ranks = SimpleNamespace(of=lambda _host, slot, _start: slot, places=lambda: {0: None, 1: None})
+        ranks = SimpleNamespace(rank_of=lambda _host, slot, _start: slot, places=lambda: {0: None, 1: None})
         self.steps = Steps(None, False, {})
         self.answers: Callable[[], list[Answer]] = list
         self.watch = HangWatch(
@@ -50,7 +50,7 @@ class Rig:
             lambda: self.now,
             say=self.words.append,
         )
-        self.watch.see(on.WorkerStarted("a", 0, 0, 100), [], 0.0)
+        self.watch.watch(on.WorkerStarted("a", 0, 0, 100), [], 0.0)
 
     def post(self, what: Any) -> None:
         if isinstance(what, Observe):
@@ -122,11 +122,11 @@ def test_commits_are_signs_of_life() -> None:
     rig = Rig()
     for number in range(20):
         rig.run_until(number * TIMEOUT / 2)
-        rig.watch.see(on.WorkerBeat("a", 0, 0, number), [], rig.now)
+        rig.watch.watch(on.WorkerBeat("a", 0, 0, number), [], rig.now)
     assert not rig.said
     for number in range(20, 24):
         rig.run_until(number * TIMEOUT / 2)
-        rig.watch.see(on.WorkerBeat("a", 0, 0, 19), [], rig.now)
+        rig.watch.watch(on.WorkerBeat("a", 0, 0, 19), [], rig.now)
     assert len(rig.said) == 1
 
 

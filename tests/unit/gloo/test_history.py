@@ -36,7 +36,7 @@ def history(made):
 
 def see(history, *hosts):
     for host in hosts:
-        history.see(on.HostConnected(host), [], 0.0)
+        history.watch(on.HostConnected(host), [], 0.0)
 
 
 def hosts(page):

@@ -27,7 +27,7 @@ class Kept(History):
         new: list[do.Action] = []
         for event in events:
             actions = super().play(event)
-            self.file.see(event, actions, self.now)
+            self.file.watch(event, actions, self.now)
             new += actions
         return new
 
@@ -91,7 +91,7 @@ def test_it_ends_where_no_more_can_be_written(tmp_path):
 def test_it_ends_at_what_nobody_could_replay(tmp_path):
     told: list[str] = []
     job = Kept(tmp_path / "journal", told.append)
-    job.file.see(on.HostConnected(3), [], 1.0)  # type: ignore[arg-type]
+    job.file.watch(on.HostConnected(3), [], 1.0)  # type: ignore[arg-type]
     job.play(on.Began())
     assert told == [f"journal {tmp_path / 'journal'}: event.host: 3 is no str; it ends here"]
     assert len(list(entries(tmp_path / "journal"))) == 1

@@ -55,5 +55,5 @@ def test_it_is_said_once_of_several_workers(hosts: str, quiet: bool, is_told: in
     said: list[str] = []
     narrator = Narrator(job, said.append, lambda _: None)
     for action in History(job).start().actions:
-        narrator.see(on.Tick(), [action], 0.0)
+        narrator.watch(on.Tick(), [action], 0.0)
     assert sum("starts a job of its own" in text for text in said) == is_told

@@ -38,7 +38,7 @@ class Told(History):
         new: list[do.Action] = []
         for event in events:
             actions = super().play(event)
-            self.narrator.see(event, actions, self.now)
+            self.narrator.watch(event, actions, self.now)
             new += actions
         return new
 

@@ -35,7 +35,7 @@ class Recorded(History):
             job,
             "0123abcd",
             lambda record: self.records.append(dict(record)),
-            self.ranks.of,
+            self.ranks.rank_of,
             wall=lambda: 1795222953.1239,
         )
 
@@ -43,8 +43,8 @@ class Recorded(History):
         new: list[do.Action] = []
         for event in events:
             actions = super().play(event)
-            self.ranks.see(actions)
-            self.recorder.see(event, actions, self.now)
+            self.ranks.update(actions)
+            self.recorder.watch(event, actions, self.now)
             new += actions
         return new
 
@@ -185,8 +185,8 @@ def elastic_job():
         (on.WorkerBeat("a", 3, 2, 5), [do.Leave("a", 3, 2, why.TrainingDone())]),
     )
     for event, actions in steps:
-        job.ranks.see(actions)
-        job.recorder.see(event, actions, 1.0)
+        job.ranks.update(actions)
+        job.recorder.watch(event, actions, 1.0)
     return job
 
 
@@ -210,7 +210,7 @@ def facts_of_all_kinds():
     job = Recorded()
     facts = [fact for fact, _ in FACTS]
     facts += [tell.RoundEnding(7, cause) for cause, _, _ in CAUSES]
-    job.recorder.see(on.Tick(), facts, 1.0)
+    job.recorder.watch(on.Tick(), facts, 1.0)
     return job
 
 

@@ -18,9 +18,9 @@ def totals(job: History, *more: tuple[on.Event, float]) -> dict[str, Any]:
     found = Totals()
     for entry in job.journal[1:]:
         turn = decode(Turn, entry)
-        found.see(turn.event, turn.actions, turn.at)
+        found.watch(turn.event, turn.actions, turn.at)
     for event, at in more:
-        found.see(event, [], at)
+        found.watch(event, [], at)
     return {**found.at(job.now)}
 
 
