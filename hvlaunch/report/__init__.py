@@ -1,1 +1,1 @@
-"""How a job failed, or how it ended well: one structure, and what shows it in a terminal, to programs and as a page."""
+"""The failure report: one data structure, shown in a terminal, as JSON and as an HTML page."""

@@ -1,7 +1,7 @@
-"""Which failures look like consequences: a worker that ends because another was gone. By its last words.
+"""Tell consequences from causes: a worker that ends because another worker has gone, judged by its last words.
 
-The table has texts of the frameworks, each with the program that writes it. They are searched in lower case, without
-regular expressions, since every failing worker's stderr is read before the others are stopped.
+The table quotes each framework's texts, with the source file. The search is in lower case and without regular
+expressions, because the stderr of every failed worker is read before the others are stopped.
 """
 
 from collections.abc import Iterable, Mapping
@@ -73,7 +73,7 @@ _STOPPED = (
     "killed by signal: terminated",
     "sigterm",
 )
-"""What programs say of the signals that end them: hvlaunch's own, if others failed before."""
+"""Texts that programs print when a signal ends them: hvlaunch sends these signals after another failure."""
 
 DOUBTFUL: Mapping[str, tuple[str, ...]] = {
     # grpc, under TensorFlow, Ray and JAX
@@ -92,20 +92,20 @@ DOUBTFUL: Mapping[str, tuple[str, ...]] = {
         "no route to host",
     ),
 }
-"""What says that some connection was lost, but not that it led to another worker."""
+"""Texts about a lost connection that may not be to another worker."""
 
 _CLEAR = tuple(text for texts in CONSEQUENCES.values() for text in texts)
 _DOUBTFUL = tuple(text for texts in DOUBTFUL.values() for text in texts)
 _BYTES = tuple(text.encode() for text in (*_CLEAR, *_STOPPED, *_DOUBTFUL))
 _HEADER = b"Traceback (most recent call last)"
 _LAST_LINES = 20
-"""Lines that may follow a traceback which still says how the worker ended."""
+"""Lines after a traceback that still belong to the worker's end."""
 
 
 def look(tail: bytes, error_file: str | None, *, is_urgent: bool) -> Look:
-    """What the end of a worker looks like that failed or was stopped: `tail` is its last stderr.
+    """Classify the end of a worker that failed or was stopped; `tail` is its last stderr.
 
-    Where it `is_urgent`, a traceback anywhere in it is taken for the last word, if nothing mentions a consequence.
+    If `is_urgent`, a traceback anywhere in the tail counts as the last word unless a consequence is mentioned.
     """
     words = error_file.encode(errors="replace") if error_file and error_file.strip() else tail
     if not _mentions(words):
@@ -115,19 +115,20 @@ def look(tail: bytes, error_file: str | None, *, is_urgent: bool) -> Look:
             return "cause"
     from hvlaunch.report.evidence import final_errors  # noqa: PLC0415 (10 ms, and not for most failures)
 
-    errors, rest = final_errors(error_file, tail)
+    errors, behind = final_errors(error_file, tail)
     if not errors:
-        found = _look_of(rest)
-        return "silent" if found == "cause" else found
-    if len(rest) > _LAST_LINES:
-        found = _look_of(rest)
-        return "silent" if found == "cause" else found
+        verdict = _look_of(behind)
+        return "silent" if verdict == "cause" else verdict
+    # The traceback was handled if much output follows, so the lines after it decide.
+    if len(behind) > _LAST_LINES:
+        verdict = _look_of(behind)
+        return "silent" if verdict == "cause" else verdict
     looks = {_look_of(error) for error in errors}
     return looks.pop() if len(looks) == 1 else "unclear"
 
 
 def lost_connection(evidence: "Evidence") -> bool:
-    """Whether it failed because another worker was gone, or could not be reached: often a consequence."""
+    """Return True if the worker failed because it lost or could not reach a peer: often a consequence."""
     words = "\n".join(evidence.verdict).lower()
     return any(text in words for text in (*_CLEAR, *_DOUBTFUL))
 
@@ -138,7 +139,7 @@ def _mentions(words: bytes) -> bool:
 
 
 def _look_of(lines: Iterable[str]) -> Look:
-    """Of one error."""
+    """Classify the lines of one error."""
     words = "\n".join(lines).lower()
     if any(text in words for text in (*_CLEAR, *_STOPPED)):
         return "consequence"

@@ -1,4 +1,4 @@
-"""Why a worker failed, and what to try, from how it ended and what it wrote."""
+"""Diagnosis: why a worker failed, and what to try, from how it ended and its last words."""
 
 import os
 import re
@@ -27,12 +27,12 @@ Kind = Literal[
     "signal",
     "exit code",
 ]
-"""Why a worker failed, as far as its end and its last words tell; the last three are all that is known."""
+"""Why a worker failed. The last three kinds are used if nothing more specific is known."""
 
 Role = Literal[
     "cause", "failed", "consequence", "stopped", "finished", "not started", "never started", "unknown"
 ]
-"""What a worker's end has to do with the job's: it is the first cause; it failed itself, or for want of another worker."""
+"""A worker's part in the job's end: first cause, own failure, consequence of another failure, …"""
 
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _MODULE = re.compile(r"No module named '?([A-Za-z_][\w.]*)")
@@ -50,11 +50,11 @@ _LAST_WORDS: Mapping[Kind, re.Pattern[str]] = {
         r"|wait timeout|barrier timed out|passed? monitoredbarrier"
     ),
 }
-"""In the order in which they count: of NCCL's and CUDA's errors the one that says more."""
+"""In order of precedence: of several errors of NCCL or CUDA, the more specific text wins."""
 
 
 def kind(worker: WorkerExit, evidence: Evidence) -> Kind:
-    """The most that can be said."""
+    """Return the most specific kind of failure that the evidence supports."""
     if worker.not_started is not None or worker.exit_code in (_NOT_EXECUTABLE, _NOT_FOUND):
         return "not started"
     if worker.oom_killed:
@@ -64,8 +64,8 @@ def kind(worker: WorkerExit, evidence: Evidence) -> Kind:
     if worker.signal is not None and worker.signal != SIGABRT and not worker.stopped:
         return "signal"
     words = "\n".join(evidence.verdict)
-    if (found := next((name for name, text in _LAST_WORDS.items() if text.search(words)), None)) is not None:
-        return found
+    if (named := next((name for name, text in _LAST_WORDS.items() if text.search(words)), None)) is not None:
+        return named
     if lost_connection(evidence):
         return "lost connection"
     if evidence.has_traceback:
@@ -74,20 +74,20 @@ def kind(worker: WorkerExit, evidence: Evidence) -> Kind:
 
 
 def exception(evidence: Evidence) -> str | None:
-    """What a traceback says that was raised."""
+    """Return the first line of the exception's message, if there is a traceback."""
     return evidence.verdict[0] if evidence.has_traceback and evidence.verdict else None
 
 
 def sought(words: str) -> tuple[Literal["module", "file"], str] | None:
-    """What a worker has not found, by its last words."""
-    for what, pattern in (("module", _MODULE), ("file", _FILE)):
-        if found := [*pattern.finditer(words)]:
-            return ("module" if what == "module" else "file"), found[-1][1].rstrip(".")
+    """Return the module or file that a worker did not find, by its last words."""
+    for noun, pattern in (("module", _MODULE), ("file", _FILE)):
+        if matches := [*pattern.finditer(words)]:
+            return ("module" if noun == "module" else "file"), matches[-1][1].rstrip(".")
     return None
 
 
 def role(worker: WorkerExit, cause: WorkerExit | None, evidence: Evidence | None) -> Role:
-    """What this worker's end has to do with the job's."""
+    """Return what this worker's end had to do with the job's end."""
     if worker is cause:
         return "cause"
     if worker.not_started is not None:
@@ -180,7 +180,7 @@ _LOCAL_TEXTS: tuple[tuple[str, str], ...] = (
     ),
     (_NO_FILE, _A_PATH),
 )
-"""These come first for a worker on this machine, where there is no other host to compare with."""
+"""These come first for a worker on this machine, because no other host exists to compare with."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=\S*(?=: command not found)")
 _QUOTED_COMMAND = re.compile(r".* .*: command not found")
@@ -203,7 +203,7 @@ _SIGNALS: dict[int, str] = {
 def advice(
     worker: WorkerExit, evidence: Evidence, exists: Callable[[str], bool] = os.path.exists
 ) -> str | None:
-    """One specific thing to try; None where nothing better than reading the evidence is known.
+    """Return one specific thing to try, or None if reading the evidence is the best advice.
 
     `exists` tells whether this machine has a file.
     """
@@ -212,13 +212,13 @@ def advice(
 
 
 def _is_nowhere(line: str, exists: Callable[[str], bool]) -> bool:
-    """Whether this machine lacks the missing file too, as far as the line names it."""
-    found = _ITS_PATH.search(line)
-    return found is not None and not exists(found[1] or found[2])
+    """Return True if this machine lacks the missing file too, as far as the line names it."""
+    path = _ITS_PATH.search(line)
+    return path is not None and not exists(path[1] or path[2])
 
 
 def start_advice(worker: WorkerExit, which: Callable[[str], str | None] = shutil.which) -> str | None:
-    """What to try where the command could not be started. `which` finds it on this machine."""
+    """Return what to try if the command could not be started. `which` finds it on this machine."""
     cause = worker.not_started or ""
     if variable := _ASSIGNMENT.match(cause):
         return f"-x {variable[0]}, before the command"
@@ -254,6 +254,7 @@ def _advice(worker: WorkerExit, evidence: Evidence, exists: Callable[[str], bool
             "the same again, which takes another port; against a user of {host} who takes ports on purpose,"
             ' init_method="hvlaunch://" or hvlaunch.torch, which need no MASTER_PORT'
         )
+    # Exit codes come before texts: stderr may quote an older error.
     if worker.exit_code == _NOT_FOUND:
         return "the command's full path, or a PATH that has it on {host} (-x PATH=…)"
     if worker.exit_code == _NOT_EXECUTABLE:

@@ -1,4 +1,4 @@
-"""What a failed worker left behind that says why: its traceback, or its last lines of stderr."""
+"""Evidence of a failure: the traceback of a worker, or its last lines of stderr."""
 
 import json
 import re
@@ -14,9 +14,11 @@ __all__ = ["Evidence", "final_errors", "find_evidence"]
 
 _LAST_LINES = 20
 _MOST_LINES = 60
-_FIRST_LINES = 3  # of a long traceback: the script's own frame comes first
+# The first lines of a long traceback have the script's own frame.
+_FIRST_LINES = 3
 _MOST_CHARACTERS = 1000
-_LONGEST_MESSAGE = 8  # lines of an exception's message, NCCL's among them
+# An exception's message may have several lines; NCCL's do.
+_LONGEST_MESSAGE = 8
 
 _TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
 _LINK = re.compile(
@@ -24,21 +26,24 @@ _LINK = re.compile(
     r"|-- Process \d+ terminated with the following error"  # torch.multiprocessing.spawn's
 )
 _CXX_FRAME = re.compile(r"\s*(frame #\d+: |#\d+ +0x)")
-_TORCH_PREFIX = re.compile(r"\[rank\d+\]: ")  # torch.distributed's, on every line of a traceback
+# torch.distributed puts this before every line of a traceback.
+_TORCH_PREFIX = re.compile(r"\[rank\d+\]: ")
 _LOG = re.compile(
     r"(?:\[rank\d+\]:\s?)?(?:\[[IWEF](?:\d{3,4})? |[IWEF]\d{4} |\d{4}-\d\d-\d\d [\d:.]+: [IWEF] )"
 )
-"""A line of a C++ program's log: glog, absl, c10, TensorFlow."""
+"""A line of a C++ program's log: glog, absl, c10 or TensorFlow."""
 _HARMLESS_LOG = re.compile(_LOG.pattern.replace("[IWEF]", "[IW]"))
-_IGNORED = re.compile(r"Exception ignored in")  # what follows is printed and forgotten
+# Python prints the traceback of an exception in a destructor and continues, so it is not the cause.
+_IGNORED = re.compile(r"Exception ignored in")
 _NO_MESSAGE = re.compile(r"Exception ignored in|terminate called|Fatal Python error|\*\*\* ")
-_STATE = re.compile(rb"[^\r\n]*\r")  # of a progress bar: the next one takes its place
+# One state of a progress bar; the next state overwrites it on a terminal.
+_STATE = re.compile(rb"[^\r\n]*\r")
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Lines to quote, and what they are: `traceback`, `error file` or `last lines of stderr`."""
+    """Quoted lines and their kind: `traceback`, `error file` or `last lines of stderr`."""
 
     kind: str
     lines: tuple[str, ...]
@@ -49,16 +54,17 @@ class Evidence:
 
     @property
     def verdict(self) -> tuple[str, ...]:
-        """The lines to judge by: of a traceback only the exception, not the code that it passed through."""
+        """Return the lines that classify the failure: only the exception of a traceback, without its frames."""
         starts = _tracebacks(self.lines)
         return tuple(_message(self.lines[starts[-1] + 1 :])) if starts else self.lines
 
 
 def find_evidence(worker: WorkerExit, tail: bytes) -> Evidence:
-    """From the worker's error file where it left one, else from `tail`, its last bytes of stderr.
+    """Return the evidence in the worker's error file, or else in `tail`, its last bytes of stderr.
 
-    The file is torchelastic's: `{"message": {"message": …, "extraInfo": {"py_callstack": …}}}` or
-    `{"message": …}` (torch.distributed.elastic.multiprocessing.errors.ErrorHandler); anything else is quoted as it is.
+    torchelastic writes the file: `{"message": {"message": …, "extraInfo": {"py_callstack": …}}}` or
+    `{"message": …}` (torch.distributed.elastic.multiprocessing.errors.ErrorHandler). Any other content is
+    quoted unchanged.
     """
     if worker.error_file and worker.error_file.strip():
         kind, text = _from_error_file(worker.error_file)
@@ -67,9 +73,9 @@ def find_evidence(worker: WorkerExit, tail: bytes) -> Evidence:
 
 
 def final_errors(error_file: str | None, tail: bytes) -> tuple[list[list[str]], list[str]]:
-    """The messages of the last traceback and of those that led to it, the first one first; and the lines behind it.
+    """Return the messages of the last traceback and its causes, the first cause first, and the lines after it.
 
-    Where there is no traceback, the last lines, without what is no more than a warning.
+    Without a traceback, return the last lines without warnings.
     """
     has_file = error_file is not None and error_file.strip()
     lines = _clean(_from_error_file(error_file or "")[1]) if has_file else _lines(tail)
@@ -84,7 +90,7 @@ def final_errors(error_file: str | None, tail: bytes) -> tuple[list[list[str]], 
 
 
 def _message(lines: Sequence[str]) -> list[str]:
-    """Of a traceback's lines those of its exception: behind the frames, until something else is printed."""
+    """Return the exception's message: the lines after the frames, up to other output."""
     message: list[str] = []
     for line in lines:
         is_other = _NO_MESSAGE.match(line) or _LINK.match(line) or _LOG.match(line)
@@ -110,13 +116,14 @@ def _from_error_file(text: str) -> tuple[str, str]:
 
 
 def _last_lines(tail: bytes) -> tuple[str, ...]:
-    """The last 20 lines; more where a traceback, or one that led to it, begins before them."""
+    """Return the last 20 lines, or more if a traceback or its cause begins earlier."""
     lines = _lines(tail)
     starts = _last_chain(lines)
     if not starts:
         return _bounded(lines[-_LAST_LINES:])
     while _HARMLESS_LOG.match(lines[-1]) or not lines[-1].strip():
-        lines.pop()  # what libraries warn of as a process ends
+        # Libraries warn while the process ends; such warnings would push the traceback out.
+        lines.pop()
     first = max(0, len(lines) - _LAST_LINES)
     if len(starts) == 1 or len(lines) - starts[0] <= _MOST_LINES:
         return _bounded(lines[min(first, starts[0]) :])
@@ -125,16 +132,17 @@ def _last_lines(tail: bytes) -> tuple[str, ...]:
 
 
 def _lines(tail: bytes) -> list[str]:
-    """The lines of stderr's end, cleaned."""
+    """Return cleaned lines from the end of stderr."""
     splitter = LineSplitter()
     whole = splitter.feed(tail) + splitter.end()
-    if len(tail) >= TAIL:  # its first line is likely to be the end of one
+    # A full tail was probably cut inside its first line.
+    if len(tail) >= TAIL:
         whole = whole.partition(b"\n")[2] or whole
     return _clean(_STATE.sub(b"", whole).decode(errors="replace"))
 
 
 def _last_chain(lines: Sequence[str]) -> list[int]:
-    """Where the last traceback begins, and before it those of the exceptions that led to it, the first one first."""
+    """Return the line numbers of the last traceback and of its causes, the first cause first."""
     starts = _tracebacks(lines)
     chain = starts[-1:]
     for start in reversed(starts[:-1]):
@@ -145,7 +153,7 @@ def _last_chain(lines: Sequence[str]) -> list[int]:
 
 
 def _tracebacks(lines: Sequence[str]) -> list[int]:
-    """Where one begins, but for those that Python prints and goes on."""
+    """Return the line numbers where tracebacks begin, except tracebacks of ignored exceptions."""
     return [
         number
         for number, line in enumerate(lines)
@@ -154,12 +162,12 @@ def _tracebacks(lines: Sequence[str]) -> list[int]:
 
 
 def _without_frames(lines: Sequence[str]) -> list[str]:
-    """Tracebacks with what was raised, and a count in place of where."""
+    """Return tracebacks with only their exceptions; a count replaces the frames."""
     return _counted(lines, lambda line: line.startswith(" "), "  ({} lines left out)")
 
 
 def _counted(lines: Sequence[str], is_frame: Callable[[str], bool], note: str) -> list[str]:
-    """The lines, with their count in place of frames that follow each other."""
+    """Return the lines, with each run of frames replaced by its count."""
     kept: list[str] = []
     for are_frames, group in groupby(lines, is_frame):
         run = list(group)
@@ -168,7 +176,7 @@ def _counted(lines: Sequence[str], is_frame: Callable[[str], bool], note: str) -
 
 
 def _clean(text: str) -> list[str]:
-    """Lines without colours, other control characters, empty lines at both ends, and frames of C++ code."""
+    """Return lines without colours, control characters, C++ frames, and empty lines at both ends."""
     lines = [_plain(line) for line in text.strip("\r\n").split("\n")]
     kept = _counted(lines, lambda line: _CXX_FRAME.match(line) is not None, "({} C++ frames)")
     while kept and not kept[-1]:
@@ -183,7 +191,7 @@ def _plain(line: str) -> str:
 
 
 def _bounded(lines: Sequence[str], first: int = _FIRST_LINES) -> tuple[str, ...]:
-    """The first lines (`first` of them) and the last ones, where there are too many; none too long."""
+    """Keep the first `first` lines and the last lines of a long text, and shorten long lines."""
     if len(lines) > _MOST_LINES:
         left_out = len(lines) - _MOST_LINES + 1
         lines = [*lines[:first], f"({left_out} lines left out)", *lines[first + left_out :]]

@@ -1,4 +1,8 @@
-"""The failure report as data: what happened, why as far as it is known, and what each worker did."""
+"""The failure report as data: the outcome, the cause if known, and each worker's end.
+
+make_report() builds it from facts that the driver has collected. It is pure, except that advice() looks for
+files.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,42 +28,42 @@ __all__ = [
 ]
 
 Outcome = Literal["running", "well", "failed", "not started", "error", "interrupted"]
-"""How the job ended: a worker is the cause; the command could be started nowhere; something else is (a lost host, a hang)."""
+"""How the job ended. `failed` has a worker as its cause; `error` has another cause, such as a lost host or a hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a host, or a GPU of it, had in use. Bytes."""
+    """Memory in use on a host or a GPU, in bytes."""
 
     of: str
-    """`host a`, `GPU 0 of host a`."""
+    """`host a` or `GPU 0 of host a`."""
     used: int
     total: int
     when: float
-    """Seconds since the worker's end; less than 0 is before it."""
+    """Seconds after the worker's end; negative before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a worker did not find, and which other hosts were asked."""
+    """A module or file that a worker did not find, and the answers of other hosts."""
 
     what: Literal["module", "file"]
     name: str
     there: tuple[str, ...]
-    """Hosts that have it."""
+    """Hosts with it."""
     lacking: tuple[str, ...]
-    """Hosts that lack it too."""
+    """Hosts without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The worker that is the first cause."""
+    """The worker that failed first, with its evidence."""
 
     worker: WorkerExit
     kind: Kind
     evidence: Evidence
     exception: str | None
-    """The last line of its traceback, or what stands there in a program that has none."""
+    """The first line of the exception's message, if there is a traceback."""
     hint: str | None
     memory: tuple[Memory, ...] = ()
     missing: Missing | None = None
@@ -67,47 +71,48 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """What workers were doing before they were stopped."""
+    """The stacks of workers before hvlaunch stopped them."""
 
     places: tuple[tuple[tuple[int, ...], str], ...] = ()
-    """Ranks, and where all of them were; the fewest first."""
+    """Ranks and their common place; the smallest group first."""
     notes: tuple[str, ...] = ()
-    """Where stacks are not the best that there could be, and why."""
+    """Places without full stacks, and the reasons."""
     tree: tuple[str, ...] = ()
-    """Their stacks, merged to one."""
+    """All stacks, merged into one tree."""
     job_id: str | None = None
-    """Under which all are kept, if they are."""
+    """The job that keeps the full stacks, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFailure:
-    """A round of an elastic job that ended before its time, and who failed in it."""
+    """A round of an elastic job that ended early, and the workers that failed in it."""
 
     number: int
     size: int
     hosts: tuple[str, ...]
     elapsed: float
-    """Seconds from its start to its end."""
+    """Seconds from the round's start to its end."""
     cause: str | None
     failures: tuple[tuple[WorkerExit, Evidence], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReport:
-    """`about` is what the job was begun with, as `about.json` of its directory has it."""
+    """Everything that the text, JSON and HTML forms show."""
 
     outcome: Outcome
     result: JobResult
     size: int
-    """Workers of the last round."""
+    """Number of workers in the last round."""
     cause: Cause | None = None
     evidence: Mapping[int, Evidence] = field(default_factory=dict)
-    """Of each rank that failed or was stopped."""
+    """Evidence by rank, for each rank that failed or was stopped."""
     survivors: Survivors = field(default_factory=Survivors)
     rounds: tuple[RoundFailure, ...] = ()
     output: Path | None = None
-    """Where all output is kept, if it is."""
+    """Directory of all output, if --output-filename keeps it."""
     about: Mapping[str, Any] = field(default_factory=dict)
+    """The job's command and circumstances, as in `about.json` of its directory."""
     ended: float | None = None
     """Seconds since 1970."""
 
@@ -125,17 +130,19 @@ def make_report(
     about: Mapping[str, Any] | None = None,
     ended: float | None = None,
 ) -> FailureReport:
-    """`tails` has the last bytes of stderr by rank (Printer.tail), `size` is the number of workers.
+    """Build the report from the job's result.
 
-    `output` is where all output is kept, if it is; `memory` and `missing` are what hosts have said about the cause.
+    tails: the last bytes of stderr by rank (Printer.tail). size: the number of workers. output: the directory
+    of all output, if kept. memory and missing: answers of hosts about the cause.
     """
     failure = result.failure
     suspects = [end for end in result.exits if not end.ok]
     evidence = {end.rank: find_evidence(end, tails.get(end.rank, b"")) for end in suspects}
     cause = None
     if failure is not None:
-        own = evidence.setdefault(failure.rank, find_evidence(failure, tails.get(failure.rank, b"")))
-        cause = _cause(failure, own, tuple(memory), missing)
+        # Usually the failed worker is among the suspects already.
+        of_failure = evidence.setdefault(failure.rank, find_evidence(failure, tails.get(failure.rank, b"")))
+        cause = _cause(failure, of_failure, tuple(memory), missing)
     return FailureReport(
         outcome=_outcome(result),
         result=result,
@@ -151,29 +158,28 @@ def make_report(
 
 
 def survivors(stacks: Sequence[ProcessStack], exits: Iterable[WorkerExit], job_id: str | None) -> Survivors:
-    """What workers were doing; `job_id` is under which all is kept, if it is.
-
-    Who ended by itself before it could be looked at did not survive: nothing is missing of it.
-    """
+    """Summarize the stacks; `job_id` names the job that keeps them all, if any."""
     gone = {end.rank for end in exits if not end.stopped}
-    stacks = [one for one in stacks if one.threads or one.rank not in gone]
-    found = tuple((tuple(sorted(ranks)), place) for ranks, place in groups(stacks))
+    # A worker that ended by itself before its stack could be taken is not a survivor, so nothing of it is missing.
+    stacks = [stack for stack in stacks if stack.threads or stack.rank not in gone]
+    places = tuple((tuple(sorted(ranks)), place) for ranks, place in groups(stacks))
     tree = tuple(tree_lines(stacks)) if stacks else ()
-    return Survivors(found, tuple(notes(stacks)), tree, job_id)
+    return Survivors(places, tuple(notes(stacks)), tree, job_id)
 
 
 def _cause(
     worker: WorkerExit, evidence: Evidence, memory: tuple[Memory, ...], missing: Missing | None
 ) -> Cause:
     why = kind(worker, evidence)
-    told = [one for one in memory if one.of.startswith("GPU") is (why == "gpu memory")]
+    # Memory of the GPUs explains only a GPU's shortage, and memory of the host only the host's.
+    relevant = [usage for usage in memory if usage.of.startswith("GPU") is (why == "gpu memory")]
     return Cause(
         worker,
         why,
         evidence,
         exception(evidence),
         advice(worker, evidence),
-        tuple(told) if why in ("host memory", "gpu memory") or worker.signal == SIGKILL else (),
+        tuple(relevant) if why in ("host memory", "gpu memory") or worker.signal == SIGKILL else (),
         missing if why in ("missing module", "missing file") else None,
     )
 

@@ -1,4 +1,4 @@
-"""The file of `--report`: JSON or a page, by its name. It is there as a whole or not at all."""
+"""The file of `--report`: JSON or HTML, by its suffix. It is written whole or not at all."""
 
 import json
 import os
@@ -12,10 +12,11 @@ __all__ = ["check_report_path", "write_report"]
 
 
 def check_report_path(path: Path) -> None:
-    """That the report can be written there, as far as it can be known before. Raises BadUsage."""
+    """Check early that the report can be written to `path`. Raises BadUsage."""
     hint = "a file in a directory that you may write to"
     if path.exists() and not path.is_file():
         raise BadUsage(f"--report {path}: it is no file", hint=hint)
+    # Only a trial shows whether the directory takes a file; the job may run for days before the report is due.
     try:
         part, descriptor = part_of(path)
         os.close(descriptor)
@@ -25,7 +26,7 @@ def check_report_path(path: Path) -> None:
 
 
 def write_report(path: Path, report: FailureReport) -> None:
-    """Raises OSError."""
+    """Write the report to `path`. Raises OSError."""
     from hvlaunch.report.json_form import as_json  # noqa: PLC0415 (when the job has ended)
 
     form = as_json(report)

@@ -1,4 +1,4 @@
-"""The failure report as one page in one file: it asks nobody for anything, runs no script, and all text in it is text alone. Pure."""
+"""The failure report as one HTML file: no network access, no script, and all foreign text escaped. Pure."""
 
 import re
 import shlex
@@ -48,11 +48,12 @@ th { color: var(--dim); font-weight: 600; }
 footer { text-align: center; color: var(--dim); font-size: .85rem; padding: 0 1rem 1.5rem; }
 summary { cursor: pointer; color: var(--dim); }
 """
+# The page may be opened from a mail, so it must not load or run anything, even if an escape were missing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def as_html(report: Form) -> str:
-    """The page, of what as_json() gives."""
+    """Render the dictionary of as_json() as a page."""
     job = report["job"]
     name = job["name"] or job["id"] or "job"
     title = f"{name}: {_OUTCOMES[report['outcome']]}"
@@ -77,7 +78,7 @@ def as_html(report: Form) -> str:
 
 
 def _text(value: object) -> str:
-    """Text from anywhere as text of the page: no markup, no control characters, none that turn lines around."""
+    """Escape foreign text: no markup, no control characters, no characters that reverse the direction of text."""
     return escape(visible(str(value)))
 
 
@@ -103,10 +104,10 @@ def _head(report: Form, title: str) -> str:
 
 
 def _facts(facts: Iterable[tuple[str, object]]) -> str:
-    told = "".join(
+    items = "".join(
         f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts if value not in (None, "")
     )
-    return f"<dl>{told}</dl>"
+    return f"<dl>{items}</dl>"
 
 
 def _cause(cause: Form) -> str:
@@ -117,7 +118,7 @@ def _cause(cause: Form) -> str:
         ("kind", cause["kind"]),
         ("error", cause["exception"]),
         ("after", duration(cause["when"])),
-        *(("memory", _memory(one)) for one in cause["memory"]),
+        *(("memory", _memory(usage)) for usage in cause["memory"]),
         ("not found", _missing(cause["missing"], cause["host"])),
         ("all output", cause["output"]),
         ("try", cause["hint"]),
@@ -142,8 +143,8 @@ def _memory(memory: Form) -> str:
 def _missing(missing: Form | None, host: str) -> str | None:
     if missing is None:
         return None
-    there, lacking = (", ".join(missing[name]) for name in ("there", "lacking"))
-    have = f"; it is on {there}" if there else ""
+    having, lacking = (", ".join(missing[name]) for name in ("there", "lacking"))
+    have = f"; it is on {having}" if having else ""
     return f"{missing['what']} {missing['name']}, by host {host}{have}" + (
         f"; also missing on {lacking}" if lacking else ""
     )
@@ -152,7 +153,7 @@ def _missing(missing: Form | None, host: str) -> str | None:
 def _stacks(stacks: Form) -> str:
     if not stacks["places"] and not stacks["notes"]:
         return ""
-    rows = [(one["ranks"], one["place"]) for one in stacks["places"]]
+    rows = [(place["ranks"], place["place"]) for place in stacks["places"]]
     tree = (
         f"<details><summary>All stacks</summary>{_block(stacks['tree'])}</details>" if stacks["tree"] else ""
     )
@@ -164,12 +165,12 @@ def _stacks(stacks: Form) -> str:
 
 def _rounds(rounds: Sequence[Form]) -> str:
     parts: list[str] = []
-    for one in rounds:
+    for failed in rounds:
         parts.append(
-            f"<p><strong>Round {_text(one['number'])}</strong>: {_text(one['size'])} workers, {duration(one['elapsed'])}"
-            f"{': ' + _text(one['cause']) if one['cause'] else ''}</p>"
+            f"<p><strong>Round {_text(failed['number'])}</strong>: {_text(failed['size'])} workers, {duration(failed['elapsed'])}"
+            f"{': ' + _text(failed['cause']) if failed['cause'] else ''}</p>"
         )
-        for worker in one["failures"]:
+        for worker in failed["failures"]:
             parts.append(
                 f"<p>Rank {_text(worker['rank'])} on {_text(worker['host'])}: {_text(worker['end'])}</p>"
             )
@@ -180,10 +181,16 @@ def _rounds(rounds: Sequence[Form]) -> str:
 def _workers(workers: Sequence[Form]) -> str:
     rows = [
         (
-            one["role"].replace(" ", "-"),
-            (one["rank"], one.get("host", ""), one["role"], one.get("end", ""), _seconds(one.get("when"))),
+            worker["role"].replace(" ", "-"),
+            (
+                worker["rank"],
+                worker.get("host", ""),
+                worker["role"],
+                worker.get("end", ""),
+                _seconds(worker.get("when")),
+            ),
         )
-        for one in workers
+        for worker in workers
     ]
     return _section("Workers", _table(("rank", "host", "role", "end", "after"), rows)) if rows else ""
 
@@ -193,7 +200,7 @@ def _seconds(when: float | None) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[tuple[str, Sequence[object]]]) -> str:
-    head = "".join(f"<th>{_text(one)}</th>" for one in heads)
+    head = "".join(f"<th>{_text(title)}</th>" for title in heads)
     body = "".join(
         f'<tr class="{re.sub("[^a-z-]", "", css)}">'
         + "".join(f"<td>{_text(cell)}</td>" for cell in row)

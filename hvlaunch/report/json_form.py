@@ -1,4 +1,4 @@
-"""The failure report as JSON: docs/failures.md has the fields. What may be a secret is hidden, for it may be sent to others."""
+"""The failure report as JSON; docs/failures.md lists the fields. Secrets are masked: users pass reports on."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -19,12 +19,12 @@ from hvlaunch.report.wording import end, signal_name
 __all__ = ["VERSION", "as_json"]
 
 VERSION = 1
-"""Of the form. It grows when a field goes or means something else; new fields may come without."""
+"""Version of the format. It grows when a field disappears or changes its meaning, not when a field is added."""
 _ABOUT = ("id", "name", "is_elastic", "cwd", "machine", "began")
 
 
 def as_json(report: FailureReport) -> dict[str, Any]:
-    """What json.dumps() takes."""
+    """Return the report in the form that json.dumps() accepts."""
     result = report.result
     failure = None if report.cause is None else report.cause.worker
     command = [*masked_words([str(word) for word in report.about.get("command", ())])]
@@ -51,22 +51,25 @@ def as_json(report: FailureReport) -> dict[str, Any]:
             "notes": list(report.survivors.notes),
             "tree": list(report.survivors.tree),
         },
-        "rounds": [_round(one) for one in report.rounds],
+        "rounds": [_round(failed) for failed in report.rounds],
+        # Mask by line: one secret must not hide the text after it.
         "text": "\n".join(map(masked_value, as_text(report).split("\n"))),
     }
 
 
 def _cause(report: FailureReport, cause: Cause) -> dict[str, Any]:
-    where = None if report.output is None else rank_directory(report.output, cause.worker.rank, report.size)
+    directory = (
+        None if report.output is None else rank_directory(report.output, cause.worker.rank, report.size)
+    )
     return {
         **_end(cause.worker),
         "kind": cause.kind,
         "exception": None if cause.exception is None else masked_value(cause.exception),
         "evidence": _evidence(cause.evidence),
-        "memory": [asdict(one) for one in cause.memory],
+        "memory": [asdict(usage) for usage in cause.memory],
         "missing": None if cause.missing is None else _missing(cause.missing),
         "hint": cause.hint,
-        "output": None if where is None else str(where),
+        "output": None if directory is None else str(directory),
     }
 
 
@@ -75,7 +78,7 @@ def _missing(missing: Missing) -> dict[str, Any]:
 
 
 def _workers(report: FailureReport, failure: WorkerExit | None) -> Iterator[dict[str, Any]]:
-    """All of the last round, by rank."""
+    """Yield each worker of the last round, by rank."""
     ends = {worker.rank: worker for worker in report.result.exits}
     for rank in sorted({*ends, *range(report.size)}):
         if rank in ends:
@@ -116,10 +119,15 @@ def _problem(problem: Problem) -> dict[str, Any]:
         "cause": problem.cause,
         "host": problem.host,
         "hint": problem.hint,
-        "errors": [_problem(one) for one in problem.errors],
+        "errors": [_problem(error) for error in problem.errors],
     }
 
 
-def _round(one: RoundFailure) -> dict[str, Any]:
-    failures = [{**_end(worker), "evidence": _evidence(evidence)} for worker, evidence in one.failures]
-    return {**asdict(one), "hosts": list(one.hosts), "elapsed": round(one.elapsed, 3), "failures": failures}
+def _round(failed: RoundFailure) -> dict[str, Any]:
+    failures = [{**_end(worker), "evidence": _evidence(evidence)} for worker, evidence in failed.failures]
+    return {
+        **asdict(failed),
+        "hosts": list(failed.hosts),
+        "elapsed": round(failed.elapsed, 3),
+        "failures": failures,
+    }

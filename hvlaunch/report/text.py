@@ -1,4 +1,4 @@
-"""The failure report as text: printed last of all, for a person who has to find out why at 3 a.m."""
+"""The failure report as text, printed last for whoever must find the cause at 3 a.m."""
 
 from collections.abc import Iterable
 from signal import SIGKILL, SIGPIPE
@@ -22,7 +22,7 @@ _GIB = 1 << 30
 
 
 def as_text(report: FailureReport) -> str:
-    """Plain text that ends with a newline; empty for a job that went well."""
+    """Return the report as plain text that ends with a newline, or "" for a job that succeeded."""
     result = report.result
     match report.outcome:
         case "running" | "well":
@@ -44,15 +44,15 @@ def as_text(report: FailureReport) -> str:
 
 def _error(report: FailureReport) -> list[str]:
     result = report.result
-    told = [] if result.error is None else describe(result.error)
-    lines = [*told, *_workers(result, report.size), *_survivors(report.survivors)]
+    described = [] if result.error is None else describe(result.error)
+    lines = [*described, *_workers(result, report.size), *_survivors(report.survivors)]
     if result.interrupted is not None:
         lines.append(f"  Interrupted by {signal_name(result.interrupted)}.")
     return lines
 
 
 def _not_started(exits: Iterable[WorkerExit]) -> list[str]:
-    """A line for each reason why the command can't be started; the hosts that say the same stand together."""
+    """Return a line for each reason why the command could not start; hosts with the same reason share a line."""
     hosts: dict[tuple[str, str | None], list[str]] = {}
     for worker in exits:
         if worker.not_started is not None:
@@ -70,7 +70,7 @@ def _failed(report: FailureReport, cause: Cause) -> list[str]:
     lines = [_headline(failure, size, is_first=victim is None), *_quote("Its", cause.evidence)]
     if victim is not None:
         lines.append(_of_victim(victim, failure, report.evidence.get(victim.rank)))
-    lines += [_of_memory(one) for one in cause.memory]
+    lines += [_of_memory(usage) for usage in cause.memory]
     if cause.missing is not None:
         lines += _of_missing(cause.missing, failure.host)
     named = {failure.rank, *([] if victim is None else [victim.rank])}
@@ -92,16 +92,16 @@ def _failed(report: FailureReport, cause: Cause) -> list[str]:
 
 
 def _consequences(report: FailureReport, cause: Cause, others: Iterable[WorkerExit]) -> list[str]:
-    """Who failed only because the cause was gone."""
+    """Name the workers that failed only because the cause had ended."""
     if lost_connection(cause.evidence):
         return []
     ended = [worker for worker in others if worker.rank in report.evidence]
     lost = [worker.rank for worker in ended if lost_connection(report.evidence[worker.rank])]
     if not lost:
         return []
-    own = any(failed_itself(worker) and worker.rank not in lost for worker in ended)
-    who = fold_ranks(lost).capitalize() if own else "The others"
-    return [f"  {who} lost connections because of rank {cause.worker.rank}."]
+    failed_alone = any(failed_itself(worker) and worker.rank not in lost for worker in ended)
+    names = fold_ranks(lost).capitalize() if failed_alone else "The others"
+    return [f"  {names} lost connections because of rank {cause.worker.rank}."]
 
 
 def _of_memory(memory: Memory) -> str:
@@ -110,9 +110,9 @@ def _of_memory(memory: Memory) -> str:
 
 
 def _of_missing(missing: Missing, host: str) -> list[str]:
-    """Nothing where no other host has told whether it has it."""
+    """Compare the hosts with and without it; return [] if no other host has answered."""
     name = visible(f"{missing.what} {missing.name}")
-    without = [host, *(one for one in missing.lacking if one != host)]
+    without = [host, *(lacking_host for lacking_host in missing.lacking if lacking_host != host)]
     verb = "lacks" if len(without) == 1 else "lack"
     if missing.there:
         have = "has" if len(missing.there) == 1 else "have"
@@ -132,14 +132,14 @@ def _headline(failure: WorkerExit, size: int, *, is_first: bool) -> str:
 
 
 def _of_victim(victim: WorkerExit, failure: WorkerExit, evidence: Evidence | None) -> str:
-    """The worker that failed first, which was not the cause."""
+    """Describe the worker that failed first but was not the cause."""
     when = delta(victim.when - failure.when)
     why = ", since it lost a connection" if evidence is not None and lost_connection(evidence) else ""
     return f"  Rank {victim.rank} on host {victim.host} was the first to end, {when}{why}: {end(victim)}"
 
 
 def _workers(result: JobResult, size: int) -> list[str]:
-    """How the workers ended, where none of them was the cause."""
+    """Return how the workers ended if no worker was the cause."""
     if not result.exits:
         has_host = result.error is not None and (result.error.host is not None or result.error.errors)
         return ["  The job ends: no worker was started."] if has_host and not result.elapsed else []
@@ -147,9 +147,9 @@ def _workers(result: JobResult, size: int) -> list[str]:
     return _indented(f"The workers, after {duration(result.elapsed)}", ends)
 
 
-def _survivors(found: Survivors) -> list[str]:
-    lines = [visible(line) for line in (*places(found.places), *found.notes)]
-    kept = [f"  All their stacks: hvlaunch stacks {found.job_id}"] if lines and found.job_id else []
+def _survivors(survivors: Survivors) -> list[str]:
+    lines = [visible(line) for line in (*places(survivors.places), *survivors.notes)]
+    kept = [f"  All their stacks: hvlaunch stacks {survivors.job_id}"] if lines and survivors.job_id else []
     return [*_indented("Before they were stopped", lines), *kept]
 
 

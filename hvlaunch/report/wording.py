@@ -1,4 +1,4 @@
-"""Worker ends and errors in words; ends or errors that are alike share a line."""
+"""Worker ends and errors in words. Equal ends or errors of many hosts share a line."""
 
 import re
 import signal
@@ -18,12 +18,12 @@ _SAME_TIME = 0.05
 
 
 def failed_itself(worker: WorkerExit) -> bool:
-    """Neither well nor because hvlaunch stopped it."""
+    """Return True if the worker failed and hvlaunch had not stopped it."""
     return not worker.ok and not worker.stopped
 
 
 def end(worker: WorkerExit) -> str:
-    """`exit code 7`, `SIGSEGV (segmentation fault)`, `could not be started: …`."""
+    """Describe one end: `exit code 7`, `SIGSEGV (segmentation fault)`, `could not be started: …`."""
     if worker.not_started is not None:
         return f"could not be started: {worker.not_started}"
     if worker.oom_killed:
@@ -31,8 +31,8 @@ def end(worker: WorkerExit) -> str:
     if worker.port_taken_by is not None:
         return f"{_port_taken(worker, worker.port_taken_by)} ({_brief_end(worker)})"
     if worker.signal is not None:
-        known = worker.signal in set(signal.Signals)
-        meaning = signal.strsignal(worker.signal) if known else None
+        is_standard = worker.signal in set(signal.Signals)
+        meaning = signal.strsignal(worker.signal) if is_standard else None
         return signal_name(worker.signal) + (f" ({meaning.lower()})" if meaning else "")
     return f"exit code {worker.exit_code}{_shell_meaning(worker.exit_code)}"
 
@@ -55,9 +55,10 @@ def endings(
     named: Collection[int] = (),
     never_started: Collection[int] = (),
 ) -> list[str]:
-    """How `workers` ended, a line for all that ended alike: the failed, the stopped, the finished, the unknown.
+    """Describe how `workers` ended, one line for equal ends: failed, stopped, finished, then unknown.
 
-    Times count from the end of `since`; from the start where it is None. The ranks `named` are known already.
+    Times count from the end of `since`, or from the job's start without it. The ranks `named` are described
+    elsewhere.
     """
     groups: dict[tuple[int, str], list[WorkerExit]] = {}
     for worker in sorted(workers, key=lambda worker: (worker.when, worker.rank)):
@@ -65,8 +66,8 @@ def endings(
     lines = [_line(group, since) for _, group in sorted(groups.items(), key=lambda item: item[0][0])]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} other endings"]
-    known = {*named, *(worker.rank for worker in (*workers, since) if worker is not None)}
-    unknown = [rank for rank in range(size) if rank not in known]
+    described = {*named, *(worker.rank for worker in (*workers, since) if worker is not None)}
+    unknown = [rank for rank in range(size) if rank not in described]
     waiting = [rank for rank in unknown if rank in never_started]
     lost = [rank for rank in unknown if rank not in never_started]
     if lost:
@@ -114,7 +115,7 @@ def _when(group: Iterable[WorkerExit], since: WorkerExit | None) -> str:
 
 
 def delta(seconds: float) -> str:
-    """`0.4 s later`, `0.4 s earlier`, `at the same time`."""
+    """Describe a time difference: `0.4 s later`, `0.4 s earlier`, `at the same time`."""
     if abs(seconds) < _SAME_TIME:
         return "at the same time"
     return f"{abs(seconds):.1f} s {'later' if seconds > 0 else 'earlier'}"
@@ -142,9 +143,9 @@ _ADDRESS = re.compile(
 
 
 def describe(problem: Problem) -> list[str]:
-    """The lines that a person reads; the first begins with `hvlaunch: `, the others are indented.
+    """Return the lines for a person: the first begins with `hvlaunch: `, and the others are indented.
 
-    What to try stands on a line of its own.
+    Advice has a line of its own.
     """
     if not problem.errors:
         return _first(_error_lines([problem], problem.cause, problem.hint))
@@ -166,12 +167,14 @@ def describe(problem: Problem) -> list[str]:
 
 
 def _first(lines: Sequence[str]) -> list[str]:
-    """The lines of the only cause, or of one that is of no host."""
+    """Mark the first line as a message of hvlaunch."""
     return [f"hvlaunch: {lines[0]}", *lines[1:]]
 
 
 def _alike(problems: Sequence[Problem]) -> dict[tuple[str, str | None], list[Problem]]:
-    """By cause and hint, in the order of the hosts. Texts that differ only in its name, address or key are alike."""
+    """Group problems by cause and hint, in host order. Texts may differ in the host's name, address or key."""
+    # Placeholders replace names only in texts that no other host shares: a hint that happens to contain another
+    # host's name stays as it is.
     exact = Counter((problem.cause, problem.hint) for problem in problems)
     groups: dict[tuple[str, str | None], list[Problem]] = {}
     for problem in problems:
@@ -186,7 +189,7 @@ def _alike(problems: Sequence[Problem]) -> dict[tuple[str, str | None], list[Pro
 
 
 def _error_lines(group: Sequence[Problem], cause: str, hint: str | None) -> list[str]:
-    """The cause, the hosts' keys where it is about them, and what to try."""
+    """Return the cause, the hosts' keys if the cause is about them, and the advice."""
     keys: list[str] = []
     if len(group) == 1:
         cause, hint = group[0].cause, group[0].hint
@@ -194,8 +197,8 @@ def _error_lines(group: Sequence[Problem], cause: str, hint: str | None) -> list
         cause = cause.replace("its host key is", "their host keys are", 1)
         keys = _table([(problem.host or "", *(problem.host_key or ())) for problem in group])
     names = [problem.host for problem in group if problem.host is not None]
-    where = f"{fold_hosts(names)}: " if names else ""
-    first, *more = f"{where}{cause}".split("\n")
+    prefix = f"{fold_hosts(names)}: " if names else ""
+    first, *more = f"{prefix}{cause}".split("\n")
     return [first, *(f"  {line}" for line in [*more, *keys]), *([f"  Try: {hint}"] if hint else [])]
 
 
