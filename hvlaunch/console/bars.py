@@ -73,7 +73,7 @@ class Bars:
             self.deadline = now + INTERVAL
         return b"".join(lines)
 
-    def end(self, key: Key) -> bytes:
+    def finish(self, key: Key) -> bytes:
         """The bar's last state, as a line, where it stands at the end of its stream."""
         bar = self._bars.pop(key, None)
         return bar.state + b"\n" if bar is not None and bar.state else b""

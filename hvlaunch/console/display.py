@@ -300,9 +300,9 @@ class Display:
             for key in self._prompts.answered(now):
                 self._splitters[key].forget()
 
-    def place(self, places: Mapping[int, tuple[str, int]]) -> None:
+    def learn_places(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Learn of ranks that will write here, with host and local_rank of each."""
-        self._prefix.place(places)
+        self._prefix.learn_places(places)
         if self._merger is not None:
             self._merger.expect(places)
 
@@ -323,15 +323,15 @@ class Display:
         if text:
             self._lines(key, text, now)
 
-    def end(self, key: Key, now: float) -> None:
+    def end_stream(self, key: Key, now: float) -> None:
         """The stream has ended: its unfinished line, or the last state of its bar, is a line now."""
         splitter = self._splitters.pop(key, None)
         self._touched.add(key)
         if self._prompts is not None:
             self._prompts.feed(key, b"", now)
-        text = splitter.end() if splitter is not None else b""
+        text = splitter.finish() if splitter is not None else b""
         if key in self._bars:
-            text = self._bars.feed(key, text, None, now) + self._bars.end(key)
+            text = self._bars.feed(key, text, None, now) + self._bars.finish(key)
             if self._live is not None:
                 self._live.touch()
         if text:
@@ -342,7 +342,7 @@ class Display:
     def end_all(self, now: float) -> None:
         """Nothing more of workers will come."""
         for key in sorted(self._splitters):
-            self.end(key, now)
+            self.end_stream(key, now)
         self._place_merged(now, everything=True)
         self.status(None, now)
 
@@ -413,20 +413,20 @@ class Display:
 
     def _place_merged(self, now: float, *, everything: bool = False) -> None:
         if self._merger is not None:
-            for ranks, stream, text in self._merger.take(now, everything=everything):
+            for ranks, stream, text in self._merger.take_lines(now, everything=everything):
                 self._place((ranks, stream), ranks, stream, text)
 
     def _place(self, owner: object, ranks: tuple[int, ...], stream: Stream, text: bytes) -> None:
-        prefix = self._prefix.of(ranks, stream)
+        prefix = self._prefix.text_for(ranks, stream)
         if self._color:
             prefix = paint_prefix(prefix, ranks)
-        self._append(self._files[stream], self._screen.place(owner, prefix, text))
+        self._append(self._files[stream], self._screen.arrange(owner, prefix, text))
 
     def _own(self, prefix: bytes, text: str) -> None:
         data = text.encode(errors="backslashreplace")
         if data and not data.endswith(b"\n"):
             data += b"\n"
-        self._append(self._files["stderr"], self._screen.place(prefix, prefix, data))
+        self._append(self._files["stderr"], self._screen.arrange(prefix, prefix, data))
 
     def _append(self, file: RawFile, parts: list[bytes]) -> None:
         if not parts:
@@ -460,7 +460,7 @@ class Display:
 
     def _row(self, key: Key, text: bytes) -> bytes:
         rank, stream = key
-        prefix = self._prefix.of((rank,), stream)
+        prefix = self._prefix.text_for((rank,), stream)
         return (paint_prefix(prefix, (rank,)) if self._color else prefix) + text
 
 

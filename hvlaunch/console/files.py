@@ -100,7 +100,7 @@ class OutputFiles:
 
         return settle
 
-    def end(self, rank: int, stream: Stream) -> int:
+    def size(self, rank: int, stream: Stream) -> int:
         """How large the file is."""
         return self._ends[rank, stream]
 

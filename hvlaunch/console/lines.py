@@ -82,7 +82,7 @@ class LineSplitter:
         self.has_states = self._drawing or self._returned or (returns and b"\r" in ready)
         return ready
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """The unfinished last line, now ended; b"" where there is none. What is fed next is a new stream."""
         ready = bytes(self._waiting) + b"\n" if self._waiting or self._inside else b""
         self._waiting.clear()
@@ -124,7 +124,7 @@ class Screen:
         """Whether the last line is ended: what comes next stands at the start of a line."""
         return self._open is None
 
-    def place(self, owner: Hashable, prefix: bytes, text: bytes) -> list[bytes]:
+    def arrange(self, owner: Hashable, prefix: bytes, text: bytes) -> list[bytes]:
         """What to write, as parts to join, so that `text` (lines, perhaps with a piece at the end) stands right."""
         parts: list[bytes] = []
         if owner in self._cut:

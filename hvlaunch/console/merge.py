@@ -87,7 +87,7 @@ class Merger:
                 alike.insert(bisect_right(alike, line.place, key=_place), line)
             self._last[rank] = line
 
-    def take(self, now: float, *, everything: bool = False) -> list[Merged]:
+    def take_lines(self, now: float, *, everything: bool = False) -> list[Merged]:
         """The lines that wait no longer, in order."""
         if everything or len(self._queue) > _MOST_LINES or self._size > _MOST_BYTES:
             count = len(self._queue)

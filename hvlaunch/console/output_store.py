@@ -68,7 +68,7 @@ class OutputStore:
             self._begin_segment()
         self._before = dict(self.seen)
 
-    def place(self, places: Mapping[int, Place]) -> None:
+    def learn_places(self, places: Mapping[int, Place]) -> None:
         """Ranks will write, on these hosts and as these local ranks."""
         self._places.update(places)
         self._add("placed", json.dumps(places).encode())
@@ -80,7 +80,7 @@ class OutputStore:
         for kept, newest in self._states.add((rank, stream), data, origin):
             self._add(stream, kept, rank, newest)
 
-    def end(self, rank: int, stream: Stream, origin: Origin | None = None) -> None:
+    def end_stream(self, rank: int, stream: Stream, origin: Origin | None = None) -> None:
         """Nothing more comes of this stream."""
         if self.has(origin):
             return

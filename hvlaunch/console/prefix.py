@@ -39,12 +39,12 @@ class Prefix:
         self._places: dict[int, tuple[str, int]] = {}
         self._known: dict[tuple[tuple[int, ...], Stream], bytes] = {}
 
-    def place(self, places: Mapping[int, tuple[str, int]]) -> None:
+    def learn_places(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Learn host and local_rank of these ranks."""
         self._places.update(places)
         self._known.clear()
 
-    def of(self, ranks: tuple[int, ...], stream: Stream) -> bytes:
+    def text_for(self, ranks: tuple[int, ...], stream: Stream) -> bytes:
         """The prefix of a line that all of `ranks` (at least one) have written."""
         key = (ranks, stream)
         known = self._known.get(key)

@@ -1,4 +1,8 @@
-"""The printer: the one thread that writes to the terminal."""
+"""The printer: the only thread that writes to the terminal.
+
+Printer is called by any thread and puts items on a queue. PrintLoop takes them in its own thread, and alone touches
+displays, files and the store.
+"""
 
 import errno
 import os
@@ -34,20 +38,20 @@ TAIL = 16384
 _READ_SIZE = 4096
 _LOOK = 0.1
 _UNWOKEN = 0.05
-"""Seconds between looks at the queue where no descriptor was left to be woken by."""
+"""Seconds between looks at the queue if no descriptor was left for a bell."""
 
 
 class _Word(NamedTuple):
-    """What displays are told besides output, with the time then; and what is kept of it."""
+    """A call for displays, with the current time, and a call for the store that keeps its effect."""
 
     tell: Callable[[Display, float], None] | None
     stream: Stream | None = "stderr"
-    """Whose display is told; None: each."""
+    """The stream whose display is called; None calls each display."""
     keep: Callable[[Keeper], None] | None = None
 
 
 class _Task(NamedTuple):
-    """Anything else that is to be done in the printer's thread, in its turn."""
+    """A call for the printer's thread, in its turn."""
 
     run: Callable[[], None]
 
@@ -55,12 +59,19 @@ class _Task(NamedTuple):
 _Item = Output | _Word | _Task
 
 
-class Printer:
-    """Prints workers' output, line by line, and hvlaunch's own messages. A reader who takes nothing holds up no other.
+class _Closing(NamedTuple):
+    """The arguments of close()."""
 
-    Every method may be called from any thread, and none but close() blocks: what bounds the queue are the credit
-    windows of those who call output(), which open again with `done`. `done` and `on_broken` are called in the
-    printer's thread, and must neither block nor raise.
+    patience: float | None = None
+    last: Callable[[bool], str] | None = None
+
+
+class Printer:
+    """Prints workers' output, line by line, and hvlaunch's own messages. A slow reader delays no other reader.
+
+    Every method may be called from any thread, and only close() blocks. The credit windows of the callers of output()
+    bound the queue; `done` opens them again. The printer's thread calls `done` and `on_broken`, which must neither
+    block nor raise.
     """
 
     def __init__(
@@ -76,110 +87,87 @@ class Printer:
         on_broken: Callable[[], None] | None = None,
         on_status: OnStatus | None = None,
     ) -> None:
-        """`on_broken` is called once, when the reader of stdout or stderr is gone (`hvlaunch … | head`).
-        `on_status` gets every status, in the thread of status(); none is shown then.
+        """Start the printer's thread. Raises BadUsage if the prefix is not valid.
 
-        Where they are None, all goes to `store` alone, behind what it has already, and the printer is headless.
-        `environ` tells what the terminal can do, `now` which time prefixes have. Raises BadUsage where the prefix is not valid.
+        Without stdout and stderr the printer is headless: it appends all output to `store`. `on_broken` is called once,
+        when the reader of stdout or stderr has gone (`hvlaunch … | head`). `on_status` receives every status in the
+        caller's thread, and none is shown. `environ` describes the terminal; `now` gives the time for prefixes.
         """
         options = options or ConsoleOptions()
-        self._shown, self._hidden = options.ranks, options.hidden
-        self._outlets: dict[Stream, Outlet] = {}
-        self._each: list[Outlet] = []
-        self._raw: tuple[RawFile, ...] = ()
+        raw: tuple[RawFile, ...] = ()
+        shown: dict[Stream, Display] = {}
         if stdout is not None and stderr is not None:
-            self._raw = out, err = RawFile(stdout, "stdout"), RawFile(stderr, "stderr")
+            raw = out, err = RawFile(stdout, "stdout"), RawFile(stderr, "stderr")
             shown = displays(out, err, options, environ, now)
-            outlets = {id(display): Outlet(display, self._not_written) for display in shown.values()}
-            self._outlets = {stream: outlets[id(display)] for stream, display in shown.items()}
-            self._each = list(outlets.values())
-        self._store = store
-        self._recent = Recent()
-        self._places: Mapping[int, Place] = {}
-        self._owed: list[Output] = []
-        """What is shown nowhere, and only kept."""
-        self._clock = clock
-        self._on_broken = on_broken
+        self._loop = PrintLoop(raw, shown, options, store=store, clock=clock, on_broken=on_broken)
         self._on_status = on_status
-        self._files: OutputFiles | None = None
-        self._unfinished: UnfinishedLines | None = None
+        self._places: Mapping[int, Place] = {}
         self._tails: dict[int, bytes] = {} if store is None else store.tails(TAIL)
         self._ended: set[int] = set()
-        self._reported: set[object] = set()
-        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
-        self._has_ended = False
-        self._is_whole = False
-        self._has_lost = False
-        self._is_taken = True
-        self._patience: float | None = None
-        self._last: Callable[[bool], str] | None = None
-        self._taken = 0
-        """How many times something was written. It tells that readers take what they get."""
-        self._waits = False
-        self._bell: tuple[int, int] | None = None
-        self._thread = Thread(target=self._run, name="printer", daemon=True)
+        """Ranks whose stderr has ended: their tails stay until a new worker of the rank writes."""
+        self._thread = Thread(target=self._loop.run, name="printer", daemon=True)
         self._thread.start()
 
     def keep(self, files: OutputFiles) -> None:
-        """Write all output to `files` too, from here on, in place of those before; these are closed."""
-        self._put(_Task(lambda: self._keep(files)))
+        """Write all further output to `files` too, and close the files before."""
+        self._loop.put(_Task(lambda: self._loop.keep_files(files)))
 
     def keep_output(self, make_store: "Callable[[], OutputStore]") -> None:
-        """Keep all output in a store too, from here on, and what was newest before. Where there is one already, nothing.
+        """Keep the newest and all further output in a store too. Does nothing if a store exists.
 
         `make_store` is called in the printer's thread, and may raise OSError.
         """
-        self._put(_Task(lambda: self._begin_store(make_store)))
+        self._loop.put(_Task(lambda: self._loop.begin_store(make_store, self._places)))
 
     def keep_unfinished(self, lines: "UnfinishedLines") -> None:
-        """Note there how lines begin that are not shown yet, until all output is in a store."""
-        self._put(_Task(lambda: self._keep_unfinished(lines if self._store is None else None)))
+        """Note the beginnings of lines that are not shown yet, until a store keeps all output."""
+        self._loop.put(_Task(lambda: self._loop.keep_unfinished_unless_stored(lines)))
 
     def begun(self, lines: Mapping[Key, bytes], done: Callable[[int], None]) -> None:
-        """Lines of which another driver has shown nothing begin so: keep that. `done` is called once they are."""
+        """Keep the beginnings of lines that a previous driver had not shown. `done` is called once they are kept."""
         for (rank, stream), text in lines.items():
-            self._put(_Word(None, None, partial(_keep_line, rank, stream, text)))
-        self._put(Output(0, "stdout", b"", done))
+            self._loop.put(_Word(None, None, partial(_keep_line, rank, stream, text)))
+        self._loop.put(Output(0, "stdout", b"", done))
 
     def go_headless(self) -> None:
-        """Write what stdout and stderr take at once, and then nothing more there: all is kept in the store alone.
+        """Write what stdout and stderr take at once, then leave them: only the store keeps later output.
 
-        Returns when it is so.
+        Returns after the last write.
         """
         is_headless = Event()
 
         def leave() -> None:
-            for outlet in self._each:
-                outlet.put(partial(outlet.display.status, None))
-                outlet.write(self._clock())
-                outlet.drop(self._clock())
-            for file in self._raw:
-                file.close()
-            self._each.clear()
-            self._outlets.clear()
+            self._loop.leave_terminal()
             is_headless.set()
 
-        self._put(_Task(leave))
+        self._loop.put(_Task(leave))
+        # The thread may have failed, and would never set the event.
         while self._thread.is_alive() and not is_headless.wait(_LOOK):
             pass
 
-    def place(self, places: Mapping[int, tuple[str, int]]) -> None:
-        """Learn host and local_rank of these ranks, whose workers will be started."""
+    def learn_places(self, places: Mapping[int, Place]) -> None:
+        """Learn host and local_rank of ranks before their workers start."""
         self._places = {**self._places, **places}
-        shown = {rank: place for rank, place in places.items() if self._shows(rank, None)}
-        self._put(_Word(lambda display, _: display.place(shown), None, lambda keeper: keeper.place(places)))
+        shown = {rank: place for rank, place in places.items() if self._loop.shows(rank, None)}
+        self._loop.put(
+            _Word(
+                lambda display, _: display.learn_places(shown),
+                None,
+                lambda keeper: keeper.learn_places(places),
+            )
+        )
 
     def read_by(self, ranks: Iterable[int]) -> None:
-        """Learn which ranks read what the user types: their unfinished lines are prompts, and shown on a terminal."""
-        self._put(_Word(lambda display, _: display.read_by(ranks), None))
+        """Learn the ranks that read the user's input: a terminal shows their unfinished lines as prompts."""
+        self._loop.put(_Word(lambda display, _: display.read_by(ranks), None))
 
     def in_turn(self, call: Callable[[], None]) -> None:
-        """Call this when all that was put before is shown, for each terminal or file; it must neither block nor raise."""
-        self._put(_Word(lambda _display, _now: call(), None))
+        """Call `call` for each terminal or file after everything put before is shown. It must not block or raise."""
+        self._loop.put(_Word(lambda _display, _now: call(), None))
 
     def answered(self) -> None:
-        """The user has typed a line, which the terminal has echoed."""
-        self._put(_Word(Display.answered, None))
+        """Record that the user typed a line, which the terminal has echoed."""
+        self._loop.put(_Word(Display.answered, None))
 
     def output(
         self,
@@ -190,159 +178,243 @@ class Printer:
         origin: Origin | None = None,
         note: Callable[[bool], None] | None = None,
     ) -> None:
-        """Print what a worker wrote; `done(len(data))` when that was written, or is kept where nothing is printed; `note` as in Output.
+        """Print a worker's output; call `done(len(data))` when it is written, or kept if nothing is printed.
 
-        What waits (an unfinished last line, up to lines.LONGEST; a bar's state) counts as written: its worker could otherwise never send the rest.
+        `note` is as in Output. An unfinished last line (up to lines.LONGEST) and a bar's state count as written:
+        otherwise the worker could never send the rest of the line.
         """
-        if stream == "stderr" and not (self._store is not None and self._store.has(origin)):
+        store = self._loop.store
+        # A successor gets frames again that the store has already; their text is in the tail.
+        if stream == "stderr" and not (store is not None and store.has(origin)):
             before = b"" if rank in self._ended else self._tails.get(rank, b"")
             self._ended.discard(rank)
             self._tails[rank] = (before + data[-TAIL:])[-TAIL:]
-        self._put(Output(rank, stream, data, done, origin, note))
-        if self._has_ended:
-            self._let_go()
+        self._loop.put(Output(rank, stream, data, done, origin, note))
+        if self._loop.has_ended:
+            self._loop.release_queue()
 
-    def end(
+    def end_stream(
         self,
         rank: int,
         stream: Stream,
         done: Callable[[int], None] | None = None,
         origin: Origin | None = None,
     ) -> None:
-        """The stream has ended: print its unfinished line. What comes next is another worker's, of this rank.
+        """End the stream: print its unfinished line. Later output of the rank is another worker's.
 
-        `done(0)` is called when that was written.
+        `done(0)` is called when that is written.
         """
         if stream == "stderr":
             self._ended.add(rank)
-        tell = (lambda display, now: display.end((rank, stream), now)) if self._shows(rank, stream) else None
-        self._put(_Word(tell, stream, lambda keeper: keeper.end(rank, stream, origin)))
+        is_shown = self._loop.shows(rank, stream)
+        tell = (lambda display, now: display.end_stream((rank, stream), now)) if is_shown else None
+        self._loop.put(_Word(tell, stream, lambda keeper: keeper.end_stream(rank, stream, origin)))
         if done is not None:
-            self._put(Output(rank, stream, b"", done))
+            self._loop.put(Output(rank, stream, b"", done))
 
     def say(self, text: str) -> None:
-        """Print hvlaunch's own message to stderr, each of its lines as `hvlaunch: …`."""
-        self._put(self._said(text))
+        """Print a message of hvlaunch to stderr, each line as `hvlaunch: …`."""
+        self._loop.put(_message(text))
 
     def show(self, text: str) -> None:
-        """Print text to stderr as it is: the failure report. Nothing where it is empty."""
-        self._put(_Word(lambda display, _: display.show(text), keep=lambda keeper: keeper.show(text)))
+        """Print text to stderr without a prefix: the failure report. An empty text prints nothing."""
+        self._loop.put(_Word(lambda display, _: display.show(text), keep=lambda keeper: keeper.show(text)))
 
     def status(self, ask: AskStatus | None) -> None:
-        """What hvlaunch waits for, shown on a terminal until the next status; None: it waits for nothing."""
+        """Show on a terminal what hvlaunch waits for, until the next status; None ends it."""
         if self._on_status is not None:
             self._on_status(ask)
         else:
-            self._put(_Word(lambda display, now: display.status(ask, now)))
+            self._loop.put(_Word(lambda display, now: display.status(ask, now)))
 
     @property
     def is_whole(self) -> bool:
-        """Whether the thread has come to its end, after close(); else it has failed before."""
-        return self._is_whole
+        """True if the printer's thread ended normally after close(); False if it failed."""
+        return self._loop.is_whole
 
     @property
     def has_lost(self) -> bool:
-        """Whether some output could not be written, to stdout, stderr or a file, or was not taken. It was said."""
-        return self._has_lost or not self._is_taken
+        """True if output could not be written to stdout, stderr or a file, or no reader took it. A message said so."""
+        return self._loop.has_lost
 
     def tail(self, rank: int) -> bytes:
-        """The last bytes, at most TAIL, that the rank's worker sent to stderr; printed or not."""
+        """Return the last bytes of the rank's stderr, at most TAIL, whether printed or not."""
         return self._tails.get(rank, b"")
 
     def close(self, patience: float | None = None, last: Callable[[bool], str] | None = None) -> bool:
-        """Print all that is left and end; False where not all of it was taken.
+        """Print the rest and end; return False if readers did not take everything.
 
-        `last` gives hvlaunch's last message; it gets whether any output was lost.
-
-        What readers have not taken is dropped, with a word, once they have taken nothing for `patience` seconds;
-        None: it never is. May be called again. What comes after it is not printed.
+        `last` returns hvlaunch's last message; its argument tells whether any output was lost. The printer drops the
+        rest, with a message, once readers have taken nothing for `patience` seconds; with None it waits for ever.
+        close() may be called again. Later output is not printed.
         """
-        self._patience, self._last = patience, last
-        self._put(None)
+        self._loop.closing = _Closing(patience, last)
+        self._loop.put(None)
         while self._thread.is_alive():
-            taken = self._taken
+            writes = self._loop.writes
             self._thread.join(None if patience is None else 2 * patience + 1)
-            if self._thread.is_alive() and self._taken == taken:  # in a write that does not return
-                self._is_taken = False
+            # A write can block in spite of poll(): then no message can be printed either.
+            if self._thread.is_alive() and self._loop.writes == writes:
+                self._loop.is_taken = False
                 break
-        return self._is_taken
+        return self._loop.is_taken
 
-    @staticmethod
-    def _said(text: str) -> _Word:
-        return _Word(lambda display, _: display.say(text), keep=lambda keeper: keeper.say(text))
 
-    def _put(self, item: "_Item | None") -> None:
+class PrintLoop:
+    """The printer's thread: writes the items of a queue to displays, files and the store."""
+
+    def __init__(
+        self,
+        raw: tuple[RawFile, ...],
+        shown: Mapping[Stream, Display],
+        options: ConsoleOptions,
+        *,
+        store: "OutputStore | None",
+        clock: Callable[[], float],
+        on_broken: Callable[[], None] | None,
+    ) -> None:
+        self._ranks, self._hidden = options.ranks, options.hidden
+        self._raw = raw
+        # Both streams share an outlet if they end at the same place.
+        outlets = {id(display): Outlet(display, self._not_written) for display in shown.values()}
+        self._outlets: dict[Stream, Outlet] = {
+            stream: outlets[id(display)] for stream, display in shown.items()
+        }
+        self._each = list(outlets.values())
+        self.store = store
+        self._recent = Recent()
+        self._kept: list[Output] = []
+        """Output that no display shows; it is done once the store has it."""
+        self._clock = clock
+        self._on_broken = on_broken
+        self._files: OutputFiles | None = None
+        self._unfinished: UnfinishedLines | None = None
+        self._reported: set[object] = set()
+        self._queue: SimpleQueue[_Item | None] = SimpleQueue()
+        self.has_ended = False
+        self.is_whole = False
+        self.is_taken = True
+        self.closing = _Closing()
+        self.writes = 0
+        """Number of successful writes. A change shows that readers take their output."""
+        self._bell = _Bell()
+
+    @property
+    def has_lost(self) -> bool:
+        return bool(self._reported) or not self.is_taken
+
+    def put(self, item: "_Item | None") -> None:
+        """Add an item to the queue, from any thread; None ends the loop."""
         self._queue.put(item)
-        if self._waits and self._bell is not None:
-            with suppress(BlockingIOError):  # then it rings already
-                os.write(self._bell[1], b"\0")
+        self._bell.ring()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Print until None is put."""
         try:
             self._print()
-            self._is_whole = True
+            self.is_whole = True
         finally:
-            self._has_ended = True
-            self._let_go()
+            self.has_ended = True
+            self.release_queue()
 
-    def _let_go(self) -> None:
-        """Nothing is printed any more: workers must still not wait until it is."""
+    def release_queue(self) -> None:
+        """Acknowledge output that will not be printed: workers must not wait for a printer that has ended."""
         with suppress(Empty):
             while True:
                 item = self._queue.get_nowait()
                 if isinstance(item, Output):
                     item.done(len(item.data))
 
+    def shows(self, rank: int, stream: Stream | None) -> bool:
+        """Return True if the user's options show this output."""
+        return stream not in self._hidden and (
+            self._ranks is None or any(rank in part for part in self._ranks)
+        )
+
+    def keep_files(self, files: OutputFiles) -> None:
+        """Write output to `files` too, in place of earlier files."""
+        if self._files is not None:
+            self._files.close()
+        self._files = files
+
+    def begin_store(self, make_store: "Callable[[], OutputStore]", places: Mapping[int, Place]) -> None:
+        """Keep all output in a store, the newest first. Without a store, others just can't look at the job."""
+        if self.store is None:
+            with suppress(OSError):
+                self.store = make_store()
+                self.store.learn_places(places)
+                self._recent.pour_into(self.store)
+                self._keep_unfinished(None)
+
+    def keep_unfinished_unless_stored(self, lines: "UnfinishedLines") -> None:
+        """Note unfinished lines, unless the store keeps them."""
+        self._keep_unfinished(lines if self.store is None else None)
+
+    def leave_terminal(self) -> None:
+        """Write what readers take at once, then forget stdout and stderr."""
+        for outlet in self._each:
+            outlet.put(partial(outlet.display.status, None))
+            outlet.write(self._clock())
+            outlet.drop(self._clock())
+        for file in self._raw:
+            file.close()
+        self._each.clear()
+        self._outlets.clear()
+
     def _print(self) -> None:
-        closing = False
-        while not closing:
-            batch, closing = self._take()
+        is_last = False
+        while not is_last:
+            batch, is_last = self._next_batch()
             for item in batch:
                 self._handle(item)
-            if closing:
+            if is_last:
                 self._finish()
             self._write(self._clock())
         self._write_the_rest()
-        if self._last is not None:
-            self._handle(self._said(self._last(self.has_lost)))
+        if self.closing.last is not None:
+            self._handle(_message(self.closing.last(self.has_lost)))
             self._write(self._clock())
-            if self._is_taken:  # else its reader takes nothing, and was waited for
+            if self.is_taken:  # otherwise the patience is used up already
                 self._write_the_rest()
-        if self._store is not None:
-            self._store.close()
+        if self.store is not None:
+            self.store.close()
 
     def _write_the_rest(self) -> None:
+        patience = self.closing.patience
         last = self._clock()
-        while held := [outlet for outlet in self._each if outlet.waits_at is not None]:
-            patience = None if self._patience is None else last + self._patience - self._clock()
-            if patience is not None and patience <= 0:
-                self._drop(held, self._patience or 0.0)
+        while waiting := [outlet for outlet in self._each if outlet.waits_at is not None]:
+            left = None if patience is None else last + patience - self._clock()
+            if left is not None and left <= 0:
+                self._drop(waiting, patience or 0.0)
                 return
-            self._wait(patience)
+            self._bell.wait_for(waiting, left)
             if self._write(self._clock()):
                 last = self._clock()
 
-    def _drop(self, held: list[Outlet], patience: float) -> None:
-        self._is_taken = False
-        for outlet in held:
+    def _drop(self, waiting: list[Outlet], patience: float) -> None:
+        self.is_taken = False
+        for outlet in waiting:
             name = outlet.waits_for
             outlet.drop(self._clock())
-            self._report(outlet, f"{name}: nobody has read it for {patience:g} s; some output is lost")
+            self._say_once(outlet, f"{name}: nobody has read it for {patience:g} s; some output is lost")
         self._write(self._clock())
 
-    def _take(self) -> tuple[list[_Item], bool]:
-        """What is there now, at least one item unless something else is due; whether it is the last."""
+    def _next_batch(self) -> tuple[list[_Item], bool]:
+        """Return the queued items, and True after the last one. Waits for an item unless something else is due."""
         batch: list[_Item] = []
         size = 0
         timeout = self._until_due()
         try:
-            if any(outlet.waits_at is not None for outlet in self._each):
-                self._wait(timeout, is_woken=True)
+            waiting = [outlet for outlet in self._each if outlet.waits_at is not None]
+            if waiting:
+                # The queue alone would not notice that a reader takes more.
+                self._bell.wait_for(waiting, timeout, self._queue.empty)
                 timeout = 0.0
             item = self._queue.get(timeout=timeout)
             while item is not None:
                 batch.append(item)
                 size += len(item.data) if isinstance(item, Output) else 0
+                # A bounded page: its memory, and the time until the next deadline.
                 if size >= BATCH:
                     return batch, False
                 item = self._queue.get_nowait()
@@ -350,31 +422,11 @@ class Printer:
             return batch, False
         return batch, True
 
-    def _wait(self, timeout: float | None, *, is_woken: bool = False) -> None:
-        """Until a reader takes more, or, if `is_woken`, something is put."""
-        poll = select.poll()
-        for outlet in self._each:
-            if (descriptor := outlet.waits_at) is not None:
-                poll.register(descriptor, select.POLLOUT)
-        if is_woken:
-            self._bell = self._bell or new_bell()
-            if self._bell is None:
-                timeout = _UNWOKEN if timeout is None else min(timeout, _UNWOKEN)
-            else:
-                poll.register(self._bell[0], select.POLLIN)
-        self._waits = is_woken  # before the look at the queue: what is put from now on rings
-        if not is_woken or self._queue.empty():
-            poll.poll(None if timeout is None else timeout * 1000)
-        self._waits = False
-        if self._bell is not None:
-            with suppress(BlockingIOError):
-                os.read(self._bell[0], _READ_SIZE)
-
     def _until_due(self) -> float | None:
-        known = [time for outlet in self._each if (time := outlet.deadline) is not None]
-        if self._store is not None and (due := self._store.deadline) is not None:
-            known.append(due)
-        return max(0.0, min(known) - self._clock()) if known else None
+        times = [time for outlet in self._each if (time := outlet.deadline) is not None]
+        if self.store is not None and (due := self.store.deadline) is not None:
+            times.append(due)
+        return max(0.0, min(times) - self._clock()) if times else None
 
     def _handle(self, item: _Item) -> None:
         if isinstance(item, _Task):
@@ -382,34 +434,27 @@ class Printer:
         elif isinstance(item, _Word):
             self._tell(item)
         else:
+            # Files first: their sizes go on record with the output's acknowledgement.
             if self._files is not None and item.data:
-                item = self._file(self._files, item)
-            if self._store is None:
+                item = self._write_to_file(self._files, item)
+            if self.store is None:
                 self._recent.add(item, len(item.data))
             else:
-                item.keep(self._store)
-            if self._outlets and self._shows(item.rank, item.stream):
+                item.keep(self.store)
+            if self._outlets and self.shows(item.rank, item.stream):
                 self._outlets[item.stream].put(item)
             else:
-                self._owed.append(item)
+                self._kept.append(item)
 
     def _tell(self, word: _Word) -> None:
-        if self._store is None:
+        if self.store is None:
             self._recent.add(word, 0)
         elif word.keep is not None:
-            word.keep(self._store)
+            word.keep(self.store)
         if word.tell is not None:
             for outlet in self._each if word.stream is None else (self._outlets.get(word.stream),):
                 if outlet is not None:
                     outlet.put(partial(word.tell, outlet.display))
-
-    def _begin_store(self, make_store: "Callable[[], OutputStore]") -> None:
-        if self._store is None:
-            with suppress(OSError):  # then there is nothing to look at
-                self._store = make_store()
-                self._store.place(self._places)
-                self._recent.pour_into(self._store)
-                self._keep_unfinished(None)
 
     def _keep_unfinished(self, lines: "UnfinishedLines | None") -> None:
         if lines is None and self._unfinished is not None:
@@ -418,16 +463,6 @@ class Printer:
         for outlet in self._each:
             outlet.display.keep_unfinished(lines)
 
-    def _shows(self, rank: int, stream: Stream | None) -> bool:
-        return stream not in self._hidden and (
-            self._shown is None or any(rank in part for part in self._shown)
-        )
-
-    def _keep(self, files: OutputFiles) -> None:
-        if self._files is not None:
-            self._files.close()
-        self._files = files
-
     def _finish(self) -> None:
         for outlet in self._each:
             outlet.put(outlet.display.end_all)
@@ -435,25 +470,23 @@ class Printer:
             self._files.close()
 
     def _write_store(self) -> None:
-        """What only the store has is done with."""
-        if self._store is not None:
+        """Write the store, and acknowledge output that no display shows."""
+        if self.store is not None:
             try:
-                self._store.write()
+                self.store.write()
             except OSError as error:
-                self._has_lost = True
-                self._report(self._store, f"the job's directory: {_reason(error)}; some output is not kept")
-        owed, self._owed = self._owed, []
-        for output in owed:
+                self._say_once(self.store, f"the job's directory: {_reason(error)}; some output is not kept")
+        kept, self._kept = self._kept, []
+        for output in kept:
             output.done(len(output.data))
 
-    def _file(self, files: OutputFiles, item: Output) -> Output:
-        """With it, the file's size is on record too."""
-        begin = files.end(item.rank, item.stream)
+    def _write_to_file(self, files: OutputFiles, item: Output) -> Output:
+        """Write output to its file; return it with calls that put the file's size on record too."""
+        begin = files.size(item.rank, item.stream)
         try:
             files.write(item.rank, item.stream, item.data)
         except OSError as error:
-            self._has_lost = True
-            self._report(
+            self._say_once(
                 files, f"{error.filename}: {_reason(error)}; the files of --output-filename are not complete"
             )
         return item._replace(
@@ -462,26 +495,70 @@ class Printer:
         )
 
     def _write(self, now: float) -> bool:
-        """Write what is taken at once; whether that was anything."""
+        """Write what readers take at once; return True if that was anything."""
+        # The store comes first: whoever takes over must have all that a reader has seen.
         self._write_store()
         has_written = [outlet.write(now) for outlet in self._each]
-        self._taken += any(has_written)
+        self.writes += any(has_written)
         return any(has_written)
 
     def _not_written(self, file: RawFile, error: OSError) -> None:
-        is_terminal_gone = error.errno == errno.EIO and self._store is not None  # all of it is kept
+        is_terminal_gone = error.errno == errno.EIO and self.store is not None  # the store keeps everything
         if not isinstance(error, BrokenPipeError) and not is_terminal_gone:
-            self._has_lost = True
-            self._report(file, f"{file.name}: {_reason(error)}; some output is lost")
+            self._say_once(file, f"{file.name}: {_reason(error)}; some output is lost")
         elif self._on_broken is not None:
             on_broken, self._on_broken = self._on_broken, None
             on_broken()
 
-    def _report(self, culprit: object, text: str) -> None:
-        """Say once what is wrong with `culprit`; with the next page written."""
+    def _say_once(self, culprit: object, text: str) -> None:
+        """Report lost output once for each `culprit`, on the next page."""
         if culprit not in self._reported:
             self._reported.add(culprit)
-            self._handle(self._said(text))
+            self._handle(_message(text))
+
+
+class _Bell:
+    """A pipe that wakes the printer's thread while it waits for slow readers.
+
+    Without slow readers the queue itself wakes the thread, which is cheaper than a write for each item.
+    """
+
+    def __init__(self) -> None:
+        self._pipe: tuple[int, int] | None = None
+        self._is_waiting = False
+
+    def ring(self) -> None:
+        """Wake the thread, from any thread."""
+        if self._is_waiting and self._pipe is not None:
+            with suppress(BlockingIOError):  # a full pipe wakes it as well
+                os.write(self._pipe[1], b"\0")
+
+    def wait_for(
+        self, outlets: Iterable[Outlet], timeout: float | None, is_idle: Callable[[], bool] | None = None
+    ) -> None:
+        """Wait until a reader takes more, or until ring(), if `is_idle` is given and returns True."""
+        poll = select.poll()
+        for outlet in outlets:
+            if (descriptor := outlet.waits_at) is not None:
+                poll.register(descriptor, select.POLLOUT)
+        if is_idle is not None:
+            self._pipe = self._pipe or new_bell()
+            if self._pipe is None:
+                timeout = _UNWOKEN if timeout is None else min(timeout, _UNWOKEN)
+            else:
+                poll.register(self._pipe[0], select.POLLIN)
+        # Set before is_idle() looks at the queue: an item put in between rings, and is not missed.
+        self._is_waiting = is_idle is not None
+        if is_idle is None or is_idle():
+            poll.poll(None if timeout is None else timeout * 1000)
+        self._is_waiting = False
+        if self._pipe is not None:
+            with suppress(BlockingIOError):
+                os.read(self._pipe[0], _READ_SIZE)
+
+
+def _message(text: str) -> _Word:
+    return _Word(lambda display, _: display.say(text), keep=lambda keeper: keeper.say(text))
 
 
 def _keep_line(rank: int, stream: Stream, text: bytes, keeper: Keeper) -> None:

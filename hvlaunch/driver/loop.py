@@ -203,7 +203,7 @@ class Driver:
             self._record.go_on(takeover.past, takeover.epoch, takeover.shift)
         self._open_to_horovod(replay.newest_starts)
         self._stdin.drop_readers()
-        self._printer.place(self.ranks.places())
+        self._printer.learn_places(self.ranks.places())
         if self._record is not None:
             unfinished = self._record.unfinished
             self._printer.begun(unfinished.read(), lambda _: unfinished.forget())
@@ -279,7 +279,7 @@ class Driver:
         actions = self._engine.handle_or_end(arrival.event, now)
         places = [launch.place for launch in self.ranks.update(actions)]
         if places:
-            self._printer.place({place.rank: (place.host, place.local_rank) for place in places})
+            self._printer.learn_places({place.rank: (place.host, place.local_rank) for place in places})
         return [Turn(now, arrival, actions, is_idle=self._engine.is_idle)]
 
     def _is_for_watchers(self, event: on.Event) -> bool:

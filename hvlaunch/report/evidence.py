@@ -134,7 +134,7 @@ def _last_lines(tail: bytes) -> tuple[str, ...]:
 def _lines(tail: bytes) -> list[str]:
     """Return cleaned lines from the end of stderr."""
     splitter = LineSplitter()
-    whole = splitter.feed(tail) + splitter.end()
+    whole = splitter.feed(tail) + splitter.finish()
     # A full tail was probably cut inside its first line.
     if len(tail) >= TAIL:
         whole = whole.partition(b"\n")[2] or whole

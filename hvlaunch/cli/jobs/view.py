@@ -120,10 +120,10 @@ class View:
                     self._waiting += len(item.data)
                 self.printer.output(rank, item.kind, item.data, self._done)
             case _:
-                self.printer.end(rank, cast("Stream", item.kind.removesuffix(" ended")))
+                self.printer.end_stream(rank, cast("Stream", item.kind.removesuffix(" ended")))
 
     def _place(self, places: Mapping[str, Any]) -> None:
-        self.printer.place({int(rank): (host, local_rank) for rank, (host, local_rank) in places.items()})
+        self.printer.learn_places({int(rank): (host, local_rank) for rank, (host, local_rank) in places.items()})
 
     def _done(self, size: int) -> None:
         with self._changed:

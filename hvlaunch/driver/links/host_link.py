@@ -63,7 +63,7 @@ class OutputPrinter(Protocol):
         note: Callable[[bool], None] | None,
     ) -> None: ...
 
-    def end(self, rank: int, stream: Stream, done: Callable[[int], None], origin: "Origin") -> None: ...
+    def end_stream(self, rank: int, stream: Stream, done: Callable[[int], None], origin: "Origin") -> None: ...
 
     def tail(self, rank: int) -> bytes:
         """The last bytes of its stderr."""
@@ -421,7 +421,7 @@ class HostLink:
             note = None if self._seen is None else partial(self._note, self._seen, header["stream"], frame)
             self._printer.output(rank, header["stream"], body, done, origin, note)
         else:
-            self._printer.end(rank, header["stream"], done, origin)
+            self._printer.end_stream(rank, header["stream"], done, origin)
 
     def _result(self, worker: tuple[int, int, int], rank: int, body: bytes) -> None:
         """A part of what a worker returns; it has ended where that is empty. Raises BadFrame."""

@@ -166,7 +166,7 @@ class Job:
         self._check_stream(rank, "stderr")
         return b""
 
-    def end(self, rank: int, stream: Any, done: Any, origin: tuple[str, int]) -> None:
+    def end_stream(self, rank: int, stream: Any, done: Any, origin: tuple[str, int]) -> None:
         self._check_stream(rank, stream)
 
     def _check_stream(self, rank: int, stream: Any) -> None:

@@ -38,7 +38,7 @@ class Stream:
         self.now = end
 
     def end(self):
-        self.keep(self.bars.feed(ONE, self.splitter.end(), None, self.now) + self.bars.end(ONE))
+        self.keep(self.bars.feed(ONE, self.splitter.finish(), None, self.now) + self.bars.finish(ONE))
         assert ONE not in self.bars
         return self.printed
 
@@ -165,4 +165,4 @@ def test_bars_do_not_disturb_each_other():
         bars.feed(owner, b"1\r2\r", None, 0.0)
     assert bars.due(INTERVAL - 0.01) == []
     assert bars.due(INTERVAL) == [(ONE, b"2\n"), (OTHER, b"2\n")]
-    assert bars.end(THIRD) == b""
+    assert bars.finish(THIRD) == b""

@@ -40,7 +40,7 @@ class Place:
         return self.written[before:]
 
     def expect(self, ranks):
-        self.display.place({rank: (f"gpu{rank // 2}", rank % 2) for rank in ranks})
+        self.display.learn_places({rank: (f"gpu{rank // 2}", rank % 2) for rank in ranks})
 
     def output(self, rank, data, stream=OUT):
         self.display.output((rank, stream), data, self.now)
@@ -82,7 +82,7 @@ def test_bars_below_and_lines_above(terminal):
     place.output(0, b"\r100%\n", ERR)
     terminal.feed(place.flush())
     assert terminal.shown == "[0] epoch 1\nhvlaunch: message\n[0] 100%\n[1] 30%"
-    place.display.end((1, ERR), place.now)
+    place.display.end_stream((1, ERR), place.now)
     terminal.feed(place.flush())
     assert terminal.shown == "[0] epoch 1\nhvlaunch: message\n[0] 100%\n[1] 30%"
     assert terminal.row == 4, "a line now, and no live row"
@@ -308,7 +308,7 @@ def test_a_line_between_the_answer_and_the_news_of_it(terminal):
 
 def test_a_prompt_without_an_answer_is_a_line_in_the_end(terminal):
     place = asking(terminal)
-    place.display.end((0, OUT), place.now)
+    place.display.end_stream((0, OUT), place.now)
     place.display.end_all(place.now)
     terminal.feed(place.flush(1))
     assert terminal.shown.splitlines() == ["[0] hello", "[0] Name?"]

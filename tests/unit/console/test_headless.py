@@ -21,10 +21,10 @@ def kept(directory):
 def test_all_is_kept_before_it_is_done(tmp_path):
     printer = Printer(None, None, store=OutputStore(tmp_path), options=ConsoleOptions(ranks=()))
     done = []
-    printer.place({0: ("a", 0)})
+    printer.learn_places({0: ("a", 0)})
     printer.status(lambda: Status("nobody reads it"))
     printer.output(0, "stdout", b"half", lambda _: done.append(kept(tmp_path)[-1]), ("a", 1))
-    printer.end(0, "stdout", lambda _: done.append(kept(tmp_path)[-1]), ("a", 2))
+    printer.end_stream(0, "stdout", lambda _: done.append(kept(tmp_path)[-1]), ("a", 2))
     printer.say("hello")
     printer.show("report\n")
     assert printer.close(WAIT, lambda has_lost: f"lost: {has_lost}")
@@ -65,7 +65,7 @@ def test_what_goes_headless_keeps_what_was_newest_and_writes_no_more(tmp_path):
     console.printer.go_headless()
     assert console.done == [7, 5]
     console.output(0, b"after\n")
-    console.printer.end(0, "stdout", console.done.append)
+    console.printer.end_stream(0, "stdout", console.done.append)
     assert console.close() == (b"[0]<stdout>: before\n[0]<stdout>: both\n", b"hvlaunch: a message\n")
     assert console.done == [7, 5, 6, 0]
     assert [data for _, _, data in kept(tmp_path)] == [

@@ -9,7 +9,7 @@ from hvlaunch.console.lines import LONGEST, LineSplitter, Screen
 
 def split(chunks):
     splitter = LineSplitter()
-    return b"".join([*(splitter.feed(chunk) for chunk in chunks), splitter.end()])
+    return b"".join([*(splitter.feed(chunk) for chunk in chunks), splitter.finish()])
 
 
 def one_byte_at_a_time(data):
@@ -83,8 +83,8 @@ def test_only_whole_lines_come_out():
     assert splitter.feed(b"one\ntw") == b"one\n"
     assert splitter.feed(b"") == b""
     assert splitter.feed(b"o\nthr") == b"two\n"
-    assert splitter.end() == b"thr\n"
-    assert splitter.end() == b""
+    assert splitter.finish() == b"thr\n"
+    assert splitter.finish() == b""
 
 
 def test_a_return_at_the_end_of_a_chunk_waits_for_what_follows():
@@ -92,7 +92,7 @@ def test_a_return_at_the_end_of_a_chunk_waits_for_what_follows():
     assert splitter.feed(b"50%\r") == b""
     assert splitter.feed(b"\nnext\r") == b"50%\n"
     assert splitter.feed(b"60%") == b"next\r"
-    assert splitter.end() == b"60%\n"
+    assert splitter.finish() == b"60%\n"
 
 
 def test_what_a_terminal_would_show_of_a_bar():
@@ -125,7 +125,7 @@ def test_the_end_of_a_long_line_is_no_state():
 
 def test_after_its_end_a_stream_begins_anew():
     splitter = LineSplitter()
-    assert splitter.feed(b"old\r") + splitter.end() == b"old\n"
+    assert splitter.feed(b"old\r") + splitter.finish() == b"old\n"
     assert splitter.feed(b"\nnew\n") == b"\nnew\n"
 
 
@@ -154,7 +154,7 @@ A, B = "a", "b"
 def placed(*texts):
     screen = Screen()
     prefixes = {A: b"[a] ", B: b"[b] "}
-    return b"".join(part for owner, text in texts for part in screen.place(owner, prefixes[owner], text))
+    return b"".join(part for owner, text in texts for part in screen.arrange(owner, prefixes[owner], text))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def merged(*writes, ranks=range(4)):
     merger.expect(ranks)
     for rank, lines in writes:
         merger.add(rank, "stdout", lines, 0.0)
-    return [(who, text) for who, _, text in merger.take(0.0) + merger.take(_WINDOW)]
+    return [(who, text) for who, _, text in merger.take_lines(0.0) + merger.take_lines(_WINDOW)]
 
 
 ALL = (0, 1, 2, 3)
@@ -51,9 +51,9 @@ def test_a_line_of_all_ranks_waits_no_longer():
     merger = Merger()
     merger.expect([0, 1])
     merger.add(0, "stdout", b"a\nb\n", 0.0)
-    assert merger.take(0.0) == []
+    assert merger.take_lines(0.0) == []
     merger.add(1, "stdout", b"a\n", 0.1)
-    assert merger.take(0.1) == [((0, 1), "stdout", b"a\n")]
+    assert merger.take_lines(0.1) == [((0, 1), "stdout", b"a\n")]
     assert merger.deadline == _WINDOW
 
 
@@ -63,9 +63,9 @@ def test_a_rank_whose_stream_has_ended_is_not_waited_for():
     merger.ended(1, "stderr")
     merger.add(0, "stdout", b"a\n", 0.0)
     merger.add(0, "stderr", b"b\n", 0.0)
-    assert merger.take(0.0) == []
+    assert merger.take_lines(0.0) == []
     merger.ended(1, "stdout")
-    assert merger.take(0.0) == [((0,), "stdout", b"a\n"), ((0,), "stderr", b"b\n")]
+    assert merger.take_lines(0.0) == [((0,), "stdout", b"a\n"), ((0,), "stderr", b"b\n")]
     assert merger.deadline is None
 
 
@@ -74,10 +74,10 @@ def test_the_window_is_each_lines_own():
     merger.expect([0, 1])
     merger.add(0, "stdout", b"a\n", 0.0)
     merger.add(0, "stdout", b"b\n", 0.1)
-    assert merger.take(_WINDOW - 0.01) == []
-    assert merger.take(_WINDOW) == [((0,), "stdout", b"a\n")]
+    assert merger.take_lines(_WINDOW - 0.01) == []
+    assert merger.take_lines(_WINDOW) == [((0,), "stdout", b"a\n")]
     merger.add(1, "stdout", b"b\n", _WINDOW)
-    assert merger.take(_WINDOW) == [((0, 1), "stdout", b"b\n")]
+    assert merger.take_lines(_WINDOW) == [((0, 1), "stdout", b"b\n")]
 
 
 def test_streams_are_not_merged_with_each_other():
@@ -85,7 +85,7 @@ def test_streams_are_not_merged_with_each_other():
     merger.expect([0, 1])
     merger.add(0, "stdout", b"a\n", 0.0)
     merger.add(1, "stderr", b"a\n", 0.0)
-    assert merger.take(_WINDOW) == [((0,), "stdout", b"a\n"), ((1,), "stderr", b"a\n")]
+    assert merger.take_lines(_WINDOW) == [((0,), "stdout", b"a\n"), ((1,), "stderr", b"a\n")]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_no_more_is_held_than_memory_allows(lines):
     merger = Merger()
     merger.expect([0, 1])
     merger.add(0, "stdout", lines, 0.0)
-    assert merger.take(0.0) == [((0,), "stdout", lines)]
+    assert merger.take_lines(0.0) == [((0,), "stdout", lines)]
 
 
 def test_many_lines_put_in_at_one_place_keep_their_order():
@@ -126,9 +126,9 @@ def test_every_rank_has_all_its_lines_in_its_order(writes):
         now += pause
         merger.add(rank, "stdout", b"".join(lines), now)
         written[rank] += lines
-        printed += merger.take(now)
+        printed += merger.take_lines(now)
         assert merger.deadline is None or merger.deadline > now
-    printed += merger.take(now, everything=True)
+    printed += merger.take_lines(now, everything=True)
     for ranks, _, text in printed:
         for rank in ranks:
             seen[rank] += text.splitlines(keepends=True)
@@ -136,4 +136,4 @@ def test_every_rank_has_all_its_lines_in_its_order(writes):
         rank: lines for rank, lines in written.items() if lines
     }
     assert merger.deadline is None
-    assert merger.take(now, everything=True) == []
+    assert merger.take_lines(now, everything=True) == []

@@ -63,7 +63,7 @@ def test_what_the_display_is_told_keeps_its_turn(pipe):
     done: list[int] = []
     for number in range(MANY):
         place = {0: (f"host{number % 2}", 0)}
-        outlet.put(lambda _, place=place: outlet.display.place(place))
+        outlet.put(lambda _, place=place: outlet.display.learn_places(place))
         outlet.put(Output(0, "stdout", SOME, done.append))
         outlet.write(0.0)
     text, _ = read_all(read, outlet, done)

@@ -38,10 +38,10 @@ def kept(directory):
 
 
 def test_what_is_kept_of_each_thing(store, tmp_path):
-    store.place({0: ("a", 0)})
+    store.learn_places({0: ("a", 0)})
     store.output(0, "stdout", b"one\n", ("a", 7))
     store.output(3, "stderr", b"\x00\xff")
-    store.end(0, "stdout", ("a", 8))
+    store.end_stream(0, "stdout", ("a", 8))
     store.say("host b: lost \udcff")
     store.show("the report\n")
     store.write()
@@ -106,7 +106,7 @@ def test_a_byte_that_is_not_as_it_was_written_ends_what_is_believed(store, tmp_p
 
 def test_the_newest_is_kept_and_the_oldest_goes(tmp_path):
     store = new_store(tmp_path, most=80_000)
-    store.place({0: ("a", 0)})
+    store.learn_places({0: ("a", 0)})
     for number in range(1000):
         store.output(0, "stdout", b"%04d\n" % number * 40, ("a", number))
         store.write()
@@ -125,7 +125,7 @@ def test_the_newest_is_kept_and_the_oldest_goes(tmp_path):
 
 def test_the_head_of_a_new_segment_that_is_not_whole_takes_nothing_with_it(tmp_path):
     store = new_store(tmp_path, {"prefix": "p"}, most=8000)
-    store.place({5: ("a", 2)})
+    store.learn_places({5: ("a", 2)})
     store.output(0, "stdout", b"x" * 1000, ("a", 4))
     store.write()
     segment_path(tmp_path, 2).write_bytes(segment_path(tmp_path, 2).read_bytes()[:10])
@@ -246,7 +246,7 @@ def test_of_a_bar_a_state_is_kept_each_second_and_the_last_one(tmp_path, form):
     store.output(0, "stderr", b"\r100", ("a", 100))
     store.output(0, "stderr", b"\r101", ("a", 101))
     store.output(0, "stderr", b"done\n", ("a", 102))
-    store.end(0, "stderr")
+    store.end_stream(0, "stderr")
     store.write()
     assert [item.data for item in all_items(tmp_path)][-3:] == [b"\r100\r101", b"done\n", b""]
     assert store.seen["a"] == 102
@@ -290,7 +290,7 @@ def test_what_is_kept_already_is_not_kept_again(store, tmp_path):
     for number, text in ((6, b"zero\n"), (7, b"one\n"), (8, b"two\n")):
         again.output(0, "stdout", text, ("a", number))
     again.output(0, "stdout", b"another\n", ("b", 1))
-    again.end(0, "stdout", ("a", 7))
+    again.end_stream(0, "stdout", ("a", 7))
     again.write()
     assert kept(tmp_path) == [(0, b"one\n"), (0, b"two\n"), (0, b"another\n")]
     assert not [item for item in all_items(tmp_path) if item.kind == "stdout ended"]

@@ -12,8 +12,8 @@ NOW = datetime(2026, 11, 7, 1, 2, 3, 456789, tzinfo=timezone(timedelta(hours=1))
 
 def prefix(template, ranks=(3,), stream="stdout"):
     made = Prefix(template, now=lambda: NOW)
-    made.place({0: ("gpu01", 0), 1: ("gpu01", 1), 2: ("gpu02", 0), 3: ("gpu02", 1), 4: ("gpu03", 0)})
-    return made.of(ranks, stream)
+    made.learn_places({0: ("gpu01", 0), 1: ("gpu01", 1), 2: ("gpu02", 0), 3: ("gpu02", 1), 4: ("gpu03", 0)})
+    return made.text_for(ranks, stream)
 
 
 @pytest.mark.parametrize(
@@ -59,21 +59,21 @@ def test_ranks_that_have_a_host_or_local_rank_in_common():
 
 def test_a_rank_may_get_another_place():
     made = Prefix("{host} ")
-    made.place({0: ("a", 0)})
-    assert made.of((0,), "stdout") == b"a "
-    made.place({0: ("b", 0)})
-    assert made.of((0,), "stdout") == b"b "
+    made.learn_places({0: ("a", 0)})
+    assert made.text_for((0,), "stdout") == b"a "
+    made.learn_places({0: ("b", 0)})
+    assert made.text_for((0,), "stdout") == b"b "
 
 
 def test_the_time_is_asked_for_each_time():
     times = iter([NOW, NOW + timedelta(seconds=1)])
     made = Prefix("{time:%S} ", now=lambda: next(times))
-    assert [made.of((0,), "stdout") for _ in range(2)] == [b"03 ", b"04 "]
+    assert [made.text_for((0,), "stdout") for _ in range(2)] == [b"03 ", b"04 "]
 
 
 def test_without_a_clock_of_its_own_it_is_now():
     before = datetime.now().astimezone()
-    made = datetime.fromisoformat(Prefix("{time:%Y-%m-%dT%H:%M:%S.%f%z}").of((0,), "stdout").decode())
+    made = datetime.fromisoformat(Prefix("{time:%Y-%m-%dT%H:%M:%S.%f%z}").text_for((0,), "stdout").decode())
     assert before <= made <= datetime.now().astimezone()
 
 

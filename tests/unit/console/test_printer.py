@@ -24,7 +24,7 @@ def test_whose_line_is_whose():
 
 def test_another_prefix():
     console = Console(options=ConsoleOptions(prefix="{stream}-{rank} {host}/{local_rank}|"))
-    console.printer.place({9: ("gpu01", 1)})
+    console.printer.learn_places({9: ("gpu01", 1)})
     console.output(9, b"a\nb\n")
     assert console.close()[0] == b"stdout-9 gpu01/1|a\nstdout-9 gpu01/1|b\n"
 
@@ -41,8 +41,8 @@ def test_lines_are_printed_whole_however_they_come():
 def test_the_end_of_a_stream_prints_its_unfinished_line():
     console = Console()
     console.output(0, b"bye")
-    console.printer.end(0, "stdout")
-    console.printer.end(1, "stdout")
+    console.printer.end_stream(0, "stdout")
+    console.printer.end_stream(1, "stdout")
     console.output(0, b"again\n")
     assert console.close()[0] == b"[0]<stdout>: bye\n[0]<stdout>: again\n"
 
@@ -161,7 +161,7 @@ def test_tails():
 def test_the_next_worker_of_a_rank_begins_a_new_tail():
     console = Console()
     console.output(0, b"old\n", "stderr")
-    console.printer.end(0, "stderr")
+    console.printer.end_stream(0, "stderr")
     assert console.printer.tail(0) == b"old\n"
     console.output(0, b"new\n", "stderr")
     console.output(0, b"more\n", "stderr")
@@ -190,7 +190,7 @@ def test_hidden_ranks_are_in_files_and_tails_all_the_same(tmp_path):
     for rank in range(16):
         console.output(rank, b"out %d\n" % rank)
         console.output(rank, b"err %d" % rank, "stderr")
-        console.printer.end(rank, "stderr")
+        console.printer.end_stream(rank, "stderr")
     stdout, stderr = console.close()
     shown = [0, *range(8, 16)]
     assert stdout == b"".join(b"[%d]<stdout>: out %d\n" % (rank, rank) for rank in shown)
@@ -206,7 +206,7 @@ def test_a_hidden_stream_is_in_files_and_tails_all_the_same(tmp_path):
     console.printer.keep(OutputFiles(tmp_path, 1))
     console.output(0, b"out\n")
     console.output(0, b"err\n", "stderr")
-    console.printer.end(0, "stdout")
+    console.printer.end_stream(0, "stdout")
     assert console.close() == (b"", b"[0]<stderr>: err\n")
     assert len(console.done) == 2
     assert (tmp_path / "rank.0" / "stdout").read_bytes() == b"out\n"
@@ -215,7 +215,7 @@ def test_a_hidden_stream_is_in_files_and_tails_all_the_same(tmp_path):
 
 def test_hidden_ranks_are_not_waited_for_when_lines_are_merged():
     still = Console(options=ConsoleOptions(ranks=(range(2),), merge=True), clock=lambda: 0.0)
-    still.printer.place({rank: ("a", rank) for rank in range(4)})
+    still.printer.learn_places({rank: ("a", rank) for rank in range(4)})
     arrived = threading.Event()
     for rank in range(2):
         still.printer.output(rank, "stdout", b"line\n", lambda _: arrived.set())
@@ -227,7 +227,7 @@ def test_hidden_ranks_are_not_waited_for_when_lines_are_merged():
 def test_merged_lines_come_by_themselves(pipe):
     read, write = pipe
     printer = Printer(write, io.BytesIO(), options=ConsoleOptions(merge=True))
-    printer.place({0: ("a", 0), 1: ("a", 1)})
+    printer.learn_places({0: ("a", 0), 1: ("a", 1)})
     printer.output(0, "stdout", b"only mine\n", lambda _: None)
     assert read.readline() == b"[0]<stdout>: only mine\n"
     assert printer.close(WAIT)

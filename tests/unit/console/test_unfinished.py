@@ -40,7 +40,7 @@ def test_how_a_line_begins_is_noted_when_its_frame_is_done_with(path: Path) -> N
     console.shown(3, b"inning\n")
     console.shown(1, b" is 0.5")
     assert UnfinishedLines(path).read() == {(1, "stdout"): b"loss is 0.5"}
-    console.printer.end(1, "stdout", console.done.append)
+    console.printer.end_stream(1, "stdout", console.done.append)
     console.shown(0, b"whole\n")
     assert UnfinishedLines(path).read() == {}
     console.close()
@@ -128,7 +128,7 @@ def test_where_there_is_no_room_for_all_some_are_kept(path: Path) -> None:
 def test_lines_that_wait_to_be_merged_are_not_done_with() -> None:
     now = [0.0]
     console = Console(options=ConsoleOptions(merge=True, prefix=""), clock=lambda: now[0])
-    console.printer.place({0: ("a", 0), 1: ("a", 1)})
+    console.printer.learn_places({0: ("a", 0), 1: ("a", 1)})
     console.output(0, b"hello\n")
     for _ in range(2):  # what is done with is told when all that came together is written
         is_shown = threading.Event()

@@ -41,7 +41,7 @@ class Sink:
     def tail(self, rank: int) -> bytes:
         return b"".join(data for of, stream, data in self.got if (of, stream) == (rank, "stderr"))
 
-    def end(self, rank: int, stream: str, done: Any, origin: tuple[str, int]) -> None:
+    def end_stream(self, rank: int, stream: str, done: Any, origin: tuple[str, int]) -> None:
         self.got.append((rank, stream, b"END"))
 
 
