@@ -1,11 +1,11 @@
-"""hvlaunch: starts distributed PyTorch training on every machine that you can ssh into.
+"""hvlaunch: starts distributed PyTorch training on machines that you can ssh into.
 
-From Python: run() and Launcher call functions there (docs/python.md).
+From Python, run() and Launcher call functions on these machines (docs/python.md).
 """
 
 __version__ = "0.1.0"
 
-# By name, and when it is asked for: workers and drivers import this package too. The types are in __init__.pyi.
+# Names are imported on first use, because workers and drivers import this package too. __init__.pyi has the types.
 _PLACES = {
     "Cluster": "cluster",
     "Job": "job",

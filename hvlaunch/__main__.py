@@ -1,4 +1,4 @@
-"""The program, and `python -m hvlaunch`: Ctrl-C ends it quietly from its first line on."""
+"""The program, and `python -m hvlaunch`. Ctrl-C ends it quietly from the first line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["script"]
 _INTERRUPTED = 130  # 128 + SIGINT
 _STDERR = 2
 _OBJECTS_PER_COLLECTION = 100_000
-"""More than the start of a job makes. Nearly all of them stay, and looking through them takes 15 ms."""
+"""More than the start of a job makes. Nearly all of these objects stay, so a collection would waste 15 ms."""
 
 
 def script() -> NoReturn:
-    """Run hvlaunch, whose import takes a tenth of a second."""
+    """Run hvlaunch; its import takes a tenth of a second."""
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
-    # What was closed by who started us is empty instead, so that nothing else gets its number.
+    # If the parent closed stdin, stdout or stderr, open them on /dev/null: another file must not get their numbers.
     while (spare := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         pass
     os.close(spare)

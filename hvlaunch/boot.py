@@ -1,4 +1,4 @@
-"""Which start of this machine it is: its monotonic clock, and what its kernel knew, are those of one start alone."""
+"""The boot id: the monotonic clock and the kernel's memory are valid only within one boot."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ __all__ = ["boot_id"]
 
 
 def boot_id() -> str:
-    """Changes when this machine boots; empty where it is not known."""
+    """Return the id of this machine's boot, or "" if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Child processes that end with this one, and blocks that an interrupt does not cut in two."""
+"""Child processes that end with this process, and blocks that an interrupt does not split."""
 
 import signal
 import threading
@@ -19,14 +19,14 @@ while read -r what group; do
 done
 for each in $groups; do kill -9 -$each; done
 """
-"""Its stdin ends when we do: by SIGKILL, too, when nobody else could tell it."""
+"""Its stdin ends when this process ends, even by SIGKILL."""
 
 
 class Sweeper:
-    """A shell that kills the process groups that it was told of once this process is gone. Thread-safe.
+    """Kills process groups once this process has ended. Thread-safe.
 
-    It starts with the first of them. A signal that the kernel sends for us (PR_SET_PDEATHSIG) would come with the
-    end of the thread that started a process, and only to that process.
+    It is a shell that starts with the first group. A signal that the kernel sends (PR_SET_PDEATHSIG) would come
+    when the thread that started a process ends, and only to that process.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Sweeper:
         self._shell: Popen[bytes] | None = None
 
     def add(self, group: int) -> None:
-        """From now on; as well as it goes, where no process or descriptor is left."""
+        """Kill the group later. Best effort: the system may lack processes or descriptors."""
         with self._lock, suppress(OSError):
             if self._shell is None:
                 self._shell = Popen(
@@ -48,18 +48,18 @@ class Sweeper:
             self._tell(self._shell, b"+ %d\n" % group)
 
     def forget(self, group: int) -> None:
-        """The group has ended: others may get its number."""
+        """Forget a group that has ended, because its number may be reused."""
         with self._lock, suppress(OSError):
             if self._shell is not None:
                 self._tell(self._shell, b"- %d\n" % group)
 
     @staticmethod
-    def _tell(shell: "Popen[bytes]", line: bytes) -> None:
+    def _tell(shell: "Popen[bytes]", command: bytes) -> None:
         if shell.stdin is not None:
-            shell.stdin.write(line)
+            shell.stdin.write(command)
 
     def close(self) -> None:
-        """Kill those that are still there."""
+        """Kill the remaining groups."""
         with self._lock:
             shell, self._shell = self._shell, None
         if shell is not None:
@@ -68,15 +68,16 @@ class Sweeper:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """An interrupt that comes within this block is one at its end.
+    """Delay an interrupt until the end of the block.
 
-    Only the main thread is interrupted, and only it may say so. An interrupt in the middle of subprocess.Popen leaves a process
-    whose number nobody knows (https://github.com/python/cpython/issues/69622).
+    Only the main thread is interrupted, and only it may change handlers. An interrupt in the middle of
+    subprocess.Popen leaves a process with an unknown number (https://github.com/python/cpython/issues/69622).
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
+    # The handler only records the signal; the previous handler gets it after the block.
     came: list[tuple[int, FrameType | None]] = []
     signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
     try:

@@ -1,7 +1,7 @@
-"""What can go wrong, named after the condition; each error carries its facts and its exit code.
+"""The errors of hvlaunch, named after the condition; each carries its facts and its exit code.
 
-Messages are one line, `host HOST: CAUSE; try: HINT`. The command line prints them as they are
-and exits with `exit_code`; docs/exit-codes.md lists the codes.
+A message is one line, `host HOST: CAUSE; try: HINT`. The command line prints it unchanged and exits with
+`exit_code`; docs/exit-codes.md lists the codes.
 """
 
 from __future__ import annotations
@@ -56,68 +56,68 @@ EXIT_TOO_FEW = 75
 EXIT_HUNG = 76
 
 _SHOWN = 100
-"""Characters of a word that a message quotes."""
+"""Maximum number of characters of a quoted word."""
 
 
 class Problem(NamedTuple):
-    """An error as plain data: what decides and what looks on need no exception."""
+    """An error as plain data, for the engine, for records and for displays."""
 
     kind: str
-    """The name of the error's class."""
+    """Class name of the error."""
     cause: str
-    """What happened."""
+    """The cause, in one line."""
     exit_code: int
-    """What the command line exits with."""
+    """Exit code of the command line."""
     host: str | None = None
-    """Where it happened, if on one host."""
+    """The host of the problem, if it is about one host."""
     hint: str | None = None
-    """What to try."""
+    """Advice for the user, if any."""
     other: str | None = None
-    """The second host, where the problem is between two."""
+    """The second host of a problem between two hosts."""
     addresses: tuple[str, ...] = ()
-    """What was tried."""
+    """The addresses that were tried."""
     path: str | None = None
-    """The directory that is missing on the host."""
+    """The missing directory."""
     errors: tuple[Problem, ...] = ()
-    """One for each host, where several failed."""
+    """The errors of several hosts."""
     host_key: tuple[str, str] | None = None
-    """Its type and its fingerprint, where nobody knows whether it is the host's."""
+    """Type and fingerprint of an unknown host key."""
 
     def __str__(self) -> str:
-        where = f"host {self.host}: " if self.host else ""
+        prefix = f"host {self.host}: " if self.host else ""
         hint = f"; try: {self.hint}" if self.hint else ""
-        return f"{where}{self.cause}{hint}"
+        return f"{prefix}{self.cause}{hint}"
 
 
 class HvlaunchError(Exception):
-    """The base of all errors of hvlaunch."""
+    """Base class of all errors of hvlaunch."""
 
     exit_code = EXIT_INTERNAL
-    """What the command line exits with: 70, where a kind of error has no code of its own."""
+    """Exit code of the command line: 70, unless the kind of error has its own."""
 
     def __init__(self, cause: str, *, host: str | None = None, hint: str | None = None) -> None:
         super().__init__(cause)
         self.cause = cause
-        """What happened."""
+        """The cause, in one line."""
         self.host = host
-        """Where it happened; None where that is no single host."""
+        """The host of the error, or None if it is not about a single host."""
         self.hint = hint
-        """What to try; None where there is nothing."""
+        """Advice for the user, or None."""
 
     def __str__(self) -> str:
         return str(self.problem)
 
     @property
     def problem(self) -> Problem:
-        """The same as data."""
+        """The error as data."""
         return Problem(type(self).__name__, self.cause, self.exit_code, self.host, self.hint)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """What copy and pickle go by: an error is its fields, since each kind is made of others."""
+        """Support copy and pickle: subclasses have other constructors, so an error is restored from its fields."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
     def about(self, host: str, cause: str) -> Self:
-        """The same error, with all other fields that its kind has, as one of `host`."""
+        """Return a copy of this error, with all its fields, for another host and cause."""
         import copy  # noqa: PLC0415 (where something went wrong)
 
         error = copy.copy(self)
@@ -126,21 +126,21 @@ class HvlaunchError(Exception):
 
 
 class BadUsage(HvlaunchError):
-    """The command line, or a file that it names, asks for something impossible."""
+    """The command line, or a file named on it, asks for something impossible."""
 
     exit_code = EXIT_USAGE
     """2: wrong usage."""
 
 
 class BadHost(BadUsage):
-    """A host that can't be read, on the command line or in a hostfile."""
+    """A host on the command line or in a hostfile that can't be parsed."""
 
     def __init__(self, cause: str, *, word: str, source: str, line: int | None = None) -> None:
-        where = f"{source}:{line}" if line is not None else source
+        position = f"{source}:{line}" if line is not None else source
         shown = word if len(word) <= _SHOWN else word[:_SHOWN] + "…"
-        super().__init__(f"{where}: {shown!r}: {cause}")
+        super().__init__(f"{position}: {shown!r}: {cause}")
         self.word = word
-        """The part that is wrong."""
+        """The faulty word."""
         self.source = source
         """`-H`, or the hostfile."""
         self.line = line
@@ -148,7 +148,7 @@ class BadHost(BadUsage):
 
 
 class NotEnoughSlots(BadUsage):
-    """More workers were asked for than there are slots."""
+    """The job asks for more workers than there are slots."""
 
     def __init__(self, needed: int, available: int) -> None:
         noun = "slot" if available == 1 else "slots"
@@ -157,13 +157,13 @@ class NotEnoughSlots(BadUsage):
             hint=f"-np {available}, or more slots (host:N)",
         )
         self.needed = needed
-        """How many workers were asked for."""
+        """Number of workers."""
         self.available = available
-        """How many slots the hosts have."""
+        """Number of slots."""
 
 
 class NotEnoughSlotsInTime(HvlaunchError):
-    """An elastic job had too few slots for a round, for longer than it may wait."""
+    """An elastic job had too few slots for longer than --elastic-timeout."""
 
     exit_code = EXIT_TOO_FEW
     """75: too few slots for too long."""
@@ -174,15 +174,15 @@ class NotEnoughSlotsInTime(HvlaunchError):
             hint="more hosts, a smaller --min-np, or a longer --elastic-timeout",
         )
         self.needed = needed
-        """How many slots a round needs at least."""
+        """Minimum number of slots for a round."""
         self.available = available
-        """How many slots there were at the end."""
+        """Number of slots at the end."""
         self.seconds = seconds
-        """How long the job has waited."""
+        """Duration of the wait."""
 
 
 class JobHung(HvlaunchError):
-    """No worker has got on for a long time; `cause` says which wait for which."""
+    """No worker made progress for a long time; `cause` names the ranks that wait for each other."""
 
     exit_code = EXIT_HUNG
     """76: the job hung."""
@@ -190,13 +190,13 @@ class JobHung(HvlaunchError):
     def __init__(self, seconds: float, detail: str) -> None:
         super().__init__(f"the job hangs: no rank has got on for {seconds:.0f} s; {detail}")
         self.seconds = seconds
-        """How long no worker has got on."""
+        """Seconds without progress."""
 
 
 class GaveUp(HvlaunchError):
-    """The rounds of an elastic job fail, and no worker that failed of itself is known.
+    """The rounds of an elastic job fail, and no worker is known as the cause.
 
-    All `restarts` are used up, or the workers failed `times` in a row and got nowhere in between.
+    All `restarts` are used up, or the workers failed `times` in a row without progress.
     """
 
     exit_code = 1
@@ -215,18 +215,18 @@ class BadEnvironment(BadUsage):
     def __init__(self, name: str, cause: str) -> None:
         super().__init__(f"variable {name}: {cause}")
         self.name = name
-        """Which variable."""
+        """Name of the variable."""
 
 
 class DiscoveryFailed(HvlaunchError):
-    """The script that is to find the hosts failed; the cause ends with what it said on stderr."""
+    """The discovery script failed; the cause ends with its last stderr."""
 
     exit_code = EXIT_HOSTS
     """69: no hosts were found."""
 
 
 class HostError(HvlaunchError):
-    """Something is wrong with one host: it can't be reached, refuses us, or was lost."""
+    """A problem of one host: it is unreachable, refuses the login, or was lost."""
 
     exit_code = EXIT_HOSTS
     """69: a host can't be used."""
@@ -241,53 +241,56 @@ class UnknownHost(HostError):
 
 
 class ConnectFailed(HostError):
-    """No SSH connection: refused, reset, no route, or the other side does not speak SSH."""
+    """No SSH connection: refused, reset, no route, or the peer does not speak SSH."""
 
 
 class SentAway(ConnectFailed):
-    """The host's sshd closes connections before it says anything: too many at once (MaxStartups), or it refuses us."""
+    """sshd closed the connection before its greeting.
+
+    Too many connections (MaxStartups), or the host refuses this client.
+    """
 
 
 class StartTimeout(HostError):
-    """The host did not get ready within --start-timeout."""
+    """The host was not ready within --start-timeout."""
 
 
 class HostKeyUnknown(HostError):
-    """The host's key is in no known_hosts file."""
+    """No known_hosts file has the host's key."""
 
     def __init__(self, cause: str, *, host: str, hint: str, key_type: str, fingerprint: str) -> None:
         super().__init__(cause, host=host, hint=hint)
         self.key_type = key_type
-        """As in `ssh-ed25519`."""
+        """Type of the key, such as `ssh-ed25519`."""
         self.fingerprint = fingerprint
-        """As `ssh-keygen -l` shows it: `SHA256:…`. Empty where it is not known."""
+        """Fingerprint as in `ssh-keygen -l`: `SHA256:…`. Empty if unknown."""
 
     @property
     def problem(self) -> Problem:
-        """The same as data, with the host's key where it is one that nobody knows."""
-        known = (self.key_type, self.fingerprint) if self.fingerprint else None
-        return super().problem._replace(host_key=known if type(self) is HostKeyUnknown else None)
+        """The error as data, with the key if it is unknown, not changed or revoked."""
+        host_key = (self.key_type, self.fingerprint) if self.fingerprint else None
+        return super().problem._replace(host_key=host_key if type(self) is HostKeyUnknown else None)
 
 
 class HostKeyChanged(HostKeyUnknown):
-    """The host shows another key than the known_hosts file has: a new machine, or an attack."""
+    """The host shows another key than the known_hosts file has: a reinstalled machine, or an attack."""
 
 
 class HostKeyRevoked(HostKeyUnknown):
-    """The host shows a key that a known_hosts file marks @revoked."""
+    """A known_hosts file marks the host's key @revoked."""
 
 
 class PermissionDenied(HostError):
-    """No authentication method was accepted."""
+    """The host accepted no authentication method."""
 
     def __init__(self, cause: str, *, host: str, hint: str, tried: Sequence[str]) -> None:
         super().__init__(cause, host=host, hint=hint)
         self.tried = tuple(tried)
-        """The keys that were offered, by name."""
+        """Names of the offered keys."""
 
 
 class NoFreePort(HostError):
-    """The ports that --worker-port-range names are all in use on the host, but for one at most."""
+    """Fewer than two ports of --worker-port-range are free on the host."""
 
     def __init__(self, *, host: str) -> None:
         super().__init__(
@@ -298,30 +301,30 @@ class NoFreePort(HostError):
 
 
 class NoPython(HostError):
-    """None of the interpreters tried on the host is a Python >= 3.8."""
+    """The host has no Python >= 3.8 among the interpreters tried."""
 
 
 class AgentFailed(HostError):
-    """The agent did not start, or spoke something else; `cause` quotes what the host printed."""
+    """The agent did not start, or printed something else; `cause` quotes the host's output."""
 
 
 class HostFault(HostError):
-    """A fault of hvlaunch itself, in what it does for one host."""
+    """A fault of hvlaunch itself that concerns one host."""
 
     exit_code = EXIT_INTERNAL
     """70: a fault of hvlaunch itself."""
 
 
 class HostLost(HostError):
-    """The host was there, and is gone: its channel closed, its agent died, or it is silent for a lease."""
+    """A connected host has gone: its channel closed, its agent died, or it was silent for a lease."""
 
 
 class ProtocolBroken(HostLost):
-    """What an agent sent is no frame, or none that it may send now: who speaks there is not to be trusted."""
+    """The agent sent an invalid or unexpected frame, so its peer is not trusted."""
 
 
 class ChannelGarbled(HostLost):
-    """What an agent sent has something in it that it did not send."""
+    """The agent's channel contains bytes that the agent did not send."""
 
 
 class Unreachable(HostError):
@@ -330,18 +333,18 @@ class Unreachable(HostError):
     def __init__(self, cause: str, *, host: str, other: str, addresses: Sequence[str], hint: str) -> None:
         super().__init__(cause, host=host, hint=hint)
         self.other = other
-        """The host that can't be reached from `host`."""
+        """The unreachable host."""
         self.addresses = tuple(addresses)
         """The addresses of `other` that were tried."""
 
     @property
     def problem(self) -> Problem:
-        """The same as data, with `other` and `addresses`."""
+        """The error as data, with `other` and `addresses`."""
         return super().problem._replace(other=self.other, addresses=self.addresses)
 
 
 class WorkingDirectoryMissing(HostError):
-    """The workers' directory is not there, or can't be entered, on the host."""
+    """The workers' directory does not exist on the host, or can't be entered."""
 
     exit_code = EXIT_USAGE
     """2: wrong usage."""
@@ -353,34 +356,34 @@ class WorkingDirectoryMissing(HostError):
 
     @property
     def problem(self) -> Problem:
-        """The same as data, with `path`."""
+        """The error as data, with `path`."""
         return super().problem._replace(path=self.path)
 
 
 class SlotsUnlikely(HostError):
-    """The host was given so many slots that the number is most likely a mistake, a port for example."""
+    """The number of slots is so large that it is probably a mistake, such as a port."""
 
     exit_code = EXIT_USAGE
     """2: wrong usage."""
 
 
 class Defect(HvlaunchError):
-    """A fault of hvlaunch itself, which ends the job."""
+    """A fault of hvlaunch itself that ends the job."""
 
 
 class HostsFailed(HvlaunchError):
     """Several hosts failed."""
 
     exit_code = EXIT_HOSTS
-    """That of the first of `errors`."""
+    """The exit code of the first error."""
 
     def __init__(self, errors: Sequence[Problem]) -> None:
         self.errors = tuple(errors)
-        """The problem of each, in the order of the hosts."""
+        """The problems of the hosts, in host order."""
         super().__init__("\n".join(str(error) for error in self.errors))
         self.exit_code = self.errors[0].exit_code
 
     @property
     def problem(self) -> Problem:
-        """The same as data, with `errors`."""
+        """The error as data, with `errors`."""
         return super().problem._replace(errors=self.errors)

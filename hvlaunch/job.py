@@ -1,4 +1,7 @@
-"""What a job is and how it ended: all that the command line and the controllers pass to each other."""
+"""What a job is and how it ended: the data that the command line and the controllers exchange.
+
+Every field is documented beside it, unless its name says everything. Times are in seconds.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,43 +34,53 @@ __all__ = [
 ]
 
 RECONNECT_TIMEOUT = 5.0
-"""Seconds."""
+"""Default of JobSpec.reconnect_timeout, in seconds."""
 
 HostKeyPolicy = Literal["strict", "accept-new", "off"]
+"""`strict` refuses unknown host keys, `accept-new` records them, `off` checks nothing."""
 SSHClient = Literal["paramiko", "openssh"]
+"""paramiko runs in this process; openssh is the ssh binary."""
 StdinPolicy = Literal["0", "all", "none"]
+"""Ranks that read hvlaunch's stdin: rank 0, all ranks, or none."""
 ColorPolicy = Literal["auto", "always", "never"]
 LauncherName = Literal["mpirun", "srun", "jsrun"]
 RelayPolicy = Literal["auto", "always", "never"]
+"""Relay through agents to the rendezvous: if a host can't reach it, always, or never."""
 MapPolicy = Literal["slot", "node"]
-"""How workers are dealt out: they fill the slots of one host after the other, or go to one host after the other."""
+"""Distribution of workers: fill the slots of one host after the other, or take hosts in turn."""
 OnHang = Literal["warn", "stop", "restart"]
+"""Response to a hang: a message, the end of the job, or a new round."""
 DetachPolicy = Literal["never", "at start", "on hangup"]
-"""When the driver leaves its terminal: not at all; as soon as the workers run; when the terminal is closed."""
+"""When the driver leaves its terminal: never, once the workers run, or when the terminal closes."""
 Look = Literal["cause", "unclear", "consequence", "silent"]
-"""What a worker's end looks like by its last words: an error of its own; something of both; the loss of other workers;
-or there are no words that tell."""
+"""Classification of a worker's end by its last words.
+
+An error of its own, a mixture, the loss of other workers, or no words at all.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine that the user named. A field that is None was not given, and has its default elsewhere."""
+    """A machine that the user named. None means not given; the default is set elsewhere."""
 
     name: str
-    """As the user wrote it, without user and slots: its name in messages and in HVLAUNCH_HOST."""
+    """Name as the user wrote it, without user and slots: shown in messages, and HVLAUNCH_HOST of workers."""
     slots: int | None = None
+    """Maximum number of workers on the host."""
     user: str | None = None
+    """User for the SSH login."""
     port: int | None = None
+    """Port of sshd."""
     identity: str | None = None
     """Path of a private key."""
     python: str | None = None
-    """The interpreter for the agent on this host."""
+    """Interpreter for the agent on this host."""
     address: str | None = None
-    """Where to connect, in place of the name."""
+    """Address to connect to in place of the name."""
 
 
 class _Data:
-    """What dataclass would make for each class by compiling it, which takes 2 ms at every start."""
+    """Equality, hash and repr for dataclasses. dataclass would compile them for each class, 2 ms at every start."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -88,197 +101,218 @@ class _Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SSHOptions(_Data):
-    """Settings for all hosts; a host's own settings come first, then these, then ~/.ssh/config."""
+    """SSH settings for all hosts. A host's own settings precede them, and ~/.ssh/config follows."""
 
     port: int | None = None
+    """Port of sshd on every host."""
     user: str | None = None
+    """User for the login."""
     identity: Path | None = None
+    """Path of a private key."""
     config: Path | None = None
+    """Configuration file in place of ~/.ssh/config."""
     host_keys: HostKeyPolicy = "strict"
+    """Handling of unknown host keys."""
     client: SSHClient = "paramiko"
-    """Which SSH client: paramiko in this process, or the ssh binary."""
+    """SSH client."""
     forward_agent: bool = False
-    """Whether programs on the hosts may use the ssh agent here; only the ssh binary can do it."""
+    """Let programs on the hosts use the local ssh agent; only the ssh binary can do it."""
     connect_limit: int = 8
-    """How many connections to one address may be made at the same time."""
+    """Maximum number of connections to one address that are made at the same time."""
     remote_agent: str | None = None
-    """A program that runs a command on a host, in place of ssh: `PROGRAM HOST COMMAND`."""
+    """Program that runs a command on a host in place of ssh: `PROGRAM HOST COMMAND`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class MPIOptions(_Data):
-    """For a job that another launcher starts: mpirun, srun or jsrun."""
+    """Settings for a job that another launcher starts."""
 
     launcher: LauncherName = "mpirun"
+    """Kind of launcher."""
     program: str | None = None
-    """Name or path, in place of the launcher's usual name."""
+    """Name or path of the launcher, in place of its usual name."""
     args: tuple[str, ...] = ()
-    """The user's own flags for it."""
+    """Flags that the user passes to the launcher."""
     binding: tuple[str, ...] = ()
-    """Flags that bind processes to processors; without them none is bound."""
+    """Flags that bind processes to processors; without them no process is bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ConsoleOptions(_Data):
-    """What the user sees, and how."""
+    """Options of the console."""
 
     prefix: str = "[{rank}]<{stream}>: "
-    """Before each line of a worker; docs/output.md has the fields."""
+    """Text before each line of a worker; docs/output.md lists the fields."""
     color: ColorPolicy = "auto"
+    """When to use colours."""
     ranks: tuple[range, ...] | None = None
-    """The ranks whose output is shown; None is all."""
+    """Ranks with visible output; None means all ranks."""
     hidden: tuple[Literal["stdout", "stderr"], ...] = ()
-    """The streams whose output is not shown: it is in files alone."""
+    """Streams that are not shown, only written to files."""
     merge: bool = False
     """Print equal lines of several ranks once."""
     quiet: bool = False
-    """Only workers' output, errors and the failure report."""
+    """Show only workers' output, errors and the failure report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ElasticOptions(_Data):
-    """The settings of an elastic job; times are in seconds."""
+    """Settings of an elastic job."""
 
     min_np: int
-    """The fewest workers of a round."""
+    """Minimum number of workers in a round."""
     max_np: int | None = None
-    """The most workers of a round; None is no limit."""
+    """Maximum number of workers in a round; None means no limit."""
     discovery_script: str | None = None
-    """The command that prints the pool; without it, and without a hostfile, the job's hosts are the pool."""
+    """Command that prints the pool. Without it and without a hostfile, the job's hosts are the pool."""
     hostfile: Path | None = None
-    """A hostfile that is read again and again, so that it may change."""
+    """Hostfile that is read repeatedly, and may change."""
     is_named: bool = True
-    """Whether the user has named the hostfile, and no file of options that nobody named: then it may name programs and keys."""
+    """True if the user named the hostfile on the command line. Only then may it name programs and keys."""
     most_hosts: int | None = None
-    """The pool is the first so many hosts of those that are found; None is all of them."""
+    """Number of hosts, from the first, that form the pool; None means all discovered hosts."""
     per_host: int | None = None
-    """How many slots each host that is found has; 0 is one for each of its GPUs, None is what is said of it."""
+    """Slots of each discovered host: 0 means one per GPU, None takes the number from discovery."""
     discovery_interval: float = 1.0
+    """Seconds between two runs of the discovery."""
     discovery_timeout: float = 30.0
+    """Maximum duration of one run."""
     elastic_timeout: float = 600.0
-    """How long there may be too few slots."""
+    """Maximum time with too few slots for a round."""
     reset_timeout: float = 60.0
-    """How long a worker may take to ask for a place again when its round has ended."""
+    """Maximum time for a worker to ask for a new place after its round has ended."""
     max_restarts: int | None = None
-    """The most failures within `restart_window` that are followed by a new round; None is no limit."""
+    """Maximum number of failures within `restart_window` that a new round follows; None means no limit."""
     restart_window: float = 3600.0
+    """Period for `max_restarts`."""
     spares: int = 0
-    """Workers beyond max_np that are started, and wait until one is needed."""
+    """Workers beyond max_np that start and wait as replacements."""
     cooldown: tuple[float, float] | None = None
-    """How long a failing host is excluded, at first and at most; None is for ever."""
+    """First and longest time for which a failing host is excluded; None excludes it for ever."""
     worker_timeout: float = 30.0
-    """How long a worker that has sent a beat may send no other."""
+    """Maximum time between two heartbeats of a worker, after its first."""
     commit_timeout: float | None = None
-    """How long a round may go on without a commit; None is for ever."""
+    """Maximum time without a commit in a round; None means no limit."""
     drain_timeout: float = 30.0
-    """How long the workers of a host that leaves the pool may take to reach their next commit."""
+    """Time for the workers of a leaving host to reach their next commit."""
     exit_grace: float = 300.0
-    """How long the others may go on when the first worker has ended with 0."""
+    """Time for the other workers to finish after the first worker has ended with 0."""
 
     @property
     def discovers(self) -> bool:
-        """Whether the pool may change."""
+        """True if the pool may change."""
         return self.discovery_script is not None or self.hostfile is not None
 
 
 class Call(NamedTuple):
-    """A function that the workers call, in place of a program of the user's."""
+    """A function that the workers call in place of a user's program."""
 
     name: str
-    """What it is called in messages."""
+    """Name of the function in messages."""
     program: Path
-    """What the workers' Python runs: each host gets a copy."""
+    """Program for the workers' Python; each host gets a copy."""
     results: Path
-    """The directory for what the workers return."""
+    """Directory for the return values of the workers."""
     is_followed: bool = False
-    """Whether the job's output is kept from its beginning, for somebody who reads it from its directory."""
+    """True if the job's output is kept from the beginning, for a reader of the job's directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class JobSpec(_Data):
-    """All that a controller needs to run a job."""
+    """Everything that a controller needs to run a job."""
 
     command: tuple[str, ...]
+    """Program and arguments of every worker."""
     hosts: tuple[Host, ...]
+    """Hosts in the order of ranks."""
     cwd: str
-    """The workers' working directory, on every host."""
+    """Working directory of the workers, on every host."""
     call: Call | None = None
-    """The function that `command` calls, if it does."""
+    """Function that `command` calls, if any."""
     name: str | None = None
-    """The user's word for the job, for `hvlaunch jobs` and its like."""
+    """The user's name for the job, for `hvlaunch jobs` and similar commands."""
     detach: DetachPolicy = "never"
+    """When the driver leaves its terminal."""
     allocation: str | None = None
-    """The scheduler's job that the hosts are from: `Slurm job 123`; None where the user named them."""
+    """The scheduler's job that provides the hosts, such as `Slurm job 123`; None if the user named them."""
     np: int | None = None
-    """How many workers; None is one in every slot. With `elastic`, how many slots the first round waits for."""
+    """Number of workers; None means one in every slot. With `elastic`, the first round waits for this many slots."""
     map_by: MapPolicy = "slot"
+    """Distribution of workers over hosts."""
     visible_gpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By host, the GPUs that its workers see (CUDA_VISIBLE_DEVICES); on a host that is not here, all."""
+    """GPUs for the workers of a host (CUDA_VISIBLE_DEVICES), by host; other hosts show all their GPUs."""
     skip_bad_hosts: bool = False
-    """Whether a static job does without the hosts that fail before it starts, if the others have slots enough."""
+    """Let a static job start without failed hosts, if the others have enough slots."""
     end_with_rank: int | None = None
-    """The rank whose end is the job's; None: the job ends when all of them have."""
+    """Rank whose end ends the job; None waits for all ranks."""
     elastic: ElasticOptions | None = None
+    """Settings of an elastic job; None for a static job."""
     slots_per_host: int | None = None
-    """For hosts without slots of their own; None counts the host's GPUs."""
+    """Slots of hosts without a number of their own; None counts the host's GPUs."""
     force_slots: bool = False
-    """Whether numbers of slots that are most likely a mistake are meant."""
+    """Accept numbers of slots that look like a mistake."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """What the user passes on: forwarded by default, from --env-file and -x, merged in that order."""
+    """Variables for the workers: forwarded ones, then --env-file, then -x."""
     stdin: StdinPolicy = "0"
+    """Ranks that read hvlaunch's stdin."""
     output_dir: Path | None = None
+    """Directory for one file of output per stream and rank."""
     console: ConsoleOptions = field(default_factory=ConsoleOptions)
+    """Options of the console."""
     events: Path | None = None
-    """The file that gets one JSON object for each event."""
+    """File for one JSON object per event."""
     report: Path | None = None
-    """The file that gets the failure report: JSON or a page, by its name."""
+    """File for the failure report, JSON or HTML by its suffix."""
     network_interfaces: tuple[str, ...] = ()
-    """Interfaces to use, without trying which can reach the others; on each host the first that has an address."""
+    """Interfaces to use without probing; each host uses the first that has an address."""
     horovod: bool = False
-    """Let Horovod's own workers meet at the rendezvous: its scopes are open to the job's hosts, without a token."""
+    """Open the rendezvous' Horovod scopes to the job's hosts without a token, for Horovod's own workers."""
     relay: RelayPolicy = "auto"
-    """Whether agents relay to the rendezvous over SSH: where a host can't reach it, always, or never."""
+    """When agents relay to the rendezvous over SSH."""
     rendezvous_port: int = 0
-    """Where the driver's rendezvous listens; 0 is a free port."""
+    """Port of the driver's rendezvous; 0 picks a free port."""
     rendezvous_bind: str | None = None
-    """The address at which it listens beside the loopback; None is whichever the hosts need."""
+    """Address of the rendezvous besides the loopback; None picks an address that the hosts can reach."""
     worker_ports: tuple[int, int] | None = None
-    """The lowest and the highest port that is chosen for workers; None is any."""
+    """Lowest and highest port for workers; None means any port."""
     ssh: SSHOptions = field(default_factory=SSHOptions)
+    """SSH settings for all hosts."""
     pool: str | None = None
-    """The warm pool that has connections to the hosts; None: they are made for this job."""
+    """Warm pool with connections to the hosts; None makes new connections."""
     mpi: MPIOptions | None = None
-    """The launcher that starts the workers; None is hvlaunch itself."""
+    """Launcher that starts the workers; None means hvlaunch itself."""
     remote_python: str | None = None
+    """Interpreter for the agents, unless a host has its own."""
     start_timeout: float = 60.0
-    """Seconds for all of connecting."""
+    """Maximum time to connect to all hosts."""
     lease: float = 30.0
     """Seconds of silence after which driver and agent give each other up."""
     reconnect_timeout: float = RECONNECT_TIMEOUT
-    """Seconds that an agent whose connection has ended waits for another, before it ends its workers; at most the lease."""
+    """Seconds for which an agent without a connection waits before it ends its workers; at most the lease."""
     spill: int = 64 << 20
     """Bytes of output that a host keeps in a file while its connection is lost."""
     fsync: bool = False
-    """Whether what is kept for another driver outlives a loss of power of this machine."""
+    """Sync records for a successor to the disk: they then survive a loss of power of this machine."""
     grace: float = 10.0
-    """Seconds between the first signal to a worker that must stop and SIGKILL."""
+    """Seconds between the first signal to a worker and SIGKILL."""
     settle: float = 2.0
-    """Seconds that a failure which looks like a consequence waits for one that does not, before the others are stopped."""
+    """Seconds for which a probable consequence waits for its cause before the other workers are stopped."""
     hang_timeout: float = 60.0
-    """Seconds without a line, and without any rank that gets on, after which a job is said to hang; 0 never."""
+    """Seconds without output and progress after which a job hangs; 0 means never."""
     on_hang: OnHang = "warn"
-    """What follows then. A static job can't be restarted: it ends."""
+    """Response to a hang. A static job ends, because it can't be restarted."""
     verbose: bool = False
+    """Print details of hosts and rounds."""
 
 
 class PortHolder(NamedTuple):
-    """Another user's program that listens on rank 0's MASTER_PORT."""
+    """A program of another user that listens on rank 0's MASTER_PORT."""
 
     port: int
     user: str | None = None
-    """The user's name; None if /etc/passwd of that host lacks it."""
+    """Name of the user; None if the host's /etc/passwd lacks it."""
     program: str | None = None
-    """The program's name and pid; None if the kernel shows them to that user alone."""
+    """Name and pid of the program; None if the kernel shows them only to its user."""
 
 
 class WorkerExit(NamedTuple):
@@ -287,32 +321,33 @@ class WorkerExit(NamedTuple):
     rank: int
     host: str
     code: int | None = None
-    """Exit code; None where a signal ended it or it never started."""
+    """Exit code; None if a signal ended the worker or it never started."""
     signal: int | None = None
+    """Signal that ended the worker."""
     when: float = 0.0
-    """Seconds since the job's first workers were started."""
+    """Seconds since the start of the job's first workers."""
     max_rss: int | None = None
-    """Largest resident size, in bytes."""
+    """Largest resident size in bytes."""
     oom_killed: bool = False
-    """The kernel's out-of-memory killer ended it, as far as the kernel tells."""
+    """True if the kernel reports that its out-of-memory killer ended the worker."""
     port_taken_by: int | None = None
-    """The uid of another user whose program listens on MASTER_PORT, where this worker, rank 0, was to."""
+    """The uid of a user whose program listens on MASTER_PORT in place of this worker, rank 0."""
     port_holder: PortHolder | None = None
-    """The program of that user in more detail."""
+    """Details of that program."""
     stopped: bool = False
-    """hvlaunch stopped it, because of another failure or an interrupt."""
+    """True if hvlaunch stopped the worker after another failure or an interrupt."""
     error_file: str | None = None
-    """What the worker left in TORCHELASTIC_ERROR_FILE."""
+    """Content of TORCHELASTIC_ERROR_FILE."""
     not_started: str | None = None
-    """Why it could not be started; `code` is then 126 or 127, as a shell would say."""
+    """Reason why it could not start; `code` is then 126 or 127, as in a shell."""
     look: Look = "silent"
-    """What its end looks like, by what it wrote last."""
+    """Classification by the worker's last output."""
     was_told: bool = False
-    """hvlaunch had told it to end before."""
+    """True if hvlaunch had asked the worker to end."""
 
     @property
     def exit_code(self) -> int:
-        """As a shell counts it: the code, or 128 + the signal."""
+        """The code as a shell counts it, or 128 + the signal."""
         if self.signal is not None:
             return 128 + self.signal
         return self.code if self.code is not None else 1
@@ -323,20 +358,25 @@ class WorkerExit(NamedTuple):
 
 
 class JobResult(NamedTuple):
-    """How a job ended. `failure` is the worker that is the cause, `error` what else ended the job."""
+    """How a job ended."""
 
     exit_code: int
     elapsed: float
-    """Seconds since the job's first workers were started; 0 if none was."""
+    """Seconds since the start of the job's first workers; 0 without workers."""
     exits: tuple[WorkerExit, ...] = ()
+    """Ends of the last round's workers."""
     failure: WorkerExit | None = None
-    """The first failing worker; one that failed later, or was stopped, where only that had an error of its own."""
+    """The worker that caused the failure.
+
+    Usually the first to fail, but a later or stopped worker if only that worker had an error of its own.
+    """
     first_victim: WorkerExit | None = None
-    """The first failing worker, where that is not `failure`."""
+    """The first failing worker, if it is not `failure`."""
     never_started: tuple[int, ...] = ()
-    """Ranks of the last round of whose start nothing was heard before the job ended."""
+    """Ranks of the last round without a report of their start."""
     error: Problem | None = None
+    """A cause other than a worker, such as a lost host."""
     interrupted: int | None = None
-    """The signal that the user ended the job with."""
+    """Signal by which the user ended the job."""
     size: int = 0
-    """How many workers the last round had, where a job's controller says so."""
+    """Number of workers in the last round, if the controller knows it."""

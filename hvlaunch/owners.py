@@ -1,4 +1,4 @@
-"""Who else can read or change a file: asked of files that decide what runs, or that hold a secret."""
+"""Ownership of files: other users who can read or change a file that decides what runs, or that holds a secret."""
 
 import errno
 import os
@@ -22,10 +22,10 @@ _READ_BY_OTHERS = 0o077
 
 
 def other_reader(status: os.stat_result) -> str | None:
-    """Who else can use a private key with this status, in words; None where nobody can.
+    """Return why other users can use a private key with this status, in words, or None.
 
-    The rule is OpenSSH's (sshkey_perm_ok in authfile.c): a file of another user is that user's business, and
-    so is what root reads.
+    The rule is OpenSSH's (sshkey_perm_ok in authfile.c): a file of another user is that user's concern, and
+    root reads all.
     """
     if status.st_uid == os.getuid() and status.st_mode & _READ_BY_OTHERS:
         return f"other users can read or change it (mode {stat.S_IMODE(status.st_mode):03o})"
@@ -33,9 +33,9 @@ def other_reader(status: os.stat_result) -> str | None:
 
 
 def other_writer(status: os.stat_result) -> str | None:
-    """Who else can change a file with this status, in words; None where only this user and root can.
+    """Return who else can change a file with this status, in words; None if only this user and root can.
 
-    A group that is this user's alone, as many systems make one for each user, is this user.
+    A group with only this user in it, as many systems create for each user, counts as this user.
     """
     if stat.S_ISCHR(status.st_mode):  # /dev/null, a terminal
         return None
@@ -50,9 +50,9 @@ def other_writer(status: os.stat_result) -> str | None:
 
 
 def writer_of_directory(path: str) -> str | None:
-    """Who else can remove or replace what this user has in a directory, in words; None where nobody can.
+    """Return who else can remove or replace this user's files in a directory, in words, or None.
 
-    Where the directory is sticky, as /tmp is, everybody may make files, and only remove their own.
+    In a sticky directory such as /tmp everybody may create files, but remove only their own.
     """
     status = Path(path).stat()
     if status.st_mode & stat.S_ISVTX and status.st_uid in (os.getuid(), 0):
@@ -61,10 +61,10 @@ def writer_of_directory(path: str) -> str | None:
 
 
 def make_own_directory(path: str) -> None:
-    """Make a directory, and those above it, for this user alone; one that is there stays as it is.
+    """Create a private directory and its parents; an existing directory stays unchanged.
 
-    Raises OSError, also where the directory is another user's, or every user can make files in it: then what is
-    in it may be theirs. A link is followed only if it is this user's or root's.
+    Raises OSError, also if the directory belongs to another user, or every user can create files in it: its
+    content may then be another user's. A link is followed only if it belongs to this user or root.
     """
     Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
     link, status = os.lstat(path), Path(path).stat()
@@ -79,10 +79,10 @@ def make_own_directory(path: str) -> None:
 
 
 def open_not_planted(path: str, flags: int, mode: int) -> int:
-    """Open a file to write; a link there is followed only if it is this user's or root's, as that of /dev/stdout is.
+    """Open a file for writing. A link is followed only if it belongs to this user or root, such as /dev/stdout.
 
-    So a link that another user has put into a directory that everybody may write to leads nowhere.
-    Raises OSError, also where the file that is there belongs to another user.
+    A link that another user planted in a shared directory is refused. Raises OSError, also if the file belongs
+    to another user.
     """
     flags |= os.O_CLOEXEC
     of_others: tuple[Callable[[int], bool], ...] = (stat.S_ISREG, stat.S_ISFIFO)
@@ -94,7 +94,8 @@ def open_not_planted(path: str, flags: int, mode: int) -> int:
         if writer_of_directory(str(Path(path).parent)) is not None:
             raise
         descriptor = os.open(path, flags, mode)
-        of_others = (stat.S_ISREG,)  # /dev/stdout may be a pipe of who ran sudo
+        # /dev/stdout may be a pipe of the user that ran sudo, so pipes of others are allowed here.
+        of_others = (stat.S_ISREG,)
     status = os.fstat(descriptor)
     if any(is_kind(status.st_mode) for is_kind in of_others) and status.st_uid not in (os.getuid(), 0):
         os.close(descriptor)
@@ -103,21 +104,22 @@ def open_not_planted(path: str, flags: int, mode: int) -> int:
 
 
 def part_of(path: Path) -> tuple[Path, int]:
-    """A new file of this user's beside `path`, that may take its name, and a descriptor to write it. Raises OSError."""
+    """Create a temporary file beside `path`, to be renamed to it; return it with its descriptor. Raises OSError."""
     part = path.with_name(f".hvlaunch-{os.urandom(4).hex()}.part")
     return part, open_not_planted(str(part), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 def write_whole(path: Path, data: bytes, mode: int) -> None:
-    """Write a file, by a new one that takes its name: it is there as a whole, or as it was before. Raises OSError.
+    """Write a file by renaming a temporary one: readers see the old or the new content. Raises OSError.
 
-    `mode` is the file's, whatever the umask.
+    The file gets `mode` regardless of the umask.
     """
     part, descriptor = part_of(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, mode)
             file.write(data)
+        # Renaming is atomic: a crash leaves the old file, not half of the new one.
         part.replace(path)
     finally:
         with suppress(OSError):
@@ -125,7 +127,7 @@ def write_whole(path: Path, data: bytes, mode: int) -> None:
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether this user is the only one in it."""
+    """Return True if this user is the group's only member."""
     import grp  # noqa: PLC0415 (only where a group may write)
     import pwd  # noqa: PLC0415
 
@@ -154,5 +156,5 @@ def _group(number: int) -> str:
 
 
 def reason(error: OSError) -> str:
-    """Why the operating system did not do it, in words for the middle of a sentence."""
+    """Return the operating system's reason, for the middle of a sentence."""
     return (error.strerror or os.strerror(error.errno or 0)).lower()

@@ -1,7 +1,7 @@
-"""torchrun's way to the rendezvous backend `hvlaunch`: the entry point in its group `torchrun.handlers`.
+"""Entry point of torchrun's rendezvous backend `hvlaunch`, in the group `torchrun.handlers`.
 
-torch loads this module in every torchrun, and in every program that imports torch's elastic rendezvous. So it has no
-import that costs anything or could fail; the backend itself is hvlaunch.torch.torchrun.
+torch imports this module in every torchrun, and in every program that imports torch's elastic rendezvous. For
+this reason it has only cheap imports that can't fail; the backend is hvlaunch.torch.torchrun.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["handler"]
 
 
 def handler() -> Callable[[Any], Any]:
-    """What makes a torch RendezvousHandler out of torch's RendezvousParameters."""
+    """Return the function that makes a torch RendezvousHandler from RendezvousParameters."""
     return _create
 
 

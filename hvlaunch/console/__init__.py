@@ -1,1 +1,1 @@
-"""What the user sees: workers' output, messages, the failure report."""
+"""The console: the printer and its displays, files of output, and the store of a job's output."""

@@ -1,4 +1,4 @@
-"""Progress bars: lines that are redrawn, kept apart from the lines that stay."""
+"""Progress bars: redrawn lines, kept apart from lines that stay."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ INTERVAL = 0.5
 """Seconds between two states of one bar that are printed as lines."""
 
 _SETTLED = 0.2
-"""Seconds after which an unfinished state counts as a whole one."""
+"""Seconds after which an unfinished state counts as complete."""
 
 _SEGMENTS = rb"[^\r\n]*[\r\n]|[^\r\n]+"
 _INVISIBLE = rb"\x1b\[[0-?]*[ -/]*[@-~]|\s"
@@ -22,18 +22,22 @@ class _Bar:
     __slots__ = ("changed", "erased", "shown", "state", "unfinished")
 
     def __init__(self) -> None:
-        self.state = b""  # the last whole one that was not printed yet
-        self.unfinished = b""  # what has come since
+        # The last complete state that is not printed yet.
+        self.state = b""
+        # The bytes after it.
+        self.unfinished = b""
         self.changed = 0.0
-        self.shown = b""  # printed as a line
-        self.erased = False  # the worker overwrote its bar with blanks
+        # The last state that was printed as a line.
+        self.shown = b""
+        # True after the worker has overwritten its bar with blanks, as tqdm does at the end.
+        self.erased = False
 
 
 class Bars:
-    r"""The bars of many streams, each known by its key. `now` is in seconds, of any clock that never goes back.
+    """The bars of many streams, by key. `now` is in seconds of any monotonic clock.
 
-    Where a terminal shows them (`live`), `current` is what it shows. Elsewhere the last state of each INTERVAL is
-    printed as a line: `due` has these lines, and `deadline` says when.
+    On a terminal (`live`), `current` returns the bars to draw. Elsewhere the last state of each INTERVAL is
+    printed as a line: `due` returns these lines, and `deadline` tells when.
     """
 
     def __init__(self, *, live: bool) -> None:
@@ -45,10 +49,10 @@ class Bars:
         return key in self._bars
 
     def feed(self, key: Key, text: bytes, unfinished: bytes | None, now: float) -> bytes:
-        r"""The part of `text` that stays: its lines that end with `\n`.
+        r"""Return the part of `text` that stays: lines that end with `\n`.
 
-        `text` is what LineSplitter.feed gave, `unfinished` its state after that. A line that ends a bar stays, and
-        so takes the bar's last place; one that only repeats what was printed is left out.
+        `text` is the result of LineSplitter.feed, and `unfinished` its state afterwards. A line that ends a bar
+        stays in the bar's last place. A line that repeats the last printed state is left out.
         """
         bar = self._bars.setdefault(key, _Bar())
         lines = []
@@ -74,17 +78,17 @@ class Bars:
         return b"".join(lines)
 
     def finish(self, key: Key) -> bytes:
-        """The bar's last state, as a line, where it stands at the end of its stream."""
+        """Return the bar's last state as a line, if the stream ended with it."""
         bar = self._bars.pop(key, None)
         return bar.state + b"\n" if bar is not None and bar.state else b""
 
     def current(self) -> dict[Key, bytes]:
-        """What the bars show now; those that show nothing are left out."""
+        """Return the visible bars."""
         shown = ((key, bar.unfinished or bar.state) for key, bar in self._bars.items())
         return {key: text for key, text in shown if text}
 
     def due(self, now: float) -> list[tuple[Key, bytes]]:
-        """The lines to print now, with their keys; none before `deadline`."""
+        """Return the lines to print now, with their keys; an empty list before `deadline`."""
         if self.deadline is None or now < self.deadline:
             return []
         self.deadline = None
@@ -118,24 +122,30 @@ def _is_blank(state: bytes) -> bool:
 
 
 _PAUSE = 1.0
-"""Seconds between two states of a bar that are kept."""
+"""Seconds between two stored states of a bar."""
 
 State = tuple[bytes, Origin | None]
 
 
 class BarStates:
-    """Holds back the newest states of each stream's bar until the last one that was kept is old enough, or other output comes."""
+    """Selects states of progress bars for the output store: one per second, because all states would fill it.
+
+    The newest state of each stream is held back until the last stored state is old enough, or other output
+    comes.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._held: dict[Key, State] = {}
         self._next: dict[Key, float] = {}
-        """When another state may be kept."""
+        """Earliest time for the next stored state."""
         self._begun: set[Key] = set()
-        """Those whose last state that is kept may go on."""
+        """Streams whose last stored state is incomplete."""
 
     def add(self, key: Key, data: bytes, origin: Origin | None) -> list[State]:
-        """What is to be kept now, of what came before and of this; due() or release() give the rest later."""
+        """Return the states to store now: held-back states and this one. due() and release() return the others
+        later.
+        """
         before = self._held.pop(key, None)
         if b"\n" in data or not (data.startswith(b"\r") or data.endswith(b"\r")):
             return self._kept(key, [(data, origin)] if before is None else [before, (data, origin)])
@@ -149,12 +159,12 @@ class BarStates:
         return self._kept(key, [(data, origin)])
 
     def release(self, key: Key) -> State | None:
-        """What was held back of this stream, which has ended."""
+        """Return the held-back state of a stream that has ended."""
         self._begun.discard(key)
         return self._held.pop(key, None)
 
     def due(self) -> list[tuple[Key, State]]:
-        """What has been held back for long enough."""
+        """Return the states that have been held back long enough."""
         if not self._held:
             return []
         now = self._clock()
@@ -164,7 +174,7 @@ class BarStates:
 
     @property
     def deadline(self) -> float | None:
-        """When something will be due."""
+        """Time of the next due state."""
         return min((self._next[key] for key in self._held), default=None)
 
     def _kept(self, key: Key, states: list[State]) -> list[State]:
@@ -173,9 +183,9 @@ class BarStates:
 
 
 def _newest(states: bytes, *, is_begun: bool) -> bytes:
-    r"""Without the states that others take the place of: the last whole one stays, and what was begun since.
+    """Drop states that later states overwrite: keep the last complete state and the bytes after it.
 
-    Chunks may end anywhere in a state: where one `is_begun` in what is kept already, its end stays, too.
+    Chunks may end inside a state. If the stored part of a state `is_begun`, its end is kept too.
     """
     first, last = states.find(b"\r"), states.rfind(b"\r")
     begin = max(first, states.rfind(b"\r", 0, last))

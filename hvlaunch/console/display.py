@@ -1,4 +1,4 @@
-"""What one terminal or file shows of all output: colours, prefixes, merged lines, bars, a status and prompts."""
+"""The display of one terminal or file: colours, prefixes, merged lines, bars, a status and prompts."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,21 +33,20 @@ __all__ = [
 _ESCAPES = r"(\x1b\[[0-9;:]*m)|\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_]|[\x00-\x1f\x7f-\x9f]"
 _NO_WRAP, _WRAP = b"\x1b[?7l", b"\x1b[?7h"
 _FRAME = 0.1
-"""Seconds between two pictures."""
+"""Seconds between two drawings."""
 _STATUS_DELAY = 1.0
-"""Seconds before a status is shown: a quick start shows none."""
+"""Seconds before a status appears: a quick start shows no status."""
 _TICK = 1.0
-"""Seconds after which a status is asked again: it tells how long hvlaunch has waited."""
+"""Seconds between two questions for the status, which tells how long hvlaunch has waited."""
 _BACK, _UP, _CLEAR_BELOW = b"\r", b"\x1b[%dA", b"\x1b[J"
 
 
 class LiveRows:
-    """Rows below all else on a terminal. The cursor waits at the start of the first one, or behind a prompt.
+    """Rows at the bottom of a terminal. The cursor waits at the start of the first row, or behind a prompt.
 
-    So what others write meanwhile (the echo of ^C, another program) begins a line, and is overwritten or scrolls off.
-
-    A row that is longer than the terminal is wide is cut by the terminal itself (DECAWM), whatever its width.
-    `now` is in seconds, of any clock that never goes back.
+    Text that others write meanwhile (the echo of ^C, another program) begins a line, and is overwritten or
+    scrolls off. The terminal cuts rows that are longer than its width (DECAWM), and so the width need not be
+    known. `now` is in seconds of any monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -60,12 +59,12 @@ class LiveRows:
         self._status_due = 0.0
         self._prompt: bytes | None = None
         self.is_asking = False
-        """Whether the prompt is shown, alone, with the cursor behind it."""
+        """True while the prompt is shown alone, with the cursor behind it."""
 
     def status(self, rows: Callable[[], list[bytes]] | None, now: float) -> None:
-        """Show what hvlaunch waits for, as the last rows, once it has waited for a second; None: it waits no more.
+        """Show a status as the last rows, once hvlaunch has waited for a second; None removes it.
 
-        It is asked again each second.
+        `rows` is called again each second.
         """
         if rows is not None and self._status is None:
             self._status_from = now + _STATUS_DELAY
@@ -74,21 +73,21 @@ class LiveRows:
         self._status, self._status_rows, self._stale = rows, None, True
 
     def prompt(self, row: bytes | None, now: float) -> None:
-        """Show this row alone, for the user to type behind it; None: the others again.
+        """Show this row alone, for the user to type behind; None shows the other rows again.
 
-        It is not drawn again before something else is written, because that would remove what the user has typed.
+        The prompt is redrawn only after other output, because drawing removes the user's input.
         """
         if row != self._prompt:
             self._prompt, self.is_asking = row, False
             self._stale, self._next_frame = True, now
 
     def touch(self) -> None:
-        """The bars have changed."""
+        """Record that the bars have changed."""
         self._stale = True
 
     @property
     def deadline(self) -> float | None:
-        """When they are to be drawn again, if nothing else is written; None where nothing has changed."""
+        """Time of the next drawing without other output, or None if nothing has changed."""
         if self.is_asking:
             return None
         if self._stale:
@@ -98,12 +97,12 @@ class LiveRows:
         return self._status_from if self._status_rows is None else self._status_due
 
     def erase(self) -> bytes:
-        """The bytes that remove the rows; other text may follow."""
+        """Return the bytes that remove the rows; text may follow."""
         shown, self._shown = self._shown, False
         return _BACK + _CLEAR_BELOW if shown else b""
 
     def draw(self, bars: Sequence[bytes], now: float) -> bytes:
-        """The bytes that show the bars and the status, where no row is shown and the cursor is at the start of a line."""
+        """Return the bytes that show the bars and the status, from the start of an empty line."""
         self._stale, self._next_frame = False, now + _FRAME
         if self._prompt is not None:
             self._shown = self.is_asking = self._stale = True
@@ -121,30 +120,33 @@ class LiveRows:
 
 
 def _printable(row: bytes) -> bytes:
-    """The row without what would move the cursor; colours stay."""
-    return re.sub(_ESCAPES, lambda found: found[1] or "", row.decode(errors="replace")).encode()
+    """Return the row without control sequences, which could move the cursor; colours stay."""
+    return re.sub(_ESCAPES, lambda match: match[1] or "", row.decode(errors="replace")).encode()
 
 
 _PALETTE = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
-"""SGR codes by rank: the sixteen colours that follow the terminal's own theme, without red (trouble), grey and white."""
+"""SGR codes by rank: colours of the terminal's theme, without red (trouble), grey and white."""
 _RESET = b"\x1b[0m"
 _BOLD, _BOLD_RED = "1", "1;31"
 
 
 def colored(policy: ColorPolicy, *, terminal: bool, environ: Mapping[str, str]) -> bool:
-    """Whether to use colours: `auto` where a terminal can show them, and https://no-color.org does not forbid it."""
+    """Return True if colours are used.
+
+    With `auto` on a capable terminal, unless NO_COLOR (https://no-color.org) is set.
+    """
     if policy == "auto":
         return can_redraw(terminal=terminal, environ=environ) and not environ.get("NO_COLOR")
     return policy == "always"
 
 
 def can_redraw(*, terminal: bool, environ: Mapping[str, str]) -> bool:
-    """Whether it is a terminal that understands escape sequences."""
+    """Return True for a terminal that understands escape sequences."""
     return terminal and environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
 def paint_prefix(prefix: bytes, ranks: tuple[int, ...]) -> bytes:
-    """The rank's colour; several ranks are bold. A colour that a worker has left on ends here: the next line may be another worker's."""
+    """Paint the prefix in the rank's colour, or bold for several ranks. A colour left on by a worker ends here."""
     if not prefix:
         return prefix
     code = _PALETTE[ranks[0] % len(_PALETTE)] if len(ranks) == 1 else 1
@@ -152,12 +154,12 @@ def paint_prefix(prefix: bytes, ranks: tuple[int, ...]) -> bytes:
 
 
 def paint_message(prefix: bytes) -> bytes:
-    """`hvlaunch: `, before a message of hvlaunch's own."""
+    """Paint `hvlaunch: ` before a message."""
     return b"\x1b[0;1m%b%b" % (prefix, _RESET)
 
 
 def paint_report(text: str) -> str:
-    """The failure report, with its headline and its advice in bold."""
+    """Paint the failure report: headline and advice are bold."""
     return "\n".join(map(_paint_line, text.split("\n")))
 
 
@@ -174,11 +176,14 @@ def _sgr(code: str, text: str) -> str:
 
 
 _SETTLED = 0.15
-"""Seconds after which nothing more of the line is expected."""
+"""Seconds without more bytes after which an unfinished line is a prompt."""
 
 
 class Prompts:
-    """`now` is in seconds, of any clock that never goes back."""
+    """Unfinished lines of the workers that read the user's terminal. A line that stays for a moment is a prompt.
+
+    `now` is in seconds of any monotonic clock.
+    """
 
     def __init__(self) -> None:
         self._readers: frozenset[int] = frozenset()
@@ -186,14 +191,14 @@ class Prompts:
         self._due: dict[Key, float] = {}
 
     def read_by(self, ranks: Iterable[int]) -> None:
-        """These ranks read what the user types."""
+        """Learn the ranks that read the user's input."""
         self._readers = frozenset(ranks)
 
     def __contains__(self, key: Key) -> bool:
         return key[0] in self._readers
 
     def feed(self, key: Key, unfinished: bytes, now: float) -> None:
-        """The stream of a reader has this unfinished line now; none where it is empty."""
+        """Update the unfinished line of a reader's stream; empty for no line."""
         self._lines.pop(key, None)
         self._due.pop(key, None)
         if unfinished:
@@ -201,15 +206,15 @@ class Prompts:
 
     @property
     def deadline(self) -> float | None:
-        """When the next one is a prompt; in the past where it is one."""
+        """Time when the next line becomes a prompt; in the past if a line is a prompt already."""
         return min(self._due.values(), default=None)
 
     def current(self, now: float) -> tuple[Key, bytes] | None:
-        """The prompt to show: that of the lowest rank."""
+        """Return the prompt to show: the lowest rank's."""
         return min(self._settled(now), default=None)
 
     def answered(self, now: float) -> list[Key]:
-        """The user has typed a line: whose prompts are done."""
+        """End all prompts, because the user has typed a line; return their keys."""
         keys = [key for key, _ in self._settled(now)]
         for key in keys:
             self.feed(key, b"", now)
@@ -220,12 +225,12 @@ class Prompts:
 
 
 Page = list[tuple[RawFile, list[bytes]]]
-"""Parts for each file, one after the other."""
+"""Parts to write, by file and in order."""
 
 _OWN = b"hvlaunch: "
 _MOST_LIVE_ROWS = 8
 _PATIENCE = 5.0
-"""Seconds before a pipe or a file is told what hvlaunch waits for."""
+"""Seconds before a pipe or file gets the status as a line."""
 
 
 def _new_merger() -> "Merger":
@@ -234,23 +239,13 @@ def _new_merger() -> "Merger":
     return Merger()
 
 
-def _new_live_rows() -> "LiveRows":
-
-    return LiveRows()
-
-
-def _new_prompts() -> "Prompts":
-
-    return Prompts()
-
-
 class Display:
-    """Turns output into what is to be written. `now` is in seconds, of any clock that never goes back."""
+    """Turns output into pages to write. `now` is in seconds of any monotonic clock."""
 
     def __init__(
         self, files: Mapping[Stream, RawFile], prefix: Prefix, *, color: bool, live_rows: int, merge: bool
     ) -> None:
-        """`live_rows` is how many progress bars may be drawn at the bottom; 0 where this is no such terminal."""
+        """`live_rows` is the maximum number of bars at the bottom; 0 if the terminal can't redraw."""
         self._files = files
         self._prefix = prefix
         self._color = color
@@ -261,22 +256,22 @@ class Display:
         self._screen = Screen()
         self._bars = Bars(live=live_rows > 0)
         self._merger = _new_merger() if merge else None
-        self._live = _new_live_rows() if live_rows > 0 else None
-        self._prompts = _new_prompts() if live_rows > 0 else None
+        self._live = LiveRows() if live_rows > 0 else None
+        self._prompts = Prompts() if live_rows > 0 else None
         self._page: Page = []
         self._waited_for: AskStatus | None = None
         self._patience = self._status_at = 0.0
         self._unfinished: UnfinishedLines | None = None
         self._touched: set[Key] = set()
-        """Those whose unfinished lines may be others than was noted."""
+        """Streams whose recorded unfinished lines may be outdated."""
 
     def keep_unfinished(self, lines: "UnfinishedLines | None") -> None:
-        """Note there, from now on, how lines begin that are not shown yet."""
+        """Record the beginnings of unfinished lines in `lines` from now on."""
         self._unfinished = lines
         self._touched.update(self._splitters)
 
     def note_unfinished(self) -> None:
-        """All that was given out is written."""
+        """Record the unfinished lines, after everything given out has been written."""
         if self._touched and self._unfinished is not None:
             for key in self._touched:
                 splitter = self._splitters.get(key)
@@ -286,28 +281,28 @@ class Display:
 
     @property
     def oldest(self) -> float | None:
-        """When the oldest line came that is still to be merged; None where none is."""
+        """Arrival time of the oldest line that waits to be merged, or None."""
         return None if self._merger is None else self._merger.oldest
 
     def read_by(self, ranks: Iterable[int]) -> None:
-        """Learn which ranks read what the user types on this terminal."""
+        """Learn the ranks that read the user's input on this terminal."""
         if self._prompts is not None:
             self._prompts.read_by(ranks)
 
     def answered(self, now: float) -> None:
-        """The user has typed a line, and the terminal has echoed it: the prompt's line has ended there."""
+        """End the prompt's line: the terminal has echoed the user's line."""
         if self._live is not None and self._prompts is not None and self._live.is_asking:
             for key in self._prompts.answered(now):
                 self._splitters[key].forget()
 
     def learn_places(self, places: Mapping[int, tuple[str, int]]) -> None:
-        """Learn of ranks that will write here, with host and local_rank of each."""
+        """Learn host and local_rank of ranks that will write here."""
         self._prefix.learn_places(places)
         if self._merger is not None:
             self._merger.expect(places)
 
     def output(self, key: Key, data: bytes, now: float) -> None:
-        """What a worker wrote."""
+        """Add output of a worker."""
         splitter = self._splitters.get(key)
         if splitter is None:
             splitter = self._splitters[key] = LineSplitter()
@@ -324,7 +319,7 @@ class Display:
             self._lines(key, text, now)
 
     def end_stream(self, key: Key, now: float) -> None:
-        """The stream has ended: its unfinished line, or the last state of its bar, is a line now."""
+        """End the stream: its unfinished line, or its bar's last state, becomes a line."""
         splitter = self._splitters.pop(key, None)
         self._touched.add(key)
         if self._prompts is not None:
@@ -340,25 +335,25 @@ class Display:
             self._merger.ended(*key)
 
     def end_all(self, now: float) -> None:
-        """Nothing more of workers will come."""
+        """End all streams."""
         for key in sorted(self._splitters):
             self.end_stream(key, now)
         self._place_merged(now, everything=True)
         self.status(None, now)
 
     def say(self, text: str) -> None:
-        """A message of hvlaunch's own, each of its lines as `hvlaunch: …`."""
+        """Add a message of hvlaunch, each line as `hvlaunch: …`."""
         self._own(self._own_prefix, visible(text))
 
     def show(self, report: str) -> None:
-        """The failure report."""
+        """Add the failure report."""
         report = visible(report)
         self._own(b"", paint_report(report) if self._color else report)
 
     def status(self, ask: AskStatus | None, now: float) -> None:
-        """What hvlaunch waits for; None: for nothing any more.
+        """Show what hvlaunch waits for; None ends it.
 
-        A terminal shows it below all else. Elsewhere it is one line, and only where hvlaunch waits long.
+        A terminal shows the status at the bottom. A pipe or file gets a line, and only after a long wait.
         """
         if self._live is not None:
             self._live.status(None if ask is None else lambda: self._status_rows(ask().text), now)
@@ -372,31 +367,32 @@ class Display:
         return [self._own_prefix + first, *(b"  " + line for line in more)]
 
     def _say_status(self, now: float) -> None:
-        """In a pipe or a file: once it has lasted some seconds, and then each time that it has lasted twice as long."""
+        """In a pipe or file, say the status after some seconds, and again each time the wait has doubled."""
         if self._waited_for is not None and now >= self._status_at:
             first, *more = self._waited_for().text.split("\n")
             self.say(f"{first}: {'; '.join(more)}" if more else first)
             self._status_at = now + self._patience
+            # Doubling keeps a log file short during a long wait.
             self._patience *= 2
 
     @property
     def deadline(self) -> float | None:
-        """When to ask for a page, even if nothing is put in until then."""
-        known = [self._bars.deadline, self._merger.deadline if self._merger is not None else None]
-        known.append(self._status_at if self._waited_for is not None else None)
+        """Time of the next page without new input."""
+        times = [self._bars.deadline, self._merger.deadline if self._merger is not None else None]
+        times.append(self._status_at if self._waited_for is not None else None)
         if self._live is not None and self._prompts is not None and self._screen.is_whole:
-            known += [self._live.deadline, None if self._live.is_asking else self._prompts.deadline]
-        return min((time for time in known if time is not None), default=None)
+            times += [self._live.deadline, None if self._live.is_asking else self._prompts.deadline]
+        return min((time for time in times if time is not None), default=None)
 
     def page(self, now: float) -> Page:
-        """What is to be written now, in order."""
+        """Return the parts to write now, in order."""
         self._say_status(now)
         for key, line in self._bars.due(now):
             self._lines(key, line, now)
         self._place_merged(now)
         if self._live is not None and self._prompts is not None:
-            found = self._prompts.current(now)
-            self._live.prompt(None if found is None else self._row(*found), now)
+            prompt = self._prompts.current(now)
+            self._live.prompt(None if prompt is None else self._row(*prompt), now)
         page, self._page = self._page, []
         return page if self._live is None else self._with_live_rows(self._live, page, now)
 
@@ -407,6 +403,7 @@ class Display:
         elif is_long or key in self._long:
             self._place_merged(now, everything=True)
             self._place(key, (key[0],), key[1], text)
+            # A line in pieces can't be compared with other ranks' lines, so it is not merged.
             (self._long.add if is_long else self._long.discard)(key)
         else:
             self._merger.add(*key, text, now)
@@ -437,7 +434,7 @@ class Display:
             self._page.append((file, parts))
 
     def _with_live_rows(self, live: "LiveRows", page: Page, now: float) -> Page:
-        """The page, with the live rows removed before it and drawn after it."""
+        """Surround the page with the removal and the drawing of the live rows."""
         if not page:
             if live.deadline is None or now < live.deadline or not self._screen.is_whole:
                 return []
@@ -451,6 +448,7 @@ class Display:
         bars = self._bars.current()
         if not bars:
             return []
+        # At most half of the terminal: the output above must stay readable.
         height = next(iter(self._files.values())).height()
         most = max(1, min(self._live_rows, height // 2))
         rows = [self._row(key, bars[key]) for key in sorted(bars)[:most]]
@@ -471,7 +469,7 @@ def displays(
     environ: Mapping[str, str],
     now: "Callable[[], datetime] | None",
 ) -> dict[Stream, Display]:
-    """Where each stream goes, stderr last; one display where both end in the same place."""
+    """Return the display of each stream, stderr last; one display if both end at the same place."""
 
     def display(files: Mapping[Stream, RawFile], rows: int) -> Display:
         is_terminal = next(iter(files.values())).is_terminal

@@ -1,4 +1,4 @@
-"""A file with one JSON object for each event: --events."""
+"""A file with one JSON object for each event (--events)."""
 
 import errno
 import json
@@ -16,17 +16,17 @@ __all__ = ["EventFile", "records_of"]
 
 _PATIENCE = 5.0
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
-"""Without O_NONBLOCK, opening a named pipe that nobody reads would block for ever."""
+"""Without O_NONBLOCK, opening a named pipe without a reader would block for ever."""
 
 
 class EventFile:
-    """Appends JSON objects to a file, one on each line, each written at once.
+    """Appends JSON objects to a file, one per line, each written at once.
 
-    It is written by a thread of its own, so that a disk that hangs stops nothing else.
+    A thread of its own writes the file: a hanging disk stops nothing else.
     """
 
     def __init__(self, path: Path, on_error: Callable[[str], None]) -> None:
-        """`on_error` is told, once and in the file's own thread, that records are lost. Raises BadUsage."""
+        """Open the file. `on_error` is called once, in the file's thread, when records are lost. Raises BadUsage."""
         self._path = path
         self._on_error = on_error
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
@@ -50,7 +50,7 @@ class EventFile:
         self._queue.put(json.dumps(record).encode() + b"\n")
 
     def close(self, timeout: float = _PATIENCE) -> None:
-        """Write what is left, for at most `timeout` seconds."""
+        """Write the rest, for at most `timeout` seconds."""
         self._queue.put(None)
         self._thread.join(timeout)
 
@@ -58,9 +58,9 @@ class EventFile:
         failed = False
         while (line := self._queue.get()) is not None:
             try:
-                rest = memoryview(line)
-                while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
+                unwritten = memoryview(line)
+                while unwritten:
+                    unwritten = unwritten[os.write(self._descriptor, unwritten) :]
             except OSError as error:  # noqa: PERF203 - the next line may find room again
                 if not failed:
                     failed = True
@@ -69,7 +69,7 @@ class EventFile:
 
 
 def records_of(path: Path, job_id: str) -> int:
-    """How many records of the job the file has; none where it is no file."""
+    """Count the records of the job in the file; 0 if `path` is not a regular file."""
     mark, count = f'"job": "{job_id}"'.encode(), 0
     with suppress(OSError):
         if path.is_file():

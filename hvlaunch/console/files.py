@@ -22,20 +22,20 @@ _MOST_OPEN = 1024
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NO_LINK = _DIRECTORY | os.O_NOFOLLOW
-"""How a directory is opened that may only be one itself."""
+"""Flags that open a directory but not a link to a directory."""
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def rank_directory(directory: Path, rank: int, size: int) -> Path:
-    """Where a rank's files are: rank.N, N padded with zeros to the width of the largest of `size` ranks."""
+    """Return the directory of a rank: rank.N, with N as wide as the largest of `size` ranks."""
     return directory / f"rank.{rank:0{len(str(size - 1))}}"
 
 
 class OutputFiles:
-    """rank.N/{stdout,stderr} in a directory, raw and unprefixed; every write can be seen at once (tail -f).
+    """rank.N/{stdout,stderr} in a directory, raw and without prefixes; each write is visible at once (tail -f).
 
-    Files in use longest ago are closed when many are open, and opened again when needed: raising the limit of
-    open files instead would change it for the workers on this machine too.
+    With many files open, the least recently used are closed, and reopened when needed. A higher limit of open
+    files would also apply to the workers on this machine.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class OutputFiles:
     ) -> None:
         """Make the directories and empty files of ranks 0 to size - 1. Raises BadUsage.
 
-        `root` is the directory where it is open already, and is closed with the files. `sizes` keeps what is on record. Who
-        `goes_on` leaves in the files what is there, but for what is not on record.
+        `root` is the open directory, if the caller has opened it; close() closes it. `sizes` records how much
+        is in each file. With `goes_on`, the files keep their content up to the recorded sizes.
         """
         self._directory = directory
         self._size = size
@@ -75,7 +75,7 @@ class OutputFiles:
             raise not_written(directory, error) from None
 
     def _begin(self, rank: int, stream: Stream, *, goes_on: bool) -> None:
-        """Raises OSError."""
+        """Open and truncate one file. Raises OSError."""
         file = self._make(rank, stream, 0 if goes_on else os.O_TRUNC)
         try:
             end = os.fstat(file).st_size
@@ -83,13 +83,14 @@ class OutputFiles:
                 self._sizes.note(rank, stream, end)
             elif self._sizes is not None and end > self._sizes.of(rank, stream):
                 end = self._sizes.of(rank, stream)
+                # Bytes beyond the record will be sent again by the host, so they would be there twice.
                 os.ftruncate(file, end)
             self._ends[rank, stream] = end
         finally:
             os.close(file)
 
     def settler(self, rank: int, stream: Stream, done: Callable[[int], None]) -> Callable[[int], None]:
-        """`done`, which also puts on record what was written there until now."""
+        """Wrap `done` to put the file's current size on record."""
         sizes, end = self._sizes, self._ends[rank, stream]
         if sizes is None or rank >= self._size:
             return done
@@ -101,13 +102,13 @@ class OutputFiles:
         return settle
 
     def size(self, rank: int, stream: Stream) -> int:
-        """How large the file is."""
+        """Return the size of the file."""
         return self._ends[rank, stream]
 
     def noter(
         self, rank: int, stream: Stream, begin: int, note: Callable[[bool], None] | None
     ) -> Callable[[bool], None] | None:
-        """`note`, which also puts on record whether what was written there behind `begin` counts."""
+        """Wrap `note` to put on record whether the bytes after `begin` count."""
         sizes, end = self._sizes, self._ends[rank, stream]
         if sizes is None or note is None or rank >= self._size:
             return note
@@ -119,14 +120,14 @@ class OutputFiles:
         return tell
 
     def write(self, rank: int, stream: Stream, data: bytes) -> None:
-        """Append `data` to the rank's file. Raises OSError, with the file's name."""
+        """Append `data` to the rank's file. Raises OSError with the file's name."""
         descriptor = self._descriptor(rank, stream)
-        rest = memoryview(data)
+        unwritten = memoryview(data)
         try:
-            while rest:
-                written = os.write(descriptor, rest)
+            while unwritten:
+                written = os.write(descriptor, unwritten)
                 self._ends[rank, stream] += written
-                rest = rest[written:]
+                unwritten = unwritten[written:]
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path(rank, stream))) from None
 
@@ -151,7 +152,9 @@ class OutputFiles:
         return rank_directory(self._directory, rank, self._size) / stream
 
     def _make(self, rank: int, stream: Stream, flags: int = 0) -> int:
-        """Open the file; a link in place of it, or of its directory, leads nowhere. Raises OSError, with its name."""
+        """Open the file without following links in place of the file or its directory. Raises OSError with its
+        name.
+        """
         if stream not in _STREAMS:
             raise ValueError(f"no stream: {stream!r}")
         path = self._path(rank, stream)
@@ -168,7 +171,7 @@ class OutputFiles:
 
 
 def not_written(directory: Path, error: OSError) -> BadUsage:
-    """Why there are no files of output in the directory."""
+    """Return the error for a directory without files of output."""
     reason = os.strerror(error.errno or 0).lower()
     return BadUsage(
         f"--output-filename {directory}: {error.filename}: {reason}", hint="a directory that you may write to"
@@ -179,15 +182,15 @@ _LATEST = "latest"
 
 
 class JobFolder:
-    """DIR/JOB: JOB begins with the time, in UTC, so that folders sort by it.
+    """The folder DIR/JOB. JOB begins with the UTC time, and so folders sort by time.
 
-    All that is made is made beside the open directory, and no link is followed.
+    All paths are relative to open directories, and links are not followed: other users may write to DIR.
     """
 
     def __init__(
         self, directory: Path, job_id: str, wall: Callable[[], float] = time.time, *, goes_on: bool = False
     ) -> None:
-        """Make the folder; it must be a new one. Who `goes_on` takes the one that the job has. Raises BadUsage."""
+        """Make a new folder, or with `goes_on` open the job's existing folder. Raises BadUsage."""
         now = wall()
         name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}.{int(now * 1000) % 1000:03}Z-{job_id}"
         try:
@@ -206,7 +209,7 @@ class JobFolder:
     def files(
         self, size: int, below: str = "", *, sizes: "FileSizes | None" = None, goes_on: bool = False
     ) -> OutputFiles:
-        """The files of so many ranks, in the folder or in one below it; the others are as OutputFiles has them. Raises BadUsage."""
+        """Make the files of `size` ranks in the folder or in `below`, as OutputFiles does. Raises BadUsage."""
         try:
             root = _made(below, self._descriptor, goes_on=goes_on) if below else os.dup(self._descriptor)
         except OSError as error:
@@ -218,19 +221,19 @@ class JobFolder:
 
 
 def _found(job_id: str, root: int) -> str | None:
-    """The name of the folder that the job has."""
+    """Return the name of the job's folder, if it exists."""
     return next((name for name in os.listdir(root) if name.endswith(f"Z-{job_id}")), None)
 
 
 def _made(name: str, root: int, *, goes_on: bool) -> int:
-    """A new directory, open; or one that is there."""
+    """Make and open a directory; with `goes_on` it may exist."""
     with suppress(*[FileExistsError] * goes_on):
         os.mkdir(name, dir_fd=root)
     return os.open(name, NO_LINK, dir_fd=root)
 
 
 def _lead(name: str, root: int, directory: Path) -> None:
-    """Let DIR/latest lead to the folder, at once: nobody finds it missing. What is no link is not replaced."""
+    """Point DIR/latest at the folder, atomically. Raises BadUsage if `latest` is not a link."""
     with suppress(FileNotFoundError):
         if not stat.S_ISLNK(os.stat(_LATEST, dir_fd=root, follow_symlinks=False).st_mode):
             raise BadUsage(
@@ -240,6 +243,7 @@ def _lead(name: str, root: int, directory: Path) -> None:
     link = f".{_LATEST}-{name}"
     os.symlink(name, link, dir_fd=root)
     try:
+        # Renaming is atomic: a reader never finds the link missing.
         os.replace(link, _LATEST, src_dir_fd=root, dst_dir_fd=root)
     except OSError:
         os.unlink(link, dir_fd=root)

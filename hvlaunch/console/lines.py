@@ -1,4 +1,4 @@
-"""Whole lines out of byte chunks, their place on a screen that many streams share, and text made safe for a terminal."""
+"""Complete lines from byte chunks, a screen that many streams share, and text that is safe for a terminal."""
 
 import re
 from collections.abc import Hashable
@@ -9,10 +9,10 @@ __all__ = ["LONGEST", "Key", "LineSplitter", "Screen", "Stream", "visible"]
 Stream = Literal["stdout", "stderr"]
 
 Key = tuple[int, Stream]
-"""A rank, and one of its streams."""
+"""A rank and one of its streams."""
 
 LONGEST = 1 << 20
-"""Bytes of an unfinished line that are kept; a longer line is passed on in pieces."""
+"""Maximum bytes kept of an unfinished line; a longer line is passed on in pieces."""
 
 _EMPTY_RETURNS = rb"(?<=\n)\r+(?![\r\n])"
 _RETURNED_ENDS = rb"\r+\n"
@@ -21,19 +21,19 @@ _FIRST_END = rb"[\r\n]"
 
 
 class LineSplitter:
-    r"""One stream's bytes, cut into whole lines.
+    r"""Splits one stream's bytes into complete lines.
 
-    A line that stays ends with `\n`; `\r\n` is made `\n`. One that ends with a lone `\r` is a state of a progress
-    bar, which the next line takes the place of. Several `\r` in a row count as one, and a lone `\r` at the start of
-    a line, where many progress bars put it, ends nothing. Everything else passes unchanged, whether UTF-8 or not.
-    However the bytes are cut into chunks, the lines are the same.
+    A permanent line ends with `\n`, also instead of `\r\n`. A line that ends with a lone `\r` is a state of a
+    progress bar, and the next line overwrites it. Repeated `\r` count once. A lone `\r` at the start of a line
+    ends nothing: many progress bars begin with it. All other bytes pass unchanged, whether UTF-8 or not. The
+    result does not depend on how chunks are cut.
     """
 
     __slots__ = ("_drawing", "_inside", "_returned", "_waiting", "has_states")
 
     def __init__(self) -> None:
         self.has_states = False
-        """Whether what feed() gave last has a state of a progress bar, or the unfinished line is one."""
+        """True if the last result of feed() contains a state of a progress bar, or the unfinished line is a state."""
         self._waiting = bytearray()
         self._inside = False  # of a long line, whose beginning was passed on
         self._returned = False  # by a \r that ended the last chunk: a \n may follow
@@ -41,25 +41,25 @@ class LineSplitter:
 
     @property
     def state(self) -> bytes | None:
-        """The unfinished line, where it is a progress bar's: what a terminal would show now. Else None."""
+        """The unfinished line if a terminal would show it as a progress bar, or else None."""
         return bytes(self._waiting) if self._drawing or self._returned else None
 
     @property
     def unfinished(self) -> bytes:
-        """The unfinished line, where it is neither a progress bar's nor one that is passed on in pieces."""
+        """The unfinished line, unless it is a progress bar's or is passed on in pieces."""
         return b"" if self._inside or self.state is not None else bytes(self._waiting)
 
     @property
     def waiting(self) -> int:
-        """Bytes of the unfinished line, whatever it is."""
+        """Size of the unfinished line in bytes, of any kind."""
         return len(self._waiting)
 
     def forget(self) -> None:
-        """The unfinished line has been ended elsewhere: what comes next begins a line."""
+        """Drop the unfinished line, which has ended elsewhere: the next byte begins a line."""
         self._waiting.clear()
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that `data` completes; after LONGEST bytes without an end also an unfinished piece."""
+        """Return the lines that `data` completes, and a piece of a line after LONGEST bytes without an end."""
         returns = self._returned or b"\r" in data
         if returns:
             data = self._without_returns(data)
@@ -83,49 +83,52 @@ class LineSplitter:
         return ready
 
     def finish(self) -> bytes:
-        """The unfinished last line, now ended; b"" where there is none. What is fed next is a new stream."""
+        """Return the unfinished last line, now ended, or b"". The next bytes belong to a new stream."""
         ready = bytes(self._waiting) + b"\n" if self._waiting or self._inside else b""
         self._waiting.clear()
         self._inside = self._returned = self._drawing = False
         return ready
 
     def _without_returns(self, data: bytes) -> bytes:
-        r"""`data` without `\r\n`, repeated and meaningless `\r`, and without those at the end, which wait."""
+        r"""Normalize `\r\n` and repeated `\r` in `data`; keep trailing `\r` for the next chunk."""
         if self._returned:
             data = b"\r" + data
-        known = data.rstrip(b"\r")
-        self._returned = len(known) < len(data)
-        known = known.replace(b"\r\n", b"\n")
-        if b"\r" not in known:
-            self._drawing = self._drawing and b"\n" not in known
-            return known
-        self._drawing = known.rfind(b"\r") > known.rfind(b"\n") or (self._drawing and b"\n" not in known)
+        text = data.rstrip(b"\r")
+        self._returned = len(text) < len(data)
+        text = text.replace(b"\r\n", b"\n")
+        if b"\r" not in text:
+            self._drawing = self._drawing and b"\n" not in text
+            return text
+        self._drawing = text.rfind(b"\r") > text.rfind(b"\n") or (self._drawing and b"\n" not in text)
         if self._waiting or self._inside:
-            known = re.sub(_EMPTY_RETURNS, b"", known)
+            text = re.sub(_EMPTY_RETURNS, b"", text)
         else:
-            known = re.sub(_EMPTY_RETURNS, b"", b"\n" + known)[1:]
-        known = re.sub(_REPEATED, b"\r", re.sub(_RETURNED_ENDS, b"\n", known))
-        if self._inside and (end := re.search(_FIRST_END, known)):
-            known = (
-                known[: end.start()] + b"\n" + known[end.end() :]
-            )  # its beginning was passed on, and stays
-        return known
+            text = re.sub(_EMPTY_RETURNS, b"", b"\n" + text)[1:]
+        text = re.sub(_REPEATED, b"\r", re.sub(_RETURNED_ENDS, b"\n", text))
+        if self._inside and (end := re.search(_FIRST_END, text)):
+            text = text[: end.start()] + b"\n" + text[end.end() :]  # its beginning was passed on, and stays
+        return text
 
 
 class Screen:
-    """What many owners write to one terminal or file: each line has its prefix, and none lands inside another."""
+    """Arranges the output of many owners on one terminal or file.
+
+    Each line has a prefix, and no line is cut by another.
+    """
 
     def __init__(self) -> None:
-        self._open: Hashable = None  # whose unfinished line is the last thing on the screen
-        self._cut: set[Hashable] = set()  # whose unfinished line was ended for them
+        # The owner of an unfinished line at the end of the screen.
+        self._open: Hashable = None
+        # Owners whose unfinished line another owner has ended: their own newline would be an empty line.
+        self._cut: set[Hashable] = set()
 
     @property
     def is_whole(self) -> bool:
-        """Whether the last line is ended: what comes next stands at the start of a line."""
+        """True if the last line has ended: the next text begins at the start of a line."""
         return self._open is None
 
     def arrange(self, owner: Hashable, prefix: bytes, text: bytes) -> list[bytes]:
-        """What to write, as parts to join, so that `text` (lines, perhaps with a piece at the end) stands right."""
+        """Return the parts to write for `text` (lines, perhaps with a piece of a line at the end)."""
         parts: list[bytes] = []
         if owner in self._cut:
             self._cut.remove(owner)
@@ -148,7 +151,7 @@ class Screen:
 
 
 def visible(text: str) -> str:
-    r"""`text` with control characters, which may be a host's, escaped as in Python; newlines and tabs stay."""
+    """Escape control characters as Python does: the text may be a host's. Newlines and tabs stay."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

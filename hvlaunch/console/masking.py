@@ -1,4 +1,4 @@
-"""Values and command lines as `--dry-run` and reports show them: what may be a secret is hidden. Pure."""
+"""Masked values and command lines, for `--dry-run` and reports: text that may be a secret is hidden. Pure."""
 
 import math
 import re
@@ -21,7 +21,7 @@ _ASSIGNED = re.compile(
 )
 _OPTION = re.compile(rf"(?i)--?(?:[\w.-]{{0,40}}{_SECRET_WORD}[\w.-]{{0,40}}|key|pwd)")
 _COUNTED = re.compile(r"-?[0-9.,]{1,8}|(?i:true|false|none|null|yes|no)")
-"""`--max-tokens 512` has no secret."""
+"""Numbers and booleans are not secrets, as in `--max-tokens 512`."""
 _START, _END = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
 _KNOWN = re.compile(
     _START
@@ -52,26 +52,26 @@ _LEAST_CHANGES = 0.3
 
 
 def masked(name: str, value: str) -> str:
-    """The value of a variable for display: hidden where the name tells of a secret, else as masked_value()."""
+    """Return a variable's value for display: hidden if the name suggests a secret, or else as in masked_value()."""
     return MASK if _HIDDEN_NAME.search(name) else masked_value(value)
 
 
 def masked_value(value: str) -> str:
-    """The text, with what looks like a secret hidden.
+    """Return the text with probable secrets hidden.
 
-    That is: a user and password in a URL; what is assigned to a name such as `password`; what begins as tokens of
-    well-known services do; private keys; long words of random letters and digits.
+    These are: user and password in a URL; a value assigned to a name such as `password`; tokens with the prefix
+    of a well-known service; private keys; long words of random letters and digits.
     """
     if _PRIVATE_KEY.search(value):
         return MASK
     value = _IN_URL.sub(MASK, value)
     value = _ASSIGNED.sub(_hide_assigned, value)
     value = _KNOWN.sub(MASK, value)
-    return _LONG.sub(lambda found: MASK if _is_random(found[0]) else found[0], value)
+    return _LONG.sub(lambda match: MASK if _is_random(match[0]) else match[0], value)
 
 
 def masked_words(words: Sequence[str]) -> Iterator[str]:
-    """The words of a command, with what looks like a secret hidden: also the word behind `--api-key`."""
+    """Yield the words of a command with probable secrets hidden, including the word after `--api-key`."""
     before = ""
     for word in words:
         is_secret = _OPTION.fullmatch(before) and not word.startswith("-") and not _COUNTED.fullmatch(word)
@@ -79,12 +79,12 @@ def masked_words(words: Sequence[str]) -> Iterator[str]:
         before = word
 
 
-def _hide_assigned(found: re.Match[str]) -> str:
-    return found[0] if _COUNTED.fullmatch(found[2]) else found[1] + MASK
+def _hide_assigned(match: re.Match[str]) -> str:
+    return match[0] if _COUNTED.fullmatch(match[2]) else match[1] + MASK
 
 
 def _is_random(word: str) -> bool:
-    """Whether the word looks as if made at random, and not of words; a `/` parts words, unless this is base64."""
+    """Return True if the word looks random. A `/` separates words, except in base64."""
     parts = [word] if word.endswith("=") or "+" in word else word.split("/")
     return any(len(part) >= _LEAST_LETTERS and _has_entropy(part) for part in parts)
 

@@ -1,4 +1,4 @@
-"""Equal lines of several ranks, printed once: --merge."""
+"""Equal lines of several ranks, printed once (--merge)."""
 
 from bisect import bisect_right
 from collections import deque
@@ -14,7 +14,7 @@ _MOST_LINES = 10_000
 _MOST_BYTES = 8 << 20
 
 Merged = tuple[tuple[int, ...], Stream, bytes]
-"""The ranks that wrote these lines, the stream, and the lines."""
+"""Ranks, stream, and the lines that all of these ranks wrote."""
 
 
 class _Line:
@@ -31,11 +31,11 @@ class _Line:
 
 
 class Merger:
-    """Holds each line for a moment, until the other ranks have written it too.
+    """Holds each line briefly, until other ranks have written it too.
 
-    A rank joins the first equal line behind the last that it wrote, and a line that is new stands as far ahead as the
-    rank's own order allows: so what the rank writes next can still be joined with what others are ahead with. Each
-    rank's own order is kept. `now` is in seconds, of any clock that never goes back.
+    A rank joins the first equal line after its own last line. A new line is placed as early as the rank's order
+    allows, and so the rank's next lines can still join lines of ranks that are ahead. The order within each
+    rank is kept. `now` is in seconds of any monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -49,28 +49,28 @@ class Merger:
 
     @property
     def deadline(self) -> float | None:
-        """When lines are to be taken; None where none waits."""
+        """Time when lines are due, or None if no line waits."""
         return None if self.oldest is None else self.oldest + _WINDOW
 
     @property
     def oldest(self) -> float | None:
-        """When the oldest line came that waits."""
+        """Arrival time of the oldest waiting line."""
         while self._arrived and self._arrived[0].taken:
             self._arrived.popleft()
         return self._arrived[0].born if self._arrived else None
 
     def expect(self, ranks: Iterable[int]) -> None:
-        """Learn of ranks that will write: a line that all of them have written waits no longer."""
+        """Learn of ranks that will write: a line that all of them have written is due at once."""
         ranks = list(ranks)
         for running in self._running.values():
             running.update(ranks)
 
     def ended(self, rank: int, stream: Stream) -> None:
-        """The rank writes no more there."""
+        """Record that the rank's stream has ended."""
         self._running[stream].discard(rank)
 
     def add(self, rank: int, stream: Stream, lines: bytes, now: float) -> None:
-        r"""Take lines that a rank wrote, each with its `\n`."""
+        """Accept lines of a rank, each with its newline."""
         for text in lines.splitlines(keepends=True):
             last = self._last.get(rank)
             after = last.place if last is not None and not last.taken else -1.0
@@ -88,7 +88,7 @@ class Merger:
             self._last[rank] = line
 
     def take_lines(self, now: float, *, everything: bool = False) -> list[Merged]:
-        """The lines that wait no longer, in order."""
+        """Return the lines that are due, in order."""
         if everything or len(self._queue) > _MOST_LINES or self._size > _MOST_BYTES:
             count = len(self._queue)
         else:
@@ -100,26 +100,27 @@ class Merger:
         return list(_joined(lines))
 
     def _insert(self, line: _Line, after: float) -> None:
-        """Put it behind `after`, and ahead of all else that is behind that."""
+        """Place the line right after the position `after`."""
         index = bisect_right(self._queue, after, key=_place)
         before = self._queue[index - 1].place if index else -1.0
         behind = self._queue[index].place if index < len(self._queue) else before + 2.0
         line.place = (before + behind) / 2
         self._queue.insert(index, line)
-        if not before < line.place < behind:  # no number left in between
+        # Halving the distance many times leaves no float in between, so all lines get new numbers.
+        if not before < line.place < behind:
             for place, other in enumerate(self._queue):
                 other.place = float(place)
         self._arrived.append(line)
 
     def _due(self, now: float) -> int:
-        """How many leave, so that all that have waited long enough do."""
+        """Return how many lines leave, including all lines that have waited long enough."""
         if self.deadline is None or self.deadline > now:
             return 0
         due = (line.place for line in self._arrived if not line.taken and line.born + _WINDOW <= now)
         return bisect_right(self._queue, max(due), key=_place)
 
     def _complete(self) -> int:
-        """How many of the first lines all ranks have written."""
+        """Return how many of the first lines have been written by all ranks."""
         for index, line in enumerate(self._queue):
             running = self._running[line.stream]
             if len(line.ranks) < len(running) or not line.ranks >= running:
@@ -140,7 +141,7 @@ def _place(line: _Line) -> float:
 
 
 def _joined(lines: list[_Line]) -> Iterator[Merged]:
-    """The lines of one rank each, where they stand together, in the order of their arrival."""
+    """Yield runs of lines with equal ranks; adjacent lines of single ranks are in order of arrival."""
     ordered: list[_Line] = []
     for alone, group in groupby(lines, lambda line: len(line.ranks) == 1):
         run = list(group)

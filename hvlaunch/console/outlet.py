@@ -1,4 +1,4 @@
-"""What a display shows, on its way to readers who may take their time."""
+"""An outlet: writes a display's pages to readers that may be slow."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ from hvlaunch.console.recent import Keeper, Origin
 __all__ = ["BATCH", "Outlet", "Output"]
 
 BATCH = 1 << 18
-"""Bytes of output for one page, and at most one item more."""
+"""Maximum bytes of output on one page, not counting the last item."""
 
 
 class Output(NamedTuple):
-    """What a rank wrote; `done(len(data))` is called when that is written.
+    """Output of a rank; `done(len(data))` is called when it is written.
 
-    `note(True)` is called right before it is written, `note(False)` where that was not taken at once: who is killed in between, or
-    has to wait for a reader, leaves the truth behind.
+    `note(True)` is called just before the write, and `note(False)` if the reader did not take everything at
+    once. A process that is killed in between, or waits for a reader, leaves a true record.
     """
 
     rank: int
@@ -31,16 +31,16 @@ class Output(NamedTuple):
     note: Callable[[bool], None] | None = None
 
     def keep(self, keeper: Keeper) -> None:
-        """Give it to who keeps output."""
+        """Pass the output to a store."""
         if self.data:
             keeper.output(self.rank, self.stream, self.data, self.origin)
 
 
 class Outlet:
-    """Writes a display's pages, as far as they are taken at once. `failed` is called with what can't be written.
+    """Writes a display's pages, as far as readers take them at once. `failed` receives errors of writing.
 
-    While a page is not all taken, no further page is made. What is put meanwhile waits, in its order, as it came: as
-    lines of pages it would take several times the memory.
+    The outlet makes no page while an earlier page is unfinished. Items put meanwhile wait in their original
+    form: as lines of pages they would take several times the memory.
     """
 
     def __init__(self, display: Display, failed: Callable[[RawFile, OSError], None]) -> None:
@@ -49,45 +49,46 @@ class Outlet:
         self._waiting: deque[Output | Callable[[float], None]] = deque()
         self._page: list[tuple[RawFile, Sequence[bytes | memoryview]]] = []
         self._owed: deque[tuple[float, list[Output]]] = deque()
-        """What the display got, and when: for this page, or to merge it."""
+        """Output given to the display, with the time: it is on this page, or waits to be merged."""
         self._is_noted = False
-        """Whether what this page has is on record as written."""
+        """True if the record says that this page's output is written."""
         self._is_dropped = False
         self._broken: set[RawFile] = set()
 
     def put(self, item: Output | Callable[[float], None]) -> None:
-        """Show output, or do to the display what is called with the time then; with the next write(), in its turn."""
+        """Queue output, or a call for the display with the time of the next write()."""
         self._waiting.append(item)
 
     @property
     def waits_at(self) -> int | None:
-        """The descriptor that something waits for; None where nothing does."""
+        """Return the descriptor of the file that blocks the page, or None."""
         return self._page[0][0].waits_at if self._page else None
 
     @property
     def waits_for(self) -> str:
-        """The name of the file that something waits for."""
+        """Return the name of the file that blocks the page."""
         return self._page[0][0].name
 
     @property
     def deadline(self) -> float | None:
-        """When to write, even if the display gets nothing until then; None while something waits."""
+        """Return the time of the next write without new output; None while a page is unfinished."""
         return None if self._page else self.display.deadline
 
     def write(self, now: float) -> bool:
-        """Write what is taken; whether that was anything."""
+        """Write as much as readers take; return True if that was anything."""
         has_written = False
         while True:
             while self._page:
                 file, parts = self._page[0]
                 if not self._is_over(file) and not file.takes_some():
-                    return has_written  # without a moment in which it is on record as written
+                    # Return before _note(): the record must never claim output that is still to be written.
+                    return has_written
                 self._note(is_printed=True)
-                rest = self._write_to(file, parts)
-                has_written = has_written or sum(map(len, rest)) < sum(map(len, parts))
-                if rest:
+                unwritten = self._write_to(file, parts)
+                has_written = has_written or sum(map(len, unwritten)) < sum(map(len, parts))
+                if unwritten:
                     self._note(is_printed=False)
-                    self._page[0] = file, rest
+                    self._page[0] = file, unwritten
                     return has_written
                 del self._page[0]
             self._settle()
@@ -106,7 +107,7 @@ class Outlet:
                     output.note(is_printed)
 
     def _settle(self) -> None:
-        """What was written is done with; how an unfinished line begins is noted."""
+        """Acknowledge written output, and note the beginnings of unfinished lines."""
         self._is_noted = False
         self.display.note_unfinished()
         for output in self._written():
@@ -115,7 +116,7 @@ class Outlet:
             self._owed.popleft()
 
     def _paged(self) -> int:
-        """How much of what the display got is in no page to come: not what waits to be merged."""
+        """Return how many of the owed items are on pages already; the others wait to be merged."""
         oldest = None if self._is_dropped else self.display.oldest
         return len(self._owed) if oldest is None else sum(given < oldest for given, _ in self._owed)
 
@@ -123,7 +124,7 @@ class Outlet:
         return [output for _, outputs in islice(self._owed, self._paged()) for output in outputs]
 
     def _feed(self, now: float) -> None:
-        """Give the display what waits, as much as one page shall have."""
+        """Give the display one page of the waiting items."""
         size = 0
         given: list[Output] = []
         while self._waiting and size < BATCH:
@@ -152,10 +153,10 @@ class Outlet:
             return []
 
     def _is_over(self, file: RawFile) -> bool:
-        """Whether nothing is written there any more."""
+        """Return True if nothing is written to `file` any more."""
         return file in self._broken or self._is_dropped
 
     def drop(self, now: float) -> None:
-        """Forget what waits, and what comes: nobody takes it."""
+        """Forget waiting and future output: its reader takes nothing."""
         self._is_dropped = True
         self.write(now)

@@ -1,4 +1,4 @@
-"""The text before each line of a worker: --prefix."""
+"""The text before each line of a worker (--prefix)."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["ASCTIME", "Prefix"]
 
 ASCTIME = "{time:%a %b %e %H:%M:%S %Y}"
-"""As asctime(3), which is what horovodrun's -prefix-timestamp puts before the prefix."""
+"""As asctime(3): horovodrun's -prefix-timestamp puts it before the prefix."""
 
 _FIELDS = ("rank", "host", "local_rank", "time", "stream")
 _TIME = "%Y-%m-%d %H:%M:%S"
@@ -26,13 +26,13 @@ _TOO_WIDE = re.compile(r"[0-9]{4}")
 class Prefix:
     """A template with fields in braces, filled in for a rank or a set of ranks.
 
-    Fields may have a format: `{rank:03}`, `{time:%H:%M:%S}`. A set of ranks that has no such format goes without.
+    Fields may have a format: `{rank:03}`, `{time:%H:%M:%S}`. A set of ranks ignores formats for numbers.
     """
 
     def __init__(
         self, template: str = ConsoleOptions().prefix, *, now: "Callable[[], datetime] | None" = None
     ) -> None:
-        """`now` is the local time, this machine's where it is None. Raises BadUsage."""
+        """Check the template. `now` returns the local time, by default this machine's. Raises BadUsage."""
         self._template = template
         self._has_time = "time" in _checked(template)
         self._now = now or _now
@@ -45,15 +45,16 @@ class Prefix:
         self._known.clear()
 
     def text_for(self, ranks: tuple[int, ...], stream: Stream) -> bytes:
-        """The prefix of a line that all of `ranks` (at least one) have written."""
+        """Return the prefix of a line written by all of `ranks` (at least one)."""
         key = (ranks, stream)
-        known = self._known.get(key)
-        if known is None:
+        text = self._known.get(key)
+        if text is None:
             fields = _Fields(lambda name: self._value(name, ranks, stream))
-            known = self._template.format_map(fields).encode(errors="surrogateescape")
+            text = self._template.format_map(fields).encode(errors="surrogateescape")
+            # Bounded: with --merge, sets of ranks are as many as subsets.
             if not self._has_time and len(self._known) < _MOST_KNOWN:
-                self._known[key] = known
-        return known
+                self._known[key] = text
+        return text
 
     def _value(self, name: str, ranks: tuple[int, ...], stream: Stream) -> Any:
         match name:
@@ -75,7 +76,7 @@ class Prefix:
 
 
 class _Fields(dict[str, "_Field"]):
-    """What str.format_map looks names up in; `value` is asked for those that the template has."""
+    """The mapping for str.format_map; it asks `value` only for fields of the template."""
 
     def __init__(self, value: Callable[[str], Any], *, strict: bool = False) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class _Fields(dict[str, "_Field"]):
 
 
 class _Field:
-    """A value that takes formats, and nothing else that str.format offers."""
+    """A value that accepts formats, but no attributes or indices: a template must not reach into objects."""
 
     def __init__(self, value: Any, *, strict: bool) -> None:
         self._content = value
@@ -119,15 +120,17 @@ class _Field:
 
 
 def _checked(template: str) -> set[str]:
-    """The names of the template's fields. Raises BadUsage."""
+    """Return the names of the template's fields. Raises BadUsage."""
     if "\n" in template or "\r" in template:
         raise BadUsage(f"--prefix {template!r}: must be one line")
     fields = _Fields(_sample, strict=True)
     try:
         template.format_map(fields)
     except KeyError as error:
-        known = ", ".join(f"{{{name}}}" for name in _FIELDS)
-        raise BadUsage(f"--prefix {template!r}: unknown field {{{error.args[0]}}}", hint=known) from None
+        fields_hint = ", ".join(f"{{{name}}}" for name in _FIELDS)
+        raise BadUsage(
+            f"--prefix {template!r}: unknown field {{{error.args[0]}}}", hint=fields_hint
+        ) from None
     except ValueError as error:
         hint = "a format of Python, or {{ and }} for braces that are not a field"
         raise BadUsage(f"--prefix {template!r}: {str(error).lower()}", hint=hint) from None

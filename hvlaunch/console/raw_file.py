@@ -1,4 +1,4 @@
-"""A file, pipe or terminal that is written without a buffer, and without waiting for who reads it."""
+"""A file, pipe or terminal, written without a buffer and without waiting for its reader."""
 
 import os
 import select
@@ -10,18 +10,23 @@ from typing import BinaryIO
 __all__ = ["RawFile", "new_bell", "same_place"]
 
 _MOST_PARTS = 32
-"""More parts than this are small ones, and are joined: that is cheaper, and the kernel has a limit (IOV_MAX)."""
+"""A write of more parts joins them. Many parts are small, joining is cheaper, and the kernel has a limit
+(IOV_MAX).
+"""
 _PIPE_SIZE = 1 << 20
-"""Bytes that a pipe shall hold which has once been full. Most hold 64 KiB, a quarter of a page, and to wait for its reader four
-times costs more than all else that printing does."""
+"""Capacity of a pipe after it was full once.
+
+A pipe holds 64 KiB by default, a quarter of a page; waiting for its reader four times costs more than printing.
+"""
 _F_SETPIPE_SZ, _F_GETPIPE_SZ = 1031, 1032
-"""fcntl(2), of Linux alone; elsewhere they are errors."""
+"""fcntl(2) of Linux; other systems report an error."""
 
 
 class RawFile:
-    """Writes to the descriptor of `file` where it has one, else to `file`.
+    """Writes to the descriptor of `file`, or to `file` itself if it has none.
 
-    The file's own buffer is not used: bytes left in it would fail again, with a traceback, when the interpreter ends.
+    The file's buffer is not used: bytes left in it would fail again, with a traceback, when the interpreter
+    ends.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -33,7 +38,7 @@ class RawFile:
         except OSError:  # io.UnsupportedOperation: in memory
             self.descriptor = None
         self._writes_to: int | None = None
-        """Where a write never blocks; -1 where there is no such descriptor. None before the first."""
+        """Descriptor for writes that never block; -1 if there is none, None before the first write."""
         self._has_been_full = False
 
     @property
@@ -46,61 +51,63 @@ class RawFile:
 
     @property
     def waits_at(self) -> int | None:
-        """The descriptor that becomes writable, where write() has left something."""
+        """Return the descriptor that becomes writable after an incomplete write()."""
         return self.descriptor if self._writes_to == -1 else self._writes_to
 
     def close(self) -> None:
-        """Close what was opened here: the file itself stays open."""
+        """Close the second descriptor. The file itself stays open."""
         if self._writes_to is not None and self._writes_to not in (-1, self.descriptor):
             os.close(self._writes_to)
             self._writes_to = None
 
     def height(self) -> int:
-        """Rows of the terminal; 24 where it does not tell."""
+        """Return the rows of the terminal, or 24 if unknown."""
         try:
             return os.get_terminal_size(self.descriptor or 0).lines or 24
         except OSError:
             return 24
 
     def takes_some(self) -> bool:
-        """Whether a write would take anything now. That is not asked of who has always taken all."""
+        """Return True if a write would take anything now. A file that has never been full is not polled."""
         descriptor = self.waits_at
         if descriptor is None or not (self._has_been_full or self._writes_to == -1):
             return True
         return _takes_some(descriptor)
 
     def write(self, parts: "Sequence[bytes | memoryview]") -> list[memoryview]:
-        """Write what the reader takes at once; what is left. Raises OSError."""
+        """Write as much as the reader takes at once; return the rest. Raises OSError."""
         if self.descriptor is None:
             self._file.write(b"".join(parts))
             self._file.flush()
             return []
         if self._writes_to is None:
             self._writes_to = _never_blocking(self.descriptor)
-        rest = [memoryview(part) for part in parts if part]
-        if len(rest) > _MOST_PARTS:
-            rest = [memoryview(b"".join(rest))]
-        while rest:
+        unwritten = [memoryview(part) for part in parts if part]
+        if len(unwritten) > _MOST_PARTS:
+            unwritten = [memoryview(b"".join(unwritten))]
+        while unwritten:
             try:
                 if self._writes_to >= 0:
-                    written = os.writev(self._writes_to, rest)
+                    written = os.writev(self._writes_to, unwritten)
+                # A blocking descriptor: POSIX promises that a pipe with room takes PIPE_BUF bytes at once.
                 elif _takes_some(self.descriptor):
-                    written = os.write(self.descriptor, rest[0][: select.PIPE_BUF])
+                    written = os.write(self.descriptor, unwritten[0][: select.PIPE_BUF])
                 else:
                     break
-                rest = list(_without(rest, written))
+                unwritten = list(_without(unwritten, written))
             except BlockingIOError:
                 if self._has_been_full:
                     break
                 self._has_been_full = True
                 _widen(self._writes_to)
-        return rest
+        return unwritten
 
 
 def _never_blocking(descriptor: int) -> int:
-    """A descriptor for the same file, whose writes don't wait for a reader; -1 where there is none.
+    """Return a descriptor of the same file for writes that never block, or -1.
 
-    A pipe or terminal is opened once more: O_NONBLOCK of the descriptor itself would be that of other processes, too.
+    A pipe or terminal is opened a second time, because O_NONBLOCK on the original would also apply to other
+    processes.
     """
     if not (
         os.isatty(descriptor) or stat.S_IFMT(os.fstat(descriptor).st_mode) in (stat.S_IFIFO, stat.S_IFSOCK)
@@ -115,7 +122,7 @@ def _never_blocking(descriptor: int) -> int:
 
 
 def _widen(descriptor: int) -> None:
-    """Let a pipe hold more, where the kernel can and this user may."""
+    """Enlarge a pipe, if the kernel and the user's limits allow it."""
     from fcntl import fcntl  # noqa: PLC0415 (few jobs print so much)
 
     with suppress(OSError):
@@ -124,14 +131,14 @@ def _widen(descriptor: int) -> None:
 
 
 def _takes_some(descriptor: int) -> bool:
-    """Whether PIPE_BUF bytes are taken without waiting, as far as that is known."""
+    """Return True if a write of PIPE_BUF bytes would not block, as far as poll() tells."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(0))
 
 
 def _without(parts: list[memoryview], size: int) -> Iterator[memoryview]:
-    """What is left of `parts` behind their first `size` bytes."""
+    """Yield `parts` without their first `size` bytes."""
     for part in parts:
         if size < len(part):
             yield part[size:]
@@ -139,7 +146,7 @@ def _without(parts: list[memoryview], size: int) -> Iterator[memoryview]:
 
 
 def new_bell() -> tuple[int, int] | None:
-    """A pipe whose one end wakes who waits at the other; None where no descriptor is left."""
+    """Return a pipe, one end of which wakes the reader of the other, or None if no descriptor is left."""
     try:
         return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -147,7 +154,7 @@ def new_bell() -> tuple[int, int] | None:
 
 
 def same_place(first: RawFile, second: RawFile) -> bool:
-    """Whether both end in the same terminal, pipe or file."""
+    """Return True if both write to the same terminal, pipe or file."""
     if first.descriptor is None or second.descriptor is None:
         return first._file is second._file  # noqa: SLF001 - two of one class
     return os.path.sameopenfile(first.descriptor, second.descriptor)

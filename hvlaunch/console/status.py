@@ -1,4 +1,4 @@
-"""The status line of a job's start, and times in words."""
+"""The status of a job's start, and durations and counts in words."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -7,24 +7,24 @@ __all__ = ["AskStatus", "OnStatus", "Status", "count", "counted", "duration"]
 
 
 class Status(NamedTuple):
-    """What hvlaunch waits for."""
+    """A description of what hvlaunch waits for."""
 
     text: str
-    """A line, perhaps with more lines."""
+    """One line, or several."""
     done: int = 0
-    """Hosts that are connected."""
+    """Number of connected hosts."""
     of: int = 0
-    """Hosts that are to be; 0 where nobody knows."""
+    """Number of hosts to connect, or 0 if unknown."""
 
 
 AskStatus: TypeAlias = Callable[[], Status]
-"""Asked again and again: a status tells how long it has lasted."""
+"""Called repeatedly, because a status tells how long it has lasted."""
 OnStatus: TypeAlias = Callable[[AskStatus | None], None]
-"""Gets what is waited for from now on; None: nothing any more."""
+"""Receives each new status; None means that hvlaunch waits for nothing."""
 
 
 def counted(done: int, of: int, failed: int, seconds: float) -> str:
-    """How many hosts are connected, in words."""
+    """Describe how many hosts are connected."""
     lost = f", {failed} failed" if failed else ""
     return f"{done}/{of}{lost}, {seconds:.0f} s"
 
@@ -33,7 +33,7 @@ _MINUTE, _HOUR = 60, 3600
 
 
 def duration(seconds: float) -> str:
-    """`0.04 s`, `12.4 s`, `3 min 12 s`, `2 h 14 min`."""
+    """Return a duration in words: `0.04 s`, `12.4 s`, `3 min 12 s`, `2 h 14 min`."""
     if seconds < 1:
         return f"{seconds:.2f} s"
     if seconds < _MINUTE:
@@ -45,5 +45,5 @@ def duration(seconds: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 worker`, `2 workers`."""
+    """Return a number with its noun: `1 worker`, `2 workers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -123,7 +123,9 @@ class View:
                 self.printer.end_stream(rank, cast("Stream", item.kind.removesuffix(" ended")))
 
     def _place(self, places: Mapping[str, Any]) -> None:
-        self.printer.learn_places({int(rank): (host, local_rank) for rank, (host, local_rank) in places.items()})
+        self.printer.learn_places(
+            {int(rank): (host, local_rank) for rank, (host, local_rank) in places.items()}
+        )
 
     def _done(self, size: int) -> None:
         with self._changed:

@@ -63,7 +63,9 @@ class OutputPrinter(Protocol):
         note: Callable[[bool], None] | None,
     ) -> None: ...
 
-    def end_stream(self, rank: int, stream: Stream, done: Callable[[int], None], origin: "Origin") -> None: ...
+    def end_stream(
+        self, rank: int, stream: Stream, done: Callable[[int], None], origin: "Origin"
+    ) -> None: ...
 
     def tail(self, rank: int) -> bytes:
         """The last bytes of its stderr."""
