@@ -9,9 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from hvlaunch.api.bar import notebook_bar
 from hvlaunch.api.driver import Caller, Refused, Waits, receive, send
-from hvlaunch.api.launcher import Launcher
+from hvlaunch.api.launcher import Launcher, notebook_bar
 from hvlaunch.children import uninterrupted
 from hvlaunch.errors import BadUsage, HvlaunchError, Problem
 from hvlaunch.hosts.selection import words_for

@@ -1,26 +1,28 @@
 """Functions on hosts: run(), and a Launcher that can do so again and again."""
 
 import asyncio
+import html
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from hvlaunch.api import archive
-from hvlaunch.api.bar import notebook_bar
-from hvlaunch.api.call_directory import CallDirectory
+from hvlaunch.api.archive import CallDirectory
 from hvlaunch.api.call_job import CallJob
 from hvlaunch.api.child import Child
 from hvlaunch.api.job import Job
 from hvlaunch.api.options import GivenOptions, LauncherOptions
 from hvlaunch.children import uninterrupted
+from hvlaunch.console.status import Status
 from hvlaunch.job import Call
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Launcher", "run"]
+__all__ = ["Launcher", "notebook_bar", "run"]
 
 R = TypeVar("R")
 
@@ -253,3 +255,36 @@ def run(
     """
     launcher = Launcher(python=python, **options)
     return launcher.run(fn, args, kwargs, return_exceptions=return_exceptions)
+
+
+def notebook_bar() -> Callable[[Status | None], None] | None:
+    """What shows a status in place of the last one, and with None removes it; None where this is no notebook.
+
+    By the rich display of Jupyter, whose outputs may be updated: https://jupyter-client.readthedocs.io/en/stable/messaging.html
+    """
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    if getattr(shell, "kernel", None) is None:  # IPython in a terminal has none
+        return None
+    shown: list[Any] = []
+
+    def show(status: Status | None) -> None:
+        data = _displayed(status)
+        if shown:
+            shown[0].update(data, raw=True)
+        elif status is not None:
+            from IPython import display  # noqa: PLC0415 (it is there where there is a kernel)
+
+            show_new: Any = display.display
+            shown.append(show_new(data, raw=True, display_id=True))
+
+    return show
+
+
+def _displayed(status: Status | None) -> dict[str, str]:
+    """By media type."""
+    if status is None:
+        return {"text/plain": "", "text/html": ""}
+    known = f' value="{status.done}" max="{status.of}"' if status.of else ""
+    lines = "<br>".join(html.escape(line) for line in status.text.split("\n"))
+    return {"text/plain": status.text, "text/html": f"<progress{known}></progress> {lines}"}

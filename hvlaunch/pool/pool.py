@@ -24,8 +24,7 @@ from hvlaunch.errors import Problem
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside.pools import peer_is_own
-from hvlaunch.pool.host import WarmHost
-from hvlaunch.pool.lane import Lane
+from hvlaunch.pool.host import Lane, WarmHost
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.ssh.connection import Connection
 

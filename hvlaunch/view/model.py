@@ -1,15 +1,243 @@
 """A job at one moment, as it is shown: of what the driver says of it, of its samples, events and output. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from hvlaunch.console.stored import Stored
-from hvlaunch.view.rows import HostRow, RankRow, host_rows
-from hvlaunch.view.tails import Tails
+from hvlaunch.view.output import Tails
 from hvlaunch.view.timeline import Moment, RoundSpan, Timeline
 
-__all__ = ["Ending", "Model", "View", "as_json"]
+__all__ = [
+    "Ending",
+    "HostRow",
+    "Model",
+    "Progress",
+    "RankRow",
+    "View",
+    "as_json",
+    "host_rows",
+    "slowest_rank",
+]
+
+
+_SLOW = 0.9
+"""Of the median rate: who is below is slow."""
+_TOLD_WITHIN = 1.5
+"""Seconds after which a rank's steps have been told: so many may lie between ranks that are as far."""
+_WORST = ("hanging", "stopping", "dismissed", "waiting", "starting", "ended", "working")
+"""States of ranks, the worst first."""
+_WORST_HOSTS = ("none", "parting", "closing", "connecting", "ready")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a rank is, where that is known. `rate` is in steps a second."""
+
+    step: int
+    total: int | None = None
+    rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One worker. What is not known is None."""
+
+    rank: int
+    host: str
+    state: str
+    pid: int | None
+    step: int | None
+    total: int | None
+    rate: float | None
+    cpu: float | None
+    """Cores in use, with the worker's children."""
+    memory: int | None
+    """Resident bytes."""
+    gpu: float | None
+    """Utilization of its GPUs, from 0 to 1."""
+    gpu_memory: int | None
+    """Bytes."""
+    silent: float | None
+    """Seconds since it last printed."""
+    activity: str | None
+    """What its busiest process does, where that isn't running: sleeping, waiting for a disk, stopped."""
+    printed: int
+    """Bytes that were seen of its output."""
+    line: str
+    is_slowest: bool
+
+    @property
+    def severity(self) -> int:
+        """0 is the worst."""
+        stopped = self.activity is not None and self.activity.startswith("stopped")
+        return 0 if stopped else _place(_WORST, self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """A host with its ranks, the worst first. What is not known is None."""
+
+    host: str
+    state: str
+    cores: int | None
+    cpu: float | None
+    memory_used: int | None
+    memory_total: int | None
+    gpus: int
+    gpu: float | None
+    gpu_memory_used: int | None
+    gpu_memory_total: int | None
+    network_in: float | None
+    network_out: float | None
+    disk_read: float | None
+    disk_write: float | None
+    problems: tuple[str, ...]
+    ranks: tuple[RankRow, ...]
+
+    @property
+    def severity(self) -> tuple[int, int, bool]:
+        """The smaller the worse."""
+        worst = min((row.severity for row in self.ranks), default=len(_WORST))
+        return _place(_WORST_HOSTS, self.state), worst, not any(row.is_slowest for row in self.ranks)
+
+
+def host_rows(
+    job: Mapping[str, Any],
+    samples: Iterable[Mapping[str, Any]],
+    last: Mapping[int, tuple[str, int]],
+) -> list[HostRow]:
+    """The rows of a job: `job` as GET /job tells, `samples` as GET /samples does, `last` lines and bytes printed by rank."""
+    sample_of = {sample["host"]: sample for sample in samples}
+    workers: dict[str, list[Mapping[str, Any]]] = {}
+    for worker in job["workers"]:
+        workers.setdefault(worker["host"], []).append(worker)
+    progress = {
+        worker["rank"]: Progress(*(told[name] for name in ("step", "total", "rate")))
+        for worker in job["workers"]
+        if (told := worker.get("progress")) is not None
+    }
+    slowest = slowest_rank(progress)
+    rows = []
+    for host in job["hosts"]:
+        name = host["host"]
+        sample = sample_of.get(name)
+        found = {one["rank"]: one for one in (sample or {}).get("workers", ())}
+        gpus = {gpu["index"]: gpu for gpu in (sample or {}).get("gpus", ())}
+        ranks = [
+            _rank_row(
+                worker,
+                found.get(worker["rank"]),
+                gpus,
+                progress.get(worker["rank"]),
+                *last.get(worker["rank"], ("", 0)),
+                is_slowest=worker["rank"] == slowest,
+            )
+            for worker in workers.get(name, ())
+        ]
+        ranks.sort(key=lambda row: (row.severity, not row.is_slowest, row.rank))
+        state = "excluded" if host["is_excluded"] else host["state"]
+        if ranks or host["is_listed"] or state not in ("none", "excluded"):
+            rows.append(_host_row(name, state, sample, list(gpus.values()), ranks))
+    order = {host["host"]: number for number, host in enumerate(job["hosts"])}
+    return sorted(rows, key=lambda row: (row.severity, order[row.host]))
+
+
+def slowest_rank(progress: Mapping[int, Progress]) -> int | None:
+    """The rank that is furthest behind the others; where all are at the same step, one that is clearly slower."""
+    if len(progress) < 2:  # noqa: PLR2004 (nobody is slower than oneself)
+        return None
+    rates = {rank: one.rate for rank, one in progress.items() if one.rate is not None}
+    if not rates:
+        return None
+    behind = min(progress, key=lambda rank: (progress[rank].step, rank))
+    lead = max(one.step for one in progress.values()) - progress[behind].step
+    if lead > max(rates.values()) * _TOLD_WITHIN:
+        return behind
+    slow = min(rates, key=lambda rank: (rates[rank], rank))
+    return slow if rates[slow] < _SLOW * median(rates.values()) else None
+
+
+def _rank_row(
+    worker: Mapping[str, Any],
+    sample: Mapping[str, Any] | None,
+    gpus: Mapping[int, Mapping[str, Any]],
+    progress: Progress | None,
+    line: str,
+    printed: int,
+    *,
+    is_slowest: bool,
+) -> RankRow:
+    sample = sample or {}
+    own = [gpus[index] for index in sample.get("gpus", ()) if index in gpus]
+    return RankRow(
+        rank=worker["rank"],
+        host=worker["host"],
+        state=worker["state"],
+        pid=sample.get("pid"),
+        step=None if progress is None else progress.step,
+        total=None if progress is None else progress.total,
+        rate=None if progress is None else progress.rate,
+        cpu=sample.get("cpu"),
+        memory=sample.get("memory"),
+        gpu=_mean(own, "utilization"),
+        gpu_memory=_sum(own, "memory_used"),
+        silent=sample.get("last_output"),
+        activity=_activity(sample),
+        printed=printed,
+        line=line,
+        is_slowest=is_slowest,
+    )
+
+
+_ACTIVITIES = {"S": "sleeps", "D": "waits for a disk or device", "T": "stopped by a signal", "Z": "ended"}
+
+
+def _activity(sample: Mapping[str, Any]) -> str | None:
+    activity = _ACTIVITIES.get(sample.get("state", ""))
+    where = sample.get("waits_in")
+    return f"{activity} ({where})" if activity and where else activity
+
+
+def _host_row(
+    name: str,
+    state: str,
+    sample: Mapping[str, Any] | None,
+    gpus: Sequence[Mapping[str, Any]],
+    ranks: Sequence[RankRow],
+) -> HostRow:
+    sample = sample or {}
+    return HostRow(
+        host=name,
+        state=state,
+        cores=sample.get("cores"),
+        cpu=sample.get("cpu"),
+        memory_used=sample.get("memory_used"),
+        memory_total=sample.get("memory_total"),
+        gpus=len(gpus),
+        gpu=_mean(gpus, "utilization"),
+        gpu_memory_used=_sum(gpus, "memory_used"),
+        gpu_memory_total=_sum(gpus, "memory_total"),
+        network_in=sample.get("network_in"),
+        network_out=sample.get("network_out"),
+        disk_read=sample.get("disk_read"),
+        disk_write=sample.get("disk_write"),
+        problems=tuple(sample.get("problems", ())),
+        ranks=tuple(ranks),
+    )
+
+
+def _mean(gpus: Sequence[Mapping[str, Any]], field: str) -> float | None:
+    return sum(gpu[field] for gpu in gpus) / len(gpus) if gpus else None
+
+
+def _sum(gpus: Sequence[Mapping[str, Any]], field: str) -> int | None:
+    return sum(gpu[field] for gpu in gpus) if gpus else None
+
+
+def _place(order: Sequence[str], word: str) -> int:
+    return order.index(word) if word in order else 0
 
 
 @dataclass(frozen=True, slots=True)

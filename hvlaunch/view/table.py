@@ -5,11 +5,25 @@ from datetime import datetime
 
 from hvlaunch.console.status import duration
 from hvlaunch.hosts.parse import number_set
-from hvlaunch.view.figures import cores, share, size, steps
-from hvlaunch.view.model import View
-from hvlaunch.view.rows import HostRow, RankRow
+from hvlaunch.view.model import HostRow, RankRow, View
 
-__all__ = ["COLUMNS", "FEW", "cells", "header", "host_cells", "plain", "rank_cells", "worst_ranks"]
+__all__ = [
+    "COLUMNS",
+    "FAILURE",
+    "FEW",
+    "bar",
+    "cells",
+    "cores",
+    "header",
+    "host_cells",
+    "plain",
+    "rank_cells",
+    "share",
+    "size",
+    "steps",
+    "strip",
+    "worst_ranks",
+]
 
 COLUMNS = ("HOST", "RANK", "STATE", "STEP", "CPU", "MEMORY", "GPU", "GPU MEM", "LAST LINE")
 FEW = 64
@@ -121,3 +135,64 @@ def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
     ]
     widths = [max(len(row[column]) for row in shown) for column in range(len(kept) - 1)]
     return ["  ".join([*map(str.ljust, row[:-1], widths), row[-1]])[:width].rstrip() for row in shown]
+
+
+_UNITS = ("B", "K", "M", "G", "T", "P")
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def size(count: float | None) -> str:
+    """Bytes: `512B`, `1.2G`; `-` where it is not known."""
+    if count is None:
+        return "-"
+    unit = 0
+    while count >= 1000 and unit < len(_UNITS) - 1:  # noqa: PLR2004 (four digits are too many)
+        count /= 1024
+        unit += 1
+    return f"{count:.1f}{_UNITS[unit]}" if unit and count < 10 else f"{count:.0f}{_UNITS[unit]}"  # noqa: PLR2004 (as above)
+
+
+def cores(used: float | None) -> str:
+    """CPU in per cent of one core, as top(1) does."""
+    return "-" if used is None else f"{used * 100:.0f}%"
+
+
+def share(part: float | None, whole: float | None = 1.0) -> str:
+    """`42%`."""
+    return "-" if part is None or not whole else f"{part / whole * 100:.0f}%"
+
+
+def steps(step: int | None, total: int | None, rate: float | None) -> str:
+    """`120/1000 2.5/s`."""
+    if step is None:
+        return "-"
+    of = "" if total is None else f"/{total}"
+    return f"{step}{of}" + ("" if rate is None else f" {rate:.3g}/s")
+
+
+def bar(part: float, width: int) -> str:
+    """A bar of so many letters for a share from 0 to 1."""
+    eighths = round(max(0.0, min(1.0, part)) * width * 8)
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+FAILURE = "x"
+
+
+def strip(view: View, width: int) -> str:
+    """A letter for each part of the time since the job began: the last digit of the round, `-` for none, `x` for a failure."""
+    length = max(view.time - view.began, 1.0)
+
+    def place(time: float) -> int:
+        return max(0, min(width - 1, int((time - view.began) / length * width)))
+
+    letters = ["-"] * width
+    for one in view.rounds:
+        first = place(one.begin)
+        last = width - 1 if one.end is None else place(one.end)
+        letters[first : last + 1] = str(one.number % 10) * (last + 1 - first)
+    for moment in view.moments:
+        if moment.kind == "failure":
+            letters[place(moment.time)] = FAILURE
+    return "".join(letters)

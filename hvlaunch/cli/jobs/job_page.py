@@ -18,8 +18,7 @@ from hvlaunch.outside.control import ControlRefused, DriverGone
 from hvlaunch.outside.directory import REPORT
 from hvlaunch.outside.known import await_end
 from hvlaunch.view.model import as_json
-from hvlaunch.view.search import newest_lines_with
-from hvlaunch.view.stacks import shown_stacks
+from hvlaunch.view.output import newest_lines_with, shown_stacks
 
 __all__ = ["JobPage"]
 

@@ -15,12 +15,9 @@ from hvlaunch.cli.jobs.feed import JobFeed
 from hvlaunch.cli.jobs.top_dialogs import Question, Reading, WordQuestion
 from hvlaunch.console.stored import StoreReader
 from hvlaunch.errors import HvlaunchError
-from hvlaunch.view.model import View
-from hvlaunch.view.rows import HostRow, RankRow
-from hvlaunch.view.search import newest_lines_with
-from hvlaunch.view.stacks import shown_stacks
-from hvlaunch.view.strip import FAILURE, strip
-from hvlaunch.view.table import COLUMNS, FEW, header, host_cells, rank_cells, worst_ranks
+from hvlaunch.view.model import HostRow, RankRow, View
+from hvlaunch.view.output import newest_lines_with, shown_stacks
+from hvlaunch.view.table import COLUMNS, FAILURE, FEW, header, host_cells, rank_cells, strip, worst_ranks
 
 __all__ = ["TopScreen"]
 

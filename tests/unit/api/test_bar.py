@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.api.bar import notebook_bar
+from hvlaunch.api.launcher import notebook_bar
 from hvlaunch.console.status import Status
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvlaunch.api.call_directory import CallDirectory
+from hvlaunch.api.archive import CallDirectory
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 100.0
@@ -158,7 +158,7 @@ def test_at_the_end_of_the_caller_a_job_that_nobody_has_kept_ends_too(tmp_path: 
 
 KEPT = """
 import os, sys
-from hvlaunch.api.call_directory import CallDirectory
+from hvlaunch.api.archive import CallDirectory
 directory = CallDirectory()
 directory.program.touch()
 print(directory.path, flush=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.api.call_job import values
 from hvlaunch.api.errors import JobFailed, WorkerFailed
 from hvlaunch.api.in_worker import MARK, SIZE
-from hvlaunch.api.returned import values
 from hvlaunch.driver.result_files import ResultFiles
 from hvlaunch.errors import HostLost
 from hvlaunch.job import JobResult, WorkerExit

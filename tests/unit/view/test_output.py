@@ -3,8 +3,7 @@
 import pytest
 
 from hvlaunch.console.stored import Stored
-from hvlaunch.view.search import newest_lines_with
-from hvlaunch.view.tails import Tails
+from hvlaunch.view.output import Tails, newest_lines_with
 
 
 @pytest.mark.parametrize(

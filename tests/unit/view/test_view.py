@@ -3,11 +3,8 @@
 import pytest
 
 from hvlaunch.console.stored import Stored
-from hvlaunch.view.figures import bar, size, steps
-from hvlaunch.view.model import Model, as_json
-from hvlaunch.view.rows import Progress, slowest_rank
-from hvlaunch.view.strip import strip
-from hvlaunch.view.table import plain
+from hvlaunch.view.model import Model, Progress, as_json, slowest_rank
+from hvlaunch.view.table import bar, plain, size, steps, strip
 
 
 def worker(rank, host="a", state="working", **more):
