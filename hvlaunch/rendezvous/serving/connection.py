@@ -1,7 +1,7 @@
 """One client's connection: requests answered in order, and every way to waste the server's time bounded."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import cast
 
 from hvlaunch.rendezvous.serving.http import (
@@ -40,16 +40,13 @@ class ClientConnection(asyncio.Protocol):
         limits: HttpLimits,
         traffic: "Traffic[ClientConnection]",
         keeping: StoreRecord | None = None,
-        fields: Collection[bytes] = (),
     ) -> None:
-        """`fields` are as RequestReader says."""
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
         self._limits = limits
         self._traffic = traffic
         self._keeping = keeping
         self._admit = admit
-        self._fields = fields
         self._reader: RequestReader
         self._transport: asyncio.Transport
         self.peer = ""
@@ -73,9 +70,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.peer = plain_address(transport.get_extra_info("peername"))
-        self._reader = RequestReader(
-            self._admit, self._limits, self.peer, self._traffic.arriving, self._fields
-        )
+        self._reader = RequestReader(self._admit, self._limits, self.peer, self._traffic.arriving)
         if not self._traffic.enter(self):
             self._turn_away()
         self._pace()

@@ -4,9 +4,8 @@ The grammar is RFC 9112's; llhttp (by way of httptools) reads it, strictly.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 import httptools
@@ -40,7 +39,6 @@ _REASONS = {
     409: "Conflict",
     412: "Precondition Failed",
     413: "Content Too Large",
-    421: "Misdirected Request",
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
@@ -81,10 +79,6 @@ class Head(NamedTuple):
     """The field's value; b"" where there is none."""
     peer: str = ""
     """The address that the connection comes from, where that is known."""
-    fields: Mapping[bytes, bytes] = MappingProxyType({})
-    """Those fields that the server keeps, by their names in small letters."""
-    is_private: bool = False
-    """Whether it is known that nobody else can read or change what is said."""
 
 
 class Answer(NamedTuple):
@@ -149,9 +143,7 @@ class RequestReader:
         limits: HttpLimits,
         peer: str = "",
         arriving: Arriving | None = None,
-        fields: Collection[bytes] = (),
     ) -> None:
-        """`fields` are the names of those that a head keeps; a request that has one of them twice is malformed."""
         self.ready: deque[Exchange] = deque()
         self.begun = 0
         """How many requests have begun."""
@@ -164,7 +156,6 @@ class RequestReader:
         self._limits = limits
         self._peer = peer
         self._arriving = arriving or Arriving(limits.body)
-        self._kept = fields
         self._parser = httptools.HttpRequestParser(self)
         self._unclaimed = 0  # bytes since anything was reported: the parser hoards a field until it is whole
         self._reset()
@@ -174,7 +165,6 @@ class RequestReader:
         self._version = ""
         self._target = b""
         self._authorization: bytes | None = None
-        self._fields: dict[bytes, bytes] = {}
         self._head_size = 0
         self._announced = 0
         self._outcome: Answer | Route | None = None
@@ -265,10 +255,6 @@ class RequestReader:
                 self._stop(501)  # the parser undoes the chunks, and would leave the rest to us
         elif name == b"expect":
             self._expects_continue = value.strip().lower() == b"100-continue"
-        elif name in self._kept:
-            if name in self._fields:
-                self._stop(400)
-            self._fields[name] = value.strip()
 
     def _grow_head(self, size: int) -> None:
         self._head_size += size
@@ -283,7 +269,7 @@ class RequestReader:
             self._stop(505)
         if self._parser.should_upgrade():
             self._stop(501)
-        head = Head(self._method, self._target, self._authorization or b"", self._peer, self._fields)
+        head = Head(self._method, self._target, self._authorization or b"", self._peer)
         self._outcome = self._admit(head)
         if not isinstance(self._outcome, Answer) or not self._outcome.to_stranger:
             self.is_trusted = True

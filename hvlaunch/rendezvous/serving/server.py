@@ -17,7 +17,7 @@ from hvlaunch.rendezvous.serving.horovod import HorovodScopes
 from hvlaunch.rendezvous.serving.listeners import Listeners, listen_again
 from hvlaunch.rendezvous.serving.once import Once
 from hvlaunch.rendezvous.serving.porch import Answerer, wait_on_porch
-from hvlaunch.rendezvous.serving.side_doors import Door, SideDoors
+from hvlaunch.rendezvous.serving.side_doors import SideDoors
 from hvlaunch.rendezvous.serving.store_record import StoreFile, StoreRecord
 from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits, plain_address
 from hvlaunch.rendezvous.store import Store, StoreLimits
@@ -150,14 +150,14 @@ class RendezvousServer:
                 self._ring()
 
     def serve_beside(self, listener: socket.socket, admit: Callable[[Head], Answer | Route]) -> None:
-        """Serve something else by this socket, which is closed with the server: to programs of this user by a Unix socket,
-        to browsers by another, with the job's certificate or without. `admit` is as Door says. Raises RendezvousClosed.
+        """Serve something else to programs of this user by this Unix socket, which is closed with the server.
+
+        `admit` is as RequestReader says. Raises RendezvousClosed.
         """
-        context = None if self._certificate is None else self._tls_context
         with self._lock:
             if self._closing or self._thread is None:
                 raise RendezvousClosed("the rendezvous is not running")
-            self._side_doors.add(listener, Door(admit, context))
+            self._side_doors.add(listener, admit)
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._accept_beside, listener)
             else:
