@@ -21,8 +21,8 @@ def test_an_engine_equals_itself(kind: str) -> None:
     assert outcome.turns > 10 * SEEDS
 
 
-def a_better_address_is_waited_for_longer(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(network, "_SETTLE", 0.31)
+def probes_have_more_time(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(network, "_PROBING_TIME", 8.5)
 
 
 def workers_have_a_second_more_to_end(patch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def a_restart_is_not_counted(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "kind"),
     [
-        (a_better_address_is_waited_for_longer, "elastic"),
+        (probes_have_more_time, "elastic"),
         (workers_have_a_second_more_to_end, "elastic, with takeovers"),
         (a_cause_is_never_waited_for, "static, workers fail"),
         (a_restart_is_not_counted, "elastic"),
