@@ -482,7 +482,7 @@ class Engine:
         if self.phase is Phase.DONE:
             return None
         waits = (self._pool.connecting, self._pool.parting, self._pool.closing)
-        found = [next(iter(dues.values())) for dues in waits if dues]
+        found = [min(dues.values()) for dues in waits if dues]
         others = [self._overdue.deadline(now)]
         if self.phase in AT_WORK:
             found += self._rounds.deadlines(now)

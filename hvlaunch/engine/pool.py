@@ -184,8 +184,8 @@ class Pool:
 
     @property
     def resting(self) -> int:
-        """How many hosts are in their cool-down."""
-        return len(self._resting)
+        """How many listed hosts are in their cool-down."""
+        return sum(host.listed for host in self._resting)
 
     def wake_ups(self, now: float) -> list[float]:
         """When cool-downs are over."""

@@ -211,7 +211,7 @@ class Workers:
             if after is not State.ENDED:
                 self._by_state[after][worker] = None
         if after in ENDING:
-            self.draining.discard(worker)
+            self.drain(worker, None)
 
     def stop(
         self,
