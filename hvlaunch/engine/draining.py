@@ -6,6 +6,7 @@ from hvlaunch.engine.life import State
 from hvlaunch.engine.pool import Pool
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.stopping import gently
+from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import Worker
 from hvlaunch.job import JobSpec
 
@@ -15,7 +16,8 @@ __all__ = ["Draining"]
 class Draining:
     """Lets those of a round reach a commit, and ends who is left after --drain-timeout."""
 
-    def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds) -> None:
+    def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds, waits: Waits) -> None:
+        self._waits = waits
         self._grace = spec.grace
         self._elastic = spec.elastic
         self._pool = pool
@@ -29,12 +31,11 @@ class Draining:
         actions: list[Action] = []
         for worker in list(self._workers):
             if worker.is_ending or self._pool.has_slot(worker.seat, now):
-                if worker.drain_until is not None:
-                    self._workers.drain(worker, None)
+                self._waits.end(Wait.DRAINING, worker)
                 continue
-            if worker.drain_until is None:
-                self._workers.drain(worker, now + self._elastic.drain_timeout)
-            is_due = worker.drain_until is not None and now >= worker.drain_until
+            if not self._waits.has(Wait.DRAINING, worker):
+                self._waits.begin(Wait.DRAINING, worker, now + self._elastic.drain_timeout)
+            is_due = self._waits.is_over(Wait.DRAINING, now, worker)
             actions += self._drain(worker, now, is_due=is_due)
         return actions
 

@@ -5,7 +5,7 @@ through the phases in their order, and from any of them straight to CLOSING. A s
 elastic one with one round: all of its hosts must be there, and no failure is made up for.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 from hvlaunch.engine import actions as do
@@ -24,6 +24,7 @@ from hvlaunch.engine.policy import Decision, Ending, Policy
 from hvlaunch.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.engine.round import Round
 from hvlaunch.engine.rounds import Rounds
+from hvlaunch.engine.waits import ALWAYS, AT_WORK_ALWAYS, Wait, Waits
 from hvlaunch.engine.workers import Workers
 from hvlaunch.errors import Problem
 from hvlaunch.hosts.placement import needed
@@ -50,20 +51,23 @@ class Engine:
         if spec.elastic is None:
             least = needed(spec.hosts, spec.np, spec.slots_per_host, spec.map_by)
             hosts = hosts if spec.skip_bad_hosts else least
-        self._pool = Pool(hosts, spec.slots_per_host)
-        self._rounds = Rounds(spec, self._pool)
-        self._policy = Policy(spec, self._pool, self._rounds)
+        self.waits = Waits()
+        self._pool = Pool(hosts, spec.slots_per_host, self.waits)
+        self._rounds = Rounds(spec, self._pool, self.waits)
+        self._policy = Policy(spec, self._pool, self._rounds, self.waits)
         self._hearing = Hearing(spec.lease)
         is_elastic = spec.elastic is not None
-        self._health = Health(spec.elastic, self._hearing, self._rounds) if spec.elastic is not None else None
-        self._overdue = Overdue(self._rounds.workers, self._hearing, is_elastic=is_elastic)
-        self._draining = Draining(spec, self._pool, self._rounds)
+        self._health = (
+            Health(spec.elastic, self._hearing, self._rounds, self.waits)
+            if spec.elastic is not None
+            else None
+        )
+        self._overdue = Overdue(self._rounds.workers, self._hearing, self.waits, is_elastic=is_elastic)
+        self._draining = Draining(spec, self._pool, self._rounds, self.waits)
         self._course = Course(spec, self._pool, self._rounds)
         self._is_pool_known = spec.elastic is None or not spec.elastic.discovers
         self._resumed_at = -inf
         """When the driver last went on after it had been stopped."""
-        self._list_by: float | None = None
-        """When the first list of hosts must be there."""
         self._discovery_error = ""
         self._has_released = False
         self._group = GroupStates()
@@ -101,12 +105,13 @@ class Engine:
         if isinstance(event, on.WorkerBeat | on.WorkerStarted | on.WorkerAlone):
             return self._life_sign(event, now)
         if isinstance(event, on.Lull):
-            pass_over(event, self._rounds, self._health)
+            timeout = self._elastic and self._elastic.commit_timeout
+            pass_over(event, self._rounds, self.waits, timeout or inf)
             self._due, self.deadline, self.is_idle = event.due, event.deadline, True
             return []
         due = self._due if self._goes_on else self.deadline
         is_early = isinstance(event, on.Tick) and (due is None or now < due)
-        before = tally(self._rounds, self._pool) if is_early else None
+        before = tally(self.waits) if is_early else None
         actions = self._handle(event, now)
         if self.deadline is not None and now >= self.deadline:
             actions += self._tick(now)
@@ -114,7 +119,7 @@ class Engine:
         if self._elastic is not None:
             has_workers = self._rounds.workers.size > 0
             self._group.tell(actions, self._course.final, self._rounds.round, has_workers=has_workers)
-        self.is_idle = is_early and not actions and before == tally(self._rounds, self._pool)
+        self.is_idle = is_early and not actions and before == tally(self.waits)
         return actions
 
     def handle_or_end(self, event: on.Event, now: float) -> list[Action]:
@@ -178,7 +183,8 @@ class Engine:
                 if self._elastic is None:
                     return self._connect(self._pool, now)
                 if not self._is_pool_known:
-                    self._list_by = now + self._elastic.discovery_timeout + _LIST_MARGIN
+                    by = now + self._elastic.discovery_timeout + _LIST_MARGIN
+                    self.waits.begin(Wait.FIRST_LIST, None, by)
                 return self._proceed(now)
             case on.HostsDiscovered(hosts):
                 return self._discovered(hosts, now)
@@ -190,13 +196,14 @@ class Engine:
         if not hosts and self._is_pool_known:
             return [tell.PoolEmpty(keeps_hosts=True)]
         actions: list[Action] = [] if hosts else [tell.PoolEmpty(keeps_hosts=False)]
-        self._is_pool_known, self._list_by = True, None
+        self._is_pool_known = True
+        self.waits.end(Wait.FIRST_LIST)
         self._pool.update(hosts)
         self._rounds.changed()
         return actions + self._proceed(now)
 
     def _discovery_failed(self, problem: Problem, now: float) -> list[Action]:
-        self._list_by = None
+        self.waits.end(Wait.FIRST_LIST)
         if not self._is_pool_known:
             return self._course.end(Ending(error=problem), now) if self.phase in AT_WORK else []
         if str(problem) == self._discovery_error:
@@ -434,24 +441,22 @@ class Engine:
 
     def _prolong(self, seconds: float, now: float) -> None:
         """Nobody could hear for so long, nor do anything: whatever was due in that time has as long again."""
-        self._pool.prolong(seconds)
-        self._rounds.prolong(seconds)
-        if self._list_by is not None:
-            self._list_by += seconds
+        self.waits.prolong(seconds)
+        self._rounds.wiring.forget_silence()
         self._hearing.hears_all(now)
 
     def _tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        for host in self._pool.late(self._pool.connecting, now):
+        for host in self._pool.late(Wait.CONNECTING, now):
             actions += self._start_timed_out(host, now)
-        late = [*self._pool.late(self._pool.parting, now), *self._pool.late(self._pool.closing, now)]
+        late = [*self._pool.late(Wait.PARTING, now), *self._pool.late(Wait.CLOSING, now)]
         for host in late:
             self._gone(host, now)
         actions += self._course.give_up_closing([host.name for host in late]) if late else []
-        if self._list_by is not None and now >= self._list_by:
+        if self.waits.is_over(Wait.FIRST_LIST, now):
             actions += self._discovery_failed(no_list(), now)
         decision = Decision(actions)
-        if self.phase is Phase.RUNNING and (due := self._policy.settle_by) is not None and now >= due:
+        if self.phase is Phase.RUNNING and self.waits.is_over(Wait.SETTLING, now):
             decision = decision.also(self._policy.settle(now))
         if self._health is not None and self.phase is Phase.RUNNING:
             decision = decision.also(self._policy.watch(self._health, now))
@@ -475,20 +480,25 @@ class Engine:
 
     def lull(self) -> on.Lull:
         """What the newest turns come to that were idle."""
-        return lull(self._rounds, self._health, self._due, self.deadline)
+        return lull(self._rounds, self.waits, self._due, self.deadline)
 
     def _next_deadline(self, now: float) -> float | None:
         self._due = None
         if self.phase is Phase.DONE:
             return None
-        waits = (self._pool.connecting, self._pool.parting, self._pool.closing)
-        found = [min(dues.values()) for dues in waits if dues]
-        others = [self._overdue.deadline(now)]
+        self._overdue.plan_look(now)
+        self.waits.forget_over(Wait.COOLDOWN, now)
+        self._due = self.waits.next(self._open_waits(), now)
+        if self.phase not in AT_WORK:
+            return self._due
+        look = self.waits.until(Wait.SILENCE_LOOK)
+        return min((due for due in (self._due, look) if due is not None), default=None)
+
+    def _open_waits(self) -> Iterator[Wait]:
+        """The waits that count as things stand, but for looks for silent workers. Others may count again later."""
+        yield from ALWAYS
         if self.phase in AT_WORK:
-            found += self._rounds.deadlines(now)
-            others += [self._list_by, self._policy.settle_by]
-            if self._health is not None:
-                found += self._health.deadlines()
-        self._due = min([*found, *(due for due in others if due is not None)], default=None)
-        looks = self._health.next_check if self._health is not None and self.phase in AT_WORK else None
-        return min((due for due in (self._due, looks) if due is not None), default=None)
+            yield from AT_WORK_ALWAYS
+            yield from self._rounds.open_waits()
+            if self._health is not None and self._health.may_lack_commits:
+                yield Wait.COMMIT

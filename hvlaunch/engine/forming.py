@@ -17,16 +17,17 @@ from hvlaunch.engine.round import Round, RoundState
 from hvlaunch.engine.seating import Plan, hand_over, in_order, seated
 from hvlaunch.engine.starting import Starter
 from hvlaunch.engine.stopping import gently
+from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import Worker, Workers
 from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, NotEnoughSlots
 from hvlaunch.hosts.placement import place, seats
 from hvlaunch.job import ElasticOptions, JobSpec
 
-__all__ = ["AskingWorkers", "Bounds", "Forming", "FreshWorkers", "Patience"]
+__all__ = ["GATHERING_TIME", "AskingWorkers", "Bounds", "Forming", "FreshWorkers"]
 
-_GATHER = 5.0
+GATHERING_TIME = 5.0
 """Seconds that hosts or workers on their way are waited for when there are enough others."""
-_FIRST_PATIENCE = 30.0
+_FIRST_GATHERING_TIME = 30.0
 """The same for the workers of the first round, which may take long to import."""
 
 
@@ -43,24 +44,6 @@ class Bounds(NamedTuple):
         return cls(least, float("inf") if most is None else most)
 
 
-class Patience:
-    """Until when others are waited for, though there are enough. Times are seconds of the driver's clock."""
-
-    def __init__(self) -> None:
-        self.until: float | None = None
-
-    def begin(self, now: float, seconds: float = _GATHER) -> None:
-        """From now on, if it has not begun."""
-        self.until = self.until or now + seconds
-
-    def end(self) -> None:
-        self.until = None
-
-    def is_over(self, now: float) -> bool:
-        """Whether it had begun, and its time has passed."""
-        return self.until is not None and now >= self.until
-
-
 class Forming(ABC):
     """How rounds are formed. `current` is the round that there is, or was."""
 
@@ -69,16 +52,19 @@ class Forming(ABC):
     stops_at_failure: bool
     """Whether the workers of a round that has failed are stopped, whatever they are doing."""
 
-    def __init__(
-        self, spec: JobSpec, pool: Pool, workers: Workers, starter: Starter, patience: Patience
-    ) -> None:
+    def __init__(self, spec: JobSpec, pool: Pool, workers: Workers, starter: Starter, waits: Waits) -> None:
         self._spec = spec
         self._elastic = spec.elastic
         self._pool = pool
         self._workers = workers
         self._starter = starter
-        self._patience = patience
+        self._waits = waits
         self._bounds = Bounds.of(spec)
+
+    def _gather(self, now: float, seconds: float) -> None:
+        """Wait for others from now on, if that has not begun."""
+        if not self._waits.has(Wait.GATHERING):
+            self._waits.begin(Wait.GATHERING, None, now + seconds)
 
     # The next round
 
@@ -139,10 +125,6 @@ class Forming(ABC):
         """Whether there can be no round before other workers have ended."""
         return False
 
-    def deadlines(self, now: float) -> list[float]:
-        """When workers may be started that can't be now."""
-        return []
-
 
 class FreshWorkers(Forming):
     """Workers that never ask: all are started anew for each round, with what they need in their environment.
@@ -159,10 +141,10 @@ class FreshWorkers(Forming):
         pool: Pool,
         workers: Workers,
         starter: Starter,
-        patience: Patience,
+        waits: Waits,
         inspection: Inspection,
     ) -> None:
-        super().__init__(spec, pool, workers, starter, patience)
+        super().__init__(spec, pool, workers, starter, waits)
         self._inspection = inspection
 
     def is_busy(self, current: Round | None) -> bool:
@@ -235,8 +217,8 @@ class FreshWorkers(Forming):
         if not self._pool.connecting or total >= self._bounds.most or current is not None:
             return True
         if total >= (self._spec.np or self._bounds.least):
-            self._patience.begin(now)
-        return self._patience.is_over(now)
+            self._gather(now, GATHERING_TIME)
+        return self._waits.is_over(Wait.GATHERING, now)
 
     def newest_commit(self, plan: Plan) -> int:
         return -1
@@ -295,14 +277,16 @@ class AskingWorkers(Forming):
         pool: Pool,
         workers: Workers,
         starter: Starter,
-        patience: Patience,
+        waits: Waits,
     ) -> None:
-        super().__init__(spec, pool, workers, starter, patience)
+        super().__init__(spec, pool, workers, starter, waits)
         self._options = elastic
 
     def is_busy(self, current: Round | None) -> bool:
         """Whether the round is to change at its next commit, which none of its workers has reached yet."""
-        return current is not None and current.state is RoundState.CHANGING and current.leave_by is None
+        return (
+            current is not None and current.state is RoundState.CHANGING and not self._waits.has(Wait.LEAVING)
+        )
 
     def choose(self, current: Round | None, now: float) -> Plan | None:
         """A round of those who have asked, once all survivors of the last one have."""
@@ -324,8 +308,8 @@ class AskingWorkers(Forming):
         """Whether a round of none but new workers may begin while others are still starting."""
         if any(worker.has_state for worker in waiting) or len(waiting) >= self._bounds.most:
             return True
-        self._patience.begin(now, _FIRST_PATIENCE)
-        return not self.has_more_coming or self._patience.is_over(now)
+        self._gather(now, _FIRST_GATHERING_TIME)
+        return not self.has_more_coming or self._waits.is_over(Wait.GATHERING, now)
 
     def newest_commit(self, plan: Plan) -> int:
         return self._newest(plan).commit
@@ -336,7 +320,7 @@ class AskingWorkers(Forming):
 
     def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
         current.started.update(range(current.size))  # since they have asked
-        current.meet_by = now + self._options.reset_timeout
+        self._waits.begin(Wait.MEETING, None, now + self._options.reset_timeout)
         return self._starter.place(plan, current, self._newest(plan), now)
 
     def fill(self, current: Round | None, number: int, now: float) -> list[Action]:
@@ -391,7 +375,7 @@ class AskingWorkers(Forming):
         return [do.Change(current.number, cause)]
 
     def break_off(self, current: Round, cause: Cause, now: float) -> list[Action]:
-        current.leave_by = now + self._options.reset_timeout
+        self._waits.begin(Wait.LEAVING, None, now + self._options.reset_timeout)
         return [do.Break(current.number, cause)]
 
     def has_trained(self, worker: Worker, *, is_member: bool) -> bool:
@@ -401,7 +385,4 @@ class AskingWorkers(Forming):
         if current is not None:
             return self._workers.count(State.WORKING) > 0 and current.state is not RoundState.RUNNING
         others = self._workers.size - self._workers.count(State.STARTING)
-        return self._patience.until is not None and self.has_more_coming and others < self._bounds.most
-
-    def deadlines(self, now: float) -> list[float]:
-        return [cooldown.until for cooldown in self._workers.cooldowns.values() if cooldown.holds(now)]
+        return self._waits.has(Wait.GATHERING) and self.has_more_coming and others < self._bounds.most

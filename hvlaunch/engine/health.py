@@ -1,12 +1,12 @@
 """Which workers hang: silent ones, those that do not leave a round that has ended, those that do not end. Pure."""
 
-from collections.abc import Iterator
 from math import inf
 
 from hvlaunch.engine.events import HostAnswers, HostQuiet
-from hvlaunch.engine.life import ENDING, State
-from hvlaunch.engine.round import Round, RoundState
+from hvlaunch.engine.life import ENDING
+from hvlaunch.engine.round import RoundState
 from hvlaunch.engine.rounds import Rounds
+from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import Worker, Workers
 from hvlaunch.job import ElasticOptions
 
@@ -50,40 +50,46 @@ class Hearing:
 class Health:
     """Watches the workers of an elastic job. What is found of one is found once, if it is told to end then."""
 
-    def __init__(self, options: ElasticOptions, hearing: Hearing, rounds: Rounds) -> None:
+    def __init__(self, options: ElasticOptions, hearing: Hearing, rounds: Rounds, waits: Waits) -> None:
+        self._waits = waits
         self._options = options
         self._hearing = hearing
         self._rounds = rounds
-        self.next_check: float | None = None
-        """When to look for silent workers, while there are rounds."""
 
     def beat(self, worker: Worker, commit: int, now: float, *, is_last: bool = False) -> float:
         """The worker lives; after its last beat nobody expects another. When to look after those that may not."""
         is_news = worker.beat(commit, None if is_last else now)
         current = self._rounds.round
-        if is_news and current is not None and worker.round == current.number:
-            current.committed(commit, now)
-        if self.next_check is None:
-            self.next_check = now + self._options.worker_timeout / _CHECKS_PER_TIMEOUT
-        return self.next_check
+        is_member = current is not None and worker.round == current.number
+        if is_news and is_member and current is not None and current.committed(commit):
+            self._waits.begin(Wait.COMMIT, None, now, self._options.commit_timeout or inf)
+        look = self._waits.until(Wait.SILENCE_LOOK)
+        if look is None:
+            look = now + self._options.worker_timeout / _CHECKS_PER_TIMEOUT
+            self._waits.begin(Wait.SILENCE_LOOK, None, look)
+        return look
 
     def silent(self, now: float) -> list[Worker]:
         """Those that were not heard of for --worker-timeout, and had been before.
 
         If all fell silent at once, and there are several, they have twice the time: it may be the driver, and nobody else has the state.
         """
-        if self.next_check is None or now < self.next_check:
+        look = self._waits.until(Wait.SILENCE_LOOK)
+        if look is None or now < look:
             return []
         beating = [
             worker for worker in self._rounds.workers if worker.beat_at is not None and not worker.is_ending
         ]
-        late = now - self.next_check if now > self.next_check + _LATE else 0.0
+        late = now - look if now > look + _LATE else 0.0
         if late:
             for worker in beating:
                 worker.beat(worker.commit, min(now, (worker.beat_at or 0.0) + late))
         timeout = self._options.worker_timeout
         more = timeout if late else 0.0  # what they sent meanwhile is still to be read
-        self.next_check = now + timeout / _CHECKS_PER_TIMEOUT if beating else None
+        if beating:
+            self._waits.begin(Wait.SILENCE_LOOK, None, now + timeout / _CHECKS_PER_TIMEOUT)
+        else:
+            self._waits.end(Wait.SILENCE_LOOK)
         newest = max((worker.beat_at or 0.0 for worker in beating), default=0.0)
         is_alone = len(beating) == 1
         return [
@@ -98,68 +104,61 @@ class Health:
 
     def is_without_commit(self, now: float) -> bool:
         """Whether the running round has gone on for --commit-timeout without one."""
-        current, timeout = self._rounds.round, self._options.commit_timeout
-        if timeout is None or current is None or not self._may_lack_commits(current):
-            return False
-        return now >= current.commit_at + timeout
+        return self._waits.is_over(Wait.COMMIT, now) and self.may_lack_commits
 
-    def _may_lack_commits(self, current: Round) -> bool:
+    @property
+    def may_lack_commits(self) -> bool:
         """Not where nobody is left in it: who waits for the next round, or is done, can't commit."""
+        current = self._rounds.round
+        if current is None or self._options.commit_timeout is None:
+            return False
         sees_commits = self._rounds.forming.sees_commits and current.state is not RoundState.BROKEN
         return sees_commits and not all(worker.is_done for worker in self._rounds.workers.working)
 
     def absent(self, now: float) -> list[Worker]:
         """Those of the round who have not met the others in time."""
         current = self._rounds.round
-        if current is None or current.meet_by is None or now < current.meet_by:
+        until = self._waits.until(Wait.MEETING)
+        if current is None or until is None or now < until:
             return []
-        if now > current.meet_by + _LATE and not current.has_more_time:
+        if now > until + _LATE and not current.has_more_time:
             current.has_more_time = True
-            current.meet_by = now + self._options.reset_timeout
-        if now < current.meet_by or current.state is RoundState.BROKEN:
+            self._waits.begin(Wait.MEETING, None, now + self._options.reset_timeout)
+            return []
+        if current.state is RoundState.BROKEN:
             return []
         absent = [worker for worker in self._rounds.workers.working if worker.rank not in current.met]
         if not absent:
-            current.meet_by = None
+            self._waits.end(Wait.MEETING)
         return absent
 
     def stragglers(self, now: float) -> list[Worker]:
         """Those that have not left the round in time."""
-        current = self._rounds.round
-        if current is None or current.leave_by is None or now < max(current.leave_by, current.excused_until):
+        leave_by = self._waits.until(Wait.LEAVING)
+        if leave_by is None or now < max(leave_by, self._waits.until(Wait.LEAVING_UNHEARD) or 0.0):
             return []
         timeout = self._options.reset_timeout
-        since = current.leave_by - timeout
+        since = leave_by - timeout
         dues = {
             worker: self._hearing.until(worker, since, timeout, 2 * timeout)
             for worker in self._rounds.workers.working
         }
-        current.excused_until = min((due for due in dues.values() if due > now), default=0.0)
+        unheard = min((due for due in dues.values() if due > now), default=None)
+        if unheard is None:
+            self._waits.end(Wait.LEAVING_UNHEARD)
+        else:
+            self._waits.begin(Wait.LEAVING_UNHEARD, None, unheard)
         return [worker for worker, due in dues.items() if due <= now]
-
-    def deadlines(self) -> Iterator[float]:
-        """When to look for others than silent ones, while there are rounds."""
-        current = self._rounds.round
-        if current is not None:
-            if current.leave_by is not None and self._rounds.workers.count(State.WORKING):
-                yield max(current.leave_by, current.excused_until)
-            if current.meet_by is not None and current.state is not RoundState.BROKEN:
-                yield current.meet_by
-            if self._options.commit_timeout is not None and self._may_lack_commits(current):
-                yield current.commit_at + self._options.commit_timeout
-        for worker in self._rounds.workers.draining:
-            if worker.drain_until is not None:
-                yield worker.drain_until
 
 
 class Overdue:
     """Watches the workers that were told to end, of a job of any kind. A static job has more time: nothing waits for it."""
 
-    def __init__(self, workers: Workers, hearing: Hearing, *, is_elastic: bool) -> None:
+    def __init__(self, workers: Workers, hearing: Hearing, waits: Waits, *, is_elastic: bool) -> None:
+        self._waits = waits
         self._workers = workers
         self._hearing = hearing
         self._margin = _MARGIN if is_elastic else _STATIC_MARGIN
-        self._next_check: float | None = None
 
     def hosts(self, now: float) -> list[str]:
         """Those where workers do not end, whatever they are sent."""
@@ -167,15 +166,14 @@ class Overdue:
 
     def _due(self, worker: Worker) -> float:
         """Until when its end may come."""
-        ends_by = worker.orders.ends_by
+        ends_by = self._waits.until(Wait.ENDING, worker)
         if ends_by is None:
             return inf
         return self._hearing.until(worker, ends_by, self._margin, self._margin)
 
-    def deadline(self, now: float) -> float | None:
-        """When to look again."""
-        if not any(self._workers.count(state) for state in ENDING):
-            self._next_check = None
-        elif self._next_check is None or self._next_check <= now:
-            self._next_check = now + _END_CHECK
-        return self._next_check
+    def plan_look(self, now: float) -> None:
+        """Set when to look again, as long as workers are to end."""
+        if not self._waits.all_of(Wait.ENDING):
+            self._waits.end(Wait.ENDING_LOOK)
+        elif (self._waits.until(Wait.ENDING_LOOK) or now) <= now:
+            self._waits.begin(Wait.ENDING_LOOK, None, now + _END_CHECK)

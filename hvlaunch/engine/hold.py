@@ -17,6 +17,11 @@ class Hold:
     def __init__(self) -> None:
         self._seconds = 0.0
 
+    @property
+    def seconds(self) -> float:
+        """For how long a round that begins now is kept."""
+        return self._seconds
+
     def keeps(self, current: Round, now: float, *, is_costly: bool) -> bool:
         """Whether the round may not yet end for a change that may wait; `is_costly` is whether its workers are stopped."""
         return is_costly and now < current.started_at + self._seconds
@@ -27,8 +32,3 @@ class Hold:
             self._seconds = 0.0
         else:
             self._seconds = min(_MOST, max(FRUITFUL, 2 * self._seconds))
-
-    def deadlines(self, current: Round, now: float) -> list[float]:
-        """When to look again whether the round is to end."""
-        until = current.started_at + self._seconds
-        return [until] if until > now else []

@@ -1,32 +1,37 @@
 """Turns in which nothing happens come to little, and one event can stand for any number of them. Pure."""
 
 from hvlaunch.engine.events import Lull, Sign
-from hvlaunch.engine.health import Health
-from hvlaunch.engine.pool import Pool
 from hvlaunch.engine.rounds import Rounds
+from hvlaunch.engine.waits import Wait, Waits
 
 __all__ = ["lull", "pass_over", "tally"]
 
 
-def tally(rounds: Rounds, pool: Pool) -> tuple[int, int]:
+def tally(waits: Waits) -> tuple[int, int]:
     """What a Tick may change before anything is due: then its turn is not idle."""
-    return sum(worker.drain_until is not None for worker in rounds.workers), pool.resting
+    return len(waits.all_of(Wait.DRAINING)), len(waits.all_of(Wait.COOLDOWN))
 
 
-def lull(rounds: Rounds, health: Health | None, due: float | None, deadline: float | None) -> Lull:
+def lull(rounds: Rounds, waits: Waits, due: float | None, deadline: float | None) -> Lull:
     """All that idle turns can have changed."""
     current = rounds.round
-    if current is None or health is None:
+    commit_at = waits.since(Wait.COMMIT)
+    if current is None or commit_at is None:
         return Lull(due=due, deadline=deadline)
     signs = tuple(Sign(worker.host, worker.slot, worker.commit, worker.beat_at) for worker in rounds.workers)
-    return Lull(signs, current.commit, current.commit_at, health.next_check, due, deadline)
+    return Lull(signs, current.commit, commit_at, waits.until(Wait.SILENCE_LOOK), due, deadline)
 
 
-def pass_over(event: Lull, rounds: Rounds, health: Health | None) -> None:
+def pass_over(event: Lull, rounds: Rounds, waits: Waits, commit_timeout: float) -> None:
     """Be as after the turns that the event stands for."""
     for sign in event.signs:
         for worker in rounds.workers.of([(sign.host, sign.slot)]):
             worker.commit, worker.beat_at = sign.commit, sign.beat_at
-    if rounds.round is not None and health is not None:
-        rounds.round.commit, rounds.round.commit_at = event.commit, event.commit_at
-        health.next_check = event.next_check
+    if rounds.round is None or not waits.has(Wait.COMMIT):
+        return
+    rounds.round.commit = event.commit
+    waits.begin(Wait.COMMIT, None, event.commit_at, commit_timeout)
+    if event.next_check is None:
+        waits.end(Wait.SILENCE_LOOK)
+    else:
+        waits.begin(Wait.SILENCE_LOOK, None, event.next_check)

@@ -1,10 +1,12 @@
 """Which addresses and interfaces the workers use: who tries whom, what they find, the choice. Pure."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 from hvlaunch.engine.actions import Action, Probe
 from hvlaunch.engine.events import HostAnswers, HostAway, HostBack, HostFacts, HostProbed, HostQuiet
+from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.errors import BadUsage, Problem, Unreachable
 
 __all__ = [
@@ -220,8 +222,9 @@ class Wiring:
     may be our own link that is away.
     """
 
-    def __init__(self, only: Sequence[str], lease: float) -> None:
+    def __init__(self, only: Sequence[str], lease: float, waits: Waits) -> None:
         self._only = only
+        self._waits = waits
         self._lease = lease
         self._findings: dict[str, dict[str, list[str | None]]] = {}
         """By who tries, then by whom; a pair without findings has been asked for."""
@@ -231,23 +234,20 @@ class Wiring:
         self._in_doubt = False
         self._quiet: set[str] = set()
         """Hosts that do not answer."""
-        self._retries: dict[frozenset[str], float | None] = {}
-        """When pairs that could not reach each other are to try once more; None: they do, or have."""
-        self._until: float | None = None
-        """How long it may take altogether."""
+        self._retried: dict[frozenset[str], None] = {}
+        """Pairs that could not reach each other, and try once more, or have."""
         self.network: Network | None = None
-        self.deadline: float | None = None
 
     def want(self, facts: Mapping[str, HostFacts], now: float) -> list[Action]:
         """These are the hosts, in order of rank: what is to be tried that was not tried before."""
-        if self._until is None:
-            self._until = now + 2 * _PROBING_TIME + self._lease
+        if not self._waits.has(Wait.PROBING_AGAIN):
+            self._waits.begin(Wait.PROBING_AGAIN, None, now + 2 * _PROBING_TIME + self._lease)
         if self.network is not None and tuple(facts) == self._hosts:
             return []
         self._hosts = tuple(facts)
         each_other = self._in_doubt and len(facts) <= _MOST_IN_DOUBT
         self.network = Network(facts, self._only, each_other=each_other)
-        self.deadline = now + _PROBING_TIME
+        self._waits.begin(Wait.PROBING, None, now + _PROBING_TIME)
         probes: list[Action] = []
         for host, target, addresses in self.network.tries():
             known = self._findings.setdefault(host, {})
@@ -276,7 +276,8 @@ class Wiring:
         for targets in self._findings.values():
             targets.pop(host, None)
         self._quiet.discard(host)
-        self._retries = {pair: due for pair, due in self._retries.items() if host not in pair}
+        for pair in self._pairs_with(host):
+            self._forget_retry(pair)
         self._look_anew()
 
     def hears(self, event: HostQuiet | HostAnswers | HostAway | HostBack) -> None:
@@ -285,23 +286,34 @@ class Wiring:
             self._quiet.add(event.host)
         else:
             self._quiet.discard(event.host)
-            self._retries.update({pair: 0.0 for pair in self._retries if event.host in pair})
+            for pair in self._pairs_with(event.host):
+                self._retried.pop(pair, None)
+                self._waits.begin(Wait.PROBE_RETRY, pair, 0.0)
 
     def is_silent(self, host: str) -> bool:
         """Whether it does not answer."""
         return host in self._quiet
 
     def _look_anew(self) -> None:
-        self.network, self._hosts, self.deadline = None, (), None
+        self.network, self._hosts = None, ()
+        self._waits.end(Wait.PROBING)
 
-    def prolong(self, seconds: float) -> None:
-        """Nobody could hear: whatever is waited for has so much more time, and who does not answer has to be found out anew."""
+    def _pairs_with(self, host: str) -> list[frozenset[str]]:
+        pairs = cast("Iterable[frozenset[str]]", self._waits.all_of(Wait.PROBE_RETRY))
+        return [pair for pair in (*pairs, *self._retried) if host in pair]
+
+    def _forget_retry(self, pair: frozenset[str]) -> None:
+        self._retried.pop(pair, None)
+        self._waits.end(Wait.PROBE_RETRY, pair)
+
+    def forget_silence(self) -> None:
+        """Which hosts do not answer has to be found out anew, since nobody could be heard."""
         self._quiet.clear()
-        self._retries.clear()
-        if self.deadline is not None:
-            self.deadline += seconds
-        if self._until is not None:
-            self._until += seconds
+        self._forget_retries()
+
+    def _forget_retries(self) -> None:
+        self._retried.clear()
+        self._waits.end_all((Wait.PROBE_RETRY,))
 
     def is_certain(self, host: str, target: str, now: float) -> bool:
         """Whether there is no way between the two, now that none was found; else they are to be wanted again.
@@ -309,31 +321,28 @@ class Wiring:
         Not as long as one of them does not answer, nor before they have tried once more: it may have been a cut.
         """
         pair = frozenset((host, target))
-        if self.network is None or self._until is None or now >= self._until:
+        until = self._waits.until(Wait.PROBING_AGAIN)
+        if self.network is None or until is None or now >= until:
             return True
         pairs = {frozenset(one): one for one in self.network.lacks()}
         for one in pairs:
-            self._retries.setdefault(one, now + _RETRY_AFTER)
+            if one not in self._retried and not self._waits.has(Wait.PROBE_RETRY, one):
+                self._waits.begin(Wait.PROBE_RETRY, one, now + _RETRY_AFTER)
         if pair & self._quiet:
             return False
-        if self._retries[pair] is None:
+        if pair in self._retried:
             return True
         for one, names in pairs.items():
-            due = self._retries[one]
-            if due is not None and now >= due:
-                self._retries[one] = None
+            if self._waits.is_over(Wait.PROBE_RETRY, now, one):
+                self._waits.end(Wait.PROBE_RETRY, one)
+                self._retried[one] = None
                 self.ask_again(*names)
         return False
 
-    def deadlines(self, now: float) -> list[float]:
-        """When to look again, if nothing is found."""
-        dues = (self.deadline, self._until, *self._retries.values())
-        return [due for due in dues if due is not None and due > now]
-
     def end(self) -> None:
         """The network was taken as it is, or can't be, or is not wanted any more."""
-        self._until = None
-        self._retries.clear()
+        self._waits.end(Wait.PROBING_AGAIN)
+        self._forget_retries()
 
     def ask_again(self, host: str, target: str) -> None:
         """There is no way between the two: when both are wanted again, it need not be so any more."""
@@ -353,12 +362,13 @@ class Wiring:
 
     def is_settled(self, now: float, *, others: bool) -> bool:
         """Whether to take the network as it is; `others` is whether nothing else is waited for."""
-        if self.network is None or self.deadline is None or self._until is None:
+        deadline, until = self._waits.until(Wait.PROBING), self._waits.until(Wait.PROBING_AGAIN)
+        if self.network is None or deadline is None or until is None:
             return False
-        if now >= self.deadline:
-            return now >= self._until or self.network.is_final
-        if others and not self.network.is_best and self.network.is_enough:
-            self.deadline = min(self.deadline, now + _SETTLE)
+        if now >= deadline:
+            return now >= until or self.network.is_final
+        if others and not self.network.is_best and self.network.is_enough and now + _SETTLE < deadline:
+            self._waits.begin(Wait.PROBING, None, now + _SETTLE)
         return others and self.network.is_best
 
 

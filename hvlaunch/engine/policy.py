@@ -17,6 +17,7 @@ from hvlaunch.engine.round import FRUITLESS_IN_A_ROW, Round, RoundState
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.seating import in_order
 from hvlaunch.engine.stopping import AT_ONCE, gently
+from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import Worker
 from hvlaunch.errors import JobHung, NotEnoughSlots, Problem
 from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
@@ -63,7 +64,8 @@ class Decision(NamedTuple):
 class Policy:
     """Decides what follows when workers or hosts fail, hang or leave."""
 
-    def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds) -> None:
+    def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds, waits: Waits) -> None:
+        self._waits = waits
         self._spec = spec
         self._elastic = spec.elastic
         self._pool = pool
@@ -130,21 +132,15 @@ class Policy:
             return Decision(self._find_culprit(now))
         if not self._rounds.forming.stops_at_failure:
             return self._fail(_ended(exit_), now)  # none is stopped, so that the cause will show itself
-        if current.settle_by is None:
-            current.settle_by = now + self._spec.settle
+        if not self._waits.has(Wait.SETTLING):
+            self._waits.begin(Wait.SETTLING, None, now + self._spec.settle)
         others = any(self._rounds.is_member(worker) for worker in self._workers.living)
-        return Decision() if others and now < current.settle_by else self.settle(now)
-
-    @property
-    def settle_by(self) -> float | None:
-        """Until when the round's failure waits for its cause."""
-        current = self._round
-        return None if current is None or current.state is RoundState.BROKEN else current.settle_by
+        return Decision() if others and not self._waits.is_over(Wait.SETTLING, now) else self.settle(now)
 
     def settle(self, now: float) -> Decision:
         """If the round's failure has waited for its cause, it waits no longer."""
         current = self._round
-        if self.settle_by is None or current is None or current.failure is None:
+        if not self._waits.has(Wait.SETTLING) or current is None or current.failure is None:
             return Decision()
         if not may_be_consequence(current.failure):
             return self._fail(_ended(current.failure), now, host=current.failure.host)
@@ -190,6 +186,7 @@ class Policy:
         """It ended before it was ever in a round."""
         cooldown = self._workers.cooldowns.setdefault(worker.seat, Cooldown())
         seconds = cooldown.begin(now, _SLOT_COOLDOWN)
+        self._waits.begin(Wait.SLOT_COOLDOWN, worker.seat, cooldown.until)
         host = self._pool.get(worker.host)
         failed = [tell.WorkerStartFailed(_ended(exit_), worker.slot, seconds)]
         if host is None:
@@ -212,14 +209,14 @@ class Policy:
         if current is None or was_in != current.number:
             return Decision()
         if current.state is RoundState.RUNNING and event.cause is None:
-            current.leave_by = now + self._elastic.exit_grace
+            self._waits.begin(Wait.LEAVING, None, now + self._elastic.exit_grace)
             worker.restart(event.commit)
             return Decision(self._rounds.change(why.NewTraining(), now))
         if current.state is RoundState.RUNNING:
             words = (event.cause or "")[:_QUOTED]
             return self._fail(why.WorkerLeft(worker.rank, worker.host, words), now)
-        if current.leave_by is None:
-            current.leave_by = now + self._elastic.reset_timeout
+        if not self._waits.has(Wait.LEAVING):
+            self._waits.begin(Wait.LEAVING, None, now + self._elastic.reset_timeout)
         return Decision()
 
     def watch(self, health: Health, now: float) -> "Decision":

@@ -1,10 +1,13 @@
 """The hosts that a job may use, and how far each of them is. Pure."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
+from typing import cast
 
 from hvlaunch.engine.cooldown import Cooldown
 from hvlaunch.engine.events import HostFacts
+from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.errors import HostsFailed, Problem
 from hvlaunch.hosts.placement import Seat, slots_of
 from hvlaunch.job import Host
@@ -65,18 +68,12 @@ class PoolHost:
 class Pool:
     """The hosts in order: those of the last list, then those that have left it."""
 
-    def __init__(self, hosts: Sequence[Host], slots_per_host: int | None) -> None:
+    def __init__(self, hosts: Sequence[Host], slots_per_host: int | None, waits: Waits) -> None:
         self._slots_per_host = slots_per_host
+        self._waits = waits
         self._hosts = {host.name: PoolHost(host) for host in hosts}
-        self.connecting: dict[str, float] = {}
-        """When each must be ready; the first is the most urgent."""
-        self.parting: dict[str, float] = {}
-        """When each must be gone; likewise."""
-        self.closing: dict[str, float] = {}
-        """When each must be closed; likewise."""
         self.open: dict[str, None] = {}
         """All that are connected, or are to be, in the order in which that began."""
-        self._resting: set[PoolHost] = set()
         self.errors: dict[str, Problem] = {}
         """Why hosts failed, the last time that they did; nothing of those that are ready again."""
 
@@ -97,10 +94,13 @@ class Pool:
             if not old.listed:
                 old.cooldown.lift()
                 old.strikes = 0
+                self._waits.end(Wait.COOLDOWN, old.name)
         ordered: dict[str, PoolHost] = {}
         for name, host in listed.items():
             known = self._hosts.get(name) or PoolHost(host)
             known.host = host
+            if known.cooldown.until > -math.inf:
+                self._waits.begin(Wait.COOLDOWN, name, known.cooldown.until)
             ordered[name] = known
         self._hosts = ordered | {name: old for name, old in self._hosts.items() if name not in listed}
 
@@ -120,38 +120,39 @@ class Pool:
     def connect(self, host: PoolHost, due: float) -> None:
         host.disconnect()
         host.state = HostState.CONNECTING
-        self.connecting[host.name] = due
+        self._waits.begin(Wait.CONNECTING, host.name, due)
         self.open[host.name] = None
 
     def ready(self, host: PoolHost, facts: HostFacts) -> None:
         host.state, host.facts, host.gpus = HostState.READY, facts, facts.gpus or 0
         host.was_ready, host.was_lost = True, False
-        self.connecting.pop(host.name, None)
+        self._waits.end(Wait.CONNECTING, host.name)
         self.errors.pop(host.name, None)
 
     def parts(self, host: PoolHost, due: float) -> None:
         host.state = HostState.PARTING
-        self.parting[host.name] = due
+        self._waits.begin(Wait.PARTING, host.name, due)
 
     def closes(self, host: PoolHost, due: float) -> None:
         host.state = HostState.CLOSING
-        self.parting.pop(host.name, None)
-        self.closing[host.name] = due
+        self._waits.end(Wait.PARTING, host.name)
+        self._waits.begin(Wait.CLOSING, host.name, due)
 
     def gone(self, host: PoolHost) -> None:
         host.disconnect()
-        for names in (self.connecting, self.parting, self.closing, self.open):
-            names.pop(host.name, None)
+        for wait in (Wait.CONNECTING, Wait.PARTING, Wait.CLOSING):
+            self._waits.end(wait, host.name)
+        self.open.pop(host.name, None)
 
     def connect_anew(self, ready_by: float) -> None:
         """All that are connected are so from the beginning."""
-        self.connecting = dict.fromkeys(self.connecting, ready_by)
+        for name in self.connecting:
+            self._waits.begin(Wait.CONNECTING, name, ready_by)
 
-    def prolong(self, seconds: float) -> None:
-        """All that are waited for have so much more time."""
-        self.connecting = {name: due + seconds for name, due in self.connecting.items()}
-        self.parting = {name: due + seconds for name, due in self.parting.items()}
-        self.closing = {name: due + seconds for name, due in self.closing.items()}
+    @property
+    def connecting(self) -> Collection[str]:
+        """The names of the hosts whose agents have not said hello yet."""
+        return cast("Collection[str]", self._waits.all_of(Wait.CONNECTING))
 
     @property
     def has_newcomers(self) -> bool:
@@ -178,20 +179,11 @@ class Pool:
 
     def exclude(self, host: PoolHost, now: float, bounds: tuple[float, float] | None) -> float | None:
         """Begin the host's cool-down; for how many seconds, None for good."""
-        self._resting.add(host)
         seconds = host.cooldown.begin(now, bounds)
+        if host.listed:
+            self._waits.begin(Wait.COOLDOWN, host.name, host.cooldown.until)
         return None if host.cooldown.is_for_good else seconds
 
-    @property
-    def resting(self) -> int:
-        """How many listed hosts are in their cool-down."""
-        return sum(host.listed for host in self._resting)
-
-    def wake_ups(self, now: float) -> list[float]:
-        """When cool-downs are over."""
-        self._resting = {host for host in self._resting if host.cooldown.holds(now)}
-        return [host.cooldown.until for host in self._resting if host.listed]
-
-    def late(self, dues: dict[str, float], now: float) -> list[PoolHost]:
-        """Those of `connecting`, `parting` or `closing` whose time is over."""
-        return [self._hosts[name] for name, due in dues.items() if due <= now]
+    def late(self, wait: Wait, now: float) -> list[PoolHost]:
+        """Return the hosts for which this wait is over."""
+        return [self._hosts[cast("str", name)] for name in self._waits.due(wait, now)]

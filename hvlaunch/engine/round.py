@@ -62,20 +62,12 @@ class Round:
         self.broken_at: float | None = None
         self.culprit: str | None = None
         """The host whose failure ended it."""
-        self.settle_by: float | None = None
-        """While a failure that looks like a consequence waits for its cause: until when."""
         self.suspect: WorkerEnded | None = None
         """Whose failure ended it, if no other turns out to be the cause."""
         self.is_unexplained = False
         """Whether it failed, and no worker or host is known to be the cause."""
         self.is_unknown = False
         """Whether what became of some of its workers will never be known."""
-        self.leave_by: float | None = None
-        """When all must have left it."""
-        self.excused_until = 0.0
-        """When to look again after those whose hosts did not answer meanwhile."""
-        self.meet_by: float | None = None
-        """When all must have met; None: they have, or nothing is heard of that."""
         self.has_more_time = False
         """Whether it was looked too late who has met, so that they have as long again: what they sent was still to be read."""
         self.met: set[int] = set()
@@ -88,7 +80,6 @@ class Round:
         """The ranks that never met others, and the library of each."""
         self.hosts = list(dict.fromkeys(launch.host for launch in launches))
         """In order of rank."""
-        self.commit_at = now
         self._first_commit = self.commit = commit
 
     def add(self, end: WorkerExit) -> None:
@@ -100,23 +91,16 @@ class Round:
         """Its workers are to leave it at once."""
         self.state, self.cause, self.broken_at = RoundState.BROKEN, cause, now
 
-    def has_met(self, rank: int) -> None:
-        """The worker has met the others."""
+    def has_met(self, rank: int) -> bool:
+        """Note that the worker has met the others; True once all have."""
         self.met.add(rank)
-        if len(self.met) == self.size:
-            self.meet_by = None
+        return len(self.met) == self.size
 
-    def committed(self, commit: int, now: float) -> None:
-        """A worker has this commit."""
-        if commit > self.commit:
-            self.commit, self.commit_at = commit, now
-
-    def prolong(self, seconds: float) -> None:
-        """Whatever its workers are to do has so much more time."""
-        self.commit_at += seconds
-        self.settle_by = _later(self.settle_by, seconds)
-        self.leave_by = _later(self.leave_by, seconds)
-        self.meet_by = _later(self.meet_by, seconds)
+    def committed(self, commit: int) -> bool:
+        """Note that a worker has this commit; True if it is the round's newest."""
+        is_news = commit > self.commit
+        self.commit = max(self.commit, commit)
+        return is_news
 
     def is_fruitful(self, now: float) -> bool:
         """Whether it has got somewhere, as far as is known by now."""
@@ -132,7 +116,3 @@ class Round:
     def failure(self) -> WorkerExit | None:
         """The worker that is the cause, if any has failed."""
         return cause_of(self.exits.values())
-
-
-def _later(due: float | None, seconds: float) -> float | None:
-    return None if due is None else due + seconds

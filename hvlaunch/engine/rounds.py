@@ -1,20 +1,23 @@
 """The round that there is, and the next one: when it is planned, when its hosts have found each other, when it begins. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import HostAnswers, HostQuiet, WorkerBeat
-from hvlaunch.engine.forming import AskingWorkers, Bounds, Forming, FreshWorkers, Patience
+from hvlaunch.engine.forming import GATHERING_TIME, AskingWorkers, Bounds, Forming, FreshWorkers
 from hvlaunch.engine.hold import Hold
 from hvlaunch.engine.inspection import Inspection
+from hvlaunch.engine.life import State
 from hvlaunch.engine.network import Wiring, shared_machines
 from hvlaunch.engine.pool import Pool
 from hvlaunch.engine.round import Restarts, Round, RoundState
 from hvlaunch.engine.seating import Plan
 from hvlaunch.engine.starting import Starter
+from hvlaunch.engine.waits import ROUND_WAITS, Wait, Waits
 from hvlaunch.engine.workers import Worker, Workers
 from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime, Problem
 from hvlaunch.hosts.placement import Launch
@@ -36,25 +39,22 @@ class Rounds:
     settle() is to be called after whatever may change who can be in a round.
     """
 
-    def __init__(self, spec: JobSpec, pool: Pool) -> None:
+    def __init__(self, spec: JobSpec, pool: Pool, waits: Waits) -> None:
+        self._waits = waits
         self._spec = spec
         self._elastic = spec.elastic
         self._pool = pool
         self.bounds = Bounds.of(spec)
-        self.workers = Workers()
+        self.workers = Workers(waits)
         self.inspection = Inspection(self.workers)
-        self.wiring = Wiring(spec.network_interfaces, spec.lease)
+        self.wiring = Wiring(spec.network_interfaces, spec.lease, waits)
         self._starter = Starter(self.workers, self.wiring)
-        self._patience = Patience()
         self._hold = Hold()
-        self.forming: Forming = FreshWorkers(
-            spec, pool, self.workers, self._starter, self._patience, self.inspection
-        )
+        self.forming: Forming = FreshWorkers(spec, pool, self.workers, self._starter, waits, self.inspection)
         self.round: Round | None = None
         self.restarts = Restarts(spec.elastic)
         self._number = 0
         self._plan: Plan | None = None
-        self._short_since: float | None = None
         self._is_short_told = False
 
     @property
@@ -86,8 +86,7 @@ class Rounds:
     def hears(self, event: HostQuiet | HostAnswers) -> None:
         """A host does not answer, or does again."""
         self.wiring.hears(event)
-        if self.round is not None:
-            self.round.excused_until = 0.0
+        self._waits.end(Wait.LEAVING_UNHEARD)
 
     @property
     def next_hosts(self) -> list[str]:
@@ -114,13 +113,14 @@ class Rounds:
         elastic = self._elastic
         assert elastic is not None  # noqa: S101 (only workers of elastic jobs are listened to)
         self.forming = AskingWorkers(
-            self._spec, elastic, self._pool, self.workers, self._starter, self._patience
+            self._spec, elastic, self._pool, self.workers, self._starter, self._waits
         )
         self.workers.take_back(now)
         if self.round is not None:
             broken = self.round.state is not RoundState.RUNNING
             self._number = self.round.number + broken
         self.round = None
+        self._waits.end_all(ROUND_WAITS)
 
     def started(self, worker: Worker) -> None:
         """The worker's process is there."""
@@ -138,7 +138,8 @@ class Rounds:
         worker.is_done = event.is_done
         if self.round is not None and event.round == self.round.number and self.is_member(worker):
             is_news = is_news or worker.rank not in self.round.met
-            self.round.has_met(worker.rank)
+            if self.round.has_met(worker.rank):
+                self._waits.end(Wait.MEETING)
         return is_news
 
     def is_member(self, worker: Worker) -> bool:
@@ -185,8 +186,9 @@ class Rounds:
         if problem is not None:
             return self._doubt(problem, plan, actions, now)
         self.wiring.end()
-        self._plan = self._short_since = None
-        self._patience.end()
+        self._plan = None
+        self._waits.end(Wait.SLOTS)
+        self._waits.end(Wait.GATHERING)
         return Settled(actions + self._enter(plan, now))
 
     def _doubt(self, problem: Problem, plan: Plan, actions: list[Action], now: float) -> Settled:
@@ -217,13 +219,14 @@ class Rounds:
             return Settled([])
         slots = self._pool.capacity([host for host in self._pool if host.is_usable(now)])
         seconds, least = self._elastic.elastic_timeout, self.bounds.least
-        if self._short_since is None:
-            self._short_since, self._is_short_told = now, False
+        if not self._waits.has(Wait.SLOTS):
+            self._waits.begin(Wait.SLOTS, None, now, seconds)
+            self._is_short_told = False
         is_coming = self.round is None and self._pool.has_more(now)
         if not self._is_short_told and slots < least and not is_coming:
             self._is_short_told = True
             return Settled([tell.SlotsLacking(least, slots, seconds)])
-        if now >= self._short_since + seconds and not self._is_beginning:
+        if self._waits.is_over(Wait.SLOTS, now) and not self._is_beginning:
             errors = "".join(f"\n{error}" for error in self._pool.failures)
             return Settled([], NotEnoughSlotsInTime(least, slots, seconds, errors).problem)
         return Settled([])
@@ -233,9 +236,13 @@ class Rounds:
     def _begin(self, launches: Sequence[Launch], now: float, commit: int = -1) -> Round:
         before = self.round
         self.round = Round(self._number, launches, now, commit=commit)
+        self._waits.end_all(ROUND_WAITS)
+        if self._elastic is not None:
+            self._waits.begin(Wait.COMMIT, None, now, self._elastic.commit_timeout or inf)
+            self._waits.begin(Wait.HOLD, None, now + self._hold.seconds)
         if before is not None:
             self.round.cause = before.cause
-            before.committed(commit, now)  # who has asked may have told of it before its beat did
+            before.committed(commit)  # who has asked may have told of it before its beat did
             if before.is_fruitful(now):
                 self.restarts.gained()
         self._number += 1
@@ -265,16 +272,17 @@ class Rounds:
         room = self.bounds.most - current.size + len(leaving)
         more = self.forming.gain(current, now) if room > 0 else 0
         if not more:
-            self._patience.end()
+            self._waits.end(Wait.GATHERING)
             return []
-        self._patience.begin(now)
-        if self.forming.has_more_coming and not self._patience.is_over(now) and more < room:
+        if not self._waits.has(Wait.GATHERING):
+            self._waits.begin(Wait.GATHERING, None, now + GATHERING_TIME)
+        if self.forming.has_more_coming and not self._waits.is_over(Wait.GATHERING, now) and more < room:
             return []
         return self.change(why.MoreWorkers(more), now)
 
     def change(self, cause: why.Cause, now: float) -> list[Action]:
         """Let the running round end where its workers lose nothing."""
-        self._patience.end()
+        self._waits.end(Wait.GATHERING)
         if self.round is None:
             return []
         self._hold.change(self.round, now)
@@ -287,32 +295,28 @@ class Rounds:
         if current is None or self._elastic is None or current.state is RoundState.BROKEN:
             return []
         current.break_off(cause, now)
+        self._waits.end(Wait.SETTLING)
         self.changed()
         return self.forming.break_off(current, cause, now)
 
-    # Times
+    # Waits
 
-    def prolong(self, seconds: float) -> None:
-        """Whatever is waited for has so much more time."""
-        if self._short_since is not None:
-            self._short_since += seconds
-        self.wiring.prolong(seconds)
-        if self.round is not None:
-            self.round.prolong(seconds)
-        for worker in self.workers:
-            worker.prolong(seconds)
-
-    def deadlines(self, now: float) -> list[float]:
-        """When settle() has to be called again, if nothing happens."""
-        until = self._patience.until
-        found = [] if until is None or until <= now else [until]
-        found += self._pool.wake_ups(now)
-        if self.round is not None and self.is_running and self.forming.stops_at_failure:
-            found += self._hold.deadlines(self.round, now)
-        found += self.forming.deadlines(now)
+    def open_waits(self) -> Iterator[Wait]:
+        """The waits for a next round, and of the one that there is, that count as things stand."""
+        if self.forming.sees_commits:
+            yield Wait.SLOT_COOLDOWN
         if self._plan is not None:
-            found += self.wiring.deadlines(now)
-        may_end = not self._is_beginning and self._plan is None
-        if may_end and self._short_since is not None and self._elastic is not None:
-            found.append(self._short_since + self._elastic.elastic_timeout)
-        return found
+            yield from (Wait.PROBING, Wait.PROBING_AGAIN, Wait.PROBE_RETRY)
+        elif not self._is_beginning:
+            yield Wait.SLOTS
+        if self.round is None:
+            return
+        yield Wait.SETTLING
+        if self.is_running and self.forming.stops_at_failure:
+            yield Wait.HOLD
+        if self.round.state is not RoundState.BROKEN:
+            yield Wait.MEETING
+        if self.workers.count(State.WORKING):
+            leave, unheard = self._waits.until(Wait.LEAVING), self._waits.until(Wait.LEAVING_UNHEARD)
+            is_longer = leave is not None and unheard is not None and unheard > leave
+            yield Wait.LEAVING_UNHEARD if is_longer else Wait.LEAVING

@@ -30,8 +30,6 @@ class Orders:
     """What a worker is sent so that it ends. Times are seconds of the driver's clock."""
 
     def __init__(self) -> None:
-        self.ends_by: float | None = None
-        """When it must have ended. Who was sent SIGKILL gets no more time by later orders."""
         self.is_by_agent = False
         """Whether its agent stops it on its own account, and began with that before we heard of it."""
         self._first_at: float | None = None
@@ -39,15 +37,18 @@ class Orders:
         self._killed_at: float | None = None
         """When it was, or is, to be sent SIGKILL."""
 
-    def add(self, steps: Sequence[Step], now: float) -> None:
-        """These steps were ordered now; they replace those of an earlier order."""
+    def add(self, steps: Sequence[Step], now: float) -> float | None:
+        """Note that these steps, which replace those of an earlier order, were ordered now.
+
+        Returns when the worker must have ended; None if it was sent SIGKILL before, and gets no more time.
+        """
         first, last = now + steps[0].after, now + steps[-1].after
-        if self._killed_at is None or now < self._killed_at:
-            self.ends_by = last + _PATIENCE
+        is_killed = self._killed_at is not None and now >= self._killed_at
         self._first_at = first if self._first_at is None else min(self._first_at, first)
         self._signals.update(step.signal for step in steps)
         kills = [now + step.after for step in steps if step.signal == signal.SIGKILL]
         self._killed_at = min((at for at in (self._killed_at, *kills) if at is not None), default=None)
+        return None if is_killed else last + _PATIENCE
 
     def had_begun(self, at: float) -> bool:
         """Whether the worker was sent anything by then."""

@@ -9,6 +9,7 @@ from hvlaunch.engine.cooldown import Cooldown
 from hvlaunch.engine.events import WorkerExited, WorkerNotStarted
 from hvlaunch.engine.life import ENDING, Life, State, Trigger
 from hvlaunch.engine.stopping import Orders, gently
+from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.hosts.placement import Launch, Placement, Seat
 from hvlaunch.job import WorkerExit
 
@@ -33,8 +34,6 @@ class Worker:
         self.beat_at: float | None = None
         self.is_done = False
         """Whether its training has come to its end, as it says."""
-        self.drain_until: float | None = None
-        """When it must have left its round, which it may do at its next commit; None: it may stay."""
         self.orders = Orders()
         self.life = Life(f"{self.host}/{self.slot}/{self.start}", state)
 
@@ -65,13 +64,6 @@ class Worker:
         is_news = commit > self.commit
         self.commit = max(self.commit, commit)
         return is_news
-
-    def prolong(self, seconds: float) -> None:
-        """Whatever it is to do has so much more time."""
-        if self.drain_until is not None:
-            self.drain_until += seconds
-        if self.orders.ends_by is not None:
-            self.orders.ends_by += seconds
 
     def restart(self, commit: int) -> None:
         """Another training begins, whose commits are counted anew."""
@@ -109,15 +101,14 @@ class Worker:
 class Workers:
     """All living workers, by host and slot: one in a slot at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
         self._live: dict[str, dict[int, Worker]] = {}
         self._started: Counter[Seat] = Counter()
         self._by_state: dict[State, dict[Worker, None]] = {state: {} for state in State}
         self.size = 0
         self.began_at: float | None = None
         """When the first of the job were started."""
-        self.draining: set[Worker] = set()
-        """Those that are to leave at their next commit."""
         self.cooldowns: dict[Seat, Cooldown] = {}
 
     def __iter__(self) -> Iterator[Worker]:
@@ -188,6 +179,7 @@ class Workers:
         worker.launch = launch
         worker.round = worker.last_round = number
         self.cooldowns.pop(worker.seat, None)
+        self._waits.end(Wait.SLOT_COOLDOWN, worker.seat)
 
     def ask(self, worker: Worker, last_round: int, commit: int, now: float) -> None:
         """The worker has left its round, if it was in one, and waits for a place in a newer one."""
@@ -210,8 +202,10 @@ class Workers:
             del self._by_state[before][worker]
             if after is not State.ENDED:
                 self._by_state[after][worker] = None
-        if after in ENDING:
-            self.drain(worker, None)
+        if after in ENDING or after is State.ENDED:
+            self._waits.end(Wait.DRAINING, worker)
+        if after is State.ENDED:
+            self._waits.end(Wait.ENDING, worker)
 
     def stop(
         self,
@@ -224,7 +218,9 @@ class Workers:
         slots: dict[str, list[int]] = {}
         for worker in workers:
             self.go(worker, trigger, now)
-            worker.orders.add(steps, now)
+            until = worker.orders.add(steps, now)
+            if until is not None:
+                self._waits.begin(Wait.ENDING, worker, until)
             slots.setdefault(worker.host, []).append(worker.slot)
         return [Stop(host, steps, tuple(numbers)) for host, numbers in slots.items()]
 
@@ -242,19 +238,10 @@ class Workers:
             worker.orders.is_by_agent = True
         self.stop(workers, steps, now)
 
-    def drain(self, worker: Worker, until: float | None) -> None:
-        """Let the worker leave at its next commit, or then at the latest; None: it may stay."""
-        worker.drain_until = until
-        if until is None:
-            self.draining.discard(worker)
-        else:
-            self.draining.add(worker)
-
     def end(self, worker: Worker, now: float, trigger: Trigger = Trigger.ENDED) -> None:
         """The worker is no more."""
         self.go(worker, trigger, now)
         del self._live[worker.host][worker.slot]
-        self.draining.discard(worker)
         self.size -= 1
 
     def lose(self, host: str, now: float) -> None:
@@ -264,6 +251,7 @@ class Workers:
 
     def forget_waits(self, host: str, now: float) -> None:
         """The host as a whole is excluded: when that is over, its slots wait no longer for reasons of their own."""
-        for (name, _), cooldown in self.cooldowns.items():
-            if name == host:
+        for seat, cooldown in self.cooldowns.items():
+            if seat[0] == host:
                 cooldown.cut_short(now)
+                self._waits.end(Wait.SLOT_COOLDOWN, seat)

@@ -23,6 +23,7 @@ from hvlaunch.engine.policy import Policy
 from hvlaunch.engine.pool import Pool
 from hvlaunch.engine.round import Restarts, RoundState
 from hvlaunch.engine.rounds import Rounds
+from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import Worker, Workers
 from hvlaunch.job import ElasticOptions
 
@@ -54,6 +55,16 @@ def afterwards(patch: Patch, owner: object, name: str, spoil: Callable[..., obje
         return result
 
     instead(patch, owner, name, wrong)
+
+
+def nothing_begins(patch: Patch, wait: Wait) -> None:
+    """What is waited for in this way is waited for without end."""
+    instead(
+        patch,
+        Waits,
+        "begin",
+        lambda right, self, kind, *args: None if kind is wait else right(self, kind, *args),
+    )
 
 
 def meanwhile(patch: Patch, owner: object, name: str, other: object, what: str, value: Any) -> None:
@@ -106,7 +117,7 @@ def _allow(restarts: Restarts, more: int) -> None:
 
 def changes_of_the_pool_use_up_restarts(patch: Patch) -> None:
     policies: dict[Rounds, Policy] = {}
-    afterwards(patch, Policy, "__init__", lambda _, self, *args: policies.update({args[-1]: self}))
+    afterwards(patch, Policy, "__init__", lambda _, self, *args: policies.update({args[2]: self}))
     afterwards(
         patch,
         Rounds,
@@ -116,7 +127,7 @@ def changes_of_the_pool_use_up_restarts(patch: Patch) -> None:
 
 
 def a_failure_waits_for_ever(patch: Patch) -> None:
-    patch.setattr(Policy, "settle_by", None)
+    nothing_begins(patch, Wait.SETTLING)
 
 
 def an_early_end_is_not_told(patch: Patch) -> None:
@@ -143,7 +154,7 @@ def a_host_is_connected_in_its_cooldown(patch: Patch) -> None:
 
 
 def nobody_wakes_up_after_a_cooldown(patch: Patch) -> None:
-    patch.setattr(Pool, "wake_ups", lambda self, now: [])
+    nothing_begins(patch, Wait.COOLDOWN)
 
 
 def a_cooldown_doubles_beyond_its_most(patch: Patch) -> None:
@@ -170,7 +181,7 @@ def who_leaves_a_round_has_no_time(patch: Patch) -> None:
         patch,
         AskingWorkers,
         "break_off",
-        lambda _, _self, current, _cause, now: setattr(current, "leave_by", now + 0.5),
+        lambda _, self, _current, _cause, now: self._waits.begin(Wait.LEAVING, None, now + 0.5),
     )
 
 
@@ -274,19 +285,18 @@ def a_change_is_not_followed(patch: Patch) -> None:
 
 
 def who_stays_in_a_broken_round_is_let_be(patch: Patch) -> None:
-    afterwards(
-        patch, AskingWorkers, "break_off", lambda _, self, current, *__: setattr(current, "leave_by", None)
-    )
+    afterwards(patch, AskingWorkers, "break_off", lambda _, self, *__: self._waits.end(Wait.LEAVING))
 
 
 def a_meeting_has_no_bound(patch: Patch) -> None:
-    afterwards(
-        patch, AskingWorkers, "enter", lambda _, self, plan, current, now: setattr(current, "meet_by", None)
-    )
+    nothing_begins(patch, Wait.MEETING)
 
 
 def a_commit_is_wanted_too_soon(patch: Patch) -> None:
-    _health_has(patch, lambda options: replace(options, commit_timeout=options.commit_timeout and 5.0))
+    def wrong(right, self, wait, of, until, bound=0.0):
+        right(self, wait, of, until, 5.0 if wait is Wait.COMMIT and bound < math.inf else bound)
+
+    instead(patch, Waits, "begin", wrong)
 
 
 def _health_has(patch: Patch, change: Callable[[ElasticOptions], ElasticOptions]) -> None:
@@ -353,15 +363,19 @@ def who_outlives_sigkill_is_waited_for_at_the_end(patch: Patch) -> None:
 
 
 def an_agent_that_ends_is_waited_for(patch: Patch) -> None:
-    afterwards(patch, Course, "parting", lambda _, self, _host, _now: self._pool.parting.clear())
+    afterwards(
+        patch, Course, "parting", lambda _, self, host, _now: self._pool._waits.end(Wait.PARTING, host.name)
+    )
 
 
 def an_agent_that_does_not_close_is_waited_for(patch: Patch) -> None:
-    afterwards(patch, Course, "release", lambda _, self, _host, _now: self._pool.closing.clear())
+    afterwards(
+        patch, Course, "release", lambda _, self, host, _now: self._pool._waits.end(Wait.CLOSING, host.name)
+    )
 
 
 def the_first_list_of_hosts_is_waited_for(patch: Patch) -> None:
-    patch.setattr(Engine, "_list_by", property(lambda self: None, lambda self, _: None), raising=False)
+    nothing_begins(patch, Wait.FIRST_LIST)
 
 
 # The end

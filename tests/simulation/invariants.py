@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from hvlaunch.engine import actions as do
 from hvlaunch.engine.course import AT_WORK, Phase
 from hvlaunch.engine.life import State
+from hvlaunch.engine.waits import Wait
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobResult
 
@@ -96,7 +97,7 @@ class Invariants:
         """What the engine knows of a worker must go together."""
         for worker in self.world.engine.workers:
             name = f"{worker.host}/{worker.slot}/{worker.start}"
-            has_orders = worker.orders.ends_by is not None
+            has_orders = self.world.engine.waits.has(Wait.ENDING, worker)
             assert worker.is_ending == has_orders, f"{name} has its orders, and is {worker.state.name}"
             if not worker.is_ending:
                 is_working = worker.state is State.WORKING
@@ -108,7 +109,7 @@ class Invariants:
     def check_settled(self) -> None:
         """A failure waits no longer for its cause than it may."""
         engine = self.world.engine
-        due = engine._policy.settle_by if engine.phase is Phase.RUNNING else None
+        due = engine.waits.until(Wait.SETTLING) if engine.phase is Phase.RUNNING else None
         assert due is None or due >= self.world.now or self.world.is_catching_up, (
             "a failure waits without end"
         )

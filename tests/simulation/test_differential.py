@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from hvlaunch.engine import network, stopping
-from hvlaunch.engine.policy import Policy
 from hvlaunch.engine.round import Restarts
+from hvlaunch.engine.waits import Wait
+from tests.simulation.bugs import nothing_begins
 from tests.simulation.differential import KINDS, compare, engine_before
 
 SEEDS = 10
@@ -30,7 +31,7 @@ def workers_have_a_second_more_to_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_cause_is_never_waited_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Policy, "settle_by", None)
+    nothing_begins(patch, Wait.SETTLING)
 
 
 def a_restart_is_not_counted(patch: pytest.MonkeyPatch) -> None:

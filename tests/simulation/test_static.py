@@ -10,9 +10,11 @@ from hvlaunch.engine.blame import cause_of, first_failed
 from hvlaunch.engine.forming import FreshWorkers
 from hvlaunch.engine.outcome import outcome
 from hvlaunch.engine.policy import Policy
+from hvlaunch.engine.waits import Wait
 from hvlaunch.job import JobResult, WorkerExit
 from tests.simulation.bugs import (
     an_agent_that_does_not_close_is_waited_for,
+    nothing_begins,
     who_outlives_sigkill_is_waited_for,
 )
 from tests.simulation.world import World
@@ -116,7 +118,7 @@ def lowest_rank(ends: Iterable[WorkerExit]) -> WorkerExit | None:
 @pytest.mark.parametrize(
     ("plant", "found"),
     [
-        (lambda patch: patch.setattr(Policy, "settle_by", None), "a failure waits without end"),
+        (lambda patch: nothing_begins(patch, Wait.SETTLING), "a failure waits without end"),
         (lambda patch: patch.setattr(outcome_module, "cause_of", first_failed), "a victim is named"),
         (lambda patch: patch.setattr(outcome_module, "cause_of", lowest_rank), "a later failure is named"),
     ],

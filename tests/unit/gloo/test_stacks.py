@@ -14,6 +14,7 @@ from hvlaunch.driver.observing.stacks import STACKS_FILE, Stacks, kept_stacks
 from hvlaunch.engine.actions import TakeStacks
 from hvlaunch.engine.events import StacksTaken
 from hvlaunch.engine.life import State
+from hvlaunch.engine.waits import Waits
 from hvlaunch.engine.workers import Workers
 from hvlaunch.hosts.placement import Launch, Placement
 from hvlaunch.telemetry.stack import ProcessStack, groups, notes, places
@@ -118,7 +119,7 @@ def test_before_a_kill_each_host_is_heard_at_once_and_all_is_kept(
     hosts: Hosts, taking: Stacks, tmp_path: Path
 ) -> None:
     heard: list[StacksTaken] = []
-    workers = Workers()
+    workers = Workers(Waits())
     for host, slot, rank in (("a", 1, 1), ("b", 0, 2), ("b", 1, 3), ("gone", 0, 9)):
         place = Placement(host, rank, slot, 0, 10, 2, 1, 0, 1)
         workers.launch(Launch(slot, 0, place), born=0, state=State.WORKING, now=0.0)

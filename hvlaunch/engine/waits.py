@@ -1,0 +1,265 @@
+"""All waits of a job, in one table: what is waited for, until when, and what follows when the time is over. Pure."""
+
+import heapq
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from enum import Enum, unique
+
+__all__ = ["ALWAYS", "AT_WORK_ALWAYS", "ROUND_WAITS", "Wait", "Waits"]
+
+
+@unique
+class Wait(Enum):
+    """What a job may wait for. Each has the end that is hoped for, the bound, and what follows when it is over."""
+
+    FIRST_LIST = (
+        "the first list of hosts",
+        "it comes, or the script fails",
+        "`--discovery-timeout` + 5 s",
+        "the job ends",
+    )
+    CONNECTING = (
+        "a host's agent",
+        "its hello",
+        "`--start-timeout` + 0.5 s",
+        "the host is excluded; a static job ends, or skips it",
+    )
+    PARTING = "an agent that ends on its own account", "it closes", "grace + 25 s", "it is abandoned"
+    CLOSING = "an agent that was released", "its bye, and the end of its channel", "25 s", "it is abandoned"
+    PROBING = (
+        "addresses between hosts",
+        "all hosts have answered",
+        "8 s; 0.3 s once each host is reached",
+        "the network is used as it is",
+    )
+    PROBING_AGAIN = (
+        "a host that does not answer, or that another can't reach",
+        "it answers, or is lost",
+        "`--lease` + 16 s",
+        "one of the two is left out, the one that does not answer if the other does",
+    )
+    PROBE_RETRY = (
+        "the next try of two hosts that can't reach each other",
+        "its time",
+        "2 s",
+        "they try once more",
+    )
+    SLOTS = "slots for a round", "enough are there", "`--elastic-timeout`", "the job ends"
+    GATHERING = (
+        "hosts or workers on their way, when there are enough others",
+        "all have come",
+        "5 s; 30 s before the first round",
+        "the round begins without them",
+    )
+    HOLD = "a pool that flaps", "its time", "15 to 240 s", "the round may end for a change of the pool"
+    COOLDOWN = (
+        "an excluded host",
+        "its time; a lost host's also ends when it is needed",
+        "the option's second number",
+        "the host is used again",
+    )
+    SLOT_COOLDOWN = (
+        "a slot whose worker never asked",
+        "its time, or its host is excluded",
+        "300 s",
+        "another worker is started",
+    )
+    MEETING = (
+        "the workers of a round",
+        "all have said that they have met",
+        "`--reset-timeout`",
+        "the round is broken",
+    )
+    LEAVING = (
+        "workers of a round that is broken, or that others have left",
+        "they ask for their next place",
+        "`--reset-timeout`; `--exit-grace` where a new training begins",
+        "they are killed",
+    )
+    LEAVING_UNHEARD = (
+        "the same, on hosts that did not answer",
+        "they ask",
+        "twice `--reset-timeout`, and `--lease`",
+        "they are killed",
+    )
+    COMMIT = "the next commit of a round", "it comes", "`--commit-timeout`", "the round is broken"
+    SETTLING = (
+        "the cause of a failure that looks like a consequence",
+        "another worker fails",
+        "`--settle`",
+        "the first failure counts",
+    )
+    DRAINING = "a worker whose slot is gone", "its next commit", "`--drain-timeout`", "it is stopped"
+    ENDING = (
+        "the end of a worker that was stopped",
+        "it ends",
+        "SIGKILL + 12 to 17 s, in a static job + 25 to 30 s; longer where its host did not answer, by `--lease` at most",
+        "its host is lost, or tells its pids when it closes",
+    )
+    SILENCE_LOOK = (
+        "the next look for silent workers",
+        "its time",
+        "an eighth of `--worker-timeout`",
+        "workers that were silent for `--worker-timeout` are killed; twice this and `--lease` where their host does not answer",
+    )
+    ENDING_LOOK = "the next look for workers that do not end", "its time", "5 s", "see the end of a worker"
+
+    def __init__(self, thing: str, end: str, bound: str, then: str) -> None:
+        self.thing = thing
+        self.end = end
+        self.bound = bound
+        self.then = then
+        self.index = len(type(self).__members__)
+        self.is_prolonged = True
+        """False if nobody has to be heard for it: it is over at its time, whether the driver was stopped or not."""
+        self.may_pass = False
+        """True if nothing has to be done at once when it is over."""
+
+
+_OF_TIME_ALONE = frozenset(
+    {
+        Wait.PROBE_RETRY,
+        Wait.GATHERING,
+        Wait.HOLD,
+        Wait.COOLDOWN,
+        Wait.SLOT_COOLDOWN,
+        Wait.LEAVING_UNHEARD,
+        Wait.SILENCE_LOOK,
+        Wait.ENDING_LOOK,
+    }
+)
+_PASSING = frozenset(
+    {
+        Wait.PROBING,
+        Wait.PROBING_AGAIN,
+        Wait.PROBE_RETRY,
+        Wait.GATHERING,
+        Wait.HOLD,
+        Wait.COOLDOWN,
+        Wait.SLOT_COOLDOWN,
+    }
+)
+
+for _wait in Wait:
+    _wait.is_prolonged = _wait not in _OF_TIME_ALONE
+    _wait.may_pass = _wait in _PASSING
+
+ROUND_WAITS = (
+    Wait.HOLD,
+    Wait.MEETING,
+    Wait.LEAVING,
+    Wait.LEAVING_UNHEARD,
+    Wait.COMMIT,
+    Wait.SETTLING,
+)
+"""Waits that end with their round."""
+ALWAYS = (Wait.CONNECTING, Wait.PARTING, Wait.CLOSING, Wait.ENDING_LOOK)
+"""Waits that count in each phase of a job."""
+AT_WORK_ALWAYS = (Wait.FIRST_LIST, Wait.DRAINING, Wait.GATHERING, Wait.COOLDOWN)
+"""Waits that count as long as there may be another round."""
+
+
+class Waits(Mapping[tuple[Wait, Hashable], float]):
+    """The waits that have begun, each with the time when it is over. Times are seconds of the driver's clock.
+
+    `of` is the host, worker, seat or pair of hosts that is waited for; None where there can be only one.
+    """
+
+    def __init__(self) -> None:
+        self._begun: list[dict[Hashable, tuple[float, float]]] = [{} for _ in Wait]
+        """By kind: since when each lasts, and its bound in seconds."""
+        # A heap for each kind: which kinds count changes from turn to turn. An entry that the table
+        # above does not have any more is skipped when it comes to the top.
+        self._heaps: list[list[tuple[float, int, Hashable]]] = [[] for _ in Wait]
+        self._count = 0
+
+    def __getitem__(self, key: tuple[Wait, Hashable]) -> float:
+        since, bound = self._begun[key[0].index][key[1]]
+        return since + bound
+
+    def __iter__(self) -> Iterator[tuple[Wait, Hashable]]:
+        return ((wait, of) for wait in Wait for of in self._begun[wait.index])
+
+    def __len__(self) -> int:
+        return sum(map(len, self._begun))
+
+    def begin(self, wait: Wait, of: Hashable, until: float, bound: float = 0.0) -> None:
+        """Wait from now on until then, or for `bound` seconds more than that; replaces the same wait."""
+        # The two are added when they are needed: so a wait that is prolonged ends at the same time as one that began later.
+        self._begun[wait.index][of] = until, bound
+        self._push(wait, of)
+
+    def _push(self, wait: Wait, of: Hashable) -> None:
+        self._count += 1  # things waited for have no order
+        heapq.heappush(self._heaps[wait.index], (self[wait, of], self._count, of))
+
+    def end(self, wait: Wait, of: Hashable = None) -> None:
+        """Wait for this no longer, if it was waited for."""
+        self._begun[wait.index].pop(of, None)
+
+    def end_all(self, waits: Iterable[Wait]) -> None:
+        """Wait for nothing of these kinds any longer."""
+        for wait in waits:
+            self._begun[wait.index].clear()
+            self._heaps[wait.index].clear()
+
+    def until(self, wait: Wait, of: Hashable = None) -> float | None:
+        """Return when the wait is over; None if it has not begun."""
+        return self[wait, of] if of in self._begun[wait.index] else None
+
+    def since(self, wait: Wait, of: Hashable = None) -> float | None:
+        """Return since when a wait with a bound of its own lasts."""
+        begun = self._begun[wait.index].get(of)
+        return None if begun is None else begun[0]
+
+    def has(self, wait: Wait, of: Hashable = None) -> bool:
+        return of in self._begun[wait.index]
+
+    def is_over(self, wait: Wait, now: float, of: Hashable = None) -> bool:
+        """True if the wait has begun, and its time has passed."""
+        until = self.until(wait, of)
+        return until is not None and now >= until
+
+    def all_of(self, wait: Wait) -> Mapping[Hashable, object]:
+        """Return all that is waited for in this way, in the order in which it began."""
+        return self._begun[wait.index]
+
+    def due(self, wait: Wait, now: float) -> list[Hashable]:
+        """Return what was waited for too long, in the order in which it began."""
+        return [of for of, (since, bound) in self._begun[wait.index].items() if since + bound <= now]
+
+    def prolong(self, seconds: float) -> None:
+        """Give all waits for others so much more time."""
+        for wait in Wait:
+            begun = self._begun[wait.index]
+            if not wait.is_prolonged or not begun:
+                continue
+            for of, (since, bound) in begun.items():
+                begun[of] = since + seconds, bound
+            self._heaps[wait.index].clear()
+            for of in begun:
+                self._push(wait, of)
+
+    def forget_over(self, wait: Wait, now: float) -> None:
+        """Drop those of the waits that are over."""
+        if self._begun[wait.index]:
+            for of in self.due(wait, now):
+                self.end(wait, of)
+
+    def next(self, waits: Iterable[Wait], now: float) -> float | None:
+        """Return when the first of these is over; one that may pass, and has, does not count."""
+        first = None
+        for wait in waits:
+            if self._heaps[wait.index]:
+                until = self._top(wait, now)
+                if until is not None and (first is None or until < first):
+                    first = until
+        return first
+
+    def _top(self, wait: Wait, now: float) -> float | None:
+        heap, begun = self._heaps[wait.index], self._begun[wait.index]
+        while heap:
+            until, _, of = heap[0]
+            if of in begun and self[wait, of] == until and not (wait.may_pass and until <= now):
+                return until
+            heapq.heappop(heap)
+        return None
