@@ -319,7 +319,7 @@ class AskingWorkers(Forming):
         return max(workers, key=lambda worker: worker.commit)
 
     def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
-        current.started.update(range(current.size))  # since they have asked
+        current.note_all_started()
         self._waits.begin(Wait.MEETING, None, now + self._options.reset_timeout)
         return self._starter.place(plan, current, self._newest(plan), now)
 

@@ -121,8 +121,7 @@ class Health:
         until = self._waits.until(Wait.MEETING)
         if current is None or until is None or now < until:
             return []
-        if now > until + _LATE and not current.has_more_time:
-            current.has_more_time = True
+        if now > until + _LATE and current.give_more_time():
             self._waits.begin(Wait.MEETING, None, now + self._options.reset_timeout)
             return []
         if current.state is RoundState.BROKEN:

@@ -5,7 +5,7 @@ The form is that of h11's `_state.py`; the story that an InvalidTransition tells
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from hvlaunch.errors import Defect
 
@@ -84,48 +84,56 @@ ENDING = (State.DISMISSED, State.STOPPING, State.HANGING)
 """Of those that were told to end, and have not ended."""
 
 
+S = TypeVar("S", bound=Enum)
+T = TypeVar("T", bound=Enum)
+
+
 class Transition(NamedTuple):
     """One step of a life, at `when` (seconds of the driver's clock)."""
 
     when: float
-    before: State
-    trigger: Trigger
-    after: State
+    before: Enum
+    trigger: Enum
+    after: Enum
 
 
 class InvalidTransition(Defect):
-    """The table has no such transition. `worker` names the worker, `story` has its last transitions."""
+    """A table has no such transition. `name` says whose life it is, `story` has its last transitions."""
 
     def __init__(
-        self, worker: str, state: State, trigger: Trigger, now: float, story: Sequence[Transition]
+        self, name: str, state: Enum, trigger: Enum, now: float, story: Sequence[Transition]
     ) -> None:
         steps = "; ".join(
             f"{step.when - now:+.2f} s {step.before.name} -{step.trigger.name}-> {step.after.name}"
             for step in story
         )
         super().__init__(
-            f"worker {worker} is {state.name}, where {trigger.name} can't come; before: {steps or 'nothing'}"
+            f"{name} is {state.name}, where {trigger.name} can't come; before: {steps or 'nothing'}"
         )
-        self.worker = worker
+        self.name = name
         self.state = state
         self.trigger = trigger
         self.story = tuple(story)
 
 
-class Life:
-    """The state of one worker, and how it came to it. `worker` is for messages."""
+class Life(Generic[S, T]):
+    """The state of a worker or round, and its last transitions. Only the table's transitions are possible.
 
-    def __init__(self, worker: str, state: State) -> None:
-        self._worker = worker
+    `name` is for messages.
+    """
+
+    def __init__(self, name: str, state: S, table: Mapping[S, Mapping[T, S]]) -> None:
+        self._name = name
+        self._table = table
         self.state = state
         self.story: tuple[Transition, ...] = ()
         """The last transitions, the oldest first."""
 
-    def go(self, trigger: Trigger, now: float) -> State:
-        """Take the way that the table has for the trigger; the new state. Raises InvalidTransition."""
-        after = TRANSITIONS[self.state].get(trigger)
+    def go(self, trigger: T, now: float) -> S:
+        """Make the table's transition for the trigger, and return the new state. Raises InvalidTransition."""
+        after = self._table[self.state].get(trigger)
         if after is None:
-            raise InvalidTransition(self._worker, self.state, trigger, now, self.story)
+            raise InvalidTransition(self._name, self.state, trigger, now, self.story)
         self.story = (*self.story[1 - _REMEMBERED :], Transition(now, self.state, trigger, after))
         self.state = after
         return after

@@ -29,7 +29,7 @@ def pass_over(event: Lull, rounds: Rounds, waits: Waits, commit_timeout: float) 
             worker.commit, worker.beat_at = sign.commit, sign.beat_at
     if rounds.round is None or not waits.has(Wait.COMMIT):
         return
-    rounds.round.commit = event.commit
+    rounds.round.committed(event.commit)
     waits.begin(Wait.COMMIT, None, event.commit_at, commit_timeout)
     if event.next_check is None:
         waits.end(Wait.SILENCE_LOOK)

@@ -144,8 +144,9 @@ class Policy:
             return Decision()
         if not may_be_consequence(current.failure):
             return self._fail(_ended(current.failure), now, host=current.failure.host)
-        current.suspect = _ended(current.failure)
-        return self._fail(current.suspect, now).also(Decision(self._find_culprit(now)))
+        suspect = _ended(current.failure)
+        current.suspect_first(suspect)
+        return self._fail(suspect, now).also(Decision(self._find_culprit(now)))
 
     def _find_culprit(self, now: float) -> list[Action]:
         """A worker that was told to end has ended: whether it was the cause, or no other can be."""
@@ -161,8 +162,7 @@ class Policy:
         cause = _ended(current.failure)
         if cause == current.suspect and not is_over:
             return []
-        current.is_unexplained = cause == current.suspect
-        current.culprit, current.suspect = cause.host, None
+        current.convict(cause)
         actions = self._strike(cause.host, cause, now, fruitful=current.is_fruitful(now))
         if actions:
             self._restarts.gained()
@@ -288,16 +288,10 @@ class Policy:
             return Decision()
         is_news = current.state is not RoundState.BROKEN
         fruitful = current.is_fruitful(now) or (None if problem is not None else False)
-        current.is_unknown = current.is_unknown or problem is not None
-        is_told_by_victim = isinstance(cause, why.WorkerLeft | why.NotMet | why.NoCommit | why.JobHung)
-        current.is_unexplained = current.is_unexplained or (is_news and host is None and is_told_by_victim)
         excluded: list[Action] = []
-        if host is not None and current.culprit is None:
-            current.culprit = host
-            current.is_unexplained = False
-            current.cause = cause  # its peers may have left before, for what they saw of it
-            if isinstance(cause, why.WorkerEnded | why.WorkerHangs):
-                excluded = self._strike(host, cause, now, fruitful=bool(fruitful))
+        is_culprit = current.fail(cause, host=host, is_host_lost=problem is not None)
+        if is_culprit and host is not None and isinstance(cause, why.WorkerEnded | why.WorkerHangs):
+            excluded = self._strike(host, cause, now, fruitful=bool(fruitful))
         if not is_news:
             return Decision(excluded)
         limit = self._restarts.failed(now, fruitful=bool(excluded) or fruitful)

@@ -119,18 +119,19 @@ class Rounds:
         if self.round is not None:
             broken = self.round.state is not RoundState.RUNNING
             self._number = self.round.number + broken
+            self.round.leave(now)
         self.round = None
         self._waits.end_all(ROUND_WAITS)
 
     def started(self, worker: Worker) -> None:
         """The worker's process is there."""
         if self.round is not None and self.is_member(worker):
-            self.round.started.add(worker.rank)
+            self.round.note_started(worker.rank)
 
     def is_alone(self, worker: Worker, library: str) -> None:
         """The worker never met others, though it has this library."""
         if self.round is not None and self.is_member(worker):
-            self.round.alone[worker.rank] = library
+            self.round.note_alone(worker.rank, library)
 
     def beat(self, worker: Worker, event: WorkerBeat) -> bool:
         """What the worker says of its round, and of its training; whether that is news."""
@@ -204,8 +205,7 @@ class Rounds:
     def _ask_again(self) -> None:
         """Where the last round failed and nobody is the cause, the ways between its hosts are looked at once more."""
         last = self.round
-        if last is not None and last.is_unexplained and len(last.hosts) > 1:
-            last.is_unexplained = False
+        if last is not None and last.take_doubt():
             self.wiring.doubt()
 
     @property
@@ -241,7 +241,8 @@ class Rounds:
             self._waits.begin(Wait.COMMIT, None, now, self._elastic.commit_timeout or inf)
             self._waits.begin(Wait.HOLD, None, now + self._hold.seconds)
         if before is not None:
-            self.round.cause = before.cause
+            before.leave(now)
+            self.round.inherit(before)
             before.committed(commit)  # who has asked may have told of it before its beat did
             if before.is_fruitful(now):
                 self.restarts.gained()
@@ -286,7 +287,7 @@ class Rounds:
         if self.round is None:
             return []
         self._hold.change(self.round, now)
-        self.round.state, self.round.cause = RoundState.CHANGING, cause
+        self.round.change(cause, now)
         return self.forming.change(self.round, cause, now)
 
     def break_off(self, cause: why.Cause, now: float) -> list[Action]:

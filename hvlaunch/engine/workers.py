@@ -7,7 +7,7 @@ from hvlaunch.engine.actions import Leave, Step, Stop
 from hvlaunch.engine.causes import Cause
 from hvlaunch.engine.cooldown import Cooldown
 from hvlaunch.engine.events import WorkerExited, WorkerNotStarted
-from hvlaunch.engine.life import ENDING, Life, State, Trigger
+from hvlaunch.engine.life import ENDING, TRANSITIONS, Life, State, Trigger
 from hvlaunch.engine.stopping import Orders, gently
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.hosts.placement import Launch, Placement, Seat
@@ -35,7 +35,7 @@ class Worker:
         self.is_done = False
         """Whether its training has come to its end, as it says."""
         self.orders = Orders()
-        self.life = Life(f"{self.host}/{self.slot}/{self.start}", state)
+        self.life = Life(f"worker {self.host}/{self.slot}/{self.start}", state, TRANSITIONS)
 
     @property
     def rank(self) -> int:

@@ -34,7 +34,7 @@ def test_who_was_told_to_end_never_comes_back() -> None:
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("cause", Trigger)
 def test_only_what_the_table_has_can_happen(state: State, cause: Trigger) -> None:
-    life = Life("a/0/0", state)
+    life = Life("worker a/0/0", state, TRANSITIONS)
     after = TRANSITIONS[state].get(cause)
     if after is None:
         with pytest.raises(InvalidTransition):
@@ -45,13 +45,13 @@ def test_only_what_the_table_has_can_happen(state: State, cause: Trigger) -> Non
 
 
 def test_an_invalid_transition_tells_the_story_of_its_worker() -> None:
-    life = Life("gpu07/3/1", State.STARTING)
+    life = Life("worker gpu07/3/1", State.STARTING, TRANSITIONS)
     life.go(Trigger.ASKED, 12.0)
     life.go(Trigger.PLACED, 12.5)
     with pytest.raises(InvalidTransition) as caught:
         life.go(Trigger.DISMISSED, 20.0)
     error = caught.value
-    assert (error.worker, error.state, error.trigger) == ("gpu07/3/1", State.WORKING, Trigger.DISMISSED)
+    assert (error.name, error.state, error.trigger) == ("worker gpu07/3/1", State.WORKING, Trigger.DISMISSED)
     assert [(step.when, step.before, step.after) for step in error.story] == [
         (12.0, State.STARTING, State.WAITING),
         (12.5, State.WAITING, State.WORKING),
@@ -63,7 +63,7 @@ def test_an_invalid_transition_tells_the_story_of_its_worker() -> None:
 
 
 def test_only_the_last_transitions_are_remembered() -> None:
-    life = Life("a/0/0", State.WAITING)
+    life = Life("worker a/0/0", State.WAITING, TRANSITIONS)
     for count in range(100):
         life.go(Trigger.ASKED, float(count))
     assert [step.when for step in life.story] == [float(count) for count in range(84, 100)]
