@@ -3,8 +3,10 @@
 import pytest
 
 from hvlaunch.engine import actions as do
+from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
 from hvlaunch.engine.life import ENDING, LIVING, TRANSITIONS, InvalidTransition, Life, State, Trigger
+from hvlaunch.engine.round import ROUND_TRANSITIONS, Round, RoundState, RoundTrigger
 from hvlaunch.errors import EXIT_INTERNAL
 from tests.unit.gloo.elastic_history import elastic, training
 from tests.unit.gloo.history import AT_ONCE, GENTLE, History, spec
@@ -142,3 +144,27 @@ def test_unmodified_workers_next_to_one_that_hangs_are_stopped_gently() -> None:
         (AT_ONCE, (1,)),
         (GENTLE, (0, 2)),
     ]
+
+
+# A round's table
+
+
+def test_every_state_of_a_round_is_in_the_table_and_ends_as_left() -> None:
+    assert set(ROUND_TRANSITIONS) == set(RoundState)
+    for state in RoundState:
+        after = ROUND_TRANSITIONS[state].get(RoundTrigger.FOLLOWED)
+        assert after is (None if state is RoundState.LEFT else RoundState.LEFT)
+    assert not ROUND_TRANSITIONS[RoundState.LEFT]
+
+
+def test_a_round_fails_once_and_does_not_run_again() -> None:
+    current = Round(3, [], 0.0)
+    current.change(why.MoreWorkers(1), 1.0)
+    current.break_off(why.NoCommit(5.0), 2.0)
+    assert current.state is RoundState.BROKEN
+    with pytest.raises(InvalidTransition) as caught:
+        current.change(why.MoreWorkers(1), 3.0)
+    assert str(caught.value) == (
+        "round 3 is BROKEN, where CHANGED can't come; before: "
+        "-2.00 s RUNNING -CHANGED-> CHANGING; -1.00 s CHANGING -FAILED-> BROKEN"
+    )
