@@ -97,7 +97,9 @@ format: $(VENV)/.extras-dev ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-options-page: dev ## write docs/options.md, docs/coming-from.md and hvlaunch/api/options.py, from the tables of options
+options-page: dev ## write docs/options.md, docs/coming-from.md, docs/internals/waits.md and hvlaunch/api/options.py, from their tables
+	$(BIN)/python docs/waits_page.py > docs/internals/waits.md.new
+	mv docs/internals/waits.md.new docs/internals/waits.md
 	$(BIN)/python -m hvlaunch.cli.pages.documents options.md > docs/options.md.new
 	mv docs/options.md.new docs/options.md
 	$(BIN)/python -m hvlaunch.cli.pages.documents coming-from.md > docs/coming-from.md.new
