@@ -11,7 +11,7 @@ from typing import BinaryIO, NoReturn, Protocol, TextIO
 
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.environment import left_out, proxies_with_password
-from hvlaunch.cli.job_words import JOB_WORDS
+from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.process import complain, hide_values, print_answer
 from hvlaunch.cli.spec import job_spec

@@ -25,7 +25,7 @@ from hvlaunch.job import ConsoleOptions, ElasticOptions, Host, JobSpec, MPIOptio
 __all__ = ["current_directory", "elastic_options", "first_round", "job_spec", "misplaced"]
 
 _FAMILIAR = frozenset(["nnodes", "nproc_per_node", "include", "exclude", "map_by"])
-"""Options evaluated by familiar.py, which is loaded for these alone."""
+"""Options evaluated by job_hosts.py, which is loaded for these and --pool alone."""
 
 _NAME_HOSTS = frozenset(["hosts", "hostfile", "host_discovery_script"])
 
@@ -45,7 +45,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
     hosts = _hosts(options, host_warnings.append) if scheduled is None else scheduled.hosts
     per_host = None
     if "nproc_per_node" in options.given:
-        from hvlaunch.cli.familiar import workers_per_host  # noqa: PLC0415 (few lines have it)
+        from hvlaunch.cli.job_hosts import workers_per_host  # noqa: PLC0415 (few lines have it)
 
         per_host = workers_per_host(options, hosts)
     elastic = elastic_options(options, per_host)
@@ -79,11 +79,11 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         **{**options.fields(), "horovod": uses_horovod},
     )
     if spec.pool is not None:
-        from hvlaunch.cli.pool_hosts import with_pool  # noqa: PLC0415 (few lines have it)
+        from hvlaunch.cli.job_hosts import with_pool  # noqa: PLC0415 (few lines have it)
 
         spec = with_pool(spec, environ, has_hosts=_names_hosts(options))
     if not _FAMILIAR.isdisjoint(options.given):
-        from hvlaunch.cli.familiar import with_familiar  # noqa: PLC0415 (as above)
+        from hvlaunch.cli.job_hosts import with_familiar  # noqa: PLC0415 (as above)
 
         spec = with_familiar(spec, options, per_host)
     # Only hvlaunch's own agents outlive their driver; a launcher's end with it.

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from hvlaunch.cli.job_words import JOB_WORDS
+from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.option import BadValue
 from hvlaunch.cli.options.parser import Parser
 from hvlaunch.cli.process import complain, print_answer
@@ -186,7 +186,7 @@ def _attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 
 def _logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    from hvlaunch.cli.jobs.logs import logs  # noqa: PLC0415 (for this word alone)
+    from hvlaunch.cli.jobs.view import logs  # noqa: PLC0415 (for this word alone)
 
     with _what_can_be_read():
         return logs(jobs, options)

@@ -1,25 +1,28 @@
-"""Looking on at a job: its output as it is kept, shown as a terminal of its own would have shown it."""
+"""A job's output as stored, shown as the job's own terminal would show it; and `hvlaunch logs`."""
 
+import argparse
 import json
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, cast
 
-from hvlaunch.console.lines import Stream
+from hvlaunch.cli.process import BROKEN_PIPE, print_answer
+from hvlaunch.console.lines import Stream, visible
+from hvlaunch.console.notes import lost_output_text
 from hvlaunch.console.printer import Printer
-from hvlaunch.console.stored import Stored, StoreReader, options_of, segments
+from hvlaunch.console.stored import Stored, StoreReader, from_where, options_of, segments
 from hvlaunch.job import ConsoleOptions
 from hvlaunch.outside.control import Control, DriverGone
-from hvlaunch.outside.directory import has_driver
-from hvlaunch.outside.known import KnownJob, has_ended
+from hvlaunch.outside.directory import REPORT, has_driver
+from hvlaunch.outside.known import KnownJob, choose, has_ended
 
-__all__ = ["Ranks", "View", "await_output", "is_shown"]
+__all__ = ["Ranks", "View", "await_output", "is_shown", "logs"]
 
 Ranks = tuple[range, ...] | None
 """None is all."""
@@ -136,3 +139,73 @@ class View:
         with self._changed:
             self.is_read = False
             self._changed.notify()
+
+
+_DRIVER_PATIENCE = 10.0
+"""Seconds for a successor to begin."""
+_STREAMS = {"stdout": "stdout", "stderr": "stderr", "said": "hvlaunch", "shown": "report"}
+
+
+def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    """Print it; the exit code. Raises HvlaunchError."""
+    job = choose(jobs, options.job)
+    await_output(job)
+    if (report := _report_alone(job)) is not None:
+        return print_answer(report)
+    reader = StoreReader(job.directory)
+    if options.since is not None:
+        reader.seek_time(options.since)
+    early = options.since or 0.0
+    found = from_where(_stored(job, reader, follows=options.follow), lambda item: item.time < early)
+    code = (
+        _print_json(found, options.ranks)
+        if options.json
+        else _print_text(job, found, View(reader, options.ranks))
+    )
+    if code == 0 and options.follow and not has_ended(job):
+        hint = f"to go on with it, if its workers still live: hvlaunch attach {job.id}"
+        raise DriverGone(f"job {job.id} has had no driver for {_DRIVER_PATIENCE:g} s", hint=hint)
+    return code
+
+
+def _print_text(job: KnownJob, found: Iterator[Stored], view: View) -> int:
+    for item in found:
+        view.await_room()
+        view.show(item)
+        if not view.is_read:
+            return BROKEN_PIPE
+    if not has_driver(job.directory) and (lost := lost_output_text(job.directory)) is not None:
+        view.printer.say(lost)
+    view.printer.close()
+    return 0 if view.is_read else BROKEN_PIPE
+
+
+def _report_alone(job: KnownJob) -> str | None:
+    """Of a job that has failed and whose output is not kept."""
+    if segments(job.directory):
+        return None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return visible(str(json.loads((job.directory / REPORT).read_bytes())["text"]))
+    return None
+
+
+def _stored(job: KnownJob, reader: StoreReader, *, follows: bool) -> Iterator[Stored]:
+    """What is kept; with `follows` until the job has ended, or has had no driver for long."""
+    last = time.monotonic()
+    while True:
+        last = time.monotonic() if has_driver(job.directory) else last
+        is_over = not follows or has_ended(job) or time.monotonic() > last + _DRIVER_PATIENCE
+        yield from reader.read()
+        if is_over:
+            return
+        time.sleep(_LOOK)
+
+
+def _print_json(found: Iterator[Stored], ranks: Ranks) -> int:
+    for item in found:
+        if item.kind in _STREAMS and is_shown(item, ranks):
+            text = item.data.decode(errors="replace")
+            record = {"time": item.time, "rank": item.rank, "stream": _STREAMS[item.kind], "text": text}
+            if code := print_answer(f"{json.dumps(record)}\n"):
+                return code
+    return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import shtab
 
-from hvlaunch.cli.job_words import JOB_WORDS, JobWord
+from hvlaunch.cli.options.general import JOB_WORDS, JobWord
 from hvlaunch.cli.options.option import Group, Option
 from hvlaunch.cli.options.parser import make_parser
 

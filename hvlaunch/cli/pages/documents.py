@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hvlaunch import __version__
 from hvlaunch.cli.foreign import LAUNCHERS, Becomes, ForeignOption, OtherLauncher, key
-from hvlaunch.cli.job_words import JOB_WORDS
+from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.option import Group, Option
 from hvlaunch.cli.options.parser import DESCRIPTION, EXAMPLES, EXIT_CODES, default_text, sentences
 from hvlaunch.cli.options.table import GROUPS

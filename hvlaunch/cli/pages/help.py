@@ -7,7 +7,7 @@ from functools import partial
 from rich.text import Text
 from rich_argparse import RichHelpFormatter
 
-from hvlaunch.cli.job_words import JOB_WORDS
+from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.option import Group, Option
 from hvlaunch.cli.options.parser import EXAMPLES, EXIT_CODES, default_text, make_parser, sentences
 

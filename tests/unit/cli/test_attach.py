@@ -293,7 +293,7 @@ def test_logs(site, go, capfd):
 
 def test_logs_of_a_job_without_a_driver_say_so(site, go, capfd, monkeypatch):
     """As after a start of the machine: what is kept is printed, and how to go on."""
-    monkeypatch.setattr("hvlaunch.cli.jobs.logs._PATIENCE", 0.2)
+    monkeypatch.setattr("hvlaunch.cli.jobs.view._DRIVER_PATIENCE", 0.2)
     job = Steps(site, go)
     job.await_step(99)
     [known] = known_jobs(site.root)

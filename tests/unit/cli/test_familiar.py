@@ -248,8 +248,8 @@ def test_what_makes_no_sense(line, cause):
 
 
 def test_what_it_takes_is_not_loaded_for_a_line_that_needs_none():
-    assert "hvlaunch.cli.familiar" not in _loaded("-np 2 true")
-    assert "hvlaunch.cli.familiar" in _loaded("--nnodes 1 true")
+    assert "hvlaunch.cli.job_hosts" not in _loaded("-np 2 true")
+    assert "hvlaunch.cli.job_hosts" in _loaded("--nnodes 1 true")
 
 
 def _loaded(line):

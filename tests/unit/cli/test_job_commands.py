@@ -14,8 +14,8 @@ from urllib.request import Request, urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.main import main
+from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import DriverGone
 from hvlaunch.outside.known import known_jobs

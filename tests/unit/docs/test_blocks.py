@@ -14,8 +14,8 @@ import pytest
 from hvlaunch.cli.arguments import Answer, parse
 from hvlaunch.cli.config.files import toml_tree, yaml_tree
 from hvlaunch.cli.env_file import parse_env_file
-from hvlaunch.cli.job_words import JOB_WORDS
 from hvlaunch.cli.jobs.commands import parser_of
+from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.plan import plan
 from hvlaunch.cli.pool_commands import run_pool_command
 from hvlaunch.cli.rendezvous import parser as rendezvous_parser

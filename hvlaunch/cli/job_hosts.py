@@ -1,20 +1,21 @@
-"""Options known from other launchers that change the hosts of a job, or the distribution of workers."""
+"""Hosts of a job that need more than -H or a hostfile: those of a pool, and options known from other launchers."""
 
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hvlaunch import __version__
 from hvlaunch.cli.options.settings import Options
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.placement import with_slots
 from hvlaunch.hosts.selection import select
-from hvlaunch.job import Host, JobSpec
+from hvlaunch.job import Host, JobSpec, SSHOptions
 
-__all__ = ["with_familiar", "workers_per_host"]
+__all__ = ["check_version", "with_familiar", "with_pool", "workers_per_host"]
 
 _GPU_COUNTER = "nvidia-smi"
 """The agents' program for counting GPUs."""
@@ -110,3 +111,41 @@ def _with_all_nodes(spec: JobSpec, count: int) -> JobSpec:
     # With equal slots any `count` good hosts hold the workers; otherwise only the first ones do.
     hosts = spec.hosts if len(set(counts)) == 1 else spec.hosts[:count]
     return replace(spec, hosts=hosts, np=spec.np or sum(counts[:count]))
+
+
+def with_pool(spec: JobSpec, environ: Mapping[str, str], *, has_hosts: bool) -> JobSpec:
+    """The job with the hosts of its pool; `has_hosts` is whether the user named some of them. Raises BadUsage."""
+    from hvlaunch.engine.codec import decode  # noqa: PLC0415 (no other option needs it)
+    from hvlaunch.outside.pools import find_pool, pools_directory  # noqa: PLC0415 (as above)
+
+    if spec.mpi is not None:
+        raise BadUsage(f"--pool needs ssh: {spec.mpi.launcher} starts the workers here")
+    pool = find_pool(pools_directory(environ), spec.pool or "")
+    check_version(pool.name, pool.about)
+    known = decode(tuple[Host, ...], pool.about["hosts"])
+    return replace(
+        spec,
+        hosts=_chosen(pool.name, spec.hosts, known) if has_hosts else known,
+        ssh=decode(SSHOptions, pool.about["ssh"]),
+        remote_python=pool.about["remote_python"],
+    )
+
+
+def check_version(name: str, about: Mapping[str, Any]) -> None:
+    """Raises BadUsage where another hvlaunch has made the pool, whose agents may speak otherwise."""
+    if about.get("version") != __version__:
+        raise BadUsage(
+            f"pool {name} was made by hvlaunch {about.get('version')}, and this is {__version__}",
+            hint=f"hvlaunch pool down {name}, then hvlaunch pool up",
+        )
+
+
+def _chosen(name: str, hosts: Sequence[Host], known: Sequence[Host]) -> tuple[Host, ...]:
+    """Those that the user named, as the pool knows them. Raises BadUsage."""
+    by_name = {host.name: host for host in known}
+    if missing := [host.name for host in hosts if host.name not in by_name]:
+        raise BadUsage(f"pool {name} has no host {', '.join(missing)}", hint=f"hvlaunch pool status {name}")
+    return tuple(
+        replace(by_name[host.name], slots=by_name[host.name].slots if host.slots is None else host.slots)
+        for host in hosts
+    )
