@@ -17,8 +17,7 @@ from hvlaunch.agent.wire.shapes import mapping, of, pair, plain, text
 from hvlaunch.mpi.process_ranks import ALL_NAMES
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from hvlaunch.rendezvous.serving.listeners import Listeners
-from hvlaunch.rendezvous.serving.strangers import StrangerLimits, Strangers
-from hvlaunch.rendezvous.serving.traffic import plain_address
+from hvlaunch.rendezvous.serving.traffic import UnauthenticatedClients, UnauthenticatedLimits, plain_address
 from hvlaunch.ssh.tcp import persist
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ _FACTS = pair(text(_LONGEST, raw=True), mapping(of(*ALL_NAMES), text(_LONGEST, r
 class CallLimits(NamedTuple):
     """Limits for unauthenticated clients: callers that have not proved yet that they belong to the job."""
 
-    strangers: StrangerLimits = StrangerLimits(all=1024, from_one_address=256)
+    strangers: UnauthenticatedLimits = UnauthenticatedLimits(all=1024, from_one_address=256)
     """Their number: each has a thread. All agents of a host may call at once, from an address not seen before."""
     patience: float = 10.0
     """Seconds for the whole exchange, however slowly the client sends."""
@@ -157,10 +156,10 @@ class CallListener:
         self._admit = admit
         self._limits = limits or CallLimits()
         self._lock = threading.Lock()
-        self._strangers: Strangers[_Stranger] = Strangers(self._limits.strangers)
+        self._strangers: UnauthenticatedClients[_Stranger] = UnauthenticatedClients(self._limits.strangers)
         self._is_closed = False
         listeners = Listeners(host, 0)
-        listeners.close_kept()
+        listeners.release_port()
         self._listener = listeners.sockets[host]
         self.port: int = listeners.port
         threading.Thread(target=self._listen, name="calls", daemon=True).start()

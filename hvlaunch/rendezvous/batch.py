@@ -1,10 +1,10 @@
-"""Several values in one body: a line of JSON that says what follows, and the bytes of the values, in its order."""
+"""Several values in one body: a line of JSON that describes them, then their bytes in its order."""
 
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-__all__ = ["MalformedBatch", "check_keys", "pack", "read_keys", "sizes", "split", "unpack"]
+__all__ = ["Changes", "MalformedBatch", "check_keys", "pack", "read_keys", "sizes", "split", "unpack"]
 
 
 class MalformedBatch(ValueError):
@@ -76,3 +76,12 @@ def _encodes(key: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+class Changes(NamedTuple):
+    """What changed, up to `version`, where the next watch may begin: values by key, None where it was deleted."""
+
+    version: int
+    values: Mapping[str, bytes | None]
+    complete: bool = False
+    """These are all values of the scope: a key that is not among them is not set."""

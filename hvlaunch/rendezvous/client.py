@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from hvlaunch.rendezvous import batch
-from hvlaunch.rendezvous.changes import Changes
+from hvlaunch.rendezvous.batch import Changes
 from hvlaunch.rendezvous.client_errors import (
     NoRendezvous,
     NotANumber,
@@ -27,8 +27,7 @@ from hvlaunch.rendezvous.client_errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from hvlaunch.rendezvous.pinned import WrongCertificate, read_pin
-from hvlaunch.rendezvous.requests import Reply, Requests
+from hvlaunch.rendezvous.requests import Reply, Requests, WrongCertificate, read_pin
 
 __all__ = ["Client", "Versioned", "read_lease"]
 

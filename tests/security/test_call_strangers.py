@@ -15,7 +15,7 @@ from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY, Sealed
 from hvlaunch.mpi.call_listener import AgentCaller, CallLimits, CallListener
 from hvlaunch.mpi.request import caller_command
 from hvlaunch.rendezvous.serving.certificate import Certificate
-from hvlaunch.rendezvous.serving.strangers import StrangerLimits
+from hvlaunch.rendezvous.serving.traffic import UnauthenticatedLimits
 from tests.security.test_strangers import FLOOD, running
 
 pytestmark = pytest.mark.timing
@@ -67,7 +67,9 @@ def test_a_stranger_has_seconds_for_all_that_it_says():
 
 def test_room_is_kept_at_an_address_that_the_job_has_called_from():
     callers: SimpleQueue[AgentCaller] = SimpleQueue()
-    limits = CallLimits(StrangerLimits(all=1, from_one_address=1, from_known_address=5, turn=0), patience=60)
+    limits = CallLimits(
+        UnauthenticatedLimits(all=1, from_one_address=1, from_known_address=5, turn=0), patience=60
+    )
     with closing(CallListener("the word", KEY, callers.put, limits)) as listener:
         process = call(listener.port)
         callers.get(timeout=60).connection.socket.close()

@@ -28,7 +28,7 @@ _TOO_MANY = Answer(429, b"too many connections\n")
 class ClientConnection(asyncio.Protocol):
     """Reads while nothing waits to be answered; asks `admit` for each request (see RequestReader).
 
-    No answer leaves while `keeping` is behind: it may tell of what is not on record.
+    No answer leaves while `record` is behind: it may tell of what is not on record.
 
     While an answer is waited for, or the client does not take one, at most one more read of requests is
     kept, and no more is read: a client can't make the server buffer more than that and one answer.
@@ -39,13 +39,13 @@ class ClientConnection(asyncio.Protocol):
         admit: Callable[[Head], Answer | Route],
         limits: HttpLimits,
         traffic: "Traffic[ClientConnection]",
-        keeping: StoreRecord | None = None,
+        record: StoreRecord | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
         self._limits = limits
         self._traffic = traffic
-        self._keeping = keeping
+        self._record = record
         self._admit = admit
         self._reader: RequestReader
         self._transport: asyncio.Transport
@@ -170,9 +170,9 @@ class ClientConnection(asyncio.Protocol):
         return exchange
 
     def _send(self, exchange: Exchange, answer: Answer) -> None:
-        if self._keeping is not None and self._keeping.is_behind:
+        if self._record is not None and self._record.is_behind:
             self._held = exchange, answer
-            self._keeping.then(self._release)
+            self._record.then(self._release)
         else:
             self._deliver(exchange, answer)
 
@@ -220,7 +220,9 @@ class ClientConnection(asyncio.Protocol):
         elif self._pending is not None:
             self._be_patient("wait", None)
         elif not reader.is_trusted:
-            self._be_patient("arrive", limits.stranger - self._age)  # not moved by what has arrived of it
+            self._be_patient(
+                "arrive", limits.unauthenticated - self._age
+            )  # not moved by what has arrived of it
         elif reader.partial or not reader.begun:
             self._be_patient("arrive", limits.exchange)
         else:

@@ -65,7 +65,7 @@ class HttpLimits:
     """Seconds that a client has to read the last answer and hang up."""
     farewell: int = 64 << 10
     """Bytes that a stranger may still send meanwhile; they are thrown away."""
-    stranger: float = 10.0
+    unauthenticated: float = 10.0
     """Seconds from the connection's beginning until a head with the token is there."""
 
 
@@ -87,7 +87,7 @@ class Answer(NamedTuple):
     status: int
     body: bytes = b""
     headers: bytes = b""
-    to_stranger: bool = False
+    to_unauthenticated: bool = False
     """The request does not have the token. On a connection that has never shown it, this is the last answer."""
 
 
@@ -271,7 +271,7 @@ class RequestReader:
             self._stop(501)
         head = Head(self._method, self._target, self._authorization or b"", self._peer)
         self._outcome = self._admit(head)
-        if not isinstance(self._outcome, Answer) or not self._outcome.to_stranger:
+        if not isinstance(self._outcome, Answer) or not self._outcome.to_unauthenticated:
             self.is_trusted = True
         if not self.is_trusted:
             self._leave_body(401)

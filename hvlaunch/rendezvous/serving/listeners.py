@@ -1,63 +1,105 @@
-"""Where a server listens: one port, at as few addresses as its clients need."""
+"""The sockets at which a server listens, and how it accepts connections: TCP for clients, a Unix socket for the job's control."""
+
+from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvlaunch.rendezvous.client_errors import CannotListen
+from hvlaunch.rendezvous.serving.traffic import Traffic, TrafficLimits
 
-__all__ = ["EVERYWHERE", "Listeners", "listen_again"]
+if TYPE_CHECKING:
+    import asyncio
+
+    from hvlaunch.rendezvous.serving.connection import ClientConnection
+    from hvlaunch.rendezvous.serving.http import Answer, Head, Route
+
+    Admit = Callable[[Head], Answer | Route]
+
+__all__ = [
+    "EVERYWHERE",
+    "PAUSE",
+    "RESERVED",
+    "Acceptor",
+    "ControlSockets",
+    "Listeners",
+    "Shortage",
+    "is_own_user",
+    "is_shortage",
+    "listen_again",
+]
 
 EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 (these are recognized, not chosen)
+PAUSE = 0.1
+"""Seconds until the server looks again for a free file descriptor."""
+RESERVED = 8
+"""Descriptors that the server holds back, so that its event loop can start even if clients take all others."""
 
-_BOTH = ("", "::")
+_BOTH_FAMILIES = ("", "::")
 _BACKLOG = 1024
-_PATIENCE = 2.0  # seconds for a process that was killed to be gone
+_PATIENCE = 2.0
+"""Seconds that a killed process may take to release its port."""
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_AT_ONCE = 64
+"""Connections accepted in one turn of the event loop: a crowd of new clients must not delay the connected ones."""
+_CONTROL_LIMITS = TrafficLimits(connections=256, bodies=1 << 20)
+
+_UCRED = struct.Struct("iII")
+"""Linux' struct ucred: pid, uid, gid (unix(7))."""
+_XUCRED_SIZE = 76
+_XUCRED = struct.Struct("II")
+"""The beginning of macOS' struct xucred: version, uid (sys/ucred.h)."""
+_SOL_LOCAL = 0
+_LOCAL_PEERCRED = 1
 
 
 class Listeners:
-    """Sockets that listen at the same port; the first at `host`, "" being every address. Port 0 is a free one.
+    """Sockets that listen at one port: the first at `host`, "" being every address. Port 0 is a free one.
 
-    A free port is kept at all addresses from the start, so that it can be listened at by more of them later.
+    A free port is held at all addresses from the start, so that the server can listen at more of them later.
     Raises CannotListen.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self._kept: socket.socket | None = None
-        asked = port
+        self._holder: socket.socket | None = None
+        requested = port
         if port == 0 and host not in EVERYWHERE:
-            self._kept = _bind("", 0)  # it never listens
-            port = self._kept.getsockname()[1]
+            self._holder = _bind("", 0)  # it never listens
+            port = self._holder.getsockname()[1]
         try:
-            first = _listener(host, port, asked)
+            first = _listener(host, port, requested)
         except BaseException:
-            self.close_kept()
+            self.release_port()
             raise
         self.port: int = first.getsockname()[1]
         self.sockets = {host: first}
 
     def add(self, host: str) -> socket.socket | None:
-        """Listen there, too; None where that is so already. Raises CannotListen."""
+        """Listen at another address; None if the server does already. Raises CannotListen."""
         if host in self.sockets or any(everywhere in self.sockets for everywhere in EVERYWHERE):
             return None
         listener = self.sockets[host] = _listener(host, self.port, self.port)
         return listener
 
-    def close_kept(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
+    def release_port(self) -> None:
+        """Hold the port no longer at addresses without a listener."""
+        if self._holder is not None:
+            self._holder.close()
 
     def close(self) -> None:
-        self.close_kept()
+        self.release_port()
         for listener in self.sockets.values():
             listener.close()
 
 
 def listen_again(host: str, port: int, others: Iterable[str], say: Callable[[str], None]) -> Listeners:
-    """As an earlier server of this user did: at `host`, and at the others where this machine still has them.
+    """Listen where an earlier server of this user did: at `host`, and at the others if this machine still has them.
 
     That server's process may still be ending, so a port in use is tried again for a while. Raises CannotListen.
     """
@@ -89,8 +131,8 @@ def _is_in_use(error: CannotListen) -> bool:
     return isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
 
 
-def _listener(host: str, port: int, asked: int) -> socket.socket:
-    """Raises CannotListen, which names the port that was asked for."""
+def _listener(host: str, port: int, requested: int) -> socket.socket:
+    """Raises CannotListen, which names the requested port."""
     try:
         listener = _bind(host, port)
         try:
@@ -99,20 +141,20 @@ def _listener(host: str, port: int, asked: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        # The system's own words where it has some: getaddrinfo's numbers are its own.
+        # The system's own words if it has some: getaddrinfo's numbers are no errno.
         number = error.errno or 0
         cause = os.strerror(number) if number > 0 else error.strerror
-        raise CannotListen(cause or str(error), host=host, port=asked) from error
+        raise CannotListen(cause or str(error), host=host, port=requested) from error
     # Connections inherit it. asyncio alone would leave it unset: it looks for a protocol number that is 0 here.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """For both families where host is "" or "::" and the kernel has IPv6, else for the host's first address."""
+    """Bind for both families if host is "" or "::" and the kernel has IPv6, else to the host's first address."""
     family: int
     address: tuple[Any, ...]
-    if host not in _BOTH:
+    if host not in _BOTH_FAMILIES:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     elif socket.has_dualstack_ipv6():
         family, address = socket.AF_INET6, ("::", port)
@@ -122,9 +164,158 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host not in _BOTH))
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host not in _BOTH_FAMILIES))
         bound.bind(address)
     except BaseException:
         bound.close()
         raise
     return bound
+
+
+def is_shortage(error: OSError) -> bool:
+    """True if the error comes from a lack of descriptors or memory, which may pass."""
+    return error.errno in _SHORTAGES
+
+
+class Shortage:
+    """What to do without a free file descriptor: raise this process's limit as far as it may, then tell the user once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._has_warned = False
+
+    def relieve(self) -> bool:
+        """Raise the limit; False if it is at its maximum."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            raised = 2 * soft if hard == resource.RLIM_INFINITY else min(2 * soft, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            return True
+        if not self._has_warned:
+            self._has_warned = True
+            self._say(
+                f"no file descriptor is left in hvlaunch (the limit is {hard}): clients of the rendezvous wait; "
+                "try: a higher limit (ulimit -n)"
+            )
+        return False
+
+
+class Acceptor:
+    """Accepts the connections of a listening socket, a few at each turn of the event loop.
+
+    Belongs to the thread of the running loop. close() does not close the socket.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        new_client: Callable[[], asyncio.Protocol],
+        is_welcome: Callable[[socket.socket, object], bool],
+        when_short: Callable[[], bool],
+    ) -> None:
+        """is_welcome(socket, name) decides whether a client gets a protocol at all; `name` is the address of its end.
+
+        Without a free file descriptor, when_short() tries to free one; it is called again later if it returns False.
+        """
+        import asyncio  # noqa: PLC0415 (a job without clients does not load it)
+
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._new_client = new_client
+        self._is_welcome = is_welcome
+        self._when_short = when_short
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+        self._open()
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._listener)
+
+    def _open(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                sock, name = self._listener.accept()
+            except OSError as error:
+                if is_shortage(error):
+                    # The socket stays readable: watching it without a pause would take a whole processor.
+                    self._loop.remove_reader(self._listener)
+                    self._pause = self._loop.call_later(0.0 if self._when_short() else PAUSE, self._open)
+                return  # no client waits any more, or it has gone again
+            if not self._is_welcome(sock, name):
+                sock.close()
+                continue
+            task = self._loop.create_task(self._admit(sock))
+            # The loop holds tasks weakly.
+            self._arriving.add(task)
+            task.add_done_callback(self._arriving.discard)
+
+    async def _admit(self, sock: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._new_client, sock)
+        except OSError:  # the client has gone again
+            sock.close()
+
+
+class ControlSockets:
+    """Unix sockets by which programs of this user control the job, and their connections.
+
+    They have limits of their own: clients of the store can't keep them out.
+    """
+
+    def __init__(self) -> None:
+        self._admit: dict[socket.socket, Admit] = {}
+        self._traffic: Traffic[ClientConnection] = Traffic(_CONTROL_LIMITS)
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        return list(self._admit)
+
+    @property
+    def connections(self) -> list[ClientConnection]:
+        """The open connections."""
+        return list(self._traffic.open)
+
+    def add(self, listener: socket.socket, admit: Admit) -> None:
+        """Take a socket that open() opens later; `admit` decides on each request, as RequestReader says."""
+        self._admit[listener] = admit
+
+    def open(self, listener: socket.socket, when_short: Callable[[], bool]) -> Acceptor:
+        """Accept connections in the running event loop; when_short() is as an Acceptor says."""
+        from hvlaunch.rendezvous.serving.connection import ClientConnection  # noqa: PLC0415 (it needs asyncio, as few jobs do)
+        from hvlaunch.rendezvous.serving.http import HttpLimits  # noqa: PLC0415 (as above)
+
+        admit, limits = self._admit[listener], HttpLimits(body=_CONTROL_LIMITS.bodies)
+        return Acceptor(
+            listener,
+            lambda: ClientConnection(admit, limits, self._traffic),
+            lambda client, _name: is_own_user(client),
+            when_short,
+        )
+
+    def close(self) -> None:
+        """Listen no more."""
+        for listener in self._admit:
+            listener.close()
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """True if the program at the other end of a Unix socket is this user's, or root's, who may do everything anyway."""
+    try:
+        if hasattr(socket, "SO_PEERCRED"):
+            _, uid, _ = _UCRED.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            )
+        else:
+            xucred = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE)
+            _, uid = _XUCRED.unpack_from(xucred)
+    except (OSError, struct.error):
+        return False
+    return uid in (os.getuid(), 0)

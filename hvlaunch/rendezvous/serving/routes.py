@@ -3,20 +3,26 @@
 `/<scope>/<key>` is a value (PUT, GET, DELETE); hvlaunch's own verbs live under `/-/`, so no scope is named "-".
 """
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from hmac import compare_digest
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from hvlaunch.rendezvous.client_errors import StoreFull, ValueTooLarge
 from hvlaunch.rendezvous.serving.horovod import HorovodScopes
 from hvlaunch.rendezvous.serving.http import Answer, Head, Route
-from hvlaunch.rendezvous.serving.once import Once
+from hvlaunch.rendezvous.serving.store_record import Once
+from hvlaunch.rendezvous.serving.traffic import Stats
 from hvlaunch.rendezvous.serving.verbs import OWN, Verbs, not_allowed, refusal
 from hvlaunch.rendezvous.store import Store
 
-__all__ = ["Routes"]
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+__all__ = ["Routes", "health", "prometheus"]
 
 _BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
@@ -24,9 +30,12 @@ _OK = Answer(200)
 _BAD_PATH = Answer(400, b"the path is not /<scope>/<key>\n")
 _ABSENT = Answer(404)
 _READABLE = Answer(
-    401, b"others can read this connection: use https\n", b"WWW-Authenticate: Bearer\r\n", to_stranger=True
+    401,
+    b"others can read this connection: use https\n",
+    b"WWW-Authenticate: Bearer\r\n",
+    to_unauthenticated=True,
 )
-_UNAUTHORIZED = Answer(401, b"unauthorized\n", b"WWW-Authenticate: Bearer\r\n", to_stranger=True)
+_UNAUTHORIZED = Answer(401, b"unauthorized\n", b"WWW-Authenticate: Bearer\r\n", to_unauthenticated=True)
 
 
 class Routes:
@@ -122,3 +131,60 @@ def _components(path: bytes) -> list[str] | None:
     except UnicodeDecodeError:
         return None
     return parts if all(parts) else None
+
+
+_GAUGES = {
+    "connections": "Open connections.",
+    "keys": "Keys that are set.",
+    "bytes": "Bytes held, names included.",
+    "strangers": "Open connections that have not shown the token.",
+    "waiting": "Long polls and watches not yet answered.",
+}
+_COUNTERS = {
+    "dropped": "Connections ended because the client was too slow, idle, or took no answers.",
+    "turned_away": "Connections ended because there were too many, of strangers above all.",
+    "faults": "Exceptions that nobody caught; each is a defect of the server.",
+}
+
+
+def health(stats: Stats) -> Answer:
+    """It serves, and how much."""
+    body = json.dumps({"status": "ok", **stats._asdict()}) + "\n"
+    return Answer(200, body.encode(), b"Content-Type: application/json\r\n")
+
+
+def prometheus(stats: Stats, answers: Mapping[int, int]) -> Answer:
+    """The numbers, with the answers by HTTP status. 501 where prometheus-client is not installed."""
+    try:
+        from prometheus_client import CollectorRegistry  # noqa: PLC0415 (100 ms, and only for who asks)
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415 (as above)
+        from prometheus_client.registry import Collector  # noqa: PLC0415 (as above)
+    except ImportError:
+        return Answer(501, b"the server has no prometheus-client; pip install prometheus-client\n")
+
+    class Numbers(Collector):
+        def collect(self) -> "Iterator[Metric]":
+            return _families(stats, answers)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Numbers())
+    content_type = f"Content-Type: {CONTENT_TYPE_LATEST}\r\n".encode("ascii")
+    return Answer(200, generate_latest(registry), content_type)
+
+
+def _families(stats: Stats, answers: Mapping[int, int]) -> "Iterator[Metric]":
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 (as above)
+
+    values = {**stats._asdict(), "bytes": stats.size}
+    requests = CounterMetricFamily(_name("requests"), "Answers by HTTP status.", labels=["status"])
+    for status, count in sorted(answers.items()):
+        requests.add_metric([str(status)], count)
+    yield requests
+    for name, text in _COUNTERS.items():
+        yield CounterMetricFamily(_name(name), text, value=values[name])
+    for name, text in _GAUGES.items():
+        yield GaugeMetricFamily(_name(name), text, value=values[name])
+
+
+def _name(name: str) -> str:
+    return f"hvlaunch_rendezvous_{name}"

@@ -11,14 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from hvlaunch.rendezvous.client_errors import RendezvousClosed
-from hvlaunch.rendezvous.serving.calls import Calls
-from hvlaunch.rendezvous.serving.descriptors import KEPT, Shortage
+from hvlaunch.rendezvous.serving.early_answers import Answerer, answer_early
 from hvlaunch.rendezvous.serving.horovod import HorovodScopes
-from hvlaunch.rendezvous.serving.listeners import Listeners, listen_again
-from hvlaunch.rendezvous.serving.once import Once
-from hvlaunch.rendezvous.serving.porch import Answerer, wait_on_porch
-from hvlaunch.rendezvous.serving.side_doors import SideDoors
-from hvlaunch.rendezvous.serving.store_record import StoreFile, StoreRecord
+from hvlaunch.rendezvous.serving.listeners import RESERVED, ControlSockets, Listeners, Shortage, listen_again
+from hvlaunch.rendezvous.serving.store_record import Once, StoreFile, StoreRecord
 from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits, plain_address
 from hvlaunch.rendezvous.store import Store, StoreLimits
 
@@ -29,13 +25,18 @@ if (
     import ssl
     from concurrent.futures import Future
 
-    from hvlaunch.rendezvous.serving.acceptor import Acceptor
     from hvlaunch.rendezvous.serving.certificate import Certificate
     from hvlaunch.rendezvous.serving.connection import ClientConnection
     from hvlaunch.rendezvous.serving.http import Answer, Head, HttpLimits, Route
+    from hvlaunch.rendezvous.serving.listeners import Acceptor
     from hvlaunch.rendezvous.serving.routes import Routes
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["RendezvousServer"]
+if TYPE_CHECKING:  # they cost most of the start: a job pays for them when it starts a server
+    import asyncio
+    from concurrent.futures import Future
+
+__all__ = ["Calls", "RendezvousServer"]
 
 T = TypeVar("T")
 
@@ -80,7 +81,7 @@ class RendezvousServer:
         # A server that takes the place of another goes on from a later version than that one's latest.
         self._store = Store(store_limits, version=time.time_ns() // 1000)
         self._once = Once()
-        self._keeping = StoreRecord(file, self._store, self._once, say, self._count_fault)
+        self._record = StoreRecord(file, self._store, self._once, say, self._count_fault)
         self._say = say
         self._traffic: Traffic[ClientConnection] = Traffic(traffic_limits)
         self._horovod = HorovodScopes()
@@ -92,8 +93,8 @@ class RendezvousServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event
         self._new_client: Callable[[], asyncio.Protocol]
-        self._new_wire: Callable[[], asyncio.Protocol]
-        self._side_doors = SideDoors()
+        self._new_transport: Callable[[], asyncio.Protocol]
+        self._control = ControlSockets()
         self._was_asked = False
         self._acceptors: list[Acceptor] = []
         self._thread: threading.Thread | None = None
@@ -102,7 +103,7 @@ class RendezvousServer:
         self._is_needed = False
         self._closing = False
         self._awake = threading.Event()
-        self._calls = Calls(self._store, self._keeping.then)
+        self._calls = Calls(self._store, self._record.then)
 
     def __enter__(self) -> RendezvousServer:  # noqa: PYI034 (typing.Self came with Python 3.11)
         self.start()
@@ -116,18 +117,18 @@ class RendezvousServer:
 
         Raises CannotListen where the port can't be had, BadStoreFile.
         """
-        self._keeping.begin()
-        notes = self._keeping.notes
+        self._record.begin()
+        notes = self._record.notes
         if _PORT in notes:
             self._listeners = listen_again(self._host, int(notes[_PORT]), _noted(notes, _AT), self._say)
         else:
             self._listeners = Listeners(self._host, self.port)
         self._take_up(notes)
         self.port = self._listeners.port
-        self._keeping.note(_PORT, b"%d" % self.port)
-        self._keeping.flush()
+        self._record.note(_PORT, b"%d" % self.port)
+        self._record.flush()
         self._bell = os.pipe()
-        self._kept = [os.dup(self._bell[0]) for _ in range(KEPT)]
+        self._kept = [os.dup(self._bell[0]) for _ in range(RESERVED)]
         self._thread = threading.Thread(
             target=self._run, args=(self._bell[0],), name="hvlaunch-rendezvous", daemon=True
         )
@@ -143,21 +144,21 @@ class RendezvousServer:
                 return
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._accept_at, listener)
-                self._loop.call_soon_threadsafe(self._keeping.note, f"{_AT}{host}")
+                self._loop.call_soon_threadsafe(self._record.note, f"{_AT}{host}")
             else:
-                self._keeping.note(f"{_AT}{host}")
-                self._keeping.flush()
+                self._record.note(f"{_AT}{host}")
+                self._record.flush()
                 self._ring()
 
     def serve_beside(self, listener: socket.socket, admit: Callable[[Head], Answer | Route]) -> None:
-        """Serve something else to programs of this user by this Unix socket, which is closed with the server.
+        """Serve programs of this user at a Unix socket, which is closed with the server: the job's control.
 
-        `admit` is as RequestReader says. Raises RendezvousClosed.
+        `admit` decides on each request, as RequestReader says. Raises RendezvousClosed.
         """
         with self._lock:
             if self._closing or self._thread is None:
                 raise RendezvousClosed("the rendezvous is not running")
-            self._side_doors.add(listener, admit)
+            self._control.add(listener, admit)
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._accept_beside, listener)
             else:
@@ -215,7 +216,7 @@ class RendezvousServer:
         """
 
         def hear(key: str, value: bytes | None, version: int) -> None:
-            self._keeping.then(lambda: call(key, value, version))
+            self._record.then(lambda: call(key, value, version))
 
         def begin() -> Callable[[], None]:
             for news in () if since is None else self._store.news(scope, since):
@@ -238,9 +239,9 @@ class RendezvousServer:
         known = list(addresses)
 
         def know() -> None:
-            self._traffic.strangers.know(known)
+            self._traffic.unauthenticated.know(known)
             for address in known:
-                self._keeping.note(f"{_KNOWN}{address}")
+                self._record.note(f"{_KNOWN}{address}")
 
         self._call(know)
 
@@ -254,7 +255,7 @@ class RendezvousServer:
                 self._horovod.clear(self._store)
                 self._horovod.open(sizes, addresses, number)
                 self._horovod.clear(self._store)
-                self._keeping.note(_HOROVOD, self._horovod.describe())
+                self._record.note(_HOROVOD, self._horovod.describe())
 
         self._call(change)
 
@@ -282,7 +283,7 @@ class RendezvousServer:
     @property
     def is_kept(self) -> bool:
         """Whether there is a file from which another server could go on now."""
-        return self._keeping.is_kept
+        return self._record.is_kept
 
     @property
     def version(self) -> int:
@@ -316,7 +317,7 @@ class RendezvousServer:
                 try:
                     return work()
                 finally:
-                    self._keeping.flush()
+                    self._record.flush()
             result = self._calls.send(self._loop, work)
         return result.result()
 
@@ -326,7 +327,7 @@ class RendezvousServer:
     def _take_up(self, notes: Mapping[str, bytes]) -> None:
         """What an earlier server knew beside its store."""
         self._was_asked = _ASKED in notes
-        self._traffic.strangers.know(_noted(notes, _KNOWN))
+        self._traffic.unauthenticated.know(_noted(notes, _KNOWN))
         if _HOROVOD in notes:
             self._horovod.restore(notes[_HOROVOD])
 
@@ -335,13 +336,13 @@ class RendezvousServer:
     def _note_asked(self) -> None:
         if not self._was_asked:
             self._was_asked = True
-            self._keeping.note(_ASKED)
+            self._record.note(_ASKED)
 
     def _run(self, bell: int) -> None:
         try:
-            callers = wait_on_porch(
+            callers = answer_early(
                 lambda: list(self._listeners.sockets.values()),
-                lambda: self._side_doors.sockets,
+                lambda: self._control.sockets,
                 bell,
                 lambda: self._closing or self._is_needed,
                 self._answerer,
@@ -357,9 +358,9 @@ class RendezvousServer:
             self._give_up_kept()
             with self._lock:  # whoever asks from here on is told
                 self._closing, self._loop = True, None
-            self._keeping.close()
+            self._record.close()
             self._listeners.close()
-            self._side_doors.close()
+            self._control.close()
             self._awake.set()
             self._calls.end()
 
@@ -388,14 +389,14 @@ class RendezvousServer:
             Answer,
             HttpLimits,
         )
-        from hvlaunch.rendezvous.serving.wire import Wire  # noqa: PLC0415 (see the top)
+        from hvlaunch.rendezvous.serving.tls import ClientTransport  # noqa: PLC0415 (see the top)
 
         routes = self._routes()
         limits = self._http_limits or HttpLimits(body=self._store.limits.value)
 
         def new_client() -> ClientConnection:
             self._note_asked()
-            return ClientConnection(routes, limits, self._traffic, self._keeping)
+            return ClientConnection(routes, limits, self._traffic, self._record)
 
         self._new_client = new_client
 
@@ -405,51 +406,51 @@ class RendezvousServer:
             def admit(head: Head) -> Answer | Route:
                 return routes(head, is_private=is_private())
 
-            return ClientConnection(admit, limits, self._traffic, self._keeping)
+            return ClientConnection(admit, limits, self._traffic, self._record)
 
         context = None if self._certificate is None else self._tls_context
-        self._new_wire = lambda: Wire(connect, context, self._answerer)
+        self._new_transport = lambda: ClientTransport(connect, context, self._answerer)
         self._stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         with self._lock:  # from here on, the store is this thread's
             if self._closing:
                 return
             self._loop = loop
-            self._keeping.serve_in(loop.call_soon)
+            self._record.serve_in(loop.call_soon)
             listeners = list(self._listeners.sockets.values())
-            side_doors = self._side_doors.sockets
+            side_doors = self._control.sockets
         for listener in listeners:
             self._accept_at(listener)
         for door in side_doors:
             self._accept_beside(door)
         for caller in callers:
             with suppress(OSError):
-                await loop.connect_accepted_socket(self._new_wire, caller)
+                await loop.connect_accepted_socket(self._new_transport, caller)
         self._awake.set()
         await self._stop.wait()
         for acceptor in self._acceptors:
             acceptor.close()
-        self._keeping.flush()  # who waits for nothing else gets the answer
-        connections = [*self._traffic.open, *self._side_doors.connections]
+        self._record.flush()  # who waits for nothing else gets the answer
+        connections = [*self._traffic.open, *self._control.connections]
         for connection in connections:
             connection.close(Answer(503, b"the rendezvous has ended\n"))
         if connections:
             await asyncio.wait([connection.lost for connection in connections], timeout=_CLOSE_TIME)
-        if stuck := [*self._traffic.open, *self._side_doors.connections]:
+        if stuck := [*self._traffic.open, *self._control.connections]:
             for connection in stuck:
                 connection.abort()
             await asyncio.wait([connection.lost for connection in stuck])
 
     def _accept_at(self, listener: socket.socket) -> None:
-        from hvlaunch.rendezvous.serving.acceptor import Acceptor  # noqa: PLC0415 (see the top)
+        from hvlaunch.rendezvous.serving.listeners import Acceptor  # noqa: PLC0415 (see the top)
 
         def is_welcome(_sock: socket.socket, name: object) -> bool:
             return self._traffic.is_welcome(plain_address(name))
 
-        self._acceptors.append(Acceptor(listener, self._new_wire, is_welcome, self._make_room))
+        self._acceptors.append(Acceptor(listener, self._new_transport, is_welcome, self._make_room))
 
     def _accept_beside(self, listener: socket.socket) -> None:
-        self._acceptors.append(self._side_doors.open(listener, self._make_room))
+        self._acceptors.append(self._control.open(listener, self._make_room))
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._context is None and self._certificate is not None:
@@ -460,8 +461,7 @@ class RendezvousServer:
         return self._context
 
     def _routes(self) -> Routes:
-        from hvlaunch.rendezvous.serving import metrics  # noqa: PLC0415 (see the top)
-        from hvlaunch.rendezvous.serving.routes import Routes  # noqa: PLC0415 (see the top)
+        from hvlaunch.rendezvous.serving.routes import Routes, health, prometheus  # noqa: PLC0415 (see the top)
 
         return Routes(
             self._store,
@@ -469,8 +469,8 @@ class RendezvousServer:
             once=self._once,
             horovod=self._horovod,
             about={
-                "health": lambda: metrics.health(self._count()),
-                "metrics": lambda: metrics.prometheus(self._count(), self._traffic.answers),
+                "health": lambda: health(self._count()),
+                "metrics": lambda: prometheus(self._count(), self._traffic.answers),
             },
         )
 
@@ -496,3 +496,52 @@ def _new_loop() -> asyncio.AbstractEventLoop:
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop
+
+
+class Calls:
+    """`then(act)` does it when all changes are on record, and so tells nobody too early."""
+
+    def __init__(self, store: Store, then: Callable[[Callable[[], None]], None]) -> None:
+        self._store = store
+        self._then = then
+        self._open: set[Future[Any]] = set()
+
+    def send(self, loop: asyncio.AbstractEventLoop, work: Callable[[], T]) -> Future[T]:
+        """Let the loop's thread do it; from any thread."""
+        from concurrent.futures import Future  # noqa: PLC0415 (see the top)
+
+        result: Future[T] = Future()
+        self._open.add(result)
+        result.add_done_callback(self._open.discard)
+        loop.call_soon_threadsafe(self._settle, result, work)
+        return result
+
+    def begin_wait(self, scope: str, key: str, found: Future[bytes]) -> Callable[[], None]:
+        """Let `found` have the value as soon as there is one; what calls that off. In the server's thread."""
+        value = self._store.get(scope, key)
+        if value is not None:
+            found.set_result(value)
+            return lambda: None
+        self._open.add(found)
+        found.add_done_callback(self._open.discard)
+        call_off = self._store.when_set(scope, key, lambda value: self._then(lambda: found.set_result(value)))
+
+        def end() -> None:
+            call_off()
+            self._open.discard(found)
+
+        return end
+
+    def end(self) -> None:
+        """Whoever waits still gets RendezvousClosed."""
+        for result in list(self._open):
+            if not result.done():
+                result.set_exception(RendezvousClosed("the rendezvous has ended"))
+
+    def _settle(self, result: Future[T], work: Callable[[], T]) -> None:
+        try:
+            value = work()
+        except BaseException as error:  # noqa: BLE001 (raised where the work was asked for)
+            result.set_exception(error)
+        else:
+            self._then(lambda: result.set_result(value))

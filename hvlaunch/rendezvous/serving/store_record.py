@@ -15,10 +15,14 @@ from hvlaunch.errors import HvlaunchError
 from hvlaunch.record.log import BadLog, Log, Mark, read_records
 
 if TYPE_CHECKING:
-    from hvlaunch.rendezvous.serving.once import Once
     from hvlaunch.rendezvous.store import Store
+from collections import OrderedDict
+from typing import TYPE_CHECKING
 
-__all__ = ["BadStoreFile", "Item", "StoreFile", "StoreRecord", "pack", "unpack"]
+if TYPE_CHECKING:  # it needs the parser, which a job without clients does not load
+    from hvlaunch.rendezvous.serving.http import Answer
+
+__all__ = ["BadStoreFile", "Item", "Once", "StoreFile", "StoreRecord", "pack", "unpack"]
 
 _MAGIC = b"hvlaunch store 1\n"
 _START = Mark(len(_MAGIC))
@@ -371,3 +375,45 @@ class StoreRecord:
 def _boot() -> bytes:
     """Return what differs after the machine has started again."""
     return (boot_id() or os.uname().nodename).encode()
+
+
+_REMEMBERED = 50_000
+
+
+class Once:
+    """Answers by request id, the newest `size` of them.
+
+    `keep(identity, status, body, headers)`, where it is set, is told of each.
+    """
+
+    def __init__(self, size: int = _REMEMBERED) -> None:
+        self._size = size
+        self._answers: OrderedDict[bytes, tuple[int, bytes, bytes]] = OrderedDict()
+        self.keep: Callable[[bytes, int, bytes, bytes], None] | None = None
+
+    def __call__(self, identity: bytes | None, act: Callable[[], Answer]) -> Answer:
+        """The answer that was given to `identity`, else act()'s. What it raises is not remembered, nor are failures."""
+        if identity is None:
+            return act()
+        known = self._answers.get(identity)
+        if known is not None:
+            from hvlaunch.rendezvous.serving.http import Answer  # noqa: PLC0415 (see the top)
+
+            return Answer(*known)
+        answer = act()
+        if answer.status in (200, 404):
+            self.remember(identity, answer.status, answer.body, answer.headers)
+            if self.keep is not None:
+                self.keep(identity, answer.status, answer.body, answer.headers)
+        return answer
+
+    def remember(self, identity: bytes, status: int, body: bytes, headers: bytes) -> None:
+        """`identity` was given this answer, by an earlier server."""
+        self._answers[identity] = status, body, headers
+        if len(self._answers) > self._size:
+            self._answers.popitem(last=False)
+
+    def __iter__(self) -> Iterator[tuple[bytes, int, bytes, bytes]]:
+        """All that is remembered, the oldest first."""
+        for identity, answer in self._answers.items():
+            yield identity, *answer

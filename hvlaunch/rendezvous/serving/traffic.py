@@ -1,16 +1,129 @@
-"""What a server's clients do: the connections that there are, how many there may be, and counts of everything."""
+"""The connections of a server's clients: how many there may be, counts of everything, and who is not authenticated yet."""
 
 from __future__ import annotations
 
 import resource
-from collections import Counter
-from collections.abc import Callable
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from hvlaunch.rendezvous.serving.strangers import STRANGER_LIMITS, StrangerLimits, Strangers
 from hvlaunch.rendezvous.store import Store
 
-__all__ = ["Arriving", "Stats", "Traffic", "TrafficLimits", "plain_address", "room_for"]
+__all__ = [
+    "UNAUTHENTICATED_LIMITS",
+    "Arriving",
+    "Stats",
+    "Traffic",
+    "TrafficLimits",
+    "UnauthenticatedClients",
+    "UnauthenticatedLimits",
+    "plain_address",
+    "room_for",
+]
+
+ConnectionT = TypeVar("ConnectionT")
+
+
+class UnauthenticatedLimits(NamedTuple):
+    """How many strangers there may be at one time."""
+
+    all: int = 256
+    """From addresses that are not known, together."""
+    from_one_address: int = 64
+    """From one that is not known; of IPv6 a network of 64 bits counts as one, since who has one address has them all."""
+    from_known_address: int = 1024
+    """From one where the job has workers: they all come at once."""
+    known_addresses: int = 20_000
+    """How many are remembered."""
+    turn: float = 1.0
+    """Seconds that a stranger has before another one of its address, which is not known, takes its place."""
+
+
+UNAUTHENTICATED_LIMITS = UnauthenticatedLimits()
+
+
+class UnauthenticatedClients(Generic[ConnectionT]):
+    """The connections of strangers, each group of them in the order in which they came."""
+
+    def __init__(self, limits: UnauthenticatedLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self._clock = clock
+        self._site: OrderedDict[ConnectionT, str] = OrderedDict()
+        self._unknown: OrderedDict[ConnectionT, None] = OrderedDict()
+        self._at: dict[str, OrderedDict[ConnectionT, float]] = {}
+        self._known: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._site)
+
+    def __contains__(self, connection: ConnectionT) -> bool:
+        return connection in self._site
+
+    def know(self, addresses: Iterable[str]) -> None:
+        """The job has workers at these addresses: strangers from elsewhere can't take their places."""
+        for address in addresses:
+            if len(self._known) < self.limits.known_addresses:
+                self._known.add(address)
+
+    def is_welcome(self, address: str) -> bool:
+        """Whether one from this address may enter: cheaper to ask than to let it in."""
+        if address in self._known:
+            return True
+        there = self._at.get(_network(address))
+        if there is None or len(there) < self.limits.from_one_address:
+            return True
+        return self._clock() - next(iter(there.values())) >= self.limits.turn
+
+    def enter(self, connection: ConnectionT, address: str) -> ConnectionT | None:
+        """One has come. Gives the one that must go for it, which counts no more."""
+        is_known = address in self._known
+        site = address if is_known else _network(address)
+        there = self._at.get(site, ())
+        gone = None
+        if len(there) >= (self.limits.from_known_address if is_known else self.limits.from_one_address):
+            gone = next(iter(there))
+        elif not is_known and len(self._unknown) >= self.limits.all:
+            gone = next(iter(self._unknown))
+        if gone is not None:
+            self.leave(gone)
+        self._site[connection] = site
+        self._at.setdefault(site, OrderedDict())[connection] = self._clock()
+        if not is_known:
+            self._unknown[connection] = None
+        return gone
+
+    def leave(self, connection: ConnectionT) -> None:
+        """It has gone, or is no stranger any more. May be repeated."""
+        site = self._site.pop(connection, None)
+        if site is None:
+            return
+        self._unknown.pop(connection, None)
+        there = self._at[site]
+        del there[connection]
+        if not there:
+            del self._at[site]
+
+    def first(self) -> ConnectionT | None:
+        """The one that has been here longest."""
+        return next(iter(self._site), None)
+
+    def oldest(self) -> ConnectionT | None:
+        """The one that should go first where there is no room at all: one of an address that is not known, if any."""
+        return next(iter(self._unknown), None) or next(iter(self._site), None)
+
+
+def _network(address: str) -> str:
+    """What counts as one address."""
+    if ":" not in address or address.startswith("relay:"):
+        return address
+    import socket  # noqa: PLC0415 (few come by IPv6)
+
+    try:
+        return socket.inet_pton(socket.AF_INET6, address)[:8].hex()
+    except OSError:
+        return address
+
 
 _RESERVE = 256  # for all else that the process does, or half of what there may be at most
 
@@ -50,7 +163,7 @@ class TrafficLimits(NamedTuple):
     """A thousand workers with several connections each may share one (NAT)."""
     bodies: int = 512 << 20
     """Bytes of the requests' bodies that are not all there yet."""
-    strangers: StrangerLimits = STRANGER_LIMITS
+    unauthenticated: UnauthenticatedLimits = UNAUTHENTICATED_LIMITS
     """Of these connections, those that have not shown the token yet."""
 
 
@@ -119,7 +232,9 @@ class Traffic(Generic[PeerT]):
         """Connections ended because the client was too slow, idle, or took no answers."""
         self.turned_away = 0
         """Connections ended because there were too many, of strangers above all."""
-        self.strangers: Strangers[PeerT] = Strangers(self.limits.strangers)
+        self.unauthenticated: UnauthenticatedClients[PeerT] = UnauthenticatedClients(
+            self.limits.unauthenticated
+        )
         self._room_for = room_for
         self._parting: set[PeerT] = set()
         self._by_peer: Counter[str] = Counter()
@@ -139,12 +254,12 @@ class Traffic(Generic[PeerT]):
             keys=store.keys,
             size=store.size,
             waiting=store.waiting,
-            strangers=len(self.strangers),
+            strangers=len(self.unauthenticated),
         )
 
     def is_welcome(self, peer: str) -> bool:
         """Whether a connection from this address may enter; it is counted where not."""
-        welcome = self.strangers.is_welcome(peer)
+        welcome = self.unauthenticated.is_welcome(peer)
         self.turned_away += not welcome
         return welcome
 
@@ -157,14 +272,14 @@ class Traffic(Generic[PeerT]):
             self._parting.add(connection)
             return False
         self._by_peer[peer] += 1
-        self._turn_out(self.strangers.enter(connection, peer))
+        self._turn_out(self.unauthenticated.enter(connection, peer))
         return True
 
     def trust(self, connection: PeerT) -> None:
         """It has shown the token, so others at its address may, too."""
-        if connection in self.strangers:
-            self.strangers.leave(connection)
-            self.strangers.know([connection.peer])
+        if connection in self.unauthenticated:
+            self.unauthenticated.leave(connection)
+            self.unauthenticated.know([connection.peer])
 
     def _make_room(self) -> bool:
         """Whether there is room for one more; a stranger has to go for it where there is none else."""
@@ -177,10 +292,10 @@ class Traffic(Generic[PeerT]):
 
     def turn_out_oldest(self) -> bool:
         """Have a stranger go for the sake of others; False where there is none."""
-        oldest = self.strangers.oldest()
+        oldest = self.unauthenticated.oldest()
         if oldest is None:
             return False
-        self.strangers.leave(oldest)
+        self.unauthenticated.leave(oldest)
         self._turn_out(oldest)
         return True
 
@@ -200,7 +315,7 @@ class Traffic(Generic[PeerT]):
         if connection not in self.open:
             return
         self.open.discard(connection)
-        self.strangers.leave(connection)
+        self.unauthenticated.leave(connection)
         if connection in self._parting:
             self._parting.discard(connection)
             return

@@ -9,10 +9,10 @@ from functools import partial
 from typing import NamedTuple
 
 from hvlaunch.rendezvous import batch
-from hvlaunch.rendezvous.changes import Changes
+from hvlaunch.rendezvous.batch import Changes
 from hvlaunch.rendezvous.client_errors import NotANumber, StoreFull, ValueTooLarge
 from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Later, Route
-from hvlaunch.rendezvous.serving.once import Once
+from hvlaunch.rendezvous.serving.store_record import Once
 from hvlaunch.rendezvous.store import Store, until_all_set, until_changed
 
 __all__ = ["MAX_WAIT", "OWN", "Verbs", "not_allowed", "refusal"]

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousClosed, RendezvousError, RendezvousUnreachable
-from hvlaunch.rendezvous.pinned import WrongCertificate
+from hvlaunch.rendezvous.requests import WrongCertificate
 from hvlaunch.rendezvous.round_messages import (
     ASKS,
     BEATS,

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from hvlaunch.rendezvous.client_errors import BadCertificate
-from hvlaunch.rendezvous.pinned import read_pin
-from hvlaunch.rendezvous.requests import is_loopback
+from hvlaunch.rendezvous.requests import is_loopback, read_pin
 from hvlaunch.rendezvous.token_file import BadTokenFile, certificate_beside, read_token_file
 from hvlaunch.torch.torchrun.state import Limits
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hvlaunch.rendezvous.serving.http import Answer
-from hvlaunch.rendezvous.serving.once import Once
+from hvlaunch.rendezvous.serving.store_record import Once
 
 
 def test_only_the_newest_are_remembered():

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from hvlaunch.rendezvous.changes import Changes
+from hvlaunch.rendezvous.batch import Changes
 from hvlaunch.rendezvous.client import Client, Versioned
 from hvlaunch.rendezvous.client_errors import NotANumber, RendezvousClosed, RendezvousUnreachable, WaitTimeout
 from hvlaunch.rendezvous.serving.server import RendezvousServer

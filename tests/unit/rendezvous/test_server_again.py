@@ -157,13 +157,13 @@ def test_what_the_server_knew_beside_its_store(serve):
         assert wire.ask("GET", "/global/0", headers=b"").body == b"address"
         second.open_to_horovod({"global": 1}, {"127.0.0.1"}, 2)
         assert wire.ask("GET", "/global/0", headers=b"").status == 404
-    assert "127.0.0.3" in second._traffic.strangers._known
+    assert "127.0.0.3" in second._traffic.unauthenticated._known
 
 
 def test_an_address_that_this_machine_no_longer_has_is_said(serve):
     first = serve()
-    first._keeping.note("at 192.0.2.1")
-    first._keeping.flush()
+    first._record.note("at 192.0.2.1")
+    first._record.flush()
     said: list[str] = []
     serve(said.append)
     [line] = said

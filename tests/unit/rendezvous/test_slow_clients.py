@@ -62,7 +62,7 @@ def rounds(wire: Wire, count: int) -> None:
 
 
 def test_others_are_served_while_a_thousand_trickle(start, connect, until):
-    server = start(exchange=60.0, stranger=60.0)
+    server = start(exchange=60.0, unauthenticated=60.0)
     server.expect(["127.0.0.1"])
     with slow_clients(server.port) as clients, ThreadPoolExecutor(1) as pool:
         until(lambda: server.stats().connections == COUNT)
@@ -79,7 +79,7 @@ def test_others_are_served_while_a_thousand_trickle(start, connect, until):
 
 
 def test_all_thousand_are_dropped_and_long_polls_are_not(start, connect, until):
-    server = start(exchange=2.0, stranger=1.0, linger=0.1)
+    server = start(exchange=2.0, unauthenticated=1.0, linger=0.1)
     server.expect(["127.0.0.1"])
     waiting = connect(server).send(get("/-/get/s/late?wait=60"))
     until(lambda: server.stats().waiting)

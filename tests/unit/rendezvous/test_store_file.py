@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from hvlaunch.rendezvous.serving import store_record
 from hvlaunch.rendezvous.serving.http import Answer
-from hvlaunch.rendezvous.serving.once import Once
-from hvlaunch.rendezvous.serving.store_record import BadStoreFile, StoreFile, StoreRecord
+from hvlaunch.rendezvous.serving.store_record import BadStoreFile, Once, StoreFile, StoreRecord
 from hvlaunch.rendezvous.store import Store, StoreLimits
 
 LIMITS = StoreLimits(deletions=3, deleted_names=20)

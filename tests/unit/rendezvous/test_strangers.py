@@ -1,8 +1,8 @@
 """How many strangers there may be, and which of them goes where one is too many."""
 
-from hvlaunch.rendezvous.serving.strangers import StrangerLimits, Strangers
+from hvlaunch.rendezvous.serving.traffic import UnauthenticatedClients, UnauthenticatedLimits
 
-LIMITS = StrangerLimits(all=4, from_one_address=2, from_known_address=3, known_addresses=2)
+LIMITS = UnauthenticatedLimits(all=4, from_one_address=2, from_known_address=3, known_addresses=2)
 
 
 def enter(strangers, *connections):
@@ -11,13 +11,13 @@ def enter(strangers, *connections):
 
 
 def test_the_oldest_of_the_address_goes():
-    strangers: Strangers[str] = Strangers(LIMITS)
+    strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS)
     assert enter(strangers, "a/1", "a/2", "b/1", "a/3", "a/4") == [None, None, None, "a/1", "a/2"]
     assert len(strangers) == 3
 
 
 def test_the_oldest_of_all_goes_but_for_those_of_known_addresses():
-    strangers: Strangers[str] = Strangers(LIMITS)
+    strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS)
     strangers.know(["k"])
     assert enter(strangers, "k/1", "a/1", "b/1", "c/1", "d/1", "e/1", "k/2") == [None] * 5 + ["a/1", None]
     assert enter(strangers, "k/3", "k/4") == [None, "k/1"]
@@ -25,7 +25,7 @@ def test_the_oldest_of_all_goes_but_for_those_of_known_addresses():
 
 
 def test_no_number_of_strangers_takes_a_place_of_a_known_address():
-    strangers: Strangers[str] = Strangers(LIMITS)
+    strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS)
     strangers.know(["k"])
     enter(strangers, "k/1")
     gone = enter(strangers, *(f"{number}/1" for number in range(1000)))
@@ -34,20 +34,24 @@ def test_no_number_of_strangers_takes_a_place_of_a_known_address():
 
 
 def test_a_network_of_ipv6_counts_as_one_address_and_a_relay_as_its_host():
-    strangers: Strangers[str] = Strangers(LIMITS)
+    strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS)
     assert enter(strangers, "fd00::1/1", "fd00::2/1", "fd00::3/1", "fd00:0:0:1::1/1") == [
         None,
         None,
         "fd00::1/1",
         None,
     ]
-    assert enter(Strangers(LIMITS), "relay:fd00::1/1", "relay:fd00::2/1", "relay:b/1") == [None, None, None]
+    assert enter(UnauthenticatedClients(LIMITS), "relay:fd00::1/1", "relay:fd00::2/1", "relay:b/1") == [
+        None,
+        None,
+        None,
+    ]
     strangers.know(["fd00::4"])
     assert enter(strangers, "fd00::4/1", "fd00::4/2", "fd00::5/1") == [None, None, "fd00::2/1"]
 
 
 def test_an_address_that_becomes_known_keeps_no_place_of_strangers():
-    strangers: Strangers[str] = Strangers(LIMITS)
+    strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS)
     enter(strangers, "a/1", "a/2", "b/1")
     strangers.know(["a"])
     assert enter(strangers, "a/3", "a/4") == [None, "a/1"]
@@ -57,14 +61,14 @@ def test_an_address_that_becomes_known_keeps_no_place_of_strangers():
 
 
 def test_who_has_left_is_not_sent_away():
-    strangers: Strangers[str] = Strangers(LIMITS)
+    strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS)
     enter(strangers, "a/1", "a/2")
     strangers.leave("a/1")
     assert enter(strangers, "a/3", "a/4") == [None, "a/2"]
 
 
 def test_the_oldest_is_one_of_an_unknown_address_if_there_is_any():
-    strangers: Strangers[str] = Strangers(LIMITS)
+    strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS)
     assert strangers.oldest() is None
     strangers.know(["k", "l", "one too many"])
     enter(strangers, "k/1", "a/1", "one too many/1")
@@ -76,7 +80,7 @@ def test_the_oldest_is_one_of_an_unknown_address_if_there_is_any():
 
 def test_an_unknown_address_that_comes_again_and_again_is_refused_until_its_strangers_had_their_turn():
     now = [0.0]
-    strangers: Strangers[str] = Strangers(LIMITS, lambda: now[0])
+    strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS, lambda: now[0])
     strangers.know(["k"])
     enter(strangers, "a/1", "k/1", "k/2", "k/3")
     assert strangers.is_welcome("a")

@@ -44,7 +44,7 @@ def test_who_is_turned_away_takes_no_place():
         traffic.leave(one)
     assert not traffic._by_peer
     assert not traffic._parting
-    assert len(traffic.strangers) == 0
+    assert len(traffic.unauthenticated) == 0
 
 
 def test_a_stranger_goes_where_there_is_room_for_nobody_else():

@@ -6,7 +6,7 @@ import pytest
 
 from hvlaunch.rendezvous import Client
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable
-from hvlaunch.rendezvous.pinned import WrongCertificate
+from hvlaunch.rendezvous.requests import WrongCertificate
 from hvlaunch.rendezvous.round_messages import (
     ASKS,
     BEATS,

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from hvlaunch.rendezvous.serving.descriptors import REST, is_shortage
+from hvlaunch.rendezvous.serving.listeners import PAUSE, is_shortage
 
-__all__ = ["Answerer", "wait_on_porch"]
+__all__ = ["Answerer", "answer_early"]
 
 _MOST_CALLERS = 128
 """That say nothing; with one more, the event loop takes over, which knows how to bound them."""
@@ -25,9 +25,9 @@ class Answerer(Protocol):
     def answer(self, data: bytes, addresses: Iterable[str], port: int) -> bytes | None: ...
 
 
-def wait_on_porch(
+def answer_early(
     listeners: Callable[[], Iterable[socket.socket]],
-    side_doors: Callable[[], Iterable[socket.socket]],
+    control_sockets: Callable[[], Iterable[socket.socket]],
     bell: int,
     is_over: Callable[[], bool],
     answerer: Answerer | None,
@@ -36,7 +36,7 @@ def wait_on_porch(
     """Answer questions until somebody comes with anything else, or is_over() is true after the bell was rung.
 
     Returns the callers that are still there, none of whose bytes has been taken; also when somebody is at one of the
-    `side_doors`, where nobody is let in here. There may be more `listeners` and `side_doors` after the bell, too.
+    `control_sockets`, where nobody is let in here. There may be more `listeners` and `control_sockets` after the bell, too.
     Where there is no file descriptor for a caller, when_short() tells whether it has found one, and is asked again if not.
     """
     poll = select.poll()
@@ -49,7 +49,7 @@ def wait_on_porch(
                 doors[door.fileno()] = door
                 door.setblocking(False)
                 poll.register(door, select.POLLIN)
-        beside = {door.fileno() for door in side_doors()}
+        beside = {door.fileno() for door in control_sockets()}
         for fd in beside:
             poll.register(fd, select.POLLIN)
         for fd, _ in poll.poll():
@@ -82,7 +82,7 @@ def _rest(bell: int) -> None:
     """Wait, but no longer than until the bell is rung."""
     poll = select.poll()
     poll.register(bell, select.POLLIN)
-    poll.poll(REST * 1000)
+    poll.poll(PAUSE * 1000)
 
 
 def _serve(caller: socket.socket, answerer: Answerer) -> bool:

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from hvlaunch.rendezvous.serving.porch import Answerer
+from hvlaunch.rendezvous.serving.early_answers import Answerer
 
-__all__ = ["Wire", "is_loopback"]
+__all__ = ["ClientTransport", "is_loopback"]
 
 _TLS = 0x16
 """What a client's first record begins with: a handshake (RFC 8446, 5.1)."""
 _READ_SIZE = 1 << 18
 
 
-class Wire(asyncio.Transport, asyncio.Protocol):
+class ClientTransport(asyncio.Transport, asyncio.Protocol):
     """To the event loop a client's protocol, to the client's connection its transport.
 
     The first byte tells what the client speaks: TLS (`context`, made when it is called), a question for `answerer`, or plain
