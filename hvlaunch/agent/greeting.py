@@ -36,19 +36,21 @@ class Greeting:
         call_soon: Callable[[Callable[[], None]], None],
         scratch: str,
         listen: Callable[[], int],
+        trouble: Optional[str],
     ) -> None:
         self._channel = channel
         self._selector = selector
         self._call_soon = call_soon
         self._scratch = scratch
         self._listen_as_relay = listen
+        self._trouble = trouble
         self._beacon: Optional[probe.Beacon] = None
         self._master: Optional[socket.socket] = None
         self._lent: Optional[socket.socket] = None
         self._hello: Dict[str, Any] = {}
         self._is_greeted = self._has_modules = False
 
-    def greet(self, hello: Dict[str, Any], trouble: Optional[str]) -> None:
+    def greet(self, hello: Dict[str, Any]) -> None:
         """Tell the facts (after counting GPUs, if asked to)."""
         self._hello = hello
         beacon_port, master_port = self._take_ports(hello)
@@ -60,7 +62,7 @@ class Greeting:
             "beacon_port": beacon_port,
             "master_port": master_port,
             "cwd_error": _cannot_enter(hello["cwd"]),
-            "trouble": trouble and plain(trouble, LONGEST_TEXT),
+            "trouble": self._trouble and plain(self._trouble, LONGEST_TEXT),
         }
         if hello["gpus"]:
             self._in_thread(lambda: self._tell_with_gpus(answer))

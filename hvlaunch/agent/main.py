@@ -1,8 +1,7 @@
 """The agent: starts, watches and stops this host's workers as the driver's frames say.
 
-One thread, one loop. The agent ends its workers and itself when the driver says so, when the
-channel closes and no driver connects again in time, when the driver is silent for the lease, and when the guardian
-above it is gone.
+One thread, one loop. The agent ends its workers and itself when the driver says so, when the connection is lost and no
+driver connects again in time, when the driver is silent for the lease, and when the guardian above it is gone.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from hvlaunch.agent.workers import HostWorkers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Deque, Dict, NoReturn, Optional, Sequence
+    from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional, Sequence
 
     from hvlaunch.agent.errand_processes import ErrandProcesses
     from hvlaunch.agent.local_ranks import Meeting
+    from hvlaunch.agent.output import Step
     from hvlaunch.agent.relay import RelayListener
     from hvlaunch.agent.wire.caller import Sealed
     from hvlaunch.agent.wire.frames import Frame
     from hvlaunch.agent.wire.rejoin import Visitors
-    from hvlaunch.agent.workers import Step
 
 __all__ = ["Agent", "main"]
 
 _SIGNALS_TO_END = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-_KILL_PATIENCE = 7.0  # see guardian.py
-_LEASE_SHARE = 3
+_KILL_PATIENCE = 7.0  # seconds; guardian.py waits for this time twice
+_LEASE_SHARE = 3  # a short lease shortens the patience too: the driver waits no longer than its own lease
 _MOST_PIDS = 16
 _LAST_WORDS = 1.0
 _LAST_MOMENT = 0.2
@@ -50,11 +49,12 @@ def main(
 ) -> NoReturn:
     """Run the agent over fds 0 and 1 and exit. `guardian_fd` reads end-of-file when the guardian dies."""
     channel = DriverChannel(0, 1, sealed)
-    trouble = reaper.adopt_descendants()  # fork does not hand it on, and the guardian may be killed
+    # The guardian is a subreaper already, but fork does not hand that on, and the guardian may be killed.
+    trouble = reaper.adopt_descendants()
     try:
         code = Agent(channel, config, directory, guardian_fd, trouble, meeting).run()
-    except BaseException as error:  # noqa: BLE001 (whatever it is, the driver must hear of it)
-        import traceback  # noqa: PLC0415 (2 ms, and never needed where all is well)
+    except BaseException as error:  # noqa: BLE001 (the driver must get every error)
+        import traceback  # noqa: PLC0415 (2 ms, and needed after a defect only)
 
         cause = plain(" ".join(("%s: %s" % (type(error).__name__, error)).split()), LONGEST_TEXT)
         story = traceback.format_exc().encode("ascii", "replace")[-LONGEST_TRACEBACK:]
@@ -64,8 +64,49 @@ def main(
     os._exit(code)
 
 
+class _Lifeline:
+    """The lease of the driver, and the state of the connection to it."""
+
+    def __init__(self, lease: float, reconnect: float) -> None:
+        """`reconnect`: the seconds for which a lost connection is waited for."""
+        self.lease = lease
+        self.reconnect = min(reconnect, lease)
+        self.kill_patience = min(_KILL_PATIENCE, lease / _LEASE_SHARE)
+        self.last_heard = time.monotonic()
+        self.lost_at: Optional[float] = None
+        """Time at which the connection was lost; None while it stands."""
+
+    def renew(self) -> None:
+        """Begin the lease anew: the driver has sent something."""
+        self.last_heard = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.last_heard + self.lease
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the connection is lost, or so silent that it probably is."""
+        # A cut in the network is no end of the connection, so half a lease of silence counts as one.
+        return self.lost_at is not None or time.monotonic() >= self.last_heard + self.lease / 2
+
+    def cause_of_end(self) -> Optional[str]:
+        """Return why the agent has to end now; None while it may wait for the driver."""
+        if self.lost_at is not None and time.monotonic() >= self.lost_at + self.reconnect:
+            return "the driver is gone"
+        return "heard nothing from the driver for %g seconds" % self.lease if self.is_over else None
+
+    def deadlines(self) -> List[float]:
+        """Return the times at which is_lost or cause_of_end() may change."""
+        end = self.last_heard + self.lease
+        times = [end if self.is_lost else end - self.lease / 2]
+        if self.lost_at is not None:
+            times.append(self.lost_at + self.reconnect)
+        return times
+
+
 class Agent:
-    """The loop, and what the driver's frames mean."""
+    """The agent's loop, and the effect of each of the driver's frames."""
 
     def __init__(
         self,
@@ -76,25 +117,20 @@ class Agent:
         trouble: Optional[str],
         meeting: Optional[Meeting] = None,
     ) -> None:
+        """`trouble` says why the agent can't adopt orphans; at `meeting` a launcher's other processes call."""
         self._channel = channel
-        self._lease = float(config["lease"])
+        self._lifeline = _Lifeline(float(config["lease"]), float(config["reconnect"]))
         self._grace = float(config["grace"])
         self._scratch = directory
         self._guardian_fd = guardian_fd
-        self._trouble = trouble
-        self._patience = min(_KILL_PATIENCE, self._lease / _LEASE_SHARE)
         self._ending = False
         self._end_by = float("inf")
-        """When workers that still live can't be killed."""
+        """Time at which workers that still live count as unkillable."""
         self._alone = False
         self._stays = False
-        """Whether to wait, once all has ended, until the driver needs none of what was said again."""
-        self._greeted = False
-        self._last_heard = time.monotonic()
-        self._lost_at: Optional[float] = None
-        """When the connection was lost; None while there is one."""
-        self._reconnect = min(float(config["reconnect"]), self._lease)
-        self._key: str = ""
+        """True if the agent waits, at its end, until the driver has acknowledged all frames."""
+        self._session_key: Optional[str] = None
+        """None before hello; empty if the session ends with its first connection."""
         self._visitors: Optional[Visitors] = None
         self._calls: Deque[Callable[[], None]] = deque()
         self._selector = Selector()
@@ -104,16 +140,17 @@ class Agent:
         self._meeting = meeting
         self._relay: Optional[RelayListener] = None
         self._errands: Optional[ErrandProcesses] = None
-        self._greeting = Greeting(channel, self._selector, self._call_soon, directory, self._listen)
+        self._greeting = Greeting(channel, self._selector, self._call_soon, directory, self._listen, trouble)
         self._wake_read, self._wake_write = os.pipe()
         self._watch_signals()
         self._selector.register(channel.read_fd, READ, self._receive)
         self._selector.register(guardian_fd, READ, self._orphaned)
-        self._writing = False
 
     def _watch_signals(self) -> None:
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
+        # Python writes each signal's number into the pipe, so the loop sees signals like any other event. The handlers
+        # do nothing: they are there because an ignored signal would not be written.
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         for number in (signal.SIGCHLD, *_SIGNALS_TO_END):
@@ -126,42 +163,44 @@ class Agent:
         os.write(self._wake_write, b"\0")
 
     def _listen(self) -> int:
-        """Relay for the workers from now on; the port. Raises OSError, BadFrame."""
+        """Relay for the workers from now on; return the port. Raises OSError, BadFrame."""
         try:
-            from hvlaunch.agent.relay import RelayListener  # noqa: PLC0415 (see above)
+            from hvlaunch.agent.relay import RelayListener  # noqa: PLC0415 (few hosts need a relay)
         except ImportError as error:
             raise BadFrame("modules, but none for a relay: %s" % error) from None
         self._relay = RelayListener(self._channel, self._selector)
         return self._relay.listen()
 
     def run(self) -> int:
-        """Work until there is nothing left to do and nobody left to do it for; the exit code."""
+        """Work until the job is over, or the driver gone, and every process is ended; return the exit code."""
         while not (self._ending and (self._workers.all_ended or time.monotonic() >= self._end_by)):
             self._turn()
-        pids = reaper.kill_descendants(self._patience)
+        pids = reaper.kill_descendants(self._lifeline.kill_patience)
         left = len(pids)
         if self._workers.ranks is not None:
             left += self._workers.ranks.finish()
-        self._workers.read_the_rest()
+        # Only now: a descendant could have written until it was killed.
+        self._workers.output.finish_all()
         self._channel.send({"type": "bye", "left": left, "pids": pids[:_MOST_PIDS]})
         self._end_by = float("inf")
-        while self._stays and not self._channel.is_heard:
+        while self._stays and not self._channel.is_acknowledged:
             self._turn()
-        self._channel.flush_all(_LAST_WORDS if self._alone else self._lease)
+        self._channel.flush_all(_LAST_WORDS if self._alone else self._lifeline.lease)
         if self._guardian_fd >= 0:
             try:
-                os.kill(os.getppid(), signal.SIGCONT)  # whoever has stopped it: it ends with us
+                # A worker may have stopped the guardian, which would then never exit.
+                os.kill(os.getppid(), signal.SIGCONT)
             except OSError:
                 pass
-        scratch.remove(self._scratch)  # the guardian may have been killed since we last looked
-        if self._meeting is not None and time.monotonic() >= self._last_heard + self._lease:
+        scratch.remove(self._scratch)  # the guardian may have been killed unnoticed
+        if self._meeting is not None and self._lifeline.is_over:
             from hvlaunch.agent.family import end_daemon  # noqa: PLC0415 (few agents lose their launcher too)
 
             end_daemon(os.getppid())
         return int(self._guardian_fd < 0)
 
     def _turn(self) -> None:
-        """Whatever has come, or is due."""
+        """Handle one batch of events, and all steps that are due."""
         self._watch_writing()
         for call, _ in self._selector.select(self._timeout()):
             call()
@@ -171,11 +210,10 @@ class Agent:
         self._workers.take_due_steps(now)
         if self._errands is not None:
             self._errands.end_overdue(now)
-        if self._lost_at is not None and now >= self._lost_at + self._reconnect:
-            self._give_up("the driver is gone")
-        elif now >= self._last_heard + self._lease:
-            self._give_up("heard nothing from the driver for %g seconds" % self._lease)
-        elif self._is_lost():
+        cause = self._lifeline.cause_of_end()
+        if cause is not None:
+            self._give_up(cause)
+        elif self._needs_connection():
             self._call_driver()
 
     def _timeout(self) -> float:
@@ -183,26 +221,22 @@ class Agent:
         if self._errands is not None:
             deadlines.append(self._errands.deadline())
         if self._needs_driver:
-            end = self._last_heard + self._lease
-            deadlines.append(end if self._is_lost() else end - self._lease / 2)
-            if self._lost_at is not None:
-                deadlines.append(self._lost_at + self._reconnect)
+            deadlines.extend(self._lifeline.deadlines())
         return max(0.0, min(deadlines) - time.monotonic())
 
     def _watch_writing(self) -> None:
-        if self._channel.blocked == self._writing:
-            return
-        if self._writing:
-            self._selector.unregister(self._channel.write_fd)
-        else:
+        # A pipe that takes data is always ready, so it is watched only while frames wait: the loop would spin.
+        is_watched = self._channel.write_fd in self._selector
+        if self._channel.blocked and not is_watched:
             self._selector.register(self._channel.write_fd, WRITE, self._channel.flush)
-        self._writing = not self._writing
+        elif is_watched and not self._channel.blocked:
+            self._selector.unregister(self._channel.write_fd)
 
     def _receive(self) -> None:
         try:
             frames = self._channel.receive()
             if frames is not None:
-                self._last_heard = time.monotonic()
+                self._lifeline.renew()
                 for frame in frames:
                     self._obey(frame)
                     self._channel.received(frame)
@@ -217,44 +251,44 @@ class Agent:
             self._give_up("the driver is gone")
             return
         self._channel.lose()
-        self._lost_at = time.monotonic()
-        self._workers.lose_driver()
+        self._lifeline.lost_at = time.monotonic()
+        # Output may wait in a file now, so streams that were paused for want of credit are read on.
+        self._workers.output.read_on()
         self._call_driver()
 
     def _receive_visitors(self) -> Visitors:
         if self._visitors is None:
             from hvlaunch.agent.wire.rejoin import Visitors  # noqa: PLC0415 (few connections are lost)
 
-            self._visitors = Visitors(self._channel, self._selector, self._key, self._hang_up, self._go_on)
+            self._visitors = Visitors(
+                self._channel, self._selector, self._session_key or "", self._hang_up, self._go_on
+            )
         return self._visitors
 
     def _call_driver(self) -> None:
-        """By ssh it finds the way to us; else we called it, and call it again."""
+        """Connect to the driver again if it was the agent that called; by ssh the driver connects."""
         sealed = self._channel.sealed
         if sealed is not None and sealed.again is not None and self._channel.can_rejoin:
-            self._receive_visitors().call(sealed.again, self._is_lost, self._call_soon)
+            self._receive_visitors().call(sealed.again, self._needs_connection, self._call_soon)
 
     @property
     def _needs_driver(self) -> bool:
         return self._stays or not self._ending
 
-    def _is_lost(self) -> bool:
-        """Whether another connection is needed, as far as we know."""
-        half = self._last_heard + self._lease / 2
-        return self._needs_driver and (self._lost_at is not None or time.monotonic() >= half)
+    def _needs_connection(self) -> bool:
+        return self._needs_driver and self._lifeline.is_lost
 
     def _hang_up(self) -> None:
-        """Wait for nothing more of this connection."""
-        if self._lost_at is None:
+        """Stop watching this connection."""
+        if self._lifeline.lost_at is None:
             self._selector.unregister(self._channel.read_fd)
-        if self._writing:
+        if self._channel.write_fd in self._selector:
             self._selector.unregister(self._channel.write_fd)
-            self._writing = False
 
     def _go_on(self, is_new: bool) -> None:
-        """There is another connection, to the driver as before or to one that takes its place."""
-        self._lost_at = None
-        self._last_heard = time.monotonic()
+        """Continue over another connection, to the same driver or (`is_new`) to its successor."""
+        self._lifeline.lost_at = None
+        self._lifeline.renew()
         self._selector.register(self._channel.read_fd, READ, self._receive)
         if is_new and self._relay is not None:
             self._relay.begin_epoch()
@@ -263,10 +297,10 @@ class Agent:
         self._workers.find_driver(is_new=is_new)
 
     def _obey(self, frame: Frame) -> None:
-        """Raises BadFrame for what may not come now."""
+        """Carry out a frame. Raises BadFrame for a frame that may not come now."""
         header, body = frame
         kind = header["type"]
-        if not self._greeted and kind not in ("hello", "ping", "leave", "bye"):
+        if self._session_key is None and kind not in ("hello", "ping", "leave", "bye"):
             raise BadFrame("a frame of type %s before hello" % kind)
         if kind == "ping":
             self._channel.send({"type": "pong", "at": time.monotonic()})
@@ -274,18 +308,17 @@ class Agent:
         elif kind == "have":
             self._channel.session.taken(header["frames"])
         elif kind == "patience":
-            self._reconnect = min(header["seconds"], self._lease)
+            self._lifeline.reconnect = min(header["seconds"], self._lifeline.lease)
         elif kind == "leave":
             self._give_up("the driver has left")
         elif kind == "hello":
-            self._greeted = True
             self._workers.suspension = header["elastic"]
             self._greet(header)
         elif kind == "modules":
             try:
                 if body:
                     sys.meta_path[0].add(body)  # type: ignore[attr-defined]
-            except Exception as error:  # noqa: BLE001 (zlib's and marshal's are of many kinds)
+            except Exception as error:  # noqa: BLE001 (zlib and marshal raise many kinds)
                 raise BadFrame("modules: %s" % error) from None
             self._greeting.go_on()
             self._open_door()
@@ -295,7 +328,7 @@ class Agent:
             self._greeting.probe(header)
         elif kind == "start":
             if self._ending:
-                return  # sent before the driver knew
+                return  # the driver sent it before it got `parting`
             self._greeting.lend_ports()
             self._workers.start(header, body)
             self._greeting.renew_port()
@@ -315,8 +348,9 @@ class Agent:
             self._workers.obey(header, body)
 
     def _open_door(self) -> None:
-        """From now on another connection may take the place of this one, where whoever brings it has the key."""
-        if not self._key:
+        """Let another connection replace this one, if its driver has the session's key."""
+        # Only now, because the code for it came with the modules.
+        if not self._session_key:
             return
         if self._channel.sealed is None:
             try:
@@ -327,26 +361,26 @@ class Agent:
         self._channel.can_rejoin = True
 
     def _show_life(self) -> None:
-        """To the guardian, which sees our first connection alone."""
+        """Renew the guardian's deadline: it sees the end of the first connection only."""
         try:
             os.write(self._guardian_fd, b"\0")
         except OSError:
-            pass  # it is gone, or has seen enough
+            pass  # the guardian is gone, or its pipe is full, which is as good
 
     def _greet(self, hello: Dict[str, Any]) -> None:
-        """Answer, once all processes of a launcher's are there."""
-        self._key = hello["session"] or ""
+        """Answer hello, once all processes that a launcher started here have called."""
+        self._session_key = hello["session"] or ""
         others = hello["processes"] - 1
         if self._meeting is None or not others:
-            self._greeting.greet(hello, self._trouble)
+            self._greeting.greet(hello)
             return
         from hvlaunch.agent.local_ranks import LocalRanks  # noqa: PLC0415 (few agents are started by a launcher)
 
-        self._workers.ranks = LocalRanks(self._meeting, self._selector, self._workers.end_of, self._part)
-        self._workers.ranks.meet(others, lambda: self._greeting.greet(hello, self._trouble))
+        self._workers.ranks = LocalRanks(self._meeting, self._selector, self._workers.record_exit, self._part)
+        self._workers.ranks.meet(others, lambda: self._greeting.greet(hello))
 
     def _part(self, cause: str) -> None:
-        """The launcher ends processes of this host."""
+        """End the workers, because the launcher ends processes of this host."""
         self._give_up(cause, alone=False)
 
     def _woken(self) -> None:
@@ -358,26 +392,25 @@ class Agent:
         self._workers.reap()
 
     def _orphaned(self) -> None:
-        """The guardian was killed. Nothing watches over the agent now, so it ends all, and itself.
-
-        Perhaps a worker made somebody kill us all (MPI_Abort), and is about to end with a code of its own.
-        """
+        """End all workers and the agent itself: the guardian was killed, so nothing watches over them."""
         self._channel.send({"type": "parting", "cause": "its guardian was killed"})
         self._selector.unregister(self._guardian_fd)
         self._guardian_fd = -1
         self._alone = True
         self._stays = False
+        # A worker may have had the launcher kill every process (MPI_Abort), and be about to end with its own code: that
+        # code is worth a moment.
         self._end_workers([(signal.SIGKILL, _LAST_MOMENT)])
 
     def _end_workers(self, steps: Sequence[Step]) -> None:
-        """And then ourselves, whether they can be ended or not."""
+        """Send the signals of `steps`; the loop ends once all workers have ended, or turn out to be unkillable."""
         self._ending = True
-        self._end_by = time.monotonic() + steps[-1][1] + self._patience
+        self._end_by = time.monotonic() + steps[-1][1] + self._lifeline.kill_patience
         self._show_life()
         self._workers.stop(None, steps)
 
     def _give_up(self, cause: str, *, alone: bool = True) -> None:
-        """End the workers and then ourselves; `alone` is when nobody is there to report to."""
+        """End the workers and the agent; `alone` if there is no driver to report to."""
         self._stays = False
         if self._ending:
             return
@@ -386,5 +419,5 @@ class Agent:
         if alone:
             if self._relay is not None:
                 self._relay.close()
-            self._workers.discard_output()
+            self._workers.output.discard()
         self._end_workers([(signal.SIGTERM, 0.0), (signal.SIGKILL, self._grace)])

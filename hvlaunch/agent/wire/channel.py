@@ -58,8 +58,8 @@ class DriverChannel:
         return not self.is_away and bool(self._begun or self._own or self._relayed)
 
     @property
-    def is_heard(self) -> bool:
-        """Whether the driver needs none of what was sent again, but for the last frame; or can't get it again."""
+    def is_acknowledged(self) -> bool:
+        """True if the driver has acknowledged all frames but the last, or if frames can't be sent again anyway."""
         return not self.can_rejoin or (not self._own and self.session.kept <= 1)
 
     @property

@@ -112,6 +112,7 @@ _MODULES = (
     "facts",
     "probe",
     "worker",
+    "output",
     "workers",
     "greeting",
     "main",
@@ -214,6 +215,10 @@ def without_docstrings(code: CodeType) -> CodeType:
     is_module = "__doc__" in code.co_names[:2]
     if (is_function or is_module) and constants and isinstance(constants[0], str):
         constants[0] = ""
+    elif "__qualname__" in code.co_names[:3] and "__doc__" in code.co_names:
+        # The body of a class stores its qualified name, then (since Python 3.13) a number, then its docstring.
+        texts = (number for number, value in enumerate(constants) if number and isinstance(value, str))
+        constants[next(texts)] = ""
     return code.replace(co_consts=tuple(constants))
 
 

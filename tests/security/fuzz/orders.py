@@ -267,7 +267,7 @@ class _Session:
     def _goes_on(self, data: bytes) -> bool:
         """Whether the frame is taken, and not the last."""
         kinds = _kinds(data)
-        is_first = not self._agent._greeted and kinds != ["hello"]
+        is_first = self._agent._session_key is None and kinds != ["hello"]
         return bool(kinds) and "bye" not in kinds and not is_first
 
     def _broken(self, likely: Valid) -> bytes:
@@ -308,7 +308,7 @@ class _Session:
     def _end_one(self) -> None:
         living = [one for one in self._agent._workers._slots if one.end is None]
         if living and self._chance.random() < 0.1:
-            self._agent._workers._ended(self._chance.choice(living), self._chance.choice((0, 256, 9)), 1)
+            self._agent._workers._finish(self._chance.choice(living), self._chance.choice((0, 256, 9)), 1)
 
     def close(self) -> None:
         """The agent ends: all its workers get their signals, and it tells the rest. Raises AssertionError."""
@@ -318,8 +318,8 @@ class _Session:
                     assert one.end is not None or one.steps or one.worker.killed
             for one in self._agent._workers._slots:
                 if one.end is None:
-                    self._agent._workers._ended(one, 9, 1)
-            self._agent._workers.read_the_rest()
+                    self._agent._workers._finish(one, 9, 1)
+            self._agent._workers.output.finish_all()
         finally:
             self._agent.close()
             self._host.close()

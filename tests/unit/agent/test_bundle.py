@@ -224,9 +224,18 @@ def test_the_bundle_stays_small(is_near: bool, limit: int) -> None:
 
 def test_compiled_code_is_less_its_docstrings_and_else_as_it_was() -> None:
     text = '"""Words."""\n__all__ = ["f"]\ndef f():\n    """Words."""\n    return ["a" for _ in "b"], (lambda: "c")()\ndef g():\n    return "d"\n'
+    text += 'class C:\n    """Words."""\n    x = "e"\n    """Words."""\n    def h(self): return "i"\n'
+    text += 'class D:\n    y = "j"\n'
     names: dict[str, Any] = {}
     exec(without_docstrings(compile(text, "f", "exec")), names)
     assert (names["f"](), names["g"]()) == ((["a"], "c"), "d")
+    assert (names["C"].__doc__, names["C"].x, names["C"]().h(), names["C"].__qualname__) == (
+        "",
+        "e",
+        "i",
+        "C",
+    )
+    assert (names["D"].__doc__, names["D"].y) == (None, "j")
     assert names["__all__"] == ["f"]
     assert not names["f"].__doc__ and not names["__doc__"]
 

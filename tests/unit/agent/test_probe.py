@@ -425,7 +425,7 @@ def test_a_fault_beside_the_loop_is_raised_in_the_loop() -> None:
     calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
     with Path(os.devnull).open("rb") as nothing:
         channel = DriverChannel(nothing.fileno(), nothing.fileno())
-        greeting = Greeting(channel, Selector(), calls.put, "/tmp/x", lambda: 1)
+        greeting = Greeting(channel, Selector(), calls.put, "/tmp/x", lambda: 1, None)
         greeting._in_thread(lambda: os.close(-1))
         with pytest.raises(OSError, match="Bad file descriptor"):
             calls.get(timeout=60)()
